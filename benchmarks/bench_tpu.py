@@ -81,7 +81,7 @@ def compared(name: str, options: dict[str, Any], effort: int) -> Iterator[str]:
         carried = sum(c.bytes for c in a.collectives.values())
         yield (
             f"{name:<12}{way.mesh!s:<20}{'fsdp' if way.fsdp else '':<5}"
-            f"{a.memory.peak / 2**20:>9.1f}{way.needs.peak / 2**20:>9.1f}{way.needs.peak / a.memory.peak:>6.2f}"
+            f"{a.memory.peak / 2**20:>9.1f}{way.memory.peak / 2**20:>9.1f}{way.memory.peak / a.memory.peak:>6.2f}"
             f"{a.flops or 0:>11.3g}{way.work.flops / (a.flops or 1):>6.2f}"
             f"{way.work.traffic / (a.bytes_accessed or 1):>6.2f}"
             f"{carried / 2**20:>9.1f}{way.work.exchanged / 2**20:>9.1f}"
@@ -124,7 +124,7 @@ def growth() -> Iterator[str]:
             devices=n,
             of="output",
         )
-        yield f"{n:>5} devices: {len(plan.ways):>3} meshes in {time.perf_counter() - start:6.2f} s"
+        yield f"{n:>5} devices: {len(plan.entries):>3} meshes in {time.perf_counter() - start:6.2f} s"
 
 
 def main() -> None:

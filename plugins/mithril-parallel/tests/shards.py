@@ -9,27 +9,29 @@ import numpy as np
 
 def coordinates(mesh):
     names = list(mesh.axes)
-    return [dict(zip(names, at, strict=True)) for at in itertools.product(*(range(n) for n in mesh.axes.values()))]
+    return [
+        dict(zip(names, index, strict=True)) for index in itertools.product(*(range(n) for n in mesh.axes.values()))
+    ]
 
 
-def part(x, split, mesh, at):
+def part(x, split, mesh, coordinate):
     for k, axis in enumerate(split):
         if axis is not None:
-            x = np.split(x, mesh.size(axis), k)[at[axis]]
+            x = np.split(x, mesh.size(axis), k)[coordinate[axis]]
     return x
 
 
 def joined(parts, split, mesh):
     """The whole of an array from the parts of all devices, which agree where they have the same."""
-    places = coordinates(mesh)
+    devices = coordinates(mesh)
     for k, axis in enumerate(split):
         if axis is None:
             continue
         groups = {}
-        for at, x in zip(places, parts, strict=True):
-            groups.setdefault(tuple((a, n) for a, n in at.items() if a != axis), []).append(x)
-        whole = {key: np.concatenate(found, k) for key, found in groups.items()}
-        parts = [whole[tuple((a, n) for a, n in at.items() if a != axis)] for at in places]
+        for coordinate, x in zip(devices, parts, strict=True):
+            groups.setdefault(tuple((a, n) for a, n in coordinate.items() if a != axis), []).append(x)
+        merged = {key: np.concatenate(arrays, k) for key, arrays in groups.items()}
+        parts = [merged[tuple((a, n) for a, n in coordinate.items() if a != axis)] for coordinate in devices]
     for x in parts[1:]:
         np.testing.assert_array_equal(x, parts[0])
     return parts[0]
@@ -37,21 +39,21 @@ def joined(parts, split, mesh):
 
 def exchanged(node, xs, mesh):
     axis = node.attributes["mesh"]
-    places = coordinates(mesh)
+    devices = coordinates(mesh)
     groups = {}
-    for k, at in enumerate(places):
-        groups.setdefault(tuple((a, n) for a, n in at.items() if a != axis), []).append(k)
+    for k, coordinate in enumerate(devices):
+        groups.setdefault(tuple((a, n) for a, n in coordinate.items() if a != axis), []).append(k)
     out = [None] * len(xs)
     for members in groups.values():
-        given = [xs[k] for k in members]
+        inputs = [xs[k] for k in members]
         if node.op.name == "mesh.all_gather":
-            made = [np.concatenate(given, node.attributes["axis"])] * len(members)
+            results = [np.concatenate(inputs, node.attributes["axis"])] * len(members)
         else:
             kind = {"sum": np.add, "max": np.maximum, "min": np.minimum}[node.attributes.get("kind", "sum")]
-            total = kind.reduce([np.asarray(x) for x in given]).astype(given[0].dtype)
+            total = kind.reduce([np.asarray(x) for x in inputs]).astype(inputs[0].dtype)
             scattered = node.op.name == "mesh.reduce_scatter"
-            made = np.split(total, len(members), node.attributes["axis"]) if scattered else [total] * len(members)
-        for k, x in zip(members, made, strict=True):
+            results = np.split(total, len(members), node.attributes["axis"]) if scattered else [total] * len(members)
+        for k, x in zip(members, results, strict=True):
             out[k] = x
     return out
 
@@ -59,20 +61,20 @@ def exchanged(node, xs, mesh):
 def run(sharded, arrays):
     """The outputs by name, put together from all devices."""
     mesh, graph = sharded.mesh, sharded.graph
-    places = coordinates(mesh)
+    devices = coordinates(mesh)
     values = {}
     for i in graph.inputs:
         if i.data is not None:
-            values[i.value] = [i.data] * len(places)
+            values[i.value] = [i.data] * len(devices)
         elif i.name in sharded.indices:
-            values[i.value] = [np.int32(at[sharded.indices[i.name]]) for at in places]
+            values[i.value] = [np.int32(coordinate[sharded.indices[i.name]]) for coordinate in devices]
         else:
-            values[i.value] = [part(arrays[i.name], sharded.inputs[i.name], mesh, at) for at in places]
+            values[i.value] = [part(arrays[i.name], sharded.inputs[i.name], mesh, coordinate) for coordinate in devices]
     walk(graph, values, mesh)
-    found = {}
+    outputs = {}
     for name, v in zip(graph.output_names, graph.outputs, strict=True):
-        found[name] = joined(values[v], sharded.outputs[name].split, mesh)
-    return found
+        outputs[name] = joined(values[v], sharded.outputs[name].split, mesh)
+    return outputs
 
 
 def walk(graph, values, mesh):
@@ -83,14 +85,14 @@ def walk(graph, values, mesh):
         if node.op.name == "scan" and any(n.op.name.startswith("mesh.") for n in node.regions[0].nodes):
             loop(node, values, mesh)
             continue
-        made = [
+        results = [
             node.op.evaluate(
                 [None if v is None else values[v][k] for v in node.operands], node.attributes, node.regions
             )
             for k in range(len(coordinates(mesh)))
         ]
         for k, v in enumerate(node.results):
-            values[v] = [x[k] if isinstance(x, tuple) else x for x in made]
+            values[v] = [x[k] if isinstance(x, tuple) else x for x in results]
 
 
 def loop(node, values, mesh):
@@ -106,9 +108,9 @@ def loop(node, values, mesh):
         )
         inner |= {i.value: [i.data] * len(coordinates(mesh)) for i in body.inputs if i.data is not None}
         walk(body, inner, mesh)
-        made = [inner[v] for v in body.outputs]
-        state = made[:carries]
-        rows.append(made[carries:])
+        results = [inner[v] for v in body.outputs]
+        state = results[:carries]
+        rows.append(results[carries:])
     if node.attributes["reverse"]:
         rows.reverse()
     for k, v in enumerate(node.results):

@@ -37,7 +37,7 @@ def refused(case):
         return None
     split = {name: (CHUNK, *[None] * (first.ndim - 1))}
     try:
-        cut(graph, {CHUNK: 2}, split, turns=(CHUNK,))
+        cut(graph, {CHUNK: 2}, split, sequential_axes=(CHUNK,))
     except UnsupportedError:
         return True
     return False
@@ -48,35 +48,35 @@ def _lengths(graph):
 
 
 def test_what_mixes_examples():
-    found = {}
+    refusals = {}
     for case in CASES:
-        found.setdefault(case.op.name, set()).add(refused(case))
-    assert {name for name, answers in found.items() if True in answers} == MIXING.keys() & found.keys()
-    assert len([name for name, answers in found.items() if False in answers]) > 70
+        refusals.setdefault(case.op.name, set()).add(refused(case))
+    assert {name for name, answers in refusals.items() if True in answers} == MIXING.keys() & refusals.keys()
+    assert len([name for name, answers in refusals.items() if False in answers]) > 70
 
 
 def chunked(graph, arguments):
     """One stage, two chunks, run by the references."""
     from test_pipeline import run
 
-    made = ml.staged(graph, 1, 2)
-    return run(made, arguments)
+    pipeline = ml.staged(graph, 1, 2)
+    return run(pipeline, arguments)
 
 
 def test_pooling_and_its_gradient():
     h = MaxPool2d(2)(Relu()(Conv2d(4, kernel_size=3, padding=1, name="conv")(IOKey("x"))))
     model = Model.create(outputs={"y": Linear(5, name="head")(Flatten()(h))})
     graph, arguments = step_graph(model, {"x": [4, 3, 8, 8]}, "y")
-    found = chunked(graph, arguments)
+    results = chunked(graph, arguments)
     for name, x in evaluate(graph, arguments).items():
-        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(results[name], x, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def built(make, **shapes):
     with Builder() as builder:
         values = [builder.input(name, shape) for name, shape in shapes.items()]
-        made = make(*values)
-    return builder.build({"y": made})
+        output = make(*values)
+    return builder.build({"y": output})
 
 
 @pytest.mark.parametrize(

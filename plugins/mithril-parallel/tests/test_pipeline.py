@@ -14,34 +14,36 @@ from mithril.ir import evaluate
 from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model
 
 
-def run(made, arguments):
+def run(pipeline, arguments):
     """All steps in order, each by the references of its operations."""
-    kept, found = {}, {}
-    for step in made.steps:
-        task = made.tasks[step.task]
-        given = {}
+    values, outputs = {}, {}
+    for step in pipeline.steps:
+        task = pipeline.tasks[step.task]
+        inputs = {}
         for i in task.graph.arguments:
             if i.name in task.takes:
                 source = task.takes[i.name]
-                last = made.chunks - 1 if not made.tasks[source[0]].once else None
-                summed = source[1] in made.tasks[source[0]].sums
-                given[i.name] = kept[(*source, "sum" if summed else last if task.once else step.chunk)]
-            elif i.name == made.index:
-                given[i.name] = np.int32(step.chunk)
+                last = pipeline.chunks - 1 if not pipeline.tasks[source[0]].once else None
+                summed = source[1] in pipeline.tasks[source[0]].sums
+                inputs[i.name] = values[(*source, "sum" if summed else last if task.once else step.chunk)]
+            elif i.name == pipeline.index:
+                inputs[i.name] = np.int32(step.chunk)
             else:
                 x = arguments[i.name]
-                given[i.name] = np.split(x, made.chunks, made.axes[i.name])[step.chunk] if i.name in made.axes else x
-        for name, x in evaluate(task.graph, given).items():
+                inputs[i.name] = (
+                    np.split(x, pipeline.chunks, pipeline.axes[i.name])[step.chunk] if i.name in pipeline.axes else x
+                )
+        for name, x in evaluate(task.graph, inputs).items():
             if name in task.sums:
-                x = kept[step.task, name, "sum"] = kept.get((step.task, name, "sum"), 0) + x
-                found[name] = [(0, x)]
+                x = values[step.task, name, "sum"] = values.get((step.task, name, "sum"), 0) + x
+                outputs[name] = [(0, x)]
             else:
-                kept[step.task, name, step.chunk] = x
-                found.setdefault(name, []).append((step.chunk, x))
+                values[step.task, name, step.chunk] = x
+                outputs.setdefault(name, []).append((step.chunk, x))
     out = {}
-    for name, chunks in found.items():
+    for name, chunks in outputs.items():
         parts = [x for _, x in sorted(chunks, key=lambda pair: pair[0] or 0)]
-        out[name] = np.concatenate(parts, made.axes[name]) if name in made.axes else parts[-1]
+        out[name] = np.concatenate(parts, pipeline.axes[name]) if name in pipeline.axes else parts[-1]
     return {name: x for name, x in out.items() if not name.startswith("link/")}
 
 
@@ -57,13 +59,13 @@ MODELS = {
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_and_chunks_equal_the_whole(name, schedule, stages, chunks):
-    make, shapes, of = MODELS[name]
-    graph, arguments = step_graph(make(), shapes, of)
-    made = ml.staged(graph, stages, chunks, schedule)
-    expected, found = evaluate(graph, arguments), run(made, arguments)
-    assert found.keys() == expected.keys()
+    make, shapes, target = MODELS[name]
+    graph, arguments = step_graph(make(), shapes, target)
+    pipeline = ml.staged(graph, stages, chunks, schedule)
+    expected, results = evaluate(graph, arguments), run(pipeline, arguments)
+    assert results.keys() == expected.keys()
     for output, x in expected.items():
-        np.testing.assert_allclose(found[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
+        np.testing.assert_allclose(results[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
 
 
 def chain(widths):
@@ -80,22 +82,22 @@ def forward(model, shapes):
 def test_stages_that_are_cut_for_a_mesh_too():
     """Exchanges are made where what they exchange is made: nothing goes back to an earlier task."""
     graph, _ = step_graph(block(16, 4, 32), {"x": [8, 6, 16]}, "y")
-    made = ml.staged(graph, 2, 2, axes={"data": 2, "model": 2})
-    assert made.sharded.mesh.axes == {"data": 2, "model": 2}
-    for number, task in enumerate(made.tasks):
+    pipeline = ml.staged(graph, 2, 2, axes={"data": 2, "model": 2})
+    assert pipeline.sharded.mesh.axes == {"data": 2, "model": 2}
+    for number, task in enumerate(pipeline.tasks):
         assert all(source < number for source, _ in task.takes.values())
-    exchanges = [[n for n in t.graph.nodes if n.op.name.startswith("mesh.")] for t in made.tasks]
+    exchanges = [[n for n in t.graph.nodes if n.op.name.startswith("mesh.")] for t in pipeline.tasks]
     assert all(exchanges[2:])
-    late = [t for t in made.tasks if t.once]
-    over_data = [n for t in made.tasks for n in t.graph.nodes if n.attributes.get("mesh") == "data"]
+    late = [t for t in pipeline.tasks if t.once]
+    over_data = [n for t in pipeline.tasks for n in t.graph.nodes if n.attributes.get("mesh") == "data"]
     assert over_data
     assert all(n in t.graph.nodes for n in over_data for t in late if n in t.graph.nodes), "once, after all chunks"
     assert sum(len([n for n in t.graph.nodes if n.attributes.get("mesh") == "data"]) for t in late) == len(over_data)
 
 
 def test_equal_layers_make_equal_stages():
-    made = ml.staged(forward(chain([64] * 8), {"x": [32, 64]}), 4)
-    assert made.shares == pytest.approx([0.25] * 4, rel=0.1)
+    pipeline = ml.staged(forward(chain([64] * 8), {"x": [32, 64]}), 4)
+    assert pipeline.shares == pytest.approx([0.25] * 4, rel=0.1)
 
 
 def test_the_backward_part_stays_with_the_forward_part():
@@ -119,8 +121,8 @@ def test_what_goes_back_is_as_narrow_as_what_went_forward():
 
 def test_unequal_layers_are_spread_by_their_work():
     graph = forward(chain([512, 512, 64, 64, 64, 64]), {"x": [32, 512]})
-    made = ml.staged(graph, 3)
-    work = [sum(1 for n in t.graph.nodes if n.op.name in ("linear", "matmul")) for t in made.tasks]
+    pipeline = ml.staged(graph, 3)
+    work = [sum(1 for n in t.graph.nodes if n.op.name in ("linear", "matmul")) for t in pipeline.tasks]
     assert work == [1, 1, 4]
 
 
@@ -130,8 +132,8 @@ def test_cuts_are_narrow():
     h = x
     for k in range(4):
         h = h + Linear(32, name=f"b{k}")(Linear(128, name=f"a{k}")(h))
-    made = ml.staged(forward(Model.create(outputs={"y": h}), {"x": [16, 32]}), 4)
-    assert [len(t.takes) for t in made.tasks] == [0, 1, 1, 1]
+    pipeline = ml.staged(forward(Model.create(outputs={"y": h}), {"x": [16, 32]}), 4)
+    assert [len(t.takes) for t in pipeline.tasks] == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -140,11 +142,11 @@ def test_schedules(stages, chunks):
     """Each stage does every chunk once each way; 1F1B keeps no more chunks alive than there are stages behind."""
     graph, _ = step_graph(chain([16] * 8), {"x": [24, 16]}, "y")
     for schedule in ("gpipe", "1f1b"):
-        made = ml.staged(graph, stages, chunks, schedule)
+        pipeline = ml.staged(graph, stages, chunks, schedule)
         for k in range(stages):
-            mine = [s for s in made.steps if s.stage == k and s.chunk is not None]
-            assert len({(s.chunk, s.backward) for s in mine}) == len(mine) == 2 * chunks
-            assert made.alive(k) == (min(chunks, stages - k) if schedule == "1f1b" else chunks)
+            stage_steps = [s for s in pipeline.steps if s.stage == k and s.chunk is not None]
+            assert len({(s.chunk, s.backward) for s in stage_steps}) == len(stage_steps) == 2 * chunks
+            assert pipeline.alive(k) == (min(chunks, stages - k) if schedule == "1f1b" else chunks)
 
 
 def test_more_stages_than_operations():

@@ -11,15 +11,15 @@ from mithril import Builder
 from mithril.base import operation as op
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import propagate
-from mithril_parallel.placing.rules import passage
+from mithril_parallel.placing.rules import op_sharding
 from mithril_parallel.placing.strategy import choose
 
 MESH = Mesh({"data": 2, "model": 4})
 MODEL_ONLY = Mesh({"data": 1, "model": 4})
 
 
-def exchanges(graph, mesh, given=None):
-    splits = choose(graph, mesh).splits if given is None else given
+def exchanges(graph, mesh, input_splits=None):
+    splits = choose(graph, mesh).splits if input_splits is None else input_splits
     return Counter((e.kind, e.axis) for e in propagate(graph, mesh, splits).exchanges)
 
 
@@ -33,8 +33,8 @@ def pair(between="relu", out=8):
 
 
 def test_a_pair_is_split_by_columns_then_rows():
-    found = choose(pair(), MESH)
-    assert found.splits == {
+    strategy = choose(pair(), MESH)
+    assert strategy.splits == {
         "x": ("data", None),
         "up": (None, "model"),
         "bias": ("model",),
@@ -44,9 +44,9 @@ def test_a_pair_is_split_by_columns_then_rows():
 
 
 def test_what_needs_whole_rows_between_keeps_the_first_weight_whole():
-    found = choose(pair("softmax"), MODEL_ONLY)
-    assert "up" not in found.splits
-    assert "bias" not in found.splits
+    strategy = choose(pair("softmax"), MODEL_ONLY)
+    assert "up" not in strategy.splits
+    assert "bias" not in strategy.splits
 
 
 def test_the_last_product_may_end_in_split_columns():
@@ -72,8 +72,8 @@ def test_what_cannot_be_divided_is_said():
     with Builder("odd") as b:
         x = b.input("x", (16, 12))
         y = op("relu")(x @ b.param("up", (12, 30))) @ b.param("down", (30, 6))
-    found = choose(b.build({"y": y}), MODEL_ONLY)
-    assert "30 cannot be divided by 4" in found.left["up"]
+    strategy = choose(b.build({"y": y}), MODEL_ONLY)
+    assert "30 cannot be divided by 4" in strategy.unsplit["up"]
 
 
 def test_a_batch_that_cannot_be_divided_is_an_error():
@@ -103,8 +103,8 @@ def test_channels_of_convolutions_are_split_in_pairs():
         )
         y = op("conv")(h, b.param("second", (6, 16, 3, 3)), padding=((1, 1), (1, 1)), stride=(1, 1), dilation=(1, 1))
     graph = b.build({"y": y})
-    found = choose(graph, MODEL_ONLY).splits
-    assert found == {"first": ("model", None, None, None), "second": (None, "model", None, None)}
+    splits = choose(graph, MODEL_ONLY).splits
+    assert splits == {"first": ("model", None, None, None), "second": (None, "model", None, None)}
     assert exchanges(graph, MODEL_ONLY) == {("all-reduce", "model"): 1}
 
 
@@ -113,8 +113,8 @@ def test_sums_that_are_added_are_exchanged_once():
     with Builder("two") as b:
         x = b.input("x", (8, 16))
         y = op("tanh")((x @ b.param("a", (16, 4))) + (x @ b.param("b", (16, 4))))
-    given = {"x": (None, "model"), "a": ("model", None), "b": ("model", None)}
-    assert exchanges(b.build({"y": y}), MODEL_ONLY, given) == {("all-reduce", "model"): 1}
+    splits = {"x": (None, "model"), "a": ("model", None), "b": ("model", None)}
+    assert exchanges(b.build({"y": y}), MODEL_ONLY, splits) == {("all-reduce", "model"): 1}
 
 
 def test_giving_up_a_split_gathers_once():
@@ -127,9 +127,9 @@ def test_giving_up_a_split_gathers_once():
 def test_the_gradient_of_a_weight_is_summed_over_the_data():
     with Builder("step") as b:
         x, g = b.input("x", (8, 16)), b.input("g", (8, 4))
-        made = op("transpose")(x, perm=(1, 0)) @ g
-    placed = propagate(b.build({"w": made}), MESH, {"x": ("data", None), "g": ("data", None)})
-    assert [(e.kind, e.axis, e.bytes) for e in placed.exchanges] == [("all-reduce", "data", 16 * 4 * 4)]
+        gradient = op("transpose")(x, perm=(1, 0)) @ g
+    sharding = propagate(b.build({"w": gradient}), MESH, {"x": ("data", None), "g": ("data", None)})
+    assert [(e.kind, e.axis, e.bytes) for e in sharding.exchanges] == [("all-reduce", "data", 16 * 4 * 4)]
 
 
 def test_a_loop_keeps_the_batch_split_and_sums_a_collected_gradient_once():
@@ -144,11 +144,11 @@ def test_a_loop_keeps_the_batch_split_and_sums_a_collected_gradient_once():
 
         (last, collected), ys = ml.ops.scan(body, (start, total), xs)
     graph = b.build({"last": last, "collected": collected, "ys": ys})
-    placed = propagate(graph, MESH, {"xs": (None, "data", None)})
+    sharding = propagate(graph, MESH, {"xs": (None, "data", None)})
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    assert placed.splits[outputs["last"]] == ("data", None)
-    assert placed.splits[outputs["ys"]] == (None, "data", None)
-    assert [(e.kind, e.axis, e.times) for e in placed.exchanges] == [("all-reduce", "data", 1)]
+    assert sharding.splits[outputs["last"]] == ("data", None)
+    assert sharding.splits[outputs["ys"]] == (None, "data", None)
+    assert [(e.kind, e.axis, e.times) for e in sharding.exchanges] == [("all-reduce", "data", 1)]
 
 
 def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
@@ -157,8 +157,8 @@ def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
         flat = op("reshape")(x, shape=(40, 4))
         w = op("transpose")(flat, perm=(1, 0)) @ flat
     graph = b.build({"w": w})
-    placed = propagate(graph, MESH, {"x": (None, "data", None)})
-    assert [(e.kind, e.bytes) for e in placed.exchanges] == [("all-reduce", 64)]
+    sharding = propagate(graph, MESH, {"x": (None, "data", None)})
+    assert [(e.kind, e.bytes) for e in sharding.exchanges] == [("all-reduce", 64)]
     with Builder("cut") as b:
         y = op("reshape")(b.input("x", (8, 6)), shape=(4, 2, 6))
     graph = b.build({"y": y})
@@ -179,8 +179,8 @@ def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
 def test_axes_that_a_reshape_joins_or_cuts(before, split, after, need, give):
     with Builder("reshape") as b:
         op("reshape")(b.input("x", before), shape=after)
-    found = passage(b.nodes[0], [split], MESH)
-    assert (found.needs, found.gives) == ((need,), (give,))
+    sharding = op_sharding(b.nodes[0], [split], MESH)
+    assert (sharding.operand_splits, sharding.result_splits) == ((need,), (give,))
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_axes_that_a_reshape_joins_or_cuts(before, split, after, need, give):
 def test_reductions_join_parts_and_scans_need_the_whole(name, split, give, sums, at_once):
     with Builder("reduce") as b:
         op(name)(b.input("x", (8, 16)), axis=1)
-    found = passage(b.nodes[0], [split], MESH)
-    assert (found.gives, found.sums, found.at_once) == ((give,), sums, at_once)
+    sharding = op_sharding(b.nodes[0], [split], MESH)
+    assert (sharding.result_splits, sharding.sums, sharding.at_once) == ((give,), sums, at_once)
 
 
 def test_a_product_of_another_distribution_passes_as_matmul_does():
@@ -206,6 +206,6 @@ def test_a_product_of_another_distribution_passes_as_matmul_does():
         op("matmul")(x, w)
         op("dot")(x, w, contract_a=(1,), contract_b=(0,))
     splits = [("data", "model"), ("model", None)]
-    first, second = (passage(node, splits, MESH) for node in b.nodes)
+    first, second = (op_sharding(node, splits, MESH) for node in b.nodes)
     assert first == second
     assert first.sums == {"model"}

@@ -13,11 +13,11 @@ from mithril.autodiff import gradients
 from mithril.models import Dropout, IOKey, Linear, Model
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
-from mithril_parallel.planning.step_time import work
+from mithril_parallel.planning.step_time import estimate_work
 from mithril_parallel.xla_model.fusion_model import fuse, pointwise
 from mithril_parallel.xla_model.image_layout import images, strip, strip_bytes, with_strips
 from mithril_parallel.xla_model.layout_copies import copies
-from mithril_parallel.xla_model.tiling import image_bytes, stored
+from mithril_parallel.xla_model.tiling import image_bytes, stored_bytes
 
 SHAPES = {"x": [16, 128, 256]}
 
@@ -35,17 +35,17 @@ def test_all_ways_are_there_and_the_best_is_first(step_plan):
     assert [w.fsdp for w in step_plan].count(True) == 3
     assert {(w.mesh.size(DATA), w.mesh.size(MODEL)) for w in step_plan} == {(1, 1), (8, 1), (4, 2), (2, 4), (1, 8)}
     assert [w.seconds for w in step_plan] == sorted(w.seconds for w in step_plan)
-    assert step_plan.best is step_plan.ways[0]
+    assert step_plan.best is step_plan.entries[0]
     assert step_plan.best.mesh.devices == 8
 
 
 def test_compilers_sum_sixteen_bits_in_thirty_two():
-    wide, narrow = (
+    float32, bfloat16 = (
         next(w for w in ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=8, of="y", **options) if plainly_data(w))
         for options in ({}, {"precision": "bfloat16"})
     )
-    assert narrow.work.exchanged == pytest.approx(wide.work.exchanged, rel=0.01)
-    assert narrow.needs.arguments == pytest.approx(wide.needs.arguments / 2, rel=0.05)
+    assert bfloat16.work.exchanged == pytest.approx(float32.work.exchanged, rel=0.01)
+    assert bfloat16.memory.arguments == pytest.approx(float32.memory.arguments / 2, rel=0.05)
 
 
 def plainly_data(way):
@@ -53,31 +53,31 @@ def plainly_data(way):
 
 
 def test_what_does_not_fit_comes_last_and_says_no():
-    made = ml.plan(perceptron(65536, 65536), "tpu_v5e", shapes={"x": [8, 65536]}, devices=(1, 8), of="y")
-    assert not made.ways[-1].fits
-    assert made.best.mesh.size(MODEL) == 8
-    assert "no" in str(made).splitlines()[-1]
+    plan = ml.plan(perceptron(65536, 65536), "tpu_v5e", shapes={"x": [8, 65536]}, devices=(1, 8), of="y")
+    assert not plan.entries[-1].fits
+    assert plan.best.mesh.size(MODEL) == 8
+    assert "no" in str(plan).splitlines()[-1]
 
 
 def test_the_optimizers_values_count():
-    plain = ml.plan(scalar_loss(512), "tpu_v5e", shapes={"x": [16, 512]}, of="loss").best.needs
-    adam = ml.plan(scalar_loss(512), "tpu_v5e", shapes={"x": [16, 512]}, of="loss", slots=2).best.needs
+    plain = ml.plan(scalar_loss(512), "tpu_v5e", shapes={"x": [16, 512]}, of="loss").best.memory
+    adam = ml.plan(scalar_loss(512), "tpu_v5e", shapes={"x": [16, 512]}, of="loss", slots=2).best.memory
     parameters = 4 * 512 * 512
     assert adam.peak - plain.peak >= 2 * parameters
 
 
 def test_a_batch_that_cannot_be_divided_is_refused_with_the_reason():
-    made = ml.plan(perceptron(), "tpu_v5e", shapes={"x": [6, 8]}, devices=4)
-    assert "cannot be divided" in made.refused["data=4 x model=1"]
-    assert all(w.mesh.size(DATA) < 4 for w in made)
-    assert "data=4" in str(made)
+    plan = ml.plan(perceptron(), "tpu_v5e", shapes={"x": [6, 8]}, devices=4)
+    assert "cannot be divided" in plan.refused["data=4 x model=1"]
+    assert all(w.mesh.size(DATA) < 4 for w in plan)
+    assert "data=4" in str(plan)
 
 
 @pytest.mark.parametrize("target", ["cpu", "nvidia_h200", "apple_m2_max", "mobile_arm64", "tpu_v6e"])
 def test_every_kind_of_target_can_be_planned_for(target):
-    made = ml.plan(big_block(), target, shapes=SHAPES)
-    assert made.best.seconds > 0
-    assert json.loads(json.dumps(made.as_dict()))["target"] == target
+    plan = ml.plan(big_block(), target, shapes=SHAPES)
+    assert plan.best.seconds > 0
+    assert json.loads(json.dumps(plan.as_dict()))["target"] == target
 
 
 def test_faster_hardware_is_faster():
@@ -91,29 +91,29 @@ def test_without_shapes_it_says_so():
 
 
 def test_tiles():
-    assert stored((8, 128), 4, True) == 8 * 128 * 4
-    assert stored((8, 100), 4, True) == 8 * 128 * 4
-    assert stored((3, 128), 4, True) == 4 * 128 * 4
-    assert 197 * 100 * 64 * 4 < stored((197, 100, 64), 4, True) <= 200 * 100 * 128 * 4
-    assert stored((10, 10), 4, False) == 512
+    assert stored_bytes((8, 128), 4, True) == 8 * 128 * 4
+    assert stored_bytes((8, 100), 4, True) == 8 * 128 * 4
+    assert stored_bytes((3, 128), 4, True) == 4 * 128 * 4
+    assert 197 * 100 * 64 * 4 < stored_bytes((197, 100, 64), 4, True) <= 200 * 100 * 128 * 4
+    assert stored_bytes((10, 10), 4, False) == 512
     assert image_bytes((8, 3, 224, 224), 4) == 224 * 224 * 4 * 128 * 4
 
 
 def test_pipelines_are_planned_where_they_are_asked_for():
-    made = ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=4, of="y", stages=(2, 4), chunks=4)
-    pipes = [w for w in made if w.stages > 1]
+    plan = ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=4, of="y", stages=(2, 4), chunks=4)
+    pipes = [w for w in plan if w.stages > 1]
     assert {(w.mesh.size(DATA), w.mesh.size(MODEL), w.stages) for w in pipes} == {(2, 1, 2), (1, 2, 2), (1, 1, 4)}
     one = ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, of="y").best
     four = next(w for w in pipes if w.stages == 4)
-    assert four.needs.peak < one.needs.peak
+    assert four.memory.peak < one.memory.peak
     assert one.work.flops / 4 < four.work.flops < one.work.flops
     assert four.options == {"tpu_options": {"replicas": 4}, "pipeline_stages": 4, "pipeline_chunks": 4}
 
 
 def test_fully_sharded_needs_less_and_exchanges_more():
-    made = ml.plan(perceptron(4096, 4096), "tpu_v5e", shapes={"x": [64, 4096]}, devices=8, of="y", slots=2)
-    plain, fully = (next(w for w in made if w.mesh.size(DATA) == 8 and w.fsdp == fsdp) for fsdp in (False, True))
-    assert fully.needs.arguments < plain.needs.arguments / 7
+    plan = ml.plan(perceptron(4096, 4096), "tpu_v5e", shapes={"x": [64, 4096]}, devices=8, of="y", slots=2)
+    plain, fully = (next(w for w in plan if w.mesh.size(DATA) == 8 and w.fsdp == fsdp) for fsdp in (False, True))
+    assert fully.memory.arguments < plain.memory.arguments / 7
     assert fully.work.exchanged > plain.work.exchanged
 
 
@@ -130,11 +130,11 @@ def test_gradients_of_parameters_in_parts_are_never_there_all_at_once():
     x = h = IOKey("x", shape=[None, 256])
     for k in range(200):
         h = Linear(256, bias=False, name=f"fc{k}")(h)
-    made = ml.plan(Model.create(inputs=x, outputs={"y": h}), "tpu_v5e", shapes={"x": [64, 256]}, devices=8, of="y")
-    fully, plain = (next(w for w in made if w.fsdp == fsdp and w.mesh.size(DATA) == 8) for fsdp in (True, False))
+    plan = ml.plan(Model.create(inputs=x, outputs={"y": h}), "tpu_v5e", shapes={"x": [64, 256]}, devices=8, of="y")
+    fully, plain = (next(w for w in plan if w.fsdp == fsdp and w.mesh.size(DATA) == 8) for fsdp in (True, False))
     gradients = 200 * 4 * 256 * 256
-    assert plain.needs.temporaries >= gradients
-    assert fully.needs.temporaries < 0.9 * gradients
+    assert plain.memory.temporaries >= gradients
+    assert fully.memory.temporaries < 0.9 * gradients
 
 
 def test_parameters_in_parts_are_gathered_again_where_they_are_read_much_later():
@@ -143,9 +143,9 @@ def test_parameters_in_parts_are_gathered_again_where_they_are_read_much_later()
         for k in range(layers):
             h = Linear(256, bias=False, name=f"fc{k}")(ml.ops.tanh(h))
         model = Model.create(inputs=x, outputs={"y": h})
-        made = ml.plan(model, "tpu_v5e", shapes={"x": [64, 256]}, devices=8, of="y")
-        way = next(w for w in made if w.fsdp and w.mesh.size(DATA) == 8)
-        return way.work.exchanged / (layers * 4 * 256 * 256)
+        plan = ml.plan(model, "tpu_v5e", shapes={"x": [64, 256]}, devices=8, of="y")
+        entry = next(w for w in plan if w.fsdp and w.mesh.size(DATA) == 8)
+        return entry.work.exchanged / (layers * 4 * 256 * 256)
 
     assert exchanged(4) == pytest.approx(2, rel=0.05)  # once whole, once for its gradient
     assert exchanged(60) > 2.4
@@ -171,19 +171,19 @@ def test_what_is_cheap_is_made_again_and_what_costs_is_kept():
 )
 def test_products_compute_what_they_read_themselves(product, shapes):
     ops = ml.ops
-    made = getattr(ops, product)
+    operation = getattr(ops, product)
 
     def between(x, w, v):
-        h = made(x, w)
+        h = operation(x, w)
         read = ops.tanh(h)
-        return made(read, v), ops.sum(read * h)
+        return operation(read, v), ops.sum(read * h)
 
     assert "tanh" not in kept(between, *shapes)
 
     def thrice(x, w, v):
-        h = made(x, w)
+        h = operation(x, w)
         read = ops.tanh(h)
-        return made(read, v), made(read, v * 2.0) + made(read, v * 3.0), ops.sum(h)
+        return operation(read, v), operation(read, v * 2.0) + operation(read, v * 3.0), ops.sum(h)
 
     assert "tanh" in kept(thrice, *shapes)
 
@@ -214,11 +214,11 @@ def test_pools_of_images_are_images():
         x, w = b.input("x", (8, 3, 8, 8)), b.param("w", (4, 3, 3, 3))
         y = ml.ops.conv(x, w)
         pools = [op(y, kernel=(2, 2)) for op in (ml.ops.max_pool, ml.ops.avg_pool, ml.ops.max_pool_positions)]
-        own = ml.ops.max_pool(x, kernel=(2, 2))
+        input_pool = ml.ops.max_pool(x, kernel=(2, 2))
         total = ml.ops.sum(y, axis=1, keepdims=True)
-    found = images(b.build({"own": own, "total": total, **{str(k): v for k, v in enumerate(pools)}}))
-    assert {y, *pools} <= found
-    assert not found & {own, total}
+    image_values = images(b.build({"own": input_pool, "total": total, **{str(k): v for k, v in enumerate(pools)}}))
+    assert {y, *pools} <= image_values
+    assert not image_values & {input_pool, total}
 
 
 def convolution(image, kernel, padding=0):
@@ -232,33 +232,37 @@ def convolution(image, kernel, padding=0):
 
 
 def test_one_copy_of_an_image_serves_a_convolution_and_its_gradient():
-    fused, placed = convolution((8, 3, 32, 32), (16, 3, 3, 3))
+    fused, sharding = convolution((8, 3, 32, 32), (16, 3, 3, 3))
     step = {
         node.op.name: fused.step[node] for node in fused.graph.nodes if fused.graph.inputs[0].value in node.operands
     }
     images = {v for node in fused.graph.nodes for v in node.results if v.ndim == 4}
-    spans = {(first, last): size for first, last, size in copies(fused, placed, frozenset(images))}
+    spans = {(first, last): size for first, last, size in copies(fused, sharding, frozenset(images))}
     assert spans[step["conv"], step["conv_weight_grad"]] == image_bytes((8, 3, 32, 32), 4)
     exchanged = next(fused.step[node] for node in fused.graph.nodes if node.op.name == "conv_input_grad")
-    assert spans[0, exchanged] == stored((4, 16, 1, 1), 4, True)
+    assert spans[0, exchanged] == stored_bytes((4, 16, 1, 1), 4, True)
 
 
 @pytest.mark.parametrize(("image", "cut"), [((2, 3, 64, 64), True), ((8, 3, 64, 64), False), ((2, 3, 6, 6), False)])
 def test_few_images_are_cut_in_strips(image, cut):
-    fused, placed = convolution(image, (16, 3, 3, 3), padding=1)
-    there = with_strips(fused, placed)
-    assert bool(there.strips) == cut
+    fused, sharding = convolution(image, (16, 3, 3, 3), padding=1)
+    in_strips = with_strips(fused, sharding)
+    assert bool(in_strips.strips) == cut
     if cut:
         target = plugins.target("tpu_v5e").spec
-        assert work(there, placed, target).flops == pytest.approx(72 / 64 * work(fused, placed, target).flops, rel=0.02)
-        read = next(node.result for node in there.graph.nodes if node.op.name == "conv")
-        assert there.last[read] == len(there.graph.nodes)  # gradients of kernels are made last of all
+        assert estimate_work(in_strips, sharding, target).flops == pytest.approx(
+            72 / 64 * estimate_work(fused, sharding, target).flops, rel=0.02
+        )
+        read = next(node.result for node in in_strips.graph.nodes if node.op.name == "conv")
+        assert in_strips.last[read] == len(in_strips.graph.nodes)  # gradients of kernels are made last of all
         assert fused.last[read] < len(fused.graph.nodes)
 
 
 def test_traffic_counts_bytes_as_they_are_stored():
-    fused, placed = convolution((8, 16, 16, 16), (16, 16, 3, 3), padding=1)
-    tpu, gpu = (work(fused, placed, plugins.target(name).spec).traffic for name in ("tpu_v5e", "nvidia_a100"))
+    fused, sharding = convolution((8, 16, 16, 16), (16, 16, 3, 3), padding=1)
+    tpu, gpu = (
+        estimate_work(fused, sharding, plugins.target(name).spec).traffic for name in ("tpu_v5e", "nvidia_a100")
+    )
     assert tpu > 4 * gpu  # tiles of 128 columns hold 16 channels
 
 
@@ -270,8 +274,8 @@ def test_a_strip_has_a_margin():
 
 
 def test_kernels_larger_than_images_have_columns():
-    fused, placed = convolution((8, 16, 2, 2), (16, 16, 3, 3), padding=1)
-    assert stored((8, 4, 16 * 9), 4, True) in {size for _, _, size in copies(fused, placed, frozenset())}
+    fused, sharding = convolution((8, 16, 2, 2), (16, 16, 3, 3), padding=1)
+    assert stored_bytes((8, 4, 16 * 9), 4, True) in {size for _, _, size in copies(fused, sharding, frozenset())}
 
 
 def test_random_numbers_are_made_in_the_parts_that_are_read():
@@ -281,4 +285,4 @@ def test_random_numbers_are_made_in_the_parts_that_are_read():
         next(w for w in ml.plan(model, "tpu_v5e", shapes={"x": [4096, 256]}, devices=n, of="y") if not w.fsdp)
         for n in (1, 8)
     )
-    assert eight.needs.temporaries < one.needs.temporaries / 4
+    assert eight.memory.temporaries < one.memory.temporaries / 4

@@ -37,13 +37,13 @@ def splits_of(array):
             yield tuple("data" if k == data else "model" if k == model else None for k in range(array.ndim))
 
 
-def ways(case, most=12):
+def ways(case, limit=12):
     """Combinations of splits of the operands, a handful of them."""
     choices = [list(splits_of(a)) for a in case.arrays if a is not None]
     every = list(itertools.product(*choices))
     rng = np.random.default_rng(len(every))
-    chosen = rng.permutation(len(every))[:most]
-    return [every[k] for k in sorted(chosen)]
+    selection = rng.permutation(len(every))[:limit]
+    return [every[k] for k in sorted(selection)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
@@ -53,14 +53,14 @@ def test_operations_on_parts(case):
     expected = evaluate(graph, inputs)
     for way in ways(case):
         names = dict(zip(inputs, way, strict=True))
-        found = run(cut(graph, MESH, names), inputs)
+        outputs = run(cut(graph, MESH, names), inputs)
         for name, x in expected.items():
             scale = np.abs(x[np.isfinite(x)]).max(initial=1.0) if x.dtype.kind == "f" else 1.0
             if x.dtype.kind in "iub":
-                np.testing.assert_array_equal(found[name], x, err_msg=str(names))
+                np.testing.assert_array_equal(outputs[name], x, err_msg=str(names))
             else:
                 np.testing.assert_allclose(
-                    found[name].astype(np.float64),
+                    outputs[name].astype(np.float64),
                     x.astype(np.float64),
                     rtol=1e-5,
                     atol=1e-6 * float(scale),
@@ -85,12 +85,12 @@ def test_an_inner_axis_stays_split_through_a_flat_one():
 
 
 # ------------------------------------------------------------------------------------------------------------- models
-def step_graph(model, shapes, of):
+def step_graph(model, shapes, target):
     """Forward and gradients of all parameters, as PyTorch's backend would be given them, and arguments for it."""
     pytest.importorskip("mithril_torch")
     compiled = ml.compile(model, "torch", shapes=shapes)
     types = compiled.programs[0].request.types
-    graph = compiled.compiler.lowered(Request(types, Kind(True, (of,))))
+    graph = compiled.compiler.lowered(Request(types, Kind(True, (target,))))
     numbers = np.random.default_rng(0)
     params = {n: compiled.backend.to_numpy(x) for n, x in compiled.randomize_params(0).items()}
     state = {n: compiled.backend.to_numpy(x) for n, x in compiled.initial_state().items()}
@@ -98,8 +98,8 @@ def step_graph(model, shapes, of):
     for i in graph.arguments:
         if i.name not in arguments:
             shape = i.type.shape
-            whole = numbers.integers(0, 5, shape) if i.type.dtype.is_integer else numbers.normal(size=shape)
-            arguments[i.name] = np.asarray(whole, i.type.dtype.numpy)
+            array = numbers.integers(0, 5, shape) if i.type.dtype.is_integer else numbers.normal(size=shape)
+            arguments[i.name] = np.asarray(array, i.type.dtype.numpy)
     return graph, arguments
 
 
@@ -125,27 +125,27 @@ def test_models_and_their_gradients(name, way, monkeypatch):
     monkeypatch.setattr(
         collective_buckets.bucketed, "__defaults__", (4096,)
     )  # bytes: several buckets, and what fits in none
-    make, shapes, of = MODELS[name]
-    graph, arguments = step_graph(make(), shapes, of)
+    make, shapes, target = MODELS[name]
+    graph, arguments = step_graph(make(), shapes, target)
     axes, options = WAYS[way]
     sharded, _ = ml.shard(graph, axes, **options)
-    expected, found = evaluate(graph, arguments), run(sharded, arguments)
+    expected, results = evaluate(graph, arguments), run(sharded, arguments)
     for output, x in expected.items():
-        np.testing.assert_allclose(found[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
+        np.testing.assert_allclose(results[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
 
 
 # ------------------------------------------------------------------------------------------------------------ buckets
 def exchanges(graph):
-    found = [node for node in graph.nodes if node.op.name.startswith("mesh.")]
-    return [(node.op.name.removeprefix("mesh."), sum(v.type.shape[0] for v in node.results)) for node in found]
+    nodes = [node for node in graph.nodes if node.op.name.startswith("mesh.")]
+    return [(node.op.name.removeprefix("mesh."), sum(v.type.shape[0] for v in node.results)) for node in nodes]
 
 
 def test_gradients_are_exchanged_together():
     """One sum of all where a bucket holds them, with small buckets several."""
     graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
     parameters = sum(int(np.prod(i.type.shape)) for i in graph.with_role("param"))
-    made, _ = ml.shard(graph, {"data": 2})
-    assert exchanges(made.graph) == [("all_reduce", parameters)]
+    sharded, _ = ml.shard(graph, {"data": 2})
+    assert exchanges(sharded.graph) == [("all_reduce", parameters)]
     plain, _ = api.parts(graph, {"data": 2})
     assert len(exchanges(plain.graph)) == len(graph.with_role("param"))
     small = collective_buckets.bucketed(plain.graph, 4096)
@@ -154,5 +154,5 @@ def test_gradients_are_exchanged_together():
 
 def test_parameters_are_gathered_together():
     graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
-    made, _ = ml.shard(graph, {"data": 2}, fsdp=True)
-    assert [name for name, _ in exchanges(made.graph)] == ["all_gather", "reduce_scatter"]
+    sharded, _ = ml.shard(graph, {"data": 2}, fsdp=True)
+    assert [name for name, _ in exchanges(sharded.graph)] == ["all_gather", "reduce_scatter"]

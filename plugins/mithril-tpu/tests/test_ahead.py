@@ -51,9 +51,9 @@ def test_what_a_program_tells():
 def test_an_artifact_is_saved(tmp_path):
     program = mithril_tpu.ahead_of(compiled(perceptron()))
     out = program.save(tmp_path / "made")
-    told = json.loads((out / "analysis.json").read_text())
-    assert told["target"] == "tpu_v5e"
-    assert told["analysis"]["memory"]["peak"] == program.analysis.memory.peak
+    metadata = json.loads((out / "analysis.json").read_text())
+    assert metadata["target"] == "tpu_v5e"
+    assert metadata["analysis"]["memory"]["peak"] == program.analysis.memory.peak
     assert (out / "program.bin").stat().st_size > 1000
     assert "stablehlo" in (out / "program.stablehlo.mlir").read_text()
     with pytest.raises(ml.BackendError, match="none here"):
@@ -67,8 +67,8 @@ def test_the_structure_of_a_saved_program_follows_from_its_names(tmp_path):
 
     program = mithril_tpu.training_program(compiled(scalar_loss()), "loss")
     _, arguments, results = serialize_executable.serialize(program.compiled)
-    told = json.loads((program.save(tmp_path) / "analysis.json").read_text())
-    assert trees(told) == (arguments, results)
+    metadata = json.loads((program.save(tmp_path) / "analysis.json").read_text())
+    assert trees(metadata) == (arguments, results)
 
 
 def test_running_without_a_tpu_says_what_to_do():
@@ -88,50 +88,50 @@ def test_bfloat16_from_either_place():
 def test_the_work_is_divided_by_the_mesh():
     shapes = {"x": [8, 64, 256]}
     model = block(256, 8, 1024)
-    alone = mithril_tpu.ahead_of(compiled(model, shapes=shapes)).analysis
+    single = mithril_tpu.ahead_of(compiled(model, shapes=shapes)).analysis
     for mesh in ({"replicas": 8}, {"replicas": 8, "model_parallelism": 8}, {"replicas": 8, "model_parallelism": 2}):
         a = mithril_tpu.ahead_of(compiled(model, shapes=shapes, tpu_options=mesh)).analysis
-        assert a.flops == pytest.approx(alone.flops / 8, rel=0.1), mesh
+        assert a.flops == pytest.approx(single.flops / 8, rel=0.1), mesh
 
 
 def test_a_megatron_pair_costs_one_sum_forward_per_pair():
-    made = compiled(block(), shapes={"x": [8, 64, 128]}, parallelism="model", tpu_replicas=4)
-    program = mithril_tpu.ahead_of(made)
+    model = compiled(block(), shapes={"x": [8, 64, 128]}, parallelism="model", tpu_replicas=4)
+    program = mithril_tpu.ahead_of(model)
     assert {kind: c.count for kind, c in program.analysis.collectives.items()} == {"all-reduce": 2}
-    assert program.choice.splits["fc.weight"] == ("model", None)
-    assert program.choice.splits["proj.weight"] == (None, "model")
+    assert program.strategy.splits["fc.weight"] == ("model", None)
+    assert program.strategy.splits["proj.weight"] == (None, "model")
 
 
 def test_data_parallelism_exchanges_nothing_forward_and_gradients_in_training():
-    made = compiled(scalar_loss(), parallelism="data", tpu_replicas=4)
-    assert mithril_tpu.ahead_of(made).analysis.collectives.keys() <= {"all-reduce"}  # of the loss
-    step = mithril_tpu.training_program(made, "loss")
+    model = compiled(scalar_loss(), parallelism="data", tpu_replicas=4)
+    assert mithril_tpu.ahead_of(model).analysis.collectives.keys() <= {"all-reduce"}  # of the loss
+    step = mithril_tpu.training_program(model, "loss")
     assert step.analysis.collectives["all-reduce"].count >= 1
 
 
 def test_a_training_step_takes_the_old_parameters_memory():
-    made = compiled(scalar_loss(256))
-    step = mithril_tpu.training_program(made, "loss", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
-    parameters = sum(4 * np.prod(shape) for n, shape in made.get_shapes().items() if "weight" in n or "bias" in n)
+    model = compiled(scalar_loss(256))
+    step = mithril_tpu.training_program(model, "loss", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    parameters = sum(4 * np.prod(shape) for n, shape in model.get_shapes().items() if "weight" in n or "bias" in n)
     assert step.analysis.memory.aliased >= parameters * 0.9
 
 
 def test_a_training_step_is_compiled_once(monkeypatch):
-    made = compiled(scalar_loss(64))
+    model = compiled(scalar_loss(64))
     runs = []
     compile_ = AheadProgram._compile
     monkeypatch.setattr(AheadProgram, "_compile", lambda self, lowered: runs.append(1) or compile_(self, lowered))
-    mithril_tpu.training_program(made, "loss", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    mithril_tpu.training_program(model, "loss", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
     assert len(runs) == 1
-    gradients = mithril_tpu.training_program(made, "loss")
+    gradients = mithril_tpu.training_program(model, "loss")
     assert "compile" in gradients.seconds
     assert len(runs) == 2
 
 
 def test_an_update_gives_every_parameter():
-    made = compiled(scalar_loss(64))
+    model = compiled(scalar_loss(64))
     with pytest.raises(ml.InputError) as caught:
-        mithril_tpu.training_program(made, "loss", lambda p, g: {"first.weight": p["first.weight"], "other": 1.0})
+        mithril_tpu.training_program(model, "loss", lambda p, g: {"first.weight": p["first.weight"], "other": 1.0})
     assert str(caught.value) == (
         "the update of a training program must give every parameter anew, and nothing else\n"
         "  missing: first.bias, second.bias, second.weight\n"
@@ -141,9 +141,9 @@ def test_an_update_gives_every_parameter():
 
 
 def test_gradients_by_jax_itself_compile_too():
-    made = compiled(scalar_loss(), autodiff="native")
-    step = mithril_tpu.training_program(made, "loss")
-    assert step.analysis.flops > mithril_tpu.ahead_of(made).analysis.flops
+    model = compiled(scalar_loss(), autodiff="native")
+    step = mithril_tpu.training_program(model, "loss")
+    assert step.analysis.flops > mithril_tpu.ahead_of(model).analysis.flops
 
 
 @pytest.mark.parametrize("name", ["tpu_v4", "tpu_v3", "tpu_v7x", "tpu_v6e"])
@@ -214,14 +214,14 @@ def test_other_backends_and_devices_contradict():
 
 
 def test_splits_by_hand():
-    made = compiled(
+    model = compiled(
         perceptron(32, 6), parallelism="model", tpu_replicas=4, tensor_split_dims={"first.*": 0, "second.weight": 0}
     )
-    program = mithril_tpu.ahead_of(made)
-    assert program.choice.splits["first.weight"] == ("model", None)
-    assert program.choice.splits["first.bias"] == ("model",)
-    assert "second.weight" in program.choice.left
-    assert "cannot be divided by 4" in str(made.decisions)
+    program = mithril_tpu.ahead_of(model)
+    assert program.strategy.splits["first.weight"] == ("model", None)
+    assert program.strategy.splits["first.bias"] == ("model",)
+    assert "second.weight" in program.strategy.unsplit
+    assert "cannot be divided by 4" in str(model.decisions)
     with pytest.raises(ml.OptionError, match="no parameter is called"):
         compiled(perceptron(), parallelism="model", tpu_replicas=4, tensor_split_dims={"third": 0})
 
@@ -233,18 +233,18 @@ def test_splits_by_hand():
 def test_simulated_meshes_equal_one_device(mesh):
     model, shapes = block(), {"x": [8, 16, 128]}
     plain = ml.compile(model, "jax", shapes=shapes)
-    made = compiled(model, shapes=shapes, tpu_options={**mesh, "simulate": True})
+    simulated = compiled(model, shapes=shapes, tpu_options={**mesh, "simulate": True})
     params = plain.randomize_params(1)
     x = np.random.default_rng(0).normal(size=(8, 16, 128)).astype(np.float32)
     g = np.random.default_rng(1).normal(size=(8, 16, 128)).astype(np.float32)
     expected, gradients = plain.evaluate(params, {"x": x}, {"y": g})
     for _ in range(3):
-        found, others = made.evaluate(params, {"x": x}, {"y": g})
-    np.testing.assert_allclose(np.asarray(found["y"]), np.asarray(expected["y"]), rtol=2e-5, atol=2e-5)
+        outputs, grads = simulated.evaluate(params, {"x": x}, {"y": g})
+    np.testing.assert_allclose(np.asarray(outputs["y"]), np.asarray(expected["y"]), rtol=2e-5, atol=2e-5)
     for name, a in gradients.items():
-        np.testing.assert_allclose(np.asarray(others[name]), np.asarray(a), rtol=2e-4, atol=2e-4, err_msg=name)
-    assert "of the CPU" in str(made.decisions)
-    assert mithril_tpu.ahead_of(made).analysis.memory.peak > 0
+        np.testing.assert_allclose(np.asarray(grads[name]), np.asarray(a), rtol=2e-4, atol=2e-4, err_msg=name)
+    assert "of the CPU" in str(simulated.decisions)
+    assert mithril_tpu.ahead_of(simulated).analysis.memory.peak > 0
 
 
 # ---------------------------------------------------------------------------------------------------- many processes
@@ -264,10 +264,10 @@ def test_processes_compile_at_the_same_time_and_say_nothing():
     running = [
         subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=-1, stderr=-1, text=True, env=quiet) for _ in range(3)
     ]
-    told = [p.communicate(timeout=120) for p in running]
-    assert [p.returncode for p in running] == [0, 0, 0], told
-    assert len({out for out, _ in told}) == 1
-    assert all(err == "" for _, err in told)
+    outputs = [p.communicate(timeout=120) for p in running]
+    assert [p.returncode for p in running] == [0, 0, 0], outputs
+    assert len({out for out, _ in outputs}) == 1
+    assert all(err == "" for _, err in outputs)
 
 
 # ------------------------------------------------------------------------------------------------- reading HLO text
@@ -279,8 +279,8 @@ def test_collectives_are_counted_in_text():
       %all-gather-done = f32[16]{0} all-gather-done(%all-gather-start)
       %fusion = f32[2]{0} fusion(%all-reduce.1), calls=%c
     """
-    found = collectives(text)
-    assert {k: (c.count, c.bytes) for k, c in found.items()} == {
+    counts = collectives(text)
+    assert {k: (c.count, c.bytes) for k, c in counts.items()} == {
         "all-reduce": (2, 64 * 4096 * 4 + 32 + 16),
         "all-gather": (1, 64),
     }
@@ -297,15 +297,15 @@ def test_float32_products_keep_their_digits_unless_native_semantics_are_wanted()
 # ------------------------------------------------------------------------------------------------- stages and parts
 def test_a_pipeline_has_a_program_for_each_stage():
     model = compiled(block(), shapes={"x": [8, 16, 128]}, pipeline_stages=2, pipeline_chunks=2, tpu_replicas=4)
-    made = mithril_tpu.stages_of(model)
-    whole = mithril_tpu.ahead_of(compiled(block(), shapes={"x": [8, 16, 128]}))
-    devices = [set(map(str, p.mesh.devices.flat)) for p in made.programs]
+    pipeline = mithril_tpu.stages_of(model)
+    single = mithril_tpu.ahead_of(compiled(block(), shapes={"x": [8, 16, 128]}))
+    devices = [set(map(str, p.mesh.devices.flat)) for p in pipeline.programs]
     assert [len(d) for d in devices] == [2, 2]
     assert not devices[0] & devices[1]
-    assert all(made.memory(stage) < whole.analysis.memory.peak for stage in (0, 1))
-    flops = [2 * 2 * p.analysis.flops for p in made.programs]  # two devices, two chunks
-    assert sum(flops) == pytest.approx(whole.analysis.flops, rel=0.1)
-    assert "stage 1" in made.report()
+    assert all(pipeline.memory(stage) < single.analysis.memory.peak for stage in (0, 1))
+    flops = [2 * 2 * p.analysis.flops for p in pipeline.programs]  # two devices, two chunks
+    assert sum(flops) == pytest.approx(single.analysis.flops, rel=0.1)
+    assert "stage 1" in pipeline.report()
     with pytest.raises(ml.InputError, match="stages_of"):
         mithril_tpu.ahead_of(model)
     with pytest.raises(ml.BackendError, match="no TPU here"):
@@ -325,15 +325,15 @@ def test_a_simulated_pipeline_equals_one_device():
     )
     params = model.randomize_params(0)
     one = ml.compile(block(), ml.JaxBackend(), shapes={"x": [8, 16, 128]})
-    for found, expected in zip(model.evaluate(params, x, g), one.evaluate(params, x, g), strict=True):
+    for actual, expected in zip(model.evaluate(params, x, g), one.evaluate(params, x, g), strict=True):
         for name in expected:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(actual[name], expected[name], rtol=1e-3, atol=1e-3)
 
 
 def test_fully_sharded_parameters_need_their_part_of_memory():
     def arguments(**options):
-        made = compiled(perceptron(512, 512), tpu_options={"replicas": 8}, **options)
-        return mithril_tpu.ahead_of(made).analysis.memory.arguments
+        model = compiled(perceptron(512, 512), tpu_options={"replicas": 8}, **options)
+        return mithril_tpu.ahead_of(model).analysis.memory.arguments
 
     assert arguments(parallelism="fsdp") < arguments() / 6
 

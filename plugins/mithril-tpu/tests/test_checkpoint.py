@@ -41,24 +41,24 @@ def test_another_mesh_reads_it(tmp_path, source, target):
     call = first.programs[-1].executable.call
     params = first.randomize_params(0)
     ml.save_sharded(tmp_path, call.placed(params))
-    found = ml.load_sharded(tmp_path, second)
+    loaded = ml.load_sharded(tmp_path, second)
     for name, x in params.items():
-        np.testing.assert_array_equal(found[name], x)
-    wanted = second.programs[-1].executable.call.placed(second.randomize_params(0))
-    assert {n: x.sharding for n, x in found.items()} == {n: x.sharding for n, x in wanted.items()}
-    np.testing.assert_allclose(second.evaluate(found, X)["y"], first.evaluate(params, X)["y"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(loaded[name], x)
+    expected = second.programs[-1].executable.call.placed(second.randomize_params(0))
+    assert {n: x.sharding for n, x in loaded.items()} == {n: x.sharding for n, x in expected.items()}
+    np.testing.assert_allclose(second.evaluate(loaded, X)["y"], first.evaluate(params, X)["y"], rtol=1e-5, atol=1e-5)
 
 
 def test_each_part_is_written_once(tmp_path):
     model = made("both")
     params = model.programs[-1].executable.call.placed(model.randomize_params(0))
     ml.save_sharded(tmp_path, params)
-    told = json.loads((tmp_path / "part-00000-of-00001.json").read_text())
-    assert len(told["fc.weight"]["parts"]) == 4
-    assert sum(np.prod(size) for _, size in told["fc.weight"]["parts"]) == params["fc.weight"].size
+    index = json.loads((tmp_path / "part-00000-of-00001.json").read_text())
+    assert len(index["fc.weight"]["parts"]) == 4
+    assert sum(np.prod(size) for _, size in index["fc.weight"]["parts"]) == params["fc.weight"].size
     reader = Reader(tmp_path)
-    whole = np.asarray(params["fc.weight"])
-    np.testing.assert_array_equal(reader.read("fc.weight", (slice(3, 21), slice(2, 9))), whole[3:21, 2:9])
+    full = np.asarray(params["fc.weight"])
+    np.testing.assert_array_equal(reader.read("fc.weight", (slice(3, 21), slice(2, 9))), full[3:21, 2:9])
 
 
 def test_numbers_of_16_bits_and_scalars(tmp_path):

@@ -38,8 +38,8 @@ def test_without_the_compiler_it_says_what_to_install():
 
 
 def test_simulating_needs_no_compiler():
-    made = compiled(perceptron(), tpu_options={"replicas": 4, "simulate": True})
-    out = made.evaluate(made.randomize_params(0), {"x": np.ones((16, 128), np.float32)})
+    model = compiled(perceptron(), tpu_options={"replicas": 4, "simulate": True})
+    out = model.evaluate(model.randomize_params(0), {"x": np.ones((16, 128), np.float32)})
     assert np.asarray(out["y"]).shape == (16, 8)
 
 
@@ -55,8 +55,8 @@ def test_every_gpu_compiles(name):
 
 @needs_compiler
 def test_meshes_exchange_what_they_should():
-    made = compiled(scalar_loss(), parallelism="data", tpu_replicas=4)
-    assert mithril_tpu.training_program(made, "loss").analysis.collectives["all-reduce"].count >= 1
+    model = compiled(scalar_loss(), parallelism="data", tpu_replicas=4)
+    assert mithril_tpu.training_program(model, "loss").analysis.collectives["all-reduce"].count >= 1
     pair = compiled(block(), shapes={"x": [8, 64, 128]}, parallelism="model", tpu_replicas=4)
     assert mithril_tpu.ahead_of(pair).analysis.collectives["all-reduce"].count == 2
 

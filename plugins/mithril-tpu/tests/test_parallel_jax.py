@@ -34,8 +34,8 @@ def one():
     return stepped(ml.JaxBackend())[2]
 
 
-def assert_same(found, expected):
-    for left, right in zip(found, expected, strict=True):
+def assert_same(actual, expected):
+    for left, right in zip(actual, expected, strict=True):
         assert left.keys() == right.keys()
         for name in right:
             np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=1e-5, err_msg=name)
@@ -62,16 +62,16 @@ QUICK = ("data", "fsdp", "pipeline", "all", "fully sharded stages")
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def test_equal_to_one_device(way, one):
     mesh, options = WAYS[way]
-    compiled, params, found = stepped(ml.JaxBackend(device_mesh=mesh), **options)
-    assert_same(found, one)
-    moved = {name: p - 0.1 * found[1][name] for name, p in params.items()}  # gradients lie where parameters do
-    compiled.evaluate(moved, X, G)
+    compiled, params, results = stepped(ml.JaxBackend(device_mesh=mesh), **options)
+    assert_same(results, one)
+    updated = {name: p - 0.1 * results[1][name] for name, p in params.items()}  # gradients lie where parameters do
+    compiled.evaluate(updated, X, G)
 
 
 @pytest.mark.slow
 def test_without_a_mesh_a_pipeline_takes_the_devices_there_are(one):
-    compiled, _, found = stepped(ml.JaxBackend(), pipeline_stages=2)
-    assert_same(found, one)
+    compiled, _, results = stepped(ml.JaxBackend(), pipeline_stages=2)
+    assert_same(results, one)
     assert "2 pipeline stages" in str(compiled.decisions)
 
 
@@ -80,32 +80,32 @@ def placed(way):
     mesh, options = WAYS[way]
     compiled, params, _ = stepped(ml.JaxBackend(device_mesh=mesh), **options)
     call = compiled.programs[-1].executable.call
-    there = call.placed(params)
-    return compiled, there, compiled.evaluate(there, X, G)[1]
+    arrays = call.placed(params)
+    return compiled, arrays, compiled.evaluate(arrays, X, G)[1]
 
 
 def test_fully_sharded_parameters_and_gradients_are_in_parts():
-    _, there, gradients = placed("fsdp")
-    for name in there:
-        assert there[name].addressable_shards[0].data.size * 4 == there[name].size
-        assert gradients[name].sharding == there[name].sharding
+    _, arrays, gradients = placed("fsdp")
+    for name in arrays:
+        assert arrays[name].addressable_shards[0].data.size * 4 == arrays[name].size
+        assert gradients[name].sharding == arrays[name].sharding
 
 
 def test_parameters_of_a_stage_are_on_its_device_alone():
-    _, there, gradients = placed("pipeline")
-    devices = {name: there[name].devices() for name in there}
+    _, arrays, gradients = placed("pipeline")
+    devices = {name: arrays[name].devices() for name in arrays}
     assert all(len(d) == 1 for d in devices.values())
     assert len(set().union(*devices.values())) > 2
     assert all(gradients[name].devices() == d for name, d in devices.items())
 
 
 def collectives(way):
-    compiled, there, _ = placed(way)
+    compiled, arrays, _ = placed(way)
     program = compiled.programs[-1].executable.call
     inputs = {**X, "grad/y": G}
-    lowered = program.lower(there, {n: program.shares.place(n, x, keep=False) for n, x in inputs.items()})
+    lowered = program.lower(arrays, {n: program.shares.place(n, x, keep=False) for n, x in inputs.items()})
     text = lowered.compile().as_text()
-    return {kind: found.count for kind, found in analysis.collectives(text).items()}
+    return {kind: collective.count for kind, collective in analysis.collectives(text).items()}
 
 
 def test_collectives_are_those_expected():
@@ -154,21 +154,21 @@ def test_what_is_asked_for_is_split_and_what_cannot_be_is_told(asked, split, who
     """By group, by pattern, by name; by default in pairs, columns and then rows."""
     pytest.importorskip(f"mithril_{engine}")
     h = Linear(12, name="body")(Linear(9, name="odd")(IOKey("x")))
-    made = Model.create(outputs={"y": Linear(7, name="head")(h)})
+    network = Model.create(outputs={"y": Linear(7, name="head")(h)})
     backend = (ml.JaxBackend if engine == "jax" else ml.TorchBackend)(device_mesh=(1, 2))
     options = {"tensor_split_dims": asked} if asked else {}
-    compiled = ml.compile(made, backend, shapes={"x": [4, 10]}, **options)
-    told = [line for line in map(str, compiled.decisions) if "whole on every device" in line]
-    assert sorted(told) == sorted(
-        f"choice: '{name}' is whole on every device: {why} cannot be divided by 2" for name, why in whole.items()
+    compiled = ml.compile(network, backend, shapes={"x": [4, 10]}, **options)
+    messages = [line for line in map(str, compiled.decisions) if "whole on every device" in line]
+    assert sorted(messages) == sorted(
+        f"choice: '{name}' is whole on every device: {reason} cannot be divided by 2" for name, reason in whole.items()
     )
     call = compiled.programs[-1].executable.call
     splits = call.spec.splits if engine == "torch" else {n: tuple(s) for n, s in call.shares.specs.items()}
-    found = {name: s.index("model") for name, s in splits.items() if "model" in s}
-    assert split.items() <= found.items()
-    assert not whole.keys() & found.keys()
+    model_axes = {name: s.index("model") for name, s in splits.items() if "model" in s}
+    assert split.items() <= model_axes.items()
+    assert not whole.keys() & model_axes.keys()
     if asked:
-        assert found == split
+        assert model_axes == split
 
 
 def test_native_gradients_have_no_pipeline():
@@ -183,10 +183,10 @@ def test_native_gradients_have_no_pipeline():
 def test_dropout_is_the_same_in_chunks():
     x = np.random.default_rng(0).integers(0, 32, (8, 8)).astype(np.int32)
     g = np.ones((8, 8, 32), np.float32)
-    found = []
+    results = []
     for backend, options in ((ml.JaxBackend(), {}), (ml.JaxBackend(device_mesh=(1, 1, 2)), {"pipeline_chunks": 4})):
         compiled = ml.compile(gpt(32, 8, layers=2, heads=4, features=16), backend, shapes={"input": [8, 8]}, **options)
         params = compiled.randomize_params(0)
-        found.append(compiled.evaluate(params, {"input": x}, g, state=compiled.initial_state(0))[:2])
-    assert_same(found[1], found[0])
+        results.append(compiled.evaluate(params, {"input": x}, g, state=compiled.initial_state(0))[:2])
+    assert_same(results[1], results[0])
     assert len(jax.devices()) >= 8

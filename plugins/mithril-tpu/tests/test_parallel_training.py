@@ -27,17 +27,17 @@ def trainer(mesh, options, optimizer=ml.SGD(0.1, momentum=0.9), **recipe):
     return ml.Trainer(compiled, optimizer, loss="mse_loss", progress=False, **recipe)
 
 
-def losses(made, batches=BATCHES):
-    return [made.step(batch)["loss"] for batch in batches]
+def losses(training, batches=BATCHES):
+    return [training.step(batch)["loss"] for batch in batches]
 
 
 def assert_same_training(way, **recipe):
     one, many = trainer(None, {}, **recipe), trainer(*way, **recipe)
     np.testing.assert_allclose(losses(many), losses(one), rtol=1e-4)
-    expected, found = one.engine.to_numpy(), many.engine.to_numpy()
-    assert found.keys() == expected.keys()
+    expected, actual = one.engine.to_numpy(), many.engine.to_numpy()
+    assert actual.keys() == expected.keys()
     for name, x in expected.items():
-        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
     return many
 
 
@@ -59,25 +59,25 @@ def assert_same_training(way, **recipe):
     ids=["clipped", "accumulated", "fully sharded, scaled", "one chunk, frozen"],
 )
 def test_a_pipeline_trains_like_one_device(way, recipe):
-    made = assert_same_training(way, **recipe)
+    training = assert_same_training(way, **recipe)
     if "parallelism" in way[1]:
-        kept = [x for name, x in made.engine.arrays.items() if name.endswith("fc.weight")]
-        assert kept
-        assert all(x.addressable_shards[0].data.size * 2 == x.size for x in kept), (
+        weights = [x for name, x in training.engine.arrays.items() if name.endswith("fc.weight")]
+        assert weights
+        assert all(x.addressable_shards[0].data.size * 2 == x.size for x in weights), (
             "in parts, and what belongs to it too"
         )
 
 
 def test_each_stage_keeps_and_updates_its_own():
-    made = trainer(*PIPELINE, ml.Adam(0.01), clip_norm=0.5)
-    losses(made)
-    places = {name: x.devices() for name, x in made.engine.arrays.items()}
-    for name in made.engine.trained:
+    training = trainer(*PIPELINE, ml.Adam(0.01), clip_norm=0.5)
+    losses(training)
+    places = {name: x.devices() for name, x in training.engine.arrays.items()}
+    for name in training.engine.trained:
         assert len(places[name]) == 1
-        owned = [at for other, at in places.items() if other.endswith(f"/{name}")]
+        owned = [devices for other, devices in places.items() if other.endswith(f"/{name}")]
         assert owned
-        assert all(at == places[name] for at in owned), "an optimizer's values are where the parameter is"
-    assert len(set().union(*(places[name] for name in made.engine.trained))) == 2
+        assert all(devices == places[name] for devices in owned), "an optimizer's values are where the parameter is"
+    assert len(set().union(*(places[name] for name in training.engine.trained))) == 2
 
 
 @pytest.mark.parametrize("way", [PIPELINE, pytest.param((None, {}), marks=pytest.mark.slow)], ids=["again", "without"])
@@ -99,22 +99,22 @@ def images():
 def test_images_with_pooling_in_chunks():
     x = numbers.standard_normal((8, 3, 8, 8), np.float32)
     batch = {"x": x, "target": numbers.integers(0, 5, 8).astype(np.int32)}
-    found = []
+    histories = []
     for mesh, options in ((None, {}), PIPELINE):
         compiled = ml.compile(images(), ml.JaxBackend(device_mesh=mesh), shapes={"x": list(x.shape)}, **options)
-        made = ml.Trainer(compiled, ml.SGD(0.1), loss="cross_entropy", metrics="accuracy", progress=False)
-        reports = [made.step(batch) for _ in range(3)]
-        found.append([[r["loss"], r["accuracy"]] for r in reports])
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+        training = ml.Trainer(compiled, ml.SGD(0.1), loss="cross_entropy", metrics="accuracy", progress=False)
+        reports = [training.step(batch) for _ in range(3)]
+        histories.append([[r["loss"], r["accuracy"]] for r in reports])
+    np.testing.assert_allclose(histories[1], histories[0], rtol=1e-4)
 
 
 def test_a_step_that_is_not_finite_is_found_in_a_pipeline():
-    made = trainer(*PIPELINE)
-    made.step(BATCHES[0])
-    before = made.engine.to_numpy()
+    training = trainer(*PIPELINE)
+    training.step(BATCHES[0])
+    before = training.engine.to_numpy()
     bad = {**BATCHES[1], "target": np.full((8, 6, 16), np.inf, np.float32)}
     with pytest.raises(ml.MithrilError, match="not finite"):
-        float(made.step(bad)["loss"])
-    for name in made.engine.trained:
-        np.testing.assert_array_equal(made.engine.to_numpy()[name], before[name])
+        float(training.step(bad)["loss"])
+    for name in training.engine.trained:
+        np.testing.assert_array_equal(training.engine.to_numpy()[name], before[name])
     assert len(jax.devices()) >= 4

@@ -42,18 +42,18 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_plans_have_the_graphs_that_jax_compiles(name):
-    make, shapes, of = MODELS[name]
+    make, shapes, output = MODELS[name]
     graphs = []
     for backend in (XlaGraphs(), ml.JaxBackend(device="cpu")):
         compiled = ml.compile(make(), backend, shapes=shapes)
-        graphs.append(compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (of,)))))
+        graphs.append(compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (output,)))))
     assert same(*graphs)
 
 
-def one_step(make, shapes, of):
+def one_step(make, shapes, output):
     """Return the graph of a training step, and its function for XLA."""
     compiled = ml.compile(make(), ml.JaxBackend(device="cpu"), shapes=shapes)
-    graph = compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (of,))))
+    graph = compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (output,))))
     return graph, compiled.backend.build_whole(graph, BuildOptions()).forward
 
 
@@ -78,11 +78,11 @@ def test_a_plan_agrees_with_the_compiler(step_plan, mesh, fsdp):
     way = next(w for w in step_plan if (w.mesh.size(DATA), w.mesh.size(MODEL)) == mesh and w.fsdp == fsdp)
     options = way.options
     options["tpu_options"]["effort"] = 0
-    made = ml.compile(big_block(), ml.JaxBackend(), target_hardware="tpu_v5e", shapes=SHAPES, **options)
-    step = mithril_tpu.training_program(made, "y", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
-    found = step.analysis
-    assert way.needs.arguments == pytest.approx(found.memory.arguments, rel=0.02)
-    assert way.needs.peak == pytest.approx(found.memory.peak, rel=0.15)
-    assert way.work.flops == pytest.approx(found.flops, rel=0.1)
-    carried = sum(c.bytes for c in found.collectives.values())
+    compiled = ml.compile(big_block(), ml.JaxBackend(), target_hardware="tpu_v5e", shapes=SHAPES, **options)
+    step = mithril_tpu.training_program(compiled, "y", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    analysis = step.analysis
+    assert way.memory.arguments == pytest.approx(analysis.memory.arguments, rel=0.02)
+    assert way.memory.peak == pytest.approx(analysis.memory.peak, rel=0.15)
+    assert way.work.flops == pytest.approx(analysis.flops, rel=0.1)
+    carried = sum(c.bytes for c in analysis.collectives.values())
     assert way.work.exchanged == pytest.approx(carried, rel=0.15, abs=2e5)

@@ -51,7 +51,7 @@ class Mesh:
         return tuple(-(-n // self.size(a)) for n, a in zip(shape, split, strict=True))
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """For messages: ``data=4 x model=2 (8 devices)``."""
         return f"{self} ({self.devices} device{'' if self.devices == 1 else 's'})"
 
@@ -59,6 +59,6 @@ class Mesh:
         return " x ".join(f"{axis}={n}" for axis, n in self.axes.items())
 
 
-def whole(rank: int) -> Split:
+def replicated(rank: int) -> Split:
     """Every device has all of it."""
     return (None,) * rank

@@ -13,14 +13,14 @@ from mithril.ir import Graph, Input, Value, cotangent_name, iterate
 from mithril.plugins import HardwareTarget
 from mithril_jax.backend import JaxBackend
 from mithril_parallel.mesh import DATA, MODEL, Mesh
-from mithril_parallel.placing.strategy import Choice, choose
+from mithril_parallel.placing.strategy import Strategy, choose
 from mithril_parallel.xla_model.program import PREFERS
 from mithril_targets.tpu import generation
-from mithril_tpu import options as asked
+from mithril_tpu import options as tpu_options
 from mithril_tpu.aot import gpus, stages, topology
 from mithril_tpu.aot.oom_advice import remedy
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram, cpu_devices
-from mithril_tpu.options import Wanted
+from mithril_tpu.options import DeviceRequest
 
 
 class AheadBackend(JaxBackend):
@@ -31,7 +31,7 @@ class AheadBackend(JaxBackend):
 
     devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than its base has
     stage = 0  # of a pipeline
-    waits = False  # whether programs are compiled when they are first used, not when they are built
+    is_lazy = False  # whether programs are compiled when they are first used, not when they are built
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class AheadBackend(JaxBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        own = super().capabilities
+        base = super().capabilities
         return replace(
-            own,
+            base,
             families=self._families(),
-            local=own.family != "cpu" or (self.settings is not None and asked.read(self.settings).simulate),
+            local=base.family != "cpu" or (self.settings is not None and tpu_options.read(self.settings).simulate),
             symbolic=False,  # a program for given devices and splits wants numbers
             donates=False,
             keeps="nothing",
-            prefers=PREFERS if own.family == "cpu" else {},  # those of plans
+            prefers=PREFERS if base.family == "cpu" else {},  # those of plans
         )
 
     def _families(self) -> tuple[str, ...]:
@@ -72,11 +72,11 @@ class AheadBackend(JaxBackend):
         if self.settings is None:
             return ("tpu",)
         target = plugins.target(self.settings["target_hardware"]).spec
-        wanted = asked.read(self.settings)
-        self._apply_precision(asked.precision_of(self.settings))
-        found = generation(target.name)
-        if found is not None:
-            topology.dims(found, wanted.devices, wanted.topology)
+        request = tpu_options.read(self.settings)
+        self._apply_precision(tpu_options.precision_of(self.settings))
+        tpu = generation(target.name)
+        if tpu is not None:
+            topology.dims(tpu, request.devices, request.topology)
         return (target.family,)
 
     def _apply_precision(self, precision: str | None) -> None:
@@ -87,10 +87,10 @@ class AheadBackend(JaxBackend):
     # -- building ----------------------------------------------------------------------------------------------------
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
-        wanted = asked.read(options.settings)
-        if wanted.stages == 1:
+        request = tpu_options.read(options.settings)
+        if request.stages == 1:
             return self.build_whole(graph, options)
-        return stages.build(self._build_of_stage, graph, options, wanted)
+        return stages.build(self._build_of_stage, graph, options, request)
 
     def _build_of_stage(self, number: int, graph: Graph, options: BuildOptions) -> SourceExecutable:
         stage = copy.copy(self)
@@ -111,62 +111,62 @@ class AheadBackend(JaxBackend):
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         """The program of the TPU compiler; with ``simulate`` the same on CPU devices."""
-        wanted = asked.read(options.settings)
+        request = tpu_options.read(options.settings)
         target = plugins.target(options.settings["target_hardware"]).spec
-        mesh = Mesh({DATA: wanted.data, MODEL: wanted.model})
-        choice = choose(graph, mesh, wanted.splits, fsdp=wanted.fsdp)
-        for name, why in choice.left.items():
-            options.decisions.record("choice", f"'{name}' is whole on every device: {why}")
-        wide = _has_64_bits(graph)
-        ahead = self._ahead(forward, graph, choice, target, wanted, options, wide)
-        if ahead is not None and not self.waits:
+        mesh = Mesh({DATA: request.data, MODEL: request.model})
+        strategy = choose(graph, mesh, request.splits, fsdp=request.fsdp)
+        for name, reason in strategy.unsplit.items():
+            options.decisions.record("choice", f"'{name}' is whole on every device: {reason}")
+        x64 = _has_64_bits(graph)
+        ahead = self._ahead_program(forward, graph, strategy, target, request, options, x64)
+        if ahead is not None and not self.is_lazy:
             ahead.ready()
-        if wanted.simulate and (ahead is None or not ahead.present):
+        if request.simulate and (ahead is None or not ahead.present):
             options.decisions.record("choice", f"programs for {target.name} run on {mesh.devices} device(s) of the CPU")
-            here = self._of_stage(cpu_devices(wanted.devices), wanted)
-            return SimulatedProgram(forward, graph, choice, here, wide=wide, ahead=ahead)
+            devices = self._devices_of_stage(cpu_devices(request.devices), request)
+            return SimulatedProgram(forward, graph, strategy, devices, x64=x64, ahead=ahead)
         assert ahead is not None
         return ahead
 
-    def _of_stage(self, devices: list[Any], wanted: Wanted) -> list[Any]:
+    def _devices_of_stage(self, devices: list[Any], request: DeviceRequest) -> list[Any]:
         """The devices of this stage: neighbors along the pipeline are neighbors in the list."""
-        return devices[self.stage :: wanted.stages]
+        return devices[self.stage :: request.stages]
 
-    def _ahead(
+    def _ahead_program(
         self,
         forward: Forward,
         graph: Graph,
-        choice: Choice,
+        strategy: Strategy,
         target: HardwareTarget,
-        wanted: Wanted,
+        request: DeviceRequest,
         options: BuildOptions,
-        wide: bool,
+        x64: bool,
     ) -> AheadProgram | None:
-        found = generation(target.name)
-        local = topology.local_devices(found, wanted.devices) if found is not None else None
-        has_compiler = topology.has_compiler() if found is not None else gpus.has_compiler()
-        if local is None and wanted.simulate and not has_compiler:
+        tpu = generation(target.name)
+        local = topology.local_devices(tpu, request.devices) if tpu is not None else None
+        has_compiler = topology.has_compiler() if tpu is not None else gpus.has_compiler()
+        if local is None and request.simulate and not has_compiler:
             options.decisions.record("ignored", f"the compiler of {target.name} is not installed: only simulated")
             return None
         if local is not None:
             devices = local
-        elif found is not None:
-            devices = topology.described_devices(found, wanted.devices, wanted.topology)
+        elif tpu is not None:
+            devices = topology.described_devices(tpu, request.devices, request.topology)
         else:
-            devices = gpus.described_gpus(target, wanted.devices)
+            devices = gpus.described_gpus(target, request.devices)
         if options.semantics == "native":
             options.decisions.record("choice", f"products of float32 have the digits that {target.name} prefers")
         return AheadProgram(
             forward,
             graph,
-            choice,
+            strategy,
             target,
-            self._of_stage(devices, wanted),
+            self._devices_of_stage(devices, request),
             present=local is not None,
-            effort=wanted.effort if found is not None else None,  # XLA for GPUs knows no such thing
-            wide=wide,
+            effort=request.effort if tpu is not None else None,  # XLA for GPUs knows no such thing
+            x64=x64,
             exact=options.semantics == "portable",
-            remedy=lambda needed, there: remedy(graph, wanted, target, needed, there),
+            remedy=lambda needed, there: remedy(graph, request, target, needed, there),
         )
 
 

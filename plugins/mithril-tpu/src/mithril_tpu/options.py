@@ -10,7 +10,7 @@ from mithril.base import OptionError
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DeviceRequest:
     """The devices asked for, and how the program is compiled for them.
 
     ``data`` x ``model`` devices; ``topology`` (``"2x4"``) is how the chips stand, found from their number if None.
@@ -46,23 +46,23 @@ def precision_of(settings: Mapping[str, Any]) -> str | None:
     return inner if inner is not None else outer
 
 
-def read(settings: Mapping[str, Any]) -> Wanted:
+def read(settings: Mapping[str, Any]) -> DeviceRequest:
     """The options, checked for sense; every one of them counts as read."""
-    given = dict(settings["tpu_options"])
-    effort = given.get("effort")
+    values = dict(settings["tpu_options"])
+    effort = values.get("effort")
     if effort is not None and not 0 <= effort <= 3:
         raise OptionError("tpu_options['effort'] must be 0, 1, 2 or 3", facts=[f"got {effort!r}"])
     kind, stages = settings["parallelism"], settings["pipeline_stages"]
     replicas = settings["tpu_replicas"]
     if stages is None:
         stages = (replicas or 1) if kind == "pipeline" else 1
-    data, model = _axes(replicas, given.get("model_parallelism"), kind, stages)
-    return Wanted(
+    data, model = _axes(replicas, values.get("model_parallelism"), kind, stages)
+    return DeviceRequest(
         data,
         model,
-        given.get("topology"),
+        values.get("topology"),
         _effort(settings["optimization_level"]) if effort is None else effort,
-        bool(given.get("simulate", False)),
+        bool(values.get("simulate", False)),
         dict(settings["tensor_split_dims"]),
         kind == "fsdp",
         stages,
@@ -78,8 +78,8 @@ def _effort(level: str) -> int | None:
 
 def _axes(replicas: int | None, model: int | None, parallelism: str | None, stages: int) -> tuple[int, int]:
     """Sizes of the axes ``data`` and ``model``; ``replicas`` is the number of all devices, those of all stages."""
-    given = {"tpu_replicas": replicas, "tpu_options['model_parallelism']": model, "pipeline_stages": stages}
-    for name, value in given.items():
+    counts = {"tpu_replicas": replicas, "tpu_options['model_parallelism']": model, "pipeline_stages": stages}
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise OptionError(f"{name} must be at least 1", facts=[f"got {value}"])
     if parallelism == "data" and model not in (None, 1):

@@ -82,33 +82,33 @@ def training_program(compiled: CompiledModel, of: str | Sequence[str], update: U
         ahead_of(compiled)
     types = compiled.programs[0].request.types
     names = (of,) if isinstance(of, str) else tuple(of)
-    known = [r.name for r in compiled.interface.results_of("output")]
+    output_names = [r.name for r in compiled.interface.results_of("output")]
     for name in names:
-        if name not in known:
-            what, facts, hint = unknown("output", name, known)
-            raise InputError(what, facts=facts, hint=hint)
-    with _waiting(backend):
-        made = ahead_of(compiled.compiler.specialize(Request(types, Kind(True, names))))
-    return (made if update is None else _with_update(made, update)).ready()
+        if name not in output_names:
+            message, facts, hint = unknown("output", name, output_names)
+            raise InputError(message, facts=facts, hint=hint)
+    with _lazy_compilation(backend):
+        program = ahead_of(compiled.compiler.specialize(Request(types, Kind(True, names))))
+    return (program if update is None else _with_update(program, update)).ready()
 
 
 @contextmanager
-def _waiting(backend: AheadBackend) -> Iterator[None]:
+def _lazy_compilation(backend: AheadBackend) -> Iterator[None]:
     """The program of gradients is only a part of the step: compiling it as well would take as long again."""
-    backend.waits = True
+    backend.is_lazy = True
     try:
         yield
     finally:
-        backend.waits = False
+        backend.is_lazy = False
 
 
 def _with_update(program: AheadProgram, update: Update) -> AheadProgram:
-    forward, of = program.forward, program.gradients
+    forward, inputs_by_gradient = program.forward, program.gradients
     names = {i.name: f"param/{i.name}" for i in program.graph.with_role("param")}
 
     def step(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        made = forward(params, inputs)
-        new = update(params, {of[n]: g for n, g in made.items() if n in of})
+        results = forward(params, inputs)
+        new = update(params, {inputs_by_gradient[n]: g for n, g in results.items() if n in inputs_by_gradient})
         if set(new) != set(params):
             raise InputError(
                 "the update of a training program must give every parameter anew, and nothing else",
@@ -119,7 +119,7 @@ def _with_update(program: AheadProgram, update: Update) -> AheadProgram:
                 hint="lambda params, gradients: {n: params[n] - 0.1 * gradients[n] for n in params}",
             )
         return {
-            **{n: x for n, x in made.items() if n not in of},
+            **{n: x for n, x in results.items() if n not in inputs_by_gradient},
             **{names[n]: x for n, x in new.items()},
         }
 

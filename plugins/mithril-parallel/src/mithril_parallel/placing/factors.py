@@ -23,7 +23,7 @@ class Cut:
 def divide(axes: OpAxes, splits: Splits, mesh: Mesh, allows: Allows) -> Division:
     """Return the division that operands in these splits lead to: factors of results first, then reduced ones."""
     division = Division(axes, mesh, allows)
-    requests = list(dict.fromkeys(wanted(axes, splits)))
+    requests = list(dict.fromkeys(requested_cuts(axes, splits)))
     if len(requests) > 1:
         order = {f: k for k, f in enumerate(f for fs in axes.results for a in fs for f in a)}
         requests.sort(key=lambda w: order.get(w[0], len(order)))
@@ -32,7 +32,7 @@ def divide(axes: OpAxes, splits: Splits, mesh: Mesh, allows: Allows) -> Division
     return division
 
 
-def wanted(axes: OpAxes, splits: Splits) -> Iterator[tuple[str, Cut]]:
+def requested_cuts(axes: OpAxes, splits: Splits) -> Iterator[tuple[str, Cut]]:
     """Yield the factors that the operands' splits divide."""
     for fs, split in zip(axes.operands, splits, strict=True):
         for factors, entry in zip(fs or (), split or (), strict=True):
@@ -72,12 +72,12 @@ class Division:
         """Divide a factor if its role allows it, the mesh divides it, and no other one is in the way."""
         size = self.axes.sizes.get(factor, 1)
         divides = isinstance(size, int) and size % (self.mesh.size(cut.axis) * cut.blocks) == 0
-        if factor in self.cuts or not divides or not self._free(factor, cut.axis):
+        if factor in self.cuts or not divides or not self._is_free(factor, cut.axis):
             return
         if self.allows(factor, self.axes.role(factor)):
             self.cuts[factor] = cut
 
-    def _free(self, factor: str, axis: str) -> bool:
+    def _is_free(self, factor: str, axis: str) -> bool:
         """Whether no other factor of the same mesh axis is in its values, and none in its axes."""
         for other, cut in self.cuts.items():
             both_parallel = self.axes.role(other) is None and self.axes.role(factor) is None
@@ -90,11 +90,11 @@ class Division:
         return True
 
     @property
-    def needs(self) -> tuple[Split | None, ...]:
+    def operand_splits(self) -> tuple[Split | None, ...]:
         return tuple(None if fs is None else self._split(fs) for fs in self.axes.operands)
 
     @property
-    def gives(self) -> tuple[Split, ...]:
+    def result_splits(self) -> tuple[Split, ...]:
         return tuple(self._split(fs) for fs in self.axes.results)
 
     @property

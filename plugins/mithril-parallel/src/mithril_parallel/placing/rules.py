@@ -11,39 +11,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mithril.ir import Node, OpAxes, Role, Value
-from mithril_parallel.mesh import Mesh, Split, base, whole
+from mithril_parallel.mesh import Mesh, Split, base, replicated
 from mithril_parallel.placing.factors import divide
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class OpSharding:
     """The splits an operation works on and those of its results, which over the axes ``sums`` are parts to be joined.
 
     ``at_once``: a compiler joins them where they are computed, and not where something first reads them.
     """
 
-    needs: tuple[Split | None, ...]
-    gives: tuple[Split, ...]
+    operand_splits: tuple[Split | None, ...]
+    result_splits: tuple[Split, ...]
     sums: frozenset[str] = field(default_factory=frozenset)
     at_once: bool = False
 
 
-def passage(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> Passage:
+def op_sharding(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> OpSharding:
     """Return the passage of operands with these splits through a node."""
     if not any(s is not None and any(s) for s in splits):
-        return Passage(tuple(splits), tuple(whole(v.ndim) for v in node.results))
+        return OpSharding(tuple(splits), tuple(replicated(v.ndim) for v in node.results))
     if node.regions:
-        needs = tuple(None if v is None else whole(v.ndim) for v in node.operands)
-        return Passage(needs, tuple(whole(v.ndim) for v in node.results))
+        needs = tuple(None if v is None else replicated(v.ndim) for v in node.operands)
+        return OpSharding(needs, tuple(replicated(v.ndim) for v in node.results))
     axes = node.axes
-    division = divide(axes, splits, mesh, lambda factor, role: _shares(axes, factor, role))
-    gives = tuple(tuple(entry and base(entry) for entry in split) for split in division.gives)
+    division = divide(axes, splits, mesh, lambda factor, role: _may_divide(axes, factor, role))
+    gives = tuple(tuple(entry and base(entry) for entry in split) for split in division.result_splits)
     roles = [role for f in division.cuts if (role := axes.role(f)) is not None]
     at_once = any(role.operand is not None or role.kind not in ("sum", "mean") for role in roles)
-    return Passage(division.needs, gives, frozenset(division.kinds), at_once)
+    return OpSharding(division.operand_splits, gives, frozenset(division.kinds), at_once)
 
 
-def _shares(axes: OpAxes, factor: str, role: Role | None) -> bool:
+def _may_divide(axes: OpAxes, factor: str, role: Role | None) -> bool:
     """Whether the compiler divides a factor: a parallel one, one that is reduced, and a table that is looked up in."""
     if role is not None and not role.reduces and (role.kind != "index" or axes.gives(factor)):
         return False
@@ -60,7 +60,7 @@ def sizes(v: Value) -> tuple[int, ...]:
     return tuple(n if isinstance(n, int) else 1 for n in v.shape)
 
 
-def as_part(dims: tuple[int, ...], result: Split, shape: Sequence[int]) -> Split:
+def broadcast_split(dims: tuple[int, ...], result: Split, shape: Sequence[int]) -> Split:
     """Return the split of an operand that fits a broadcast result."""
     return tuple(
         result[len(shape) - len(dims) + k] if dims[k] == shape[len(shape) - len(dims) + k] else None

@@ -13,24 +13,24 @@ from fnmatch import fnmatchcase
 
 from mithril.base import OptionError
 from mithril.ir import Factors, Graph, Input, Node, OpAxes, Value, decompose, is_product, is_unchanged, is_view
-from mithril_parallel.mesh import DATA, MODEL, Mesh, Split, whole
-from mithril_parallel.placing.propagate import Placed, step
-from mithril_parallel.placing.rules import Passage, passage, sizes
+from mithril_parallel.mesh import DATA, MODEL, Mesh, Split, replicated
+from mithril_parallel.placing.propagate import GraphSharding, propagate_node
+from mithril_parallel.placing.rules import OpSharding, op_sharding, sizes
 
 LINK = "link/"  # inputs and outputs of this name go from stage to stage
 WEIGHTS, ACTIVATIONS = "weights", "activations"  # groups that tensor_split_dims may name
 
 
 @dataclass
-class Choice:
+class Strategy:
     """Splits of inputs by name, and what was left whole although it was asked or would have helped, with the reason."""
 
     mesh: Mesh
     splits: dict[str, Split] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
+    unsplit: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str, rank: int) -> Split:
-        return self.splits.get(name, whole(rank))
+        return self.splits.get(name, replicated(rank))
 
 
 def choose(
@@ -40,25 +40,25 @@ def choose(
     *,
     fsdp: bool = False,
     chunked: bool = False,
-) -> Choice:
+) -> Strategy:
     """Splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
 
     With ``fsdp`` every parameter is also split over ``data``, along its longest axis that can be. ``chunked``: those
     along ``data`` are no devices but chunks, of which an error speaks then.
     """
-    choice = Choice(mesh)
-    wanted = dict(splits or {})
+    strategy = Strategy(mesh)
+    requests = dict(splits or {})
     graph = decompose(graph, _has_rule)
-    _batch(graph, choice, wanted, chunked)
+    _split_batch(graph, strategy, requests, chunked)
     if mesh.size(MODEL) > 1:
-        _by_hand(graph, choice, wanted)
-        if not _explicit(wanted):
-            _Pairs(graph, choice).run()
-    _slots(graph, choice)
+        _apply_user_splits(graph, strategy, requests)
+        if not _has_weight_requests(requests):
+            _WeightPairs(graph, strategy).run()
+    _split_slots(graph, strategy)
     if fsdp:
-        _fully(graph, choice)
-    _follow(graph, choice)
-    return choice
+        _split_parameters(graph, strategy)
+    _split_cotangents(graph, strategy)
+    return strategy
 
 
 def _has_rule(node: Node) -> bool:
@@ -72,78 +72,80 @@ def forward_nodes(graph: Graph) -> list[Node]:
 
 
 # -- the batch ------------------------------------------------------------------------------------------------------
-def _batch(graph: Graph, choice: Choice, wanted: Mapping[str, int], chunked: bool) -> None:
-    parts = choice.mesh.size(DATA)
+def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], chunked: bool) -> None:
+    parts = strategy.mesh.size(DATA)
     if parts == 1:
         return
-    axis = wanted.get(ACTIVATIONS, 0)
+    axis = requests.get(ACTIVATIONS, 0)
     inputs = [i for i in graph.with_role("input") if i.value.ndim > axis]
-    own = [i for i in inputs if not i.name.startswith(LINK)]  # what stages hand on need not have the batch in front
-    inputs = own or [i for i in inputs if sizes(i.value)[axis] % parts == 0]
+    model_inputs = [
+        i for i in inputs if not i.name.startswith(LINK)
+    ]  # what stages hand on need not have the batch in front
+    inputs = model_inputs or [i for i in inputs if sizes(i.value)[axis] % parts == 0]
     lengths = [sizes(i.value)[axis] for i in inputs]
     if not lengths:
         return
     length = max(lengths, key=lambda n: (lengths.count(n), n))
     if length % parts:
-        named = next(i.name for i, n in zip(inputs, lengths, strict=True) if n == length)
+        name = next(i.name for i, n in zip(inputs, lengths, strict=True) if n == length)
         fits = f"a batch of {parts * max(1, round(length / parts))} (drop_last=True for the end of a DataLoader)"
         if chunked:
             possible = [n for n in range(1, parts) if length % n == 0]
             raise OptionError(
-                f"{length} items of input '{named}' cannot be cut into {parts} chunks",
+                f"{length} items of input '{name}' cannot be cut into {parts} chunks",
                 hint=f"{fits}, or pipeline_chunks={possible[-1]}",
             )
         raise OptionError(
-            f"{length} items of input '{named}' cannot be divided over {parts} devices",
-            facts=[f"the mesh is {choice.mesh}"],
+            f"{length} items of input '{name}' cannot be divided over {parts} devices",
+            facts=[f"the mesh is {strategy.mesh}"],
             hint=f"{fits}, or fewer devices along '{DATA}'",
         )
     for i, n in zip(inputs, lengths, strict=True):
         if n == length:
-            choice.splits[i.name] = tuple(DATA if k == axis else None for k in range(i.value.ndim))
+            strategy.splits[i.name] = tuple(DATA if k == axis else None for k in range(i.value.ndim))
         elif n > 1:
-            choice.left[i.name] = f"axis {axis} has {n} items, the batch {length}"
+            strategy.unsplit[i.name] = f"axis {axis} has {n} items, the batch {length}"
 
 
 # -- by hand --------------------------------------------------------------------------------------------------------
-def _explicit(wanted: Mapping[str, int]) -> bool:
-    return any(key != ACTIVATIONS for key in wanted)
+def _has_weight_requests(requests: Mapping[str, int]) -> bool:
+    return any(key != ACTIVATIONS for key in requests)
 
 
-def _by_hand(graph: Graph, choice: Choice, wanted: Mapping[str, int]) -> None:
-    parts = choice.mesh.size(MODEL)
+def _apply_user_splits(graph: Graph, strategy: Strategy, requests: Mapping[str, int]) -> None:
+    parts = strategy.mesh.size(MODEL)
     parameters = graph.with_role("param")
-    for key, axis in wanted.items():
+    for key, axis in requests.items():
         if key == ACTIVATIONS:
             continue
-        chosen = [
+        matches = [
             i for i in parameters if (key == WEIGHTS and i.value.ndim > 1) or i.name == key or fnmatchcase(i.name, key)
         ]
-        if not chosen:
+        if not matches:
             names = [i.name for i in parameters]
             raise OptionError(
                 f"tensor_split_dims: no parameter is called '{key}'",
                 facts=[f"groups: {WEIGHTS}, {ACTIVATIONS}", f"parameters: {', '.join(names[:8])}"],
                 hint=f"a group, a name or a pattern such as '{names[0].split('.')[0]}.*'" if names else None,
             )
-        for i in chosen:
-            at = axis + i.value.ndim if axis < 0 else axis
-            if not 0 <= at < i.value.ndim:
+        for i in matches:
+            index = axis + i.value.ndim if axis < 0 else axis
+            if not 0 <= index < i.value.ndim:
                 raise OptionError(
                     f"tensor_split_dims: '{key}' names axis {axis}, which '{i.name}' does not have",
                     facts=[f"it is {i.type}"],
                 )
-            length = sizes(i.value)[at]
+            length = sizes(i.value)[index]
             if length % parts:
-                choice.left[i.name] = f"axis {at} of length {length} cannot be divided by {parts}"
-                choice.splits.pop(i.name, None)
+                strategy.unsplit[i.name] = f"axis {index} of length {length} cannot be divided by {parts}"
+                strategy.splits.pop(i.name, None)
             else:
-                choice.splits[i.name] = tuple(MODEL if k == at else None for k in range(i.value.ndim))
+                strategy.splits[i.name] = tuple(MODEL if k == index else None for k in range(i.value.ndim))
 
 
 # -- pairs of weights -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Weight:
+class _WeightAxes:
     """The weight of a product: its operand, its contracted and its outer axis, and these two in x and the result."""
 
     slot: int
@@ -153,27 +155,27 @@ class _Weight:
     column: int
 
 
-def _weights(node: Node) -> list[_Weight]:
+def _weight_candidates(node: Node) -> list[_WeightAxes]:
     """The operands of a product that can be weights, the usual one first."""
     if not is_product(node) or node.op.composite or len(node.operands) != 2:
         return []
-    places = [_place(node.axes, slot) for slot in (1, 0)]
-    return [place for place in places if place is not None]
+    candidates = [_weight_axes(node.axes, slot) for slot in (1, 0)]
+    return [place for place in candidates if place is not None]
 
 
-def _place(axes: OpAxes, slot: int) -> _Weight | None:
+def _weight_axes(axes: OpAxes, slot: int) -> _WeightAxes | None:
     """The axes of a weight: the only one that is summed, and the last one that is its own."""
-    operands = [[_only(axes, factors) for factors in fs or ()] for fs in axes.operands]
-    columns = [_only(axes, factors) for factors in axes.results[0]]
+    operands = [[_single_factor(axes, factors) for factors in fs or ()] for fs in axes.operands]
+    columns = [_single_factor(axes, factors) for factors in axes.results[0]]
     weight, x = operands[slot], operands[1 - slot]
     inner = [k for k, f in enumerate(weight) if f in axes.reduced and f in x]
     outer = [k for k, f in enumerate(weight) if f is not None and f not in x and f in axes.parallel and f in columns]
     if len(inner) != 1 or not outer:
         return None
-    return _Weight(slot, inner[0], outer[-1], x.index(weight[inner[0]]), columns.index(weight[outer[-1]]))
+    return _WeightAxes(slot, inner[0], outer[-1], x.index(weight[inner[0]]), columns.index(weight[outer[-1]]))
 
 
-def _transposed(node: Node) -> list[int]:
+def _permutation(node: Node) -> list[int]:
     """Return the axis of the operand for each axis of the result; nothing where they are not the same axes."""
     (operand,), (result,) = node.axes.operands, node.axes.results
     if operand is None or len(set(operand)) != len(operand) or sorted(operand) != sorted(result):
@@ -181,138 +183,145 @@ def _transposed(node: Node) -> list[int]:
     return [operand.index(factors) for factors in result]
 
 
-def _only(axes: OpAxes, factors: Factors) -> str | None:
+def _single_factor(axes: OpAxes, factors: Factors) -> str | None:
     """The factor that an axis is, if it is one."""
     long = [f for f in factors if axes.sizes[f] != 1] or list(factors[-1:])
     return long[0] if len(long) == 1 else None
 
 
-class _Pairs:
+class _WeightPairs:
     """One walk over the forward graph."""
 
-    def __init__(self, graph: Graph, choice: Choice) -> None:
+    def __init__(self, graph: Graph, strategy: Strategy) -> None:
         self.graph = graph
-        self.choice = choice
-        self.mesh = choice.mesh
+        self.strategy = strategy
+        self.mesh = strategy.mesh
         self.nodes = forward_nodes(graph)
         self.parameters = {i.value: i for i in graph.with_role("param")}
-        self.placed = Placed(self.mesh)
+        self.sharding = GraphSharding(self.mesh)
         for i in graph.inputs:
-            self.placed.splits[i.value] = choice.of(i.name, i.value.ndim)
-        self.given = {i.value for i in graph.with_role("input", "cotangent", "state")}
+            self.sharding.splits[i.value] = strategy.of(i.name, i.value.ndim)
+        self.input_values = {i.value for i in graph.with_role("input", "cotangent", "state")}
 
     def run(self) -> None:
-        for at, node in enumerate(self.nodes):
-            if _weights(node):
-                self._product(at, node)
+        for position, node in enumerate(self.nodes):
+            if _weight_candidates(node):
+                self._split_product(position, node)
             elif node.op.elementwise:
-                self._bias(node)
+                self._split_bias(node)
             elif node.axes.lookups:
-                self._table(node)
-            step(self.placed, node)
-            if any(v in self.given for v in node.operands if v is not None):
-                self.given.update(node.results)
+                self._split_table(node)
+            propagate_node(self.sharding, node)
+            if any(v in self.input_values for v in node.operands if v is not None):
+                self.input_values.update(node.results)
 
-    def _chain(self, v: Value) -> tuple[Input | None, list[Node]]:
+    def _parameter_chain(self, v: Value) -> tuple[Input | None, list[Node]]:
         """Return a parameter with the transposes and casts between it and its reader."""
         chain: list[Node] = []
         while v not in self.parameters:
             node = self.graph.producers.get(v)
-            if node is None or not is_unchanged(node) or not _transposed(node) or node.operands[0] is None:
+            if node is None or not is_unchanged(node) or not _permutation(node) or node.operands[0] is None:
                 return None, chain
             chain.append(node)
             v = node.operands[0]
         return self.parameters[v], chain
 
-    def _assign(self, parameter: Input, chain: list[Node], axis: int) -> bool:
+    def _assign_split(self, parameter: Input, chain: list[Node], axis: int) -> bool:
         """Split a parameter so that what the chain makes of it is split along ``axis``."""
         for node in chain:
-            axis = _transposed(node)[axis]
-        if parameter.name in self.choice.splits:
+            axis = _permutation(node)[axis]
+        if parameter.name in self.strategy.splits:
             return False  # shared, and its first reader chose
         length = sizes(parameter.value)[axis]
         if not self.mesh.divides(MODEL, length):
-            self.choice.left[parameter.name] = (
+            self.strategy.unsplit[parameter.name] = (
                 f"axis {axis} of length {length} cannot be divided by {self.mesh.size(MODEL)}"
             )
             return False
         split = tuple(MODEL if k == axis else None for k in range(parameter.value.ndim))
-        self.choice.splits[parameter.name] = self.placed.splits[parameter.value] = split
+        self.strategy.splits[parameter.name] = self.sharding.splits[parameter.value] = split
         for node in reversed(chain):
-            step(self.placed, node)
+            propagate_node(self.sharding, node)
         return True
 
-    def _product(self, at: int, node: Node) -> None:
-        found = self._weight(node)
-        if found is None:
+    def _split_product(self, position: int, node: Node) -> None:
+        match = self._find_weight(node)
+        if match is None:
             return
-        place, parameter, chain = found
-        x, result = node.operands[1 - place.slot], node.result
-        if x is None or parameter.name in self.choice.splits:
+        weight_axes, parameter, chain = match
+        x, result = node.operands[1 - weight_axes.slot], node.result
+        if x is None or parameter.name in self.strategy.splits:
             return
-        if self.placed.splits[x][place.x_inner] == MODEL:
-            self._assign(parameter, chain, place.inner)
+        if self.sharding.splits[x][weight_axes.x_inner] == MODEL:
+            self._assign_split(parameter, chain, weight_axes.inner)
             return
-        split = tuple(MODEL if k == place.column else None for k in range(result.ndim))
-        if not self.mesh.divides(MODEL, sizes(result)[place.column]) or self._leads_to_rows(at, result, split):
-            self._assign(parameter, chain, place.outer)  # or say why it cannot be
+        split = tuple(MODEL if k == weight_axes.column else None for k in range(result.ndim))
+        if not self.mesh.divides(MODEL, sizes(result)[weight_axes.column]) or self._reaches_row_split(
+            position, result, split
+        ):
+            self._assign_split(parameter, chain, weight_axes.outer)  # or say why it cannot be
 
-    def _weight(self, node: Node) -> tuple[_Weight, Input, list[Node]] | None:
+    def _find_weight(self, node: Node) -> tuple[_WeightAxes, Input, list[Node]] | None:
         """The operand of a product that is a parameter."""
-        for place in _weights(node):
-            weight = node.operands[place.slot]
+        for weight_axes in _weight_candidates(node):
+            weight = node.operands[weight_axes.slot]
             assert weight is not None
-            parameter, chain = self._chain(weight)
+            parameter, chain = self._parameter_chain(weight)
             if parameter is not None:
-                return place, parameter, chain
+                return weight_axes, parameter, chain
         return None
 
-    def _leads_to_rows(self, at: int, result: Value, split: Split) -> bool:
+    def _reaches_row_split(self, position: int, result: Value, split: Split) -> bool:
         """Whether a result split by columns reaches only products that contract it, or the outputs, undisturbed."""
         trial = {result: split}
         reached = result in self.graph.outputs
-        for node in self.nodes[at + 1 :]:
+        for node in self.nodes[position + 1 :]:
             if not any(v in trial for v in node.operands if v is not None):
                 continue
-            have = [None if v is None else trial.get(v) or self._known(v) for v in node.operands]
-            found = passage(node, have, self.mesh)
+            operand_splits = [None if v is None else trial.get(v) or self._split_of(v) for v in node.operands]
+            node_sharding = op_sharding(node, operand_splits, self.mesh)
             if self._contracts_weight(node, trial):
                 reached = True
                 continue
-            if found.sums & {MODEL} or _loses(have, found):
+            if node_sharding.sums & {MODEL} or _loses_model_split(operand_splits, node_sharding):
                 return False
-            for v, given in zip(node.results, found.gives, strict=True):
-                if MODEL in given:
-                    trial[v] = given
+            for v, result_split in zip(node.results, node_sharding.result_splits, strict=True):
+                if MODEL in result_split:
+                    trial[v] = result_split
                     reached = reached or v in self.graph.outputs
         return reached
 
-    def _known(self, v: Value) -> Split:
-        return self.placed.splits.get(v) or whole(v.ndim)
+    def _split_of(self, v: Value) -> Split:
+        return self.sharding.splits.get(v) or replicated(v.ndim)
 
     def _contracts_weight(self, node: Node, trial: Mapping[Value, Split]) -> bool:
-        found = self._weight(node)
-        if found is None:
+        match = self._find_weight(node)
+        if match is None:
             return False
-        place = found[0]
-        x = node.operands[1 - place.slot]
-        if x is None or x not in trial or trial[x][place.x_inner] != MODEL:
+        weight_axes = match[0]
+        x = node.operands[1 - weight_axes.slot]
+        if x is None or x not in trial or trial[x][weight_axes.x_inner] != MODEL:
             return False
-        return self.mesh.divides(MODEL, sizes(x)[place.x_inner])
+        return self.mesh.divides(MODEL, sizes(x)[weight_axes.x_inner])
 
-    def _table(self, node: Node) -> None:
+    def _split_table(self, node: Node) -> None:
         """A table of embeddings is split by its rows, unless the places looked up are the same for every input."""
         ((indices, looked_up, axis), *_) = node.axes.lookups
-        where, table = node.operands[indices], node.operands[looked_up]
-        if where not in self.given or axis != 0 or table is None or node.axes.reads_rows(looked_up) != "rows":
+        index_value, table = node.operands[indices], node.operands[looked_up]
+        if (
+            index_value not in self.input_values
+            or axis != 0
+            or table is None
+            or node.axes.reads_rows(looked_up) != "rows"
+        ):
             return
-        parameter, chain = self._chain(table)
+        parameter, chain = self._parameter_chain(table)
         if parameter is not None and not chain:
-            self._assign(parameter, chain, 0)
+            self._assign_split(parameter, chain, 0)
 
-    def _bias(self, node: Node) -> None:
+    def _split_bias(self, node: Node) -> None:
         """A parameter that meets a split value element by element is split like it."""
-        for v, need in zip(node.operands, self.placed.passage(node).needs, strict=True):
+        for v, need in zip(node.operands, self.sharding.op_sharding(node).operand_splits, strict=True):
             if v is None or need is None or MODEL not in need:
                 continue
             source = self.graph.producers.get(v)
@@ -323,57 +332,57 @@ class _Pairs:
                 need = (MODEL,) if v is not None and v.ndim == 1 and rest == [MODEL] else need
             if v in self.parameters and v is not None and len(need) == v.ndim:
                 parameter = self.parameters[v]
-                if parameter.name not in self.choice.splits:
-                    self.choice.splits[parameter.name] = self.placed.splits[v] = need
+                if parameter.name not in self.strategy.splits:
+                    self.strategy.splits[parameter.name] = self.sharding.splits[v] = need
                     if source is not None:
-                        step(self.placed, source)
+                        propagate_node(self.sharding, source)
 
 
-def _loses(have: list[Split | None], found: Passage) -> bool:
+def _loses_model_split(operand_splits: list[Split | None], node_sharding: OpSharding) -> bool:
     """Whether some operand must give up its split along ``model``."""
     return any(
         (h is not None and n is not None and MODEL in h and h != n and [a for a in n if a == MODEL] != [MODEL])
         or (h is not None and n is not None and any(a == MODEL and n[k] != MODEL for k, a in enumerate(h)))
-        for h, n in zip(have, found.needs, strict=True)
+        for h, n in zip(operand_splits, node_sharding.operand_splits, strict=True)
     )
 
 
 # -- what is kept for a parameter; parameters over ``data`` ----------------------------------------------------------
-def _slots(graph: Graph, choice: Choice) -> None:
+def _split_slots(graph: Graph, strategy: Strategy) -> None:
     """An optimizer's values of a parameter, which are named after it, are split like it."""
     parameters = {i.name: i.type.shape for i in graph.with_role("param")}
     for name, shape in parameters.items():
         owner = name
-        while owner not in choice.splits and "/" in owner:
+        while owner not in strategy.splits and "/" in owner:
             owner = owner.partition("/")[2]
-        if owner in choice.splits and parameters.get(owner) == shape:
-            choice.splits[name] = choice.splits[owner]
+        if owner in strategy.splits and parameters.get(owner) == shape:
+            strategy.splits[name] = strategy.splits[owner]
 
 
-def _fully(graph: Graph, choice: Choice) -> None:
-    parts = choice.mesh.size(DATA)
+def _split_parameters(graph: Graph, strategy: Strategy) -> None:
+    parts = strategy.mesh.size(DATA)
     for i in graph.with_role("param"):
-        split = choice.of(i.name, i.value.ndim)
+        split = strategy.of(i.name, i.value.ndim)
         lengths = sizes(i.value)
         fits = [k for k, n in enumerate(lengths) if split[k] is None and n >= parts and n % parts == 0]
         if fits and parts > 1 and DATA not in split:
-            chosen = max(fits, key=lambda k: (lengths[k], -k))
-            choice.splits[i.name] = tuple(DATA if k == chosen else a for k, a in enumerate(split))
+            longest = max(fits, key=lambda k: (lengths[k], -k))
+            strategy.splits[i.name] = tuple(DATA if k == longest else a for k, a in enumerate(split))
 
 
 # -- what follows from the rest -------------------------------------------------------------------------------------
-def _follow(graph: Graph, choice: Choice) -> None:
+def _split_cotangents(graph: Graph, strategy: Strategy) -> None:
     """Cotangents are split like the outputs they belong to."""
     cotangents = graph.with_role("cotangent")
     if not cotangents:
         return
-    placed = Placed(choice.mesh)
+    sharding = GraphSharding(strategy.mesh)
     for i in graph.inputs:
-        placed.splits[i.value] = choice.of(i.name, i.value.ndim)
+        sharding.splits[i.value] = strategy.of(i.name, i.value.ndim)
     for node in forward_nodes(graph):
-        step(placed, node)
+        propagate_node(sharding, node)
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     for i in cotangents:
         value = outputs.get(i.of)
-        if value is not None and value in placed.splits and i.value.ndim == value.ndim:
-            choice.splits[i.name] = placed.splits[value]
+        if value is not None and value in sharding.splits and i.value.ndim == value.ndim:
+            strategy.splits[i.name] = sharding.splits[value]

@@ -7,47 +7,53 @@ from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import LINK, choose
-from mithril_parallel.planning.memory_estimate import Needs, needs
-from mithril_parallel.planning.step_time import Work, work
+from mithril_parallel.planning.memory_estimate import MemoryEstimate, estimate_memory
+from mithril_parallel.planning.step_time import Work, estimate_work
 from mithril_parallel.sharding.pipeline_schedule import staged
 from mithril_parallel.xla_model.fusion_model import fuse
 from mithril_parallel.xla_model.image_layout import with_strips
-from mithril_parallel.xla_model.tiling import stored
+from mithril_parallel.xla_model.tiling import stored_bytes
 
 
-def of_pipeline(
+def estimate_pipeline(
     graph: Graph, mesh: Mesh, stages: int, chunks: int, target: HardwareTarget, *, slots: int
-) -> tuple[Needs, Work]:
+) -> tuple[MemoryEstimate, Work]:
     """For ``stages`` groups of devices, each of which is ``mesh``."""
-    made = staged(graph, stages, chunks)
+    pipeline = staged(graph, stages, chunks)
     tiled = target.family == "tpu"
     memory = [[0, 0, 0, 0] for _ in range(stages)]  # parameters and their slots, sums, links kept, the largest run
-    done = [[0.0, 0, 0, 0.0, 0.0] for _ in range(stages)]
+    totals = [[0.0, 0, 0, 0.0, 0.0] for _ in range(stages)]
     link = target.costs.get("interconnect") or target.bandwidth or 1e10
-    for task in made.tasks:
-        choice = choose(task.graph, mesh)
-        placed = propagate(task.graph, mesh, choice.splits)
+    for task in pipeline.tasks:
+        strategy = choose(task.graph, mesh)
+        sharding = propagate(task.graph, mesh, strategy.splits)
         fused = fuse(task.graph, tpu=tiled)
         if tiled:
-            fused = with_strips(fused, placed)
-        need = needs(fused, placed, tiled=tiled)
-        found = work(fused, placed, target)
-        here = memory[task.stage]
-        params = sum(stored(placed.local(i.value), i.type.dtype.itemsize, tiled) for i in task.graph.with_role("param"))
-        here[0] = max(here[0], params * (1 + slots))
+            fused = with_strips(fused, sharding)
+        estimate = estimate_memory(fused, sharding, tiled=tiled)
+        task_work = estimate_work(fused, sharding, target)
+        stage_memory = memory[task.stage]
+        params = sum(
+            stored_bytes(sharding.local(i.value), i.type.dtype.itemsize, tiled) for i in task.graph.with_role("param")
+        )
+        stage_memory[0] = max(stage_memory[0], params * (1 + slots))
         outputs = dict(zip(task.graph.output_names, task.graph.outputs, strict=True))
-        sent = sum(placed.bytes(v) for name, v in outputs.items() if name.startswith(LINK) and name not in task.sums)
-        here[1] += sum(placed.bytes(v) for name, v in outputs.items() if name in task.sums)
-        here[2] += sent * made.alive(task.stage)
-        here[3] = max(here[3], need.temporaries + need.outputs)
-        spent, times = done[task.stage], 1 if task.once else chunks
-        for k, n in enumerate((found.flops, found.traffic, found.exchanged + sent, found.compute_seconds)):
-            spent[k] += n * times
-        spent[4] += times * (found.exchange_seconds + sent / link)
-    busiest = max(done, key=lambda d: d[3] + d[4])
+        link_bytes = sum(
+            sharding.bytes(v) for name, v in outputs.items() if name.startswith(LINK) and name not in task.sums
+        )
+        stage_memory[1] += sum(sharding.bytes(v) for name, v in outputs.items() if name in task.sums)
+        stage_memory[2] += link_bytes * pipeline.alive(task.stage)
+        stage_memory[3] = max(stage_memory[3], estimate.temporaries + estimate.outputs)
+        total, runs = totals[task.stage], 1 if task.once else chunks
+        for k, n in enumerate(
+            (task_work.flops, task_work.traffic, task_work.exchanged + link_bytes, task_work.compute_seconds)
+        ):
+            total[k] += n * runs
+        total[4] += runs * (task_work.exchange_seconds + link_bytes / link)
+    busiest = max(totals, key=lambda d: d[3] + d[4])
     waits = (chunks + stages - 1) / chunks
     fullest = max(memory, key=sum)
     return (
-        Needs(fullest[0], fullest[1], 0, fullest[2] + fullest[3]),
+        MemoryEstimate(fullest[0], fullest[1], 0, fullest[2] + fullest[3]),
         Work(busiest[0], int(busiest[1]), int(busiest[2]), busiest[3] * waits, busiest[4] * waits),
     )

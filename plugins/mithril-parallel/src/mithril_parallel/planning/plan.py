@@ -13,11 +13,11 @@ from mithril.plugins import HardwareTarget
 from mithril.runtime import Kind, Request
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
-from mithril_parallel.placing.strategy import Choice, choose
-from mithril_parallel.planning.memory_estimate import Needs, needs
-from mithril_parallel.planning.pipeline_estimate import of_pipeline
-from mithril_parallel.planning.step_time import Work, work
-from mithril_parallel.xla_model.fusion_model import Fused, fuse
+from mithril_parallel.placing.strategy import Strategy, choose
+from mithril_parallel.planning.memory_estimate import MemoryEstimate, estimate_memory
+from mithril_parallel.planning.pipeline_estimate import estimate_pipeline
+from mithril_parallel.planning.step_time import Work, estimate_work
+from mithril_parallel.xla_model.fusion_model import FusedGraph, fuse
 from mithril_parallel.xla_model.image_layout import with_strips
 from mithril_parallel.xla_model.program import XlaGraphs
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Way:
+class PlanEntry:
     """One way to share: a mesh, what a device needs and does, and what could not be split.
 
     With ``fsdp`` parameters are split along ``data`` too. Of a pipeline the mesh is that of one of its ``stages``, and
@@ -34,8 +34,8 @@ class Way:
     """
 
     mesh: Mesh
-    choice: Choice
-    needs: Needs
+    strategy: Strategy
+    memory: MemoryEstimate
     work: Work
     limit: float | None
     fsdp: bool = False
@@ -48,7 +48,7 @@ class Way:
 
     @property
     def fits(self) -> bool:
-        return self.limit is None or self.needs.peak <= self.limit
+        return self.limit is None or self.memory.peak <= self.limit
 
     @property
     def seconds(self) -> float:
@@ -61,70 +61,70 @@ class Way:
         tpu = {"replicas": self.devices}
         if self.mesh.size(MODEL) > 1:
             tpu["model_parallelism"] = self.mesh.size(MODEL)
-        found: dict[str, Any] = {"tpu_options": tpu}
+        options: dict[str, Any] = {"tpu_options": tpu}
         if self.fsdp:
-            found["parallelism"] = "fsdp"
+            options["parallelism"] = "fsdp"
         if self.stages > 1:
-            found |= {"pipeline_stages": self.stages, "pipeline_chunks": self.chunks}
-        return found
+            options |= {"pipeline_stages": self.stages, "pipeline_chunks": self.chunks}
+        return options
 
 
 @dataclass
 class Plan:
-    """All ways, best first: those that fit by time, then the others by memory. Print it."""
+    """All entries, best first: those that fit by time, then the others by memory. Print it."""
 
     target: HardwareTarget
     training: bool
-    ways: list[Way]
+    entries: list[PlanEntry]
     refused: dict[str, str] = field(default_factory=dict)  # mesh -> why it is not possible at all
 
     @property
-    def best(self) -> Way | None:
+    def best(self) -> PlanEntry | None:
         """The quickest that fits."""
-        return next((w for w in self.ways if w.fits), None)
+        return next((w for w in self.entries if w.fits), None)
 
-    def __iter__(self) -> Iterator[Way]:
-        return iter(self.ways)
+    def __iter__(self) -> Iterator[PlanEntry]:
+        return iter(self.entries)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "target": self.target.name,
             "training": self.training,
-            "ways": [
+            "entries": [
                 {
                     "mesh": dict(w.mesh.axes),
                     "stages": w.stages,
                     "fsdp": w.fsdp,
                     "fits": w.fits,
-                    "peak_bytes": w.needs.peak,
-                    "argument_bytes": w.needs.arguments,
-                    "temporary_bytes": w.needs.temporaries,
+                    "peak_bytes": w.memory.peak,
+                    "argument_bytes": w.memory.arguments,
+                    "temporary_bytes": w.memory.temporaries,
                     "flops": w.work.flops,
                     "exchanged_bytes": w.work.exchanged,
                     "seconds": w.seconds,
-                    "left_whole": dict(w.choice.left),
+                    "left_whole": dict(w.strategy.unsplit),
                 }
-                for w in self.ways
+                for w in self.entries
             ],
             "refused": dict(self.refused),
         }
 
     def __str__(self) -> str:
-        limit = self.ways[0].limit if self.ways else None
-        what = "one training step" if self.training else "one call"
+        limit = self.entries[0].limit if self.entries else None
+        subject = "one training step" if self.training else "one call"
         lines = [
-            f"{what} on {self.target.name}" + (f", {limit / 2**30:.2f} GiB each" if limit else ""),
+            f"{subject} on {self.target.name}" + (f", {limit / 2**30:.2f} GiB each" if limit else ""),
             f"{'data':>5}{'model':>7}{'stages':>8}{'memory':>12}{'operations':>13}{'exchanged':>12}{'step':>11}  fits",
         ]
-        for w in self.ways:
+        for w in self.entries:
             lines.append(
                 f"{w.mesh.size(DATA):>5}{w.mesh.size(MODEL):>7}{w.stages:>8}"
-                f"{w.needs.peak / 2**20:>8.1f} MiB{w.work.flops:>13.3g}"
+                f"{w.memory.peak / 2**20:>8.1f} MiB{w.work.flops:>13.3g}"
                 f"{w.work.exchanged / 2**20:>8.1f} MiB{w.seconds * 1e3:>8.3f} ms  {'yes' if w.fits else 'no'}"
                 + ("  fsdp" if w.fsdp else "")
             )
-        lines += [f"{mesh}: {why}" for mesh, why in self.refused.items()]
+        lines += [f"{mesh}: {reason}" for mesh, reason in self.refused.items()]
         return "\n".join(lines)
 
 
@@ -152,27 +152,29 @@ def plan(
     names = (of,) if isinstance(of, str) else tuple(of)
     fused = fuse(_graph(model, names, {**options, **({"shapes": shapes} if shapes else {})}), tpu=spec.family == "tpu")
     limit = spec.costs.get("usable_memory", spec.memory)
-    made = Plan(spec, bool(names), [])
+    result = Plan(spec, bool(names), [])
     counts = (devices,) if isinstance(devices, int) else tuple(devices)
     for mesh in _meshes(counts):
         for fsdp in (False, True) if names and mesh.size(DATA) > 1 else (False,):
             try:
-                made.ways.append(_way(fused, mesh, spec, limit, bool(names), slots, tensor_split_dims, fsdp))
+                result.entries.append(
+                    _plan_entry(fused, mesh, spec, limit, bool(names), slots, tensor_split_dims, fsdp)
+                )
             except OptionError as error:
-                made.refused[str(mesh)] = error.what
+                result.refused[str(mesh)] = error.what
     for n in (stages,) if isinstance(stages, int) else stages:
         for mesh in _meshes([count // n for count in counts if count % n == 0 and count >= n > 1]):
             try:
-                needed, spent = of_pipeline(fused.graph, mesh, n, chunks, spec, slots=slots)
-                made.ways.append(Way(mesh, Choice(mesh), needed, spent, limit, stages=n, chunks=chunks))
+                needed, spent = estimate_pipeline(fused.graph, mesh, n, chunks, spec, slots=slots)
+                result.entries.append(PlanEntry(mesh, Strategy(mesh), needed, spent, limit, stages=n, chunks=chunks))
             except (OptionError, UnsupportedError) as error:
-                made.refused[f"{mesh} x {n} stages"] = error.what
-    made.ways.sort(key=lambda w: (not w.fits, w.seconds if w.fits else w.needs.peak, w.mesh.size(MODEL)))
-    return made
+                result.refused[f"{mesh} x {n} stages"] = error.what
+    result.entries.sort(key=lambda w: (not w.fits, w.seconds if w.fits else w.memory.peak, w.mesh.size(MODEL)))
+    return result
 
 
-def _way(
-    fused: Fused,
+def _plan_entry(
+    fused: FusedGraph,
     mesh: Mesh,
     target: HardwareTarget,
     limit: float | None,
@@ -180,16 +182,16 @@ def _way(
     slots: int,
     splits: Mapping[str, int] | None,
     fsdp: bool,
-) -> Way:
-    choice = choose(fused.graph, mesh, splits, fsdp=fsdp)
-    placed = propagate(fused.graph, mesh, choice.splits)
+) -> PlanEntry:
+    strategy = choose(fused.graph, mesh, splits, fsdp=fsdp)
+    sharding = propagate(fused.graph, mesh, strategy.splits)
     if target.family == "tpu":
-        fused = with_strips(fused, placed)
-    needed = needs(fused, placed, tiled=target.family == "tpu", updates=training, slots=slots)
-    return Way(mesh, choice, needed, work(fused, placed, target), limit, fsdp)
+        fused = with_strips(fused, sharding)
+    memory = estimate_memory(fused, sharding, tiled=target.family == "tpu", updates=training, slots=slots)
+    return PlanEntry(mesh, strategy, memory, estimate_work(fused, sharding, target), limit, fsdp)
 
 
-def _graph(model: Model, of: tuple[str, ...], options: Mapping[str, Any]) -> Graph:
+def _graph(model: Model, outputs: tuple[str, ...], options: Mapping[str, Any]) -> Graph:
     """The graph that XLA would be given, gradients included; nothing is compiled for it."""
     from mithril import compile
 
@@ -200,13 +202,13 @@ def _graph(model: Model, of: tuple[str, ...], options: Mapping[str, Any]) -> Gra
             hint="plan(..., shapes={'x': [32, 128]})",
         )
     program = compiled.programs[0]
-    if of:
-        known = [r.name for r in compiled.interface.results_of("output")]
-        for name in of:
-            if name not in known:
-                what, facts, hint = unknown("output", name, known)
-                raise InputError(what, facts=facts, hint=hint)
-        program = compiled.compiler.specialize(Request(program.request.types, Kind(True, of)))
+    if outputs:
+        output_names = [r.name for r in compiled.interface.results_of("output")]
+        for name in outputs:
+            if name not in output_names:
+                message, facts, hint = unknown("output", name, output_names)
+                raise InputError(message, facts=facts, hint=hint)
+        program = compiled.compiler.specialize(Request(program.request.types, Kind(True, outputs)))
     graph: Graph = program.executable.graph
     return graph
 

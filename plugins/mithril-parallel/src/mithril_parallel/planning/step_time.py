@@ -8,10 +8,10 @@ from math import log2, prod
 from mithril.ir import Node, Value, is_product, is_windowed_product
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh
-from mithril_parallel.placing.propagate import Exchange, Placed
-from mithril_parallel.planning.memory_estimate import sizer
+from mithril_parallel.placing.propagate import Exchange, GraphSharding
+from mithril_parallel.planning.memory_estimate import size_function
 from mithril_parallel.xla_model.convolutions import is_kernel_gradient
-from mithril_parallel.xla_model.fusion_model import Fused, Kernel, walk
+from mithril_parallel.xla_model.fusion_model import FusedGraph, Kernel, walk
 from mithril_parallel.xla_model.image_layout import STRIPS, strip
 
 # Where a target does not state what its vector units do: their part of the peak rate of products.
@@ -34,69 +34,69 @@ class Work:
         return self.compute_seconds + self.exchange_seconds
 
 
-def work(fused: Fused, placed: Placed, target: HardwareTarget) -> Work:
+def estimate_work(fused: FusedGraph, sharding: GraphSharding, target: HardwareTarget) -> Work:
     """Sum over kernels and exchanges."""
-    size = sizer(fused, placed, tiled=target.family == "tpu")
+    size = size_function(fused, sharding, tiled=target.family == "tpu")
     flops, traffic, seconds = 0.0, 0, 0.0
     for kernel in fused.kernels:
-        products, rest = _flops(kernel, placed, fused.strips)
-        moved = sum(size(v) for v in (*kernel.reads, *kernel.node.results))
-        moved = moved * _times(kernel.node)
+        products, rest = _flops(kernel, sharding, fused.strips)
+        nbytes = sum(size(v) for v in (*kernel.reads, *kernel.node.results))
+        nbytes = nbytes * _body_reads(kernel.node)
         flops += products + rest
-        traffic += moved
-        seconds += _kernel_seconds(kernel.node.results, products, rest, moved, target)
-    exchanges = [_exchange_seconds(e, placed.mesh, target) for e in placed.exchanges]
-    carried = sum(e.bytes * e.times for e in placed.exchanges)
+        traffic += nbytes
+        seconds += _kernel_seconds(kernel.node.results, products, rest, nbytes, target)
+    exchanges = [_exchange_seconds(e, sharding.mesh, target) for e in sharding.exchanges]
+    carried = sum(e.bytes * e.times for e in sharding.exchanges)
     return Work(flops, traffic, carried, seconds, sum(exchanges))
 
 
-def _times(node: Node) -> int:
+def _body_reads(node: Node) -> int:
     """A loop reads its operands once, but its body moves its own values at every step; half of them stay near."""
-    inside = sum(1 for region in node.regions for _ in region.nodes)
-    return max(1, inside // 2) if node.regions else 1
+    body_nodes = sum(1 for region in node.regions for _ in region.nodes)
+    return max(1, body_nodes // 2) if node.regions else 1
 
 
-def _flops(kernel: Kernel, placed: Placed, strips: frozenset[Value]) -> tuple[float, float]:
+def _flops(kernel: Kernel, sharding: GraphSharding, strips: frozenset[Value]) -> tuple[float, float]:
     """Operations of one device: in products, and otherwise."""
     counts = [0.0, 0.0]
-    for node in (*kernel.inside, kernel.node):
+    for node in (*kernel.fused, kernel.node):
 
         def count(inner: Node, times: int) -> None:
-            share = _share(inner, placed) * _margins(inner, placed, strips)
+            share = _device_share(inner, sharding) * _margin_factor(inner, sharding, strips)
             types = [None if v is None else v.type for v in inner.operands]
-            found = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)
-            if isinstance(found, (int, float)):
-                counts[0 if is_product(inner) else 1] += float(found) * times * share
+            op_flops = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)
+            if isinstance(op_flops, (int, float)):
+                counts[0 if is_product(inner) else 1] += float(op_flops) * times * share
 
         walk(node, count)
     return counts[0], counts[1]
 
 
-def _margins(node: Node, placed: Placed, strips: frozenset[Value]) -> float:
+def _margin_factor(node: Node, sharding: GraphSharding, strips: frozenset[Value]) -> float:
     """By how much images in strips are wider than without margins, which are computed as well."""
-    made = node.operands[1] if is_kernel_gradient(node) else node.result if len(node.results) == 1 else None
-    if not is_windowed_product(node) or made not in strips:
+    image = node.operands[1] if is_kernel_gradient(node) else node.result if len(node.results) == 1 else None
+    if not is_windowed_product(node) or image not in strips:
         return 1.0
-    width = placed.local(made)[-1]
+    width = sharding.local(image)[-1]
     return strip(width) * STRIPS / width
 
 
-def _share(node: Node, placed: Placed) -> float:
+def _device_share(node: Node, sharding: GraphSharding) -> float:
     """The part of a node's work that one device does: every mesh axis it is split along divides it."""
-    found = placed.passage(node)
-    axes = {a for split in found.gives for a in split if a is not None} | found.sums
-    return 1 / prod(placed.mesh.size(a) for a in axes) if axes else 1.0
+    node_sharding = sharding.op_sharding(node)
+    axes = {a for split in node_sharding.result_splits for a in split if a is not None} | node_sharding.sums
+    return 1 / prod(sharding.mesh.size(a) for a in axes) if axes else 1.0
 
 
 def _kernel_seconds(
-    results: tuple[Value, ...], products: float, rest: float, moved: int, target: HardwareTarget
+    results: tuple[Value, ...], products: float, rest: float, nbytes: int, target: HardwareTarget
 ) -> float:
     costs = target.costs
     rate = _rate(results, target)
     arithmetic = products / (rate * costs.get("efficiency", 0.7)) + rest / (
         costs.get("vector_flops") or max(target.peak_flops.values(), default=1e12) * _VECTOR_PART
     )
-    memory = moved / target.bandwidth if target.bandwidth else 0.0
+    memory = nbytes / target.bandwidth if target.bandwidth else 0.0
     return max(arithmetic, memory) + costs.get("launch", 0.0)
 
 

@@ -31,19 +31,19 @@ def save_sharded(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -> N
     """
     rank, count = _process()
     tensors: dict[str, np.ndarray[Any, Any]] = {}
-    told: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, x in arrays.items():
         starts = []
         for start, data in _pieces(x, rank):
             tensors[_key(name, start)] = data
             starts.append([list(start), list(data.shape)])
         dtype = as_dtype(str(x.dtype).removeprefix("torch."))
-        told[name] = {"shape": list(x.shape), "dtype": dtype.name, "parts": starts}
+        entries[name] = {"shape": list(x.shape), "dtype": dtype.name, "parts": starts}
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     stem = f"part-{rank:05}-of-{count:05}"
     save_file(tensors, out / f"{stem}.safetensors", {"format": "mithril sharded"})
-    files.write(out / f"{stem}.json", json.dumps(told))  # last: it says that the parts are there
+    files.write(out / f"{stem}.json", json.dumps(entries))  # last: it says that the parts are there
 
 
 def load_sharded(folder: str | os.PathLike[str], compiled: CompiledModel) -> dict[str, Any]:
@@ -56,13 +56,13 @@ def load_sharded(folder: str | os.PathLike[str], compiled: CompiledModel) -> dic
     if missing:
         raise InputError(f"'{os.fspath(folder)}' does not fit this model", facts=[f"missing: {', '.join(missing[:8])}"])
     assemble = getattr(getattr(program.executable, "call", None), "assemble", None)
-    found = {}
+    params = {}
     for name, t in program.interface.params.items():
         if reader.shapes[name] != t.shape:
             raise InputError(f"parameter '{name}' has shape {list(reader.shapes[name])}, expected {list(t.shape)}")
-        made = assemble(name, t.shape, partial(reader.read, name)) if assemble is not None else None
-        found[name] = made if made is not None else compiled.backend.array(reader.read(name), t.dtype)
-    return found
+        array = assemble(name, t.shape, partial(reader.read, name)) if assemble is not None else None
+        params[name] = array if array is not None else compiled.backend.array(reader.read(name), t.dtype)
+    return params
 
 
 class Reader:
@@ -70,25 +70,26 @@ class Reader:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        told = sorted(self.folder.glob("part-*.json"))
-        counts = {path.stem.rpartition("-")[2] for path in told}
+        index_files = sorted(self.folder.glob("part-*.json"))
+        counts = {path.stem.rpartition("-")[2] for path in index_files}
         if len(counts) > 1:
             raise InputError(
                 f"'{self.folder}' holds several checkpoints",
                 facts=[f"of {', '.join(str(int(n)) for n in sorted(counts))} processes"],
                 hint="save each into a folder of its own",
             )
-        if not counts or len(told) != int(next(iter(counts))):
+        if not counts or len(index_files) != int(next(iter(counts))):
             raise InputError(
                 f"'{self.folder}' holds no complete checkpoint",
                 facts=[
-                    f"parts of {len(told)} process(es)" + (f", and there were {int(min(counts))}" if counts else "")
+                    f"parts of {len(index_files)} process(es)"
+                    + (f", and there were {int(min(counts))}" if counts else "")
                 ],
             )
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, Any] = {}
         self.parts: dict[str, list[tuple[Path, tuple[int, ...], tuple[int, ...]]]] = {}
-        for path in told:
+        for path in index_files:
             for name, entry in json.loads(path.read_text()).items():
                 self.shapes[name] = tuple(entry["shape"])
                 self.dtypes[name] = as_dtype(entry["dtype"]).numpy
@@ -109,9 +110,9 @@ class Reader:
             if any(low >= high for low, high in zip(lows, highs, strict=True)) and out.size:
                 continue
             with safe_open(path, "np") as file:
-                there = tuple(slice(a - s, b - s) for a, b, s in zip(lows, highs, start, strict=True))
+                region = tuple(slice(a - s, b - s) for a, b, s in zip(lows, highs, start, strict=True))
                 key = _key(name, start)
-                piece = file.get_slice(key)[there] if there else file.get_tensor(key)
+                piece = file.get_slice(key)[region] if region else file.get_tensor(key)
             out[tuple(slice(a - z, b - z) for a, b, (z, _) in zip(lows, highs, bounds, strict=True))] = piece.reshape(
                 [b - a for a, b in zip(lows, highs, strict=True)]
             )  # scalars are kept as one element
@@ -143,15 +144,15 @@ def _offsets(x: Any) -> tuple[int, ...] | None:
     """Where the local part of a DTensor begins; None where another process has the same."""
     start, left = [0] * len(x.shape), list(x.shape)
     for k, placement in enumerate(x.placements):
-        at, n = x.device_mesh.get_local_rank(k), x.device_mesh.size(k)
+        rank, n = x.device_mesh.get_local_rank(k), x.device_mesh.size(k)
         if not placement.is_shard():
-            if at:
+            if rank:
                 return None
             continue
         if left[placement.dim] % n:
             raise InputError(f"a tensor of shape {list(x.shape)} is unevenly split over {n} processes")
         left[placement.dim] //= n
-        start[placement.dim] += at * left[placement.dim]
+        start[placement.dim] += rank * left[placement.dim]
     return tuple(start)
 
 

@@ -20,7 +20,7 @@ Key = tuple[object, ...]
 
 def bucketed(graph: Graph, limit: int = BYTES) -> Graph:
     """The graph with its exchanges together where they can be, none of them moved behind what reads it."""
-    if sum(1 for node in graph.nodes if node.op in _TOGETHER) < 2:
+    if sum(1 for node in graph.nodes if node.op in _EMITTERS) < 2:
         return graph
     return _Buckets(graph, limit).run()
 
@@ -46,25 +46,25 @@ class _Buckets:
         self.builder.inputs = list(graph.inputs)
         for v in (*(i.value for i in graph.inputs), *(v for node in graph.nodes for v in node.results)):
             self.builder.unique(v.name)
-        self.made: dict[Value, Value] = {}
+        self.replacements: dict[Value, Value] = {}
         self.waiting: dict[Key, list[Node]] = {}
-        self.of: dict[Value, Key] = {}  # results that wait, and in which bucket
-        self.gathers = self._gathers()
+        self.bucket_of: dict[Value, Key] = {}  # results that wait, and in which bucket
+        self.gathers = self._gather_buckets()
         self.late: list[Node] = []
-        self.after: set[Value] = set()  # what late nodes make
+        self.late_values: set[Value] = set()  # what late nodes make
 
-    def _gathers(self) -> dict[Node, list[Node]]:
+    def _gather_buckets(self) -> dict[Node, list[Node]]:
         """The bucket of each argument's parts; of others there is no telling when they are there."""
-        found: dict[Node, list[Node]] = {}
+        buckets: dict[Node, list[Node]] = {}
         filling: dict[Key, list[Node]] = {}
         for node in self.graph.nodes:
             if node.op is all_gather and node.operands[0] in self.graph.input_of:
                 key = (node.attributes["mesh"], node.result.dtype)
                 if sum(map(_bytes, (*filling.get(key, ()), node))) > self.limit:
                     filling.pop(key, None)
-                found[node] = filling.setdefault(key, [])
-                found[node].append(node)
-        return found
+                buckets[node] = filling.setdefault(key, [])
+                buckets[node].append(node)
+        return buckets
 
     def run(self) -> Graph:
         with self.builder:
@@ -74,81 +74,81 @@ class _Buckets:
                     self._node(node)
                 for key in list(self.waiting):
                     self._flush(key)
-                nodes, self.late, self.after = self.late, [], set()
-        outputs = tuple(self.made.get(v, v) for v in self.graph.outputs)
+                nodes, self.late, self.late_values = self.late, [], set()
+        outputs = tuple(self.replacements.get(v, v) for v in self.graph.outputs)
         return self.graph.replaced(nodes=tuple(self.builder.nodes), outputs=outputs)
 
     def _node(self, node: Node) -> None:
         read = [v for v in node.operands if v is not None]
-        sums = dict.fromkeys(self.of[v] for v in read if v in self.of)
-        if any(v in self.after for v in read) or (sums and node.tags.get("phase") == "update"):
+        sums = dict.fromkeys(self.bucket_of[v] for v in read if v in self.bucket_of)
+        if any(v in self.late_values for v in read) or (sums and node.tags.get("phase") == "update"):
             self.late.append(node)
-            self.after.update(node.results)
+            self.late_values.update(node.results)
             return
         for key in sums:
             self._flush(key)
         if node in self.gathers:
-            if node.result not in self.made:
-                self._together(self.gathers[node])
+            if node.result not in self.replacements:
+                self._emit_bucket(self.gathers[node])
             return
-        own = _key(node)
-        if own is None:
-            self.builder.nodes.append(self._reading(node))
+        bucket_key = _key(node)
+        if bucket_key is None:
+            self.builder.nodes.append(self._with_replacements(node))
             return
-        if sum(map(_bytes, (*self.waiting.get(own, ()), node))) > self.limit:
-            self._flush(own)
-        self.waiting.setdefault(own, []).append(node)
-        self.of[node.result] = own
+        if sum(map(_bytes, (*self.waiting.get(bucket_key, ()), node))) > self.limit:
+            self._flush(bucket_key)
+        self.waiting.setdefault(bucket_key, []).append(node)
+        self.bucket_of[node.result] = bucket_key
 
-    def _reading(self, node: Node) -> Node:
-        operands = tuple(v if v is None else self.made.get(v, v) for v in node.operands)
+    def _with_replacements(self, node: Node) -> Node:
+        operands = tuple(v if v is None else self.replacements.get(v, v) for v in node.operands)
         return node if operands == node.operands else node.replaced(operands=operands)
 
     def _flush(self, key: Key) -> None:
         nodes = self.waiting.pop(key, [])
         for node in nodes:
-            del self.of[node.result]
-        self._together(nodes)
+            del self.bucket_of[node.result]
+        self._emit_bucket(nodes)
 
-    def _together(self, nodes: Sequence[Node]) -> None:
-        nodes = [self._reading(node) for node in nodes]
+    def _emit_bucket(self, nodes: Sequence[Node]) -> None:
+        nodes = [self._with_replacements(node) for node in nodes]
         if len(nodes) == 1:
             self.builder.nodes += nodes
-            self.made[nodes[0].result] = nodes[0].result
+            self.replacements[nodes[0].result] = nodes[0].result
         elif nodes:
             with self.builder.at(nodes[-1].origin, nodes[-1].tags):
-                found = _TOGETHER[nodes[0].op](nodes)
-            self.made.update(zip((node.result for node in nodes), found, strict=True))
+                results = _EMITTERS[nodes[0].op](nodes)
+            self.replacements.update(zip((node.result for node in nodes), results, strict=True))
 
 
 # -- side by side -----------------------------------------------------------------------------------------------------
-def _reduced(nodes: Sequence[Node]) -> list[Value]:
-    flat = _side_by_side([_shaped(_operand(n), (-1,)) for n in nodes], 0)
-    whole = _exchange(nodes[0], flat)
-    return [_shaped(x, n.result.shape) for x, n in zip(_apart(whole, nodes, 0), nodes, strict=True)]
+def _all_reduce_bucket(nodes: Sequence[Node]) -> list[Value]:
+    flat = _concat([_reshape(_operand(n), (-1,)) for n in nodes], 0)
+    total = _exchange(nodes[0], flat)
+    return [_reshape(x, n.result.shape) for x, n in zip(_slices(total, nodes, 0), nodes, strict=True)]
 
 
-def _gathered(nodes: Sequence[Node]) -> list[Value]:
+def _all_gather_bucket(nodes: Sequence[Node]) -> list[Value]:
     """The parts of each device are a row; those of one tensor are then put side by side along its axis."""
-    flat = _side_by_side([_shaped(_operand(n), (1, -1)) for n in nodes], 1)
+    flat = _concat([_reshape(_operand(n), (1, -1)) for n in nodes], 1)
     rows = _exchange(nodes[0], flat, axis=0)
-    found = []
-    for x, n in zip(_apart(rows, nodes, 1, result=False), nodes, strict=True):
+    results = []
+    for x, n in zip(_slices(rows, nodes, 1, result=False), nodes, strict=True):
         axis, parts, shape = n.attributes["axis"], n.attributes["parts"], sizes(_operand(n))
-        x = _moved(_shaped(x, (parts, *shape)), 0, axis)
-        found.append(_shaped(x, n.result.shape))
-    return found
+        x = _move_axis(_reshape(x, (parts, *shape)), 0, axis)
+        results.append(_reshape(x, n.result.shape))
+    return results
 
 
-def _scattered(nodes: Sequence[Node]) -> list[Value]:
+def _reduce_scatter_bucket(nodes: Sequence[Node]) -> list[Value]:
     """What each device is to keep is a row of its own."""
     rows = []
     for n in nodes:
         axis, parts, shape = n.attributes["axis"], n.attributes["parts"], sizes(n.result)
-        x = _shaped(_operand(n), (*shape[:axis], parts, *shape[axis:]))
-        rows.append(_shaped(_moved(x, axis, 0), (parts, -1)))
-    mine = _exchange(nodes[0], _side_by_side(rows, 1), axis=0)
-    return [_shaped(x, n.result.shape) for x, n in zip(_apart(mine, nodes, 1), nodes, strict=True)]
+        x = _reshape(_operand(n), (*shape[:axis], parts, *shape[axis:]))
+        rows.append(_reshape(_move_axis(x, axis, 0), (parts, -1)))
+    scattered = _exchange(nodes[0], _concat(rows, 1), axis=0)
+    return [_reshape(x, n.result.shape) for x, n in zip(_slices(scattered, nodes, 1), nodes, strict=True)]
 
 
 def _operand(node: Node) -> Value:
@@ -158,34 +158,34 @@ def _operand(node: Node) -> Value:
 
 
 def _exchange(like: Node, x: Value, **changes: int) -> Value:
-    made: Value = Builder.current().emit(like.op, (x,), {**like.attributes, **changes})[0]
-    return made
+    result: Value = Builder.current().emit(like.op, (x,), {**like.attributes, **changes})[0]
+    return result
 
 
-def _side_by_side(xs: Iterable[Value], axis: int) -> Value:
-    made: Value = operation("concat")(*xs, axis=axis)
-    return made
+def _concat(xs: Iterable[Value], axis: int) -> Value:
+    result: Value = operation("concat")(*xs, axis=axis)
+    return result
 
 
-def _apart(x: Value, nodes: Sequence[Node], axis: int, *, result: bool = True) -> list[Value]:
-    found, start = [], 0
+def _slices(x: Value, nodes: Sequence[Node], axis: int, *, result: bool = True) -> list[Value]:
+    slices, start = [], 0
     for n in nodes:
         stop = start + prod(sizes(n.result if result else _operand(n)))
-        found.append(operation("slice")(x, starts=(start,), stops=(stop,), steps=(1,), axes=(axis,)))
+        slices.append(operation("slice")(x, starts=(start,), stops=(stop,), steps=(1,), axes=(axis,)))
         start = stop
-    return found
+    return slices
 
 
-def _shaped(x: Value, shape: Sequence[object]) -> Value:
-    made: Value = x if tuple(shape) == x.shape else operation("reshape")(x, shape=tuple(shape))
-    return made
+def _reshape(x: Value, shape: Sequence[object]) -> Value:
+    result: Value = x if tuple(shape) == x.shape else operation("reshape")(x, shape=tuple(shape))
+    return result
 
 
-def _moved(x: Value, source: int, to: int) -> Value:
+def _move_axis(x: Value, source: int, target: int) -> Value:
     order = [k for k in range(x.ndim) if k != source]
-    order.insert(to, source)
-    made: Value = x if source == to else operation("transpose")(x, perm=tuple(order))
-    return made
+    order.insert(target, source)
+    result: Value = x if source == target else operation("transpose")(x, perm=tuple(order))
+    return result
 
 
-_TOGETHER = {all_reduce: _reduced, all_gather: _gathered, reduce_scatter: _scattered}
+_EMITTERS = {all_reduce: _all_reduce_bucket, all_gather: _all_gather_bucket, reduce_scatter: _reduce_scatter_bucket}

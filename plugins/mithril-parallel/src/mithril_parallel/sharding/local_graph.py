@@ -15,7 +15,7 @@ from mithril.ir import Builder, Graph, Node, Value
 from mithril.ops import if_op
 from mithril_parallel.mesh import Mesh, Split, base, blocks
 from mithril_parallel.placing.rules import sizes
-from mithril_parallel.sharding.local_rules import Local
+from mithril_parallel.sharding.local_rules import LocalRule
 
 INDEX = "mesh/"  # inputs of this name hold a device's place along an axis
 
@@ -29,7 +29,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Sharded:
+class DeviceGraph:
     """``graph`` is what one device runs. Inputs it has beyond the whole graph's are its places in the mesh."""
 
     graph: Graph
@@ -44,20 +44,20 @@ class Sharded:
         return {i.name: names[i.name] for i in self.graph.inputs if i.name in names}
 
 
-class LocalGraph(ABC):
+class LocalGraphBuilder(ABC):
     """``made`` maps values of the whole graph to the local ones; ``splits`` and ``open`` say what these are."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, turns: frozenset[str], *, inside: bool = False) -> None:
-        self.graph, self.mesh, self.turns = graph, mesh, turns
-        self.inside = inside  # a loop, which a turn does to its end
+    def __init__(self, graph: Graph, mesh: Mesh, sequential_axes: frozenset[str], *, in_region: bool = False) -> None:
+        self.graph, self.mesh, self.sequential_axes = graph, mesh, sequential_axes
+        self.in_region = in_region  # a loop, which a turn does to its end
         self.builder = Builder(graph.name)
-        self.made: dict[Value, Value] = {}
+        self.local_values: dict[Value, Value] = {}
         self.splits: dict[Value, Split] = {}
-        self.open: dict[Value, frozenset[str]] = {}
-        self.known: dict[tuple[Value, Split], Value] = {}  # values brought into another split
+        self.pending: dict[Value, frozenset[str]] = {}
+        self.resharded: dict[tuple[Value, Split], Value] = {}  # values brought into another split
         self.node: Node | None = None
-        self.wanted: dict[Value, Split] = {}
-        self.collecting: set[Value] = set()  # carries of a loop that only have something added
+        self.requested_splits: dict[Value, Split] = {}
+        self.accumulating: set[Value] = set()  # carries of a loop that only have something added
         self.once: set[Value] = set()  # what is made after all turns
 
     @abstractmethod
@@ -67,57 +67,57 @@ class LocalGraph(ABC):
         inputs: Mapping[str, Split],
         outputs: Mapping[str, Split],
         *,
-        collecting: Collection[Value] = (),
-        left_open: Collection[str] = (),
-    ) -> Sharded:
-        """Cut a loop's body or a branch. ``collecting`` values only have something added; outputs may stay sums."""
+        accumulating: Collection[Value] = (),
+        unreduced: Collection[str] = (),
+    ) -> DeviceGraph:
+        """Cut a loop's body or a branch. ``accumulating`` values only have something added; outputs may stay sums."""
 
-    def emit(self, node: Node, operands: Sequence[Value | None], found: Local) -> None:
-        if self.turns and self.is_once(node):
-            if any(a in self.turns for need in found.needs for a in need or ()):
-                raise self._mixed()
+    def emit(self, node: Node, operands: Sequence[Value | None], rule: LocalRule) -> None:
+        if self.sequential_axes and self.is_once(node):
+            if any(a in self.sequential_axes for need in rule.operand_splits for a in need or ()):
+                raise self._mixed_examples_error()
             self.once.update(node.results)
         names = [v.name for v in node.results]
-        made = self.builder.emit(
+        outputs = self.builder.emit(
             node.op,
             operands,
-            {**node.attributes, **found.attributes},
+            {**node.attributes, **rule.attributes},
             node.regions,
             names[0] if len(names) == 1 else None,
         )
-        for whole_value, value, split in zip(node.results, made, found.gives, strict=True):
+        for whole_value, value, split in zip(node.results, outputs, rule.result_splits, strict=True):
             expected = self.mesh.local(sizes(whole_value), split)
             if value.shape != expected:
                 raise OperationError(
                     f"the part of %{whole_value.name} that a device makes is {list(value.shape)}, not {list(expected)}",
                     facts=[repr(node), str(node.origin)],
                 )
-            if found.scale != 1.0:
-                value = operation("mul")(value, found.scale)
-            for axis, kind in found.joins.items():
+            if rule.scale != 1.0:
+                value = operation("mul")(value, rule.scale)
+            for axis, kind in rule.joins.items():
                 value = self._exchange("all_reduce", value, axis, kind=kind)
-            self.made[whole_value], self.splits[whole_value] = value, split
-            if found.sums:
-                self.open[whole_value] = found.sums
+            self.local_values[whole_value], self.splits[whole_value] = value, split
+            if rule.sums:
+                self.pending[whole_value] = rule.sums
 
     def is_once(self, node: Node) -> bool:
         return node.tags.get("phase") == "update" or any(v in self.once for v in node.operands if v is not None)
 
-    def settled(self, v: Value) -> Value:
+    def reduce_pending(self, v: Value) -> Value:
         """Sum a value over the axes that it waits for, and return it."""
-        for axis in sorted(self.open.pop(v, frozenset())):
-            wanted = self.wanted.get(v) or self._met(v, axis)
-            if wanted is not None and axis in wanted and self.splits[v][wanted.index(axis)] is None:
-                k = wanted.index(axis)
-                self.made[v] = self._exchange("reduce_scatter", self.made[v], axis, axis=k)
+        for axis in sorted(self.pending.pop(v, frozenset())):
+            requested = self.requested_splits.get(v) or self._partner_split(v, axis)
+            if requested is not None and axis in requested and self.splits[v][requested.index(axis)] is None:
+                k = requested.index(axis)
+                self.local_values[v] = self._exchange("reduce_scatter", self.local_values[v], axis, axis=k)
                 self.splits[v] = tuple(axis if j == k else a for j, a in enumerate(self.splits[v]))
             else:
-                self.made[v] = self._exchange("all_reduce", self.made[v], axis, kind="sum")
-            if axis in self.turns:
+                self.local_values[v] = self._exchange("all_reduce", self.local_values[v], axis, kind="sum")
+            if axis in self.sequential_axes:
                 self.once.add(v)
-        return self.made[v]
+        return self.local_values[v]
 
-    def _met(self, v: Value, axis: str) -> Split | None:
+    def _partner_split(self, v: Value, axis: str) -> Split | None:
         """Return the split of an argument that is combined with a value, as a parameter is with its gradient."""
         front, seen = [v], {v}
         while front:
@@ -134,35 +134,35 @@ class LocalGraph(ABC):
         return None
 
     # -- exchanges ----------------------------------------------------------------------------------------------------
-    def as_split(self, v: Value, need: Split, *, closed: bool = True) -> Value:
-        """Return the local value of ``v`` in another split, summed unless ``closed`` is False."""
-        if closed:
-            self.settled(v)
-        known = self.known.get((v, need))
-        if known is not None:
-            return known
-        value = self.made[v]
+    def reshard(self, v: Value, target: Split, *, reduced: bool = True) -> Value:
+        """Return the local value of ``v`` in another split, summed unless ``reduced`` is False."""
+        if reduced:
+            self.reduce_pending(v)
+        cached = self.resharded.get((v, target))
+        if cached is not None:
+            return cached
+        value = self.local_values[v]
         for k, axis in enumerate(self.splits[v]):
-            if axis is not None and need[k] != axis:
-                value = self._gathered(value, axis, k)
-        for k, axis in enumerate(need):
+            if axis is not None and target[k] != axis:
+                value = self._gather(value, axis, k)
+        for k, axis in enumerate(target):
             if axis is not None and self.splits[v][k] != axis:
-                value = self._cut(value, axis, k)
-        if v not in self.open:
-            self.known[v, need] = value
+                value = self._slice_part(value, axis, k)
+        if v not in self.pending:
+            self.resharded[v, target] = value
         return value
 
     def _exchange(self, name: str, value: Value, mesh_axis: str, **attributes: Any) -> Value:
-        if mesh_axis not in self.turns:
+        if mesh_axis not in self.sequential_axes:
             op = operation(f"mesh.{name}")
             complete = op.complete({"mesh": mesh_axis, "parts": self.mesh.size(mesh_axis), **attributes})
             return self.builder.emit(op, (value,), op.canonical([value.type], complete))[0]
-        if self.inside or attributes.get("kind") != "sum":
-            raise self._mixed()
-        made: Value = operation("mesh.chunk_sum")(value)
-        return made
+        if self.in_region or attributes.get("kind") != "sum":
+            raise self._mixed_examples_error()
+        total: Value = operation("mesh.chunk_sum")(value)
+        return total
 
-    def _mixed(self) -> UnsupportedError:
+    def _mixed_examples_error(self) -> UnsupportedError:
         node = self.node
         return UnsupportedError(
             "this model mixes the examples of a batch, which cannot be cut into chunks",
@@ -171,31 +171,31 @@ class LocalGraph(ABC):
             "a loss divided by a sum over the batch",
         )
 
-    def _gathered(self, value: Value, entry: str, k: int) -> Value:
+    def _gather(self, value: Value, entry: str, k: int) -> Value:
         """Gather the parts of a value along axis ``k``."""
         if blocks(entry) == 1:
             return self._exchange("all_gather", value, entry, axis=k)
-        made = self._exchange("all_gather", _taken_apart(value, entry, k), base(entry), axis=k + 1)
-        return _joined(made, k)
+        gathered = self._exchange("all_gather", _split_axis_into_blocks(value, entry, k), base(entry), axis=k + 1)
+        return _merge_blocks(gathered, k)
 
-    def _cut(self, value: Value, entry: str, k: int) -> Value:
+    def _slice_part(self, value: Value, entry: str, k: int) -> Value:
         """Return this device's part along axis ``k`` of a whole value."""
         if blocks(entry) > 1:
-            return _joined(self._cut(_taken_apart(value, entry, k), base(entry), k + 1), k)
-        return self._cut_once(value, entry, k)
+            return _merge_blocks(self._slice_part(_split_axis_into_blocks(value, entry, k), base(entry), k + 1), k)
+        return self._slice_axis(value, entry, k)
 
-    def _cut_once(self, value: Value, mesh_axis: str, k: int) -> Value:
+    def _slice_axis(self, value: Value, mesh_axis: str, k: int) -> Value:
         length = value.shape[k]
         assert isinstance(length, int)
         part = length // self.mesh.size(mesh_axis)
-        start = operation("reshape")(self.place(mesh_axis) * part, shape=(1,))
+        start = operation("reshape")(self.device_index(mesh_axis) * part, shape=(1,))
         zero = operation("full")(shape=(1,), value=0, dtype=int32)
         starts = operation("concat")(*[start if j == k else zero for j in range(value.ndim)], axis=0)
         shape = tuple(part if j == k else n for j, n in enumerate(value.shape))
-        made: Value = operation("dynamic_slice")(value, starts, sizes=shape)
-        return made
+        result: Value = operation("dynamic_slice")(value, starts, sizes=shape)
+        return result
 
-    def place(self, mesh_axis: str) -> Value:
+    def device_index(self, mesh_axis: str) -> Value:
         """Return the input that holds the device's place along an axis."""
         name = INDEX + mesh_axis
         for i in self.builder.inputs:
@@ -204,15 +204,15 @@ class LocalGraph(ABC):
         return self.builder.input(name, (), int32)
 
 
-def _taken_apart(value: Value, entry: str, k: int) -> Value:
+def _split_axis_into_blocks(value: Value, entry: str, k: int) -> Value:
     """Return a value with the blocks of axis ``k`` as an axis of their own."""
     n, count = value.shape[k], blocks(entry)
     assert isinstance(n, int)
-    made: Value = operation("reshape")(value, shape=(*value.shape[:k], count, n // count, *value.shape[k + 1 :]))
-    return made
+    result: Value = operation("reshape")(value, shape=(*value.shape[:k], count, n // count, *value.shape[k + 1 :]))
+    return result
 
 
-def _joined(value: Value, k: int) -> Value:
+def _merge_blocks(value: Value, k: int) -> Value:
     shape = (*value.shape[:k], value.shape[k] * value.shape[k + 1], *value.shape[k + 2 :])
-    made: Value = operation("reshape")(value, shape=shape)
-    return made
+    result: Value = operation("reshape")(value, shape=shape)
+    return result

@@ -14,43 +14,43 @@ from typing import Any
 from mithril import ops
 from mithril.ir import Graph, Node, Role, Value, is_source, is_unchanged
 from mithril_parallel.mesh import Mesh, Split
-from mithril_parallel.placing.factors import Splits, divide, wanted
+from mithril_parallel.placing.factors import Splits, divide, requested_cuts
 from mithril_parallel.placing.rules import sizes
 
 RENAMING = (ops.reshape, ops.cast)  # between a range and the places that it becomes
-JOINED = ("sum", "mean", "max", "min")  # devices exchange these
+REDUCTIONS = ("sum", "mean", "max", "min")  # devices exchange these
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalRule:
     """How a node runs on parts. ``joins`` says over which axes its results are joined at once, and how."""
 
-    needs: tuple[Split | None, ...]
-    gives: tuple[Split, ...]
+    operand_splits: tuple[Split | None, ...]
+    result_splits: tuple[Split, ...]
     sums: frozenset[str] = frozenset()
     attributes: Mapping[str, Any] = field(default_factory=dict)  # those that change
     scale: float = 1.0  # of sums that represent means
     joins: Mapping[str, str] = field(default_factory=dict)
 
 
-def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
+def local_rule(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> LocalRule | None:
     """Return how a node runs on operands in these splits; None if a composite must be decomposed to keep one."""
 
     def allows(_: str, role: Role | None) -> bool:
         into = node.operands[role.operand] if role is not None and role.operand is not None else None
-        return role is None or (role.kind in JOINED and (into is None or is_zero(graph, into)))
+        return role is None or (role.kind in REDUCTIONS and (into is None or is_zero(graph, into)))
 
     axes = node.axes
     division = divide(axes, splits, mesh, allows)
-    lost = any(division.cuts.get(f) != cut and cut.axis not in division.used for f, cut in wanted(axes, splits))
+    lost = any(division.cuts.get(f) != cut and cut.axis not in division.used for f, cut in requested_cuts(axes, splits))
     if lost and node.op.composite and not node.op.elementwise:
         return None
     kinds, scale = division.kinds, 1.0
     for axis, kind in kinds.items():
         scale /= mesh.size(axis) if kind == "mean" else 1
-    return Local(
-        division.needs,
-        division.gives,
+    return LocalRule(
+        division.operand_splits,
+        division.result_splits,
         frozenset(axis for axis, kind in kinds.items() if kind in ("sum", "mean")),
         axes.cut(division.lengths),
         scale,
@@ -58,19 +58,19 @@ def local(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> Local | None:
     )
 
 
-def own_places(graph: Graph, x: Value, at: Value) -> list[int]:
+def row_aligned_axes(graph: Graph, x: Value, indices: Value) -> list[int]:
     """Axes along which each row of places in ``at`` names its own place in ``x``, as ``x[i, places[i]]`` does."""
-    stacked = graph.producers.get(at)
-    if stacked is None or stacked.op is not ops.concat or stacked.attributes["axis"] != at.ndim - 1:
+    stacked = graph.producers.get(indices)
+    if stacked is None or stacked.op is not ops.concat or stacked.attributes["axis"] != indices.ndim - 1:
         return []
-    found = []
+    row_axes = []
     for k, v in enumerate(stacked.operands):
         while v is not None and (node := graph.producers.get(v)) is not None and node.op in RENAMING:
             v = node.operands[0]
         counts = v is not None and node is not None and node.op is ops.iota and node.attributes["axis"] == k
-        if counts and v is not None and v.shape == at.shape[:-1] and x.shape[k] == at.shape[k]:
-            found.append(k)
-    return found if len(stacked.operands) == sizes(at)[-1] else []
+        if counts and v is not None and v.shape == indices.shape[:-1] and x.shape[k] == indices.shape[k]:
+            row_axes.append(k)
+    return row_axes if len(stacked.operands) == sizes(indices)[-1] else []
 
 
 def is_zero(graph: Graph, v: Value) -> bool:

@@ -7,65 +7,74 @@ from mithril.base import operation
 from mithril.ir import Node
 from mithril_parallel.mesh import BLOCKS
 from mithril_parallel.placing.rules import sizes
-from mithril_parallel.sharding.local_graph import LocalGraph
-from mithril_parallel.sharding.local_rules import Local, own_places
+from mithril_parallel.sharding.local_graph import LocalGraphBuilder
+from mithril_parallel.sharding.local_rules import LocalRule, row_aligned_axes
 
 
-def look_up(local: LocalGraph, node: Node) -> bool:
+def shard_lookup(local: LocalGraphBuilder, node: Node) -> bool:
     """Whether a table is split where it is looked up in: each device then reads its rows, and zeros for the others."""
     if node.op is not ops.take:
         return False
-    table, at = node.operands
+    table, indices = node.operands
     assert table is not None
-    assert at is not None
+    assert indices is not None
     axis = node.attributes["axis"]
-    holder = local.splits[table][axis]
-    if holder is None or holder in local.turns or holder in local.splits[at] or not table.dtype.is_float:
+    mesh_axis = local.splits[table][axis]
+    if (
+        mesh_axis is None
+        or mesh_axis in local.sequential_axes
+        or mesh_axis in local.splits[indices]
+        or not table.dtype.is_float
+    ):
         return False
     count = sizes(table)[axis]
-    part = count // local.mesh.size(holder)
-    where, op = local.splits[at], operation
-    outer = {a for a in where if a is not None}
-    kept = tuple(None if a in outer else a for a in local.splits[table])
-    places = local.as_split(at, where)
-    rows = local.as_split(table, kept)
-    places = op("where")(op("less")(places, 0), places + count, places)
-    places = op("clip")(places, low=0, high=count - 1) - op("cast")(local.place(holder) * part, dtype=places.dtype)
-    mine = op("logical_and")(op("greater_equal")(places, 0), op("less")(places, part))
-    found = op("take")(rows, op("where")(mine, places, 0), axis=axis)
-    mask = op("reshape")(mine, shape=(*[1] * axis, *mine.shape, *[1] * (table.ndim - axis - 1)))
-    value = op("where")(mask, found, 0.0)
-    local.made[node.result] = value
-    local.splits[node.result] = (*kept[:axis], *where, *kept[axis + 1 :])
-    local.open[node.result] = frozenset({holder})
+    part = count // local.mesh.size(mesh_axis)
+    index_split, op = local.splits[indices], operation
+    outer = {a for a in index_split if a is not None}
+    table_split = tuple(None if a in outer else a for a in local.splits[table])
+    positions = local.reshard(indices, index_split)
+    rows = local.reshard(table, table_split)
+    positions = op("where")(op("less")(positions, 0), positions + count, positions)
+    positions = op("clip")(positions, low=0, high=count - 1) - op("cast")(
+        local.device_index(mesh_axis) * part, dtype=positions.dtype
+    )
+    is_local = op("logical_and")(op("greater_equal")(positions, 0), op("less")(positions, part))
+    looked_up = op("take")(rows, op("where")(is_local, positions, 0), axis=axis)
+    mask = op("reshape")(is_local, shape=(*[1] * axis, *is_local.shape, *[1] * (table.ndim - axis - 1)))
+    value = op("where")(mask, looked_up, 0.0)
+    local.local_values[node.result] = value
+    local.splits[node.result] = (*table_split[:axis], *index_split, *table_split[axis + 1 :])
+    local.pending[node.result] = frozenset({mesh_axis})
     return True
 
 
-def row_by_row(local: LocalGraph, node: Node) -> bool:
+def shard_row_aligned(local: LocalGraphBuilder, node: Node) -> bool:
     """Whether places count along split axes (``x[i, places[i]]``): then each device has those it needs."""
-    if not _takes_places(node):
+    if not _indexes_several_axes(node):
         return False
-    x, at, *updates = [v for v in node.operands if v is not None]
-    own = [] if node.attributes.get("batch_dims") else own_places(local.graph, x, at)
-    chosen: dict[int, str] = {}
-    for k in own:
-        entry = next((a for v in (x, at, *updates) if (a := local.splits[v][k]) is not None and BLOCKS not in a), None)
-        if entry is not None and entry not in chosen.values():
-            chosen[k] = entry
-    if not chosen:
+    x, indices, *updates = [v for v in node.operands if v is not None]
+    aligned_axes = [] if node.attributes.get("batch_dims") else row_aligned_axes(local.graph, x, indices)
+    split_axes: dict[int, str] = {}
+    for k in aligned_axes:
+        mesh_axis = next(
+            (a for v in (x, indices, *updates) if (a := local.splits[v][k]) is not None and BLOCKS not in a), None
+        )
+        if mesh_axis is not None and mesh_axis not in split_axes.values():
+            split_axes[k] = mesh_axis
+    if not split_axes:
         return False
-    needs = [tuple(chosen.get(k) for k in range(v.ndim)) for v in (x, at, *updates)]
-    operands = [local.as_split(v, need) for v, need in zip((x, at, *updates), needs, strict=True)]
-    first = [operation("full")(shape=(1,), value=0, dtype=at.dtype)] * sizes(at)[-1]
-    for k, entry in chosen.items():
-        start = local.place(entry) * (sizes(x)[k] // local.mesh.size(entry))
-        first[k] = operation("reshape")(operation("cast")(start, dtype=at.dtype), shape=(1,))
+    needs = [tuple(split_axes.get(k) for k in range(v.ndim)) for v in (x, indices, *updates)]
+    operands = [local.reshard(v, need) for v, need in zip((x, indices, *updates), needs, strict=True)]
+    first = [operation("full")(shape=(1,), value=0, dtype=indices.dtype)] * sizes(indices)[-1]
+    for k, mesh_axis in split_axes.items():
+        start = local.device_index(mesh_axis) * (sizes(x)[k] // local.mesh.size(mesh_axis))
+        first[k] = operation("reshape")(operation("cast")(start, dtype=indices.dtype), shape=(1,))
     operands[1] = operands[1] - operation("concat")(*first, axis=0)
-    local.emit(node, operands, Local(tuple(needs), (tuple(chosen.get(k) for k in range(node.result.ndim)),)))
+    local.emit(node, operands, LocalRule(tuple(needs), (tuple(split_axes.get(k) for k in range(node.result.ndim)),)))
     return True
 
 
-def _takes_places(node: Node) -> bool:
+def _indexes_several_axes(node: Node) -> bool:
     """Whether each row of the indices names a place along several axes."""
     axes = node.axes
     if not axes.lookups or node.op.composite:

@@ -10,7 +10,7 @@ from mithril.base import OptionError
 from mithril.ir import Graph
 from mithril_parallel.sharding.api import CHUNK, in_chunks, parts
 from mithril_parallel.sharding.collective_buckets import bucketed
-from mithril_parallel.sharding.local_graph import Sharded
+from mithril_parallel.sharding.local_graph import DeviceGraph
 from mithril_parallel.sharding.pipeline_stages import Task, cost, cut
 
 Schedule = Literal["gpipe", "1f1b"]
@@ -42,7 +42,7 @@ class Pipeline:
     steps: list[Step]
     axes: Mapping[str, int]
     index: str | None
-    sharded: Sharded | None = None
+    sharded: DeviceGraph | None = None
 
     @property
     def shares(self) -> list[float]:
@@ -55,12 +55,12 @@ class Pipeline:
 
     def alive(self, stage: int) -> int:
         """The most chunks of which a stage keeps something for the way back."""
-        now = most = 0
+        current = peak = 0
         for step in self.steps:
             if step.stage == stage and step.chunk is not None:
-                now += -1 if step.backward else 1
-                most = max(most, now)
-        return most if any(task.backward for task in self.tasks) else 1
+                current += -1 if step.backward else 1
+                peak = max(peak, current)
+        return peak if any(task.backward for task in self.tasks) else 1
 
 
 def staged(
@@ -86,11 +86,13 @@ def staged(
     cuts: dict[str, int] = {}
     index = None
     if chunks > 1:
-        made = in_chunks(graph, chunks)
-        given = {name: part.split for name, part in made.outputs.items()}
-        cuts = {name: split.index(CHUNK) for name, split in {**made.inputs, **given}.items() if CHUNK in split}
-        index = next(iter(made.indices), None)
-        graph = made.graph
+        per_chunk = in_chunks(graph, chunks)
+        output_splits = {name: part.split for name, part in per_chunk.outputs.items()}
+        cuts = {
+            name: split.index(CHUNK) for name, split in {**per_chunk.inputs, **output_splits}.items() if CHUNK in split
+        }
+        index = next(iter(per_chunk.indices), None)
+        graph = per_chunk.graph
     sharded = parts(graph, axes, splits=splits, fsdp=fsdp)[0] if axes else None
     tasks = cut(sharded.graph if sharded is not None else graph, stages)
     tasks = [replace(task, graph=bucketed(task.graph)) for task in tasks]
@@ -99,33 +101,35 @@ def staged(
 
 def order(tasks: list[Task], stages: int, chunks: int, schedule: Schedule) -> list[Step]:
     """All steps, as they happen when every stage does its next one as soon as that can be done."""
-    back = any(task.backward for task in tasks)
-    lists = [_own(k, stages, chunks, schedule, back) for k in range(stages)]
+    has_backward = any(task.backward for task in tasks)
+    lists = [_stage_steps(k, stages, chunks, schedule, has_backward) for k in range(stages)]
     number = {(task.stage, task.backward): k for k, task in enumerate(tasks) if not task.once}
     done: set[tuple[int, bool, int]] = set()
     steps: list[Step] = []
     while any(lists):
-        now = []
-        for k, mine in enumerate(lists):
-            if not mine:
+        ready = []
+        for k, remaining in enumerate(lists):
+            if not remaining:
                 continue
-            chunk, backward = mine[0]
-            before = (
+            chunk, backward = remaining[0]
+            predecessor = (
                 (k + 1, True) if backward and k + 1 < stages else (stages - 1, False) if backward else (k - 1, False)
             )
-            if before[0] < 0 or (*before, chunk) in done:
-                now.append((k, backward, chunk))
-        for k, backward, chunk in now:
+            if predecessor[0] < 0 or (*predecessor, chunk) in done:
+                ready.append((k, backward, chunk))
+        for k, backward, chunk in ready:
             lists[k].pop(0)
             steps.append(Step(number[k, backward], k, chunk, backward))
-        done.update(now)
+        done.update(ready)
     return steps + [Step(k, task.stage, None, False) for k, task in enumerate(tasks) if task.once]
 
 
-def _own(stage: int, stages: int, chunks: int, schedule: Schedule, back: bool) -> list[tuple[int, bool]]:
+def _stage_steps(
+    stage: int, stages: int, chunks: int, schedule: Schedule, has_backward: bool
+) -> list[tuple[int, bool]]:
     """The steps of one stage, in its order."""
     forward = [(m, False) for m in range(chunks)]
-    if not back:
+    if not has_backward:
         return forward
     backward = [(m, True) for m in range(chunks)]
     if schedule == "gpipe":

@@ -46,9 +46,9 @@ def cost(node: Node) -> float:
 
     def count(inner: Node, times: int) -> None:
         types = [None if v is None else v.type for v in inner.operands]
-        found = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)
-        moved = sum(prod(sizes(v)) * v.dtype.itemsize for v in inner.results)
-        total[0] += times * ((float(found) if isinstance(found, (int, float)) else 0.0) + _PER_BYTE * moved)
+        flops = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)
+        written = sum(prod(sizes(v)) * v.dtype.itemsize for v in inner.results)
+        total[0] += times * ((float(flops) if isinstance(flops, (int, float)) else 0.0) + _PER_BYTE * written)
 
     walk(node, count)
     return total[0]
@@ -56,37 +56,37 @@ def cost(node: Node) -> float:
 
 def cut(graph: Graph, stages: int) -> list[Task]:
     """The tasks of a pipeline: forward ones from the first stage to the last, backward ones the other way, the rest."""
-    once = _done_once(graph)
+    once = _once_nodes(graph)
     forward = [n for n in forward_nodes(graph) if n not in once]
     movable = [n for n in forward if not is_source(n)]
     if not 1 <= stages <= max(1, len(movable)):
         raise OptionError(f"pipeline_stages={stages}: this model has {len(movable)} operations to share")
-    ends = _ends(movable, graph, stages)
-    where = {node: k for k, (a, b) in enumerate(pairwise((0, *ends))) for node in movable[a:b]}
-    homes = _place_backward(graph, where, once, stages)
-    rounds = _place_once(graph, once, where, homes)
-    return _tasks(graph, where, rounds, stages)
+    ends = _stage_ends(movable, graph, stages)
+    stage_of = {node: k for k, (a, b) in enumerate(pairwise((0, *ends))) for node in movable[a:b]}
+    homes = _assign_backward(graph, stage_of, once, stages)
+    rounds = _assign_once(graph, once, stage_of, homes)
+    return _tasks(graph, stage_of, rounds, stages)
 
 
-def _done_once(graph: Graph) -> dict[Node, None]:
+def _once_nodes(graph: Graph) -> dict[Node, None]:
     """The nodes of an optimizer's update, and all others that read a sum over chunks."""
-    found: dict[Node, None] = {}
-    made: set[Value] = set()
+    once: dict[Node, None] = {}
+    late_values: set[Value] = set()
     for node in graph.nodes:
-        late = node.op is chunk_sum or any(v in made for v in node.operands)
+        late = node.op is chunk_sum or any(v in late_values for v in node.operands)
         if late or (node.tags.get("phase") == "update" and not is_source(node)):
-            found[node] = None
-            made.update(node.results)
-    return found
+            once[node] = None
+            late_values.update(node.results)
+    return once
 
 
 # -- where to cut -----------------------------------------------------------------------------------------------------
-def _ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
+def _stage_ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
     """The end of each stage in ``nodes``."""
     sums = [0.0, *accumulate(cost(n) for n in nodes)]
-    limit = SLACK * _least_most(sums, stages)
-    width = _alive(nodes, graph)
-    latest = _from_behind(sums, stages, limit)
+    limit = SLACK * _minimax_load(sums, stages)
+    width = _live_bytes(nodes, graph)
+    latest = _earliest_starts(sums, stages, limit)
     ends, start = [], 0
     for k in range(1, stages):
         fits = [
@@ -99,17 +99,17 @@ def _ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
     return [*ends, len(nodes)]
 
 
-def _least_most(sums: Sequence[float], stages: int) -> float:
+def _minimax_load(sums: Sequence[float], stages: int) -> float:
     """The least that the busiest stage must do."""
     low = max(sums[-1] / stages, *(b - a for a, b in pairwise(sums)))
     high = sums[-1]
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if _needed(sums, middle) <= stages else (middle, high)
+        low, high = (low, middle) if _stages_needed(sums, middle) <= stages else (middle, high)
     return high
 
 
-def _needed(sums: Sequence[float], limit: float) -> int:
+def _stages_needed(sums: Sequence[float], limit: float) -> int:
     count, start = 1, 0.0
     for before, now in pairwise(sums):
         if now - start > limit:
@@ -117,18 +117,18 @@ def _needed(sums: Sequence[float], limit: float) -> int:
     return count
 
 
-def _from_behind(sums: Sequence[float], stages: int, limit: float) -> list[int]:
+def _earliest_starts(sums: Sequence[float], stages: int, limit: float) -> list[int]:
     """For each boundary the first place from which the stages behind it can do the rest."""
-    found, end = [len(sums) - 1] * (stages + 1), len(sums) - 1
+    starts, end = [len(sums) - 1] * (stages + 1), len(sums) - 1
     for k in range(stages - 1, 0, -1):
         start = end
         while start > 0 and sums[end] - sums[start - 1] <= limit:
             start -= 1
-        found[k] = end = start
-    return found
+        starts[k] = end = start
+    return starts
 
 
-def _alive(nodes: Sequence[Node], graph: Graph) -> list[int]:
+def _live_bytes(nodes: Sequence[Node], graph: Graph) -> list[int]:
     """Bytes that must cross each place between two nodes."""
     step = {node: k for k, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 2)
@@ -144,30 +144,30 @@ def _alive(nodes: Sequence[Node], graph: Graph) -> list[int]:
 Homes = dict[Value, set[int]]  # stages that have a value: that which makes it, and all that read it
 
 
-def _place_backward(graph: Graph, where: dict[Node, int], once: Mapping[Node, None], stages: int) -> Homes:
+def _assign_backward(graph: Graph, stage_of: dict[Node, int], once: Mapping[Node, None], stages: int) -> Homes:
     homes: Homes = {}
-    for node, k in where.items():
+    for node, k in stage_of.items():
         for v in (*node.operands, *node.results):
             if v is not None:
                 homes.setdefault(v, set()).add(k)
-    made: dict[Value, int] = {}  # results of backward nodes
+    backward_stage: dict[Value, int] = {}  # results of backward nodes
     for node in graph.nodes:
-        if node in where or node in once or is_source(node):
+        if node in stage_of or node in once or is_source(node):
             continue
         operands = [v for v in node.operands if v is not None]
-        bound = min((made[v] for v in operands if v in made), default=stages - 1)
-        near = [max((k for k in homes[v] if k <= bound), default=bound) for v in operands if v in homes]
-        where[node] = max(near, default=bound)
-        made.update(dict.fromkeys(node.results, where[node]))
+        bound = min((backward_stage[v] for v in operands if v in backward_stage), default=stages - 1)
+        candidates = [max((k for k in homes[v] if k <= bound), default=bound) for v in operands if v in homes]
+        stage_of[node] = max(candidates, default=bound)
+        backward_stage.update(dict.fromkeys(node.results, stage_of[node]))
     for node in reversed(graph.nodes):
-        if is_permutation(node) and node.operands[0] in made and node.result not in graph.outputs:
-            readers = [where[n] for n in graph.users.get(node.result, ()) if n in where]
-            where[node] = made[node.result] = max(readers, default=where[node])
-    homes.update((v, {k}) for v, k in made.items())
+        if is_permutation(node) and node.operands[0] in backward_stage and node.result not in graph.outputs:
+            readers = [stage_of[n] for n in graph.users.get(node.result, ()) if n in stage_of]
+            stage_of[node] = backward_stage[node.result] = max(readers, default=stage_of[node])
+    homes.update((v, {k}) for v, k in backward_stage.items())
     return homes
 
 
-def _place_once(graph: Graph, once: Mapping[Node, None], where: dict[Node, int], homes: Homes) -> dict[Node, int]:
+def _assign_once(graph: Graph, once: Mapping[Node, None], stage_of: dict[Node, int], homes: Homes) -> dict[Node, int]:
     """The stages of what is done once, and in which round: what comes from another stage is made in an earlier one.
 
     Parameters, and what is kept for them, stay where they are. Small sums of all parameters go on to later stages.
@@ -176,15 +176,15 @@ def _place_once(graph: Graph, once: Mapping[Node, None], where: dict[Node, int],
     maker: dict[Value, Node] = {}
     for node in once:
         read = [v for v in node.operands if v is not None]
-        there: dict[int, int] = {}
+        bytes_by_stage: dict[int, int] = {}
         for v in read:
             for k in homes.get(v, ()):
                 weight = 2 if v in graph.input_of else 1  # what is carried on stays rather than what is made
-                there[k] = there.get(k, 0) + weight * prod(sizes(v)) * v.dtype.itemsize
-        stage = max(there, key=lambda k: (there[k], k), default=0)
-        before = [maker[v] for v in read if v in maker]
-        rounds[node] = max((rounds[n] + (where[n] != stage) for n in before), default=0)
-        where[node] = stage
+                bytes_by_stage[k] = bytes_by_stage.get(k, 0) + weight * prod(sizes(v)) * v.dtype.itemsize
+        stage = max(bytes_by_stage, key=lambda k: (bytes_by_stage[k], k), default=0)
+        producers = [maker[v] for v in read if v in maker]
+        rounds[node] = max((rounds[n] + (stage_of[n] != stage) for n in producers), default=0)
+        stage_of[node] = stage
         for v in (*(v for v in read if v not in homes), *node.results):
             homes[v] = {stage}
             maker.update((result, node) for result in node.results)
@@ -192,18 +192,18 @@ def _place_once(graph: Graph, once: Mapping[Node, None], where: dict[Node, int],
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
-def _tasks(graph: Graph, where: Mapping[Node, int], rounds: Mapping[Node, int], stages: int) -> list[Task]:
+def _tasks(graph: Graph, stage_of: Mapping[Node, int], rounds: Mapping[Node, int], stages: int) -> list[Task]:
     forward = set(forward_nodes(graph))
-    both = any(node not in forward and node not in rounds for node in where)
+    has_backward = any(node not in forward and node not in rounds for node in stage_of)
     order: list[Key] = [(k, "forward", 0) for k in range(stages)]
-    order += [(k, "backward", 0) for k in reversed(range(stages)) if both]
-    late = {(rounds[node], where[node]) for node in rounds if node.op is not chunk_sum}
+    order += [(k, "backward", 0) for k in reversed(range(stages)) if has_backward]
+    late = {(rounds[node], stage_of[node]) for node in rounds if node.op is not chunk_sum}
     order += [(k, "once", r) for r, k in sorted(late)]
     number = {key: k for k, key in enumerate(order)}
     sums = {node.result: node.operands[0] for node in rounds if node.op is chunk_sum}
     home = {
         node: number[k, "once" if node in rounds else "forward" if node in forward else "backward", rounds.get(node, 0)]
-        for node, k in where.items()
+        for node, k in stage_of.items()
         if node.op is not chunk_sum
     }
     return _Cutting(graph, order, home, sums).run()
@@ -221,7 +221,7 @@ class _Cutting:
         self.graph, self.order, self.home = graph, order, home
         self.sums = sums  # over chunks, of what
         self.maker = {v: home[node] for node in home for v in node.results}
-        self.leaving: list[dict[str, Value]] = [{} for _ in order]  # outputs of tasks
+        self.sent: list[dict[str, Value]] = [{} for _ in order]  # outputs of tasks
         self.summed: list[set[str]] = [set() for _ in order]
         self.outputs: list[dict[str, Value]] = [{} for _ in order]
 
@@ -231,15 +231,15 @@ class _Cutting:
             if node in self.home:
                 groups[self.home[node]].append(node)
         for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True):
-            of = self.sums.get(v)
-            k = self.maker[of] if of is not None else self.maker.get(v, 0)
-            self.outputs[k][name] = v if of is None else of
-            if of is not None:
+            summand = self.sums.get(v)
+            k = self.maker[summand] if summand is not None else self.maker.get(v, 0)
+            self.outputs[k][name] = v if summand is None else summand
+            if summand is not None:
                 self.summed[k].add(name)
-        parts = [self._part(k, nodes) for k, nodes in enumerate(groups)]  # then all know what leaves them
+        parts = [self._collect(k, nodes) for k, nodes in enumerate(groups)]  # then all know what leaves them
         return [self._task(k, *part) for k, part in enumerate(parts)]
 
-    def _part(
+    def _collect(
         self, number: int, nodes: list[Node]
     ) -> tuple[dict[Value, Input], list[Node], dict[str, tuple[int, str]]]:
         takes: dict[str, tuple[int, str]] = {}
@@ -256,23 +256,23 @@ class _Cutting:
             elif self.maker.get(v) != number:
                 if v not in renamed:
                     renamed[v] = Value(LINK + v.name, v.type)
-                    takes[LINK + v.name] = self._leave(v)
+                    takes[LINK + v.name] = self._send(v)
                     role = "state" if self.order[number][1] == "once" else "input"  # which a batch is looked for among
                     inputs[renamed[v]] = Input(renamed[v], role, tags={"handed_on": True})
                 return renamed[v]
             return v
 
-        made = [n.replaced(operands=tuple(None if v is None else enter(v) for v in n.operands)) for n in nodes]
+        new_nodes = [n.replaced(operands=tuple(None if v is None else enter(v) for v in n.operands)) for n in nodes]
         self.outputs[number] = {name: enter(v) for name, v in self.outputs[number].items()}
-        return inputs, [*free, *made], takes
+        return inputs, [*free, *new_nodes], takes
 
-    def _leave(self, v: Value) -> tuple[int, str]:
+    def _send(self, v: Value) -> tuple[int, str]:
         """The task that makes a value, and the name under which it gives it."""
-        of = self.sums.get(v)
-        made = v if of is None else of
-        k, name = self.maker[made], LINK + v.name
-        self.leaving[k][name] = made
-        if of is not None:
+        summand = self.sums.get(v)
+        value = v if summand is None else summand
+        k, name = self.maker[value], LINK + v.name
+        self.sent[k][name] = value
+        if summand is not None:
             self.summed[k].add(name)
         return k, name
 
@@ -280,9 +280,11 @@ class _Cutting:
         self, number: int, inputs: dict[Value, Input], nodes: list[Node], takes: dict[str, tuple[int, str]]
     ) -> Task:
         stage, kind, turn = self.order[number]
-        out = {**self.leaving[number], **self.outputs[number]}
+        out = {**self.sent[number], **self.outputs[number]}
         name = f"{kind}_{stage}" if not turn else f"{kind}_{stage}_{turn}"
-        own = {r.name: r for r in self.graph.results}
-        results = tuple(replace(own[n], value=v) if n in own else Output(v, n) for n, v in out.items())
+        results_by_name = {r.name: r for r in self.graph.results}
+        results = tuple(
+            replace(results_by_name[n], value=v) if n in results_by_name else Output(v, n) for n, v in out.items()
+        )
         graph = Graph(tuple(inputs.values()), tuple(nodes), results, name)
         return Task(stage, kind == "backward", graph, takes, frozenset(self.summed[number]), kind == "once")

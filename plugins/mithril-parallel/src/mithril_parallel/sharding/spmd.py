@@ -13,12 +13,12 @@ from mithril import ops
 from mithril.base import OperationError, TensorType, UnsupportedError
 from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results, linear_in
 from mithril.ops import if_op, scan_op
-from mithril_parallel.mesh import BLOCKS, Mesh, Split, whole
+from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.control_flow import shard_if, shard_scan
-from mithril_parallel.sharding.local_graph import LocalGraph, Part, Sharded
-from mithril_parallel.sharding.local_rules import Local, is_zero, local
-from mithril_parallel.sharding.lookups import look_up, row_by_row
+from mithril_parallel.sharding.local_graph import DeviceGraph, LocalGraphBuilder, Part
+from mithril_parallel.sharding.local_rules import LocalRule, is_zero, local_rule
+from mithril_parallel.sharding.lookups import shard_lookup, shard_row_aligned
 
 
 def cut(
@@ -27,8 +27,8 @@ def cut(
     inputs: Mapping[str, Split],
     *,
     outputs: Mapping[str, Split] | None = None,
-    turns: Sequence[str] = (),
-) -> Sharded:
+    sequential_axes: Sequence[str] = (),
+) -> DeviceGraph:
     """Cut ``graph`` for a mesh: ``inputs`` says by name which mesh axis divides which axis of an input.
 
     ``outputs`` says how results are wanted; the others stay as they come out, split or not. Along the axes ``turns``
@@ -36,19 +36,19 @@ def cut(
     what reads one is done once, after all turns. So is whatever belongs to an optimizer's update.
     """
     mesh = Mesh({name: n for name, n in axes.items() if n > 1})
-    return _Walk(graph, mesh, frozenset(turns) & frozenset(mesh.axes)).run(inputs, outputs or {})
+    return SpmdPartitioner(graph, mesh, frozenset(sequential_axes) & frozenset(mesh.axes)).run(inputs, outputs or {})
 
 
-class _Walk(LocalGraph):
+class SpmdPartitioner(LocalGraphBuilder):
     """Takes the nodes of the whole graph in order."""
 
     def run(
-        self, inputs: Mapping[str, Split], outputs: Mapping[str, Split], left_open: Collection[str] = ()
-    ) -> Sharded:
+        self, inputs: Mapping[str, Split], outputs: Mapping[str, Split], unreduced: Collection[str] = ()
+    ) -> DeviceGraph:
         for i in self.graph.inputs:
-            self._input(i, inputs.get(i.name))
-        self.wanted = {
-            v: self._clean(outputs[name])
+            self._add_input(i, inputs.get(i.name))
+        self.requested_splits = {
+            v: self._on_mesh(outputs[name])
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
             if name in outputs
         }
@@ -58,48 +58,50 @@ class _Walk(LocalGraph):
             parts: dict[str, Part] = {}
             values: list[Value] = []
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True):
-                maker = self.node = self.graph.producers.get(v)
-                with self.builder.at(*((maker.origin, maker.tags) if maker is not None else (NOWHERE,))):
-                    wanted = self._clean(outputs[name]) if name in outputs else None
-                    values.append(self._leaving(v, wanted, name in left_open))
-                parts[name] = Part(self.splits[v] if wanted is None else wanted, self.open.get(v, frozenset()))
-        given = {i.name: self.splits[i.value] for i in self.graph.inputs if i.role != "constant"}
-        made = Graph(
+                producer = self.node = self.graph.producers.get(v)
+                with self.builder.at(*((producer.origin, producer.tags) if producer is not None else (NOWHERE,))):
+                    requested = self._on_mesh(outputs[name]) if name in outputs else None
+                    values.append(self._output_value(v, requested, name in unreduced))
+                parts[name] = Part(self.splits[v] if requested is None else requested, self.pending.get(v, frozenset()))
+        input_splits = {i.name: self.splits[i.value] for i in self.graph.inputs if i.role != "constant"}
+        local_graph = Graph(
             tuple(self.builder.inputs),
             tuple(self.builder.nodes),
             self.graph.carrying(values),
             self.graph.name,
             tuple(self.builder.guards),
         )
-        return Sharded(made, self.mesh, given, parts)
+        return DeviceGraph(local_graph, self.mesh, input_splits, parts)
 
-    def _leaving(self, v: Value, wanted: Split | None, left_open: bool) -> Value:
+    def _output_value(self, v: Value, requested: Split | None, unreduced: bool) -> Value:
         """Return an output in the split that is asked for, or in its own."""
-        if wanted is not None:
-            return self.as_split(v, wanted)
-        if left_open:
-            return self.made[v]
+        if requested is not None:
+            return self.reshard(v, requested)
+        if unreduced:
+            return self.local_values[v]
         if any(BLOCKS in a for a in self.splits[v] if a is not None):
             plain = tuple(a if a is not None and BLOCKS not in a else None for a in self.splits[v])
-            self.made[v], self.splits[v] = self.as_split(v, plain), plain
-        return self.settled(v)
+            self.local_values[v], self.splits[v] = self.reshard(v, plain), plain
+        return self.reduce_pending(v)
 
-    def _clean(self, split: Split) -> Split:
+    def _on_mesh(self, split: Split) -> Split:
         return tuple(a if self.mesh.size(a) > 1 else None for a in split)
 
-    def _input(self, i: Input, split: Split | None) -> None:
+    def _add_input(self, i: Input, split: Split | None) -> None:
         if not i.type.is_static:
             raise UnsupportedError(
                 f"input '{i.name}' has a size that is not known: {i.type}",
                 hint="give its shape as numbers when compiling: devices share work of known size",
             )
-        chosen = self._clean(split) if split is not None else whole(len(i.type.shape))
-        for k, axis in enumerate(chosen):
+        local_split = self._on_mesh(split) if split is not None else replicated(len(i.type.shape))
+        for k, axis in enumerate(local_split):
             if not self.mesh.divides(axis, sizes(i.value)[k]):
                 raise OperationError(f"axis {k} of '{i.name}' cannot be divided by {self.mesh.size(axis)}")
-        here = Value(self.builder.unique(i.name), TensorType(i.type.dtype, self.mesh.local(sizes(i.value), chosen)))
-        self.builder.inputs.append(replace(i, value=here))
-        self.made[i.value], self.splits[i.value] = here, chosen
+        local_value = Value(
+            self.builder.unique(i.name), TensorType(i.type.dtype, self.mesh.local(sizes(i.value), local_split))
+        )
+        self.builder.inputs.append(replace(i, value=local_value))
+        self.local_values[i.value], self.splits[i.value] = local_value, local_split
 
     def region(
         self,
@@ -107,12 +109,12 @@ class _Walk(LocalGraph):
         inputs: Mapping[str, Split],
         outputs: Mapping[str, Split],
         *,
-        collecting: Collection[Value] = (),
-        left_open: Collection[str] = (),
-    ) -> Sharded:
-        walk = _Walk(graph, self.mesh, self.turns, inside=True)
-        walk.collecting.update(collecting)
-        return walk.run(inputs, outputs, left_open)
+        accumulating: Collection[Value] = (),
+        unreduced: Collection[str] = (),
+    ) -> DeviceGraph:
+        walk = SpmdPartitioner(graph, self.mesh, self.sequential_axes, in_region=True)
+        walk.accumulating.update(accumulating)
+        return walk.run(inputs, outputs, unreduced)
 
     # -- one node ----------------------------------------------------------------------------------------------------
     def step(self, node: Node) -> None:
@@ -122,34 +124,34 @@ class _Walk(LocalGraph):
                 shard_scan(self, node)
             elif node.op is if_op:
                 shard_if(self, node)
-            elif self._stays_open(node):
-                self._linear(node)
-            elif not (look_up(self, node) or row_by_row(self, node)):
-                self._plain(node)
+            elif self._can_delay_reduction(node):
+                self._delay_reduction(node)
+            elif not (shard_lookup(self, node) or shard_row_aligned(self, node)):
+                self._partition(node)
 
-    def _plain(self, node: Node) -> None:
-        have = [None if v is None else self.splits[v] for v in node.operands]
-        split = any(s is not None and any(s) for s in have)
-        found = local(self.graph, node, have, self.mesh) if split else None
-        if found is None and split and node.op.composite:
-            self._apart(node)
+    def _partition(self, node: Node) -> None:
+        operand_splits = [None if v is None else self.splits[v] for v in node.operands]
+        split = any(s is not None and any(s) for s in operand_splits)
+        rule = local_rule(self.graph, node, operand_splits, self.mesh) if split else None
+        if rule is None and split and node.op.composite:
+            self._partition_body(node)
             return
-        if any(v in self.open for v in node.operands if v is not None):
+        if any(v in self.pending for v in node.operands if v is not None):
             for v in node.operands:
                 if v is not None:
-                    self.settled(v)
-            self._plain(node)  # of which some may be in parts now
+                    self.reduce_pending(v)
+            self._partition(node)  # of which some may be in parts now
             return
-        if found is None:
-            needs = tuple(None if v is None else whole(v.ndim) for v in node.operands)
-            found = Local(needs, tuple(whole(v.ndim) for v in node.results))
+        if rule is None:
+            needs = tuple(None if v is None else replicated(v.ndim) for v in node.operands)
+            rule = LocalRule(needs, tuple(replicated(v.ndim) for v in node.results))
         operands = [
-            None if v is None or need is None else self.as_split(v, need)
-            for v, need in zip(node.operands, found.needs, strict=True)
+            None if v is None or need is None else self.reshard(v, need)
+            for v, need in zip(node.operands, rule.operand_splits, strict=True)
         ]
-        self.emit(node, operands, found)
+        self.emit(node, operands, rule)
 
-    def _apart(self, node: Node) -> None:
+    def _partition_body(self, node: Node) -> None:
         """Cut the nodes of a composite that loses a split as a whole."""
         types = [None if v is None else v.type for v in node.operands]
         body: Graph = node.op.decompose(types, node.attributes)
@@ -157,56 +159,56 @@ class _Walk(LocalGraph):
         stage.origin, stage.tags = node.origin, node.tags
         results = stage.inline(body, node.operands)
         for i in stage.inputs:
-            self._input(i, None)
+            self._add_input(i, None)
         outer, self.graph = self.graph, _with_body(self.graph, stage, results)
         for inner in stage.nodes:
             self.step(inner)
         self.graph = outer
         for v, result in zip(node.results, results, strict=True):
-            self.made[v], self.splits[v] = self.made[result], self.splits[result]
-            if result in self.open:
-                self.open[v] = self.open[result]
+            self.local_values[v], self.splits[v] = self.local_values[result], self.splits[result]
+            if result in self.pending:
+                self.pending[v] = self.pending[result]
             if result in self.once:
                 self.once.add(v)
 
     # -- sums still to be made ----------------------------------------------------------------------------------------
-    def _stays_open(self, node: Node) -> bool:
+    def _can_delay_reduction(self, node: Node) -> bool:
         """Whether the sums that operands wait for can as well be made of the result."""
-        operands = [v for v in node.operands if v is not None and v not in self.collecting]
-        waits = [self.open.get(v, frozenset()) for v in operands]
-        if not any(waits) or any(len(self.graph.users.get(v, ())) > 1 for v in operands if v in self.open):
+        operands = [v for v in node.operands if v is not None and v not in self.accumulating]
+        pending = [self.pending.get(v, frozenset()) for v in operands]
+        if not any(pending) or any(len(self.graph.users.get(v, ())) > 1 for v in operands if v in self.pending):
             return False
-        if self.turns and self.is_once(node):
+        if self.sequential_axes and self.is_once(node):
             return False
         op = node.op
         if op is ops.cast:
             return operands[0].dtype.is_float and node.result.dtype.is_float
         if op is ops.scatter_nd_add:
             into = operands[0]
-            return bool(waits[2]) and not (waits[0] or waits[1]) and is_zero(self.graph, into)
+            return bool(pending[2]) and not (pending[0] or pending[1]) and is_zero(self.graph, into)
         if op is ops.pad:
             return bool(node.attributes["mode"] == "constant" and node.attributes["value"] == 0)
         if len(operands) == 1:
             return bool(op.linear)
         if op.variadic or op.linear == " ".join(op.operands):  # jointly: all operands wait for the same sums
-            same = bool(op.linear) and all(w == waits[0] for w in waits)
-            same = same and (not op.elementwise or len({v.type for v in operands}) == 1)
-            return same and all(self.splits[v] == self.splits[operands[0]] for v in operands)
+            is_joint = bool(op.linear) and all(w == pending[0] for w in pending)
+            is_joint = is_joint and (not op.elementwise or len({v.type for v in operands}) == 1)
+            return is_joint and all(self.splits[v] == self.splits[operands[0]] for v in operands)
         scaled = op.elementwise and len(operands) == 2 and linear_in(node, 0)  # by a number that all devices have
-        return bool(scaled and waits[0] and not waits[1] and operands[1].ndim == 0)
+        return bool(scaled and pending[0] and not pending[1] and operands[1].ndim == 0)
 
-    def _linear(self, node: Node) -> None:
-        waits = next(self.open[v] for v in node.operands if v in self.open)
-        have = [None if v is None else self.splits[v] for v in node.operands]
-        found = local(self.graph, node, have, self.mesh)
-        assert found is not None
+    def _delay_reduction(self, node: Node) -> None:
+        pending = next(self.pending[v] for v in node.operands if v in self.pending)
+        operand_splits = [None if v is None else self.splits[v] for v in node.operands]
+        rule = local_rule(self.graph, node, operand_splits, self.mesh)
+        assert rule is not None
         operands = [
-            self.as_split(v, need, closed=False)
-            for v, need in zip(node.operands, found.needs, strict=True)
+            self.reshard(v, need, reduced=False)
+            for v, need in zip(node.operands, rule.operand_splits, strict=True)
             if v is not None and need is not None
         ]
-        self.emit(node, operands, found)
-        self.open[node.result] = waits | found.sums
+        self.emit(node, operands, rule)
+        self.pending[node.result] = pending | rule.sums
 
 
 def _with_body(graph: Graph, stage: Builder, results: Sequence[Value]) -> Graph:

@@ -36,7 +36,7 @@ def image_size(node: Node) -> tuple[int, ...]:
     return sizes(node.result if is_image_gradient(node) else operand(node, 0))[2:]
 
 
-def spots(node: Node) -> tuple[int, ...]:
+def output_positions(node: Node) -> tuple[int, ...]:
     """Return how often a kernel is laid on along each axis: the image of results, or of their cotangents."""
     return sizes(operand(node, 1) if is_kernel_gradient(node) else node.result)[2:]
 

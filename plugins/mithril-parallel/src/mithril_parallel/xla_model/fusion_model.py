@@ -25,19 +25,19 @@ class Kernel:
     """One kept value's node, with the nodes that are computed inside it."""
 
     node: Node
-    inside: list[Node] = field(default_factory=list)
+    fused: list[Node] = field(default_factory=list)
     reads: set[Value] = field(default_factory=set)
 
 
 @dataclass
-class Fused:
+class FusedGraph:
     """The kernels in order, and the last step at which each kept value is read; outputs live to the end."""
 
     graph: Graph
     kernels: list[Kernel]
     step: dict[Node, int]
     last: dict[Value, int]
-    wide: frozenset[Value]  # of 16 bits in the graph, but kept in 32, as the arithmetic around them is
+    upcast: frozenset[Value]  # of 16 bits in the graph, but kept in 32, as the arithmetic around them is
     strips: frozenset[Value]  # images that are cut in strips
 
 
@@ -48,7 +48,7 @@ def pointwise(node: Node) -> bool:
     return node.op.moves and node.op.cost == 0 and not node.axes.lookups  # cut, padded, joined; not sorted or gathered
 
 
-def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> Fused:
+def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> FusedGraph:
     """The kernels of a graph, on a TPU or elsewhere.
 
     Of images in ``strips`` somebody has to write the margins, so that convolutions take none in; and gradients of
@@ -58,7 +58,7 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
     step = {node: k for k, node in enumerate(graph.nodes)}
     end = len(graph.nodes)
     inner: set[Node] = set()
-    homes: dict[Node, Node | None] = {}  # the one kernel that computes a node; None where there are several
+    kernel_of: dict[Node, Node | None] = {}  # the one kernel that computes a node; None where there are several
     last: dict[Value, int] = {}
     for node in reversed(graph.nodes):
         for v in node.results:
@@ -66,15 +66,15 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
             reads = [last[user.result] if user in inner else step[user] for user in readers]
             waits = v in strips and any(is_kernel_gradient(user) for user in readers)
             last[v] = end if v in outputs or waits else max(reads, default=step[node])
-        homes[node] = node
-        if _swallowed(node, users, outputs, homes, strips) or _again(
+        kernel_of[node] = node
+        if _is_fused(node, users, outputs, kernel_of, strips) or _should_recompute(
             node, graph, outputs, last, inner, step, tpu, strips
         ):
             inner.add(node)
-            found = {homes[user] for v in node.results for user in users.get(v, ())}
-            homes[node] = found.pop() if len(found) == 1 else None
+            consumers = {kernel_of[user] for v in node.results for user in users.get(v, ())}
+            kernel_of[node] = consumers.pop() if len(consumers) == 1 else None
     kernels = _kernels(graph, inner)
-    wide = {
+    upcast = {
         k.node.result
         for k in kernels
         if pointwise(k.node)
@@ -83,14 +83,14 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
         and k.node.result.dtype.bits == 16
         and not any(is_product(r) for r in _through_views(k.node.result, users))
     }
-    return Fused(graph, kernels, step, last, frozenset(wide), strips)
+    return FusedGraph(graph, kernels, step, last, frozenset(upcast), strips)
 
 
-def _swallowed(
+def _is_fused(
     node: Node,
     users: Mapping[Value, tuple[Node, ...]],
     outputs: frozenset[Value],
-    homes: Mapping[Node, Node | None],
+    kernel_of: Mapping[Node, Node | None],
     strips: frozenset[Value],
 ) -> bool:
     if len(node.results) != 1 or node.result in outputs:
@@ -106,12 +106,12 @@ def _swallowed(
     if pointwise(node):
         return True
     if is_product(node):  # computed once, and not on the way into another product
-        home = homes[reader]
-        return pointwise(reader) and home is not None and not is_product(home)
+        kernel = kernel_of[reader]
+        return pointwise(reader) and kernel is not None and not is_product(kernel)
     return pointwise(reader)
 
 
-def _again(
+def _should_recompute(
     node: Node,
     graph: Graph,
     outputs: frozenset[Value],
@@ -128,10 +128,10 @@ def _again(
     readers = graph.users.get(v, ())
     products = sum(1 for r in _through_views(v, graph.users) if is_product(r))
     into_products = tpu and v not in strips and products <= _OFTEN
-    taken = all(pointwise(r) or is_fold(r) or (into_products and is_product(r)) for r in readers)
-    if not taken or last[v] - step[node] < 2:
+    can_recompute = all(pointwise(r) or is_fold(r) or (into_products and is_product(r)) for r in readers)
+    if not can_recompute or last[v] - step[node] < 2:
         return False
-    pending, chain, longer = [node], {node}, 0
+    pending, chain, extended_bytes = [node], {node}, 0
     while pending:
         current = pending.pop()
         if is_expensive(current) and not any(is_product(r) for r in readers):
@@ -139,18 +139,18 @@ def _again(
         for o in current.operands:
             if o is None or o in graph.input_of or prod(sizes(o)) < prod(sizes(v)):
                 continue
-            others = [r for r in graph.users[o] if r not in chain]
-            if max((last[r.result] if r in inner else step[r] for r in others), default=-1) >= last[v]:
+            other_readers = [r for r in graph.users[o] if r not in chain]
+            if max((last[r.result] if r in inner else step[r] for r in other_readers), default=-1) >= last[v]:
                 continue
-            maker = graph.producers[o]
-            if not pointwise(maker):
-                longer += _bytes(o)  # what must now be kept instead, bfloat16 before it was widened say
+            producer = graph.producers[o]
+            if not pointwise(producer):
+                extended_bytes += _bytes(o)  # what must now be kept instead, bfloat16 before it was widened say
                 # Of as many bytes a convolution's result is kept, and not what a normalization makes of it.
-                if longer > _bytes(v) or (longer == _bytes(v) and maker.op is not ops.conv):
+                if extended_bytes > _bytes(v) or (extended_bytes == _bytes(v) and producer.op is not ops.conv):
                     return False
                 continue
-            chain.add(maker)
-            pending.append(maker)
+            chain.add(producer)
+            pending.append(producer)
     return True
 
 
@@ -170,7 +170,7 @@ def _through_views(v: Value, users: Mapping[Value, tuple[Node, ...]]) -> Iterato
 
 
 def _kernels(graph: Graph, inner: set[Node]) -> list[Kernel]:
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     claimed: set[Node] = set()
     producers = graph.producers
     for node in graph.nodes:
@@ -184,19 +184,19 @@ def _kernels(graph: Graph, inner: set[Node]) -> list[Kernel]:
             if v in seen:
                 continue
             seen.add(v)
-            maker = producers.get(v)
-            if maker is None or maker not in inner:
+            producer = producers.get(v)
+            if producer is None or producer not in inner:
                 kernel.reads.add(v)
                 continue
-            if maker not in claimed:  # its work is counted once, although several kernels may repeat it
-                claimed.add(maker)
-                kernel.inside.append(maker)
-            pending += [o for o in maker.operands if o is not None]
-        found.append(kernel)
-    return found
+            if producer not in claimed:  # its work is counted once, although several kernels may repeat it
+                claimed.add(producer)
+                kernel.fused.append(producer)
+            pending += [o for o in producer.operands if o is not None]
+        kernels.append(kernel)
+    return kernels
 
 
-def trips(node: Node) -> int:
+def trip_count(node: Node) -> int:
     """How often the regions of a node run: the steps of a scan, once where nobody knows."""
     length = node.attributes.get("length", 1)
     return length if isinstance(length, int) else 1
@@ -206,5 +206,5 @@ def walk(node: Node, visit: Callable[[Node, int], None], times: int = 1) -> None
     """Visit a node and all nodes of its regions, with the number of times each runs."""
     visit(node, times)
     for region in node.regions:
-        for inside in region.nodes:
-            walk(inside, visit, times * trips(node))
+        for inner in region.nodes:
+            walk(inner, visit, times * trip_count(node))

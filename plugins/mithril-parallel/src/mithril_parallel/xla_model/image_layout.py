@@ -10,9 +10,9 @@ from math import prod
 
 from mithril import ops
 from mithril.ir import Graph, Value
-from mithril_parallel.placing.propagate import Placed
+from mithril_parallel.placing.propagate import GraphSharding
 from mithril_parallel.xla_model.convolutions import computes_image, is_pool
-from mithril_parallel.xla_model.fusion_model import Fused, fuse, pointwise
+from mithril_parallel.xla_model.fusion_model import FusedGraph, fuse, pointwise
 from mithril_parallel.xla_model.tiling import tiled_bytes
 
 STRIPS = 8
@@ -20,21 +20,23 @@ STRIPS = 8
 
 def images(graph: Graph) -> frozenset[Value]:
     """Values that convolutions make, and what is computed of them point by point."""
-    found: set[Value] = set()
+    values: set[Value] = set()
     for node in graph.nodes:
         is_like_its_operand = pointwise(node) or is_pool(node)
-        near = computes_image(node) or (is_like_its_operand and any(v in found for v in node.operands))
-        if near:
-            found.update(v for v in node.results if v.ndim >= 4)
-    return frozenset(found)
+        is_image = computes_image(node) or (is_like_its_operand and any(v in values for v in node.operands))
+        if is_image:
+            values.update(v for v in node.results if v.ndim >= 4)
+    return frozenset(values)
 
 
-def with_strips(fused: Fused, placed: Placed) -> Fused:
+def with_strips(fused: FusedGraph, sharding: GraphSharding) -> FusedGraph:
     """The kernels as they are on this mesh: others where images are cut, the same where none is."""
-    shapes = {v: placed.local(v) for v in images(fused.graph)}
+    shapes = {v: sharding.local(v) for v in images(fused.graph)}
     cut = frozenset(v for v, (n, *_, width) in shapes.items() if n < STRIPS <= width)
-    made = (node.result for node in fused.graph.nodes if node.op is ops.conv and node.result in cut)
-    if not any(shapes[v][-1] > STRIPS for v in made):  # it is worth while for one, and then goes on to all others
+    conv_results = (node.result for node in fused.graph.nodes if node.op is ops.conv and node.result in cut)
+    if not any(
+        shapes[v][-1] > STRIPS for v in conv_results
+    ):  # it is worth while for one, and then goes on to all others
         return fused
     return fuse(fused.graph, tpu=True, strips=cut)
 

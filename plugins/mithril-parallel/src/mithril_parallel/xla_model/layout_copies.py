@@ -7,23 +7,34 @@ from math import prod
 
 from mithril import ops
 from mithril.ir import Node, Op, Value, is_windowed_product
-from mithril_parallel.placing.propagate import Placed
-from mithril_parallel.xla_model.convolutions import image_size, is_image_gradient, kernel_size, operand, spots
-from mithril_parallel.xla_model.fusion_model import Fused
+from mithril_parallel.placing.propagate import GraphSharding
+from mithril_parallel.xla_model.convolutions import (
+    image_size,
+    is_image_gradient,
+    kernel_size,
+    operand,
+    output_positions,
+)
+from mithril_parallel.xla_model.fusion_model import FusedGraph
 from mithril_parallel.xla_model.image_layout import strip_bytes
-from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored
+from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored_bytes
 
-Alive = tuple[int, int, int]  # first and last step, and bytes
+Lifetime = tuple[int, int, int]  # first and last step, and bytes
 
 
-def copies(fused: Fused, placed: Placed, images: frozenset[Value]) -> list[Alive]:
+def copies(fused: FusedGraph, sharding: GraphSharding, images: frozenset[Value]) -> list[Lifetime]:
     """Of a graph whose ``images`` are stored as convolutions want them already."""
     nodes = [node for node in fused.graph.nodes if is_windowed_product(node)]
-    seen = _margins(nodes, fused, placed) if fused.strips else _of_images(nodes, fused, placed, images)
-    return [*seen, *_of_kernels(nodes, fused, placed), *_columns(nodes, fused, placed), *_reshaped(fused, placed)]
+    seen = _strip_copies(nodes, fused, sharding) if fused.strips else _image_copies(nodes, fused, sharding, images)
+    return [
+        *seen,
+        *_kernel_copies(nodes, fused, sharding),
+        *_im2col_buffers(nodes, fused, sharding),
+        *_reshape_copies(fused, sharding),
+    ]
 
 
-def _margins(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]:
+def _strip_copies(nodes: list[Node], fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
     """Images in strips are there a second time, with margins, from the convolution to the gradients of kernels."""
     first: dict[Value, int] = {}
     for node in nodes:
@@ -31,10 +42,12 @@ def _margins(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]
         if x is not None and x in fused.strips and not is_image_gradient(node) and prod(kernel_size(node)) > 1:
             first.setdefault(x, fused.step[node])
     for x, step in first.items():
-        yield step, len(fused.graph.nodes), strip_bytes(placed.local(x), x.dtype.itemsize)
+        yield step, len(fused.graph.nodes), strip_bytes(sharding.local(x), x.dtype.itemsize)
 
 
-def _of_images(nodes: list[Node], fused: Fused, placed: Placed, images: frozenset[Value]) -> Iterator[Alive]:
+def _image_copies(
+    nodes: list[Node], fused: FusedGraph, sharding: GraphSharding, images: frozenset[Value]
+) -> Iterator[Lifetime]:
     """One copy serves all convolutions that read an image."""
     readers: dict[Value, list[int]] = {}
     for node in nodes:
@@ -42,45 +55,51 @@ def _of_images(nodes: list[Node], fused: Fused, placed: Placed, images: frozense
         if v is not None and v not in images:
             readers.setdefault(v, []).append(fused.step[node])
     for v, steps in readers.items():
-        yield min(steps), max(steps), image_bytes(placed.local(v), v.dtype.itemsize)
+        yield min(steps), max(steps), image_bytes(sharding.local(v), v.dtype.itemsize)
 
 
-def _of_kernels(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]:
+def _kernel_copies(nodes: list[Node], fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
     """Kernels with their axes exchanged are made first of all: they wait for nothing."""
     last: dict[tuple[Value, Op], int] = {}
     for node in nodes:
         v = node.operands[1]
-        if v is not None and v in fused.graph.input_of and (is_image_gradient(node) or by_columns(node)):
+        if v is not None and v in fused.graph.input_of and (is_image_gradient(node) or uses_im2col(node)):
             last[v, node.op] = fused.step[node]
     for (v, _), step in last.items():
-        yield 0, step, stored(placed.local(v), v.dtype.itemsize, True)
+        yield 0, step, stored_bytes(sharding.local(v), v.dtype.itemsize, True)
 
 
-def _columns(nodes: list[Node], fused: Fused, placed: Placed) -> Iterator[Alive]:
+def _im2col_buffers(nodes: list[Node], fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
     """What each element of a result meets, side by side, for the convolution and for its kernel's gradient."""
     readers: dict[Value, list[int]] = {}
     size: dict[Value, int] = {}
     for node in nodes:
         x = node.operands[0]
-        if x is not None and not is_image_gradient(node) and by_columns(node):
+        if x is not None and not is_image_gradient(node) and uses_im2col(node):
             readers.setdefault(x, []).append(fused.step[node])
-            n, channels, *_ = placed.local(x)
-            size[x] = stored((n, prod(spots(node)), channels * prod(kernel_size(node))), x.dtype.itemsize, True)
+            n, channels, *_ = sharding.local(x)
+            size[x] = stored_bytes(
+                (n, prod(output_positions(node)), channels * prod(kernel_size(node))), x.dtype.itemsize, True
+            )
     for x, steps in readers.items():
         yield min(steps), max(steps), size[x]
 
 
-def _reshaped(fused: Fused, placed: Placed) -> Iterator[Alive]:
+def _reshape_copies(fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
     """Where rows are counted anew and do not fill their tiles, reshaping moves every one of them."""
     for node in fused.graph.nodes:
         if node.op is not ops.reshape:
             continue
-        before, after = placed.local(operand(node, 0))[-2:], placed.local(node.result)[-2:]
-        if len(before) == len(after) == 2 and before[0] != after[0] and (before[0] % TILE[0] or after[0] % TILE[0]):
+        old_shape, new_shape = sharding.local(operand(node, 0))[-2:], sharding.local(node.result)[-2:]
+        if (
+            len(old_shape) == len(new_shape) == 2
+            and old_shape[0] != new_shape[0]
+            and (old_shape[0] % TILE[0] or new_shape[0] % TILE[0])
+        ):
             step = fused.step[node]
-            yield step, step, stored(placed.local(node.result), node.result.dtype.itemsize, True)
+            yield step, step, stored_bytes(sharding.local(node.result), node.result.dtype.itemsize, True)
 
 
-def by_columns(node: Node) -> bool:
+def uses_im2col(node: Node) -> bool:
     """Whether a convolution is computed as one product: its kernel exceeds its image."""
     return any(k > n for n, k in zip(image_size(node), kernel_size(node), strict=True))

@@ -24,7 +24,7 @@ COMPOSITES = frozenset({ops.isfinite, ops.isinf, ops.log2, ops.rsqrt, ops.square
 
 
 @dataclass(frozen=True)
-class Described:
+class InspectedProgram:
     """A program that is only inspected."""
 
     graph: Graph
@@ -52,8 +52,8 @@ class XlaGraphs(Backend):
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         return not node.op.composite or node.op in COMPOSITES
 
-    def build(self, graph: Graph, options: BuildOptions | None = None) -> Described:
-        return Described(graph)
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> InspectedProgram:
+        return InspectedProgram(graph)
 
     def array(self, data: Any, dtype: Any = None) -> Any:
         return as_numpy(data, dtype if dtype is not None else self.dtype)

@@ -10,7 +10,7 @@ ALIGNED = 256  # bytes, where memory is not tiled
 
 
 @lru_cache(maxsize=4096)
-def stored(shape: tuple[int, ...], itemsize: int, tiled: bool) -> int:
+def stored_bytes(shape: tuple[int, ...], itemsize: int, tiled: bool) -> int:
     """Bytes of an array as it is stored; where it is tiled, with its axes in the order that wastes least."""
     if not tiled:
         return -(-prod(shape) * itemsize // ALIGNED) * ALIGNED
@@ -22,13 +22,13 @@ def stored(shape: tuple[int, ...], itemsize: int, tiled: bool) -> int:
         n = axes[0] if axes else 1
         return -(-n // columns) * columns * itemsize
     total = prod(axes)
-    least = min(
+    smallest = min(
         total // (axes[i] * axes[j]) * _rows(axes[i], rows) * (-(-axes[j] // columns) * columns)
         for i in range(len(axes))
         for j in range(len(axes))
         if i != j
     )
-    return least * itemsize
+    return smallest * itemsize
 
 
 def _rows(n: int, tile: int) -> int:

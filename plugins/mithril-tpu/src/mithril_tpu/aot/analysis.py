@@ -14,7 +14,7 @@ _BITS = {"pred": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """Bytes on one device. ``peak`` is what the device must have at once."""
 
     arguments: int
@@ -37,7 +37,7 @@ class Collective:
 class Analysis:
     """Numbers of one device. None: the compiler does not say."""
 
-    memory: Memory
+    memory: MemoryUse
     flops: float | None
     bytes_accessed: float | None
     seconds: float | None  # the compiler's own estimate
@@ -48,10 +48,10 @@ class Analysis:
         return asdict(self)
 
 
-def memory(compiled: Any) -> Memory:
+def memory(compiled: Any) -> MemoryUse:
     """Of a ``jax.stages.Compiled``."""
     stats = compiled.memory_analysis()
-    return Memory(
+    return MemoryUse(
         arguments=stats.argument_size_in_bytes,
         outputs=stats.output_size_in_bytes,
         aliased=stats.alias_size_in_bytes,
@@ -91,12 +91,12 @@ def collectives(hlo: str) -> dict[str, Collective]:
 
 def _calls(hlo: str) -> Iterator[tuple[str, int]]:
     for line in hlo.splitlines():
-        found = _CALL.search(line)
-        if found is None:
+        match = _CALL.search(line)
+        if match is None:
             continue
-        sizes = [_size(m) for m in _ARRAY.finditer(found["shape"])]
+        sizes = [_size(m) for m in _ARRAY.finditer(match["shape"])]
         # A start's result holds its operand, its result, and counters: the largest is what travels.
-        yield found["kind"], max(sizes, default=0) if found["start"] else sum(sizes)
+        yield match["kind"], max(sizes, default=0) if match["start"] else sum(sizes)
 
 
 def _size(array: re.Match[str]) -> int:

@@ -17,40 +17,40 @@ from mithril_targets.tpu import generation
 class LoadedProgram:
     """What ``AheadProgram.save`` wrote, ready to run. Arguments are put where the program wants them."""
 
-    def __init__(self, told: Mapping[str, Any], compiled: Any) -> None:
-        self.told = told  # the analysis that was saved with it
+    def __init__(self, metadata: Mapping[str, Any], compiled: Any) -> None:
+        self.metadata = metadata  # the analysis that was saved with it
         self.compiled = compiled
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         (where_params, where_inputs), _ = self.compiled.input_shardings
-        made: dict[str, Any] = self.compiled(
+        outputs: dict[str, Any] = self.compiled(
             {name: jax.device_put(params[name], sharding) for name, sharding in where_params.items()},
             {name: jax.device_put(inputs[name], sharding) for name, sharding in where_inputs.items()},
         )
-        return made
+        return outputs
 
 
-def trees(told: Mapping[str, Any]) -> tuple[Any, Any]:
+def trees(metadata: Mapping[str, Any]) -> tuple[Any, Any]:
     """The structure of the arguments and of the results, which a serialized program does not hold."""
-    arguments = (dict.fromkeys(told["params"], 0), dict.fromkeys(told["inputs"], 0))
-    return jax.tree.structure((arguments, {})), jax.tree.structure(dict.fromkeys(told["outputs"], 0))
+    arguments = (dict.fromkeys(metadata["params"], 0), dict.fromkeys(metadata["inputs"], 0))
+    return jax.tree.structure((arguments, {})), jax.tree.structure(dict.fromkeys(metadata["outputs"], 0))
 
 
 def load_program(folder: str | os.PathLike[str]) -> LoadedProgram:
     """The program that was saved in a folder; its devices must be here."""
     path = Path(folder)
     try:
-        told = json.loads((path / "analysis.json").read_text())
+        metadata = json.loads((path / "analysis.json").read_text())
         payload = (path / "program.bin").read_bytes()
     except OSError as error:
         raise InputError(f"'{path}' holds no saved program", facts=[str(error)]) from error
-    platform = "tpu" if generation(told["target"]) is not None else "gpu"
+    platform = "tpu" if generation(metadata["target"]) is not None else "gpu"
     if jax.default_backend() != platform:
         raise BackendError(
-            f"this program was compiled for {told['target']}, and there is none here",
-            facts=[f"mesh: {told['mesh']}", f"JAX has: {', '.join(str(d) for d in jax.devices())}"],
+            f"this program was compiled for {metadata['target']}, and there is none here",
+            facts=[f"mesh: {metadata['mesh']}", f"JAX has: {', '.join(str(d) for d in jax.devices())}"],
             hint="program.stablehlo.mlir beside it compiles on other hardware",
         )
     from jax.experimental import serialize_executable
 
-    return LoadedProgram(told, serialize_executable.deserialize_and_load(payload, *trees(told)))
+    return LoadedProgram(metadata, serialize_executable.deserialize_and_load(payload, *trees(metadata)))

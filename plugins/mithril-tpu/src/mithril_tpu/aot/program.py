@@ -21,9 +21,9 @@ from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
 from mithril.base import BackendError, MemoryLimitError, TensorType, files
 from mithril.ir import Graph, Input, result_name
 from mithril.plugins import HardwareTarget
-from mithril_parallel.mesh import Split, whole
+from mithril_parallel.mesh import Split, replicated
 from mithril_parallel.placing.rules import sizes
-from mithril_parallel.placing.strategy import Choice
+from mithril_parallel.placing.strategy import Strategy
 from mithril_tpu.aot.analysis import Analysis, analyze, memory
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -45,13 +45,13 @@ class AheadProgram:
         self,
         forward: Forward,
         graph: Graph,
-        choice: Choice,
+        strategy: Strategy,
         target: HardwareTarget,
         devices: list[Any],
         *,
         present: bool,
         effort: int | None = None,
-        wide: bool = False,
+        x64: bool = False,
         exact: bool = True,
         donate: bool = False,
         remedy: Callable[[float, float], str | None] | None = None,
@@ -59,12 +59,12 @@ class AheadProgram:
     ) -> None:
         self.forward = forward
         self.graph = graph
-        self.choice = choice
+        self.strategy = strategy
         self.target = target
         self.present = present  # whether the devices are on this machine
-        self.wide = wide
+        self.x64 = x64
         self.exact = exact  # whether products of float32 keep all its digits; else one pass of bfloat16 does
-        axes = choice.mesh.axes
+        axes = strategy.mesh.axes
         self.mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
         self._donate = donate
         self._effort = effort
@@ -80,12 +80,12 @@ class AheadProgram:
         return AheadProgram(
             forward,
             self.graph,
-            self.choice,
+            self.strategy,
             self.target,
             list(self.mesh.devices.flat),
             present=self.present,
             effort=self._effort,
-            wide=self.wide,
+            x64=self.x64,
             exact=self.exact,
             donate=donate,
             remedy=self._remedy,
@@ -96,18 +96,18 @@ class AheadProgram:
     @cached_property
     def lowered(self) -> Any:
         """The ``jax.stages.Lowered``, made when it is first asked for."""
-        with self._bits(), self._timed("lower"):
+        with self._x64_context(), self._timed("lower"):
             return self._lower()
 
     @cached_property
     def compiled(self) -> Any:
         """The ``jax.stages.Compiled``, made when it is first asked for: what does not fit is an error then."""
         lowered = self.lowered
-        with self._bits(), self._timed("compile"):
-            made = self._compile(lowered)
+        with self._x64_context(), self._timed("compile"):
+            executable = self._compile(lowered)
         if self.target.family != "tpu":
-            self._check_memory(made)
-        return made
+            self._check_memory(executable)
+        return executable
 
     def ready(self) -> AheadProgram:
         """Compiled now, so that what is wrong with it is said now."""
@@ -115,27 +115,28 @@ class AheadProgram:
         return self
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds[what] = time.perf_counter() - start
+        self.seconds[phase] = time.perf_counter() - start
 
-    def _bits(self) -> Any:
-        return jax.enable_x64(True) if self.wide else nullcontext()
+    def _x64_context(self) -> Any:
+        return jax.enable_x64(True) if self.x64 else nullcontext()
 
     def arguments(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Types of params and inputs, with how they are split."""
         params: dict[str, Any] = {}
         inputs: dict[str, Any] = {}
         for i in self.graph.arguments:
-            made = self._struct(i.type, self.choice.of(i.name, len(i.type.shape)))
-            (params if i.role == "param" else inputs)[i.name] = made
+            struct = self._struct(i.type, self.strategy.of(i.name, len(i.type.shape)))
+            (params if i.role == "param" else inputs)[i.name] = struct
         return params, inputs
 
     def local_bytes(self, i: Input) -> int:
         """Bytes of one device's part of an argument."""
         return (
-            prod(self.choice.mesh.local(sizes(i.value), self.choice.of(i.name, i.value.ndim))) * i.type.dtype.itemsize
+            prod(self.strategy.mesh.local(sizes(i.value), self.strategy.of(i.name, i.value.ndim)))
+            * i.type.dtype.itemsize
         )
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class AheadProgram:
         argument = self._like.get(name)
         for i in self.graph.arguments:
             if i.name == argument:
-                return self.sharding(self.choice.splits.get(i.name) or whole(len(i.type.shape)))
+                return self.sharding(self.strategy.splits.get(i.name) or replicated(len(i.type.shape)))
         return None
 
     def _compile(self, lowered: Any) -> Any:
@@ -170,7 +171,7 @@ class AheadProgram:
         try:
             return lowered.compile(compiler_options=options or None)
         except jax.errors.JaxRuntimeError as error:
-            raise self._explained(str(error)) from error
+            raise self._translated_error(str(error)) from error
 
     def _check_memory(self, compiled: Any) -> None:
         """What only the TPU's compiler looks after itself."""
@@ -178,15 +179,15 @@ class AheadProgram:
         if limit is not None and peak > limit:
             raise self._too_large(peak, limit, [])
 
-    def _too_large(self, needed: float, there: float, facts: list[str]) -> MemoryLimitError:
-        hint = self._remedy(needed, there) if self._remedy else None
+    def _too_large(self, needed: float, available: float, facts: list[str]) -> MemoryLimitError:
+        hint = self._remedy(needed, available) if self._remedy else None
         return MemoryLimitError(
-            f"this program needs {_gib(needed)} on each {self.target.name}, which has {_gib(there)}",
-            facts=[f"mesh: {self.choice.mesh.told}", *facts],
+            f"this program needs {_gib(needed)} on each {self.target.name}, which has {_gib(available)}",
+            facts=[f"mesh: {self.strategy.mesh.description}", *facts],
             hint=hint or "a smaller batch, gradient_checkpointing=True, or more devices",
         )
 
-    def _explained(self, message: str) -> Exception:
+    def _translated_error(self, message: str) -> Exception:
         if "ScopedVmemOom" in message:  # scratch memory of one kernel, which no mesh changes
             return BackendError(
                 f"the compiler of {self.target.name} made a kernel that is too large for the chip's own memory",
@@ -198,14 +199,14 @@ class AheadProgram:
                 f"the compiler of {self.target.name} refused the program",
                 facts=[message.splitlines()[0]],
             )
-        found = _TOO_MUCH.search(message) or _USED.search(message)
-        if found is None:
+        match = _TOO_MUCH.search(message) or _USED.search(message)
+        if match is None:
             return MemoryLimitError(
                 f"this program does not fit the memory of a {self.target.name}",
-                facts=[f"mesh: {self.choice.mesh.told}", _first_line(message)],
+                facts=[f"mesh: {self.strategy.mesh.description}", _first_line(message)],
                 hint="a smaller batch, gradient_checkpointing=True, or more devices",
             )
-        return self._too_large(*_amounts(found), [_first_line(message)])
+        return self._too_large(*_parse_sizes(match), [_first_line(message)])
 
     @property
     def kind(self) -> str:
@@ -231,7 +232,7 @@ class AheadProgram:
 
     @cached_property
     def analysis(self) -> Analysis:
-        """Memory, operations and exchanges of one device."""
+        """MemoryUse, operations and exchanges of one device."""
         return analyze(self.compiled, self.hlo)
 
     def serialized(self) -> bytes:
@@ -255,9 +256,9 @@ class AheadProgram:
         """For JSON: what was compiled, for what, and what came out."""
         return {
             "target": self.target.name,
-            "mesh": dict(self.choice.mesh.axes),
-            "splits": {name: list(split) for name, split in self.choice.splits.items()},
-            "left_whole": dict(self.choice.left),
+            "mesh": dict(self.strategy.mesh.axes),
+            "splits": {name: list(split) for name, split in self.strategy.splits.items()},
+            "left_whole": dict(self.strategy.unsplit),
             "devices": [str(d) for d in self.mesh.devices.flat],
             "params": sorted(i.name for i in self.graph.arguments if i.role == "param"),
             "inputs": sorted(i.name for i in self.graph.arguments if i.role != "param"),
@@ -270,10 +271,10 @@ class AheadProgram:
         """A few lines for people."""
         a = self.analysis
         limit = self.target.costs.get("usable_memory")
-        of = f" of {_gib(limit)}" if limit else ""
+        limit_text = f" of {_gib(limit)}" if limit else ""
         lines = [
-            f"{self.target.name}, mesh {self.choice.mesh}: compiled in {self.seconds['compile']:.2f} s",
-            f"memory per device: peak {_gib(a.memory.peak)}{of}, arguments {_gib(a.memory.arguments)}",
+            f"{self.target.name}, mesh {self.strategy.mesh}: compiled in {self.seconds['compile']:.2f} s",
+            f"memory per device: peak {_gib(a.memory.peak)}{limit_text}, arguments {_gib(a.memory.arguments)}",
         ]
         if a.flops is not None:
             lines.append(f"operations per device: {a.flops:.3g}")
@@ -282,9 +283,9 @@ class AheadProgram:
         if self.hlo is None:
             lines.append("exchanges: unknown, the program's text cannot be read by this jaxlib")
         else:
-            told = [f"{c.count} {kind} ({_gib(c.bytes)})" for kind, c in a.collectives.items()]
-            lines.append("exchanges: " + (", ".join(told) or "none"))
-        lines += [f"left whole: {name}, {why}" for name, why in self.choice.left.items()]
+            counts = [f"{c.count} {kind} ({_gib(c.bytes)})" for kind, c in a.collectives.items()]
+            lines.append("exchanges: " + (", ".join(counts) or "none"))
+        lines += [f"left whole: {name}, {reason}" for name, reason in self.strategy.unsplit.items()]
         return "\n".join(lines)
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -292,23 +293,23 @@ class AheadProgram:
         if not self.present:
             raise BackendError(
                 f"this program was compiled for {self.target.name}, and there is no {self.kind} here to run it",
-                facts=[f"mesh: {self.choice.mesh.told}"],
+                facts=[f"mesh: {self.strategy.mesh.description}"],
                 hint=f"run it on a machine with a {self.kind}, or with tpu_options={{'simulate': True}} on CPU devices",
             )
-        made: dict[str, Any] = self.compiled(*self._placed(params, inputs))
-        return made
+        outputs: dict[str, Any] = self.compiled(*self._placed(params, inputs))
+        return outputs
 
     def _placed(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments on the devices that the program expects them on; what is there already stays."""
-        where = self._shardings
+        shardings = self._shardings
         return (
-            {name: jax.device_put(x, where[name]) for name, x in params.items()},
-            {name: jax.device_put(x, where[name]) for name, x in inputs.items()},
+            {name: jax.device_put(x, shardings[name]) for name, x in params.items()},
+            {name: jax.device_put(x, shardings[name]) for name, x in inputs.items()},
         )
 
     @cached_property
     def _shardings(self) -> dict[str, NamedSharding]:
-        return {i.name: self.sharding(self.choice.of(i.name, len(i.type.shape))) for i in self.graph.arguments}
+        return {i.name: self.sharding(self.strategy.of(i.name, len(i.type.shape))) for i in self.graph.arguments}
 
 
 class SimulatedProgram:
@@ -318,29 +319,29 @@ class SimulatedProgram:
         self,
         forward: Forward,
         graph: Graph,
-        choice: Choice,
+        strategy: Strategy,
         devices: list[Any],
         *,
-        wide: bool = False,
+        x64: bool = False,
         ahead: AheadProgram | None = None,
     ) -> None:
-        axes = choice.mesh.axes
+        axes = strategy.mesh.axes
         self.ahead = ahead
-        self.choice = choice
+        self.strategy = strategy
         self.mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
-        self._wide = wide
+        self._x64 = x64
         self._shardings: dict[str, NamedSharding] = {
-            i.name: NamedSharding(self.mesh, PartitionSpec(*choice.of(i.name, len(i.type.shape))))
+            i.name: NamedSharding(self.mesh, PartitionSpec(*strategy.of(i.name, len(i.type.shape))))
             for i in graph.arguments
         }
         self._call = jax.jit(forward)
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        with jax.enable_x64(True) if self._wide else nullcontext():
-            made: dict[str, Any] = self._call(self._place(params), self._place(inputs))
+        with jax.enable_x64(True) if self._x64 else nullcontext():
+            outputs: dict[str, Any] = self._call(self._place(params), self._place(inputs))
         # A second program dispatched before the first has ended can starve the first of threads, and both wait forever.
-        jax.block_until_ready(made)
-        return made
+        jax.block_until_ready(outputs)
+        return outputs
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters on the devices that the program expects them on."""
@@ -352,35 +353,35 @@ class SimulatedProgram:
 
 def cpu_devices(count: int) -> list[Any]:
     """Devices of the CPU to simulate others with."""
-    found = jax.devices("cpu")
-    if len(found) < count:
+    devices = jax.devices("cpu")
+    if len(devices) < count:
         raise BackendError(
-            f"simulating {count} devices needs as many CPU devices, and JAX made {len(found)}",
+            f"simulating {count} devices needs as many CPU devices, and JAX made {len(devices)}",
             facts=["JAX makes its devices when it is first used, which a backend's creation is"],
             hint=f"call mithril_tpu.simulate_devices({count}) before the first JaxBackend, "
             f"or set the environment variable JAX_NUM_CPU_DEVICES={count}",
         )
-    return list(found[:count])
+    return list(devices[:count])
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
     """Without what the C++ side writes to stderr: a stack trace, before it raises the error that is handled here."""
     sys.stderr.flush()
-    kept = os.dup(2)
-    nothing = os.open(os.devnull, os.O_WRONLY)
+    saved = os.dup(2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nothing, 2)
+        os.dup2(devnull, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(devnull)
 
 
-def _amounts(found: re.Match[str]) -> tuple[float, float]:
-    needed, unit, there, other = found.groups()
-    return float(needed) * _UNITS[unit], float(there) * _UNITS[other]
+def _parse_sizes(match: re.Match[str]) -> tuple[float, float]:
+    needed, unit, available, other = match.groups()
+    return float(needed) * _UNITS[unit], float(available) * _UNITS[other]
 
 
 def _first_line(message: str) -> str:

@@ -9,7 +9,7 @@ from mithril.ir import Graph
 from mithril_jax.mesh.pipeline_parallel import Piped, texts
 from mithril_parallel.sharding.pipeline_schedule import Pipeline, staged
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
-from mithril_tpu.options import Wanted
+from mithril_tpu.options import DeviceRequest
 
 BuildStage = Callable[[int, Graph, BuildOptions], SourceExecutable]
 
@@ -17,27 +17,27 @@ BuildStage = Callable[[int, Graph, BuildOptions], SourceExecutable]
 class AheadPipeline(Piped):
     """``programs`` are those of ``made.tasks``, one each; calling needs the devices, or ``simulate``."""
 
-    def __init__(self, made: Pipeline, executables: list[SourceExecutable], graph: Graph) -> None:
-        super().__init__(made, executables, graph)
-        found = [call.ahead if isinstance(call, SimulatedProgram) else call for call in self.calls]
-        self.programs: list[AheadProgram | None] = found
+    def __init__(self, pipeline: Pipeline, executables: list[SourceExecutable], graph: Graph) -> None:
+        super().__init__(pipeline, executables, graph)
+        programs = [call.ahead if isinstance(call, SimulatedProgram) else call for call in self.calls]
+        self.programs: list[AheadProgram | None] = programs
 
     def memory(self, stage: int) -> int:
         """Bytes that a device of this stage needs: what its tasks keep for all chunks alive, and the largest run."""
-        mine = [k for k, task in enumerate(self.made.tasks) if task.stage == stage]
+        tasks = [k for k, task in enumerate(self.made.tasks) if task.stage == stage]
         params: dict[str, int] = {}
-        kept = most = 0
-        for k in mine:
+        retained = temporaries = 0
+        for k in tasks:
             program = self.programs[k]
             if program is None:
                 continue
             split = {i.name: program.local_bytes(i) for i in program.graph.arguments}
             params |= {i.name: split[i.name] for i in program.graph.with_role("param")}
             links = sum(n for name, n in split.items() if name in self.made.tasks[k].takes)
-            kept = max(kept, links * (1 if self.made.tasks[k].once else self.made.alive(stage)))
+            retained = max(retained, links * (1 if self.made.tasks[k].once else self.made.alive(stage)))
             m = program.analysis.memory
-            most = max(most, m.peak - m.arguments)
-        return sum(params.values()) + kept + most
+            temporaries = max(temporaries, m.peak - m.arguments)
+        return sum(params.values()) + retained + temporaries
 
     def report(self) -> str:
         """A few lines for people."""
@@ -54,8 +54,8 @@ class AheadPipeline(Piped):
         return "\n".join(lines)
 
 
-def build(build_stage: BuildStage, graph: Graph, options: BuildOptions, wanted: Wanted) -> SourceExecutable:
+def build(build_stage: BuildStage, graph: Graph, options: BuildOptions, request: DeviceRequest) -> SourceExecutable:
     """Return the executable of a graph over stages, each task built for the stage of its number."""
-    made = staged(graph, wanted.stages, wanted.chunks, wanted.schedule)
-    programs = [build_stage(task.stage, task.graph, options) for task in made.tasks]
-    return SourceExecutable(graph, texts(programs), AheadPipeline(made, programs, graph))
+    pipeline = staged(graph, request.stages, request.chunks, request.schedule)
+    programs = [build_stage(task.stage, task.graph, options) for task in pipeline.tasks]
+    return SourceExecutable(graph, texts(programs), AheadPipeline(pipeline, programs, graph))

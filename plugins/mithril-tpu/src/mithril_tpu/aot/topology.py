@@ -60,12 +60,12 @@ def dims(generation: Generation, devices: int, topology: str | None = None) -> s
                 facts=[f"it has {generation.axes} axes"],
                 hint=f"tpu_options={{'topology': '{(_SQUARES if generation.axes == 2 else _CUBES)[8]}'}}",
             )
-        held = prod(int(n) for n in topology.split("x")) * per_chip
-        if held != devices:
+        chip_devices = prod(int(n) for n in topology.split("x")) * per_chip
+        if chip_devices != devices:
             raise OptionError(
-                f"topology '{topology}' of {generation.name} has {held} devices, not {devices}",
+                f"topology '{topology}' of {generation.name} has {chip_devices} devices, not {devices}",
                 facts=[f"{per_chip} devices per chip"] if per_chip > 1 else [],
-                hint=f"tpu_replicas={held}",
+                hint=f"tpu_replicas={chip_devices}",
             )
         return topology
     table = _SQUARES if generation.axes == 2 else _CUBES
@@ -73,11 +73,11 @@ def dims(generation: Generation, devices: int, topology: str | None = None) -> s
     chips = -(-devices // per_chip)
     if (devices > 1 and devices % per_chip) or chips not in table:
         sold = [n * per_chip for n in table]
-        near = min(sold, key=lambda n: (abs(n - devices), n))
+        nearest = min(sold, key=lambda n: (abs(n - devices), n))
         raise OptionError(
             f"there is no {generation.name} of {devices} devices",
             facts=[f"there are: {', '.join(map(str, sold))}"],
-            hint=f"tpu_replicas={near}, or give tpu_options={{'topology': ...}}",
+            hint=f"tpu_replicas={nearest}, or give tpu_options={{'topology': ...}}",
         )
     return table[chips]
 
@@ -86,21 +86,21 @@ def local_devices(generation: Generation, count: int) -> list[Any] | None:
     """``count`` TPUs of this generation on this machine; None where it has no TPU at all."""
     if jax.default_backend() != "tpu":
         return None
-    found = jax.devices("tpu")
-    here = of_device(found[0].device_kind)
-    if here is not None and here.name != generation.name:
+    devices = jax.devices("tpu")
+    local_generation = of_device(devices[0].device_kind)
+    if local_generation is not None and local_generation.name != generation.name:
         raise BackendError(
             f"target_hardware='{generation.name}' contradicts the TPUs of this machine",
-            facts=[f"found {len(found)} x {found[0].device_kind}, which is '{here.name}'"],
-            hint=f"target_hardware='{here.name}'",
+            facts=[f"found {len(devices)} x {devices[0].device_kind}, which is '{local_generation.name}'"],
+            hint=f"target_hardware='{local_generation.name}'",
         )
-    if len(found) < count:
+    if len(devices) < count:
         raise BackendError(
-            f"{count} TPU devices are wanted, but this machine has {len(found)}",
-            facts=[f"{found[0].device_kind}"],
-            hint=f"tpu_replicas={len(found)}",
+            f"{count} TPU devices are wanted, but this machine has {len(devices)}",
+            facts=[f"{devices[0].device_kind}"],
+            hint=f"tpu_replicas={len(devices)}",
         )
-    return list(found[:count])
+    return list(devices[:count])
 
 
 def described_devices(generation: Generation, count: int, topology: str | None = None) -> list[Any]:
@@ -110,13 +110,13 @@ def described_devices(generation: Generation, count: int, topology: str | None =
         os.environ.setdefault(name, value)
     from jax.experimental import topologies
 
-    chosen = dims(generation, count, topology)
+    layout = dims(generation, count, topology)
     extra = {"chip_config_name": generation.chip_config} if generation.chip_config else {}
     try:
-        described = topologies.get_topology_desc(f"{generation.topology}:{chosen}", platform="tpu", **extra)
+        described = topologies.get_topology_desc(f"{generation.topology}:{layout}", platform="tpu", **extra)
     except Exception as error:
         raise BackendError(
-            f"the TPU compiler does not know the topology '{generation.topology}:{chosen}'",
+            f"the TPU compiler does not know the topology '{generation.topology}:{layout}'",
             facts=[str(error).splitlines()[0]],
             hint="another number of devices, or tpu_options={'topology': ...}",
         ) from error
