@@ -1,4 +1,4 @@
-"""The models that several tests cut and plan for."""
+"""Search paths of the models that several tests compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs what devices run, all of them at once and one operation after the other, on NumPy arrays."""
+"""Execution of per-device graphs on NumPy arrays: all devices run each operation together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def part(x, split, mesh, coordinate):
 
 
 def joined(parts, split, mesh):
-    """The whole of an array from the parts of all devices, which agree where they have the same."""
+    """Return an array assembled from the parts of all devices; replicated parts must agree."""
     devices = coordinates(mesh)
     for k, axis in enumerate(split):
         if axis is None:
@@ -59,7 +59,7 @@ def exchanged(node, xs, mesh):
 
 
 def run(sharded, arrays):
-    """The outputs by name, put together from all devices."""
+    """Return the outputs by name, assembled from all devices."""
     mesh, graph = sharded.mesh, sharded.graph
     devices = coordinates(mesh)
     values = {}
@@ -96,7 +96,7 @@ def walk(graph, values, mesh):
 
 
 def loop(node, values, mesh):
-    """A scan whose body exchanges something: all devices take each step together."""
+    """Run a scan whose body contains collectives: all devices run each iteration together."""
     carries, sequences = node.attributes["carries"], node.attributes["sequences"]
     body, operands = node.regions[0], [values[v] for v in node.operands]
     state, rows = operands[:carries], []

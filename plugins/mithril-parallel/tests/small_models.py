@@ -12,7 +12,7 @@ def perceptron(width: int = 32, out: int = 8, batch_name: str = "x") -> Model:
 
 
 def scalar_loss(width: int = 32) -> Model:
-    """The mean of squares of a perceptron's outputs."""
+    """Return the mean of squares of a perceptron's outputs."""
     x = IOKey("x")
     y = Linear(4, name="second")(Relu()(Linear(width, name="first")(x)))
     return Model.create(outputs={"loss": ml.ops.mean(y * y)})

@@ -1,4 +1,4 @@
-"""What a batch in chunks can do: everything that leaves examples apart. The rest is refused, by the layer's name."""
+"""Batches in chunks: operations on separate examples run; all others are refused with the layer's name."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from mithril.models import BatchNorm1d, Conv2d, Flatten, IOKey, Linear, MaxPool2
 from mithril_parallel.sharding.api import CHUNK
 from mithril_parallel.sharding.spmd import cut
 
-# Of the operations whose results have the examples of their first operand, these look at other examples as well.
+# Operations whose results have the examples of their first operand, but which read other examples, too.
 MIXING = {
-    "argsort": "an order of all examples",
-    "dynamic_update_slice": "examples from a place on are replaced",
-    "flip": "the last example comes first",
-    "scatter": "examples that a place names are replaced",
-    "scatter_add": "examples that a place names are added to",
-    "scatter_nd": "examples that a place names are replaced",
-    "scatter_nd_add": "examples that a place names are added to",
-    "sort": "an order of all examples",
-    "ternarize": "one scale for all elements",
-    "top_k": "the largest of all examples",
+    "argsort": "orders all examples",
+    "dynamic_update_slice": "replaces examples from an index on",
+    "flip": "moves the last example to the front",
+    "scatter": "replaces examples by index",
+    "scatter_add": "adds to examples by index",
+    "scatter_nd": "replaces examples by index",
+    "scatter_nd_add": "adds to examples by index",
+    "sort": "orders all examples",
+    "ternarize": "uses one scale for all elements",
+    "top_k": "selects from all examples",
 }
 
 
 def refused(case):
-    """Whether the first operand cannot be cut into chunks along its first axis; None where that says nothing."""
+    """Whether the first operand cannot be cut into chunks along its first axis; None if the case cannot decide this."""
     name, first = next(iter(case.inputs().items()), ("", np.zeros(())))
     graph = case.graph()
     if not first.ndim or not first.shape[0] or first.shape[0] % 2 or first.shape[0] not in _lengths(graph):
@@ -47,7 +47,7 @@ def _lengths(graph):
     return [v.shape[0] for v in graph.outputs if v.ndim]
 
 
-def test_what_mixes_examples():
+def test_operations_that_mix_examples_are_refused():
     refusals = {}
     for case in CASES:
         refusals.setdefault(case.op.name, set()).add(refused(case))
@@ -56,14 +56,14 @@ def test_what_mixes_examples():
 
 
 def chunked(graph, arguments):
-    """One stage, two chunks, run by the references."""
+    """Run one stage with two chunks by the reference implementations."""
     from test_pipeline import run
 
     pipeline = ml.staged(graph, 1, 2)
     return run(pipeline, arguments)
 
 
-def test_pooling_and_its_gradient():
+def test_pooling_and_its_gradient_run_in_chunks():
     h = MaxPool2d(2)(Relu()(Conv2d(4, kernel_size=3, padding=1, name="conv")(IOKey("x"))))
     model = Model.create(outputs={"y": Linear(5, name="head")(Flatten()(h))})
     graph, arguments = step_graph(model, {"x": [4, 3, 8, 8]}, "y")
@@ -87,22 +87,22 @@ def built(make, **shapes):
         lambda x, w: ops.scatter_add_along_axis(x, ops.argmax(x, axis=1, keepdims=True), x[:, :1], axis=1),
         lambda x, w: ops.take_along_axis(x, ops.argsort(x, axis=1), axis=1),
     ],
-    ids=["a product with a vector", "a branch", "places in each row", "an order of each row"],
+    ids=["product with a vector", "branch", "scatter in each row", "argsort of each row"],
 )
-def test_examples_that_stay_apart(make):
+def test_operations_on_separate_examples_run_in_chunks(make):
     graph = built(make, x=(4, 6), w=(6,))
     numbers = np.random.default_rng(0)
     arguments = {"x": numbers.standard_normal((4, 6), np.float32), "w": numbers.standard_normal(6).astype(np.float32)}
     np.testing.assert_allclose(chunked(graph, arguments)["y"], evaluate(graph, arguments)["y"], rtol=1e-6)
 
 
-def test_a_branch_that_looks_at_the_batch_is_refused():
+def test_branch_on_the_batch_is_refused():
     graph = built(lambda x: ops.cond(ops.greater(ops.sum(x), 0.0), lambda: (x * 2.0,), lambda: (x,))[0], x=(4, 6))
     with pytest.raises(ml.UnsupportedError, match="mixes the examples"):
         ml.staged(graph, 1, 2)
 
 
-def test_what_mixes_examples_is_refused_by_name():
+def test_layer_that_mixes_examples_is_named_in_the_error():
     model = Model.create(outputs={"y": Linear(4, name="head")(BatchNorm1d(8, name="norm")(IOKey("x")))})
     graph, _ = step_graph(model, {"x": [8, 8]}, "y")
     with pytest.raises(ml.UnsupportedError, match="mixes the examples") as caught:
@@ -111,7 +111,7 @@ def test_what_mixes_examples_is_refused_by_name():
     assert ml.staged(graph, 2, 1).chunks == 1
 
 
-def test_a_batch_that_cannot_be_cut_says_what_can():
+def test_indivisible_batch_error_proposes_chunks():
     graph, _ = step_graph(Model.create(outputs={"y": Linear(4)(IOKey("x"))}), {"x": [8, 8]}, "y")
     with pytest.raises(ml.OptionError) as caught:
         ml.staged(graph, 1, 3)

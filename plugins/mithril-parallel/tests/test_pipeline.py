@@ -1,4 +1,4 @@
-"""Stages and chunks: balanced, ordered so that everything is there in time, and together equal to the whole graph."""
+"""Pipeline stages and chunks: balanced, in an order that satisfies dependencies, and equal to the full graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model
 
 
 def run(pipeline, arguments):
-    """All steps in order, each by the references of its operations."""
+    """Run all steps in order by the reference implementations of their operations."""
     values, outputs = {}, {}
     for step in pipeline.steps:
         task = pipeline.tasks[step.task]
@@ -58,7 +58,7 @@ MODELS = {
 @pytest.mark.parametrize(("stages", "chunks"), [(1, 4), (2, 1), (3, 2), (4, 4)])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("name", MODELS)
-def test_stages_and_chunks_equal_the_whole(name, schedule, stages, chunks):
+def test_stages_and_chunks_equal_the_full_graph(name, schedule, stages, chunks):
     make, shapes, target = MODELS[name]
     graph, arguments = step_graph(make(), shapes, target)
     pipeline = ml.staged(graph, stages, chunks, schedule)
@@ -79,8 +79,8 @@ def forward(model, shapes):
     return ml.compile(model, "numpy", shapes=shapes, optimization_level="none").graph
 
 
-def test_stages_that_are_cut_for_a_mesh_too():
-    """Exchanges are made where what they exchange is made: nothing goes back to an earlier task."""
+def test_stages_on_a_mesh_keep_collectives_local():
+    """Collectives run in the task that computes their operand: no value is sent to an earlier task."""
     graph, _ = step_graph(block(16, 4, 32), {"x": [8, 6, 16]}, "y")
     pipeline = ml.staged(graph, 2, 2, axes={"data": 2, "model": 2})
     assert pipeline.sharded.mesh.axes == {"data": 2, "model": 2}
@@ -100,14 +100,14 @@ def test_equal_layers_make_equal_stages():
     assert pipeline.shares == pytest.approx([0.25] * 4, rel=0.1)
 
 
-def test_the_backward_part_stays_with_the_forward_part():
-    """Though the table of a GPT is read by the first stage and by the last."""
+def test_backward_tasks_stay_with_their_forward_stage():
+    """The embedding table of a GPT is read by the first stage and by the last."""
     graph, _ = step_graph(gpt(32, 8, layers=6, heads=4, features=32), {"input": [8, 8]}, "output")
     assert ml.staged(graph, 3).shares == pytest.approx([1 / 3] * 3, rel=0.25)
 
 
-def test_what_goes_back_is_as_narrow_as_what_went_forward():
-    """A layer is differentiated where it runs, though what it reads was made by the stage before."""
+def test_backward_links_are_as_narrow_as_forward_links():
+    """A layer is differentiated in its own stage, although its input was computed in the previous stage."""
     h = IOKey("x")
     for k in range(4):
         h = Linear(16, name=f"l{k}")(Gelu()(LayerNorm(16, name=f"n{k}")(h)))
@@ -119,15 +119,15 @@ def test_what_goes_back_is_as_narrow_as_what_went_forward():
     assert (last.stage, back.stage, len(crossing)) == (0, 1, 1)
 
 
-def test_unequal_layers_are_spread_by_their_work():
+def test_unequal_layers_are_balanced_by_work():
     graph = forward(chain([512, 512, 64, 64, 64, 64]), {"x": [32, 512]})
     pipeline = ml.staged(graph, 3)
     work = [sum(1 for n in t.graph.nodes if n.op.name in ("linear", "matmul")) for t in pipeline.tasks]
     assert work == [1, 1, 4]
 
 
-def test_cuts_are_narrow():
-    """Inside a block two values are alive, the residual and its branch; between blocks one."""
+def test_cuts_are_at_points_with_few_live_values():
+    """Inside a block two values are live, the residual and its branch; between blocks one."""
     x = IOKey("x")
     h = x
     for k in range(4):
@@ -138,8 +138,8 @@ def test_cuts_are_narrow():
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("chunks", [1, 3, 8])
-def test_schedules(stages, chunks):
-    """Each stage does every chunk once each way; 1F1B keeps no more chunks alive than there are stages behind."""
+def test_schedules_run_every_chunk_once_and_bound_live_chunks(stages, chunks):
+    """Each stage runs every chunk once forward and once backward; 1F1B limits the live chunks to the stages left."""
     graph, _ = step_graph(chain([16] * 8), {"x": [24, 16]}, "y")
     for schedule in ("gpipe", "1f1b"):
         pipeline = ml.staged(graph, stages, chunks, schedule)
@@ -149,6 +149,6 @@ def test_schedules(stages, chunks):
             assert pipeline.alive(k) == (min(chunks, stages - k) if schedule == "1f1b" else chunks)
 
 
-def test_more_stages_than_operations():
+def test_more_stages_than_operations_are_rejected():
     with pytest.raises(ml.OptionError, match="pipeline_stages=9"):
         ml.staged(forward(chain([4]), {"x": [2, 4]}), 9)

@@ -1,4 +1,4 @@
-"""How splits are chosen and passed on, without any framework: pairs of weights, tables, batches, sums, loops."""
+"""Sharding strategies and propagation without a framework: pairs of weights, tables, batches, sums, loops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pair(between="relu", out=8):
     return b.build({"y": y})
 
 
-def test_a_pair_is_split_by_columns_then_rows():
+def test_weight_pair_is_split_by_columns_then_rows():
     strategy = choose(pair(), MESH)
     assert strategy.splits == {
         "x": ("data", None),
@@ -43,7 +43,7 @@ def test_a_pair_is_split_by_columns_then_rows():
     assert exchanges(pair(), MESH) == {("all-reduce", "model"): 1}
 
 
-def test_what_needs_whole_rows_between_keeps_the_first_weight_whole():
+def test_row_operation_between_weights_prevents_the_split():
     strategy = choose(pair("softmax"), MODEL_ONLY)
     assert "up" not in strategy.splits
     assert "bias" not in strategy.splits
@@ -58,7 +58,7 @@ def test_the_last_product_may_end_in_split_columns():
     assert not exchanges(graph, MODEL_ONLY)
 
 
-def test_a_table_is_split_by_rows_where_inputs_are_looked_up_and_whole_where_places_are():
+def test_table_is_split_by_rows_only_for_indices_from_inputs():
     with Builder("tables") as b:
         tokens = b.input("tokens", (4, 8), "int32")
         x = op("take")(b.param("words", (64, 16)), tokens, axis=0)
@@ -68,7 +68,7 @@ def test_a_table_is_split_by_rows_where_inputs_are_looked_up_and_whole_where_pla
     assert exchanges(graph, MODEL_ONLY) == {("all-reduce", "model"): 1}
 
 
-def test_what_cannot_be_divided_is_said():
+def test_indivisible_weight_is_reported():
     with Builder("odd") as b:
         x = b.input("x", (16, 12))
         y = op("relu")(x @ b.param("up", (12, 30))) @ b.param("down", (30, 6))
@@ -76,7 +76,7 @@ def test_what_cannot_be_divided_is_said():
     assert "30 cannot be divided by 4" in strategy.unsplit["up"]
 
 
-def test_a_batch_that_cannot_be_divided_is_an_error():
+def test_indivisible_batch_is_rejected():
     with pytest.raises(ml.OptionError, match="16 items of input 'x' cannot be divided over 3"):
         choose(pair(), Mesh({"data": 3, "model": 1}))
 
@@ -109,7 +109,7 @@ def test_channels_of_convolutions_are_split_in_pairs():
 
 
 # ------------------------------------------------------------------------------------------------------- exchanges
-def test_sums_that_are_added_are_exchanged_once():
+def test_added_partial_sums_are_reduced_once():
     with Builder("two") as b:
         x = b.input("x", (8, 16))
         y = op("tanh")((x @ b.param("a", (16, 4))) + (x @ b.param("b", (16, 4))))
@@ -117,14 +117,14 @@ def test_sums_that_are_added_are_exchanged_once():
     assert exchanges(b.build({"y": y}), MODEL_ONLY, splits) == {("all-reduce", "model"): 1}
 
 
-def test_giving_up_a_split_gathers_once():
+def test_dropped_split_is_gathered_once():
     with Builder("gather") as b:
         x = b.input("x", (8, 16))
         y = op("cumsum")(x, axis=1) + op("cumsum")(op("cumsum")(x, axis=1), axis=1)
     assert exchanges(b.build({"y": y}), MODEL_ONLY, {"x": (None, "model")}) == {("all-gather", "model"): 1}
 
 
-def test_the_gradient_of_a_weight_is_summed_over_the_data():
+def test_weight_gradient_is_reduced_over_data():
     with Builder("step") as b:
         x, g = b.input("x", (8, 16)), b.input("g", (8, 4))
         gradient = op("transpose")(x, perm=(1, 0)) @ g
@@ -132,7 +132,7 @@ def test_the_gradient_of_a_weight_is_summed_over_the_data():
     assert [(e.kind, e.axis, e.bytes) for e in sharding.exchanges] == [("all-reduce", "data", 16 * 4 * 4)]
 
 
-def test_a_loop_keeps_the_batch_split_and_sums_a_collected_gradient_once():
+def test_loop_keeps_the_batch_split_and_reduces_an_accumulated_gradient_once():
     with Builder("loop") as b:
         xs, w = b.input("xs", (5, 8, 4)), b.param("w", (4, 4))
         start, total = op("full")(shape=(8, 4), value=0.0), op("full")(shape=(4, 4), value=0.0)
@@ -151,7 +151,7 @@ def test_a_loop_keeps_the_batch_split_and_sums_a_collected_gradient_once():
     assert [(e.kind, e.axis, e.times) for e in sharding.exchanges] == [("all-reduce", "data", 1)]
 
 
-def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
+def test_merged_axes_keep_a_split_and_divided_axes_only_the_outermost():
     with Builder("rows") as b:
         x = b.input("x", (5, 8, 4))
         flat = op("reshape")(x, shape=(40, 4))
@@ -172,11 +172,11 @@ def test_merged_axes_keep_a_split_and_cut_ones_only_the_outermost():
         ((4, 8, 4), (None, "model", None), (32, 4), (None, "model", None), ("model", None)),
         ((6,), ("data",), (1, 6, 1), ("data",), (None, "data", None)),
         ((2, 3, 4), (None, None, "model"), (24,), (None, None, "model"), ("model",)),
-        ((8,), ("model",), (2, 4), (None,), (None, None)),  # two pieces, and four devices
-        ((4, 6), ("model", None), (3, 8), (None, None), (None, None)),  # cut unevenly
+        ((8,), ("model",), (2, 4), (None,), (None, None)),  # two blocks on four devices
+        ((4, 6), ("model", None), (3, 8), (None, None), (None, None)),  # uneven blocks
     ],
 )
-def test_axes_that_a_reshape_joins_or_cuts(before, split, after, need, give):
+def test_splits_pass_through_reshapes(before, split, after, need, give):
     with Builder("reshape") as b:
         op("reshape")(b.input("x", before), shape=after)
     sharding = op_sharding(b.nodes[0], [split], MESH)
@@ -193,14 +193,14 @@ def test_axes_that_a_reshape_joins_or_cuts(before, split, after, need, give):
         ("cumsum", ("data", "model"), ("data", None), set(), False),
     ],
 )
-def test_reductions_join_parts_and_scans_need_the_whole(name, split, give, sums, at_once):
+def test_reductions_yield_partial_sums_and_scans_need_the_full_axis(name, split, give, sums, at_once):
     with Builder("reduce") as b:
         op(name)(b.input("x", (8, 16)), axis=1)
     sharding = op_sharding(b.nodes[0], [split], MESH)
     assert (sharding.result_splits, sharding.sums, sharding.at_once) == ((give,), sums, at_once)
 
 
-def test_a_product_of_another_distribution_passes_as_matmul_does():
+def test_product_of_another_distribution_is_sharded_like_matmul():
     with Builder("twins") as b:
         x, w = b.input("x", (8, 16)), b.input("w", (16, 12))
         op("matmul")(x, w)

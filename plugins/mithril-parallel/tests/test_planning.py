@@ -1,4 +1,4 @@
-"""Plans against the TPU's own compiler: memory, operations, exchanges; and what a plan says and refuses."""
+"""Plans without a compiler: memory, operations, collectives, fusion, and the meshes that a plan refuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def step_plan():
     return ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=(1, 8), of="y")
 
 
-def test_all_ways_are_there_and_the_best_is_first(step_plan):
+def test_plan_lists_all_meshes_with_the_best_first(step_plan):
     assert [w.fsdp for w in step_plan].count(True) == 3
     assert {(w.mesh.size(DATA), w.mesh.size(MODEL)) for w in step_plan} == {(1, 1), (8, 1), (4, 2), (2, 4), (1, 8)}
     assert [w.seconds for w in step_plan] == sorted(w.seconds for w in step_plan)
@@ -39,34 +39,38 @@ def test_all_ways_are_there_and_the_best_is_first(step_plan):
     assert step_plan.best.mesh.devices == 8
 
 
-def test_compilers_sum_sixteen_bits_in_thirty_two():
+def test_16_bit_gradients_are_reduced_in_32_bits():
     float32, bfloat16 = (
-        next(w for w in ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=8, of="y", **options) if plainly_data(w))
+        next(
+            w
+            for w in ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=8, of="y", **options)
+            if is_data_parallel(w)
+        )
         for options in ({}, {"precision": "bfloat16"})
     )
     assert bfloat16.work.exchanged == pytest.approx(float32.work.exchanged, rel=0.01)
     assert bfloat16.memory.arguments == pytest.approx(float32.memory.arguments / 2, rel=0.05)
 
 
-def plainly_data(way):
-    return way.mesh.size(MODEL) == 1 and not way.fsdp
+def is_data_parallel(entry):
+    return entry.mesh.size(MODEL) == 1 and not entry.fsdp
 
 
-def test_what_does_not_fit_comes_last_and_says_no():
+def test_entries_that_do_not_fit_come_last():
     plan = ml.plan(perceptron(65536, 65536), "tpu_v5e", shapes={"x": [8, 65536]}, devices=(1, 8), of="y")
     assert not plan.entries[-1].fits
     assert plan.best.mesh.size(MODEL) == 8
     assert "no" in str(plan).splitlines()[-1]
 
 
-def test_the_optimizers_values_count():
+def test_optimizer_slots_count_as_memory():
     plain = ml.plan(scalar_loss(512), "tpu_v5e", shapes={"x": [16, 512]}, of="loss").best.memory
     adam = ml.plan(scalar_loss(512), "tpu_v5e", shapes={"x": [16, 512]}, of="loss", slots=2).best.memory
     parameters = 4 * 512 * 512
     assert adam.peak - plain.peak >= 2 * parameters
 
 
-def test_a_batch_that_cannot_be_divided_is_refused_with_the_reason():
+def test_mesh_with_indivisible_batch_is_refused_with_the_reason():
     plan = ml.plan(perceptron(), "tpu_v5e", shapes={"x": [6, 8]}, devices=4)
     assert "cannot be divided" in plan.refused["data=4 x model=1"]
     assert all(w.mesh.size(DATA) < 4 for w in plan)
@@ -85,12 +89,12 @@ def test_faster_hardware_is_faster():
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_without_shapes_it_says_so():
+def test_plan_without_shapes_is_rejected():
     with pytest.raises(ml.InputError, match="shapes"):
         ml.plan(perceptron(), "tpu_v5e")
 
 
-def test_tiles():
+def test_tiled_arrays_are_padded():
     assert stored_bytes((8, 128), 4, True) == 8 * 128 * 4
     assert stored_bytes((8, 100), 4, True) == 8 * 128 * 4
     assert stored_bytes((3, 128), 4, True) == 4 * 128 * 4
@@ -99,7 +103,7 @@ def test_tiles():
     assert image_bytes((8, 3, 224, 224), 4) == 224 * 224 * 4 * 128 * 4
 
 
-def test_pipelines_are_planned_where_they_are_asked_for():
+def test_pipelines_are_planned_on_request():
     plan = ml.plan(big_block(), "tpu_v5e", shapes=SHAPES, devices=4, of="y", stages=(2, 4), chunks=4)
     pipes = [w for w in plan if w.stages > 1]
     assert {(w.mesh.size(DATA), w.mesh.size(MODEL), w.stages) for w in pipes} == {(2, 1, 2), (1, 2, 2), (1, 1, 4)}
@@ -117,8 +121,8 @@ def test_fully_sharded_needs_less_and_exchanges_more():
     assert fully.work.exchanged > plain.work.exchanged
 
 
-def kept(function, *shapes):
-    """Names of the values that a fusing compiler keeps, of a traced function."""
+def materialized(function, *shapes):
+    """Return the names of the operations of a traced function whose results a fusing compiler materializes."""
     with ml.Builder() as b:
         values = [b.param(f"p{k}", shape) for k, shape in enumerate(shapes)]
         outputs = function(*values)
@@ -126,7 +130,7 @@ def kept(function, *shapes):
     return {k.node.op.name for k in fuse(graph, tpu=True).kernels}
 
 
-def test_gradients_of_parameters_in_parts_are_never_there_all_at_once():
+def test_gradients_of_sharded_parameters_are_not_live_at_the_same_time():
     x = h = IOKey("x", shape=[None, 256])
     for k in range(200):
         h = Linear(256, bias=False, name=f"fc{k}")(h)
@@ -137,7 +141,7 @@ def test_gradients_of_parameters_in_parts_are_never_there_all_at_once():
     assert fully.memory.temporaries < 0.9 * gradients
 
 
-def test_parameters_in_parts_are_gathered_again_where_they_are_read_much_later():
+def test_sharded_parameters_are_gathered_again_for_late_consumers():
     def exchanged(layers):
         x = h = IOKey("x", shape=[None, 256])
         for k in range(layers):
@@ -147,11 +151,11 @@ def test_parameters_in_parts_are_gathered_again_where_they_are_read_much_later()
         entry = next(w for w in plan if w.fsdp and w.mesh.size(DATA) == 8)
         return entry.work.exchanged / (layers * 4 * 256 * 256)
 
-    assert exchanged(4) == pytest.approx(2, rel=0.05)  # once whole, once for its gradient
+    assert exchanged(4) == pytest.approx(2, rel=0.05)  # one gather, one reduction of the gradient
     assert exchanged(60) > 2.4
 
 
-def test_what_is_cheap_is_made_again_and_what_costs_is_kept():
+def test_cheap_values_are_recomputed_and_expensive_values_materialized():
     ops = ml.ops
 
     def twice(function):
@@ -160,7 +164,7 @@ def test_what_is_cheap_is_made_again_and_what_costs_is_kept():
             middle = function(h)
             return ops.matmul(middle * 2.0, v), ops.sum(middle * h)
 
-        return kept(made, (64, 64), (64, 64), (64, 64))
+        return materialized(made, (64, 64), (64, 64), (64, 64))
 
     assert "add" not in twice(lambda h: h + 1.0)
     assert "tanh" in twice(ops.tanh)
@@ -169,7 +173,7 @@ def test_what_is_cheap_is_made_again_and_what_costs_is_kept():
 @pytest.mark.parametrize(
     ("product", "shapes"), [("matmul", [(64, 64)] * 3), ("conv", [(8, 4, 9, 9), *[(4, 4, 3, 3)] * 2])]
 )
-def test_products_compute_what_they_read_themselves(product, shapes):
+def test_products_recompute_their_operands_for_up_to_two_consumers(product, shapes):
     ops = ml.ops
     operation = getattr(ops, product)
 
@@ -178,18 +182,18 @@ def test_products_compute_what_they_read_themselves(product, shapes):
         read = ops.tanh(h)
         return operation(read, v), ops.sum(read * h)
 
-    assert "tanh" not in kept(between, *shapes)
+    assert "tanh" not in materialized(between, *shapes)
 
     def thrice(x, w, v):
         h = operation(x, w)
         read = ops.tanh(h)
         return operation(read, v), operation(read, v * 2.0) + operation(read, v * 3.0), ops.sum(h)
 
-    assert "tanh" in kept(thrice, *shapes)
+    assert "tanh" in materialized(thrice, *shapes)
 
 
 @pytest.mark.parametrize(
-    ("compute", "inside"),
+    ("compute", "is_fused"),
     [
         (lambda x: ml.ops.tanh(x), True),
         (lambda x: ml.ops.cast(x, dtype="float16"), True),
@@ -203,10 +207,10 @@ def test_products_compute_what_they_read_themselves(product, shapes):
         (lambda x: ml.ops.take(x, ml.ops.argmax(x, axis=0), axis=0), False),
     ],
 )
-def test_elements_that_are_cut_padded_or_joined_are_computed_inside_their_readers(compute, inside):
+def test_pointwise_operations_are_fused_into_their_consumers(compute, is_fused):
     with ml.Builder() as b:
         compute(b.input("x", (6, 6)))
-    assert pointwise(b.nodes[-1]) is inside
+    assert pointwise(b.nodes[-1]) is is_fused
 
 
 def test_pools_of_images_are_images():
@@ -222,7 +226,7 @@ def test_pools_of_images_are_images():
 
 
 def convolution(image, kernel, padding=0):
-    """A fused graph of a convolution of a convolution, with gradients, on one device."""
+    """Return the fused graph of two convolutions with gradients on one device."""
     pad = ((padding, padding),) * 2
     with ml.Builder() as b:
         x, w, v = b.input("x", image), b.param("w", kernel), b.param("v", (4, kernel[0], 1, 1))
@@ -244,7 +248,7 @@ def test_one_copy_of_an_image_serves_a_convolution_and_its_gradient():
 
 
 @pytest.mark.parametrize(("image", "cut"), [((2, 3, 64, 64), True), ((8, 3, 64, 64), False), ((2, 3, 6, 6), False)])
-def test_few_images_are_cut_in_strips(image, cut):
+def test_small_batches_of_images_are_cut_into_strips(image, cut):
     fused, sharding = convolution(image, (16, 3, 3, 3), padding=1)
     in_strips = with_strips(fused, sharding)
     assert bool(in_strips.strips) == cut
@@ -254,11 +258,11 @@ def test_few_images_are_cut_in_strips(image, cut):
             72 / 64 * estimate_work(fused, sharding, target).flops, rel=0.02
         )
         read = next(node.result for node in in_strips.graph.nodes if node.op.name == "conv")
-        assert in_strips.last[read] == len(in_strips.graph.nodes)  # gradients of kernels are made last of all
+        assert in_strips.last[read] == len(in_strips.graph.nodes)  # gradients of kernels are computed last
         assert fused.last[read] < len(fused.graph.nodes)
 
 
-def test_traffic_counts_bytes_as_they_are_stored():
+def test_traffic_counts_tiled_bytes():
     fused, sharding = convolution((8, 16, 16, 16), (16, 16, 3, 3), padding=1)
     tpu, gpu = (
         estimate_work(fused, sharding, plugins.target(name).spec).traffic for name in ("tpu_v5e", "nvidia_a100")
@@ -273,12 +277,12 @@ def test_a_strip_has_a_margin():
     assert strip_bytes((2, 32, 64, 64), 4) == 64 * 16 * 9 * 128 * 4
 
 
-def test_kernels_larger_than_images_have_columns():
+def test_kernels_larger_than_images_use_im2col():
     fused, sharding = convolution((8, 16, 2, 2), (16, 16, 3, 3), padding=1)
     assert stored_bytes((8, 4, 16 * 9), 4, True) in {size for _, _, size in copies(fused, sharding, frozenset())}
 
 
-def test_random_numbers_are_made_in_the_parts_that_are_read():
+def test_random_numbers_are_sharded_like_their_consumers():
     x = IOKey("x")
     model = Model.create(outputs={"y": Dropout(0.5, name="drop")(Linear(256, name="fc")(x))})
     one, eight = (

@@ -1,4 +1,4 @@
-"""Graphs cut for many devices equal the whole: every operation, split in every way; models and their gradients."""
+"""Partitioned graphs equal the full graph: every operation with sampled splits, models and their gradients."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ CASES = [
 
 
 def splits_of(array):
-    """No axis or one or two of them split, where that is possible."""
+    """Yield all splits of up to two divisible axes."""
     fits = [k for k, n in enumerate(array.shape) if n and n % 2 == 0]
     for data, model in itertools.product([None, *fits], repeat=2):
         if data is None or data != model:
             yield tuple("data" if k == data else "model" if k == model else None for k in range(array.ndim))
 
 
-def ways(case, limit=12):
-    """Combinations of splits of the operands, a handful of them."""
+def sampled_splits(case, limit=12):
+    """Return at most ``limit`` combinations of splits of the operands."""
     choices = [list(splits_of(a)) for a in case.arrays if a is not None]
     every = list(itertools.product(*choices))
     rng = np.random.default_rng(len(every))
@@ -47,12 +47,12 @@ def ways(case, limit=12):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
-def test_operations_on_parts(case):
+def test_partitioned_operation_equals_reference(case):
     graph = case.graph()
     inputs = case.inputs()
     expected = evaluate(graph, inputs)
-    for way in ways(case):
-        names = dict(zip(inputs, way, strict=True))
+    for combination in sampled_splits(case):
+        names = dict(zip(inputs, combination, strict=True))
         outputs = run(cut(graph, MESH, names), inputs)
         for name, x in expected.items():
             scale = np.abs(x[np.isfinite(x)]).max(initial=1.0) if x.dtype.kind == "f" else 1.0
@@ -68,8 +68,8 @@ def test_operations_on_parts(case):
                 )
 
 
-def test_an_inner_axis_stays_split_through_a_flat_one():
-    """Merged axes are divided in blocks: element-wise operations and sums keep the blocks, a reshape ends them."""
+def test_inner_axis_stays_split_through_a_merged_axis():
+    """Merged axes are divided in blocks: element-wise operations and sums keep the blocks, a reshape removes them."""
     with Builder() as b:
         x = b.input("x", (4, 6, 3))
         flat = ops.tanh(ops.reshape(x, shape=(24, 3)) * 2.0)
@@ -86,7 +86,7 @@ def test_an_inner_axis_stays_split_through_a_flat_one():
 
 # ------------------------------------------------------------------------------------------------------------- models
 def step_graph(model, shapes, target):
-    """Forward and gradients of all parameters, as PyTorch's backend would be given them, and arguments for it."""
+    """Return the training graph that PyTorch's backend would compile, and arguments for it."""
     pytest.importorskip("mithril_torch")
     compiled = ml.compile(model, "torch", shapes=shapes)
     types = compiled.programs[0].request.types
@@ -115,16 +115,16 @@ WAYS = {
     "both": ({"data": 2, "model": 2}, {}),
     "fsdp": ({"data": 4}, {"fsdp": True}),
     "fsdp and model": ({"data": 2, "model": 2}, {"fsdp": True}),
-    "by hand": ({"model": 2}, {"splits": {"weights": 0}}),
+    "requested": ({"model": 2}, {"splits": {"weights": 0}}),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-def test_models_and_their_gradients(name, way, monkeypatch):
+def test_sharded_model_and_gradients_equal_one_device(name, way, monkeypatch):
     monkeypatch.setattr(
         collective_buckets.bucketed, "__defaults__", (4096,)
-    )  # bytes: several buckets, and what fits in none
+    )  # bytes: several buckets, and values larger than one
     make, shapes, target = MODELS[name]
     graph, arguments = step_graph(make(), shapes, target)
     axes, options = WAYS[way]
@@ -140,8 +140,8 @@ def exchanges(graph):
     return [(node.op.name.removeprefix("mesh."), sum(v.type.shape[0] for v in node.results)) for node in nodes]
 
 
-def test_gradients_are_exchanged_together():
-    """One sum of all where a bucket holds them, with small buckets several."""
+def test_gradients_are_reduced_in_buckets():
+    """One reduction if a bucket holds all gradients, several with small buckets."""
     graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
     parameters = sum(int(np.prod(i.type.shape)) for i in graph.with_role("param"))
     sharded, _ = ml.shard(graph, {"data": 2})
@@ -152,7 +152,7 @@ def test_gradients_are_exchanged_together():
     assert 2 < len(exchanges(small)) < len(exchanges(plain.graph))
 
 
-def test_parameters_are_gathered_together():
+def test_parameters_are_gathered_in_buckets():
     graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
     sharded, _ = ml.shard(graph, {"data": 2}, fsdp=True)
     assert [name for name, _ in exchanges(sharded.graph)] == ["all_gather", "reduce_scatter"]

@@ -1,4 +1,4 @@
-"""Eight devices of the CPU, made before anything uses JAX; and no talk of libtpu about a TPU that is not here."""
+"""Eight CPU devices, configured before the first use of JAX; libtpu does not look for a TPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints in parts: written from one mesh, read for another."""
+"""Sharded checkpoints: written on one mesh, loaded on another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MESHES = {
 }
 
 
-def made(way):
+def compiled_for(way):
     mesh, options = MESHES[way]
     return ml.compile(block(16, 4, 32), ml.JaxBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
 
@@ -36,8 +36,8 @@ def made(way):
         pytest.param("one", "both", marks=pytest.mark.slow),
     ],
 )
-def test_another_mesh_reads_it(tmp_path, source, target):
-    first, second = made(source), made(target)
+def test_checkpoint_loads_on_another_mesh(tmp_path, source, target):
+    first, second = compiled_for(source), compiled_for(target)
     call = first.programs[-1].executable.call
     params = first.randomize_params(0)
     ml.save_sharded(tmp_path, call.placed(params))
@@ -49,8 +49,8 @@ def test_another_mesh_reads_it(tmp_path, source, target):
     np.testing.assert_allclose(second.evaluate(loaded, X)["y"], first.evaluate(params, X)["y"], rtol=1e-5, atol=1e-5)
 
 
-def test_each_part_is_written_once(tmp_path):
-    model = made("both")
+def test_replicated_parts_are_written_once(tmp_path):
+    model = compiled_for("both")
     params = model.programs[-1].executable.call.placed(model.randomize_params(0))
     ml.save_sharded(tmp_path, params)
     index = json.loads((tmp_path / "part-00000-of-00001.json").read_text())
@@ -61,7 +61,7 @@ def test_each_part_is_written_once(tmp_path):
     np.testing.assert_array_equal(reader.read("fc.weight", (slice(3, 21), slice(2, 9))), full[3:21, 2:9])
 
 
-def test_numbers_of_16_bits_and_scalars(tmp_path):
+def test_bfloat16_and_scalars_are_saved(tmp_path):
     arrays = {"a": np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3), "step": np.int32(7)}
     ml.save_sharded(tmp_path, arrays)
     reader = Reader(tmp_path)
@@ -70,12 +70,12 @@ def test_numbers_of_16_bits_and_scalars(tmp_path):
     assert reader.read("step") == 7
 
 
-def test_what_is_not_whole_is_said(tmp_path):
-    model = made("one")
-    with pytest.raises(ml.InputError, match="no complete checkpoint"):
+def test_incomplete_checkpoint_is_rejected(tmp_path):
+    model = compiled_for("one")
+    with pytest.raises(ml.InputError, match="does not contain a complete checkpoint"):
         ml.load_sharded(tmp_path, model)
     ml.save_sharded(tmp_path, {"fc.weight": np.zeros((32, 16), np.float32)})
-    with pytest.raises(ml.InputError, match="does not fit this model"):
+    with pytest.raises(ml.InputError, match="lacks parameters of this model"):
         ml.load_sharded(tmp_path, model)
     (tmp_path / "part-00000-of-00002.json").write_text("{}")
     with pytest.raises(ml.InputError, match="several checkpoints"):

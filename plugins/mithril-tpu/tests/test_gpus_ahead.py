@@ -1,4 +1,4 @@
-"""GPU programs without a GPU, by XLA's own compiler, where its plugin is installed."""
+"""Programs of XLA's GPU compiler on a machine without a GPU, if its plugin is installed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_every_target_is_described():
 
 
 @pytest.mark.skipif(gpus.has_compiler(), reason="jax-cuda12-pjrt is installed")
-def test_without_the_compiler_it_says_what_to_install():
-    with pytest.raises(ml.BackendError, match="GPU that is not here") as caught:
+def test_missing_compiler_error_names_the_package():
+    with pytest.raises(ml.BackendError, match="GPU that is not on this machine") as caught:
         compiled(perceptron())
     assert "jax-cuda12-pjrt" in caught.value.hint
 
@@ -49,12 +49,12 @@ def test_every_gpu_compiles(name):
     program = mithril_tpu.ahead_of(compiled(perceptron(), name))
     assert program.analysis.memory.peak > 16 * 128 * 4
     assert program.serialized()
-    with pytest.raises(ml.BackendError, match="no GPU here"):
+    with pytest.raises(ml.BackendError, match="has no GPU"):
         program({}, {})
 
 
 @needs_compiler
-def test_meshes_exchange_what_they_should():
+def test_meshes_have_the_expected_collectives():
     model = compiled(scalar_loss(), parallelism="data", tpu_replicas=4)
     assert mithril_tpu.training_program(model, "loss").analysis.collectives["all-reduce"].count >= 1
     pair = compiled(block(), shapes={"x": [8, 64, 128]}, parallelism="model", tpu_replicas=4)
@@ -62,7 +62,7 @@ def test_meshes_exchange_what_they_should():
 
 
 @needs_compiler
-def test_what_does_not_fit_is_a_memory_error():
+def test_program_that_does_not_fit_is_a_memory_error():
     model = ml.models.Linear(1 << 17, bias=False)
     wrapped = ml.Model.create(outputs={"y": model(ml.models.IOKey("x"))})
     with pytest.raises(ml.MemoryLimitError, match="GiB") as caught:

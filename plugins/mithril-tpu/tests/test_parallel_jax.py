@@ -60,16 +60,18 @@ QUICK = ("data", "fsdp", "pipeline", "all", "fully sharded stages")
 
 
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
-def test_equal_to_one_device(way, one):
+def test_mesh_equals_one_device(way, one):
     mesh, options = WAYS[way]
     compiled, params, results = stepped(ml.JaxBackend(device_mesh=mesh), **options)
     assert_same(results, one)
-    updated = {name: p - 0.1 * results[1][name] for name, p in params.items()}  # gradients lie where parameters do
+    updated = {
+        name: p - 0.1 * results[1][name] for name, p in params.items()
+    }  # gradients have the shardings of their parameters
     compiled.evaluate(updated, X, G)
 
 
 @pytest.mark.slow
-def test_without_a_mesh_a_pipeline_takes_the_devices_there_are(one):
+def test_pipeline_without_a_mesh_uses_the_available_devices(one):
     compiled, _, results = stepped(ml.JaxBackend(), pipeline_stages=2)
     assert_same(results, one)
     assert "2 pipeline stages" in str(compiled.decisions)
@@ -91,7 +93,7 @@ def test_fully_sharded_parameters_and_gradients_are_in_parts():
         assert gradients[name].sharding == arrays[name].sharding
 
 
-def test_parameters_of_a_stage_are_on_its_device_alone():
+def test_parameters_of_a_stage_are_only_on_its_device():
     _, arrays, gradients = placed("pipeline")
     devices = {name: arrays[name].devices() for name in arrays}
     assert all(len(d) == 1 for d in devices.values())
@@ -108,7 +110,7 @@ def collectives(way):
     return {kind: collective.count for kind, collective in analysis.collectives(text).items()}
 
 
-def test_collectives_are_those_expected():
+def test_meshes_have_the_expected_collectives():
     assert collectives("data").keys() == {"all-reduce"}
     model = collectives("model")
     assert model.keys() == {"all-reduce"}
@@ -116,7 +118,7 @@ def test_collectives_are_those_expected():
     assert collectives("fsdp")["all-gather"] >= 1
 
 
-def test_training_fully_sharded():
+def test_fully_sharded_training_equals_one_device():
     pytest.importorskip("mithril_train")
     losses = []
     for backend, options in ((ml.JaxBackend(), {}), (ml.JaxBackend(device_mesh=(4,)), {"parallelism": "fsdp"})):
@@ -135,14 +137,14 @@ def test_training_fully_sharded():
         ((1, 1, 2), {"pipeline_chunks": 3}, "cannot be cut into 3 chunks"),
     ],
 )
-def test_what_cannot_be(mesh, options, message):
+def test_invalid_meshes_are_rejected(mesh, options, message):
     with pytest.raises(ml.OptionError, match=message):
         ml.compile(model(), ml.JaxBackend(device_mesh=mesh), shapes=SHAPES, **options)
 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])
 @pytest.mark.parametrize(
-    ("asked", "split", "whole"),
+    ("requested", "split", "unsplit"),
     [
         ({}, {"body.weight": 0, "head.weight": 1}, {"odd.weight": "axis 0 of length 9"}),
         ({"weights": 0}, {"body.weight": 0}, {"odd.weight": "axis 0 of length 9", "head.weight": "axis 0 of length 7"}),
@@ -150,28 +152,29 @@ def test_what_cannot_be(mesh, options, message):
         ({"body.weight": 1, "body.bias": 0}, {"body.bias": 0}, {"body.weight": "axis 1 of length 9"}),
     ],
 )
-def test_what_is_asked_for_is_split_and_what_cannot_be_is_told(asked, split, whole, engine):
-    """By group, by pattern, by name; by default in pairs, columns and then rows."""
+def test_requested_axes_are_split_or_reported(requested, split, unsplit, engine):
+    """Splits by group, by pattern and by name; the default splits pairs of weights by columns, then rows."""
     pytest.importorskip(f"mithril_{engine}")
     h = Linear(12, name="body")(Linear(9, name="odd")(IOKey("x")))
     network = Model.create(outputs={"y": Linear(7, name="head")(h)})
     backend = (ml.JaxBackend if engine == "jax" else ml.TorchBackend)(device_mesh=(1, 2))
-    options = {"tensor_split_dims": asked} if asked else {}
+    options = {"tensor_split_dims": requested} if requested else {}
     compiled = ml.compile(network, backend, shapes={"x": [4, 10]}, **options)
     messages = [line for line in map(str, compiled.decisions) if "whole on every device" in line]
     assert sorted(messages) == sorted(
-        f"choice: '{name}' is whole on every device: {reason} cannot be divided by 2" for name, reason in whole.items()
+        f"choice: '{name}' is whole on every device: {reason} cannot be divided by 2"
+        for name, reason in unsplit.items()
     )
     call = compiled.programs[-1].executable.call
     splits = call.spec.splits if engine == "torch" else {n: tuple(s) for n, s in call.shares.specs.items()}
     model_axes = {name: s.index("model") for name, s in splits.items() if "model" in s}
     assert split.items() <= model_axes.items()
-    assert not whole.keys() & model_axes.keys()
-    if asked:
+    assert not unsplit.keys() & model_axes.keys()
+    if requested:
         assert model_axes == split
 
 
-def test_native_gradients_have_no_pipeline():
+def test_native_gradients_reject_a_pipeline():
     compiled = ml.compile(
         model(), ml.JaxBackend(device_mesh=(1, 1, 2)), shapes=SHAPES, autodiff="native", inference=False
     )
@@ -180,7 +183,7 @@ def test_native_gradients_have_no_pipeline():
 
 
 @pytest.mark.slow
-def test_dropout_is_the_same_in_chunks():
+def test_dropout_is_equal_in_chunks():
     x = np.random.default_rng(0).integers(0, 32, (8, 8)).astype(np.int32)
     g = np.ones((8, 8, 32), np.float32)
     results = []

@@ -1,4 +1,4 @@
-"""``ml.Trainer`` over many devices, with pipelines that cut a batch into chunks: the losses of one device."""
+"""``ml.Trainer`` with pipelines over many devices and chunked batches has the losses of one device."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assert_same_training(way, **recipe):
     ],
     ids=["clipped", "accumulated", "fully sharded, scaled", "one chunk, frozen"],
 )
-def test_a_pipeline_trains_like_one_device(way, recipe):
+def test_pipeline_trains_like_one_device(way, recipe):
     training = assert_same_training(way, **recipe)
     if "parallelism" in way[1]:
         weights = [x for name, x in training.engine.arrays.items() if name.endswith("fc.weight")]
@@ -68,7 +68,7 @@ def test_a_pipeline_trains_like_one_device(way, recipe):
         )
 
 
-def test_each_stage_keeps_and_updates_its_own():
+def test_each_stage_updates_its_own_parameters():
     training = trainer(*PIPELINE, ml.Adam(0.01), clip_norm=0.5)
     losses(training)
     places = {name: x.devices() for name, x in training.engine.arrays.items()}
@@ -81,7 +81,7 @@ def test_each_stage_keeps_and_updates_its_own():
 
 
 @pytest.mark.parametrize("way", [PIPELINE, pytest.param((None, {}), marks=pytest.mark.slow)], ids=["again", "without"])
-def test_a_checkpoint_of_a_pipeline_goes_on(way, tmp_path):
+def test_checkpoint_of_a_pipeline_resumes(way, tmp_path):
     first = trainer(*PIPELINE)
     losses(first, BATCHES[:2])
     first.save(tmp_path / "half.safetensors")
@@ -96,7 +96,7 @@ def images():
     return Model.create(outputs={"y": Linear(5, name="head")(Flatten()(h))})
 
 
-def test_images_with_pooling_in_chunks():
+def test_images_with_pooling_train_in_chunks():
     x = numbers.standard_normal((8, 3, 8, 8), np.float32)
     batch = {"x": x, "target": numbers.integers(0, 5, 8).astype(np.int32)}
     histories = []
@@ -108,7 +108,7 @@ def test_images_with_pooling_in_chunks():
     np.testing.assert_allclose(histories[1], histories[0], rtol=1e-4)
 
 
-def test_a_step_that_is_not_finite_is_found_in_a_pipeline():
+def test_non_finite_step_is_detected_in_a_pipeline():
     training = trainer(*PIPELINE)
     training.step(BATCHES[0])
     before = training.engine.to_numpy()

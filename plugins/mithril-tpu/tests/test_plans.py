@@ -1,4 +1,4 @@
-"""Plans are about the programs that are compiled: the same graphs, and figures near those of the TPU's compiler."""
+"""Plans describe the compiled programs: the same graphs, and figures close to those of the TPU compiler."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_plans_have_the_graphs_that_jax_compiles(name):
+def test_plans_use_the_graphs_that_jax_compiles(name):
     make, shapes, output = MODELS[name]
     graphs = []
     for backend in (XlaGraphs(), ml.JaxBackend(device="cpu")):
@@ -51,14 +51,14 @@ def test_plans_have_the_graphs_that_jax_compiles(name):
 
 
 def one_step(make, shapes, output):
-    """Return the graph of a training step, and its function for XLA."""
+    """Return the graph of a training step and its JAX function."""
     compiled = ml.compile(make(), ml.JaxBackend(device="cpu"), shapes=shapes)
     graph = compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (output,))))
     return graph, compiled.backend.build_whole(graph, BuildOptions()).forward
 
 
 @pytest.mark.parametrize("axes", [{"data": 4}, {"model": 4}, {"data": 2, "model": 4}], ids=str)
-def test_exchanges_are_those_of_the_compiled_program(axes):
+def test_predicted_collectives_equal_the_compiled_ones(axes):
     graph, forward = one_step(lambda: scalar_loss(64), {"x": [8, 32]}, "loss")
     mesh = Mesh({"data": 1, "model": 1, **axes})
     choice = choose(graph, mesh)
@@ -73,7 +73,7 @@ def test_exchanges_are_those_of_the_compiled_program(axes):
 @pytest.mark.slow
 @pytest.mark.parametrize("fsdp", [False, True])
 @pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])
-def test_a_plan_agrees_with_the_compiler(step_plan, mesh, fsdp):
+def test_plan_agrees_with_the_compiler(step_plan, mesh, fsdp):
     pytest.importorskip("libtpu")
     way = next(w for w in step_plan if (w.mesh.size(DATA), w.mesh.size(MODEL)) == mesh and w.fsdp == fsdp)
     options = way.options

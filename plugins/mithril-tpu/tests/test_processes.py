@@ -1,4 +1,4 @@
-"""JAX in several processes: equal to one, and nothing hangs: every process has a time limit."""
+"""JAX in several processes equals one device; every process has a time limit, so that tests cannot hang."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SCRIPT = """
 
 
 def started(file, tmp_path, devices):
-    """Two processes that run a script."""
+    """Start two processes that run a script."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -72,7 +72,7 @@ def started(file, tmp_path, devices):
 
 
 def together(tmp_path, ways, devices):
-    """Two processes with so many devices each."""
+    """Run the script in two processes with ``devices`` devices each."""
     file = tmp_path / "script.py"
     text = textwrap.dedent(SCRIPT).replace("TESTS", repr(MODELS)).replace("WAYS", f"({ways})")
     file.write_text(text)
@@ -87,7 +87,7 @@ def together(tmp_path, ways, devices):
             process.communicate()
 
 
-def test_two_processes_equal_one(tmp_path):
+def test_two_processes_equal_one_device(tmp_path):
     together(tmp_path, "lambda n: [((n,), {}), ((n,), {'parallelism': 'fsdp'})]", 1)
 
 
@@ -119,7 +119,7 @@ KILLED = """
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_is_told_to_the_other(tmp_path):
+def test_killed_process_is_reported_to_the_other(tmp_path):
     file = tmp_path / "script.py"
     file.write_text(textwrap.dedent(KILLED))
     running = started(file, tmp_path, 1)

@@ -1,1 +1,1 @@
-"""One model on many devices: where tensors are placed, graphs cut for each device, and plans of time and memory."""
+"""One model on many devices: sharding strategies, per-device graphs, pipelines, and estimates of time and memory."""

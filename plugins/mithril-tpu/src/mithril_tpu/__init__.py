@@ -1,4 +1,4 @@
-"""The compiler of TPUs, and of GPUs that are elsewhere: programs ahead of time through the JAX backend."""
+"""Ahead-of-time compilation for TPUs, and for GPUs of other machines, through the JAX backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Functions come from modules that import JAX, so these are imported when one is first used."""
+    """Import a function on first use, since its module imports JAX."""
     if name not in _HOME:
         raise AttributeError(f"module 'mithril_tpu' has no attribute '{name}'")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""The JAX backend compiling ahead of time: the same generated code, on a mesh, for hardware that may be elsewhere."""
+"""The ahead-of-time JAX backend: the same generated code, compiled on a mesh for hardware of another machine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from mithril_tpu.options import DeviceRequest
 
 
 class AheadBackend(JaxBackend):
-    """What ``ml.compile(model, ml.JaxBackend(), target_hardware="tpu_...")`` works with; likewise for NVIDIA's GPUs.
+    """The backend of ``ml.compile(model, ml.JaxBackend(), target_hardware="tpu_...")``; likewise for NVIDIA's GPUs.
 
-    Arrays stay where the JAX backend has them; programs are compiled for the target, which this machine need not have.
+    Arrays are those of the JAX backend; programs are compiled for the target, which this machine need not have.
     """
 
-    devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than its base has
-    stage = 0  # of a pipeline
-    is_lazy = False  # whether programs are compiled when they are first used, not when they are built
+    devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than the base class supports
+    stage = 0  # index of the pipeline stage
+    is_lazy = False  # compile programs when they are first used, not when they are built
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AheadBackend(JaxBackend):
 
     @classmethod
     def in_place_of(cls, backend: JaxBackend, settings: Mapping[str, Any]) -> AheadBackend:
-        """This backend with another one's device and precision, and with what ``ml.compile`` was told."""
+        """Create the backend with another backend's device and precision, and the options of ``ml.compile``."""
         return cls(
             device=backend.device,
             dtype=backend.dtype if backend.precision is None else None,
@@ -61,14 +61,14 @@ class AheadBackend(JaxBackend):
             base,
             families=self._families(),
             local=base.family != "cpu" or (self.settings is not None and tpu_options.read(self.settings).simulate),
-            symbolic=False,  # a program for given devices and splits wants numbers
+            symbolic=False,  # devices and splits require static sizes
             donates=False,
             keeps="nothing",
-            prefers=PREFERS if base.family == "cpu" else {},  # those of plans
+            prefers=PREFERS if base.family == "cpu" else {},  # as in plans
         )
 
     def _families(self) -> tuple[str, ...]:
-        """That of the target. The core asks this first of all, so what is wrong with the options is said at once."""
+        """Return the target's family. The core calls this first, so that invalid options are reported early."""
         if self.settings is None:
             return ("tpu",)
         target = plugins.target(self.settings["target_hardware"]).spec
@@ -98,19 +98,23 @@ class AheadBackend(JaxBackend):
         return stage.build_whole(graph, options)
 
     def build_with_gradients(
-        self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
+        self,
+        graph: Graph,
+        of: Sequence[str],  # english: ok, the name in the base class
+        wrt: Sequence[str],
+        options: BuildOptions | None = None,
     ) -> SourceExecutable:
-        # The cotangents are arguments of the differentiated function, so the graph that describes it has them too.
+        # Cotangents are arguments of the differentiated function, so its graph must contain them.
         outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
         cotangents = tuple(Input(Value(cotangent_name(n), outputs[n].type), "cotangent", of=n) for n in of)
         return super().build_with_gradients(graph.replaced(inputs=graph.inputs + cotangents), of, wrt, options)
 
     def dump(self, executable: Any) -> dict[str, bytes] | None:
-        """Nothing: what takes time here is the TPU's compiler, whose programs only a TPU can read back."""
+        """Return None: only a TPU can load the TPU compiler's programs, so that there is nothing to cache."""
         return None
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
-        """The program of the TPU compiler; with ``simulate`` the same on CPU devices."""
+        """Return the TPU compiler's program, or with ``simulate`` the same function on CPU devices."""
         request = tpu_options.read(options.settings)
         target = plugins.target(options.settings["target_hardware"]).spec
         mesh = Mesh({DATA: request.data, MODEL: request.model})
@@ -122,14 +126,14 @@ class AheadBackend(JaxBackend):
         if ahead is not None and not self.is_lazy:
             ahead.ready()
         if request.simulate and (ahead is None or not ahead.present):
-            options.decisions.record("choice", f"programs for {target.name} run on {mesh.devices} device(s) of the CPU")
+            options.decisions.record("choice", f"programs for {target.name} run on {mesh.devices} CPU device(s)")
             devices = self._devices_of_stage(cpu_devices(request.devices), request)
             return SimulatedProgram(forward, graph, strategy, devices, x64=x64, ahead=ahead)
         assert ahead is not None
         return ahead
 
     def _devices_of_stage(self, devices: list[Any], request: DeviceRequest) -> list[Any]:
-        """The devices of this stage: neighbors along the pipeline are neighbors in the list."""
+        """Return the devices of this stage: neighbors along the pipeline are neighbors in the list."""
         return devices[self.stage :: request.stages]
 
     def _ahead_program(
@@ -146,7 +150,9 @@ class AheadBackend(JaxBackend):
         local = topology.local_devices(tpu, request.devices) if tpu is not None else None
         has_compiler = topology.has_compiler() if tpu is not None else gpus.has_compiler()
         if local is None and request.simulate and not has_compiler:
-            options.decisions.record("ignored", f"the compiler of {target.name} is not installed: only simulated")
+            options.decisions.record(
+                "ignored", f"compiler of {target.name} (not installed): the program is only simulated"
+            )
             return None
         if local is not None:
             devices = local
@@ -155,7 +161,7 @@ class AheadBackend(JaxBackend):
         else:
             devices = gpus.described_gpus(target, request.devices)
         if options.semantics == "native":
-            options.decisions.record("choice", f"products of float32 have the digits that {target.name} prefers")
+            options.decisions.record("choice", f"float32 products use the default precision of {target.name}")
         return AheadProgram(
             forward,
             graph,
@@ -163,7 +169,7 @@ class AheadBackend(JaxBackend):
             target,
             self._devices_of_stage(devices, request),
             present=local is not None,
-            effort=request.effort if tpu is not None else None,  # XLA for GPUs knows no such thing
+            effort=request.effort if tpu is not None else None,  # XLA for GPUs has no such option
             x64=x64,
             exact=options.semantics == "portable",
             remedy=lambda needed, there: remedy(graph, request, target, needed, there),

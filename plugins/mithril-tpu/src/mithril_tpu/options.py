@@ -1,4 +1,4 @@
-"""What ``ml.compile`` is told about TPUs and many devices: one schema, checked as a whole."""
+"""The options of ``ml.compile`` for TPUs and many devices, checked together."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mithril.base import OptionError
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """The devices asked for, and how the program is compiled for them.
+    """The requested devices and the compiler settings.
 
-    ``data`` x ``model`` devices; ``topology`` (``"2x4"``) is how the chips stand, found from their number if None.
-    ``effort`` 0 to 3 is how long the TPU compiler may think; None leaves its default.
+    ``data`` x ``model`` devices per stage; ``topology`` (``"2x4"``) is the arrangement of the chips, derived from
+    their number if None. ``effort`` 0 to 3 is the optimization effort of the TPU compiler; None keeps its default.
     """
 
     data: int = 1
@@ -24,7 +24,7 @@ class DeviceRequest:
     simulate: bool = False
     splits: Mapping[str, int] = field(default_factory=dict)
     fsdp: bool = False  # parameters are split over ``data`` too
-    stages: int = 1  # of a pipeline, each of ``data`` x ``model`` devices
+    stages: int = 1  # pipeline stages, each of ``data`` x ``model`` devices
     chunks: int = 1
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
 
@@ -34,24 +34,24 @@ class DeviceRequest:
 
 
 def precision_of(settings: Mapping[str, Any]) -> str | None:
-    """``tpu_options["precision"]``, which must not contradict ``precision=``."""
+    """Return ``tpu_options["precision"]`` or ``precision``; raise OptionError if they conflict."""
     inner: str | None = settings["tpu_options"].get("precision")
     outer: str | None = settings["precision"]
     if inner is not None and outer is not None and inner != outer:
         raise OptionError(
-            "options 'precision' and 'tpu_options' of ml.compile contradict each other",
+            "tpu_options['precision'] of ml.compile conflicts with precision",
             facts=[f"precision = {outer!r}", f"tpu_options['precision'] = {inner!r}"],
-            hint="give only precision=",
+            hint=f"pass only precision={outer!r}",
         )
     return inner if inner is not None else outer
 
 
 def read(settings: Mapping[str, Any]) -> DeviceRequest:
-    """The options, checked for sense; every one of them counts as read."""
+    """Return the checked options; all of them count as read."""
     values = dict(settings["tpu_options"])
     effort = values.get("effort")
     if effort is not None and not 0 <= effort <= 3:
-        raise OptionError("tpu_options['effort'] must be 0, 1, 2 or 3", facts=[f"got {effort!r}"])
+        raise OptionError(f"tpu_options['effort'] must be 0, 1, 2 or 3, got {effort!r}")
     kind, stages = settings["parallelism"], settings["pipeline_stages"]
     replicas = settings["tpu_replicas"]
     if stages is None:
@@ -72,26 +72,25 @@ def read(settings: Mapping[str, Any]) -> DeviceRequest:
 
 
 def _effort(level: str) -> int | None:
-    """A low level asks for a quick answer, a high one for a good one; the middle is the compiler's own."""
+    """Map an optimization level to the compiler's effort; "medium" keeps the compiler's default."""
     return {"none": 0, "low": 1, "high": 3}.get(level)
 
 
 def _axes(replicas: int | None, model: int | None, parallelism: str | None, stages: int) -> tuple[int, int]:
-    """Sizes of the axes ``data`` and ``model``; ``replicas`` is the number of all devices, those of all stages."""
+    """Return the sizes of the axes ``data`` and ``model``; ``replicas`` counts the devices of all stages."""
     counts = {"tpu_replicas": replicas, "tpu_options['model_parallelism']": model, "pipeline_stages": stages}
     for name, value in counts.items():
         if value is not None and value < 1:
-            raise OptionError(f"{name} must be at least 1", facts=[f"got {value}"])
+            raise OptionError(f"{name} must be at least 1, got {value}")
     if parallelism == "data" and model not in (None, 1):
         raise OptionError(
-            "parallelism='data' contradicts tpu_options['model_parallelism']",
-            facts=[f"model_parallelism = {model} splits the model"],
-            hint="leave one of them out",
+            f"parallelism='data' conflicts with tpu_options['model_parallelism']={model}",
+            hint="remove one of them",
         )
     if stages > 1 and parallelism not in (None, "pipeline"):
         raise OptionError(
-            f"parallelism='{parallelism}' contradicts pipeline_stages={stages}",
-            hint="leave parallelism out: tpu_replicas beyond the stages split the batch, model_parallelism the weights",
+            f"parallelism='{parallelism}' conflicts with pipeline_stages={stages}",
+            hint="remove parallelism: tpu_replicas beyond the stages split the batch, model_parallelism the weights",
         )
     if replicas is not None and replicas % stages:
         raise OptionError(
@@ -104,7 +103,7 @@ def _axes(replicas: int | None, model: int | None, parallelism: str | None, stag
     if total % model:
         raise OptionError(
             f"{total} devices cannot be divided into groups of {model}",
-            facts=[f"tpu_replicas = {total} counts all devices, model_parallelism = {model} those that share a model"],
+            facts=[f"tpu_replicas = {total} counts all devices, model_parallelism = {model} the devices per model"],
             hint=f"tpu_replicas={model * -(-total // model)}",
         )
     return total // model, model

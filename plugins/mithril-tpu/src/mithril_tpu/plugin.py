@@ -1,4 +1,4 @@
-"""What mithril-tpu adds to mithril; importing this module imports no framework."""
+"""The hooks of mithril-tpu; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mithril import CompileContext, Option, hookimpl
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """Keywords about TPUs."""
+    """Return the options for TPU targets."""
     nothing: Mapping[str, Any] = MappingProxyType({})
     return [
         Option(
             "tpu_options",
             Mapping[str, Any],
             nothing,
-            "About a TPU target; effort is 0 to 3.",
+            "Options of TPU targets; effort is 0 to 3.",
             keys={
                 "model_parallelism": int | None,
                 "precision": str | None,
@@ -40,9 +40,9 @@ def mithril_options() -> Sequence[Option]:
 
 @hookimpl
 def mithril_compile_begin(context: CompileContext) -> None:
-    """For a TPU or a GPU that is elsewhere the JAX backend makes way for one that compiles ahead of time.
+    """Replace the JAX backend by the ahead-of-time backend if the target is a TPU or a GPU of another machine.
 
-    The check of the target against the backend's device comes after this; every other backend fails it, and says so.
+    The check of the target against the backend's device follows; it fails for every other backend.
     """
     name = context.options["target_hardware"]
     family = _family(name) if name is not None and "mithril_jax.backend" in sys.modules else None

@@ -1,4 +1,4 @@
-"""Asking a compiled model for its TPU programs: for inference, for gradients, for a whole training step."""
+"""Ahead-of-time programs of a compiled model: for inference, for gradients, for a complete training step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Update = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
 
 def simulate_devices(count: int) -> None:
-    """Make JAX show ``count`` devices of the CPU; only before JAX is first used.
+    """Configure JAX to create ``count`` CPU devices; call it before JAX is first used.
 
-    XLA gives the exchanges between them one thread each from a pool that is as large as the machine has cores: with
-    fewer threads than devices they wait for each other forever, hence the second setting.
+    XLA runs their collectives in one thread each, from a pool with one thread per core. With fewer threads than
+    devices they deadlock, so that NPROC is set, too.
     """
     os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * count + 8)))
     try:
@@ -31,52 +31,57 @@ def simulate_devices(count: int) -> None:
         if len(jax.devices("cpu")) >= count:
             return
         raise BackendError(
-            f"JAX already runs with {len(jax.devices('cpu'))} CPU device(s), so there cannot be {count}",
-            hint="call simulate_devices before anything makes a JaxBackend or uses JAX",
+            f"cannot create {count} CPU devices: JAX already runs with {len(jax.devices('cpu'))}",
+            hint="call simulate_devices before the first JaxBackend and the first use of JAX",
         ) from error
 
 
 def stages_of(compiled: CompiledModel) -> AheadPipeline:
-    """The programs of a pipeline that was compiled ahead of time: one for each stage and direction."""
+    """Return the programs of a pipeline compiled ahead of time: one for each stage and direction."""
     call = getattr(compiled.programs[-1].executable, "call", None) if compiled.programs else None
     if not isinstance(call, AheadPipeline):
-        raise InputError("this model was not compiled as a pipeline", hint="pipeline_stages=4, tpu_replicas=4")
+        raise InputError("this model was not compiled as a pipeline", hint="pass pipeline_stages=4, tpu_replicas=4")
     return call
 
 
 def ahead_of(compiled: CompiledModel | Program) -> AheadProgram:
-    """The TPU compiler's program of a compiled model (its newest), or of one of its programs."""
+    """Return the ahead-of-time program of a compiled model's latest program, or of the given program."""
     program = compiled.programs[-1] if isinstance(compiled, CompiledModel) and compiled.programs else compiled
     if isinstance(program, CompiledModel):
         raise InputError(
-            "this model has no program yet, since the shapes of its inputs are not known",
-            hint="shapes={...} with numbers when compiling",
+            "this model has no program yet: the shapes of its inputs are unknown",
+            hint="pass shapes={...} with numbers to ml.compile",
         )
     executable = program.executable
     call = getattr(executable, "call", None)
     if isinstance(call, AheadPipeline):
-        raise InputError("a pipeline has a program for each stage", hint="mithril_tpu.stages_of(compiled).programs")
+        raise InputError("a pipeline has a program for each stage", hint="use mithril_tpu.stages_of(compiled).programs")
     ahead = call.ahead if isinstance(call, SimulatedProgram) else call
     if not isinstance(ahead, AheadProgram):
         raise InputError(
             "this model was not compiled ahead of time",
-            facts=[f"it runs by {type(executable).__name__}"],
-            hint="target_hardware='tpu_v5e', and pip install 'mithril-tpu[compiler]'",
+            facts=[f"executable: {type(executable).__name__}"],
+            hint="pass target_hardware='tpu_v5e', after pip install 'mithril-tpu[compiler]'",
         )
     return ahead
 
 
-def training_program(compiled: CompiledModel, of: str | Sequence[str], update: Update | None = None) -> AheadProgram:
-    """The program that also computes gradients of the outputs ``of``.
+def training_program(
+    compiled: CompiledModel,
+    of: str | Sequence[str],  # english: ok, documented
+    update: Update | None = None,
+) -> AheadProgram:
+    """Return a program that also computes gradients of the outputs ``of``.
 
-    ``update(params, gradients) -> params``, of JAX operations, makes a whole step of it: its results are the outputs
-    and ``param/<name>``, and the old parameters' memory is taken for the new.
+    ``update(params, gradients) -> params``, written with JAX operations, extends it to a complete training step: its
+    results are the outputs and ``param/<name>``, and the old parameters' buffers are reused for the new ones.
     """
     backend = compiled.backend
     if not isinstance(backend, AheadBackend):
         raise InputError(
-            "a training program ahead of time needs a model compiled for a TPU or GPU target",
-            facts=[f"its backend is {backend!r}"],
+            "training_program requires a model compiled for a TPU or GPU target",
+            facts=[f"backend: {backend!r}"],
+            hint="pass target_hardware='tpu_v5e' to ml.compile",
         )
     if not compiled.programs:
         ahead_of(compiled)
@@ -94,7 +99,7 @@ def training_program(compiled: CompiledModel, of: str | Sequence[str], update: U
 
 @contextmanager
 def _lazy_compilation(backend: AheadBackend) -> Iterator[None]:
-    """The program of gradients is only a part of the step: compiling it as well would take as long again."""
+    """Postpone compilation: the gradient program is only a part of the step, and compiling both doubles the time."""
     backend.is_lazy = True
     try:
         yield
@@ -111,12 +116,12 @@ def _with_update(program: AheadProgram, update: Update) -> AheadProgram:
         new = update(params, {inputs_by_gradient[n]: g for n, g in results.items() if n in inputs_by_gradient})
         if set(new) != set(params):
             raise InputError(
-                "the update of a training program must give every parameter anew, and nothing else",
+                "the update of a training program must return exactly the parameters",
                 facts=[
                     *([f"missing: {_some(set(params) - set(new))}"] if set(params) - set(new) else []),
                     *([f"unknown: {_some(set(new) - set(params))}"] if set(new) - set(params) else []),
                 ],
-                hint="lambda params, gradients: {n: params[n] - 0.1 * gradients[n] for n in params}",
+                hint="pass lambda params, gradients: {n: params[n] - 0.1 * gradients[n] for n in params}",
             )
         return {
             **{n: x for n, x in results.items() if n not in inputs_by_gradient},

@@ -1,1 +1,1 @@
-"""Which axis of each tensor is split along which axis of a mesh, and the exchanges that follow."""
+"""Sharding strategies: which mesh axis splits which tensor axis, and the collectives that this implies."""

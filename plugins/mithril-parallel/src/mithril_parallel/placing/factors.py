@@ -1,4 +1,4 @@
-"""Factors of a node's axes divided over a mesh: which splits of its operands it can keep."""
+"""Division of a node's axis factors over a mesh: which splits of its operands the node can preserve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril.ir import Factors, OpAxes, Role
 from mithril_parallel.mesh import Mesh, Split, base, blocks, in_blocks
 
 Splits = Sequence[Split | None]
-Allows = Callable[[str, Role | None], bool]  # whether a factor of this role may be divided
+Allows = Callable[[str, Role | None], bool]  # predicate: may a factor of this role be divided?
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Cut:
 
 
 def divide(axes: OpAxes, splits: Splits, mesh: Mesh, allows: Allows) -> Division:
-    """Return the division that operands in these splits lead to: factors of results first, then reduced ones."""
+    """Return the division implied by the operands' splits: factors of results first, then reduced factors."""
     division = Division(axes, mesh, allows)
     requests = list(dict.fromkeys(requested_cuts(axes, splits)))
     if len(requests) > 1:
@@ -41,7 +41,7 @@ def requested_cuts(axes: OpAxes, splits: Splits) -> Iterator[tuple[str, Cut]]:
 
 
 def _factor(axes: OpAxes, factors: Factors, entry: str) -> tuple[str, Cut]:
-    """Return the factor of an axis that an entry divides: the one that begins at its blocks, or has them inside."""
+    """Return the factor of an axis that a split entry divides: the factor that starts at, or contains, its blocks."""
     outer, count, match = 1, blocks(entry), ("", 1)
     for f in factors:
         if axes.sizes[f] != 1 and count % outer == 0:
@@ -58,7 +58,7 @@ def length(axes: OpAxes, factor: str) -> int:
 
 
 class Division:
-    """Factors of one node that are divided over a mesh."""
+    """The factors of one node that are divided over a mesh."""
 
     def __init__(self, axes: OpAxes, mesh: Mesh, allows: Allows) -> None:
         self.axes, self.mesh, self.allows = axes, mesh, allows
@@ -69,7 +69,7 @@ class Division:
         return {cut.axis for cut in self.cuts.values()}
 
     def take(self, factor: str, cut: Cut) -> None:
-        """Divide a factor if its role allows it, the mesh divides it, and no other one is in the way."""
+        """Divide a factor if its role allows this, the mesh divides its size, and no other factor conflicts."""
         size = self.axes.sizes.get(factor, 1)
         divides = isinstance(size, int) and size % (self.mesh.size(cut.axis) * cut.blocks) == 0
         if factor in self.cuts or not divides or not self._is_free(factor, cut.axis):
@@ -78,7 +78,7 @@ class Division:
             self.cuts[factor] = cut
 
     def _is_free(self, factor: str, axis: str) -> bool:
-        """Whether no other factor of the same mesh axis is in its values, and none in its axes."""
+        """Whether no other divided factor conflicts: none in the same axes, none on the same mesh axis in a value."""
         for other, cut in self.cuts.items():
             both_parallel = self.axes.role(other) is None and self.axes.role(factor) is None
             for fs in (*self.axes.operands, *self.axes.results):
@@ -99,7 +99,7 @@ class Division:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """How results are joined over mesh axes along which a factor is reduced."""
+        """The kind of reduction over each mesh axis along which a reduced factor is divided."""
         roles = {cut.axis: self.axes.role(f) for f, cut in self.cuts.items()}
         return {axis: role.kind for axis, role in sorted(roles.items()) if role is not None}
 

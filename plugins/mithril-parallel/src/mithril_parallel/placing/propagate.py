@@ -1,7 +1,7 @@
-"""The split of every value of a graph, from those of its inputs; and the exchanges between devices this implies.
+"""Sharding propagation: the split of every value of a graph from those of its inputs, and the implied collectives.
 
-A value that is a sum still to be made stays so through what is linear in it: two such values are added before they are
-summed over devices, not after, which halves the exchange. It is summed where something else first reads it.
+A pending sum is delayed through operations that are linear in it: two partial values are added before they are
+reduced over devices, not after, which halves the traffic. The first non-linear consumer triggers the reduction.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from mithril.ops import scan_op
 from mithril_parallel.mesh import Mesh, Split, replicated
 from mithril_parallel.placing.rules import OpSharding, broadcast_split, op_sharding, sizes
 
-_FAR = 100  # operations on the longest way, after which XLA gathers anew
+_FAR = 100  # length of the longest path, in operations, after which XLA gathers a value again
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One collective: ``bytes`` is one device's part of its result. ``times`` is how often a loop repeats it.
+    """One collective. ``bytes`` is the size of its result on one device, ``times`` its trip count in a loop.
 
-    ``whole`` is the value that is gathered, where one is.
+    ``gathered_value`` is the operand of an all-gather.
     """
 
     kind: str
@@ -35,22 +35,22 @@ class Exchange:
 
 @dataclass
 class GraphSharding:
-    """A graph on a mesh."""
+    """The splits of all values of a graph on a mesh, and the collectives between them."""
 
     mesh: Mesh
     splits: dict[Value, Split] = field(default_factory=dict)
     exchanges: list[Exchange] = field(default_factory=list)
-    pending: dict[Value, frozenset[str]] = field(default_factory=dict)  # sums over these axes are still to be made
-    summed: set[tuple[Value, str]] = field(default_factory=set)  # values that an exchange made whole sums of
-    reshard_depths: dict[tuple[Value, Split], int] = field(default_factory=dict)  # at what depth
-    roots: dict[Value, Value] = field(default_factory=dict)  # what transposed and reshaped values are made of
-    gather_depths: dict[tuple[Value, str], int] = field(default_factory=dict)  # at what depth
-    depths: dict[Value, int] = field(default_factory=dict)  # operations on the longest way to a value
+    pending: dict[Value, frozenset[str]] = field(default_factory=dict)  # mesh axes over which a value is a partial sum
+    summed: set[tuple[Value, str]] = field(default_factory=set)  # values reduced by an all-reduce, with its mesh axis
+    reshard_depths: dict[tuple[Value, Split], int] = field(default_factory=dict)  # depth of the last resharding
+    roots: dict[Value, Value] = field(default_factory=dict)  # sources of transposed and reshaped values
+    gather_depths: dict[tuple[Value, str], int] = field(default_factory=dict)  # depth of the last all-gather
+    depths: dict[Value, int] = field(default_factory=dict)  # length of the longest path to a value, in operations
     operand_splits: dict[Node, tuple[Split | None, ...]] = field(default_factory=dict)
     op_shardings: dict[Node, tuple[tuple[Split | None, ...], OpSharding]] = field(default_factory=dict)
 
     def op_sharding(self, node: Node) -> OpSharding:
-        """Return the passage of a node's operands in their present splits; unknown ones are whole."""
+        """Return the sharding of a node for its operands' current splits; unknown operands count as replicated."""
         operand_splits = tuple(None if v is None else self.splits.get(v) or replicated(v.ndim) for v in node.operands)
         cached = self.op_shardings.get(node)
         if cached is None or cached[0] != operand_splits:
@@ -58,18 +58,18 @@ class GraphSharding:
         return cached[1]
 
     def local(self, v: Value) -> tuple[int, ...]:
-        """The shape of one device's part of a value."""
+        """Return the shape of one device's part of a value."""
         return self.mesh.local(sizes(v), self.splits.get(v) or replicated(v.ndim))
 
     def bytes(self, v: Value) -> int:
-        """Bytes of one device's part of a value."""
+        """Return the bytes of one device's part of a value."""
         return prod(self.local(v)) * v.dtype.itemsize
 
 
 def propagate(graph: Graph, mesh: Mesh, input_splits: Mapping[str, Split], carries: int = 0) -> GraphSharding:
-    """Walk the graph once, in order; inputs that ``given`` does not name are whole everywhere.
+    """Propagate splits through the graph in one pass; inputs without an entry in ``input_splits`` are replicated.
 
-    With ``carries`` the graph is a loop's body, whose first inputs become its first outputs at the next step.
+    With ``carries`` the graph is a loop body whose first outputs are its first inputs in the next iteration.
     """
     sharding = GraphSharding(mesh)
     for i in graph.inputs:
@@ -87,7 +87,7 @@ def propagate(graph: Graph, mesh: Mesh, input_splits: Mapping[str, Split], carri
 
 
 def _propagate_backward(sharding: GraphSharding, graph: Graph) -> None:
-    """What no input splits, random numbers for dropout say, is made in the parts in which all its readers want it."""
+    """Shard values that no input splits (random numbers of dropout) the way all their consumers require."""
     requests: dict[Value, set[Split]] = {v: {sharding.splits[v]} for v in graph.outputs}
     for node in reversed(graph.nodes):
         operand_splits = sharding.operand_splits.get(
@@ -110,7 +110,7 @@ def _propagate_backward(sharding: GraphSharding, graph: Graph) -> None:
 
 
 def _can_compute_any_part(node: Node) -> bool:
-    """Whether any part of a result can be computed: from nothing, from a key, or from operands that broadcast."""
+    """Whether any part of a result can be computed separately: a source, random numbers, or an element-wise result."""
     if is_source(node) or node.op.random or node.op.elementwise:
         return True
     axes = node.axes if not node.regions else None
@@ -118,7 +118,7 @@ def _can_compute_any_part(node: Node) -> bool:
 
 
 def _accumulated_carries(graph: Graph, carries: int) -> set[Value]:
-    """Carries that only have something added at each step: a sum over devices can wait until the loop has ended."""
+    """Return the carries that the body only adds to: their reduction can be delayed until the loop has ended."""
     out = set()
     for entering, leaving in zip(graph.inputs[:carries], graph.outputs[:carries], strict=True):
         node = graph.producers.get(leaving)
@@ -128,7 +128,7 @@ def _accumulated_carries(graph: Graph, carries: int) -> set[Value]:
 
 
 def _count_readers(graph: Graph) -> dict[Value, int]:
-    """How many nodes read a value; outputs have one reader more."""
+    """Return the number of consumers of each value; being an output counts as one more."""
     counts = {v: len(nodes) for v, nodes in graph.users.items()}
     for v in graph.outputs:
         counts[v] = counts.get(v, 0) + 1
@@ -138,7 +138,7 @@ def _count_readers(graph: Graph) -> dict[Value, int]:
 def propagate_node(
     sharding: GraphSharding, node: Node, readers: Mapping[Value, int] | None = None, *, accumulates: bool = False
 ) -> None:
-    """Place the results of one node; a value that was moved for an earlier reader is not moved again."""
+    """Compute the splits of a node's results; an operand already resharded for an earlier consumer is reused."""
     depth = 1 + max((sharding.depths.get(v, 0) for v in node.operands if v is not None), default=0)
     sharding.depths.update(dict.fromkeys(node.results, depth))
     if node.op is scan_op:
@@ -172,7 +172,7 @@ def propagate_node(
 def _delayed_sums(
     sharding: GraphSharding, node: Node, node_sharding: OpSharding, readers: Mapping[Value, int], accumulates: bool
 ) -> frozenset[str]:
-    """The sums that the operands wait for and that can as well be made of the result."""
+    """Return the mesh axes of the operands' pending sums that can be delayed until after the node."""
     operands = [v for v in node.operands if v is not None]
     if accumulates:
         operands = [v for v in operands if v in sharding.pending] or operands
@@ -184,19 +184,19 @@ def _delayed_sums(
 
 
 def _reduce_pending(sharding: GraphSharding, v: Value, node: Node | None) -> None:
-    """Sum a value over the axes it waits for."""
+    """Reduce a partial value over its pending mesh axes."""
     for axis in sorted(sharding.pending.pop(v, frozenset())):
         if node is not None:
-            # Compilers sum numbers of 16 bits over devices in 32.
+            # XLA upcasts 16-bit floats to 32 bits for reductions over devices.
             size = sharding.bytes(v) * (2 if v.dtype.is_float and v.dtype.bits == 16 else 1)
             sharding.exchanges.append(Exchange("all-reduce", axis, size, node))
             sharding.summed.add((v, axis))
 
 
 def _reshard(sharding: GraphSharding, node: Node, v: Value, current: Split, target: Split) -> None:
-    """What it takes to get from one split to another: giving up a split gathers, taking one on is free.
+    """Record the collectives of a resharding: dropping a split is an all-gather, adding one is a local slice.
 
-    A value and its transpose are gathered once, unless they are read again much later.
+    A value and its transpose are gathered once, unless a consumer is much further down the graph.
     """
     mesh = sharding.mesh
     for k, axis in enumerate(current):
@@ -215,7 +215,7 @@ def _reshard(sharding: GraphSharding, node: Node, v: Value, current: Split, targ
 
 # -- loops ----------------------------------------------------------------------------------------------------------
 def _propagate_scan(sharding: GraphSharding, node: Node) -> None:
-    """A carry is split as the body leaves it, sequences as they come but for the axis of steps."""
+    """Propagate through a loop: carries have the splits of the body's outputs, sequences all but the step axis."""
     body = node.regions[0]
     carries, sequences = node.attributes["carries"], node.attributes["sequences"]
     operand_splits = [sharding.splits[v] if v is not None else () for v in node.operands]
@@ -228,7 +228,7 @@ def _propagate_scan(sharding: GraphSharding, node: Node) -> None:
         *operand_splits[carries + sequences :],
     ]
     inner = sharding
-    for _ in range(2):  # zeros come in whole and go round split
+    for _ in range(2):  # initial zeros are replicated, the carries of later iterations split
         names = {i.name: split for i, split in zip(body.inputs, entering, strict=True)}
         inner = propagate(body, sharding.mesh, names, carries)
         entering[:carries] = [inner.splits[v] for v in body.outputs[:carries]]

@@ -1,8 +1,8 @@
-"""The passage of a split tensor through an operation, read off its axes: splits of operands and results, open sums.
+"""Sharding of one operation, derived from its axes: splits of operands and results, and pending sums.
 
-The answer is that of a compiler which shares a program over devices (XLA): it sums whatever can be joined from parts,
-looks up in parts of a table, and lets merged axes be split by any of those that they were. ``sharding.local_rules``
-asks the same axes for the parts that are exact without a compiler.
+The rules model an SPMD compiler (XLA), which reduces every result that can be combined from partial results, gathers
+from sharded tables, and lets a merged axis inherit the split of any of its factors. ``sharding.local_rules`` derives
+from the same axes the rules that are exact without a compiler.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from mithril_parallel.placing.factors import divide
 
 @dataclass(frozen=True, slots=True)
 class OpSharding:
-    """The splits an operation works on and those of its results, which over the axes ``sums`` are parts to be joined.
+    """The splits that an operation requires of its operands, and those of its results.
 
-    ``at_once``: a compiler joins them where they are computed, and not where something first reads them.
+    Over the mesh axes ``sums`` the results are partial and must be reduced. With ``at_once`` a compiler reduces them
+    where they are computed, otherwise at their first use.
     """
 
     operand_splits: tuple[Split | None, ...]
@@ -29,7 +30,7 @@ class OpSharding:
 
 
 def op_sharding(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> OpSharding:
-    """Return the passage of operands with these splits through a node."""
+    """Return the sharding of a node whose operands have these splits."""
     if not any(s is not None and any(s) for s in splits):
         return OpSharding(tuple(splits), tuple(replicated(v.ndim) for v in node.results))
     if node.regions:
@@ -44,7 +45,7 @@ def op_sharding(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> OpSha
 
 
 def _may_divide(axes: OpAxes, factor: str, role: Role | None) -> bool:
-    """Whether the compiler divides a factor: a parallel one, one that is reduced, and a table that is looked up in."""
+    """Whether the compiler divides a factor: a parallel factor, a reduced one, or the rows of a lookup table."""
     if role is not None and not role.reduces and (role.kind != "index" or axes.gives(factor)):
         return False
     return all(
@@ -56,12 +57,12 @@ def _may_divide(axes: OpAxes, factor: str, role: Role | None) -> bool:
 
 
 def sizes(v: Value) -> tuple[int, ...]:
-    """Return the shape as numbers; symbolic sizes count as 1, which nothing divides."""
+    """Return the shape as numbers; symbolic sizes count as 1, so that they are never divided."""
     return tuple(n if isinstance(n, int) else 1 for n in v.shape)
 
 
 def broadcast_split(dims: tuple[int, ...], result: Split, shape: Sequence[int]) -> Split:
-    """Return the split of an operand that fits a broadcast result."""
+    """Return the split of an operand that is consistent with the split of its broadcast result."""
     return tuple(
         result[len(shape) - len(dims) + k] if dims[k] == shape[len(shape) - len(dims) + k] else None
         for k in range(len(dims))

@@ -1,8 +1,8 @@
-"""Which parameters and inputs are split, and how: the batch over ``data``, weights in pairs over ``model``.
+"""Sharding strategy: the batch is split over ``data``, weights in pairs over ``model``.
 
-The default for ``model`` is Megatron's. Of two products with nothing between them that needs whole rows, the first
-weight is split by columns and the second by rows, so that one sum after the second is all the exchange there is.
-Whether a weight is the first of such a pair is found by following its product through the graph.
+The default for ``model`` is Megatron's. If no operation between two products needs complete rows, the first weight is
+split by columns and the second by rows, so that one all-reduce after the second product is the only collective.
+The first weight of such a pair is identified by following its product through the graph.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mithril_parallel.mesh import DATA, MODEL, Mesh, Split, replicated
 from mithril_parallel.placing.propagate import GraphSharding, propagate_node
 from mithril_parallel.placing.rules import OpSharding, op_sharding, sizes
 
-LINK = "link/"  # inputs and outputs of this name go from stage to stage
-WEIGHTS, ACTIVATIONS = "weights", "activations"  # groups that tensor_split_dims may name
+LINK = "link/"  # prefix of inputs and outputs that are passed between pipeline stages
+WEIGHTS, ACTIVATIONS = "weights", "activations"  # groups in tensor_split_dims
 
 
 @dataclass
 class Strategy:
-    """Splits of inputs by name, and what was left whole although it was asked or would have helped, with the reason."""
+    """Splits of inputs by name, and for ``unsplit`` inputs (requested or useful, but impossible) the reason."""
 
     mesh: Mesh
     splits: dict[str, Split] = field(default_factory=dict)
@@ -41,10 +41,10 @@ def choose(
     fsdp: bool = False,
     chunked: bool = False,
 ) -> Strategy:
-    """Splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
+    """Choose splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
 
-    With ``fsdp`` every parameter is also split over ``data``, along its longest axis that can be. ``chunked``: those
-    along ``data`` are no devices but chunks, of which an error speaks then.
+    With ``fsdp`` every parameter is also split over ``data``, along its longest divisible axis. With ``chunked`` the
+    axis ``data`` counts chunks of the batch instead of devices, and error messages say so.
     """
     strategy = Strategy(mesh)
     requests = dict(splits or {})
@@ -62,12 +62,12 @@ def choose(
 
 
 def _has_rule(node: Node) -> bool:
-    """Whether a node's splits are known as it stands; else the nodes of its body are looked at."""
+    """Whether a node has a sharding rule of its own; otherwise it is decomposed."""
     return not node.op.composite or node.op.elementwise or node.op.declared_axes is not None
 
 
 def forward_nodes(graph: Graph) -> list[Node]:
-    """The nodes that the model itself has; those of its gradients follow them."""
+    """Return the nodes of the forward pass."""
     return [n for n in graph.nodes if n.tags.get("phase") not in ("backward", "update")]
 
 
@@ -80,7 +80,7 @@ def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], 
     inputs = [i for i in graph.with_role("input") if i.value.ndim > axis]
     model_inputs = [
         i for i in inputs if not i.name.startswith(LINK)
-    ]  # what stages hand on need not have the batch in front
+    ]  # activations passed between stages may have the batch in any axis
     inputs = model_inputs or [i for i in inputs if sizes(i.value)[axis] % parts == 0]
     lengths = [sizes(i.value)[axis] for i in inputs]
     if not lengths:
@@ -107,7 +107,7 @@ def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], 
             strategy.unsplit[i.name] = f"axis {axis} has {n} items, the batch {length}"
 
 
-# -- by hand --------------------------------------------------------------------------------------------------------
+# -- tensor_split_dims ----------------------------------------------------------------------------------------------
 def _has_weight_requests(requests: Mapping[str, int]) -> bool:
     return any(key != ACTIVATIONS for key in requests)
 
@@ -126,14 +126,14 @@ def _apply_user_splits(graph: Graph, strategy: Strategy, requests: Mapping[str, 
             raise OptionError(
                 f"tensor_split_dims: no parameter is called '{key}'",
                 facts=[f"groups: {WEIGHTS}, {ACTIVATIONS}", f"parameters: {', '.join(names[:8])}"],
-                hint=f"a group, a name or a pattern such as '{names[0].split('.')[0]}.*'" if names else None,
+                hint=f"pass a group, a name or a pattern such as '{names[0].split('.')[0]}.*'" if names else None,
             )
         for i in matches:
             index = axis + i.value.ndim if axis < 0 else axis
             if not 0 <= index < i.value.ndim:
                 raise OptionError(
                     f"tensor_split_dims: '{key}' names axis {axis}, which '{i.name}' does not have",
-                    facts=[f"it is {i.type}"],
+                    facts=[f"'{i.name}': {i.type}"],
                 )
             length = sizes(i.value)[index]
             if length % parts:
@@ -146,7 +146,11 @@ def _apply_user_splits(graph: Graph, strategy: Strategy, requests: Mapping[str, 
 # -- pairs of weights -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _WeightAxes:
-    """The weight of a product: its operand, its contracted and its outer axis, and these two in x and the result."""
+    """The axes of a product's weight.
+
+    ``slot`` is its operand, ``inner`` and ``outer`` are its contracted and its outer axis, ``x_inner`` and ``column``
+    the corresponding axes of the other operand and of the result.
+    """
 
     slot: int
     inner: int
@@ -156,7 +160,7 @@ class _WeightAxes:
 
 
 def _weight_candidates(node: Node) -> list[_WeightAxes]:
-    """The operands of a product that can be weights, the usual one first."""
+    """Return the axes of the operands that can be weights of a product, the usual operand first."""
     if not is_product(node) or node.op.composite or len(node.operands) != 2:
         return []
     candidates = [_weight_axes(node.axes, slot) for slot in (1, 0)]
@@ -164,7 +168,7 @@ def _weight_candidates(node: Node) -> list[_WeightAxes]:
 
 
 def _weight_axes(axes: OpAxes, slot: int) -> _WeightAxes | None:
-    """The axes of a weight: the only one that is summed, and the last one that is its own."""
+    """Return the axes of a weight (its only contracted and its last outer axis); None if ``slot`` has no such axes."""
     operands = [[_single_factor(axes, factors) for factors in fs or ()] for fs in axes.operands]
     columns = [_single_factor(axes, factors) for factors in axes.results[0]]
     weight, x = operands[slot], operands[1 - slot]
@@ -176,7 +180,7 @@ def _weight_axes(axes: OpAxes, slot: int) -> _WeightAxes | None:
 
 
 def _permutation(node: Node) -> list[int]:
-    """Return the axis of the operand for each axis of the result; nothing where they are not the same axes."""
+    """Return the operand axis of each result axis; an empty list if these are not the same axes."""
     (operand,), (result,) = node.axes.operands, node.axes.results
     if operand is None or len(set(operand)) != len(operand) or sorted(operand) != sorted(result):
         return []
@@ -184,13 +188,13 @@ def _permutation(node: Node) -> list[int]:
 
 
 def _single_factor(axes: OpAxes, factors: Factors) -> str | None:
-    """The factor that an axis is, if it is one."""
+    """Return the only factor of an axis; None if the axis has several."""
     long = [f for f in factors if axes.sizes[f] != 1] or list(factors[-1:])
     return long[0] if len(long) == 1 else None
 
 
 class _WeightPairs:
-    """One walk over the forward graph."""
+    """One pass over the forward graph that splits weights in pairs."""
 
     def __init__(self, graph: Graph, strategy: Strategy) -> None:
         self.graph = graph
@@ -216,7 +220,7 @@ class _WeightPairs:
                 self.input_values.update(node.results)
 
     def _parameter_chain(self, v: Value) -> tuple[Input | None, list[Node]]:
-        """Return a parameter with the transposes and casts between it and its reader."""
+        """Return the parameter behind ``v``, or None, and the transposes and casts between the two."""
         chain: list[Node] = []
         while v not in self.parameters:
             node = self.graph.producers.get(v)
@@ -227,11 +231,11 @@ class _WeightPairs:
         return self.parameters[v], chain
 
     def _assign_split(self, parameter: Input, chain: list[Node], axis: int) -> bool:
-        """Split a parameter so that what the chain makes of it is split along ``axis``."""
+        """Split a parameter so that the result of the chain is split along ``axis``; return whether it was split."""
         for node in chain:
             axis = _permutation(node)[axis]
         if parameter.name in self.strategy.splits:
-            return False  # shared, and its first reader chose
+            return False  # a shared parameter: its first consumer decides
         length = sizes(parameter.value)[axis]
         if not self.mesh.divides(MODEL, length):
             self.strategy.unsplit[parameter.name] = (
@@ -259,10 +263,10 @@ class _WeightPairs:
         if not self.mesh.divides(MODEL, sizes(result)[weight_axes.column]) or self._reaches_row_split(
             position, result, split
         ):
-            self._assign_split(parameter, chain, weight_axes.outer)  # or say why it cannot be
+            self._assign_split(parameter, chain, weight_axes.outer)  # records the reason if this is impossible
 
     def _find_weight(self, node: Node) -> tuple[_WeightAxes, Input, list[Node]] | None:
-        """The operand of a product that is a parameter."""
+        """Return the operand of a product that is a parameter: its axes, the parameter and the chain between them."""
         for weight_axes in _weight_candidates(node):
             weight = node.operands[weight_axes.slot]
             assert weight is not None
@@ -272,7 +276,7 @@ class _WeightPairs:
         return None
 
     def _reaches_row_split(self, position: int, result: Value, split: Split) -> bool:
-        """Whether a result split by columns reaches only products that contract it, or the outputs, undisturbed."""
+        """Whether a result split by columns reaches only contracting products or outputs without a collective."""
         trial = {result: split}
         reached = result in self.graph.outputs
         for node in self.nodes[position + 1 :]:
@@ -305,7 +309,7 @@ class _WeightPairs:
         return self.mesh.divides(MODEL, sizes(x)[weight_axes.x_inner])
 
     def _split_table(self, node: Node) -> None:
-        """A table of embeddings is split by its rows, unless the places looked up are the same for every input."""
+        """Split an embedding table by rows, unless its indices are independent of the model's inputs."""
         ((indices, looked_up, axis), *_) = node.axes.lookups
         index_value, table = node.operands[indices], node.operands[looked_up]
         if (
@@ -320,12 +324,12 @@ class _WeightPairs:
             self._assign_split(parameter, chain, 0)
 
     def _split_bias(self, node: Node) -> None:
-        """A parameter that meets a split value element by element is split like it."""
+        """Split a parameter like the value with which it is combined element-wise."""
         for v, need in zip(node.operands, self.sharding.op_sharding(node).operand_splits, strict=True):
             if v is None or need is None or MODEL not in need:
                 continue
             source = self.graph.producers.get(v)
-            # Batch norm gives a vector of channels the shape [1, C, 1, 1].
+            # Batch norm reshapes a vector of channels to [1, C, 1, 1].
             if source is not None and is_view(source) and source.operands[0] in self.parameters:
                 v = source.operands[0]
                 rest = [k for k in need if k is not None]
@@ -339,7 +343,7 @@ class _WeightPairs:
 
 
 def _loses_model_split(operand_splits: list[Split | None], node_sharding: OpSharding) -> bool:
-    """Whether some operand must give up its split along ``model``."""
+    """Whether an operand loses its split along ``model``."""
     return any(
         (h is not None and n is not None and MODEL in h and h != n and [a for a in n if a == MODEL] != [MODEL])
         or (h is not None and n is not None and any(a == MODEL and n[k] != MODEL for k, a in enumerate(h)))
@@ -347,9 +351,9 @@ def _loses_model_split(operand_splits: list[Split | None], node_sharding: OpShar
     )
 
 
-# -- what is kept for a parameter; parameters over ``data`` ----------------------------------------------------------
+# -- optimizer slots; parameters over ``data`` -----------------------------------------------------------------------
 def _split_slots(graph: Graph, strategy: Strategy) -> None:
-    """An optimizer's values of a parameter, which are named after it, are split like it."""
+    """Split an optimizer's slots like their parameter, after which they are named."""
     parameters = {i.name: i.type.shape for i in graph.with_role("param")}
     for name, shape in parameters.items():
         owner = name
@@ -370,9 +374,9 @@ def _split_parameters(graph: Graph, strategy: Strategy) -> None:
             strategy.splits[i.name] = tuple(DATA if k == longest else a for k, a in enumerate(split))
 
 
-# -- what follows from the rest -------------------------------------------------------------------------------------
+# -- cotangents -----------------------------------------------------------------------------------------------------
 def _split_cotangents(graph: Graph, strategy: Strategy) -> None:
-    """Cotangents are split like the outputs they belong to."""
+    """Split cotangents like their outputs."""
     cotangents = graph.with_role("cotangent")
     if not cotangents:
         return

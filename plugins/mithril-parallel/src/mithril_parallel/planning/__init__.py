@@ -1,1 +1,1 @@
-"""What a program will need and take on hardware that need not be here, before any compiler has run."""
+"""Estimates of the memory and time of a program on any target, before a compiler has run."""

@@ -1,9 +1,9 @@
-"""Bytes that one device needs for a program: arguments, results, and the most of what is alive in between.
+"""Memory of a program on one device: arguments, results, and the peak of the live temporaries.
 
-Three habits of XLA make the numbers: arguments and results have their memory for the whole run, a result that takes
-over an argument's memory counts once, and the sums of gradients over ``data`` are gathered into one exchange at the
-end, so that until then every gradient is there twice; those of parameters in parts are given out as they are made. On
-TPUs two axes of an array are stored in tiles.
+Three properties of XLA determine the figures: arguments and results keep their buffers for the whole run, a result
+aliased to an argument counts once, and the all-reduces of gradients over ``data`` are combined into one at the end, so
+that until then every gradient exists twice; gradients of sharded parameters are scattered immediately. TPUs store two
+axes of an array in tiles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored_bytes, t
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes on one device. ``peak`` is all that must be there at once."""
+    """Bytes on one device; ``peak`` is the largest sum of buffers that are live at the same time."""
 
     arguments: int
     outputs: int
@@ -38,9 +38,10 @@ class MemoryEstimate:
 def estimate_memory(
     fused: FusedGraph, sharding: GraphSharding, *, tiled: bool, updates: bool = False, slots: int = 0
 ) -> MemoryEstimate:
-    """Of a fused graph on a mesh. ``updates``: gradients become new parameters in the old ones' memory.
+    """Estimate the memory of a fused graph on a mesh.
 
-    ``slots`` is how many values an optimizer keeps for each parameter, in the old ones' memory too.
+    With ``updates`` gradients become new parameters in the buffers of the old. ``slots`` is the number of values that
+    the optimizer keeps per parameter; their buffers are reused, too.
     """
     graph = fused.graph
 
@@ -57,7 +58,7 @@ def estimate_memory(
 
 
 def size_function(fused: FusedGraph, sharding: GraphSharding, *, tiled: bool) -> Callable[[Value], int]:
-    """The bytes of one device's part of a value as it is stored."""
+    """Return a function from a value to the bytes of one device's part, in the layout that XLA stores."""
     image_values = images(fused.graph) if tiled else frozenset()
 
     def size(v: Value) -> int:
@@ -75,14 +76,14 @@ def size_function(fused: FusedGraph, sharding: GraphSharding, *, tiled: bool) ->
 
 
 def _is_attention_head_product(producer: Node | None, shape: tuple[int, ...]) -> bool:
-    """Whether a value is a product of attention's heads whose rows fill tiles: it then keeps its few columns."""
+    """Whether a value is a product over attention heads whose rows fill tiles: its few columns then stay minor."""
     if producer is None or len(shape) < 4 or shape[-2] % TILE[1]:
         return False
     return is_product(producer) and not is_windowed_product(producer)
 
 
 def _gathered_lifetimes(fused: FusedGraph, sharding: GraphSharding) -> list[tuple[int, int, int]]:
-    """First and last step, and bytes, of parameters split but read whole: till gathered anew, or read last."""
+    """Return (first step, last step, bytes) of gathered parameters, up to their next gather or last use."""
     gathers_by_root: dict[Value, dict[int, int]] = {}
     for e in sharding.exchanges:
         root = e.gathered_value
@@ -100,7 +101,7 @@ def _gathered_lifetimes(fused: FusedGraph, sharding: GraphSharding) -> list[tupl
 
 
 def _read_steps(root: Value, fused: FusedGraph) -> Iterator[int]:
-    """The steps at which a value is read, as it is or turned round."""
+    """Yield the steps at which a value is read, directly or transposed."""
     pending = list(fused.graph.users.get(root, ()))
     while pending:
         node = pending.pop()
@@ -123,14 +124,14 @@ def _temporaries(
     split = {
         i.name for i in fused.graph.with_role("param") if DATA in map(base, filter(None, sharding.splits[i.value]))
     }
-    scattered = {v for v in summed if gradients[v] in split}  # as soon as it is made
+    scattered = {v for v in summed if gradients[v] in split}  # right after it is computed
     widened = {v for v in summed if v.dtype.is_float and v.dtype.bits == 16}
     change = [0] * (end + 2)
     for kernel in fused.kernels:
         for v in kernel.node.results:
             if v in results and v not in summed:
                 continue
-            nbytes = size(v) * (2 if v in widened else 1)  # sums over devices are made in float32
+            nbytes = size(v) * (2 if v in widened else 1)  # reductions over devices use float32
             first = fused.step[kernel.node]
             change[first] += nbytes
             change[(first if v in scattered else end if v in summed else fused.last[v]) + 1] -= nbytes

@@ -1,4 +1,4 @@
-"""What a pipeline needs and takes: its busiest stage in everything, and the time that stages wait for each other."""
+"""Memory and time of a pipeline: the maximum over stages, and the time that stages wait for each other."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mithril_parallel.xla_model.tiling import stored_bytes
 def estimate_pipeline(
     graph: Graph, mesh: Mesh, stages: int, chunks: int, target: HardwareTarget, *, slots: int
 ) -> tuple[MemoryEstimate, Work]:
-    """For ``stages`` groups of devices, each of which is ``mesh``."""
+    """Estimate a pipeline over ``stages`` groups of devices, each with the mesh ``mesh``."""
     pipeline = staged(graph, stages, chunks)
     tiled = target.family == "tpu"
-    memory = [[0, 0, 0, 0] for _ in range(stages)]  # parameters and their slots, sums, links kept, the largest run
+    memory = [[0, 0, 0, 0] for _ in range(stages)]  # parameters with slots, sums, saved activations, temporaries
     totals = [[0.0, 0, 0, 0.0, 0.0] for _ in range(stages)]
     link = target.costs.get("interconnect") or target.bandwidth or 1e10
     for task in pipeline.tasks:

@@ -1,4 +1,4 @@
-"""``ml.plan``: for each way to share a model among devices what it needs and takes, best first; nothing is compiled."""
+"""``ml.plan``: memory and time of a model for each way to distribute it over devices, best first; compiles nothing."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """One way to share: a mesh, what a device needs and does, and what could not be split.
+    """One way to distribute a model: a mesh, the memory and work of a device, and the inputs that cannot be split.
 
-    With ``fsdp`` parameters are split along ``data`` too. Of a pipeline the mesh is that of one of its ``stages``, and
-    the numbers are those of the busiest.
+    With ``fsdp`` parameters are split along ``data``, too. For a pipeline, ``mesh`` is the mesh of each stage, and the
+    figures are those of the most loaded stage.
     """
 
     mesh: Mesh
@@ -57,7 +57,7 @@ class PlanEntry:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What to give to ``ml.compile``."""
+        """The options of ``ml.compile`` for this entry."""
         tpu = {"replicas": self.devices}
         if self.mesh.size(MODEL) > 1:
             tpu["model_parallelism"] = self.mesh.size(MODEL)
@@ -71,23 +71,23 @@ class PlanEntry:
 
 @dataclass
 class Plan:
-    """All entries, best first: those that fit by time, then the others by memory. Print it."""
+    """All entries, best first: those that fit, sorted by time, then the others by memory. Printing shows a table."""
 
     target: HardwareTarget
     training: bool
     entries: list[PlanEntry]
-    refused: dict[str, str] = field(default_factory=dict)  # mesh -> why it is not possible at all
+    refused: dict[str, str] = field(default_factory=dict)  # mesh -> reason why it is impossible
 
     @property
     def best(self) -> PlanEntry | None:
-        """The quickest that fits."""
+        """The fastest entry that fits; None if none fits."""
         return next((w for w in self.entries if w.fits), None)
 
     def __iter__(self) -> Iterator[PlanEntry]:
         return iter(self.entries)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the plan as JSON-serializable data."""
         return {
             "target": self.target.name,
             "training": self.training,
@@ -134,19 +134,19 @@ def plan(
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     devices: int | Sequence[int] = 1,
-    of: str | Sequence[str] = (),
+    of: str | Sequence[str] = (),  # english: ok, documented
     slots: int = 0,
     stages: int | Sequence[int] = (),
     chunks: int = 8,
     tensor_split_dims: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Plan:
-    """What ``model`` needs and takes on ``devices`` devices of a target (a number, or several to compare).
+    """Estimate memory and time of ``model`` on ``devices`` devices of a target (one number, or several to compare).
 
-    ``of`` names the outputs that are differentiated: the plan is then for a training step that updates the parameters,
-    with ``slots`` values of the optimizer for each (0 for SGD, 2 for Adam); such a plan has every mesh twice, the
-    second time with parameters split along ``data`` too. With ``stages`` pipelines of so many are planned as well,
-    fed with the batch in ``chunks``. Further options are those of ``ml.compile``, as far as they change the graph.
+    ``of`` names the outputs to differentiate: the plan is then for a training step that updates the parameters, with
+    ``slots`` optimizer values per parameter (0 for SGD, 2 for Adam). Such a plan contains every mesh twice, the second
+    time with parameters split along ``data`` (fsdp). ``stages`` adds pipelines with these numbers of stages, which
+    process the batch in ``chunks``. Further options are options of ``ml.compile`` that change the graph.
     """
     spec = plugins.target(target).spec if isinstance(target, str) else target
     names = (of,) if isinstance(of, str) else tuple(of)
@@ -192,14 +192,14 @@ def _plan_entry(
 
 
 def _graph(model: Model, outputs: tuple[str, ...], options: Mapping[str, Any]) -> Graph:
-    """The graph that XLA would be given, gradients included; nothing is compiled for it."""
+    """Return the graph that XLA would compile, gradients included; nothing is compiled."""
     from mithril import compile
 
     compiled = compile(model, XlaGraphs(precision=options.get("precision")), **options)
     if not compiled.programs or not all(t.is_static for _, t in compiled.programs[0].request.types):
         raise InputError(
             "a plan needs the shapes of all inputs as numbers",
-            hint="plan(..., shapes={'x': [32, 128]})",
+            hint="pass shapes={'x': [32, 128]}",
         )
     program = compiled.programs[0]
     if outputs:

@@ -1,4 +1,4 @@
-"""Seconds that one step takes on a target: each kernel the longer of its arithmetic and its memory traffic."""
+"""Roofline estimate of one step on a target: each kernel takes the longer of its arithmetic and its memory traffic."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mithril_parallel.xla_model.convolutions import is_kernel_gradient
 from mithril_parallel.xla_model.fusion_model import FusedGraph, Kernel, walk
 from mithril_parallel.xla_model.image_layout import STRIPS, strip
 
-# Where a target does not state what its vector units do: their part of the peak rate of products.
+# Rate of vector units as a fraction of the peak matmul rate, for targets that do not state it.
 _VECTOR_PART = 1 / 32
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one device in one step."""
+    """The work of one device in one step."""
 
     flops: float
     traffic: int  # bytes to and from memory
@@ -30,12 +30,12 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """Nothing is assumed to overlap: an upper bound for a good schedule."""
+        """Time of one step without overlap of computation and communication: an upper bound."""
         return self.compute_seconds + self.exchange_seconds
 
 
 def estimate_work(fused: FusedGraph, sharding: GraphSharding, target: HardwareTarget) -> Work:
-    """Sum over kernels and exchanges."""
+    """Sum the work of all kernels and collectives."""
     size = size_function(fused, sharding, tiled=target.family == "tpu")
     flops, traffic, seconds = 0.0, 0, 0.0
     for kernel in fused.kernels:
@@ -51,13 +51,13 @@ def estimate_work(fused: FusedGraph, sharding: GraphSharding, target: HardwareTa
 
 
 def _body_reads(node: Node) -> int:
-    """A loop reads its operands once, but its body moves its own values at every step; half of them stay near."""
+    """Return the factor on a loop's memory traffic: its body accesses its own values, of which half stay cached."""
     body_nodes = sum(1 for region in node.regions for _ in region.nodes)
     return max(1, body_nodes // 2) if node.regions else 1
 
 
 def _flops(kernel: Kernel, sharding: GraphSharding, strips: frozenset[Value]) -> tuple[float, float]:
-    """Operations of one device: in products, and otherwise."""
+    """Return the operations of one device in products, and all others."""
     counts = [0.0, 0.0]
     for node in (*kernel.fused, kernel.node):
 
@@ -73,7 +73,7 @@ def _flops(kernel: Kernel, sharding: GraphSharding, strips: frozenset[Value]) ->
 
 
 def _margin_factor(node: Node, sharding: GraphSharding, strips: frozenset[Value]) -> float:
-    """By how much images in strips are wider than without margins, which are computed as well."""
+    """Return the factor on a convolution's work due to the margins of strips, which are computed as well."""
     image = node.operands[1] if is_kernel_gradient(node) else node.result if len(node.results) == 1 else None
     if not is_windowed_product(node) or image not in strips:
         return 1.0
@@ -82,7 +82,7 @@ def _margin_factor(node: Node, sharding: GraphSharding, strips: frozenset[Value]
 
 
 def _device_share(node: Node, sharding: GraphSharding) -> float:
-    """The part of a node's work that one device does: every mesh axis it is split along divides it."""
+    """Return the fraction of a node's work on one device: every mesh axis that splits the node divides its work."""
     node_sharding = sharding.op_sharding(node)
     axes = {a for split in node_sharding.result_splits for a in split if a is not None} | node_sharding.sums
     return 1 / prod(sharding.mesh.size(a) for a in axes) if axes else 1.0
@@ -101,7 +101,7 @@ def _kernel_seconds(
 
 
 def _rate(results: tuple[Value, ...], target: HardwareTarget) -> float:
-    """Operations per second in the dtype of the results; one the target lacks is computed in float32."""
+    """Return the operations per second in the dtype of the results, or in float32 if the target lacks that dtype."""
     rates = target.peak_flops
     for v in results:
         if v.dtype.name in rates:
@@ -110,7 +110,7 @@ def _rate(results: tuple[Value, ...], target: HardwareTarget) -> float:
 
 
 def _exchange_seconds(e: Exchange, mesh: Mesh, target: HardwareTarget) -> float:
-    """In a ring: every device passes on all parts but one, and a sum goes round twice."""
+    """Return the time of a ring collective: n - 1 of n parts pass each device, in an all-reduce twice."""
     n = mesh.size(e.axis)
     if n == 1:
         return 0.0

@@ -1,1 +1,1 @@
-"""Graphs cut for many devices: the part that one device runs, and what devices tell each other."""
+"""SPMD partitioning: per-device graphs with their collectives, pipeline stages and sharded checkpoints."""

@@ -1,4 +1,4 @@
-"""``ml.shard`` and ``ml.placement``: arguments split as the options say, and what each device then runs."""
+"""``ml.shard`` and ``ml.placement``: splits of arguments chosen by the options, and the per-device graph."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def shard(
     splits: Mapping[str, int] | None = None,
     fsdp: bool = False,
 ) -> tuple[DeviceGraph, dict[str, str]]:
-    """The part of one device, and what was left whole with the reason.
+    """Return the graph of one device, and the reason for each input that is replicated although it should be split.
 
-    ``axes`` are sizes of ``data``, along which batches are split (with ``fsdp`` parameters too), and of ``model``,
-    along which weights are; ``splits`` are those of ``tensor_split_dims``. Gradients and new values of parameters and
-    state are split like the old.
+    ``axes`` are the sizes of ``data``, along which batches are split (with ``fsdp`` parameters, too), and of
+    ``model``, along which weights are split; ``splits`` has the form of ``tensor_split_dims``. Gradients and new
+    values of parameters and state are split like the old values.
     """
     sharded, unsplit = parts(graph, axes, splits=splits, fsdp=fsdp)
     return replace(sharded, graph=bucketed(sharded.graph)), unsplit
@@ -35,22 +35,22 @@ def shard(
 def parts(
     graph: Graph, axes: Mapping[str, int], *, splits: Mapping[str, int] | None = None, fsdp: bool = False
 ) -> tuple[DeviceGraph, dict[str, str]]:
-    """As ``shard``, with each exchange by itself, where the graph is cut into stages yet."""
+    """Return the result of ``shard`` without buckets: for graphs that are still to be cut into stages."""
     strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp)
     return cut(graph, axes, strategy.splits, outputs=_like_inputs(graph, strategy.splits)), strategy.unsplit
 
 
 def placement(graph: Graph, axes: Mapping[str, int]) -> tuple[dict[str, Split], dict[str, str]]:
-    """Which axis of the mesh divides which axis of an argument, for engines whose compiler does the rest.
+    """Return the splits of the arguments, for engines whose compiler partitions the graph.
 
-    And what was left whole, with the reason.
+    The second result maps inputs that should be split, but cannot be, to the reason.
     """
     strategy = choose(graph, Mesh(axes))
     return strategy.splits, strategy.unsplit
 
 
 def in_chunks(graph: Graph, chunks: int) -> DeviceGraph:
-    """The part of one chunk of the batch, which devices take in turns, with their sums as ``mesh.chunk_sum``."""
+    """Return the graph of one chunk of the batch; sums over the chunks are the operation ``mesh.chunk_sum``."""
     strategy = choose(graph, Mesh({DATA: chunks}), chunked=True)
     names = {
         name: tuple(CHUNK if a == DATA else a for a in split)
@@ -61,7 +61,7 @@ def in_chunks(graph: Graph, chunks: int) -> DeviceGraph:
 
 
 def _like_inputs(graph: Graph, splits: Mapping[str, Split]) -> dict[str, Split]:
-    """Splits of the outputs that are gradients or new values of an input."""
+    """Return the splits of the outputs that are gradients or new values of an input."""
     types = {i.name: i.type for i in graph.arguments if i.role != "cotangent"}
     return {
         r.name: splits.get(r.of, (None,) * r.value.ndim)

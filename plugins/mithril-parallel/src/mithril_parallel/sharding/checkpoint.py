@@ -1,7 +1,7 @@
-"""``ml.save_sharded`` and ``ml.load_sharded``: every process writes the parts it has, and reads those it needs.
+"""``ml.save_sharded`` and ``ml.load_sharded``: every process writes the parts it holds, and reads those it needs.
 
-A folder holds for each process a safetensors file of its parts, named after where they begin, and a JSON file that says
-of which tensors they are. Nothing in it depends on the mesh: another one reads other regions of the same tensors.
+A folder contains for each process a safetensors file of parts, named by their offsets, and a JSON file with the shapes
+and dtypes of their tensors. The format is independent of the mesh: another mesh reads other regions of the tensors.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Index = tuple[slice, ...]
 
 
 def save_sharded(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
-    """Write arrays (parameters, an optimizer's values): all processes call it, each writes what it holds.
+    """Write arrays (parameters, optimizer state); all processes must call it, and each writes its parts.
 
-    What several devices hold is written once.
+    A part that several devices hold is written once.
     """
     rank, count = _process()
     tensors: dict[str, np.ndarray[Any, Any]] = {}
@@ -43,18 +43,20 @@ def save_sharded(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -> N
     out.mkdir(parents=True, exist_ok=True)
     stem = f"part-{rank:05}-of-{count:05}"
     save_file(tensors, out / f"{stem}.safetensors", {"format": "mithril sharded"})
-    files.write(out / f"{stem}.json", json.dumps(entries))  # last: it says that the parts are there
+    files.write(out / f"{stem}.json", json.dumps(entries))  # last: its existence marks the parts as complete
 
 
 def load_sharded(folder: str | os.PathLike[str], compiled: CompiledModel) -> dict[str, Any]:
-    """Parameters of a compiled model where its newest program wants them, whatever mesh they were saved from."""
+    """Load a compiled model's parameters, split for its latest program, regardless of the mesh that saved them."""
     if not compiled.programs:
-        raise InputError("this model has no program yet", hint="shapes={...} when compiling, or evaluate it once")
+        raise InputError("this model has no program yet", hint="pass shapes={...} to ml.compile, or evaluate it once")
     program = compiled.programs[-1]
     reader = Reader(folder)
     missing = [n for n in program.interface.params if n not in reader.shapes]
     if missing:
-        raise InputError(f"'{os.fspath(folder)}' does not fit this model", facts=[f"missing: {', '.join(missing[:8])}"])
+        raise InputError(
+            f"'{os.fspath(folder)}' lacks parameters of this model", facts=[f"missing: {', '.join(missing[:8])}"]
+        )
     assemble = getattr(getattr(program.executable, "call", None), "assemble", None)
     params = {}
     for name, t in program.interface.params.items():
@@ -66,7 +68,7 @@ def load_sharded(folder: str | os.PathLike[str], compiled: CompiledModel) -> dic
 
 
 class Reader:
-    """The tensors of a folder. ``read`` touches only the files and rows that a region lies in."""
+    """The tensors of a folder; ``read`` accesses only the files and rows that overlap the requested region."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -74,16 +76,15 @@ class Reader:
         counts = {path.stem.rpartition("-")[2] for path in index_files}
         if len(counts) > 1:
             raise InputError(
-                f"'{self.folder}' holds several checkpoints",
+                f"'{self.folder}' contains several checkpoints",
                 facts=[f"of {', '.join(str(int(n)) for n in sorted(counts))} processes"],
-                hint="save each into a folder of its own",
+                hint="save each checkpoint to a separate folder",
             )
         if not counts or len(index_files) != int(next(iter(counts))):
             raise InputError(
-                f"'{self.folder}' holds no complete checkpoint",
+                f"'{self.folder}' does not contain a complete checkpoint",
                 facts=[
-                    f"parts of {len(index_files)} process(es)"
-                    + (f", and there were {int(min(counts))}" if counts else "")
+                    f"parts of {len(index_files)} process(es)" + (f", expected {int(min(counts))}" if counts else "")
                 ],
             )
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -97,7 +98,7 @@ class Reader:
                 parts += [(path.with_suffix(".safetensors"), tuple(a), tuple(n)) for a, n in entry["parts"]]
 
     def read(self, name: str, index: Index | None = None) -> np.ndarray[Any, Any]:
-        """A region of a tensor; all of it without an index."""
+        """Return a region of a tensor, or the complete tensor without an index."""
         from safetensors import safe_open
 
         shape = self.shapes[name]
@@ -115,7 +116,7 @@ class Reader:
                 piece = file.get_slice(key)[region] if region else file.get_tensor(key)
             out[tuple(slice(a - z, b - z) for a, b, (z, _) in zip(lows, highs, bounds, strict=True))] = piece.reshape(
                 [b - a for a, b in zip(lows, highs, strict=True)]
-            )  # scalars are kept as one element
+            )  # scalars are stored as one element
             filled += piece.size
         if filled < out.size:
             raise InputError(f"'{self.folder}' lacks parts of '{name}'")
@@ -127,8 +128,8 @@ def _key(name: str, start: Sequence[int]) -> str:
 
 
 def _pieces(x: Any, rank: int) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
-    """Where each part begins that this process is to write, and its elements."""
-    if hasattr(x, "addressable_shards"):  # of JAX
+    """Yield the offset and the elements of each part that this process has to write."""
+    if hasattr(x, "addressable_shards"):  # a jax.Array
         for shard in x.addressable_shards:
             if shard.replica_id == 0:
                 yield tuple(s.start or 0 for s in shard.index), np.asarray(shard.data)
@@ -141,7 +142,7 @@ def _pieces(x: Any, rank: int) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any
 
 
 def _offsets(x: Any) -> tuple[int, ...] | None:
-    """Where the local part of a DTensor begins; None where another process has the same."""
+    """Return the offset of a DTensor's local part; None if another process writes the same part."""
     start, left = [0] * len(x.shape), list(x.shape)
     for k, placement in enumerate(x.placements):
         rank, n = x.device_mesh.get_local_rank(k), x.device_mesh.size(k)
@@ -150,14 +151,14 @@ def _offsets(x: Any) -> tuple[int, ...] | None:
                 return None
             continue
         if left[placement.dim] % n:
-            raise InputError(f"a tensor of shape {list(x.shape)} is unevenly split over {n} processes")
+            raise InputError(f"a tensor of shape {list(x.shape)} cannot be split evenly over {n} processes")
         left[placement.dim] //= n
         start[placement.dim] += rank * left[placement.dim]
     return tuple(start)
 
 
 def _process() -> tuple[int, int]:
-    """This process's number, and how many there are: of PyTorch or of JAX, whichever was told."""
+    """Return this process's rank and the number of processes, from torch.distributed or jax.distributed."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -1,7 +1,7 @@
-"""Exchanges in buckets: many small ones cost far more than one of the same bytes, laid side by side in flat memory.
+"""Collectives combined in buckets: many small ones cost far more than one with the same bytes in a flat buffer.
 
-Sums wait until somebody reads one of them, or a bucket is full. Parts of arguments are gathered right before the first
-is read, with those read next.
+Reductions are delayed until one result is read or a bucket is full. Sharded arguments are gathered right before the
+first one is read, together with those that are read next.
 """
 
 from __future__ import annotations
@@ -14,31 +14,35 @@ from mithril.ir import Builder, Graph, Node, Value
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.collectives import all_gather, all_reduce, reduce_scatter
 
-BYTES = 25 * 2**20  # of a full bucket
+BYTES = 25 * 2**20  # capacity of a bucket
 Key = tuple[object, ...]
 
 
 def bucketed(graph: Graph, limit: int = BYTES) -> Graph:
-    """The graph with its exchanges together where they can be, none of them moved behind what reads it."""
+    """Combine the collectives of a graph in buckets, each before the first consumer of its results."""
     if sum(1 for node in graph.nodes if node.op in _EMITTERS) < 2:
         return graph
     return _Buckets(graph, limit).run()
 
 
 def _key(node: Node) -> Key | None:
-    """Sums of one key go together; None for what is no sum."""
+    """Return the bucket key of a reduction; None for other nodes."""
     if node.op not in (reduce_scatter, all_reduce) or node.attributes.get("kind", "sum") != "sum":
         return None
     return (node.op, node.attributes["mesh"], node.result.dtype)
 
 
 def _bytes(node: Node) -> int:
-    """Of the larger side of an exchange."""
+    """Return the bytes of a collective: those of its operand or result, whichever is larger."""
     return max(prod(sizes(v)) * v.dtype.itemsize for v in (node.result, *node.operands) if v is not None)
 
 
 class _Buckets:
-    """``made`` maps results of exchanges to what takes their place; ``late`` nodes of an update wait too."""
+    """One pass over a graph that fills and emits buckets.
+
+    ``replacements`` maps results of collectives to slices of buckets. Nodes of an optimizer's update that read a
+    waiting result are postponed (``late``), so that they do not empty its bucket early.
+    """
 
     def __init__(self, graph: Graph, limit: int) -> None:
         self.graph, self.limit = graph, limit
@@ -48,13 +52,13 @@ class _Buckets:
             self.builder.unique(v.name)
         self.replacements: dict[Value, Value] = {}
         self.waiting: dict[Key, list[Node]] = {}
-        self.bucket_of: dict[Value, Key] = {}  # results that wait, and in which bucket
+        self.bucket_of: dict[Value, Key] = {}  # buckets of waiting results
         self.gathers = self._gather_buckets()
         self.late: list[Node] = []
-        self.late_values: set[Value] = set()  # what late nodes make
+        self.late_values: set[Value] = set()  # results of late nodes
 
     def _gather_buckets(self) -> dict[Node, list[Node]]:
-        """The bucket of each argument's parts; of others there is no telling when they are there."""
+        """Return the bucket of each all-gather of an argument; other gathers stay single, their operands come later."""
         buckets: dict[Node, list[Node]] = {}
         filling: dict[Key, list[Node]] = {}
         for node in self.graph.nodes:
@@ -121,7 +125,7 @@ class _Buckets:
             self.replacements.update(zip((node.result for node in nodes), results, strict=True))
 
 
-# -- side by side -----------------------------------------------------------------------------------------------------
+# -- emission of a bucket ---------------------------------------------------------------------------------------------
 def _all_reduce_bucket(nodes: Sequence[Node]) -> list[Value]:
     flat = _concat([_reshape(_operand(n), (-1,)) for n in nodes], 0)
     total = _exchange(nodes[0], flat)
@@ -129,7 +133,7 @@ def _all_reduce_bucket(nodes: Sequence[Node]) -> list[Value]:
 
 
 def _all_gather_bucket(nodes: Sequence[Node]) -> list[Value]:
-    """The parts of each device are a row; those of one tensor are then put side by side along its axis."""
+    """Gather the parts as one row per device; then concatenate the parts of each tensor along its axis."""
     flat = _concat([_reshape(_operand(n), (1, -1)) for n in nodes], 1)
     rows = _exchange(nodes[0], flat, axis=0)
     results = []
@@ -141,7 +145,7 @@ def _all_gather_bucket(nodes: Sequence[Node]) -> list[Value]:
 
 
 def _reduce_scatter_bucket(nodes: Sequence[Node]) -> list[Value]:
-    """What each device is to keep is a row of its own."""
+    """Reduce a matrix with one row per device, and scatter its rows."""
     rows = []
     for n in nodes:
         axis, parts, shape = n.attributes["axis"], n.attributes["parts"], sizes(n.result)

@@ -1,4 +1,4 @@
-"""What devices along one axis of a mesh exchange, as operations; alone, a device exchanges nothing."""
+"""Collectives over one axis of a mesh as operations. Their references assume that all devices hold the same value."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def _scattered(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
     return tuple(n // parts if k == axis else n for k, n in enumerate(x))
 
 
-@op(name="mesh.all_reduce", shape=_same, dtype=_like, opaque=True, no_axes="it works on parts already")
+@op(name="mesh.all_reduce", shape=_same, dtype=_like, opaque=True, no_axes="it already works on local parts")
 def all_reduce(x: Any, *, mesh: str, parts: int, kind: str = "sum") -> Any:
-    """The sum (or ``max``, ``min``) of the values that the ``parts`` devices along the axis ``mesh`` have."""
+    """The sum (or ``max``, ``min``) of the values of the ``parts`` devices along the axis ``mesh``."""
     return x
 
 
-@op(name="mesh.all_gather", shape=_gathered, dtype=_like, opaque=True, no_axes="it works on parts already")
+@op(name="mesh.all_gather", shape=_gathered, dtype=_like, opaque=True, no_axes="it already works on local parts")
 def all_gather(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
-    """The parts of all devices side by side along ``axis``."""
+    """The parts of all devices concatenated along ``axis``."""
     import numpy as np
 
     return np.concatenate([x] * parts, axis)
 
 
-@op(name="mesh.reduce_scatter", shape=_scattered, dtype=_like, opaque=True, no_axes="it works on parts already")
+@op(name="mesh.reduce_scatter", shape=_scattered, dtype=_like, opaque=True, no_axes="it already works on local parts")
 def reduce_scatter(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
-    """The sum over devices, of which each keeps its part along ``axis``."""
+    """The sum over devices, split along ``axis``: each device has one part of it."""
     import numpy as np
 
     return np.split(x, parts, axis)[0]
@@ -49,9 +49,9 @@ def reduce_scatter(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
 
 @op(name="mesh.chunk_sum", shape=_same, dtype=_like, opaque=True, axes="*x -> *x", linear="x")
 def chunk_sum(x: Any) -> Any:
-    """The sum of the values that all chunks of a batch give. Whatever reads it is done once, after the last chunk."""
+    """The sum of the values of all chunks of a batch. Its consumers run once, after the last chunk."""
     return x
 
 
 for _op in (all_reduce, all_gather, reduce_scatter, chunk_sum):
-    _op.no_vjp("exchanges are put into graphs that are differentiated already")
+    _op.no_vjp("collectives are inserted after differentiation")

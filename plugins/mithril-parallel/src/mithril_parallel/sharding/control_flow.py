@@ -1,4 +1,4 @@
-"""Branches and loops on parts: their regions are cut for the splits that operands come in."""
+"""Partitioning of branches and loops: their regions are partitioned for the splits of the operands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mithril_parallel.sharding.local_rules import LocalRule, is_zero
 
 
 def shard_if(local: LocalGraphBuilder, node: Node) -> None:
-    """Cut both branches for the splits of the operands; results have the splits that both agree on."""
+    """Partition both branches for the splits of the operands; results have the splits common to both branches."""
     condition, *read = [v for v in node.operands if v is not None]
     for v in read:
         local.reduce_pending(v)
@@ -44,9 +44,9 @@ def _shard_branch(
 
 
 def shard_scan(local: LocalGraphBuilder, node: Node) -> None:
-    """Cut a loop: carries have the splits that the body gives them, sequences theirs but for the axis of steps.
+    """Partition a loop: carries have the splits of the body's outputs, sequences keep all but the step axis.
 
-    A carry that begins as zeros and only has something added is a sum over devices when the loop has ended.
+    A carry that starts as zeros and is only added to is a pending sum over devices after the loop.
     """
     carries, sequences = node.attributes["carries"], node.attributes["sequences"]
     body, last = node.regions[0], carries + sequences
@@ -59,7 +59,7 @@ def shard_scan(local: LocalGraphBuilder, node: Node) -> None:
     }
     entering = list(operand_splits[:carries])
     sharded_body = _shard_body(local, body, entering, steps, operand_splits[last:], accumulated)
-    for _ in range(2 * len(local.mesh.axes) + 1):  # zeros come in whole and go round split
+    for _ in range(2 * len(local.mesh.axes) + 1):  # initial zeros are replicated, later carries split
         leaving = [sharded_body.outputs[str(k)].split for k in range(carries)]
         if leaving == entering:
             break
@@ -97,7 +97,7 @@ def _shard_body(
 
 
 def _with_index_inputs(branch: Graph, axes: Sequence[str]) -> Graph:
-    """Return a branch with the places along these axes as its last inputs, read or not."""
+    """Return a branch whose last inputs are the device's indices along these axes, read or not."""
     names = [INDEX + axis for axis in axes]
     existing = {i.name: i for i in branch.inputs if i.name in names}
     indices = [existing.get(name) or Input(Value(name, TensorType(int32, ()))) for name in names]
@@ -106,7 +106,7 @@ def _with_index_inputs(branch: Graph, axes: Sequence[str]) -> Graph:
 
 
 def _accumulated_carries(body: Graph, carries: int) -> set[int]:
-    """Return the carries that only have something added at each step."""
+    """Return the carries that the body only adds to."""
     accumulated = set()
     for k, (entering, leaving) in enumerate(zip(body.arguments[:carries], body.outputs[:carries], strict=True)):
         node = body.producers.get(leaving)
@@ -116,5 +116,5 @@ def _accumulated_carries(body: Graph, carries: int) -> set[int]:
 
 
 def _with_numbered_outputs(region: Graph) -> Graph:
-    """Return a region whose results have their positions as names."""
+    """Return a region whose results are named by their positions."""
     return region.replaced(results=tuple(Output(v, str(k)) for k, v in enumerate(region.outputs)))

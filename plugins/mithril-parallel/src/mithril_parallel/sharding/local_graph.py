@@ -1,6 +1,6 @@
-"""The values of one device's graph: which part of each it holds, and the exchanges that bring another part.
+"""Values of a per-device graph: the local part of each value, and the collectives that reshard it.
 
-Every value has a split and the axes over which it is a sum still to be made.
+Every value has a split and the mesh axes over which it is a pending sum.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mithril_parallel.mesh import Mesh, Split, base, blocks
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.local_rules import LocalRule
 
-INDEX = "mesh/"  # inputs of this name hold a device's place along an axis
+INDEX = "mesh/"  # prefix of inputs that hold a device's index along a mesh axis
 
 
 @dataclass(frozen=True)
 class Part:
-    """The parts of an output: split along axes of the mesh, and terms of a sum over others."""
+    """The part of an output on one device: split along mesh axes, and a term of a sum over others."""
 
     split: Split
     sums: frozenset[str] = frozenset()
@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True)
 class DeviceGraph:
-    """``graph`` is what one device runs. Inputs it has beyond the whole graph's are its places in the mesh."""
+    """The graph of one device. Its additional inputs are the device's indices in the mesh."""
 
     graph: Graph
     mesh: Mesh
@@ -39,26 +39,30 @@ class DeviceGraph:
 
     @property
     def indices(self) -> dict[str, str]:
-        """Inputs that hold the device's place, and along which axis."""
+        """The inputs that hold the device's index, with their mesh axes."""
         names = {INDEX + axis: axis for axis in self.mesh.axes}
         return {i.name: names[i.name] for i in self.graph.inputs if i.name in names}
 
 
 class LocalGraphBuilder(ABC):
-    """``made`` maps values of the whole graph to the local ones; ``splits`` and ``open`` say what these are."""
+    """A per-device graph under construction.
+
+    ``local_values`` maps values of the full graph to local values, ``splits`` to their splits and ``pending`` to the
+    mesh axes over which the local values still have to be summed.
+    """
 
     def __init__(self, graph: Graph, mesh: Mesh, sequential_axes: frozenset[str], *, in_region: bool = False) -> None:
         self.graph, self.mesh, self.sequential_axes = graph, mesh, sequential_axes
-        self.in_region = in_region  # a loop, which a turn does to its end
+        self.in_region = in_region  # a loop body or branch, which cannot contain a sum over chunks
         self.builder = Builder(graph.name)
         self.local_values: dict[Value, Value] = {}
         self.splits: dict[Value, Split] = {}
         self.pending: dict[Value, frozenset[str]] = {}
-        self.resharded: dict[tuple[Value, Split], Value] = {}  # values brought into another split
+        self.resharded: dict[tuple[Value, Split], Value] = {}  # local values in other splits
         self.node: Node | None = None
         self.requested_splits: dict[Value, Split] = {}
-        self.accumulating: set[Value] = set()  # carries of a loop that only have something added
-        self.once: set[Value] = set()  # what is made after all turns
+        self.accumulating: set[Value] = set()  # loop carries that the body only adds to
+        self.once: set[Value] = set()  # values computed once, after all sequential iterations
 
     @abstractmethod
     def region(
@@ -70,7 +74,10 @@ class LocalGraphBuilder(ABC):
         accumulating: Collection[Value] = (),
         unreduced: Collection[str] = (),
     ) -> DeviceGraph:
-        """Cut a loop's body or a branch. ``accumulating`` values only have something added; outputs may stay sums."""
+        """Partition a loop body or a branch.
+
+        ``accumulating`` values are only added to; the outputs ``unreduced`` may remain pending sums.
+        """
 
     def emit(self, node: Node, operands: Sequence[Value | None], rule: LocalRule) -> None:
         if self.sequential_axes and self.is_once(node):
@@ -89,7 +96,7 @@ class LocalGraphBuilder(ABC):
             expected = self.mesh.local(sizes(whole_value), split)
             if value.shape != expected:
                 raise OperationError(
-                    f"the part of %{whole_value.name} that a device makes is {list(value.shape)}, not {list(expected)}",
+                    f"the local part of %{whole_value.name} has shape {list(value.shape)}, expected {list(expected)}",
                     facts=[repr(node), str(node.origin)],
                 )
             if rule.scale != 1.0:
@@ -104,7 +111,7 @@ class LocalGraphBuilder(ABC):
         return node.tags.get("phase") == "update" or any(v in self.once for v in node.operands if v is not None)
 
     def reduce_pending(self, v: Value) -> Value:
-        """Sum a value over the axes that it waits for, and return it."""
+        """Reduce a value over its pending mesh axes and return its local value."""
         for axis in sorted(self.pending.pop(v, frozenset())):
             requested = self.requested_splits.get(v) or self._partner_split(v, axis)
             if requested is not None and axis in requested and self.splits[v][requested.index(axis)] is None:
@@ -118,12 +125,12 @@ class LocalGraphBuilder(ABC):
         return self.local_values[v]
 
     def _partner_split(self, v: Value, axis: str) -> Split | None:
-        """Return the split of an argument that is combined with a value, as a parameter is with its gradient."""
+        """Return the split of an argument combined with ``v`` (a parameter with its gradient), or None."""
         front, seen = [v], {v}
         while front:
             for node in self.graph.users.get(front.pop(), ()):
                 alike = node.op.elementwise
-                if not alike and node.op is not if_op:  # in which an optimizer's update may be
+                if not alike and node.op is not if_op:  # may contain an optimizer's update
                     continue
                 for other in node.operands:
                     if other in self.graph.input_of and other.shape == v.shape and axis in self.splits[other]:
@@ -133,9 +140,9 @@ class LocalGraphBuilder(ABC):
                 seen.update(following)
         return None
 
-    # -- exchanges ----------------------------------------------------------------------------------------------------
+    # -- collectives --------------------------------------------------------------------------------------------------
     def reshard(self, v: Value, target: Split, *, reduced: bool = True) -> Value:
-        """Return the local value of ``v`` in another split, summed unless ``reduced`` is False."""
+        """Return the local value of ``v`` in another split, with pending sums reduced unless ``reduced`` is False."""
         if reduced:
             self.reduce_pending(v)
         cached = self.resharded.get((v, target))
@@ -167,7 +174,7 @@ class LocalGraphBuilder(ABC):
         return UnsupportedError(
             "this model mixes the examples of a batch, which cannot be cut into chunks",
             facts=[repr(node), str(node.origin)] if node is not None else [],
-            hint="pipeline_chunks=1, or leave out what looks at the whole batch: batch normalization in training, "
+            hint="set pipeline_chunks=1, or avoid operations over the batch: batch normalization in training, "
             "a loss divided by a sum over the batch",
         )
 
@@ -175,11 +182,11 @@ class LocalGraphBuilder(ABC):
         """Gather the parts of a value along axis ``k``."""
         if blocks(entry) == 1:
             return self._exchange("all_gather", value, entry, axis=k)
-        gathered = self._exchange("all_gather", _split_axis_into_blocks(value, entry, k), base(entry), axis=k + 1)
-        return _merge_blocks(gathered, k)
+        parts = self._exchange("all_gather", _split_axis_into_blocks(value, entry, k), base(entry), axis=k + 1)
+        return _merge_blocks(parts, k)
 
     def _slice_part(self, value: Value, entry: str, k: int) -> Value:
-        """Return this device's part along axis ``k`` of a whole value."""
+        """Return this device's part of a value along axis ``k``."""
         if blocks(entry) > 1:
             return _merge_blocks(self._slice_part(_split_axis_into_blocks(value, entry, k), base(entry), k + 1), k)
         return self._slice_axis(value, entry, k)
@@ -196,7 +203,7 @@ class LocalGraphBuilder(ABC):
         return result
 
     def device_index(self, mesh_axis: str) -> Value:
-        """Return the input that holds the device's place along an axis."""
+        """Return the input that holds the device's index along a mesh axis."""
         name = INDEX + mesh_axis
         for i in self.builder.inputs:
             if i.name == name:
@@ -205,7 +212,7 @@ class LocalGraphBuilder(ABC):
 
 
 def _split_axis_into_blocks(value: Value, entry: str, k: int) -> Value:
-    """Return a value with the blocks of axis ``k`` as an axis of their own."""
+    """Reshape a value so that the blocks of axis ``k`` are a separate axis."""
     n, count = value.shape[k], blocks(entry)
     assert isinstance(n, int)
     result: Value = operation("reshape")(value, shape=(*value.shape[:k], count, n // count, *value.shape[k + 1 :]))

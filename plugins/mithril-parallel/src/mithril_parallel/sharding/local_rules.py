@@ -1,8 +1,8 @@
-"""Which operations run on parts of their operands, exactly: read off the axes that the operations declare.
+"""Exact rules for running operations on parts of their operands, derived from the operations' declared axes.
 
-The placing rules predict how a compiler partitions an operation. Here no compiler comes after: a split is only kept
-where the operation on parts, with its attributes changed to sizes of parts, gives parts of the result, bit for bit the
-result of one device except for the order of sums.
+``placing.rules`` predicts how a compiler partitions an operation. These rules are for execution without a compiler: a
+split is preserved only if the operation on parts, with attributes adapted to the local sizes, computes parts of the
+result. The results then equal those of one device bit for bit, except for the order of sums.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from mithril_parallel.mesh import Mesh, Split
 from mithril_parallel.placing.factors import Splits, divide, requested_cuts
 from mithril_parallel.placing.rules import sizes
 
-RENAMING = (ops.reshape, ops.cast)  # between a range and the places that it becomes
-REDUCTIONS = ("sum", "mean", "max", "min")  # devices exchange these
+RENAMING = (ops.reshape, ops.cast)  # allowed between an iota and the indices computed from it
+REDUCTIONS = ("sum", "mean", "max", "min")  # reductions with a collective
 
 
 @dataclass(frozen=True)
 class LocalRule:
-    """How a node runs on parts. ``joins`` says over which axes its results are joined at once, and how."""
+    """How a node runs on parts; ``joins`` maps mesh axes to the reduction that follows the node immediately."""
 
     operand_splits: tuple[Split | None, ...]
     result_splits: tuple[Split, ...]
     sums: frozenset[str] = frozenset()
-    attributes: Mapping[str, Any] = field(default_factory=dict)  # those that change
-    scale: float = 1.0  # of sums that represent means
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # attributes that change
+    scale: float = 1.0  # factor on sums that represent means
     joins: Mapping[str, str] = field(default_factory=dict)
 
 
 def local_rule(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> LocalRule | None:
-    """Return how a node runs on operands in these splits; None if a composite must be decomposed to keep one."""
+    """Return the rule of a node for operands in these splits; None if a composite must be decomposed to keep one."""
 
     def allows(_: str, role: Role | None) -> bool:
         into = node.operands[role.operand] if role is not None and role.operand is not None else None
@@ -59,7 +59,7 @@ def local_rule(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> LocalRul
 
 
 def row_aligned_axes(graph: Graph, x: Value, indices: Value) -> list[int]:
-    """Axes along which each row of places in ``at`` names its own place in ``x``, as ``x[i, places[i]]`` does."""
+    """Return the axes along which row ``i`` of ``indices`` refers to row ``i`` of ``x``, as in ``x[i, indices[i]]``."""
     stacked = graph.producers.get(indices)
     if stacked is None or stacked.op is not ops.concat or stacked.attributes["axis"] != indices.ndim - 1:
         return []
@@ -74,7 +74,7 @@ def row_aligned_axes(graph: Graph, x: Value, indices: Value) -> list[int]:
 
 
 def is_zero(graph: Graph, v: Value) -> bool:
-    """Whether a value is zero everywhere, and known to be."""
+    """Whether a value is provably zero everywhere."""
     while (node := graph.producers.get(v)) is not None:
         if is_source(node):
             return bool(node.attributes.get("value", 1) == 0)  # of full and constant

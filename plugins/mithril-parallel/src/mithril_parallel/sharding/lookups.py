@@ -1,4 +1,4 @@
-"""Look-ups in what is split: tables whose rows are on several devices, and rows that name their own place."""
+"""Gathers from split operands: tables whose rows are on several devices, and indices aligned with split rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from mithril_parallel.sharding.local_rules import LocalRule, row_aligned_axes
 
 
 def shard_lookup(local: LocalGraphBuilder, node: Node) -> bool:
-    """Whether a table is split where it is looked up in: each device then reads its rows, and zeros for the others."""
+    """Partition a lookup in a table split along the indexed axis; return whether this was possible.
+
+    Each device reads its own rows and zeros for the others, so that the sum over devices is the result.
+    """
     if node.op is not ops.take:
         return False
     table, indices = node.operands
@@ -49,7 +52,7 @@ def shard_lookup(local: LocalGraphBuilder, node: Node) -> bool:
 
 
 def shard_row_aligned(local: LocalGraphBuilder, node: Node) -> bool:
-    """Whether places count along split axes (``x[i, places[i]]``): then each device has those it needs."""
+    """Partition a lookup of the form ``x[i, indices[i]]`` along ``i``; return whether this was possible."""
     if not _indexes_several_axes(node):
         return False
     x, indices, *updates = [v for v in node.operands if v is not None]
@@ -75,7 +78,7 @@ def shard_row_aligned(local: LocalGraphBuilder, node: Node) -> bool:
 
 
 def _indexes_several_axes(node: Node) -> bool:
-    """Whether each row of the indices names a place along several axes."""
+    """Whether each row of the indices addresses several axes."""
     axes = node.axes
     if not axes.lookups or node.op.composite:
         return False

@@ -1,4 +1,4 @@
-"""``ml.staged``: a graph as tasks of stages and chunks, and the order in which they are done."""
+"""``ml.staged``: a graph as tasks of pipeline stages and chunks, and their schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Schedule = Literal["gpipe", "1f1b"]
 
 @dataclass(frozen=True)
 class Step:
-    """One task with one chunk; without a chunk where it is done once."""
+    """One task with one chunk; ``chunk`` is None for a task that runs once, after all chunks."""
 
     task: int
     stage: int
@@ -28,12 +28,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """``steps`` is an order in which everything a step needs has been done; each stage does its own in that order.
+    """The tasks of a pipeline and ``steps``, an order that satisfies their dependencies; each stage follows it.
 
-    ``axes`` says which axis of an input is cut into chunks, and along which axis an output's chunks lie side by side;
-    other outputs are sums over chunks where their task says so, or the same for every chunk. ``index`` is the input
-    that holds the number of the chunk, where tasks want to know it. ``sharded`` says how each chunk is divided among
-    the devices of a stage, where it is.
+    ``axes`` maps inputs to the axis that is cut into chunks, and outputs to the axis along which their chunks are
+    concatenated. Other outputs are sums over chunks if their task says so, or equal for all chunks. ``index`` is the
+    input that holds the number of the chunk, or None. ``sharded`` describes the split of each chunk over the devices
+    of a stage, or is None.
     """
 
     stages: int
@@ -46,7 +46,7 @@ class Pipeline:
 
     @property
     def shares(self) -> list[float]:
-        """The part of all work that each stage does."""
+        """The fraction of the total work in each stage."""
         work = [0.0] * self.stages
         for task in self.tasks:
             work[task.stage] += sum(cost(node) for node in task.graph.nodes)
@@ -54,7 +54,7 @@ class Pipeline:
         return [w / total for w in work]
 
     def alive(self, stage: int) -> int:
-        """The most chunks of which a stage keeps something for the way back."""
+        """Return the largest number of chunks whose activations a stage holds for the backward pass."""
         current = peak = 0
         for step in self.steps:
             if step.stage == stage and step.chunk is not None:
@@ -73,13 +73,13 @@ def staged(
     splits: Mapping[str, int] | None = None,
     fsdp: bool = False,
 ) -> Pipeline:
-    """Cut ``graph`` (with gradients or without, a whole training step too) into ``stages``, its batch into ``chunks``.
+    """Cut ``graph`` (a forward pass, gradients or a training step) into ``stages`` and its batch into ``chunks``.
 
-    With ``axes`` what a stage does is cut for a mesh, as by ``ml.shard``. Gradients are summed over chunks first: what
-    devices exchange of them, and an optimizer's update, is done once.
+    With ``axes`` each stage is partitioned for a mesh, as by ``ml.shard``. Gradients are summed over chunks first, so
+    that their collectives and the optimizer's update run once.
 
-    ``"gpipe"`` does all chunks forward before the first goes back; ``"1f1b"`` goes back as soon as it can, so that a
-    stage keeps the activations of as many chunks as there are stages after it, and not of all.
+    ``"gpipe"`` runs the forward steps of all chunks before the first backward step; ``"1f1b"`` starts backward steps
+    as early as possible, so that a stage holds the activations of at most one chunk per following stage, and its own.
     """
     if chunks < 1:
         raise OptionError(f"pipeline_chunks={chunks} must be at least 1")
@@ -100,7 +100,7 @@ def staged(
 
 
 def order(tasks: list[Task], stages: int, chunks: int, schedule: Schedule) -> list[Step]:
-    """All steps, as they happen when every stage does its next one as soon as that can be done."""
+    """Return all steps in the order in which they start if every stage runs its next step as early as possible."""
     has_backward = any(task.backward for task in tasks)
     lists = [_stage_steps(k, stages, chunks, schedule, has_backward) for k in range(stages)]
     number = {(task.stage, task.backward): k for k, task in enumerate(tasks) if not task.once}
@@ -127,7 +127,7 @@ def order(tasks: list[Task], stages: int, chunks: int, schedule: Schedule) -> li
 def _stage_steps(
     stage: int, stages: int, chunks: int, schedule: Schedule, has_backward: bool
 ) -> list[tuple[int, bool]]:
-    """The steps of one stage, in its order."""
+    """Return the (chunk, is backward) steps of one stage in order."""
     forward = [(m, False) for m in range(chunks)]
     if not has_backward:
         return forward

@@ -1,8 +1,8 @@
-"""A graph cut into stages that follow each other, equal in work as far as its operations allow.
+"""A graph cut into consecutive pipeline stages with balanced work.
 
-The forward part is cut where the stages come out even, and among such places where least is alive. What differentiates
-an operation goes to the stage whose values it reads, so that activations and parameters stay where they are. What is
-done once after all chunks (an optimizer's update, above all) goes to the stage that has most of what it reads.
+The forward pass is cut at the points of balanced work with the fewest live bytes. Backward operations are assigned to
+the stage that holds their operands, so that activations and parameters are not sent. Operations that run once after
+all chunks (mainly the optimizer's update) are assigned to the stage that holds most bytes of their operands.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from mithril_parallel.placing.strategy import LINK, forward_nodes
 from mithril_parallel.sharding.collectives import chunk_sum
 from mithril_parallel.xla_model.fusion_model import walk
 
-SLACK = 1.05  # how much more than the best balance a stage may do, for a narrower cut
-_PER_BYTE = 2  # operations that take as long as moving one byte
+SLACK = 1.05  # load of a stage relative to the best balance that is accepted for a narrower cut
+_PER_BYTE = 2  # operations that take as long as one byte of memory traffic
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one stage does, forward or backward, with one chunk of a batch; or ``once``, after all of them.
+    """The work of one stage for one chunk of the batch, forward or backward; or ``once``, after all chunks.
 
-    ``takes`` says for inputs that come from other tasks which task makes them, and as which of its outputs. Outputs in
-    ``sums`` are added up over chunks. A task that is done once takes those sums, and of other values the last chunk's,
-    which are the same for all.
+    ``takes`` maps inputs to the task and the output that produce them. Outputs in ``sums`` are added up over chunks. A
+    task that runs once reads these sums; its other inputs are equal for all chunks and taken from the last.
     """
 
     stage: int
@@ -41,7 +40,7 @@ class Task:
 
 
 def cost(node: Node) -> float:
-    """The work of a node: its operations, and what it writes, as operations."""
+    """Return the cost of a node in operations, including the bytes that it writes."""
     total = [0.0]
 
     def count(inner: Node, times: int) -> None:
@@ -55,12 +54,15 @@ def cost(node: Node) -> float:
 
 
 def cut(graph: Graph, stages: int) -> list[Task]:
-    """The tasks of a pipeline: forward ones from the first stage to the last, backward ones the other way, the rest."""
+    """Return the tasks of a pipeline: forward tasks by stage, backward tasks in reverse order, then the rest."""
     once = _once_nodes(graph)
     forward = [n for n in forward_nodes(graph) if n not in once]
     movable = [n for n in forward if not is_source(n)]
     if not 1 <= stages <= max(1, len(movable)):
-        raise OptionError(f"pipeline_stages={stages}: this model has {len(movable)} operations to share")
+        raise OptionError(
+            f"pipeline_stages={stages} does not divide this model, which has {len(movable)} operations",
+            hint=f"set pipeline_stages between 1 and {max(1, len(movable))}",
+        )
     ends = _stage_ends(movable, graph, stages)
     stage_of = {node: k for k, (a, b) in enumerate(pairwise((0, *ends))) for node in movable[a:b]}
     homes = _assign_backward(graph, stage_of, once, stages)
@@ -69,7 +71,7 @@ def cut(graph: Graph, stages: int) -> list[Task]:
 
 
 def _once_nodes(graph: Graph) -> dict[Node, None]:
-    """The nodes of an optimizer's update, and all others that read a sum over chunks."""
+    """Return the nodes of an optimizer's update, and all others that depend on a sum over chunks."""
     once: dict[Node, None] = {}
     late_values: set[Value] = set()
     for node in graph.nodes:
@@ -80,9 +82,9 @@ def _once_nodes(graph: Graph) -> dict[Node, None]:
     return once
 
 
-# -- where to cut -----------------------------------------------------------------------------------------------------
+# -- cuts of the forward pass -----------------------------------------------------------------------------------------
 def _stage_ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
-    """The end of each stage in ``nodes``."""
+    """Return the end of each stage in ``nodes``."""
     sums = [0.0, *accumulate(cost(n) for n in nodes)]
     limit = SLACK * _minimax_load(sums, stages)
     width = _live_bytes(nodes, graph)
@@ -100,7 +102,7 @@ def _stage_ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
 
 
 def _minimax_load(sums: Sequence[float], stages: int) -> float:
-    """The least that the busiest stage must do."""
+    """Return the smallest possible load of the most loaded stage."""
     low = max(sums[-1] / stages, *(b - a for a, b in pairwise(sums)))
     high = sums[-1]
     for _ in range(40):
@@ -118,7 +120,7 @@ def _stages_needed(sums: Sequence[float], limit: float) -> int:
 
 
 def _earliest_starts(sums: Sequence[float], stages: int, limit: float) -> list[int]:
-    """For each boundary the first place from which the stages behind it can do the rest."""
+    """Return for each boundary the first position from which the remaining stages can do the rest within ``limit``."""
     starts, end = [len(sums) - 1] * (stages + 1), len(sums) - 1
     for k in range(stages - 1, 0, -1):
         start = end
@@ -129,7 +131,7 @@ def _earliest_starts(sums: Sequence[float], stages: int, limit: float) -> list[i
 
 
 def _live_bytes(nodes: Sequence[Node], graph: Graph) -> list[int]:
-    """Bytes that must cross each place between two nodes."""
+    """Return the live bytes between each pair of consecutive nodes."""
     step = {node: k for k, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 2)
     for node in nodes:
@@ -140,8 +142,8 @@ def _live_bytes(nodes: Sequence[Node], graph: Graph) -> list[int]:
     return list(accumulate(change))
 
 
-# -- where the gradients go, and what follows them --------------------------------------------------------------------
-Homes = dict[Value, set[int]]  # stages that have a value: that which makes it, and all that read it
+# -- assignment of gradients and updates ------------------------------------------------------------------------------
+Homes = dict[Value, set[int]]  # stages that hold a value: its producer's and its consumers'
 
 
 def _assign_backward(graph: Graph, stage_of: dict[Node, int], once: Mapping[Node, None], stages: int) -> Homes:
@@ -168,26 +170,28 @@ def _assign_backward(graph: Graph, stage_of: dict[Node, int], once: Mapping[Node
 
 
 def _assign_once(graph: Graph, once: Mapping[Node, None], stage_of: dict[Node, int], homes: Homes) -> dict[Node, int]:
-    """The stages of what is done once, and in which round: what comes from another stage is made in an earlier one.
+    """Assign the nodes that run once to stages; return their rounds, which are later than those of their producers.
 
-    Parameters, and what is kept for them, stay where they are. Small sums of all parameters go on to later stages.
+    Parameters and their optimizer slots are not sent. Small sums over all parameters are sent to later stages.
     """
     rounds: dict[Node, int] = {}
-    maker: dict[Value, Node] = {}
+    producer_of: dict[Value, Node] = {}
     for node in once:
         read = [v for v in node.operands if v is not None]
         bytes_by_stage: dict[int, int] = {}
         for v in read:
             for k in homes.get(v, ()):
-                weight = 2 if v in graph.input_of else 1  # what is carried on stays rather than what is made
+                weight = (
+                    2 if v in graph.input_of else 1
+                )  # sending a result is preferred to sending an input, which has to return
                 bytes_by_stage[k] = bytes_by_stage.get(k, 0) + weight * prod(sizes(v)) * v.dtype.itemsize
         stage = max(bytes_by_stage, key=lambda k: (bytes_by_stage[k], k), default=0)
-        producers = [maker[v] for v in read if v in maker]
+        producers = [producer_of[v] for v in read if v in producer_of]
         rounds[node] = max((rounds[n] + (stage_of[n] != stage) for n in producers), default=0)
         stage_of[node] = stage
         for v in (*(v for v in read if v not in homes), *node.results):
             homes[v] = {stage}
-            maker.update((result, node) for result in node.results)
+            producer_of.update((result, node) for result in node.results)
     return rounds
 
 
@@ -206,22 +210,22 @@ def _tasks(graph: Graph, stage_of: Mapping[Node, int], rounds: Mapping[Node, int
         for node, k in stage_of.items()
         if node.op is not chunk_sum
     }
-    return _Cutting(graph, order, home, sums).run()
+    return _TaskGraphs(graph, order, home, sums).run()
 
 
-Key = tuple[int, str, int]  # of a task: stage, kind, round
+Key = tuple[int, str, int]  # stage, kind and round of a task
 
 
-class _Cutting:
-    """The graphs of the tasks. What costs nothing is made again in each task that reads it."""
+class _TaskGraphs:
+    """Builds the graphs of the tasks. Source nodes are repeated in each task that reads them."""
 
     def __init__(
         self, graph: Graph, order: list[Key], home: Mapping[Node, int], sums: Mapping[Value, Value | None]
     ) -> None:
         self.graph, self.order, self.home = graph, order, home
-        self.sums = sums  # over chunks, of what
-        self.maker = {v: home[node] for node in home for v in node.results}
-        self.sent: list[dict[str, Value]] = [{} for _ in order]  # outputs of tasks
+        self.sums = sums  # sums over chunks -> their summands
+        self.task_of = {v: home[node] for node in home for v in node.results}
+        self.sent: list[dict[str, Value]] = [{} for _ in order]  # values for other tasks, by output name
         self.summed: list[set[str]] = [set() for _ in order]
         self.outputs: list[dict[str, Value]] = [{} for _ in order]
 
@@ -232,11 +236,11 @@ class _Cutting:
                 groups[self.home[node]].append(node)
         for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True):
             summand = self.sums.get(v)
-            k = self.maker[summand] if summand is not None else self.maker.get(v, 0)
+            k = self.task_of[summand] if summand is not None else self.task_of.get(v, 0)
             self.outputs[k][name] = v if summand is None else summand
             if summand is not None:
                 self.summed[k].add(name)
-        parts = [self._collect(k, nodes) for k, nodes in enumerate(groups)]  # then all know what leaves them
+        parts = [self._collect(k, nodes) for k, nodes in enumerate(groups)]  # collects the values that each task sends
         return [self._task(k, *part) for k, part in enumerate(parts)]
 
     def _collect(
@@ -251,13 +255,14 @@ class _Cutting:
             producer = self.graph.producers.get(v)
             if v in self.graph.input_of:
                 inputs.setdefault(v, self.graph.input_of[v])
-            elif v not in self.maker and v not in self.sums and producer is not None:
+            elif v not in self.task_of and v not in self.sums and producer is not None:
                 free[producer] = None
-            elif self.maker.get(v) != number:
+            elif self.task_of.get(v) != number:
                 if v not in renamed:
                     renamed[v] = Value(LINK + v.name, v.type)
                     takes[LINK + v.name] = self._send(v)
-                    role = "state" if self.order[number][1] == "once" else "input"  # which a batch is looked for among
+                    # the batch is determined from the inputs, which values read once are not part of
+                    role = "state" if self.order[number][1] == "once" else "input"
                     inputs[renamed[v]] = Input(renamed[v], role, tags={"handed_on": True})
                 return renamed[v]
             return v
@@ -267,10 +272,10 @@ class _Cutting:
         return inputs, [*free, *new_nodes], takes
 
     def _send(self, v: Value) -> tuple[int, str]:
-        """The task that makes a value, and the name under which it gives it."""
+        """Return the task that computes a value, and the name of its output."""
         summand = self.sums.get(v)
         value = v if summand is None else summand
-        k, name = self.maker[value], LINK + v.name
+        k, name = self.task_of[value], LINK + v.name
         self.sent[k][name] = value
         if summand is not None:
             self.summed[k].add(name)

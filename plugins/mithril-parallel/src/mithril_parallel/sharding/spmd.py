@@ -1,7 +1,8 @@
-"""The graph that one device of a mesh runs, with its exchanges as operations.
+"""SPMD partitioning: the graph that one device of a mesh runs, with its collectives as operations.
 
-One walk from the inputs to the outputs. Every value has a split and the axes over which it is a sum still to be made;
-what an operation needs otherwise is gathered, cut or summed right before it. Sums stay open through what is linear.
+One pass from the inputs to the outputs. Every value has a split and the mesh axes over which it is a pending sum.
+Operands are gathered, sliced or reduced right before the operation that requires another split. Reductions are
+delayed through linear operations.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ def cut(
     outputs: Mapping[str, Split] | None = None,
     sequential_axes: Sequence[str] = (),
 ) -> DeviceGraph:
-    """Cut ``graph`` for a mesh: ``inputs`` says by name which mesh axis divides which axis of an input.
+    """Partition ``graph`` for a mesh; ``inputs`` maps names of inputs to their splits.
 
-    ``outputs`` says how results are wanted; the others stay as they come out, split or not. Along the axes ``turns``
-    there are no devices but turns that one device takes: all that can be exchanged are sums (``mesh.chunk_sum``), and
-    what reads one is done once, after all turns. So is whatever belongs to an optimizer's update.
+    ``outputs`` maps names of outputs to requested splits; other outputs keep the split of their computation. The axes
+    ``sequential_axes`` count iterations on one device instead of devices: their only collective is a sum
+    (``mesh.chunk_sum``), and its consumers run once, after all iterations. So does the optimizer's update.
     """
     mesh = Mesh({name: n for name, n in axes.items() if n > 1})
     return SpmdPartitioner(graph, mesh, frozenset(sequential_axes) & frozenset(mesh.axes)).run(inputs, outputs or {})
 
 
 class SpmdPartitioner(LocalGraphBuilder):
-    """Takes the nodes of the whole graph in order."""
+    """Partitions the nodes of a graph in order."""
 
     def run(
         self, inputs: Mapping[str, Split], outputs: Mapping[str, Split], unreduced: Collection[str] = ()
@@ -74,7 +75,7 @@ class SpmdPartitioner(LocalGraphBuilder):
         return DeviceGraph(local_graph, self.mesh, input_splits, parts)
 
     def _output_value(self, v: Value, requested: Split | None, unreduced: bool) -> Value:
-        """Return an output in the split that is asked for, or in its own."""
+        """Return an output in the requested split, or in its own."""
         if requested is not None:
             return self.reshard(v, requested)
         if unreduced:
@@ -90,8 +91,8 @@ class SpmdPartitioner(LocalGraphBuilder):
     def _add_input(self, i: Input, split: Split | None) -> None:
         if not i.type.is_static:
             raise UnsupportedError(
-                f"input '{i.name}' has a size that is not known: {i.type}",
-                hint="give its shape as numbers when compiling: devices share work of known size",
+                f"input '{i.name}' has a symbolic size: {i.type}",
+                hint=f"pass shapes={{'{i.name}': [...]}} with numbers: the work is divided at compile time",
             )
         local_split = self._on_mesh(split) if split is not None else replicated(len(i.type.shape))
         for k, axis in enumerate(local_split):
@@ -140,7 +141,7 @@ class SpmdPartitioner(LocalGraphBuilder):
             for v in node.operands:
                 if v is not None:
                     self.reduce_pending(v)
-            self._partition(node)  # of which some may be in parts now
+            self._partition(node)  # a reduce-scatter may have split operands
             return
         if rule is None:
             needs = tuple(None if v is None else replicated(v.ndim) for v in node.operands)
@@ -152,7 +153,7 @@ class SpmdPartitioner(LocalGraphBuilder):
         self.emit(node, operands, rule)
 
     def _partition_body(self, node: Node) -> None:
-        """Cut the nodes of a composite that loses a split as a whole."""
+        """Partition the body of a composite that cannot preserve a split as one operation."""
         types = [None if v is None else v.type for v in node.operands]
         body: Graph = node.op.decompose(types, node.attributes)
         stage = Builder(body.name)
@@ -171,9 +172,9 @@ class SpmdPartitioner(LocalGraphBuilder):
             if result in self.once:
                 self.once.add(v)
 
-    # -- sums still to be made ----------------------------------------------------------------------------------------
+    # -- pending sums -------------------------------------------------------------------------------------------------
     def _can_delay_reduction(self, node: Node) -> bool:
-        """Whether the sums that operands wait for can as well be made of the result."""
+        """Whether pending sums of the operands can be delayed until after the node, because it is linear in them."""
         operands = [v for v in node.operands if v is not None and v not in self.accumulating]
         pending = [self.pending.get(v, frozenset()) for v in operands]
         if not any(pending) or any(len(self.graph.users.get(v, ())) > 1 for v in operands if v in self.pending):
@@ -190,11 +191,11 @@ class SpmdPartitioner(LocalGraphBuilder):
             return bool(node.attributes["mode"] == "constant" and node.attributes["value"] == 0)
         if len(operands) == 1:
             return bool(op.linear)
-        if op.variadic or op.linear == " ".join(op.operands):  # jointly: all operands wait for the same sums
+        if op.variadic or op.linear == " ".join(op.operands):  # jointly linear: all operands need the same pending sums
             is_joint = bool(op.linear) and all(w == pending[0] for w in pending)
             is_joint = is_joint and (not op.elementwise or len({v.type for v in operands}) == 1)
             return is_joint and all(self.splits[v] == self.splits[operands[0]] for v in operands)
-        scaled = op.elementwise and len(operands) == 2 and linear_in(node, 0)  # by a number that all devices have
+        scaled = op.elementwise and len(operands) == 2 and linear_in(node, 0)  # by a replicated scalar
         return bool(scaled and pending[0] and not pending[1] and operands[1].ndim == 0)
 
     def _delay_reduction(self, node: Node) -> None:
@@ -212,5 +213,5 @@ class SpmdPartitioner(LocalGraphBuilder):
 
 
 def _with_body(graph: Graph, stage: Builder, results: Sequence[Value]) -> Graph:
-    """Return the graph with a composite's body beside it, where producers and readers of its values are found."""
+    """Return the graph extended by a composite's body, so that producers and consumers of its values are known."""
     return Graph((*graph.inputs, *stage.inputs), (*graph.nodes, *stage.nodes), (*graph.results, *as_results(results)))

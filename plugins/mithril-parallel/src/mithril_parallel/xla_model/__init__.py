@@ -1,1 +1,1 @@
-"""A model of XLA, the compiler of TPUs and GPUs: what it fuses, stores in tiles and copies."""
+"""A model of XLA, the compiler of TPUs and GPUs: its fusions, tiled layouts and layout copies."""

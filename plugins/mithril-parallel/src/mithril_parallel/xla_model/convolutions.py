@@ -1,4 +1,4 @@
-"""Convolutions, their gradients and pools: which of their values are images and which are kernels, by their axes."""
+"""Classification of convolutions, their gradients and pools by their axes: which values are images, which kernels."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from mithril_parallel.placing.rules import sizes
 
 
 def computes_image(node: Node) -> bool:
-    """Whether a node is a convolution, or the gradient of its image: examples stay separate."""
+    """Whether a node is a convolution or its gradient with respect to the image: examples stay separate."""
     return is_windowed_product(node) and node.axes.rows(0, 0) is not None
 
 
 def is_kernel_gradient(node: Node) -> bool:
-    """Whether a node is the gradient of a convolution's kernel: a product that sums over the examples."""
+    """Whether a node is a convolution's gradient with respect to the kernel: a product that sums over the examples."""
     return is_windowed_product(node) and node.axes.rows(0, 0) is None
 
 
 def is_image_gradient(node: Node) -> bool:
-    """Whether a node is the gradient of a convolution's image: the larger image, through windows, is its result."""
+    """Whether a node is a convolution's gradient with respect to the image, so that windows extend over its result."""
     return computes_image(node) and any(node.axes.gives(f) for f in _windows(node.axes))
 
 
@@ -27,22 +27,22 @@ def is_pool(node: Node) -> bool:
 
 
 def kernel_size(node: Node) -> tuple[int, ...]:
-    """Return the sizes of a kernel along the axes of images."""
+    """Return the spatial sizes of a convolution's kernel."""
     return sizes(node.result if is_kernel_gradient(node) else operand(node, 1))[2:]
 
 
 def image_size(node: Node) -> tuple[int, ...]:
-    """Return the sizes of the image that kernels move over."""
+    """Return the spatial sizes of the image over which the kernel slides."""
     return sizes(node.result if is_image_gradient(node) else operand(node, 0))[2:]
 
 
 def output_positions(node: Node) -> tuple[int, ...]:
-    """Return how often a kernel is laid on along each axis: the image of results, or of their cotangents."""
+    """Return the number of window positions along each spatial axis: the sizes of the result or of its cotangent."""
     return sizes(operand(node, 1) if is_kernel_gradient(node) else node.result)[2:]
 
 
 def operand(node: Node, k: int) -> Value:
-    """Return an operand that is there."""
+    """Return an operand that must be present."""
     v = node.operands[k]
     assert v is not None
     return v

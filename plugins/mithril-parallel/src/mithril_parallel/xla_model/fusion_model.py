@@ -1,9 +1,9 @@
-"""Which values of a graph a fusing compiler keeps in memory, and until when: a model of XLA, not of one backend.
+"""Which values of a graph a fusing compiler materializes, and their lifetimes: a model of XLA, not of one backend.
 
-A value is *kept* where several kernels read it or where no kernel of its reader's can swallow it. Everything else is
-computed inside the kernel that reads it: it takes no memory, and what it is made of lives until that kernel has run.
-What is cheap and made of things that are kept as long anyway is computed again by each of its readers; and so is what
-costs where a TPU's products read it, which compute their operands themselves.
+A value is materialized if several kernels read it or if it cannot be fused into the kernel of its consumer. All other
+values are computed inside the kernel that reads them: they take no memory, and their operands stay live until that
+kernel has run. A cheap value whose operands are live anyway is recomputed by each consumer. So is an expensive value
+read by products on a TPU, which compute their operands inside their own kernels.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mithril.ir import Graph, Node, Value, is_expensive, is_fold, is_layout, is_
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.xla_model.convolutions import is_kernel_gradient
 
-_OFTEN = 2  # products that make a value again; more of them, queries, keys and values say, have it kept
+_OFTEN = 2  # products that recompute a value; for more of them (queries, keys, values) it is materialized
 
 
 @dataclass
 class Kernel:
-    """One kept value's node, with the nodes that are computed inside it."""
+    """The node of a materialized value, with the nodes fused into it."""
 
     node: Node
     fused: list[Node] = field(default_factory=list)
@@ -31,34 +31,36 @@ class Kernel:
 
 @dataclass
 class FusedGraph:
-    """The kernels in order, and the last step at which each kept value is read; outputs live to the end."""
+    """The kernels in order, and the last step at which each materialized value is read; outputs live to the end."""
 
     graph: Graph
     kernels: list[Kernel]
     step: dict[Node, int]
     last: dict[Value, int]
-    upcast: frozenset[Value]  # of 16 bits in the graph, but kept in 32, as the arithmetic around them is
-    strips: frozenset[Value]  # images that are cut in strips
+    upcast: frozenset[Value]  # 16-bit values that are stored in 32 bits, like the arithmetic around them
+    strips: frozenset[Value]  # images that are cut into strips
 
 
 def pointwise(node: Node) -> bool:
     """Whether a node's elements can be computed inside the kernel that reads them."""
     if node.op.elementwise or is_unchanged(node) or is_source(node):
         return True
-    return node.op.moves and node.op.cost == 0 and not node.axes.lookups  # cut, padded, joined; not sorted or gathered
+    return (
+        node.op.moves and node.op.cost == 0 and not node.axes.lookups
+    )  # slices, pads, concatenations; not sorts or gathers
 
 
 def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> FusedGraph:
-    """The kernels of a graph, on a TPU or elsewhere.
+    """Group the nodes of a graph into kernels, on a TPU or elsewhere.
 
-    Of images in ``strips`` somebody has to write the margins, so that convolutions take none in; and gradients of
-    kernels come after all others.
+    Images in ``strips`` are not fused into convolutions, since their margins have to be written; and gradients of
+    kernels are computed after all others.
     """
     users, outputs = graph.users, frozenset(graph.outputs)
     step = {node: k for k, node in enumerate(graph.nodes)}
     end = len(graph.nodes)
     inner: set[Node] = set()
-    kernel_of: dict[Node, Node | None] = {}  # the one kernel that computes a node; None where there are several
+    kernel_of: dict[Node, Node | None] = {}  # the only kernel that computes a node; None if several do
     last: dict[Value, int] = {}
     for node in reversed(graph.nodes):
         for v in node.results:
@@ -105,7 +107,7 @@ def _is_fused(
         return pointwise(node) and node.result not in strips
     if pointwise(node):
         return True
-    if is_product(node):  # computed once, and not on the way into another product
+    if is_product(node):  # fused into a pointwise consumer, unless that is fused into another product
         kernel = kernel_of[reader]
         return pointwise(reader) and kernel is not None and not is_product(kernel)
     return pointwise(reader)
@@ -121,7 +123,7 @@ def _should_recompute(
     tpu: bool,
     strips: frozenset[Value],
 ) -> bool:
-    """Whether all readers rather compute a value again than have it kept: it costs little, and no memory."""
+    """Whether XLA recomputes a value in each consumer instead of materializing it: cheap, and no memory is added."""
     if len(node.results) != 1 or node.result in outputs or not pointwise(node):
         return False
     v = node.result
@@ -144,8 +146,10 @@ def _should_recompute(
                 continue
             producer = graph.producers[o]
             if not pointwise(producer):
-                extended_bytes += _bytes(o)  # what must now be kept instead, bfloat16 before it was widened say
-                # Of as many bytes a convolution's result is kept, and not what a normalization makes of it.
+                extended_bytes += _bytes(
+                    o
+                )  # this operand stays live instead, for instance the bfloat16 operand of an upcast
+                # For equal sizes the result of a convolution is materialized, not its normalization.
                 if extended_bytes > _bytes(v) or (extended_bytes == _bytes(v) and producer.op is not ops.conv):
                     return False
                 continue
@@ -159,7 +163,7 @@ def _bytes(v: Value) -> int:
 
 
 def _through_views(v: Value, users: Mapping[Value, tuple[Node, ...]]) -> Iterator[Node]:
-    """The nodes that read a value, or a view of it."""
+    """Yield the nodes that read a value or a view of it."""
     pending = list(users.get(v, ()))
     while pending:
         node = pending.pop()
@@ -188,7 +192,7 @@ def _kernels(graph: Graph, inner: set[Node]) -> list[Kernel]:
             if producer is None or producer not in inner:
                 kernel.reads.add(v)
                 continue
-            if producer not in claimed:  # its work is counted once, although several kernels may repeat it
+            if producer not in claimed:  # work is counted once, although several kernels may repeat it
                 claimed.add(producer)
                 kernel.fused.append(producer)
             pending += [o for o in producer.operands if o is not None]
@@ -197,7 +201,7 @@ def _kernels(graph: Graph, inner: set[Node]) -> list[Kernel]:
 
 
 def trip_count(node: Node) -> int:
-    """How often the regions of a node run: the steps of a scan, once where nobody knows."""
+    """Return the trip count of a node's regions: the length of a scan, otherwise 1."""
     length = node.attributes.get("length", 1)
     return length if isinstance(length, int) else 1
 

@@ -1,7 +1,7 @@
-"""Which values are images to a TPU's compiler, stored as convolutions want them, and which of them it cuts in strips.
+"""Which values a TPU's compiler stores in the layout of convolutions, and which of these it cuts into strips.
 
-Few images are cut ("space to batch"): where a device has less than eight, each is cut along its last axis into eight
-strips, which are convolved like a larger batch. Each strip has a margin from its neighbor.
+Small batches are converted ("space to batch"): if a device has fewer than eight images, each is cut along its last
+axis into eight strips, which are convolved like a larger batch. Each strip has a margin from its neighbor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STRIPS = 8
 
 
 def images(graph: Graph) -> frozenset[Value]:
-    """Values that convolutions make, and what is computed of them point by point."""
+    """Return the results of convolutions and the values computed from them pointwise or by pooling."""
     values: set[Value] = set()
     for node in graph.nodes:
         is_like_its_operand = pointwise(node) or is_pool(node)
@@ -30,23 +30,21 @@ def images(graph: Graph) -> frozenset[Value]:
 
 
 def with_strips(fused: FusedGraph, sharding: GraphSharding) -> FusedGraph:
-    """The kernels as they are on this mesh: others where images are cut, the same where none is."""
+    """Return the kernels on this mesh: fused again if images are cut into strips, otherwise unchanged."""
     shapes = {v: sharding.local(v) for v in images(fused.graph)}
     cut = frozenset(v for v, (n, *_, width) in shapes.items() if n < STRIPS <= width)
     conv_results = (node.result for node in fused.graph.nodes if node.op is ops.conv and node.result in cut)
-    if not any(
-        shapes[v][-1] > STRIPS for v in conv_results
-    ):  # it is worth while for one, and then goes on to all others
+    if not any(shapes[v][-1] > STRIPS for v in conv_results):  # one profitable image makes XLA convert all
         return fused
     return fuse(fused.graph, tpu=True, strips=cut)
 
 
 def strip(width: int) -> int:
-    """Columns of a strip, with its margin."""
+    """Return the columns of a strip, including its margin."""
     return width // STRIPS + (width > STRIPS)
 
 
 def strip_bytes(shape: tuple[int, ...], itemsize: int) -> int:
-    """Bytes of [N, C, ..., W] in strips: eight times N are the rows of the tile, C its columns."""
+    """Return the bytes of [N, C, ..., W] in strips: 8 N are the rows of the tiles, C their columns."""
     n, channels, *places, width = shape
     return prod(places) * strip(width) * tiled_bytes(n * STRIPS, channels, itemsize)

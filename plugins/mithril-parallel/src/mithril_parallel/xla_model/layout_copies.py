@@ -1,4 +1,4 @@
-"""Copies that a TPU's compiler makes to have the axes of images and kernels as its convolutions want them."""
+"""Layout copies of a TPU's compiler: images and kernels with the axis order that its convolutions require."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Lifetime = tuple[int, int, int]  # first and last step, and bytes
 
 
 def copies(fused: FusedGraph, sharding: GraphSharding, images: frozenset[Value]) -> list[Lifetime]:
-    """Of a graph whose ``images`` are stored as convolutions want them already."""
+    """Return the lifetimes of all layout copies; ``images`` already have the layout of convolutions."""
     nodes = [node for node in fused.graph.nodes if is_windowed_product(node)]
     seen = _strip_copies(nodes, fused, sharding) if fused.strips else _image_copies(nodes, fused, sharding, images)
     return [
@@ -35,7 +35,7 @@ def copies(fused: FusedGraph, sharding: GraphSharding, images: frozenset[Value])
 
 
 def _strip_copies(nodes: list[Node], fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
-    """Images in strips are there a second time, with margins, from the convolution to the gradients of kernels."""
+    """Yield the copies of images in strips with margins, live from the convolution to the kernel gradients."""
     first: dict[Value, int] = {}
     for node in nodes:
         x = node.operands[0]
@@ -48,7 +48,7 @@ def _strip_copies(nodes: list[Node], fused: FusedGraph, sharding: GraphSharding)
 def _image_copies(
     nodes: list[Node], fused: FusedGraph, sharding: GraphSharding, images: frozenset[Value]
 ) -> Iterator[Lifetime]:
-    """One copy serves all convolutions that read an image."""
+    """Yield one copy of each image for all convolutions that read it."""
     readers: dict[Value, list[int]] = {}
     for node in nodes:
         v = node.operands[0]
@@ -59,7 +59,7 @@ def _image_copies(
 
 
 def _kernel_copies(nodes: list[Node], fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
-    """Kernels with their axes exchanged are made first of all: they wait for nothing."""
+    """Yield the copies of kernels with swapped axes, which are made first because they depend on nothing."""
     last: dict[tuple[Value, Op], int] = {}
     for node in nodes:
         v = node.operands[1]
@@ -70,7 +70,7 @@ def _kernel_copies(nodes: list[Node], fused: FusedGraph, sharding: GraphSharding
 
 
 def _im2col_buffers(nodes: list[Node], fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
-    """What each element of a result meets, side by side, for the convolution and for its kernel's gradient."""
+    """Yield the im2col buffers, which the convolution and its kernel gradient share."""
     readers: dict[Value, list[int]] = {}
     size: dict[Value, int] = {}
     for node in nodes:
@@ -86,7 +86,7 @@ def _im2col_buffers(nodes: list[Node], fused: FusedGraph, sharding: GraphShardin
 
 
 def _reshape_copies(fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
-    """Where rows are counted anew and do not fill their tiles, reshaping moves every one of them."""
+    """Yield the copies of reshapes that change the number of rows and leave tiles partly filled."""
     for node in fused.graph.nodes:
         if node.op is not ops.reshape:
             continue
@@ -101,5 +101,5 @@ def _reshape_copies(fused: FusedGraph, sharding: GraphSharding) -> Iterator[Life
 
 
 def uses_im2col(node: Node) -> bool:
-    """Whether a convolution is computed as one product: its kernel exceeds its image."""
+    """Whether a convolution is computed as one product, because its kernel exceeds its image."""
     return any(k > n for n, k in zip(image_size(node), kernel_size(node), strict=True))

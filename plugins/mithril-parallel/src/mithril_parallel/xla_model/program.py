@@ -1,7 +1,7 @@
-"""The graph that XLA is given, without XLA: the operations it has, and the forms of them that it gains from.
+"""The graph that XLA compiles, without XLA: its operations, and the variants of them that are faster on XLA.
 
-A backend of mithril that builds programs to inspect. Plans are made of its graphs; the backend that compiles ahead of
-time takes its preferences from here, so that a plan is about the program that is compiled.
+A backend whose programs can only be inspected. Plans use its graphs, and the ahead-of-time backend takes its
+preferences from here, so that a plan describes the program that is compiled.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SHIFTED = (Form.POINTWISE_MATMUL, Form.DEPTHWISE_SHIFTS)
 PREFERS: Prefers = {ops.linear: (Form.MATVEC,)} | dict.fromkeys(
     (ops.conv, ops.conv_input_grad, ops.conv_weight_grad), SHIFTED
 )
-COMPOSITES = frozenset({ops.isfinite, ops.isinf, ops.log2, ops.rsqrt, ops.square, ops.tan})  # XLA has them
+COMPOSITES = frozenset({ops.isfinite, ops.isinf, ops.log2, ops.rsqrt, ops.square, ops.tan})  # operations of XLA
 
 
 @dataclass(frozen=True)
 class InspectedProgram:
-    """A program that is only inspected."""
+    """A program that can be inspected but not called."""
 
     graph: Graph
     source: str | None = None
@@ -39,7 +39,7 @@ class InspectedProgram:
 
 
 class XlaGraphs(Backend):
-    """Builds nothing but graphs; arrays are NumPy's."""
+    """A backend that builds only graphs; its arrays are NumPy arrays."""
 
     name = "xla"
 

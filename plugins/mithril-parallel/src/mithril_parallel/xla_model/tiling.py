@@ -1,4 +1,4 @@
-"""Bytes of an array as a TPU stores it: two of its axes in tiles of eight rows by 128 columns."""
+"""Sizes of arrays in a TPU's memory: two axes are stored in tiles of eight rows by 128 columns."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from functools import lru_cache
 from math import prod
 
 TILE = (8, 128)
-ALIGNED = 256  # bytes, where memory is not tiled
+ALIGNED = 256  # bytes; alignment of arrays without tiles
 
 
 @lru_cache(maxsize=4096)
 def stored_bytes(shape: tuple[int, ...], itemsize: int, tiled: bool) -> int:
-    """Bytes of an array as it is stored; where it is tiled, with its axes in the order that wastes least."""
+    """Return the bytes of an array in memory; a tiled one has its axes in the order with the least padding."""
     if not tiled:
         return -(-prod(shape) * itemsize // ALIGNED) * ALIGNED
     axes = [n for n in shape if n != 1]
@@ -32,16 +32,16 @@ def stored_bytes(shape: tuple[int, ...], itemsize: int, tiled: bool) -> int:
 
 
 def _rows(n: int, tile: int) -> int:
-    """Rows of a tile are stored in eights (of four bytes); of few rows, as many as the next power of two."""
+    """Return ``n`` rows padded to a multiple of the tile, or to a power of two if they are fewer than one tile."""
     return 1 << (n - 1).bit_length() if n < tile else -(-n // tile) * tile
 
 
 def image_bytes(shape: tuple[int, ...], itemsize: int) -> int:
-    """Bytes of [N, C, ...] as convolutions want it: N and C are the axes of the tile, in either order."""
+    """Return the bytes of [N, C, ...] in the layout of convolutions: N and C are tiled, in either order."""
     n, c, *places = shape
     return prod(places) * min(tiled_bytes(n, c, itemsize), tiled_bytes(c, n, itemsize))
 
 
 def tiled_bytes(rows: int, columns: int, itemsize: int) -> int:
-    """Bytes of a matrix in tiles; tiles of small numbers have more rows."""
+    """Return the bytes of a matrix in tiles; tiles of narrow dtypes have more rows."""
     return _rows(rows, TILE[0] * max(1, 4 // itemsize)) * (-(-columns // TILE[1]) * TILE[1]) * itemsize

@@ -1,1 +1,1 @@
-"""Compiling ahead of time with the compiler of hardware that need not be here."""
+"""Ahead-of-time compilation for hardware that this machine need not have."""

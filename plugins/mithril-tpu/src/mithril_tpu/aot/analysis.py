@@ -1,4 +1,4 @@
-"""What a compiler says of its program: memory per device, operations, bytes, collectives."""
+"""Analysis of a compiled program: memory per device, operations, bytes, collectives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _BITS = {"pred": 8}
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes on one device. ``peak`` is what the device must have at once."""
+    """Bytes on one device; ``peak`` is the memory that the device must have."""
 
     arguments: int
     outputs: int
-    aliased: int  # outputs that take over arguments' buffers
+    aliased: int  # outputs in buffers of arguments
     temporaries: int
     code: int
     peak: int
@@ -27,7 +27,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """How often one kind of exchange stands in the program, and the bytes of its results on one device."""
+    """The number of collectives of one kind, and the bytes of their results on one device."""
 
     count: int
     bytes: int
@@ -35,7 +35,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """Numbers of one device. None: the compiler does not say."""
+    """The figures of one device; None if the compiler does not report them."""
 
     memory: MemoryUse
     flops: float | None
@@ -44,12 +44,12 @@ class Analysis:
     collectives: Mapping[str, Collective] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the analysis as JSON-serializable data."""
         return asdict(self)
 
 
 def memory(compiled: Any) -> MemoryUse:
-    """Of a ``jax.stages.Compiled``."""
+    """Return the memory use of a ``jax.stages.Compiled``."""
     stats = compiled.memory_analysis()
     return MemoryUse(
         arguments=stats.argument_size_in_bytes,
@@ -62,7 +62,7 @@ def memory(compiled: Any) -> MemoryUse:
 
 
 def analyze(compiled: Any, hlo: str | None) -> Analysis:
-    """All that a ``jax.stages.Compiled`` and its text tell."""
+    """Analyze a ``jax.stages.Compiled`` and its HLO text, if available."""
     cost = compiled.cost_analysis() or {}
     if isinstance(cost, list):
         cost = cost[0] if cost else {}
@@ -71,7 +71,7 @@ def analyze(compiled: Any, hlo: str | None) -> Analysis:
         memory(compiled),
         _positive(cost.get("flops")),
         _positive(cost.get("bytes accessed")),
-        # Instructions without a cost count -1 each, so that a negative sum means nothing.
+        # instructions without a cost count -1 each, so that a negative sum is meaningless
         _positive(seconds),
         collectives(hlo) if hlo is not None else {},
     )
@@ -82,7 +82,7 @@ def _positive(x: float | None) -> float | None:
 
 
 def collectives(hlo: str) -> dict[str, Collective]:
-    """Exchanges between devices in an optimized program's text; one in a loop's body counts once."""
+    """Count the collectives in an optimized program's HLO text; one in a loop body counts once."""
     counts: dict[str, list[int]] = {}
     for kind, size in _calls(hlo):
         counts.setdefault(kind, []).append(size)
@@ -95,7 +95,7 @@ def _calls(hlo: str) -> Iterator[tuple[str, int]]:
         if match is None:
             continue
         sizes = [_size(m) for m in _ARRAY.finditer(match["shape"])]
-        # A start's result holds its operand, its result, and counters: the largest is what travels.
+        # an asynchronous start returns its operand, its result and counters: the largest is the data transferred
         yield match["kind"], max(sizes, default=0) if match["start"] else sum(sizes)
 
 

@@ -1,4 +1,4 @@
-"""A saved program on the machine that has its devices: nothing is traced or compiled again."""
+"""Saved programs, loaded on the machine that has their devices without tracing or compiling."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mithril_targets.tpu import generation
 
 
 class LoadedProgram:
-    """What ``AheadProgram.save`` wrote, ready to run. Arguments are put where the program wants them."""
+    """A program written by ``AheadProgram.save``; a call transfers its arguments to the program's devices."""
 
     def __init__(self, metadata: Mapping[str, Any], compiled: Any) -> None:
-        self.metadata = metadata  # the analysis that was saved with it
+        self.metadata = metadata  # contents of analysis.json
         self.compiled = compiled
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,25 +31,25 @@ class LoadedProgram:
 
 
 def trees(metadata: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The structure of the arguments and of the results, which a serialized program does not hold."""
+    """Return the tree structures of arguments and results, which a serialized program does not contain."""
     arguments = (dict.fromkeys(metadata["params"], 0), dict.fromkeys(metadata["inputs"], 0))
     return jax.tree.structure((arguments, {})), jax.tree.structure(dict.fromkeys(metadata["outputs"], 0))
 
 
 def load_program(folder: str | os.PathLike[str]) -> LoadedProgram:
-    """The program that was saved in a folder; its devices must be here."""
+    """Load a program saved in a folder; this machine must have its devices."""
     path = Path(folder)
     try:
         metadata = json.loads((path / "analysis.json").read_text())
         payload = (path / "program.bin").read_bytes()
     except OSError as error:
-        raise InputError(f"'{path}' holds no saved program", facts=[str(error)]) from error
+        raise InputError(f"'{path}' does not contain a saved program", facts=[str(error)]) from error
     platform = "tpu" if generation(metadata["target"]) is not None else "gpu"
     if jax.default_backend() != platform:
         raise BackendError(
-            f"this program was compiled for {metadata['target']}, and there is none here",
-            facts=[f"mesh: {metadata['mesh']}", f"JAX has: {', '.join(str(d) for d in jax.devices())}"],
-            hint="program.stablehlo.mlir beside it compiles on other hardware",
+            f"this program was compiled for {metadata['target']}, which this machine does not have",
+            facts=[f"mesh: {metadata['mesh']}", f"devices of JAX: {', '.join(str(d) for d in jax.devices())}"],
+            hint="compile program.stablehlo.mlir from the same folder for other hardware",
         )
     from jax.experimental import serialize_executable
 

@@ -1,6 +1,6 @@
-"""NVIDIA GPUs described to XLA's compiler, which needs neither a driver nor the toolkit to compile for them.
+"""Descriptions of NVIDIA GPUs for XLA's compiler, which requires neither a driver nor the toolkit.
 
-The numbers are those of NVIDIA's data sheets and of the tables of compute capabilities in its programming guide.
+The figures are from NVIDIA's data sheets and the tables of compute capabilities in its programming guide.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What the compiler wants to know of a multiprocessor, and how many there are."""
+    """The properties of a GPU's multiprocessors that the compiler requires, and their number."""
 
     capability: tuple[int, int]
     processors: int
     lanes: int  # float32 units per multiprocessor
     clock: float  # GHz
     l2: int  # bytes
-    shared: int  # bytes of shared memory per multiprocessor; a block may have 1 KiB less
+    shared: int  # bytes of shared memory per multiprocessor; a block can use 1 KiB less
     label: str
 
 
@@ -50,16 +50,16 @@ CHIPS = {
 
 
 def described_gpus(target: HardwareTarget, count: int) -> list[Any]:
-    """``count`` GPUs of one machine, for the compiler only."""
+    """Return ``count`` device descriptions of GPUs of one machine, for compilation only."""
     chip = CHIPS.get(target.name)
     if chip is None:
         raise BackendError(
-            f"nothing is known about compiling for '{target.name}' ahead of time",
-            facts=["known: " + ", ".join(CHIPS)],
+            f"cannot compile for '{target.name}' ahead of time",
+            facts=["supported GPUs: " + ", ".join(CHIPS)],
         )
     if not has_compiler():
         raise BackendError(
-            "compiling for a GPU that is not here needs XLA's compiler for GPUs",
+            "compiling for a GPU that is not on this machine requires XLA's compiler for GPUs",
             facts=["the package 'jax-cuda12-pjrt' is not installed"],
             hint=f"pip install --no-deps jax-cuda12-pjrt=={version('jaxlib')}",
         )
@@ -69,11 +69,11 @@ def described_gpus(target: HardwareTarget, count: int) -> list[Any]:
         described = topologies.get_topology_desc(
             target.name, platform="cuda", target_config=description(chip, target), topology=f"1x1x{count}"
         )
-    except NotImplementedError as error:  # the plugin looks for a driver when JAX starts, and gives up without one
+    except NotImplementedError as error:  # the plugin looks for a driver when JAX starts
         raise BackendError(
-            "XLA's plugin for CUDA is installed, but JAX did not take it up",
+            "XLA's plugin for CUDA is installed, but JAX did not load it",
             facts=[str(error)],
-            hint="set JAX_PLATFORMS=cpu, or JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1, before Python starts",
+            hint="set JAX_PLATFORMS=cpu or JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 before Python starts",
         ) from error
     return list(described.devices)
 
@@ -82,12 +82,12 @@ def has_compiler() -> bool:
     """Whether XLA's plugin for CUDA is installed."""
     try:
         return any(importlib.util.find_spec(name) is not None for name in PLUGINS)
-    except ModuleNotFoundError:  # not even the namespace
+    except ModuleNotFoundError:  # no package jax_plugins at all
         return False
 
 
 def description(chip: Chip, target: HardwareTarget) -> str:
-    """XLA's GpuTargetConfigProto as text."""
+    """Return XLA's GpuTargetConfigProto as text."""
     device = {
         "threads_per_block_limit": 1024,
         "threads_per_warp": 32,

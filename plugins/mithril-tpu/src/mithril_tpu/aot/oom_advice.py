@@ -1,4 +1,4 @@
-"""What to do where a program does not fit: the smallest mesh, or the smallest TPU, that should hold it."""
+"""Advice for programs that do not fit: the smallest mesh, or the smallest TPU, with enough memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from mithril_targets.tpu import GENERATIONS, generation
 from mithril_tpu.aot.topology import dims
 from mithril_tpu.options import DeviceRequest
 
-GPUS = 8  # of one machine
-MARGIN = 0.85  # the compiler's peak is not known before it has run
+GPUS = 8  # GPUs of one machine
+MARGIN = 0.85  # usable fraction of the memory, since the compiler's peak is only estimated
 
 
 def remedy(graph: Graph, request: DeviceRequest, target: HardwareTarget, needed: float, available: float) -> str | None:
-    """What to type instead: the compiler's ``needed`` bytes are taken to shrink as those of the plan do."""
+    """Return the options of a configuration that should fit, or None.
+
+    The compiler's ``needed`` bytes are assumed to scale like the estimate of the plan.
+    """
     tiled = target.family == "tpu"
     current = _bytes(graph, Mesh({DATA: request.data, MODEL: request.model}), request, tiled)
     tpu = generation(target.name)
@@ -32,7 +35,7 @@ def remedy(graph: Graph, request: DeviceRequest, target: HardwareTarget, needed:
                 if tpu is not None:
                     dims(tpu, data * model)
                 estimate = _bytes(graph, Mesh({DATA: data, MODEL: model}), request, tiled)
-            except MithrilError:  # not sold in this size, or the batch cannot be divided so
+            except MithrilError:  # no such topology, or the batch is not divisible
                 continue
             if estimate and needed * estimate / current < MARGIN * available:
                 parts = [f"'replicas': {data * model}", *([f"'model_parallelism': {model}"] if model > 1 else [])]
@@ -46,7 +49,7 @@ def remedy(graph: Graph, request: DeviceRequest, target: HardwareTarget, needed:
 
 
 def _meshes(request: DeviceRequest, limit: int) -> Iterator[tuple[int, int]]:
-    """Meshes in the order in which they are tried: the same devices split otherwise, then more of them."""
+    """Yield meshes in the order in which they are tried: other splits of the same devices, then more devices."""
     devices = request.devices
     while devices <= limit:
         model = 1
@@ -58,7 +61,7 @@ def _meshes(request: DeviceRequest, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def _bytes(graph: Graph, mesh: Mesh, request: DeviceRequest, tiled: bool) -> int:
-    """Bytes that the plan expects one device to need."""
+    """Return the estimated memory of one device in bytes."""
     strategy = choose(graph, mesh, request.splits)
     sharding = propagate(graph, mesh, strategy.splits)
     fused = fuse(graph, tpu=tiled)

@@ -1,4 +1,4 @@
-"""A program compiled for devices that may be elsewhere: what the compiler says of it, its texts, and running it."""
+"""A program compiled for devices that this machine need not have: its analysis, texts and execution."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from mithril_tpu.aot.analysis import Analysis, analyze, memory
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 GIB = 1 << 30
-_EFFORT = (9, 19, 29, 39)  # XLA's numbers for O0 to O3
-# "... required for HLO temporaries (24.48G) exceeds available HBM (15.75G)", and its spelling for arguments and results
+_EFFORT = (9, 19, 29, 39)  # XLA's optimization_level for O0 to O3
+# "... required for HLO temporaries (24.48G) exceeds available HBM (15.75G)", and its variants for arguments and results
 _TOO_MUCH = re.compile(r"([\d.]+)([KMGT]?)i?B?\)?\s+exceeds\s+available\s+(?:HBM|memory)\s+\(?([\d.]+)([KMGT]?)")
 _USED = re.compile(r"Used\s+([\d.]+)([KMGT])i?B?\s+of\s+([\d.]+)([KMGT])")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class AheadProgram:
-    """``compiled`` is the compiler's program, ``analysis`` what it says; calling needs the devices.
+    """A lazily compiled program with its texts and ``analysis``; a call requires the devices.
 
-    ``graph`` gives names, types and roles of the arguments; ``choice`` says how they are split.
+    ``graph`` defines names, types and roles of the arguments; ``strategy`` defines their splits.
     """
 
     def __init__(
@@ -63,20 +63,23 @@ class AheadProgram:
         self.target = target
         self.present = present  # whether the devices are on this machine
         self.x64 = x64
-        self.exact = exact  # whether products of float32 keep all its digits; else one pass of bfloat16 does
+        self.exact = exact  # compute float32 products in full precision instead of one bfloat16 pass
         axes = strategy.mesh.axes
         self.mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
         self._donate = donate
         self._effort = effort
         self._remedy = remedy
         self.seconds: dict[str, float] = {}
-        native = {result_name("gradient", n): n for n in getattr(forward, "wrt", ())}  # JAX differentiates it
-        self.gradients = {**{r.name: r.of for r in graph.results_of("gradient")}, **native}  # the inputs, by result
+        native = {result_name("gradient", n): n for n in getattr(forward, "wrt", ())}  # gradients by JAX
+        self.gradients = {**{r.name: r.of for r in graph.results_of("gradient")}, **native}  # result -> input
         states = {r.name: r.of for r in graph.results_of("state")}
         self._like = {**states, **self.gradients, **(like or {})}
 
     def derived(self, forward: Forward, *, donate: bool = False, like: Mapping[str, str] | None = None) -> AheadProgram:
-        """Another function of the same arguments on the same devices; some results are split ``like`` arguments."""
+        """Return a program of another function on the same arguments and devices.
+
+        ``like`` maps results to the arguments whose splits they have.
+        """
         return AheadProgram(
             forward,
             self.graph,
@@ -92,16 +95,16 @@ class AheadProgram:
             like=like,
         )
 
-    # -- making ------------------------------------------------------------------------------------------------------
+    # -- compilation -------------------------------------------------------------------------------------------------
     @cached_property
     def lowered(self) -> Any:
-        """The ``jax.stages.Lowered``, made when it is first asked for."""
+        """The ``jax.stages.Lowered``, created on first access."""
         with self._x64_context(), self._timed("lower"):
             return self._lower()
 
     @cached_property
     def compiled(self) -> Any:
-        """The ``jax.stages.Compiled``, made when it is first asked for: what does not fit is an error then."""
+        """The ``jax.stages.Compiled``, created on first access; raises MemoryLimitError if it does not fit."""
         lowered = self.lowered
         with self._x64_context(), self._timed("compile"):
             executable = self._compile(lowered)
@@ -110,7 +113,7 @@ class AheadProgram:
         return executable
 
     def ready(self) -> AheadProgram:
-        """Compiled now, so that what is wrong with it is said now."""
+        """Compile now, so that errors are raised early, and return the program."""
         assert self.compiled is not None
         return self
 
@@ -124,7 +127,7 @@ class AheadProgram:
         return jax.enable_x64(True) if self.x64 else nullcontext()
 
     def arguments(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Types of params and inputs, with how they are split."""
+        """Return the types and shardings of params and inputs."""
         params: dict[str, Any] = {}
         inputs: dict[str, Any] = {}
         for i in self.graph.arguments:
@@ -133,21 +136,21 @@ class AheadProgram:
         return params, inputs
 
     def local_bytes(self, i: Input) -> int:
-        """Bytes of one device's part of an argument."""
+        """Return the bytes of one device's part of an argument."""
         return (
             prod(self.strategy.mesh.local(sizes(i.value), self.strategy.of(i.name, i.value.ndim)))
             * i.type.dtype.itemsize
         )
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters on the devices that the program expects them on."""
+        """Transfer parameters to the devices of the program."""
         return {name: jax.device_put(x, self._shardings[name]) for name, x in params.items()}
 
     def _struct(self, t: TensorType, split: Split) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(t.shape, t.dtype.numpy, sharding=self.sharding(split))
 
     def sharding(self, split: Split) -> NamedSharding:
-        """JAX's form of a split on this program's mesh."""
+        """Return a split as a JAX sharding on this program's mesh."""
         return NamedSharding(self.mesh, PartitionSpec(*split))
 
     def _lower(self) -> Any:
@@ -159,7 +162,7 @@ class AheadProgram:
             return jax.jit(self.forward, out_shardings=results, **donated).lower(params, inputs)
 
     def _result_sharding(self, name: str) -> NamedSharding | None:
-        """A gradient is split like what it is the gradient of, new state and parameters like the old; others freely."""
+        """Return the sharding of a result: gradients and new values like their argument, others as XLA chooses."""
         argument = self._like.get(name)
         for i in self.graph.arguments:
             if i.name == argument:
@@ -174,7 +177,7 @@ class AheadProgram:
             raise self._translated_error(str(error)) from error
 
     def _check_memory(self, compiled: Any) -> None:
-        """What only the TPU's compiler looks after itself."""
+        """Raise MemoryLimitError if the program does not fit; only the TPU compiler checks this itself."""
         limit, peak = self.target.costs.get("usable_memory", self.target.memory), memory(compiled).peak
         if limit is not None and peak > limit:
             raise self._too_large(peak, limit, [])
@@ -182,61 +185,61 @@ class AheadProgram:
     def _too_large(self, needed: float, available: float, facts: list[str]) -> MemoryLimitError:
         hint = self._remedy(needed, available) if self._remedy else None
         return MemoryLimitError(
-            f"this program needs {_gib(needed)} on each {self.target.name}, which has {_gib(available)}",
+            f"this program requires {_gib(needed)} on each {self.target.name}, which has {_gib(available)}",
             facts=[f"mesh: {self.strategy.mesh.description}", *facts],
-            hint=hint or "a smaller batch, gradient_checkpointing=True, or more devices",
+            hint=hint or "reduce the batch, set gradient_checkpointing=True, or use more devices",
         )
 
     def _translated_error(self, message: str) -> Exception:
-        if "ScopedVmemOom" in message:  # scratch memory of one kernel, which no mesh changes
+        if "ScopedVmemOom" in message:  # scratch memory of one kernel, independent of the mesh
             return BackendError(
-                f"the compiler of {self.target.name} made a kernel that is too large for the chip's own memory",
-                facts=[_first_line(message), f"effort: {'its default' if self._effort is None else self._effort}"],
-                hint="tpu_options={'effort': 1} or more lets it choose smaller kernels",
+                f"the compiler of {self.target.name} generated a kernel that exceeds the chip's scratch memory",
+                facts=[_first_line(message), f"effort: {'default' if self._effort is None else self._effort}"],
+                hint="set tpu_options={'effort': 1} or higher to get smaller kernels",
             )
         if "RESOURCE_EXHAUSTED" not in message:
             return BackendError(
-                f"the compiler of {self.target.name} refused the program",
+                f"the compiler of {self.target.name} rejected the program",
                 facts=[message.splitlines()[0]],
             )
         match = _TOO_MUCH.search(message) or _USED.search(message)
         if match is None:
             return MemoryLimitError(
-                f"this program does not fit the memory of a {self.target.name}",
+                f"this program exceeds the memory of a {self.target.name}",
                 facts=[f"mesh: {self.strategy.mesh.description}", _first_line(message)],
-                hint="a smaller batch, gradient_checkpointing=True, or more devices",
+                hint="reduce the batch, set gradient_checkpointing=True, or use more devices",
             )
         return self._too_large(*_parse_sizes(match), [_first_line(message)])
 
     @property
     def kind(self) -> str:
-        """What the target is."""
+        """The kind of the target, "TPU" or "GPU", for messages."""
         return "TPU" if self.target.family == "tpu" else "GPU"
 
-    # -- what is known -----------------------------------------------------------------------------------------------
+    # -- texts and analysis ------------------------------------------------------------------------------------------
     @cached_property
     def hlo(self) -> str | None:
-        """The optimized program's text; None where this compiler's text cannot be read here."""
+        """The optimized program's HLO text; None if this version of jaxlib cannot parse it."""
         with _silent() if self.mesh.size > 1 and self.target.name == "tpu_v7x" else nullcontext():
             try:
                 text: str = self.compiled.as_text()
-            except jax.errors.JaxRuntimeError:  # jaxlib's parser is older than what libtpu writes (v7x, many chips)
+            except jax.errors.JaxRuntimeError:  # jaxlib's parser is older than libtpu's format (v7x, many chips)
                 return None
         return text
 
     @cached_property
     def stablehlo(self) -> str:
-        """The program as given to the compiler, portable between versions."""
+        """The input of the compiler, portable between versions."""
         text: str = self.lowered.as_text()
         return text
 
     @cached_property
     def analysis(self) -> Analysis:
-        """MemoryUse, operations and exchanges of one device."""
+        """Memory, operations and collectives of one device."""
         return analyze(self.compiled, self.hlo)
 
     def serialized(self) -> bytes:
-        """The compiled program, for ``jax.experimental.serialize_executable`` on a machine that has the devices."""
+        """Return the compiled program, for ``jax.experimental.serialize_executable`` on a machine with the devices."""
         from jax.experimental import serialize_executable
 
         payload: bytes = serialize_executable.serialize(self.compiled)[0]
@@ -253,7 +256,7 @@ class AheadProgram:
         return out
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what was compiled, for what, and what came out."""
+        """Return arguments, splits, devices and analysis as JSON-serializable data."""
         return {
             "target": self.target.name,
             "mesh": dict(self.strategy.mesh.axes),
@@ -268,7 +271,7 @@ class AheadProgram:
         }
 
     def report(self) -> str:
-        """A few lines for people."""
+        """Return a short readable report."""
         a = self.analysis
         limit = self.target.costs.get("usable_memory")
         limit_text = f" of {_gib(limit)}" if limit else ""
@@ -281,26 +284,26 @@ class AheadProgram:
         if a.bytes_accessed is not None:
             lines.append(f"memory traffic per device: {_gib(a.bytes_accessed)}")
         if self.hlo is None:
-            lines.append("exchanges: unknown, the program's text cannot be read by this jaxlib")
+            lines.append("collectives: unknown, this jaxlib cannot read the program's text")
         else:
             counts = [f"{c.count} {kind} ({_gib(c.bytes)})" for kind, c in a.collectives.items()]
-            lines.append("exchanges: " + (", ".join(counts) or "none"))
-        lines += [f"left whole: {name}, {reason}" for name, reason in self.strategy.unsplit.items()]
+            lines.append("collectives: " + (", ".join(counts) or "none"))
+        lines += [f"replicated: {name}, {reason}" for name, reason in self.strategy.unsplit.items()]
         return "\n".join(lines)
 
-    # -- running -----------------------------------------------------------------------------------------------------
+    # -- execution ---------------------------------------------------------------------------------------------------
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         if not self.present:
             raise BackendError(
-                f"this program was compiled for {self.target.name}, and there is no {self.kind} here to run it",
+                f"this program was compiled for {self.target.name}, but this machine has no {self.kind}",
                 facts=[f"mesh: {self.strategy.mesh.description}"],
-                hint=f"run it on a machine with a {self.kind}, or with tpu_options={{'simulate': True}} on CPU devices",
+                hint=f"run it on a machine with a {self.kind}, or set tpu_options={{'simulate': True}} for CPU devices",
             )
         outputs: dict[str, Any] = self.compiled(*self._placed(params, inputs))
         return outputs
 
     def _placed(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Arguments on the devices that the program expects them on; what is there already stays."""
+        """Transfer arguments to the devices of the program; those already there are not copied."""
         shardings = self._shardings
         return (
             {name: jax.device_put(x, shardings[name]) for name, x in params.items()},
@@ -313,7 +316,7 @@ class AheadProgram:
 
 
 class SimulatedProgram:
-    """The same function and the same splits on devices of the CPU, each of which stands for one of the target's."""
+    """The same function with the same splits on CPU devices, each of which simulates one device of the target."""
 
     def __init__(
         self,
@@ -339,12 +342,12 @@ class SimulatedProgram:
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with jax.enable_x64(True) if self._x64 else nullcontext():
             outputs: dict[str, Any] = self._call(self._place(params), self._place(inputs))
-        # A second program dispatched before the first has ended can starve the first of threads, and both wait forever.
+        # a second program dispatched before the first has ended can starve it of threads, a deadlock
         jax.block_until_ready(outputs)
         return outputs
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters on the devices that the program expects them on."""
+        """Transfer parameters to the devices of the program."""
         return self._place(params)
 
     def _place(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,12 +355,12 @@ class SimulatedProgram:
 
 
 def cpu_devices(count: int) -> list[Any]:
-    """Devices of the CPU to simulate others with."""
+    """Return ``count`` CPU devices for the simulation."""
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise BackendError(
-            f"simulating {count} devices needs as many CPU devices, and JAX made {len(devices)}",
-            facts=["JAX makes its devices when it is first used, which a backend's creation is"],
+            f"simulating {count} devices requires as many CPU devices, but JAX has {len(devices)}",
+            facts=["JAX creates its devices on first use, for instance by the first JaxBackend"],
             hint=f"call mithril_tpu.simulate_devices({count}) before the first JaxBackend, "
             f"or set the environment variable JAX_NUM_CPU_DEVICES={count}",
         )
@@ -366,7 +369,7 @@ def cpu_devices(count: int) -> list[Any]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without what the C++ side writes to stderr: a stack trace, before it raises the error that is handled here."""
+    """Discard stderr of C++ code: it prints a stack trace before it raises an error that is handled here."""
     sys.stderr.flush()
     saved = os.dup(2)
     devnull = os.open(os.devnull, os.O_WRONLY)

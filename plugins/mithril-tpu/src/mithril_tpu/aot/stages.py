@@ -1,4 +1,4 @@
-"""A pipeline ahead of time: one program per task, each compiled for the devices of its stage."""
+"""Pipelines compiled ahead of time: one program per task, each for the devices of its stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BuildStage = Callable[[int, Graph, BuildOptions], SourceExecutable]
 
 
 class AheadPipeline(Piped):
-    """``programs`` are those of ``made.tasks``, one each; calling needs the devices, or ``simulate``."""
+    """A pipeline with one program per task in ``programs``; a call requires the devices, or ``simulate``."""
 
     def __init__(self, pipeline: Pipeline, executables: list[SourceExecutable], graph: Graph) -> None:
         super().__init__(pipeline, executables, graph)
@@ -23,7 +23,7 @@ class AheadPipeline(Piped):
         self.programs: list[AheadProgram | None] = programs
 
     def memory(self, stage: int) -> int:
-        """Bytes that a device of this stage needs: what its tasks keep for all chunks alive, and the largest run."""
+        """Return the bytes on a device of a stage: parameters, activations of all live chunks and temporaries."""
         tasks = [k for k, task in enumerate(self.made.tasks) if task.stage == stage]
         params: dict[str, int] = {}
         retained = temporaries = 0
@@ -40,7 +40,7 @@ class AheadPipeline(Piped):
         return sum(params.values()) + retained + temporaries
 
     def report(self) -> str:
-        """A few lines for people."""
+        """Return a short readable report."""
         lines = [
             f"{self.made.stages} stages, {self.made.chunks} chunk(s): "
             + ", ".join(f"{share:.0%}" for share in self.made.shares)
@@ -55,7 +55,7 @@ class AheadPipeline(Piped):
 
 
 def build(build_stage: BuildStage, graph: Graph, options: BuildOptions, request: DeviceRequest) -> SourceExecutable:
-    """Return the executable of a graph over stages, each task built for the stage of its number."""
+    """Build the executable of a graph over pipeline stages, each task for the devices of its stage."""
     pipeline = staged(graph, request.stages, request.chunks, request.schedule)
     programs = [build_stage(task.stage, task.graph, options) for task in pipeline.tasks]
     return SourceExecutable(graph, texts(programs), AheadPipeline(pipeline, programs, graph))

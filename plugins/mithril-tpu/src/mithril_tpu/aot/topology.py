@@ -1,4 +1,4 @@
-"""The devices to compile for: those of this machine, or the description of some that are elsewhere."""
+"""The devices to compile for: TPUs of this machine, or descriptions of other TPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 from mithril.base import BackendError, OptionError
 from mithril_targets.tpu import Generation, of_device
 
-# Number of chips -> how they stand, as the hardware is sold.
+# Number of chips -> their arrangement, as the hardware is sold.
 _SQUARES = {
     1: "1x1",
     2: "1x2",
@@ -38,8 +38,8 @@ _CUBES = {
     512: "8x8x8",
 }
 
-# Without a TPU, libtpu asks the cloud's metadata server what it runs on, complains at length on stderr, keeps a log
-# folder, and lets only one process on the machine load it. None of this concerns compiling for a described topology.
+# Without a TPU, libtpu queries the cloud's metadata server for the machine type, prints warnings to stderr, creates a
+# log folder, and can be loaded by only one process of the machine. Compiling for a described topology needs none of it.
 _QUIET = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -51,14 +51,14 @@ _QUIET = {
 
 
 def dims(generation: Generation, devices: int, topology: str | None = None) -> str:
-    """How the chips of ``devices`` devices stand: ``"2x4"``."""
+    """Return the arrangement of the chips of ``devices`` devices: ``"2x4"``."""
     per_chip = generation.devices_per_chip
     if topology is not None:
         if not re.fullmatch(r"\d+x\d+" + r"x\d+" * (generation.axes - 2), topology):
             raise OptionError(
-                f"'{topology}' is no topology of {generation.name}",
-                facts=[f"it has {generation.axes} axes"],
-                hint=f"tpu_options={{'topology': '{(_SQUARES if generation.axes == 2 else _CUBES)[8]}'}}",
+                f"'{topology}' is not a topology of {generation.name}",
+                facts=[f"expected: {generation.axes} axes"],
+                hint=f"set tpu_options={{'topology': '{(_SQUARES if generation.axes == 2 else _CUBES)[8]}'}}",
             )
         chip_devices = prod(int(n) for n in topology.split("x")) * per_chip
         if chip_devices != devices:
@@ -69,42 +69,42 @@ def dims(generation: Generation, devices: int, topology: str | None = None) -> s
             )
         return topology
     table = _SQUARES if generation.axes == 2 else _CUBES
-    # A lone device of a chip of two: the compiler is given the whole chip, the program one half of it.
+    # One device of a chip with two: the compiler gets the complete chip, the program one half of it.
     chips = -(-devices // per_chip)
     if (devices > 1 and devices % per_chip) or chips not in table:
         sold = [n * per_chip for n in table]
         nearest = min(sold, key=lambda n: (abs(n - devices), n))
         raise OptionError(
-            f"there is no {generation.name} of {devices} devices",
-            facts=[f"there are: {', '.join(map(str, sold))}"],
-            hint=f"tpu_replicas={nearest}, or give tpu_options={{'topology': ...}}",
+            f"{generation.name} is not available with {devices} devices",
+            facts=[f"available: {', '.join(map(str, sold))}"],
+            hint=f"set tpu_replicas={nearest}, or pass tpu_options={{'topology': ...}}",
         )
     return table[chips]
 
 
 def local_devices(generation: Generation, count: int) -> list[Any] | None:
-    """``count`` TPUs of this generation on this machine; None where it has no TPU at all."""
+    """Return ``count`` TPUs of this machine, which must be of this generation; None if it has no TPU."""
     if jax.default_backend() != "tpu":
         return None
     devices = jax.devices("tpu")
     local_generation = of_device(devices[0].device_kind)
     if local_generation is not None and local_generation.name != generation.name:
         raise BackendError(
-            f"target_hardware='{generation.name}' contradicts the TPUs of this machine",
+            f"target_hardware='{generation.name}' conflicts with the TPUs of this machine",
             facts=[f"found {len(devices)} x {devices[0].device_kind}, which is '{local_generation.name}'"],
             hint=f"target_hardware='{local_generation.name}'",
         )
     if len(devices) < count:
         raise BackendError(
-            f"{count} TPU devices are wanted, but this machine has {len(devices)}",
+            f"cannot use {count} TPU devices: this machine has {len(devices)}",
             facts=[f"{devices[0].device_kind}"],
-            hint=f"tpu_replicas={len(devices)}",
+            hint=f"set tpu_replicas={len(devices)}",
         )
     return list(devices[:count])
 
 
 def described_devices(generation: Generation, count: int, topology: str | None = None) -> list[Any]:
-    """Devices of a topology that libtpu's compiler knows without having them."""
+    """Return ``count`` device descriptions of a topology, for libtpu's compiler only."""
     _require_compiler()
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -118,7 +118,7 @@ def described_devices(generation: Generation, count: int, topology: str | None =
         raise BackendError(
             f"the TPU compiler does not know the topology '{generation.topology}:{layout}'",
             facts=[str(error).splitlines()[0]],
-            hint="another number of devices, or tpu_options={'topology': ...}",
+            hint="change the number of devices, or pass tpu_options={'topology': ...}",
         ) from error
     return list(described.devices[:count])
 
@@ -131,7 +131,7 @@ def has_compiler() -> bool:
 def _require_compiler() -> None:
     if not has_compiler():
         raise BackendError(
-            "compiling for a TPU that is not here needs its compiler, libtpu",
+            "compiling for a TPU that is not on this machine requires its compiler, libtpu",
             facts=["the package 'libtpu' is not installed"],
             hint="pip install 'mithril-tpu[compiler]'",
         )
