@@ -122,9 +122,8 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
 def test_sharded_model_and_gradients_equal_one_device(name, way, monkeypatch):
-    monkeypatch.setattr(
-        collective_buckets.bucketed, "__defaults__", (4096,)
-    )  # bytes: several buckets, and values larger than one
+    # 4096 bytes: several buckets, and values larger than one
+    monkeypatch.setattr(collective_buckets.bucketed, "__defaults__", (4096,))
     make, shapes, target = MODELS[name]
     graph, arguments = step_graph(make(), shapes, target)
     axes, options = WAYS[way]

@@ -6,9 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).parents[2] / "mithril-parallel" / "tests")
-)  # the models that several tests compile
+sys.path.insert(0, str(Path(__file__).parents[2] / "mithril-parallel" / "tests"))  # small_models
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")

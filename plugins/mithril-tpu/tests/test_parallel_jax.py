@@ -64,9 +64,8 @@ def test_mesh_equals_one_device(way, one):
     mesh, options = WAYS[way]
     compiled, params, results = stepped(ml.JaxBackend(device_mesh=mesh), **options)
     assert_same(results, one)
-    updated = {
-        name: p - 0.1 * results[1][name] for name, p in params.items()
-    }  # gradients have the shardings of their parameters
+    # gradients have the shardings of their parameters
+    updated = {name: p - 0.1 * results[1][name] for name, p in params.items()}
     compiled.evaluate(updated, X, G)
 
 

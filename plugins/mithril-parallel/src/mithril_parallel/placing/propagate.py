@@ -78,9 +78,9 @@ def propagate(graph: Graph, mesh: Mesh, input_splits: Mapping[str, Split], carri
     sums = {node for v in _accumulated_carries(graph, carries) if (node := graph.producers.get(v)) is not None}
     for node in graph.nodes:
         propagate_node(sharding, node, readers, accumulates=node in sums)
-    collected = _accumulated_carries(graph, carries)
+    accumulated = _accumulated_carries(graph, carries)
     for v in graph.outputs:
-        if v not in collected:
+        if v not in accumulated:
             _reduce_pending(sharding, v, graph.producers.get(v))
     _propagate_backward(sharding, graph)
     return sharding
@@ -176,11 +176,11 @@ def _delayed_sums(
     operands = [v for v in node.operands if v is not None]
     if accumulates:
         operands = [v for v in operands if v in sharding.pending] or operands
-    waits = [sharding.pending.get(v, frozenset()) for v in operands]
-    if not waits or not waits[0] or any(w != waits[0] for w in waits) or any(readers.get(v, 2) > 1 for v in operands):
+    sums = [sharding.pending.get(v, frozenset()) for v in operands]
+    if not sums or not sums[0] or any(s != sums[0] for s in sums) or any(readers.get(v, 2) > 1 for v in operands):
         return frozenset()
     adds = is_addition(node) and len({v.type for v in operands}) == 1
-    return waits[0] if (adds or is_permutation(node)) and not node_sharding.sums else frozenset()
+    return sums[0] if (adds or is_permutation(node)) and not node_sharding.sums else frozenset()
 
 
 def _reduce_pending(sharding: GraphSharding, v: Value, node: Node | None) -> None:

@@ -78,9 +78,8 @@ def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], 
         return
     axis = requests.get(ACTIVATIONS, 0)
     inputs = [i for i in graph.with_role("input") if i.value.ndim > axis]
-    model_inputs = [
-        i for i in inputs if not i.name.startswith(LINK)
-    ]  # activations passed between stages may have the batch in any axis
+    # activations passed between stages may have the batch in any axis
+    model_inputs = [i for i in inputs if not i.name.startswith(LINK)]
     inputs = model_inputs or [i for i in inputs if sizes(i.value)[axis] % parts == 0]
     lengths = [sizes(i.value)[axis] for i in inputs]
     if not lengths:
@@ -164,7 +163,7 @@ def _weight_candidates(node: Node) -> list[_WeightAxes]:
     if not is_product(node) or node.op.composite or len(node.operands) != 2:
         return []
     candidates = [_weight_axes(node.axes, slot) for slot in (1, 0)]
-    return [place for place in candidates if place is not None]
+    return [axes for axes in candidates if axes is not None]
 
 
 def _weight_axes(axes: OpAxes, slot: int) -> _WeightAxes | None:

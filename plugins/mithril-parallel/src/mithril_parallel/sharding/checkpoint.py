@@ -114,9 +114,10 @@ class Reader:
                 region = tuple(slice(a - s, b - s) for a, b, s in zip(lows, highs, start, strict=True))
                 key = _key(name, start)
                 piece = file.get_slice(key)[region] if region else file.get_tensor(key)
+            # scalars are stored as one element, hence the reshape
             out[tuple(slice(a - z, b - z) for a, b, (z, _) in zip(lows, highs, bounds, strict=True))] = piece.reshape(
                 [b - a for a, b in zip(lows, highs, strict=True)]
-            )  # scalars are stored as one element
+            )
             filled += piece.size
         if filled < out.size:
             raise InputError(f"'{self.folder}' lacks parts of '{name}'")

@@ -92,20 +92,20 @@ class LocalGraphBuilder(ABC):
             node.regions,
             names[0] if len(names) == 1 else None,
         )
-        for whole_value, value, split in zip(node.results, outputs, rule.result_splits, strict=True):
-            expected = self.mesh.local(sizes(whole_value), split)
+        for full_value, value, split in zip(node.results, outputs, rule.result_splits, strict=True):
+            expected = self.mesh.local(sizes(full_value), split)
             if value.shape != expected:
                 raise OperationError(
-                    f"the local part of %{whole_value.name} has shape {list(value.shape)}, expected {list(expected)}",
+                    f"the local part of %{full_value.name} has shape {list(value.shape)}, expected {list(expected)}",
                     facts=[repr(node), str(node.origin)],
                 )
             if rule.scale != 1.0:
                 value = operation("mul")(value, rule.scale)
             for axis, kind in rule.joins.items():
                 value = self._exchange("all_reduce", value, axis, kind=kind)
-            self.local_values[whole_value], self.splits[whole_value] = value, split
+            self.local_values[full_value], self.splits[full_value] = value, split
             if rule.sums:
-                self.pending[whole_value] = rule.sums
+                self.pending[full_value] = rule.sums
 
     def is_once(self, node: Node) -> bool:
         return node.tags.get("phase") == "update" or any(v in self.once for v in node.operands if v is not None)
@@ -129,13 +129,13 @@ class LocalGraphBuilder(ABC):
         front, seen = [v], {v}
         while front:
             for node in self.graph.users.get(front.pop(), ()):
-                alike = node.op.elementwise
-                if not alike and node.op is not if_op:  # may contain an optimizer's update
+                is_elementwise = node.op.elementwise
+                if not is_elementwise and node.op is not if_op:  # may contain an optimizer's update
                     continue
                 for other in node.operands:
                     if other in self.graph.input_of and other.shape == v.shape and axis in self.splits[other]:
                         return self.splits[other]
-                following = [r for r in node.results if alike and r.shape == v.shape and r not in seen]
+                following = [r for r in node.results if is_elementwise and r.shape == v.shape and r not in seen]
                 front += following
                 seen.update(following)
         return None

@@ -60,7 +60,7 @@ def cut(graph: Graph, stages: int) -> list[Task]:
     movable = [n for n in forward if not is_source(n)]
     if not 1 <= stages <= max(1, len(movable)):
         raise OptionError(
-            f"pipeline_stages={stages} does not divide this model, which has {len(movable)} operations",
+            f"pipeline_stages={stages} is out of range: this model has {len(movable)} operations to distribute",
             hint=f"set pipeline_stages between 1 and {max(1, len(movable))}",
         )
     ends = _stage_ends(movable, graph, stages)
@@ -181,9 +181,8 @@ def _assign_once(graph: Graph, once: Mapping[Node, None], stage_of: dict[Node, i
         bytes_by_stage: dict[int, int] = {}
         for v in read:
             for k in homes.get(v, ()):
-                weight = (
-                    2 if v in graph.input_of else 1
-                )  # sending a result is preferred to sending an input, which has to return
+                # an input counts twice: if it is sent to another stage, its new value has to be sent back
+                weight = 2 if v in graph.input_of else 1
                 bytes_by_stage[k] = bytes_by_stage.get(k, 0) + weight * prod(sizes(v)) * v.dtype.itemsize
         stage = max(bytes_by_stage, key=lambda k: (bytes_by_stage[k], k), default=0)
         producers = [producer_of[v] for v in read if v in producer_of]

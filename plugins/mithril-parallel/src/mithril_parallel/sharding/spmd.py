@@ -113,9 +113,9 @@ class SpmdPartitioner(LocalGraphBuilder):
         accumulating: Collection[Value] = (),
         unreduced: Collection[str] = (),
     ) -> DeviceGraph:
-        walk = SpmdPartitioner(graph, self.mesh, self.sequential_axes, in_region=True)
-        walk.accumulating.update(accumulating)
-        return walk.run(inputs, outputs, unreduced)
+        partitioner = SpmdPartitioner(graph, self.mesh, self.sequential_axes, in_region=True)
+        partitioner.accumulating.update(accumulating)
+        return partitioner.run(inputs, outputs, unreduced)
 
     # -- one node ----------------------------------------------------------------------------------------------------
     def step(self, node: Node) -> None:
@@ -144,8 +144,8 @@ class SpmdPartitioner(LocalGraphBuilder):
             self._partition(node)  # a reduce-scatter may have split operands
             return
         if rule is None:
-            needs = tuple(None if v is None else replicated(v.ndim) for v in node.operands)
-            rule = LocalRule(needs, tuple(replicated(v.ndim) for v in node.results))
+            target_splits = tuple(None if v is None else replicated(v.ndim) for v in node.operands)
+            rule = LocalRule(target_splits, tuple(replicated(v.ndim) for v in node.results))
         operands = [
             None if v is None or need is None else self.reshard(v, need)
             for v, need in zip(node.operands, rule.operand_splits, strict=True)
@@ -156,13 +156,13 @@ class SpmdPartitioner(LocalGraphBuilder):
         """Partition the body of a composite that cannot preserve a split as one operation."""
         types = [None if v is None else v.type for v in node.operands]
         body: Graph = node.op.decompose(types, node.attributes)
-        stage = Builder(body.name)
-        stage.origin, stage.tags = node.origin, node.tags
-        results = stage.inline(body, node.operands)
-        for i in stage.inputs:
+        expansion = Builder(body.name)
+        expansion.origin, expansion.tags = node.origin, node.tags
+        results = expansion.inline(body, node.operands)
+        for i in expansion.inputs:
             self._add_input(i, None)
-        outer, self.graph = self.graph, _with_body(self.graph, stage, results)
-        for inner in stage.nodes:
+        outer, self.graph = self.graph, _with_body(self.graph, expansion, results)
+        for inner in expansion.nodes:
             self.step(inner)
         self.graph = outer
         for v, result in zip(node.results, results, strict=True):
@@ -212,6 +212,7 @@ class SpmdPartitioner(LocalGraphBuilder):
         self.pending[node.result] = pending | rule.sums
 
 
-def _with_body(graph: Graph, stage: Builder, results: Sequence[Value]) -> Graph:
+def _with_body(graph: Graph, expansion: Builder, results: Sequence[Value]) -> Graph:
     """Return the graph extended by a composite's body, so that producers and consumers of its values are known."""
-    return Graph((*graph.inputs, *stage.inputs), (*graph.nodes, *stage.nodes), (*graph.results, *as_results(results)))
+    inputs, nodes = (*graph.inputs, *expansion.inputs), (*graph.nodes, *expansion.nodes)
+    return Graph(inputs, nodes, (*graph.results, *as_results(results)))

@@ -45,9 +45,8 @@ def pointwise(node: Node) -> bool:
     """Whether a node's elements can be computed inside the kernel that reads them."""
     if node.op.elementwise or is_unchanged(node) or is_source(node):
         return True
-    return (
-        node.op.moves and node.op.cost == 0 and not node.axes.lookups
-    )  # slices, pads, concatenations; not sorts or gathers
+    # slices, pads and concatenations, but not sorts or gathers
+    return node.op.moves and node.op.cost == 0 and not node.axes.lookups
 
 
 def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> FusedGraph:
@@ -146,10 +145,9 @@ def _should_recompute(
                 continue
             producer = graph.producers[o]
             if not pointwise(producer):
-                extended_bytes += _bytes(
-                    o
-                )  # this operand stays live instead, for instance the bfloat16 operand of an upcast
-                # For equal sizes the result of a convolution is materialized, not its normalization.
+                # This operand stays live instead, for instance the bfloat16 operand of an upcast. For equal sizes
+                # the result of a convolution is materialized, not its normalization.
+                extended_bytes += _bytes(o)
                 if extended_bytes > _bytes(v) or (extended_bytes == _bytes(v) and producer.op is not ops.conv):
                     return False
                 continue

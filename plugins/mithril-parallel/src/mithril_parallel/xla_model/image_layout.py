@@ -46,5 +46,5 @@ def strip(width: int) -> int:
 
 def strip_bytes(shape: tuple[int, ...], itemsize: int) -> int:
     """Return the bytes of [N, C, ..., W] in strips: 8 N are the rows of the tiles, C their columns."""
-    n, channels, *places, width = shape
-    return prod(places) * strip(width) * tiled_bytes(n * STRIPS, channels, itemsize)
+    n, channels, *outer, width = shape
+    return prod(outer) * strip(width) * tiled_bytes(n * STRIPS, channels, itemsize)

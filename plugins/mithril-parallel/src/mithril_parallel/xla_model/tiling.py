@@ -38,8 +38,8 @@ def _rows(n: int, tile: int) -> int:
 
 def image_bytes(shape: tuple[int, ...], itemsize: int) -> int:
     """Return the bytes of [N, C, ...] in the layout of convolutions: N and C are tiled, in either order."""
-    n, c, *places = shape
-    return prod(places) * min(tiled_bytes(n, c, itemsize), tiled_bytes(c, n, itemsize))
+    n, c, *spatial = shape
+    return prod(spatial) * min(tiled_bytes(n, c, itemsize), tiled_bytes(c, n, itemsize))
 
 
 def tiled_bytes(rows: int, columns: int, itemsize: int) -> int:
