@@ -71,7 +71,7 @@ FUNCTION_WORDS = set(
     """what of at there here why some most least mine ours have own near inside outside like same
     both each about to apart whole wide alone where whose these those others gone yet""".split()
 )
-PARAMETERS = {"where", "like"}  # conventional as parameters: np.sum(where=), np.empty_like
+PARAMETERS = {"where", "like", "of"}  # conventional as parameters: np.sum(where=), np.empty_like, gradients(of=)
 OPENERS = set(
     """what whatever which where when how as of for with without by in into to from at on one ones those
     these all every each both another other so none equal everything it they here there after the a an""".split()

@@ -89,7 +89,7 @@ def with_last(graph, **changes):
         ({"attributes": {"axsi": 1}}, "unknown attribute of 'softmax' 'axsi'"),
         ({"attributes": {"axis": 1, "axsi": 1}}, "did you mean 'axis'?"),
         ({"attributes": {}}, "'softmax' needs the attribute 'axis'"),
-        ({"attributes": {"axis": -1}}, "attribute 'axis' of 'softmax' is -1, expected axes counted from 0"),
+        ({"attributes": {"axis": -1}}, "attribute 'axis' of 'softmax' is -1, expected non-negative axes"),
         ({"attributes": {"axis": "one"}}, "'softmax' does not accept its operands"),
     ],
 )

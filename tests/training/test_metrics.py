@@ -212,5 +212,5 @@ def test_thresholded_metrics_by_name_ask_for_the_threshold():
 def test_metrics_do_not_broadcast(kind):
     model = Model()
     model |= kind()(**{n: n for n in kind.inputs})
-    with pytest.raises(ml.ShapeError, match=rf"'{kind.__name__}' expected .* of one shape, got \[5, 1\] and \[5\]"):
+    with pytest.raises(ml.ShapeError, match=rf"'{kind.__name__}' requires .* of equal shape, got \[5, 1\] and \[5\]"):
         ml.compile(model, "numpy", shapes=dict(zip(kind.inputs, ([5, 1], [5]), strict=True)))

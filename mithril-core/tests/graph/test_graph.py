@@ -192,7 +192,7 @@ def test_wrong_result_type():
     graph = small()
     node = graph.nodes[1]
     wrong = node.replaced(results=(Value("relu", TensorType(float32, (9,))),))
-    with pytest.raises(VerificationError, match=r"%relu says f32\[9\], but 'relu' gives f32\[2, 4\]"):
+    with pytest.raises(VerificationError, match=r"%relu has type f32\[9\], but 'relu' returns f32\[2, 4\]"):
         verify(broken(graph, nodes=(graph.nodes[0], wrong), results=(Output(wrong.result, "y"),)))
 
 
@@ -206,9 +206,9 @@ def test_operands_that_do_not_fit():
 
 def test_outputs_must_exist_and_have_distinct_names():
     graph = small()
-    with pytest.raises(VerificationError, match="which nothing defines"):
+    with pytest.raises(VerificationError, match="which is not defined"):
         verify(broken(graph, results=(Output(Value("q", TensorType(float32, ())), "y"),)))
-    with pytest.raises(VerificationError, match="name of its own"):
+    with pytest.raises(VerificationError, match="output names must be unique"):
         verify(broken(graph, results=graph.results * 2))
 
 
@@ -218,7 +218,7 @@ def test_inputs_must_be_sound():
         verify(Graph((Input(x, "weight"),), (), as_results(x)))
     with pytest.raises(VerificationError, match="constants, and only they, have data"):
         verify(Graph((Input(x, "constant"),), (), as_results(x)))
-    with pytest.raises(VerificationError, match=r"holds float64\[3\] but says it is f32\[2\]"):
+    with pytest.raises(VerificationError, match=r"holds float64\[3\], but its type is f32\[2\]"):
         verify(Graph((Input(x, "constant", np.zeros(3)),), (), as_results(x)))
     with pytest.raises(VerificationError, match="two inputs are named 'x'"):
         verify(Graph((Input(x), Input(Value("x", x.type))), (), as_results(x)))
@@ -232,7 +232,7 @@ def test_errors_inside_a_region_are_found():
     node = graph.nodes[-1]
     region = node.regions[0]
     bad = region.replaced(nodes=())
-    with pytest.raises(VerificationError, match="which nothing defines"):
+    with pytest.raises(VerificationError, match="which is not defined"):
         verify(graph.replaced(nodes=(*graph.nodes[:-1], node.replaced(regions=(bad, node.regions[1])))))
 
 
@@ -287,7 +287,7 @@ def test_an_error_while_inserting_inserts_nothing():
 
 def test_used_nodes_cannot_be_erased():
     graph = small()
-    with pytest.raises(GraphError, match="%matmul is still read"):
+    with pytest.raises(GraphError, match="%matmul is still used"):
         graph.edit().erase(graph.nodes[0])
 
 

@@ -177,7 +177,7 @@ def test_axes_that_an_operand_does_not_have():
     from mithril.base.errors import MithrilError
 
     text = "graph g {\n  input %x: f32[2, 3]\n  %y: f32[2, 3] = layer_norm(%x, none, none, axes=[7])\n  return y=%y\n}"
-    with pytest.raises(MithrilError, match="the attributes of operation 'layer_norm' do not fit its operands"):
+    with pytest.raises(MithrilError, match="the attributes of operation 'layer_norm' do not match its operands"):
         parse(text)
 
 

@@ -79,13 +79,13 @@ def test_annotations_that_lose_their_name_are_refused(annotation):
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"shape": lambda x: "oops"}, "the shape rule of operation 'declaring_test' gives"),
+        ({"shape": lambda x: "oops"}, "the shape rule of operation 'declaring_test' returned"),
         ({"shape": lambda x: 1 // 0}, "the shape rule of operation 'declaring_test' failed: ZeroDivisionError"),
-        ({"shape": lambda x: None}, "the shape rule of operation 'declaring_test' gives"),
-        ({"shape": lambda x: (1.5,)}, "the shape rule of operation 'declaring_test' gives"),
-        ({"shape": lambda x: (x, x)}, "the shape rule of operation 'declaring_test' gives"),
-        ({"shape": lambda x: (x,), "results": ("a", "b")}, "gives 1 shapes and 1 dtypes, expected 2 results"),
-        ({"dtype": lambda kinds, attributes: "f32"}, "the dtype rule of operation 'declaring_test' gives 'f32'"),
+        ({"shape": lambda x: None}, "the shape rule of operation 'declaring_test' returned"),
+        ({"shape": lambda x: (1.5,)}, "the shape rule of operation 'declaring_test' returned"),
+        ({"shape": lambda x: (x, x)}, "the shape rule of operation 'declaring_test' returned"),
+        ({"shape": lambda x: (x,), "results": ("a", "b")}, "returned 1 shapes and 1 dtypes, expected 2 results"),
+        ({"dtype": lambda kinds, attributes: "f32"}, "the dtype rule of operation 'declaring_test' returned 'f32'"),
         ({"dtype": lambda kinds: kinds[0]}, "the dtype rule of operation 'declaring_test' failed: TypeError"),
     ],
 )
@@ -99,7 +99,7 @@ def test_wrong_rules_are_the_authors_mistake(rules, message):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        (lambda x: x[:1], "it gives [1, 3], the shape rule says [2, 3]"),
+        (lambda x: x[:1], "it returns shape [1, 3], expected [2, 3] by its shape rule"),
         (lambda x: 1 // 0, "ZeroDivisionError"),
     ],
 )

@@ -171,11 +171,11 @@ def test_all_missing_operations_in_one_error():
     with pytest.raises(UnsupportedError) as caught:
         decompose(graph, lambda n: n.op.name not in ("sin", "erf", "tan", "cos"))
     assert str(caught.value) == (
-        "the backend has no way to run 3 operations: cos, erf, sin\n"
+        "the backend does not support 3 operations: cos, erf, sin\n"
         "  'cos', 2 times, first in layer 'net.act' at model.py:3\n"
         "  'erf', 1 time\n"
         "  'sin', 1 time, first in layer 'net.act' at model.py:3\n"
-        "hint: choose another backend, or give it a lowering for them (mithril_lowerings)"
+        "hint: choose another backend, or register lowerings for them with the hook mithril_lowerings"
     )
 
 

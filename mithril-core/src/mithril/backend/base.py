@@ -25,7 +25,7 @@ from mithril.base import (
     dtype as as_dtype,
     unknown,
 )
-from mithril.ir import Deferred, Graph, Node, decompose, is_view, iterate
+from mithril.ir import Graph, LazyGraph, Node, decompose, is_view, iterate
 from mithril.ops import scan_op
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class Backend(metaclass=CheckedType):
         """An executable as bytes to keep on disk, from which ``revive`` makes it again; None where that cannot be."""
         return None
 
-    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Executable:
+    def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Executable:
         """An executable from what ``dump`` gave. ``graph`` reads as the graph it was built for."""
         raise BackendError(f"backend '{self.name}' keeps no executables")
 

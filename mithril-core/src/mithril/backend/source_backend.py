@@ -16,7 +16,7 @@ from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.source import Source, from_template, transformed
 from mithril.base import GradientError, UnsupportedError
-from mithril.ir import Deferred, Graph, Node, iterate
+from mithril.ir import Graph, LazyGraph, Node, iterate
 from mithril.plugins import PluginLowering
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -27,8 +27,8 @@ class SourceExecutable:
 
     __slots__ = ("_graph", "arrays", "call", "differentiated", "fallbacks", "forward", "source")
 
-    def __init__(self, graph: Graph | Deferred, source: Source, forward: Forward, call: Forward | None = None) -> None:
-        self._graph = graph if isinstance(graph, Deferred) else Deferred(graph)
+    def __init__(self, graph: Graph | LazyGraph, source: Source, forward: Forward, call: Forward | None = None) -> None:
+        self._graph = graph if isinstance(graph, LazyGraph) else LazyGraph(graph)
         self.source = source.text
         self.arrays = source.arrays
         self.forward = forward  # the bare generated function
@@ -42,7 +42,7 @@ class SourceExecutable:
 
     def release(self, graph: Callable[[], Graph]) -> None:
         """Let go of the graph with its weights, and of their arrays: the generated function has its own."""
-        self._graph = Deferred(graph)
+        self._graph = LazyGraph(graph)
         self.arrays = {}
 
     @property
@@ -130,7 +130,7 @@ class SourceBackend(Backend):
             parts["arrays"] = packed.getvalue()
         return parts
 
-    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> SourceExecutable:
+    def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> SourceExecutable:
         """The executable again, without generating anything."""
         kept = np.load(io.BytesIO(parts["arrays"]), allow_pickle=False) if "arrays" in parts else {}
         source = Source(parts["source"].decode(), kept)

@@ -34,7 +34,7 @@ from mithril.base import (
     symbols,
 )
 from mithril.compiler.frontend import Source
-from mithril.ir import Deferred, Graph, parse, to_text
+from mithril.ir import Graph, LazyGraph, parse, to_text
 from mithril.passes import PassRecord, PipelineReport
 from mithril.plugins import declared_options
 from mithril.runtime import KINDS, Checked, Interface, Program, Request, Results
@@ -152,15 +152,15 @@ class ProgramCache:
         prefix = "executable/"
         executable = self.backend.revive(
             {name.removeprefix(prefix): data for name, data in parts.items() if name.startswith(prefix)},
-            Deferred(parts["lowered"].decode()),
+            LazyGraph(parts["lowered"].decode()),
             self._options,
         )
         for kind, message, location in description["decisions"]:
             self.decisions.record(kind, message, location)
         program = Program(
             request,
-            Deferred(parts["traced"].decode()),
-            Deferred(parts["graph"].decode()),
+            LazyGraph(parts["traced"].decode()),
+            LazyGraph(parts["graph"].decode()),
             interface,
             executable,
             _results(description["results"]),

@@ -51,7 +51,7 @@ from mithril.compiler.requirements import (
     require_no_promotion,
     require_static,
 )
-from mithril.ir import Deferred, Graph, Input, Output, result, verify
+from mithril.ir import Graph, Input, LazyGraph, Output, result, verify
 from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.plugins import CompileContext, HardwareTarget, Settings, declared_options, fitted, resolve_options
 from mithril.runtime import (
@@ -206,8 +206,8 @@ class Compiler:
         interface = Interface.of(optimized.traced, optimized.graph)
         program = Program(
             request,
-            Deferred(optimized.traced),
-            Deferred(optimized.graph),
+            LazyGraph(optimized.traced),
+            LazyGraph(optimized.graph),
             interface,
             executable,
             optimized.results,
@@ -232,8 +232,8 @@ class Compiler:
             with self.deadline, self._quietly():
                 return self._optimized(request)
 
-        program.before = Deferred(lambda: graphs().traced)
-        program.after = Deferred(lambda: graphs().graph)
+        program.before = LazyGraph(lambda: graphs().traced)
+        program.after = LazyGraph(lambda: graphs().graph)
         release = getattr(program.executable, "release", None)
         if release is not None:
             release(lambda: self.lowered(request))

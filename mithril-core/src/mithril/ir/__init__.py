@@ -1,7 +1,7 @@
-"""The graph every plugin sees: values, nodes, graphs; building, editing, printing, parsing, verifying."""
+"""The intermediate representation: values, nodes, graphs; building, editing, printing, parsing, verifying."""
 
 from mithril.base.lazy_exports import lazy_exports
-from mithril.ir import apply, axes_of_bodies, builder, editor, text  # noqa: F401  (they fill slots of Op and Graph)
+from mithril.ir import apply, axes_of_bodies, builder, editor, text  # noqa: F401  (they set hooks of Op and Graph)
 
 HOMES = {
     "apply": ("emit",),
@@ -18,9 +18,9 @@ HOMES = {
     "editor": ("Editor",),
     "evaluation": ("Arrays", "at_sizes", "evaluate", "rounding_spread"),
     "formats": ("to_dot", "to_json"),
-    "lazy_graph": ("Deferred",),
+    "lazy_graph": ("LazyGraph",),
     "parser": ("parse",),
-    "regions": ("Body", "Region", "close", "many", "named"),
+    "regions": ("Body", "Region", "close", "as_tuple", "name_outputs"),
     "result_names": ("cotangent_name", "result", "result_name"),
     "samples": ("Arr", "Sample", "bools", "exactly", "ints", "positive", "sample"),
     "text": ("same", "structural_hash", "to_text"),

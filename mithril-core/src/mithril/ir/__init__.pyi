@@ -1,4 +1,4 @@
-"""The graph every plugin sees: values, nodes, graphs; building, editing, printing, parsing, verifying."""
+"""The intermediate representation: values, nodes, graphs; building, editing, printing, parsing, verifying."""
 
 from mithril.ir.apply import emit as emit
 from mithril.ir.attribute_texts import (
@@ -64,14 +64,14 @@ from mithril.ir.formats import (
     to_dot as to_dot,
     to_json as to_json,
 )
-from mithril.ir.lazy_graph import Deferred as Deferred
+from mithril.ir.lazy_graph import LazyGraph as LazyGraph
 from mithril.ir.parser import parse as parse
 from mithril.ir.regions import (
     Body as Body,
     Region as Region,
+    as_tuple as as_tuple,
     close as close,
-    many as many,
-    named as named,
+    name_outputs as name_outputs,
 )
 from mithril.ir.result_names import (
     cotangent_name as cotangent_name,

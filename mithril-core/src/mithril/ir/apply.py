@@ -1,4 +1,4 @@
-"""Calling an operation: with values it appends a node to the graph being built, with arrays it computes."""
+"""Operation calls: symbolic operands append a node to the current graph, NumPy arrays are computed eagerly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mithril.ir.declaration import SCALARS
 
 
 def apply(op: Op, operands: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
-    """Append a node if an operand is symbolic, or nothing is an array and a graph is being built; else compute."""
+    """Append a node if an operand is symbolic, or if a graph is being built and no operand is an array; else compute."""
     if attributes and not op.variadic:
         operands, attributes = op.bind(operands, attributes)
     for operand in operands:
@@ -30,7 +30,7 @@ def apply(op: Op, operands: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
 
 
 def emit(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """Append a node to the graph being built; return its results."""
+    """Append a node to the current graph and return its results."""
     builder = Builder.current()
     values = convert(op, builder, operands)
     complete = op.canonical([None if v is None else v.type for v in values], op.complete(attributes))
@@ -39,18 +39,18 @@ def emit(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 
 def convert(op: Op, builder: Builder, operands: Sequence[Any]) -> list[Value | None]:
-    """Scalars and arrays become constants; operands that must agree get casts to the common dtype."""
+    """Convert scalars and arrays to constants, and cast promoted operands to their common dtype."""
     slots = op.all_operands(operands)
     target = op.common_dtype(slots)
     out: list[Value | None] = []
     for k, operand in enumerate(slots):
-        wanted = target if target is not None and op.is_promoted(k) else None
+        dtype = target if target is not None and op.is_promoted(k) else None
         if operand is None:
             out.append(None)
         elif isinstance(operand, Value):
-            out.append(operand if wanted is None or operand.dtype is wanted else _cast(operand, wanted))
+            out.append(operand if dtype is None or operand.dtype is dtype else _cast(operand, dtype))
         elif isinstance(operand, (bool, int, float, np.ndarray, np.generic, list, tuple)):
-            out.append(builder.constant(operand, wanted))
+            out.append(builder.constant(operand, dtype))
         else:
             raise OperationError(
                 f"operation '{op.name}': operand '{op.operand_name(k)}' cannot be a {type(operand).__name__}",
@@ -60,7 +60,7 @@ def convert(op: Op, builder: Builder, operands: Sequence[Any]) -> list[Value | N
 
 
 def evaluate(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()) -> Any:
-    """The operation on NumPy arrays by its reference: what it means, not how fast it can be."""
+    """Compute the operation on NumPy arrays by its reference implementation."""
     slots = op.all_operands(operands)
     target = op.common_dtype(slots)
     arrays: list[Any] = []
@@ -68,8 +68,8 @@ def evaluate(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], reg
         if operand is None:
             arrays.append(None)
             continue
-        wanted = target if target is not None and op.is_promoted(k) else None
-        kind = wanted or (scalar_dtype(operand) if type(operand) in SCALARS else None)
+        promoted = target if target is not None and op.is_promoted(k) else None
+        kind = promoted or (scalar_dtype(operand) if type(operand) in SCALARS else None)
         arrays.append(np.asarray(operand, dtype=kind.numpy if kind else None))
     types = [None if a is None else TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
     complete = op.canonical(types, op.complete(attributes))
@@ -77,29 +77,29 @@ def evaluate(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], reg
     extra = {"regions": regions} if regions else {}
     try:
         with np.errstate(all="ignore"), computing():
-            made = op.reference(*arrays, **complete, **extra)
+            result = op.reference(*arrays, **complete, **extra)
     except (MithrilError, TimeoutError):
         raise
     except Exception as cause:
         raise op.own_error("failed", f"{type(cause).__name__}: {cause}", types, complete) from cause
-    results = (made,) if len(op.results) == 1 else tuple(made)
+    results = (result,) if len(op.results) == 1 else tuple(result)
     if len(results) != len(expected):
-        gives = f"it gives {len(results)} results, the rules say {len(expected)}"
-        raise op.own_error("does not fit its rules", gives, types, complete)
+        conflict = f"it returns {len(results)} results, expected {len(expected)} by its type rules"
+        raise op.own_error("conflicts with its type rules", conflict, types, complete)
     out = tuple(np.asarray(r, dtype=t.dtype.numpy) for r, t in zip(results, expected, strict=True))
     for array, t in zip(out, expected, strict=True):
         if array.shape != t.shape:
-            gives = f"it gives {list(array.shape)}, the shape rule says {list(t.shape)}"
-            raise op.own_error("does not fit its rules", gives, types, complete)
+            conflict = f"it returns shape {list(array.shape)}, expected {list(t.shape)} by its shape rule"
+            raise op.own_error("conflicts with its type rules", conflict, types, complete)
     return out[0] if len(op.results) == 1 else out
 
 
-def _cast(value: Value, to: DType) -> Value:
-    """A cast nobody wrote, marked as such: ``static_types`` refuses these."""
-    made: Value = operation("cast")(value, dtype=to)
+def _cast(value: Value, dtype: DType) -> Value:
+    """Insert an implicit cast, tagged so that ``static_types`` can reject it."""
+    result: Value = operation("cast")(value, dtype=dtype)
     nodes = Builder.current().nodes
     nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, "promotion": True})
-    return made
+    return result
 
 
 Op._apply = staticmethod(apply)

@@ -1,4 +1,4 @@
-"""Attribute values as text that reads back, and keys that tell 0.0 from -0.0 and 1.0 from True."""
+"""Attribute values as parsable text, and as exact keys: 0.0 differs from -0.0, and 1.0 from True."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Limits = Mapping[str, tuple[int, int | None]]
 
 
 def attribute_text(value: Any) -> str:
-    """The value as graph text. Equal text means equal attribute, so it serves as a key as well."""
+    """Return the value as graph text. Equal texts mean equal attributes, so the text is also a key."""
     if value is None or isinstance(value, (bool, int)):
         return str(value)
     if isinstance(value, float):
@@ -30,7 +30,7 @@ def attribute_text(value: Any) -> str:
 
 
 def attributes_text(attributes: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> str:
-    """``name=value`` pairs; those equal to their default are left out."""
+    """Return ``name=value`` pairs, without those equal to their default."""
     parts = []
     for name, value in attributes.items():
         text = attribute_text(value)
@@ -40,12 +40,12 @@ def attributes_text(attributes: Mapping[str, Any], defaults: Mapping[str, Any] |
 
 
 def attributes_key(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Hashable and exact."""
+    """Return a hashable, exact key of the attributes."""
     return tuple((name, attribute_text(value)) for name, value in sorted(attributes.items()))
 
 
 def parse_attributes(text: str, limits: Limits) -> dict[str, Any]:
-    """Read ``name=value, ...`` back."""
+    """Parse ``name=value, ...``."""
     if not text.strip():
         return {}
     try:
@@ -53,7 +53,7 @@ def parse_attributes(text: str, limits: Limits) -> dict[str, Any]:
     except (SyntaxError, RecursionError, ValueError):
         raise ParseError(f"cannot read the attributes '{text}'") from None
     if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
-        raise ParseError(f"cannot read the attributes '{text}'", hint="they look like axis=1, shape=[2, B]")
+        raise ParseError(f"cannot read the attributes '{text}'", hint="write them as axis=1, shape=[2, B]")
     return {str(k.arg): _value(k.value, limits) for k in call.keywords}
 
 

@@ -1,4 +1,4 @@
-"""Attribute annotations and what they accept: ``axis: Axes`` is checked and brought to one form by the row here."""
+"""Attribute annotations and their converters: the row of ``Axes`` checks and canonicalizes ``axis: Axes``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mithril.base import Dim, DType, OperationError, Shape, ShapeError, Size, dt
 
 if TYPE_CHECKING:
     Axis = int
-else:  # a name of its own, so that annotations that Python has evaluated are told from plain numbers
+else:  # a distinct type, so that evaluated annotations differ from plain int
     Axis = NewType("Axis", int)
 Axes = tuple[int, ...] | int | None
 Ints = tuple[int, ...]
@@ -34,7 +34,7 @@ __all__ = [
 
 def _int(value: Any) -> int:
     if isinstance(value, bool):
-        raise TypeError("a bool is no int")
+        raise TypeError("expected an int, got a bool")
     return operator.index(value)
 
 
@@ -103,7 +103,7 @@ NORMALIZERS = _PLAIN | {f"{name} | None": _optional(f) for name, f in _PLAIN.ite
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """A non-negative axis, or an error saying which ones there are."""
+    """Return the axis as a non-negative index; raise ShapeError if it is out of range."""
     if not -rank <= axis < rank:
         accepted = f"{-rank} to {rank - 1}" if rank else "none: it is a scalar"
         raise ShapeError(f"axis {axis} is out of range for rank {rank}", facts=[f"accepted: {accepted}"])
@@ -111,13 +111,13 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 
 def normalize_axes(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Sorted non-negative axes; None is all of them."""
+    """Return the axes sorted and non-negative; None means all axes."""
     if axes is None:
         return tuple(range(rank))
-    found = sorted(normalize_axis(a, rank) for a in axes)
-    if len(set(found)) != len(found):
-        raise ShapeError(f"an axis is named twice in {tuple(axes)}")
-    return tuple(found)
+    result = sorted(normalize_axis(a, rank) for a in axes)
+    if len(set(result)) != len(result):
+        raise ShapeError(f"duplicate axis in {tuple(axes)}")
+    return tuple(result)
 
 
 def attribute_error(op: str, name: str, value: Any, annotation: str, cause: Exception) -> OperationError:

@@ -1,7 +1,7 @@
-"""Axes of operations: which axes of operands and results are the same loop, and what happens along each.
+"""Axes of operations: which axes of operands and results share a loop, and the role of each loop.
 
 ``"... m? k, ... k n? -> ... m? n? | k sum"`` is the declaration of ``matmul``. Each axis is a *factor* or a product of
-factors; a factor without a role is parallel: the operation on parts gives the parts of the result.
+factors; a factor without a role is parallel: applying the operation to slices yields slices of the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AxesRule = Callable[[Sequence["Shape | None"], Mapping[str, Any], Sequence[Shape
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What happens along a factor. ``operand``: of "index" the indices, of "sum into" the addend, by number."""
+    """The role of a factor. ``operand`` is the number of the indices for "index", of the addend for "sum into"."""
 
     kind: str
     operand: int | None = None
@@ -43,10 +43,10 @@ class OpAxes:
     sizes: Mapping[str, Size]
     roles: Mapping[str, Role] = field(default_factory=dict)  # factors without one are parallel
     shapes: tuple[Shape, ...] = ()  # of the results
-    shape_attribute: str = ""  # holds the first result's shape
-    counted: Mapping[str, str] = field(default_factory=dict)  # factors whose size is an attribute
+    shape_attribute: str = ""  # name of the attribute that holds the first result's shape
+    counted: Mapping[str, str] = field(default_factory=dict)  # factor -> attribute that holds its size
     moves: bool = False  # the operation only moves elements
-    uneven: tuple[str, ...] = ()  # factors of several sizes, of which the declaration does not say that they are whole
+    uneven: tuple[str, ...] = ()  # factors of several sizes that the declaration does not mark as whole
 
     def role(self, factor: str) -> Role | None:
         """Return the role of a factor, or None if it is parallel."""
@@ -62,7 +62,7 @@ class OpAxes:
 
     @cached_property
     def is_product(self) -> bool:
-        """Whether a factor is summed over two operands."""
+        """Whether a factor shared by two operands is summed."""
         return any(
             self.roles[f].kind == "sum" and self.roles[f].operand is None and len(self.readers(f)) > 1
             for f in self.reduced
@@ -70,13 +70,13 @@ class OpAxes:
 
     @property
     def terms(self) -> Size:
-        """The number of elements of the iteration space: of all factors but windows, which follow from the others."""
+        """The size of the iteration space: all factors but windows, which follow from the others."""
         windows = {f for f, role in self.roles.items() if role.kind == "window"}
         return product(n for f, n in self.sizes.items() if f not in windows)
 
     @cached_property
     def is_layout(self) -> bool:
-        """Whether elements only change places, or are repeated: a transpose, a reshape, a broadcast."""
+        """Whether elements are only moved or repeated: a transpose, a reshape, a broadcast."""
         return self.moves and bool(self.operands) and all(role.kind == "mixed" for role in self.roles.values())
 
     @cached_property
@@ -91,19 +91,19 @@ class OpAxes:
         return [f for factors in axes for f in factors if f not in self.roles and self.sizes[f] != 1]
 
     def readers(self, factor: str) -> list[int]:
-        """Return the operands that have a factor, by number."""
+        """Return the numbers of the operands that have the factor."""
         return [k for k, axes in enumerate(self.operands) if axes is not None and any(factor in a for a in axes)]
 
     def gives(self, factor: str) -> bool:
-        """Whether a factor is in a result."""
+        """Whether a result has the factor."""
         return any(factor in a for axes in self.results for a in axes)
 
     def rows(self, operand: int, axis: int) -> str | None:
-        """Return the factor that is exactly one axis of an operand, if it is parallel."""
+        """Return the parallel factor that spans exactly one axis of an operand, or None."""
         return self._parallel_axis(self.operands[operand], axis)
 
     def result_rows(self, axis: int, result: int = 0) -> str | None:
-        """Return the factor that is exactly one axis of a result, if it is parallel."""
+        """Return the parallel factor that spans exactly one axis of a result, or None."""
         return self._parallel_axis(self.results[result], axis)
 
     def _parallel_axis(self, axes: Sequence[Factors] | None, axis: int) -> str | None:
@@ -113,7 +113,7 @@ class OpAxes:
 
     @cached_property
     def lookups(self) -> tuple[tuple[int, int, int], ...]:
-        """Look-ups as (operand of indices, operand looked up in, its axis)."""
+        """The look-ups as (operand of indices, indexed operand, indexed axis)."""
         return tuple(
             (role.operand, k, axis)
             for f, role in self.roles.items()
@@ -124,7 +124,7 @@ class OpAxes:
         )
 
     def reads_rows(self, operand: int) -> str | None:
-        """Return whether a matrix is read by "rows" or by "columns": one of them for each sum or look-up."""
+        """Return "rows" or "columns", whichever of a matrix each sum or look-up reads, or None if neither."""
         axes = self.operands[operand]
         if axes is None or len(axes) != 2 or any(len(factors) != 1 for factors in axes):
             return None
@@ -139,14 +139,14 @@ class OpAxes:
         return "rows" if looked_up and last not in self.roles else None
 
     def cut(self, local: Mapping[str, Size]) -> dict[str, Any]:
-        """Return the attributes that change where factors have only these sizes."""
+        """Return the attributes that change when factors have these local sizes."""
         changed: dict[str, Any] = {name: local[f] for f, name in self.counted.items() if f in local}
         if self.shape_attribute and any(self.gives(f) for f in local):
             changed[self.shape_attribute] = self.local_shape(self.shapes[0], self.results[0], local)
         return changed
 
     def local_shape(self, shape: Shape, axes: Sequence[Factors], local: Mapping[str, Size]) -> Shape:
-        """Return a shape in which factors have only these sizes."""
+        """Return the shape in which factors have these local sizes."""
         return tuple(
             product(local.get(f, self.sizes[f]) for f in factors) if any(f in local for f in factors) else n
             for n, factors in zip(shape, axes, strict=True)
@@ -154,7 +154,7 @@ class OpAxes:
 
 
 def unknown_axes(shapes: Sequence[Shape | None], results: Sequence[Shape]) -> OpAxes:
-    """Return the axes of an operation of which nothing is known: all are whole."""
+    """Return the axes of an operation without a declaration: all are whole."""
     operands = tuple(None if s is None else tuple((f"{k}.{i}",) for i in range(len(s))) for k, s in enumerate(shapes))
     written = tuple(tuple((f"-{k}.{i}",) for i in range(len(s))) for k, s in enumerate(results))
     sizes = {

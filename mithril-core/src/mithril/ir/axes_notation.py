@@ -1,11 +1,11 @@
-"""The notation of axes: parsing a declaration, and resolving it for the shapes and attributes of one call.
+"""The notation of axes: parse a declaration, and resolve it for the shapes and attributes of one call.
 
-``"operands -> results | clauses"``: terms are separated by commas, axes by spaces. An axis is ``m``, ``m?`` (there if
-the rank leaves room), ``*h`` (any number; ``*b:batch_dims`` as an attribute says, ``*t:d`` as the size of axis ``d``),
-``...`` (leading axes that broadcast), ``t@axis`` (at the position that an attribute holds), ``(g:groups c)`` (a product
-of factors, outermost first), ``*x~axis`` (without those that an attribute names) or ``x[perm]`` (in its order). A
+``"operands -> results | clauses"``: terms are separated by commas, axes by spaces. An axis is ``m``, ``m?`` (present if
+the rank allows it), ``*h`` (any number; ``*b:batch_dims`` takes the number from an attribute, ``*t:d`` from the size of
+axis ``d``), ``...`` (leading broadcast axes), ``t@axis`` (at the position that an attribute holds), ``(g:groups c)`` (a
+product of factors, outermost first), ``*x~axis`` (without those that an attribute names) or ``x[perm]`` (permuted). A
 clause is factors and their role, such as ``k sum``, ``x[axis] whole``, ``t index indices``, ``k sum into x``;
-``shape=result`` says that an attribute holds the result's shape.
+``shape=result`` names the attribute that holds the result's shape.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Atom:
     names: tuple[str, ...] = ()
     count: str = ""  # a star's length: an attribute or a factor; of a product the attribute that is its first size
     at: str = ""  # the attribute that holds the position of the axis
-    without: str = ""  # the attribute that names the axes of a star that are left out
-    order: str = ""  # the attribute that holds the order of a star's axes
+    without: str = ""  # the attribute that names the axes of a star to leave out
+    order: str = ""  # the attribute that holds the permutation of a star's axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A parsed string."""
+    """A parsed declaration of axes."""
 
     text: str
     operands: tuple[tuple[Atom, ...], ...]
@@ -136,12 +136,12 @@ def resolve(
     attributes: Mapping[str, Any],
     results: Sequence[Shape],
 ) -> OpAxes:
-    """Return the axes of a call; ``names`` are the operands'."""
+    """Return the axes of a call; ``names`` are the names of its operands."""
     terms = declaration.operands
     if len(terms) == 1 and len(shapes) > 1:
         terms = terms * len(shapes)
     if len(terms) < len(shapes):
-        raise _wrong(declaration.text, f"it has {len(terms)} operands, the call {len(shapes)}")
+        raise _wrong(declaration.text, f"it describes {len(terms)} operands, the call has {len(shapes)}")
     pairs = [(t, s) for t, s in zip(terms, shapes, strict=False) if s is not None]
     pairs += zip(declaration.results, results, strict=True)
     return _Call(declaration, attributes, pairs, len(pairs) - len(results)).axes(names, shapes, results)
@@ -160,8 +160,8 @@ class _Call:
         self.declaration, self.attributes, self.pairs = declaration, attributes, pairs
         self.count = count  # of operands
         self.lengths: dict[str, int] = {}
-        self.found: dict[str, list[Size]] = {}  # the sizes that a factor has in its places
-        for _ in range(3):  # one term may need the length of a star that another one gives
+        self.entries: dict[str, list[Size]] = {}  # the sizes of a factor at each of its occurrences
+        for _ in range(3):  # the length of a star in one term may follow from another term
             for k, (term, shape) in enumerate(pairs):
                 self._measure(term, shape, is_result=k >= count)
         self.axes_of = [self._factors(term, shape) for term, shape in pairs]
@@ -187,7 +187,7 @@ class _Call:
             self._only(term, len(shape))
 
     def _only(self, term: Sequence[Atom], rank: int) -> None:
-        """Give the one star of unknown length the axes that the others leave."""
+        """Assign the remaining axes to the one star of unknown length."""
         unknown = [a for a in term if self._length(a) is None]
         if len(unknown) == 1 and not unknown[0].without:
             self.lengths[unknown[0].names[0]] = rank - sum(self._length(a) or 0 for a in term)
@@ -203,7 +203,7 @@ class _Call:
         return length - len(_numbers(self.attributes[atom.without]))
 
     def _size_of(self, factor: str) -> Size | None:
-        """Return the size of an axis that is the first or last one of a term, before stars are known."""
+        """Return the size of an axis that is first or last in a term; this needs no lengths of stars."""
         for term, shape in self.pairs:
             for k, atom in ((0, term[:1]), (-1, term[-1:])):
                 if atom and atom[0].kind == "axis" and atom[0].names[0] == factor and not atom[0].at and shape:
@@ -224,10 +224,10 @@ class _Call:
             else:
                 out += self._of_atom(a)
         if len(out) != len(shape):
-            raise _wrong(self.declaration.text, f"a shape of rank {len(shape)} does not fit")
+            raise _wrong(self.declaration.text, f"a shape of rank {len(shape)} does not match it")
         for k, factors in enumerate(out):
             if len(factors) == 1:
-                self.found.setdefault(factors[0], []).append(shape[k])
+                self.entries.setdefault(factors[0], []).append(shape[k])
         return tuple(out)
 
     def _of_atom(self, atom: Atom) -> list[Factors]:
@@ -249,21 +249,21 @@ class _Call:
     def _sizes(self) -> None:
         counted = {a.names[0]: a.count for term, _ in self.pairs for a in term if a.kind == "product" and a.count}
         for f, attribute in counted.items():
-            self.found.setdefault(f, []).append(self.attributes[attribute])
+            self.entries.setdefault(f, []).append(self.attributes[attribute])
         self.counted = counted
         for factors, n in self._axes():
-            missing = [f for f in factors if f not in self.found]
+            missing = [f for f in factors if f not in self.entries]
             if len(factors) > 1 and len(missing) == 1:
-                covered = product(self.found[f][0] for f in factors if f != missing[0])
-                self.found[missing[0]] = [floordiv(n, covered) if covered != 0 else 0]
+                covered = product(self.entries[f][0] for f in factors if f != missing[0])
+                self.entries[missing[0]] = [floordiv(n, covered) if covered != 0 else 0]
 
     def _axes(self) -> Iterable[tuple[Factors, Size]]:
         for axes, (_, shape) in zip(self.axes_of, self.pairs, strict=True):
             yield from zip(axes, shape, strict=True)
 
     def axes(self, names: Sequence[str], shapes: Sequence[Shape | None], results: Sequence[Shape]) -> OpAxes:
-        sizes = {f: entries[0] for f, entries in self.found.items()}
-        several = [f for f, entries in self.found.items() if any(n != entries[0] for n in entries)]
+        sizes = {f: entries[0] for f, entries in self.entries.items()}
+        several = [f for f, entries in self.entries.items() if any(n != entries[0] for n in entries)]
         roles: dict[str, Role] = dict.fromkeys(several, WHOLE)
         uneven = set(roles)
         for axes, n in self._axes():
@@ -295,8 +295,8 @@ class _Call:
 
     def _selected(self, name: str, by: str, uneven: set[str]) -> Iterable[str]:
         if name == "...":
-            return [f for f in self.found if f.startswith("...")]
-        if name not in self.lengths or name in self.found:
+            return [f for f in self.entries if f.startswith("...")]
+        if name not in self.lengths or name in self.entries:
             return [name]
         every = [f"{name}{k}" for k in range(self.lengths[name])]
         if not by:
@@ -307,7 +307,7 @@ class _Call:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    """Return the axes that an attribute names; of pairs, those that are not zero."""
+    """Return the axes that an attribute names; for pairs, such as padding, the axes of nonzero pairs."""
     if isinstance(value, tuple):
         if value and all(isinstance(v, tuple) for v in value):
             return tuple(k for k, pair in enumerate(value) if any(n != 0 for n in pair))

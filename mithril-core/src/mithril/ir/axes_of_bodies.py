@@ -1,4 +1,4 @@
-"""Axes of a composite, derived from its body: an axis is parallel if every node that it passes through says so."""
+"""Axes of a composite, derived from its body: an axis is parallel if it is parallel in every node it passes through."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mithril.base import MithrilError, Size, TensorType
 from mithril.ir.axes import WHOLE, Factors, OpAxes
 from mithril.ir.core import Graph, Node, Op, Value
 
-# A factor of an axis of a value, by the elements outside of it within the axis.
-Place = tuple[Value, int, int]
+# One use of a factor: the value, its axis, and the number of elements of the outer factors in that axis.
+Occurrence = tuple[Value, int, int]
 
 
 def body_axes(op: Op, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> OpAxes:
@@ -30,35 +30,35 @@ def body_axes(op: Op, types: Sequence[TensorType | None], attributes: Mapping[st
 
 
 class _Ties:
-    """Places of a body tied together by its nodes, in numbered groups."""
+    """Union-find of the factors in a body: nodes tie their occurrences into numbered groups."""
 
     def __init__(self, body: Graph) -> None:
         self.body = body
-        self.parents: dict[Place, Place] = {}
-        self.sizes: dict[Place, int] = {}
-        views: dict[tuple[Value, int], list[set[int]]] = {}  # for each reader or writer of an axis, where factors begin
-        tainted: set[Place] = set()
+        self.parents: dict[Occurrence, Occurrence] = {}
+        self.sizes: dict[Occurrence, int] = {}
+        views: dict[tuple[Value, int], list[set[int]]] = {}  # offsets of the factors, for each user or producer
+        tainted: set[Occurrence] = set()
         for node in body.nodes:
             axes = node.axes
-            for factor, places in _places(node, axes).items():
+            for factor, occurrences in _occurrences(node, axes).items():
                 size = axes.sizes[factor]
-                for place in places:
-                    self._tie(places[0], place)
+                for occurrence in occurrences:
+                    self._tie(occurrences[0], occurrence)
                     if isinstance(size, int):
-                        self.sizes[place] = gcd(self.sizes.get(place, 0), size)
+                        self.sizes[occurrence] = gcd(self.sizes.get(occurrence, 0), size)
                     else:
-                        tainted.add(place)
+                        tainted.add(occurrence)
                 if factor in axes.roles:
-                    tainted.add(places[0])
+                    tainted.add(occurrences[0])
             for value, fs in _described(node, axes):
                 for axis, factors in enumerate(fs):
                     views.setdefault((value, axis), []).append(set(_begins(axes, factors)))
         for value in body.outputs:
             for axis, size in enumerate(value.shape):
-                if (value, axis) not in views and isinstance(size, int):  # an operand that is a result
+                if (value, axis) not in views and isinstance(size, int):  # an operand returned unchanged
                     self._tie((value, axis, 1), (value, axis, 1))
                     self.sizes[value, axis, 1] = size
-        for (value, axis), begins in views.items():  # an inner factor that some node does not see is not split
+        for (value, axis), begins in views.items():  # a factor that some node does not distinguish cannot be split
             for begin in begins[0].union(*begins) - begins[0].intersection(*begins):
                 tainted.add((value, axis, begin))
         constants = {i.value for i in body.inputs if i.data is not None}
@@ -67,22 +67,22 @@ class _Ties:
         self.groups = {p: numbers[self._root(p)] for p in self.parents}
         self.whole = {self.groups[p] for p in self.parents if p in tainted or p[0] in constants}
         self.size_of: dict[int, int] = {}
-        for place, group in self.groups.items():
-            self.size_of[group] = gcd(self.size_of.get(group, 0), self.sizes.get(place, 0))
+        for occurrence, group in self.groups.items():
+            self.size_of[group] = gcd(self.size_of.get(group, 0), self.sizes.get(occurrence, 0))
 
-    def _root(self, place: Place) -> Place:
-        while self.parents[place] != place:
-            self.parents[place] = self.parents[self.parents[place]]
-            place = self.parents[place]
-        return place
+    def _root(self, occurrence: Occurrence) -> Occurrence:
+        while self.parents[occurrence] != occurrence:
+            self.parents[occurrence] = self.parents[self.parents[occurrence]]
+            occurrence = self.parents[occurrence]
+        return occurrence
 
-    def _tie(self, a: Place, b: Place) -> None:
+    def _tie(self, a: Occurrence, b: Occurrence) -> None:
         self.parents.setdefault(a, a)
         self.parents.setdefault(b, b)
         self.parents[self._root(b)] = self._root(a)
 
     def at(self, value: Value, axis: int) -> list[tuple[int, int]]:
-        """Return the groups of an axis that can be split, as (elements outside, group)."""
+        """Return the splittable groups of an axis, as (outer elements, group)."""
         entries = {(p[2], g) for p, g in self.groups.items() if p[0] is value and p[1] == axis and g not in self.whole}
         return sorted(entries)
 
@@ -93,9 +93,9 @@ def _described(node: Node, axes: OpAxes) -> Iterator[tuple[Value, Sequence[Facto
             yield v, fs
 
 
-def _places(node: Node, axes: OpAxes) -> dict[str, list[Place]]:
-    """Return where each factor of a node is."""
-    entries: dict[str, list[Place]] = {}
+def _occurrences(node: Node, axes: OpAxes) -> dict[str, list[Occurrence]]:
+    """Return the occurrences of each factor of a node."""
+    entries: dict[str, list[Occurrence]] = {}
     for value, fs in _described(node, axes):
         for axis, factors in enumerate(fs):
             for factor, begin in zip(factors, _begins(axes, factors), strict=True):
@@ -104,7 +104,7 @@ def _places(node: Node, axes: OpAxes) -> dict[str, list[Place]]:
 
 
 def _begins(axes: OpAxes, factors: Factors) -> list[int]:
-    """Return the elements outside of each factor of an axis; -1 if a size is unknown."""
+    """Return the number of outer elements of each factor of an axis, or -1 if a size is unknown."""
     begin, out = 1, []
     for factor in factors:
         out.append(begin)
@@ -114,7 +114,7 @@ def _begins(axes: OpAxes, factors: Factors) -> list[int]:
 
 
 def _assemble(ties: _Ties, types: Sequence[TensorType | None]) -> tuple[OpAxes, str | None]:
-    """Return the axes of operands and results; and a group that overlaps with another one, if there is one."""
+    """Return the axes of operands and results, and an overlapping group or None."""
     sizes: dict[str, Size] = {}
     operands = iter([i.value for i in ties.body.inputs if i.data is None])
     broken: list[str] = []
@@ -157,9 +157,9 @@ def _holds(
     factor: str,
     ties: _Ties,
 ) -> bool:
-    """Whether the composite on parts is the body on parts, node by node.
+    """Whether the composite on slices has the same nodes as its body on slices.
 
-    Shapes alone do not tell: half of the channels with as many groups normalizes over other elements.
+    Equal shapes are not enough: with half of the channels, the same number of groups normalizes over other elements.
     """
     size = axes.sizes[factor]
     assert isinstance(size, int)
@@ -180,7 +180,7 @@ def _holds(
 
 
 def _same_but_cut(ties: _Ties, part: Graph, group: int, parts: int) -> bool:
-    """Whether the nodes of a body on parts are the body's, with attributes and shapes cut."""
+    """Whether ``part`` has the nodes of the body with attributes and shapes of slices."""
     body = ties.body
     if len(body.nodes) != len(part.nodes) or len(body.inputs) != len(part.inputs):
         return False
@@ -194,9 +194,9 @@ def _same_but_cut(ties: _Ties, part: Graph, group: int, parts: int) -> bool:
             return False
         axes = a.axes
         local: dict[str, Size] = {}
-        for factor, places in _places(a, axes).items():
+        for factor, occurrences in _occurrences(a, axes).items():
             size = axes.sizes[factor]
-            if ties.groups[places[0]] == group and isinstance(size, int):
+            if ties.groups[occurrences[0]] == group and isinstance(size, int):
                 local[factor] = size // parts
         if {**a.attributes, **axes.cut(local)} != dict(b.attributes):
             return False

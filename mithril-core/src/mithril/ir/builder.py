@@ -1,4 +1,4 @@
-"""Building graphs: ``with Builder() as b`` makes operations on values append nodes to ``b``."""
+"""Graph construction: inside ``with Builder() as b``, operations on values append nodes to ``b``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _current = _Current()
 
 
 class Builder:
-    """Collects inputs and nodes, infers types, keeps names unique, shares scalar constants."""
+    """A graph under construction: infers types, keeps names unique, shares scalar constants."""
 
     def __init__(self, name: str = "forward") -> None:
         self.name = name
@@ -57,32 +57,32 @@ class Builder:
 
     @staticmethod
     def current() -> Builder:
-        """The innermost builder entered on this thread."""
+        """Return the innermost builder entered on this thread."""
         if _current.builder is None:
             raise GraphError("no graph is being built here", hint="enter a builder: with ml.Builder() as b: ...")
         return _current.builder
 
     @contextmanager
     def at(self, origin: Origin, tags: Attributes | None = None) -> Iterator[None]:
-        """Nodes made inside come from ``origin``."""
-        before, self.origin, self.tags = (self.origin, self.tags), origin, tags
+        """Attach ``origin`` and ``tags`` to the nodes emitted in the block."""
+        outer, self.origin, self.tags = (self.origin, self.tags), origin, tags
         try:
             yield
         finally:
-            self.origin, self.tags = before
+            self.origin, self.tags = outer
 
     # -- names -------------------------------------------------------------------------------------------------------
-    def unique(self, wanted: str) -> str:
-        """``wanted`` if it is free, else with the next number."""
-        n = self._used.get(wanted)
+    def unique(self, stem: str) -> str:
+        """Return ``stem`` if it is unused, else ``stem`` with the next free number."""
+        n = self._used.get(stem)
         if n is None:
-            self._used[wanted] = 1
-            return wanted
+            self._used[stem] = 1
+            return stem
         while True:
-            name = f"{wanted}_{n}"
+            name = f"{stem}_{n}"
             n += 1
             if name not in self._used:
-                self._used[wanted] = n
+                self._used[stem] = n
                 self._used[name] = 1
                 return name
 
@@ -105,7 +105,7 @@ class Builder:
         return self.input(name, shape, dtype, "param", tags=tags)
 
     def constant(self, value: Any, dtype: Any = None, name: str = "constant") -> Value:
-        """A Python scalar (shared within the graph) or an array as a value."""
+        """Return a Python scalar (shared within the graph) or an array as a value."""
         if isinstance(value, (bool, int, float)):
             from mithril.base import scalar_dtype
 
@@ -135,7 +135,7 @@ class Builder:
         regions: Sequence[Graph] = (),
         name: str | None = None,
     ) -> tuple[Value, ...]:
-        """Append a node; operands and attributes must be in canonical form (``Op.__call__`` puts them there)."""
+        """Append a node; operands and attributes must be canonical (``Op.__call__`` canonicalizes them)."""
         try:
             with collect_guards() as guards:
                 types = op.infer([None if v is None else v.type for v in operands], attributes, regions)
@@ -144,39 +144,39 @@ class Builder:
         for guard in guards:
             self.guards[guard] = None
         stem = name or op.name.rsplit(".", 1)[-1]
-        made = tuple(Value(self.unique(stem), t) for t in types)
-        self.nodes.append(Node(op, tuple(operands), attributes, made, tuple(regions), self.origin, self.tags))
-        return made
+        results = tuple(Value(self.unique(stem), t) for t in types)
+        self.nodes.append(Node(op, tuple(operands), attributes, results, tuple(regions), self.origin, self.tags))
+        return results
 
     def inline(self, graph: Graph, arguments: Sequence[Value | None]) -> tuple[Value, ...]:
-        """Copy another graph's nodes in, its (non-constant) inputs bound to ``arguments``; its outputs here.
+        """Copy the nodes of another graph, with its non-constant inputs bound to ``arguments``; return its outputs.
 
-        Nodes that carry no origin of their own get this builder's.
+        Nodes without an origin get the builder's.
         """
         mapping: dict[Value | None, Value | None] = {None: None}
-        given = iter(arguments)
+        remaining = iter(arguments)
         for i in graph.inputs:
             if i.role == "constant":
                 mapping[i.value] = self.input(i.name, i.type.shape, i.type.dtype, "constant", data=i.data, tags=i.tags)
             else:
-                mapping[i.value] = next(given)
+                mapping[i.value] = next(remaining)
         for guard in graph.guards:
             self.guards[guard] = None
         for node in graph.nodes:
             if node.is_constant:
                 mapping[node.result] = self.constant(node.attributes["value"], node.attributes["dtype"])
                 continue
-            made = tuple(Value(self.unique(v.name), v.type) for v in node.results)
-            mapping.update(zip(node.results, made, strict=True))
+            results = tuple(Value(self.unique(v.name), v.type) for v in node.results)
+            mapping.update(zip(node.results, results, strict=True))
             operands = tuple(mapping[v] for v in node.operands)
             origin = node.origin if node.origin != NOWHERE else self.origin
             self.nodes.append(
-                Node(node.op, operands, node.attributes, made, node.regions, origin, node.tags or self.tags)
+                Node(node.op, operands, node.attributes, results, node.regions, origin, node.tags or self.tags)
             )
         return tuple(mapping[v] for v in graph.outputs)  # type: ignore[misc]
 
     def build(self, outputs: Value | Iterable[Value | Output] | Mapping[str, Value]) -> Graph:
-        """The finished graph. ``outputs`` as a mapping names them; an ``Output`` says its role too."""
+        """Return the graph. A mapping of ``outputs`` also provides their names, an ``Output`` its role."""
         return Graph(tuple(self.inputs), tuple(self.nodes), as_results(outputs), self.name, tuple(self.guards))
 
 
@@ -187,7 +187,7 @@ def is_building() -> bool:
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Inside, operations on arrays compute even where a graph is being built around them."""
+    """Suspend the current builder, so that operations on arrays compute eagerly in the block."""
     outer, _current.builder = _current.builder, None
     try:
         yield
@@ -196,15 +196,15 @@ def computing() -> Iterator[None]:
 
 
 def trace(function: Any, types: Sequence[TensorType | None], names: Sequence[str] = (), name: str = "traced") -> Graph:
-    """The graph of a Python function of values, for operands of the given types."""
+    """Trace a Python function of values to a graph, for operands of these types."""
     builder = Builder(name)
     with builder:
         arguments = [
             None if t is None else builder.input(names[k] if k < len(names) else f"x{k}", t.shape, t.dtype)
             for k, t in enumerate(types)
         ]
-        made = function(*arguments)
-        values = [made] if not isinstance(made, (tuple, list)) else list(made)
+        returned = function(*arguments)
+        values = [returned] if not isinstance(returned, (tuple, list)) else list(returned)
         outputs = [v if isinstance(v, Value) else builder.constant(v) for v in values]
     return builder.build(outputs)
 

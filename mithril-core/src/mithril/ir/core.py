@@ -1,8 +1,8 @@
 """The graph: immutable values, nodes and graphs in static single assignment.
 
-A ``Value`` is an identity with a name and a type; a ``Node`` says which operation makes its results from its operands;
-a ``Graph`` is inputs, nodes in order, outputs. Nothing here ever changes: a pass builds a new graph and shares every
-node it did not touch.
+A ``Value`` is an identity with a name and a type; a ``Node`` applies an operation to operands; a ``Graph`` is inputs,
+nodes in topological order and results. All of them are immutable: a pass builds a new graph that shares every
+unchanged node.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NOWHERE = Origin()
 
 
 class Value(Operators):
-    """One tensor of the graph. Its identity is what counts; the name is for people and for the generated code."""
+    """A tensor of the graph, compared by identity. The name only serves readers and generated code."""
 
     __slots__ = ("name", "type")
 
@@ -83,7 +83,7 @@ class Op(Declaration):
     _inferred: dict[Any, tuple[tuple[TensorType, ...], tuple[Guard, ...]]] = field(default_factory=dict, repr=False)
     _bodies: dict[Any, Graph] = field(default_factory=dict, repr=False)
     _axes: dict[Any, OpAxes] = field(default_factory=dict, repr=False)
-    # Filled by the modules that know how: ``ir.apply``, ``ir.builder`` and ``ir.axes_of_bodies``.
+    # Set by ``ir.apply``, ``ir.builder`` and ``ir.axes_of_bodies``, which import this module.
     _apply: ClassVar[Callable[..., Any]]
     _evaluate: ClassVar[Callable[..., Any]]
     _trace: ClassVar[Callable[..., Graph]]
@@ -91,28 +91,28 @@ class Op(Declaration):
 
     # -- declaring ---------------------------------------------------------------------------------------------------
     def vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: the gradient ``(g, y, *operands, **attributes) -> one cotangent per operand``."""
+        """Register the decorated gradient ``(g, y, *operands, **attributes) -> one cotangent per operand``."""
         self.gradient = function
         self.gradient_reason = ""
         return function
 
     def surrogate_vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: as ``vjp``, a gradient that no framework finds in what is computed, such as straight through."""
+        """Register a gradient that deliberately differs from the true derivative (straight-through estimators)."""
         self.surrogate = True
         return self.vjp(function)
 
     def regions_vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: the gradient ``(reverse, node, cotangents) -> pairs of operand and cotangent`` of control flow."""
+        """Register the gradient of control flow: ``(reverse, node, cotangents) -> pairs of operand and cotangent``."""
         self.region_gradient = function
         return function
 
     def vmap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: ``(rows, has_rows, *operands, **attributes)`` gives results with rows as their first axis."""
+        """Register the batching rule ``(rows, has_rows, *operands, **attributes) -> results with rows as axis 0``."""
         self.batching = function
         return function
 
     def no_vjp(self, reason: str) -> Op:
-        """Say that there is no gradient, and why: operands get none."""
+        """Declare that the operation has no gradient, for this reason."""
         self.gradient, self.gradient_reason = None, reason
         return self
 
@@ -131,43 +131,43 @@ class Op(Declaration):
         return Op._apply(self, operands, attributes)
 
     def evaluate(self, operands: Sequence[Any], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()) -> Any:
-        """The operation on NumPy arrays by its reference: what it means, not how fast it can be."""
+        """Compute the operation on NumPy arrays by its reference implementation."""
         return Op._evaluate(self, operands, attributes, regions)
 
     # -- types -------------------------------------------------------------------------------------------------------
     def infer(
         self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()
     ) -> tuple[TensorType, ...]:
-        """Result types; what had to be assumed of symbolic sizes goes to the collecting builder."""
+        """Return the result types; assumptions about symbolic sizes are recorded as guards of the current builder."""
         if regions or self.infer_rule is not None:
             assert self.infer_rule is not None
             return self.infer_rule(types, attributes, regions)
         key = (tuple(types), tuple(attributes.values()), limits_of(types))
-        known = self._inferred.get(key)
-        if known is None:
+        entry = self._inferred.get(key)
+        if entry is None:
             with collect_guards() as guards:
-                found = self._infer(types, attributes)
+                results = self._infer(types, attributes)
             if len(self._inferred) > 4096:
                 self._inferred.clear()
-            known = self._inferred[key] = (found, tuple(guards))
-        for guard in known[1]:
+            entry = self._inferred[key] = (results, tuple(guards))
+        for guard in entry[1]:
             assume(guard.left, guard.relation, guard.right, guard.why)
-        return known[0]
+        return entry[0]
 
     def _infer(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
         try:
             self._check_operands(types)
             if self.composite and self.shape_rule is None:
                 body = self.decompose(types, attributes)
-                for guard in body.guards:  # what the body had to assume, the whole assumes
+                for guard in body.guards:  # the composite inherits the assumptions of its body
                     assume(guard.left, guard.relation, guard.right, guard.why)
                 return tuple(v.type for v in body.outputs)
             return self._by_rules(types, attributes)
         except MithrilError as error:
             raise error.with_facts(self.call_text(types, attributes)) from None
-        except IndexError as cause:  # an axis, of graph text say, that the operand does not have
-            what = f"the attributes of operation '{self.name}' do not fit its operands"
-            raise ShapeError(what, facts=[self.call_text(types, attributes)]) from cause
+        except IndexError as cause:  # an axis out of range, for example in graph text
+            message = f"the attributes of operation '{self.name}' do not match its operands"
+            raise ShapeError(message, facts=[self.call_text(types, attributes)]) from cause
 
     # -- axes --------------------------------------------------------------------------------------------------------
     def axes(
@@ -176,51 +176,49 @@ class Op(Declaration):
         attributes: Mapping[str, Any],
         results: Sequence[TensorType] | None = None,
     ) -> OpAxes:
-        """Return the axes of a call; without a declaration all are whole, or follow from the body."""
+        """Return the axes of a call; undeclared ones follow from the body of a composite, else they are all "whole"."""
         key = (tuple(types), tuple(attributes.values()), limits_of(types))
-        known = self._axes.get(key)
-        if known is None:
+        axes = self._axes.get(key)
+        if axes is None:
             if len(self._axes) > 4096:
                 self._axes.clear()
-            with collect_guards():  # the node has those of its shapes
-                known = self._axes[key] = self._resolve_axes(
-                    types, attributes, results or self.infer(types, attributes)
-                )
-        return known
+            with collect_guards():  # discarded: type inference already recorded them
+                axes = self._axes[key] = self._resolve_axes(types, attributes, results or self.infer(types, attributes))
+        return axes
 
     def _resolve_axes(
         self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], results: Sequence[TensorType]
     ) -> OpAxes:
-        shapes, given = [None if t is None else t.shape for t in types], [t.shape for t in results]
+        shapes, result_shapes = [None if t is None else t.shape for t in types], [t.shape for t in results]
         rule: Any = "... -> ..." if self.elementwise else self.declared_axes
         if rule is None and self.composite:
             return Op._body_axes(self, types, attributes)
         if callable(rule):
-            rule = rule(shapes, attributes, given)
+            rule = rule(shapes, attributes, result_shapes)
         if isinstance(rule, str):
-            rule = resolve(parse_axes(rule), self.operands, shapes, attributes, given)
-        return replace(rule or unknown_axes(shapes, given), moves=self.moves)
+            rule = resolve(parse_axes(rule), self.operands, shapes, attributes, result_shapes)
+        return replace(rule or unknown_axes(shapes, result_shapes), moves=self.moves)
 
     # -- meaning -----------------------------------------------------------------------------------------------------
     def decompose(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Graph:
-        """The body of a composite for operands of these types."""
+        """Return the body of a composite for operands of these types."""
         if not self.composite:
             raise OperationError(f"operation '{self.name}' is primitive: it has no decomposition")
         key = (tuple(types), tuple(map(repr, attributes.values())), limits_of(types))
-        known = self._bodies.get(key)
-        if known is None:
+        cached = self._bodies.get(key)
+        if cached is None:
             if len(self._bodies) > 4096:
                 self._bodies.clear()
             names = [self.operand_name(k) for k in range(len(types))]
-            with collect_guards() as guards:  # those that the body assumes itself; its nodes' are in the graph
+            with collect_guards() as guards:  # of the body's own Python code; the nodes' guards are in the graph
                 body = Op._trace(lambda *values: self.reference(*values, **attributes), types, names, self.name)
-            known = self._bodies[key] = body.replaced(guards=(*body.guards, *guards)) if guards else body
-        return known
+            cached = self._bodies[key] = body.replaced(guards=(*body.guards, *guards)) if guards else body
+        return cached
 
     def flops(
         self, types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
     ) -> Size:
-        """Return floating-point operations: a plain number per result element, or two per term of a product."""
+        """Return the number of floating-point operations: ``cost`` per result element, or two per term of a product."""
         if callable(self.cost):
             return self.cost(types, results, attributes)
         if not self.cost and not self.composite and not self.moves and self.infer_rule is None:
@@ -258,22 +256,22 @@ class Node:
 
     @property
     def result(self) -> Value:
-        """The first, usually only, result."""
+        """The first and usually only result."""
         return self.results[0]
 
     @property
     def is_constant(self) -> bool:
-        """Whether the node is a scalar that the graph states: its attribute ``value``."""
+        """Whether the node is a scalar constant, stored in its attribute ``value``."""
         return self.op.name == "constant"
 
     @property
     def axes(self) -> OpAxes:
-        """Which axes of operands and results are the same loop, cached by the operation."""
+        """The axes of operands and results that share a loop, cached by the operation."""
         types = [None if v is None else v.type for v in self.operands]
         return self.op.axes(types, self.attributes, [v.type for v in self.results])
 
     def replaced(self, **changes: Any) -> Node:
-        """This node with some fields changed; the results stay the same values unless given."""
+        """Return a copy with some fields changed; the results stay the same values unless passed."""
         fields = {name: changes.get(name, getattr(self, name)) for name in FIELDS}
         return Node(**fields)
 
@@ -289,7 +287,7 @@ NO_TAGS: Attributes = {}
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """A value that comes from outside, and what it is to the model."""
+    """An input, parameter, state, constant or cotangent of a graph."""
 
     value: Value
     role: str = "input"
@@ -308,7 +306,7 @@ class Input:
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """A value that a graph gives, and what it is to the model. Names are unique and for people: roles tell."""
+    """A result of a graph. The role defines its meaning; the name is unique and only serves readers."""
 
     value: Value
     name: str
@@ -329,11 +327,11 @@ class Graph:
     results: tuple[Output, ...]
     name: str = "forward"
     guards: tuple[Guard, ...] = ()
-    # Filled by the modules that know how: ``ir.text`` and ``ir.editor``.
+    # Set by ``ir.text`` and ``ir.editor``, which import this module.
     _printer: ClassVar[Callable[..., str]]
     _editor: ClassVar[Callable[[Graph], Any]]
 
-    # -- look-ups, made once when first asked for -----------------------------------------------------------------
+    # -- cached look-ups ------------------------------------------------------------------------------------------
     @cached_property
     def outputs(self) -> tuple[Value, ...]:
         """The values of the results."""
@@ -346,18 +344,18 @@ class Graph:
 
     @cached_property
     def producers(self) -> dict[Value, Node]:
-        """The node that makes a value; inputs have none."""
+        """The node that produces each value; inputs have none."""
         return {result: node for node in self.nodes for result in node.results}
 
     @cached_property
     def users(self) -> dict[Value, tuple[Node, ...]]:
-        """The nodes that read a value, each once, in order; values nobody reads are absent."""
-        found: dict[Value, dict[Node, None]] = {}
+        """The nodes that use each value, each once, in graph order; unused values are absent."""
+        users: dict[Value, dict[Node, None]] = {}
         for node in self.nodes:
             for operand in node.operands:
                 if operand is not None:
-                    found.setdefault(operand, {})[node] = None
-        return {value: tuple(nodes) for value, nodes in found.items()}
+                    users.setdefault(operand, {})[node] = None
+        return {value: tuple(nodes) for value, nodes in users.items()}
 
     @cached_property
     def by_name(self) -> dict[str, Value]:
@@ -373,20 +371,20 @@ class Graph:
         return {i.value: i for i in self.inputs}
 
     def with_role(self, *roles: str) -> tuple[Input, ...]:
-        """The inputs of some roles, in order."""
+        """Return the inputs that have one of the roles, in order."""
         return tuple(i for i in self.inputs if i.role in roles)
 
     def results_of(self, *roles: str) -> tuple[Output, ...]:
-        """The results of some roles, in order."""
+        """Return the results that have one of the roles, in order."""
         return tuple(r for r in self.results if r.role in roles)
 
     def carrying(self, outputs: Iterable[Value]) -> tuple[Output, ...]:
-        """The results with other values, in order."""
+        """Return the results with their values replaced by ``outputs``, in order."""
         return tuple(Output(v, r.name, r.role, r.of) for r, v in zip(self.results, outputs, strict=True))
 
     @property
     def arguments(self) -> tuple[Input, ...]:
-        """The inputs a caller binds: all but constants."""
+        """The inputs that a caller passes: all but constants."""
         return tuple(i for i in self.inputs if i.role != "constant")
 
     def input(self, name: str) -> Input:
@@ -397,7 +395,7 @@ class Graph:
 
     # -- new graphs from this one ---------------------------------------------------------------------------------
     def replaced(self, **changes: Any) -> Graph:
-        """This graph with some fields changed; ``outputs`` are other values of the same results."""
+        """Return a copy with some fields changed; ``outputs`` replaces the values of the results."""
         if "outputs" in changes:
             changes["results"] = self.carrying(changes.pop("outputs"))
         names = ("inputs", "nodes", "results", "name", "guards")
@@ -423,7 +421,7 @@ class Graph:
 
 
 def as_results(outputs: Value | Mapping[str, Value] | Iterable[Value | Output]) -> tuple[Output, ...]:
-    """Results of a graph: the outputs of a mapping by its names, values by their own; others as they are."""
+    """Convert outputs to graph results: mappings provide the names, values keep theirs, an ``Output`` is unchanged."""
     if isinstance(outputs, Value):
         return (Output(outputs, outputs.name),)
     if isinstance(outputs, Mapping):
@@ -432,7 +430,7 @@ def as_results(outputs: Value | Mapping[str, Value] | Iterable[Value | Output]) 
 
 
 def iterate(graph: Graph) -> Iterable[tuple[Node, Graph]]:
-    """Every node with the graph that holds it, regions included, without recursion."""
+    """Yield every node with the graph that contains it, regions included, without recursion."""
     stack = [graph]
     while stack:
         current = stack.pop()

@@ -1,4 +1,4 @@
-"""The declaration of an operation: names, attributes, rules, traits, and answers that need no graph."""
+"""The declaration of an operation: operands, attributes, rules, traits, and queries that need no graph."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from mithril.ir.axes import AxesRule
 ShapeRule = Callable[..., Any]
 DTypeRule = Callable[[Sequence[DType | None], Mapping[str, Any]], Any]
 NOTHING = object()
-SCALARS = (bool, int, float)  # exactly these: NumPy's own scalars carry a dtype
+SCALARS = (bool, int, float)  # without NumPy's scalars, which have a dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One keyword of an operation: its annotation says what it accepts."""
+    """A keyword of an operation; its annotation selects the accepted values."""
 
     name: str
     annotation: str
@@ -47,52 +47,50 @@ class Attribute:
 
 @dataclass(eq=False)
 class Declaration:
-    """Everything that is declared of an operation; ``Op`` applies it."""
+    """The declared properties of an operation; ``Op`` adds calls and inference."""
 
     name: str
-    operands: tuple[str, ...]  # names; of a variadic operation the one name of the sequence
+    operands: tuple[str, ...]  # names; for a variadic operation the one name of the sequence
     optional: frozenset[str]  # operands that may be None
     variadic: bool
     attributes: dict[str, Attribute]
-    reference: Callable[..., Any]  # the meaning, on NumPy arrays
+    reference: Callable[..., Any]  # the reference implementation on NumPy arrays
     declared_at: str
     doc: str
     shape_rule: ShapeRule | None = None
     dtype_rule: DTypeRule | None = None
-    infer_rule: Callable[..., tuple[TensorType, ...]] | None = None  # instead of the two above: operations with regions
-    canonical_rule: Callable[..., dict[str, Any]] | None = (
-        None  # attributes to their one form; twice is as good as once
-    )
-    results: tuple[str, ...] = ("result",)  # () where the number depends on the attributes
-    promotes: str | None = None  # "same": operands get one dtype; "float": and a float one
-    promoted: tuple[str, ...] | None = None  # which operands take part; None is all
+    infer_rule: Callable[..., tuple[TensorType, ...]] | None = None  # replaces the two rules above: ops with regions
+    canonical_rule: Callable[..., dict[str, Any]] | None = None  # canonicalizes attributes; must be idempotent
+    results: tuple[str, ...] = ("result",)  # () if the number depends on the attributes
+    promotes: str | None = None  # "same": operands get a common dtype; "float": a common float dtype
+    promoted: tuple[str, ...] | None = None  # the promoted operands; None means all
     elementwise: bool = False  # broadcasts, one result element per element
     commutative: bool = False
-    composite: bool = False  # the reference is a body of other operations
+    composite: bool = False  # the reference is composed of other operations
     cost: Callable[..., Size] | float = 0.0
     samples: tuple[Any, ...] = ()
-    tolerance: float = 1.0  # factor on the kit's tolerances
+    tolerance: float = 1.0  # factor on the tolerances of the conformance kit
     gradient: Callable[..., Any] | None = None
-    gradient_reason: str = ""  # why there is none
-    batching: Callable[..., Any] | None = None  # the rule for all rows of a batch, if the axes do not say it
+    gradient_reason: str = ""  # the reason why there is no gradient
+    batching: Callable[..., Any] | None = None  # the vmap rule, if it does not follow from the axes
     region_gradient: Callable[..., Any] | None = None  # of an operation with regions
-    surrogate: bool = False  # the gradient is one that is meant: what the operation computes has another, or none
+    surrogate: bool = False  # the gradient deliberately differs from the derivative of the reference
     opaque: bool = False  # must not be folded, merged or moved: barriers
-    declared_axes: str | AxesRule | None = None  # which axes are the same loop; element-wise operations need none
-    no_axes: str = ""  # why there are none: such an operation runs on whole operands
-    moves: bool = False  # elements of the results are elements of operands, or a constant: no arithmetic
+    declared_axes: str | AxesRule | None = None  # the axes that share a loop; element-wise operations need none
+    no_axes: str = ""  # the reason why no axes are declared: the operation needs its full operands
+    moves: bool = False  # result elements are operand elements or a constant: no arithmetic
     linear: str = ""  # operands in which it is linear: "x", jointly "a b", separately "a | b"
     precision: str | None = None  # "low", "follow" or "full" under mixed precision; None: derived
-    random: bool = False  # its results are random numbers
-    activation: str | None = None  # the name by which layers know it
-    labels: str | None = None  # the operand that names classes or tokens
+    random: bool = False  # the results are random numbers
+    activation: str | None = None  # its name in layers that take an activation
+    labels: str | None = None  # the operand that holds classes or tokens
 
     def __post_init__(self) -> None:
         self.__doc__ = f"{self.name}{self.__signature__}\n\n{self.doc}"  # for help() and for editors
 
     @property
     def __signature__(self) -> Signature:
-        """Operands and attributes as the reference takes them, for editors and ``inspect.signature``."""
+        """The parameters of the reference, for editors and ``inspect.signature``."""
         parameters = signature(self.reference).parameters.values()
         return Signature([p for p in parameters if p.name != "regions"])
 
@@ -102,32 +100,32 @@ class Declaration:
 
     # -- operands ----------------------------------------------------------------------------------------------------
     def bind(self, operands: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Operands given by keyword put where they belong."""
-        named = [name for name in self.operands if name in keywords]
-        if not named:
+        """Move operands passed by keyword to their positions."""
+        keyword_operands = [name for name in self.operands if name in keywords]
+        if not keyword_operands:
             return operands, keywords
         slots = list(operands) + [None] * (len(self.operands) - len(operands))
         rest = dict(keywords)
-        for name in named:
-            at = self.operands.index(name)
-            if at < len(operands):
+        for name in keyword_operands:
+            index = self.operands.index(name)
+            if index < len(operands):
                 raise OperationError(f"operation '{self.name}' got operand '{name}' twice")
-            slots[at] = rest.pop(name)
+            slots[index] = rest.pop(name)
         return tuple(slots), rest
 
     def all_operands(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the operands, with None for the optional ones that are absent."""
+        """Return the operands, with None for absent optional ones."""
         if self.variadic:
             return list(operands)
         missing = [n for n in self.operands[len(operands) :] if n not in self.optional]
-        given = [*operands, *([None] * (len(self.operands) - len(operands)))]
+        slots = [*operands, *([None] * (len(self.operands) - len(operands)))]
         missing += [n for n, o in zip(self.operands, operands, strict=False) if o is None and n not in self.optional]
         if len(operands) > len(self.operands) or missing:
             raise OperationError(
                 f"operation '{self.name}' takes {len(self.operands)} operands, got {len(operands)}",
                 facts=[f"operands: {', '.join(self.operands)}", f"missing: {', '.join(missing)}" if missing else ""],
             )
-        return given
+        return slots
 
     def operand_name(self, k: int) -> str:
         return f"{self.operands[0]}[{k}]" if self.variadic else self.operands[k]
@@ -136,7 +134,7 @@ class Declaration:
         return self.promoted is None or self.operands[k] in self.promoted
 
     def common_dtype(self, operands: Sequence[Any]) -> DType | None:
-        """The dtype the promoted operands agree on; Python scalars never widen arrays."""
+        """Return the common dtype of the promoted operands; Python scalars never upcast arrays."""
         if self.promotes is None:
             return None
         common: DType | None = None
@@ -147,8 +145,8 @@ class Declaration:
             if type(operand) in SCALARS:
                 scalars.append(operand)
             else:
-                own = getattr(operand, "dtype", None)
-                kind = own if isinstance(own, DType) else as_dtype(np.asarray(operand).dtype)
+                attribute = getattr(operand, "dtype", None)
+                kind = attribute if isinstance(attribute, DType) else as_dtype(np.asarray(operand).dtype)
                 common = kind if common is None or common is kind else promote(common, kind)
         for scalar in scalars:
             common = scalar_dtype(scalar) if common is None else promote_scalar(common, scalar)
@@ -158,7 +156,7 @@ class Declaration:
 
     # -- attributes --------------------------------------------------------------------------------------------------
     def complete(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """All attributes in declared order, checked, defaults filled in."""
+        """Return all attributes in declared order, checked and converted, including defaults."""
         out = {}
         for name, declared in self.attributes.items():
             if name in attributes:
@@ -175,9 +173,9 @@ class Declaration:
                 out[name] = declared.default
         if len(attributes) > len(out) or any(name not in out for name in attributes):
             extra = next(name for name in attributes if name not in out)
-            known = [*self.attributes, *(() if self.variadic else self.operands)]
-            what, facts, hint = unknown(f"attribute of '{self.name}'", extra, known)
-            raise OperationError(what, facts=facts, hint=hint)
+            accepted = [*self.attributes, *(() if self.variadic else self.operands)]
+            message, facts, hint = unknown(f"attribute of '{self.name}'", extra, accepted)
+            raise OperationError(message, facts=facts, hint=hint)
         return out
 
     @cached_property
@@ -187,18 +185,18 @@ class Declaration:
         )
 
     def require_canonical_axes(self, attributes: Mapping[str, Any]) -> None:
-        """Raise where an axis of a node is negative: references and lowerings rely on the canonical form."""
+        """Raise if an axis of a node is negative: references and lowerings rely on the canonical form."""
         for name, _ in self._axis_names:
             value = attributes[name]
             axes = value if isinstance(value, tuple) else () if value is None else (value,)
             if any(isinstance(axis, int) and axis < 0 for axis in axes):
                 raise OperationError(
-                    f"attribute '{name}' of '{self.name}' is {value!r}, expected axes counted from 0",
-                    facts=["calling the operation converts negative axes; a Node written by hand must have them so"],
+                    f"attribute '{name}' of '{self.name}' is {value!r}, expected non-negative axes",
+                    facts=["calling the operation converts negative axes; a Node must be built with converted ones"],
                 )
 
     def canonical(self, types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
-        """Axes made non-negative against the first operand's rank, ``Axes`` None all axes; then the own rule."""
+        """Resolve axes by the rank of the first operand, then apply the operation's ``canonical_rule``."""
         try:
             if self._axis_names and types and types[0] is not None:
                 rank = types[0].rank
@@ -214,7 +212,7 @@ class Declaration:
 
     # -- types -------------------------------------------------------------------------------------------------------
     def _by_rules(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
-        """Result types by the shape and dtype rules; what is wrong with the rules is the author's mistake."""
+        """Return the result types by the shape and dtype rules; errors of the rules name their declaration."""
         assert self.shape_rule is not None
         assert self.dtype_rule is not None
         shapes = self._rule("shape", self.shape_rule, *[None if t is None else t.shape for t in types], **attributes)
@@ -224,12 +222,12 @@ class Declaration:
         elif isinstance(dtypes, DType) and isinstance(shapes, (tuple, list)):
             dtypes = (dtypes,) * len(shapes)
         if not isinstance(shapes, (tuple, list)) or not all(map(_is_shape, shapes)):
-            raise self._rule_error("shape", f"gives {_one(shapes)!r}, expected sizes (int or Dim) for each result")
+            raise self._rule_error("shape", f"returned {_one(shapes)!r}, expected sizes (int or Dim) for each result")
         if not isinstance(dtypes, (tuple, list)) or not all(isinstance(d, DType) for d in dtypes):
-            raise self._rule_error("dtype", f"gives {_one(dtypes)!r}, expected a DType for each result")
+            raise self._rule_error("dtype", f"returned {_one(dtypes)!r}, expected a DType for each result")
         if len(shapes) != len(dtypes) or (self.results and len(shapes) != len(self.results)):
             counts = f"{len(shapes)} shapes and {len(dtypes)} dtypes"
-            raise self._rule_error("shape", f"gives {counts}, expected {len(self.results)} results")
+            raise self._rule_error("shape", f"returned {counts}, expected {len(self.results)} results")
         return tuple(TensorType(d, tuple(s)) for d, s in zip(dtypes, shapes, strict=True))
 
     def _rule(self, kind: str, rule: Callable[..., Any], /, *arguments: Any, **attributes: Any) -> Any:
@@ -258,17 +256,17 @@ class Declaration:
                 raise DTypeError(f"operation '{self.name}' needs floating point operands", hint="insert a cast")
 
     def call_text(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> str:
-        """``name(x: f32[2, 3], axis=1)`` for messages."""
+        """Format a call for messages: ``in name(x: f32[2, 3], axis=1)``."""
         parts = [f"{self.operand_name(k)}: {t}" for k, t in enumerate(types) if t is not None]
         shown = attributes_text(attributes, self.defaults)
         return f"in {self.name}({', '.join([*parts, shown] if shown else parts)})"
 
     def own_error(
-        self, what: str, fact: str, types: Sequence[TensorType | None], attributes: Mapping[str, Any]
+        self, message: str, fact: str, types: Sequence[TensorType | None], attributes: Mapping[str, Any]
     ) -> OperationError:
-        """A mistake in the declaration of this operation, not of its caller."""
+        """Return an error for a mistake in the operation's declaration, not in the call."""
         return OperationError(
-            f"the reference of operation '{self.name}' {what}",
+            f"the reference of operation '{self.name}' {message}",
             facts=[fact, self.call_text(types, attributes), f"declared at {self.declared_at}"],
         )
 
@@ -284,7 +282,7 @@ def _is_shape(shape: Any) -> bool:
 
 
 def limits_of(types: Sequence[TensorType | None]) -> tuple[tuple[str, int, int | None], ...]:
-    """The bounds of the symbols in some types: equal sizes of other bounds may have other consequences."""
+    """Return the bounds of the symbols in the types: inference depends on them, but equality of sizes does not."""
     if all(t is None or t.is_static for t in types):
         return ()
     return tuple((s.name, s.low, s.high) for s in symbols(*[d for t in types if t is not None for d in t.shape]))

@@ -1,4 +1,4 @@
-"""Declaring operations: ``@op``, ``@composite``, and the rows ``unary`` and ``binary`` of the element-wise tables."""
+"""Declaration of operations: ``@op``, ``@composite``, and ``unary`` and ``binary`` for tables of element-wise ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mithril.ir.type_rules import broadcast, floating, like
 def _read(
     function: Callable[..., Any], name: str
 ) -> tuple[tuple[str, ...], frozenset[str], bool, dict[str, Attribute]]:
-    """Operands and attributes of a declaration, from its signature."""
+    """Return operands, optional operands, whether it is variadic, and attributes of a signature."""
     operands: list[str] = []
     optional: set[str] = set()
     attributes: dict[str, Attribute] = {}
@@ -55,7 +55,7 @@ def _read(
 
 
 def _annotation_text(annotation: Any) -> str:
-    """An annotation as written: text under ``from __future__ import annotations``, else the types' names."""
+    """Return an annotation as text, also if Python has evaluated it (no ``from __future__ import annotations``)."""
     if isinstance(annotation, str):
         return annotation
     if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
@@ -71,7 +71,7 @@ def _place(depth: int = 2) -> str:
 
 
 def _check_axes(called: str, axes: Any, function: Callable[..., Any], place: str) -> None:
-    """Read the string of axes when the operation is declared, so that mistakes in it are found there."""
+    """Check the axes at declaration, so that errors point to it."""
     if not isinstance(axes, str):
         return
     try:
@@ -117,11 +117,11 @@ def op(
     activation: str | None = None,
     labels: str | None = None,
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declare a primitive: the function's name is the operation's, its body on NumPy arrays the meaning.
+    """Declare a primitive: the decorated function names it and is its reference implementation on NumPy arrays.
 
-    Positional parameters are operands (default None: optional), keyword-only ones attributes. ``canonical(types,
-    attributes)`` brings attributes to their one form (a ``-1`` in a shape, say) before anything else sees them.
-    A gradient follows with ``@name.vjp`` or ``name.no_vjp("why")``.
+    Positional parameters are operands (optional if their default is None), keyword-only parameters are attributes.
+    ``canonical(types, attributes)`` canonicalizes attributes, for example a ``-1`` in a shape, before any other use.
+    Declare the gradient afterwards with ``@name.vjp`` or ``name.no_vjp("reason")``.
     """
     place = _place()
 
@@ -132,7 +132,7 @@ def op(
         if not (function.__doc__ or "").strip():
             raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
         _check_axes(called, axes, function, place)
-        made = Op(
+        operation = Op(
             called,
             *_read(function, called),
             reference=function,
@@ -158,8 +158,8 @@ def op(
             activation=activation,
             labels=labels,
         )
-        register(made)
-        return made
+        register(operation)
+        return operation
 
     return declare
 
@@ -184,7 +184,7 @@ def composite(
     activation: str | None = None,
     labels: str | None = None,
 ) -> Any:
-    """Declare an operation by a body of other operations; shape, dtype, gradient and reference follow from it."""
+    """Declare an operation composed of others; shape, dtype, gradient and reference follow from the body."""
     place = _place()
 
     def declare(body: Callable[..., Any]) -> Op:
@@ -192,7 +192,7 @@ def composite(
         if not (body.__doc__ or "").strip():
             raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
         _check_axes(called, axes, body, place)
-        made = Op(
+        operation = Op(
             called,
             *_read(body, called),
             reference=body,
@@ -215,8 +215,8 @@ def composite(
             activation=activation,
             labels=labels,
         )
-        register(made)
-        return made
+        register(operation)
+        return operation
 
     return declare if function is None else declare(function)
 
@@ -237,8 +237,8 @@ def unary(
     precision: str | None = None,
     activation: str | None = None,
 ) -> Op:
-    """A row of the table of element-wise operations of one operand: ``vjp(g, y, x)`` gives the cotangent of x."""
-    made = Op(
+    """Declare an element-wise operation of one operand; ``vjp(g, y, x)`` returns the cotangent of x."""
+    operation = Op(
         name,
         ("x",),
         frozenset(),
@@ -261,8 +261,8 @@ def unary(
         precision=precision,
         activation=activation,
     )
-    register(made)
-    return made
+    register(operation)
+    return operation
 
 
 def binary(
@@ -281,11 +281,11 @@ def binary(
     linear: str = "",
     precision: str | None = None,
 ) -> Op:
-    """A row of the table of broadcasting operations of two operands: ``vjp(g, y, a, b)`` gives both cotangents.
+    """Declare a broadcasting operation of two operands; ``vjp(g, y, a, b)`` returns both cotangents.
 
-    Cotangents may have the result's shape: they are summed back over broadcast axes for the caller.
+    Cotangents may have the shape of the result: they are summed over the broadcast axes afterwards.
     """
-    made = Op(
+    operation = Op(
         name,
         ("a", "b"),
         frozenset(),
@@ -307,5 +307,5 @@ def binary(
         linear=linear,
         precision=precision,
     )
-    register(made)
-    return made
+    register(operation)
+    return operation

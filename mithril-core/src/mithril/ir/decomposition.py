@@ -1,4 +1,4 @@
-"""Composites that a backend does not run itself, replaced by their bodies."""
+"""Decomposition: replace the composites that a backend does not lower by their bodies."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Lowers = Callable[[Node], bool]
 
 
 def decompose(graph: Graph, lowers: Lowers, backend: str = "") -> Graph:
-    """The graph with only nodes that the backend lowers; the same object where it was so already.
+    """Return a graph of nodes that the backend lowers; the same object if nothing changes.
 
-    A primitive that is not lowered is an error naming every such operation of the graph, and ``backend``.
+    Raise UnsupportedError, which names ``backend`` and all unsupported operations, if a primitive is not lowered.
     """
     missing: dict[str, list[Node]] = {}
-    made = _decompose(graph, lowers, missing)
+    result = _decompose(graph, lowers, missing)
     if missing:
         facts = [_where(name, nodes) for name, nodes in sorted(missing.items())]
         names = ", ".join(sorted(missing))
         subject = f"backend '{backend}'" if backend else "the backend"
         count = f"{len(missing)} operation{'s' if len(missing) > 1 else ''}"
         raise UnsupportedError(
-            f"{subject} has no way to run {count}: {names}",
+            f"{subject} does not support {count}: {names}",
             facts=facts,
-            hint="choose another backend, or give it a lowering for them (mithril_lowerings)",
+            hint="choose another backend, or register lowerings for them with the hook mithril_lowerings",
         )
-    return made
+    return result
 
 
 def _where(name: str, nodes: list[Node]) -> str:
@@ -37,7 +37,7 @@ def _where(name: str, nodes: list[Node]) -> str:
 
 
 def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> Graph:
-    """One graph; regions first, each as a graph of its own (their depth is the nesting of control flow)."""
+    """Decompose one graph, recursively for its regions (the depth is the nesting of control flow)."""
     if all(not n.regions and lowers(n) for n in graph.nodes):
         return graph
     builder = Builder(graph.name)
@@ -46,7 +46,7 @@ def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> 
         builder.guards[guard] = None
     for i in graph.inputs:
         builder.unique(i.name)
-    for node in graph.nodes:  # what comes from bodies must not take the names of what follows
+    for node in graph.nodes:  # reserve these names: nodes from bodies must not use them
         for v in node.results:
             builder.unique(v.name)
     replaced: dict[Value, Value] = {}
@@ -86,27 +86,27 @@ def _final(value: Value, replaced: dict[Value, Value]) -> Value:
 
 
 def _expand(node: Node, builder: Builder, pending: list[Node], replaced: dict[Value, Value]) -> None:
-    """Put the body's nodes next in line, its results in the place of the composite's."""
+    """Schedule the nodes of the body next, with its results substituted for those of the composite."""
     types = [None if v is None else v.type for v in node.operands]
     body: Graph = node.op.decompose(types, node.attributes)
     stage = Builder(body.name)
     stage._used = builder._used
     stage.origin, stage.tags = node.origin, node.tags
-    made = stage.inline(body, node.operands)
+    values = stage.inline(body, node.operands)
     builder.inputs += stage.inputs
     builder.guards.update(stage.guards)
     nodes = stage.nodes
-    given = set(node.operands)
-    for old, new in zip(node.results, made, strict=True):
-        if new in given or made.count(new) > 1 or any(new is i.value for i in stage.inputs):
-            replaced[old] = new  # the body hands a value through
+    arguments = set(node.operands)
+    for old, new in zip(node.results, values, strict=True):
+        if new in arguments or values.count(new) > 1 or any(new is i.value for i in stage.inputs):
+            replaced[old] = new  # the body returns an operand, a constant, or one value twice
         else:
             nodes = [_renamed(n, new, old) for n in nodes]
     pending.extend(reversed(nodes))
 
 
 def _renamed(node: Node, new: Value, old: Value) -> Node:
-    """The node with ``old`` in the place of ``new``: results keep the names that the graph's readers know."""
+    """Return the node with ``new`` replaced by ``old``: results of the graph keep their names."""
     if new not in node.results and new not in node.operands:
         return node
     return node.replaced(

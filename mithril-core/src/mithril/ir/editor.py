@@ -1,4 +1,4 @@
-"""Changing a graph in place: use lists, replace, insert, erase; ``freeze`` gives an immutable graph again."""
+"""Mutable view of a graph: use lists, replace, insert, erase; ``freeze`` returns an immutable graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mithril.ir.core import Graph, Input, Node, Value
 
 
 class Slot:
-    """A node's place in the order; the node in it may be exchanged."""
+    """A position in the linked list of nodes; the node in it can be replaced."""
 
     __slots__ = ("after", "before", "node")
 
@@ -23,7 +23,7 @@ class Slot:
 
 
 class Editor:
-    """A graph under change. Every operation costs as much as what it touches, not as the graph."""
+    """A graph being edited. Each edit takes time proportional to the affected nodes, not to the graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -33,7 +33,7 @@ class Editor:
         self.changed = False
         self._names: dict[str, int] = {i.name: 1 for i in graph.inputs}
         self._constants = {i.value: i.data for i in graph.inputs if i.data is not None}
-        self._ends = Slot(None)  # a ring: its successor is the first node, its predecessor the last
+        self._ends = Slot(None)  # sentinel of a circular list: after it the first node, before it the last
         self._slots: dict[Value, Slot] = {}
         self._uses: dict[Value, dict[Slot, None]] = {}
         for node in graph.nodes:
@@ -46,7 +46,7 @@ class Editor:
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def nodes(self) -> Iterator[Node]:
-        """The nodes in order; the one just given may be erased or replaced meanwhile."""
+        """Iterate over the nodes in order; the current one may be erased or replaced."""
         slot = self._ends.after
         while slot is not self._ends:
             following = slot.after
@@ -62,14 +62,14 @@ class Editor:
         return [slot.node for slot in self._uses.get(value, ()) if slot.node is not None]
 
     def use_count(self, value: Value) -> int:
-        """How many nodes and outputs read the value."""
+        """Return the number of nodes and outputs that use the value."""
         return len(self._uses.get(value, ())) + len(self._output_uses.get(value, ()))
 
     def is_output(self, value: Value) -> bool:
         return value in self._output_uses
 
     def data_of(self, value: Value) -> Any:
-        """The elements of a constant input, None for every other value."""
+        """Return the elements of a constant input, or None for any other value."""
         return self._constants.get(value)
 
     def holds(self, node: Node) -> bool:
@@ -78,7 +78,7 @@ class Editor:
 
     # -- changing ----------------------------------------------------------------------------------------------------
     def replace_value(self, old: Value, new: Value) -> list[Node]:
-        """Everything that read ``old`` reads ``new``; the rewritten readers are returned."""
+        """Replace every use of ``old`` by ``new``; return the rewritten nodes."""
         if old is new:
             return []
         touched = []
@@ -93,14 +93,14 @@ class Editor:
         return touched
 
     def replace_node(self, node: Node, new: Node) -> Node:
-        """Exchange a node for one with the same results, in place."""
+        """Replace a node by one with the same results, in its position."""
         return self._exchange(self._slot(node), new)
 
     def erase(self, node: Node) -> None:
-        """Remove a node nobody reads."""
+        """Remove an unused node."""
         for value in node.results:
             if self.use_count(value):
-                raise GraphError(f"cannot erase '{node.op.name}': %{value.name} is still read")
+                raise GraphError(f"cannot erase '{node.op.name}': %{value.name} is still used")
         slot = self._slot(node)
         self._forget(slot)
         slot.before.after, slot.after.before = slot.after, slot.before
@@ -108,7 +108,7 @@ class Editor:
         self.changed = True
 
     def erase_dead(self, node: Node) -> None:
-        """Remove a node and whatever only it read, as far as nobody else reads it."""
+        """Remove a node if it is unused, and transitively its operands that become unused."""
         stack = [node]
         while stack:
             dead = stack.pop()
@@ -120,7 +120,7 @@ class Editor:
 
     @contextmanager
     def before(self, node: Node | None) -> Iterator[Builder]:
-        """A current builder whose nodes go right before ``node`` (None: at the end)."""
+        """Enter a builder whose nodes are inserted right before ``node``, or at the end if it is None."""
         anchor = self._ends if node is None else self._slot(node)
         builder = Builder(self.graph.name)
         builder._used = self._names
@@ -132,13 +132,13 @@ class Editor:
             self.inputs.append(i)
             if i.data is not None:
                 self._constants[i.value] = i.data
-        for made in builder.nodes:
-            self._link(Slot(made), anchor)
+        for new_node in builder.nodes:
+            self._link(Slot(new_node), anchor)
         self.guards.update(builder.guards)
         self.changed = self.changed or bool(builder.nodes or builder.inputs)
 
     def freeze(self) -> Graph:
-        """The new graph; the old one itself where nothing changed."""
+        """Return the new graph, or the original object if nothing changed."""
         if not self.changed:
             return self.graph
         return Graph(
@@ -149,7 +149,7 @@ class Editor:
             tuple(self.guards),
         )
 
-    # -- the ring ----------------------------------------------------------------------------------------------------
+    # -- the linked list ---------------------------------------------------------------------------------------------
     def _slot(self, node: Node) -> Slot:
         slot = self._slots.get(node.result)
         if slot is None or slot.node is not node:

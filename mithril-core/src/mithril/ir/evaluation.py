@@ -1,4 +1,4 @@
-"""Running a graph by the references: what it means, on NumPy arrays, one node after the other."""
+"""Reference interpreter: run a graph node by node on NumPy arrays, by the reference implementations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def evaluate(graph: Graph, arguments: Mapping[str, Any], rounding: Callable[[Any], Any] | None = None) -> Arrays:
-    """The outputs by name for arrays by input name. Intermediate results are freed after their last use.
+    """Return the outputs by name for arrays by input name. Intermediate results are freed after their last use.
 
     ``rounding`` is applied to the results of every node.
     """
@@ -24,63 +24,63 @@ def evaluate(graph: Graph, arguments: Mapping[str, Any], rounding: Callable[[Any
         if i.data is not None:
             values[i.value] = i.data
         elif i.name not in arguments:
-            raise InputError(f"input '{i.name}' of the graph is missing", facts=[f"given: {', '.join(arguments)}"])
+            raise InputError(f"input '{i.name}' of the graph is missing", facts=[f"passed: {', '.join(arguments)}"])
         else:
             values[i.value] = np.asarray(arguments[i.name], dtype=i.type.dtype.numpy)
     sizes = bind({i.name: i.type.shape for i in graph.inputs}, {i.name: values[i.value].shape for i in graph.inputs})
     last = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
-    kept = set(graph.outputs)
+    live = set(graph.outputs)
     for k, node in enumerate(graph.nodes):
-        made = node.op.evaluate(
+        returned = node.op.evaluate(
             [None if v is None else values[v] for v in node.operands],
             _concrete(node, sizes),
             tuple(at_sizes(r, sizes) for r in node.regions),
         )
-        results = made if isinstance(made, tuple) else (made,)
+        results = returned if isinstance(returned, tuple) else (returned,)
         if rounding is not None:
             results = tuple(rounding(x) for x in results)
         values.update(zip(node.results, results, strict=True))
         for v in node.operands:
-            if v is not None and last[v] == k and v not in kept:
+            if v is not None and last[v] == k and v not in live:
                 values.pop(v, None)
     return {name: values[v] for name, v in zip(graph.output_names, graph.outputs, strict=True)}
 
 
 def rounding_spread(graph: Graph, arguments: Mapping[str, Any], size: float) -> dict[str, float]:
-    """Return how far results move where arguments and all operations are off by up to ``size`` (relative).
+    """Return the maximal change of each result when arguments and all operations have a relative error up to ``size``.
 
     It is large where terms cancel, as in gradients of norms, and of biases before a softmax, which are zero.
     """
     rng = np.random.default_rng(1)
 
-    def off(x: Any) -> Any:
+    def perturb(x: Any) -> Any:
         x = np.asarray(x)
         return (
             (x * (1 + size * rng.uniform(-1, 1, x.shape))).astype(x.dtype) if np.issubdtype(x.dtype, np.floating) else x
         )
 
-    moved = evaluate(graph, {name: off(x) for name, x in arguments.items()}, off)
+    perturbed = evaluate(graph, {name: perturb(x) for name, x in arguments.items()}, perturb)
     exact = evaluate(graph, arguments)
-    apart = {name: np.abs(moved[name].astype(np.float64) - x.astype(np.float64)) for name, x in exact.items()}
-    return {name: float(np.max(x[np.isfinite(x)], initial=0.0)) for name, x in apart.items()}
+    differences = {name: np.abs(perturbed[name].astype(np.float64) - x.astype(np.float64)) for name, x in exact.items()}
+    return {name: float(np.max(x[np.isfinite(x)], initial=0.0)) for name, x in differences.items()}
 
 
 def at_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph:
-    """The graph with symbolic sizes replaced, in types and attributes, regions included; itself without sizes."""
+    """Substitute symbolic sizes in types, attributes and regions; return the graph itself if ``sizes`` is empty."""
     if not sizes:
         return graph
-    known: dict[Value, Value] = {}
+    new_values: dict[Value, Value] = {}
 
     def made(value: Value) -> Value:
         shape = tuple(substitute(d, sizes) for d in value.shape)
-        known[value] = Value(value.name, TensorType(value.dtype, shape))
-        return known[value]
+        new_values[value] = Value(value.name, TensorType(value.dtype, shape))
+        return new_values[value]
 
     inputs = tuple(replace(i, value=made(i.value)) for i in graph.inputs)
     nodes = tuple(
         Node(
             node.op,
-            tuple(None if v is None else known[v] for v in node.operands),
+            tuple(None if v is None else new_values[v] for v in node.operands),
             _concrete(node, sizes),
             tuple(made(v) for v in node.results),
             tuple(at_sizes(r, sizes) for r in node.regions),
@@ -89,11 +89,11 @@ def at_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph:
         )
         for node in graph.nodes
     )
-    return Graph(inputs, nodes, graph.carrying(known[v] for v in graph.outputs), graph.name)
+    return Graph(inputs, nodes, graph.carrying(new_values[v] for v in graph.outputs), graph.name)
 
 
 def _concrete(node: Node, sizes: Mapping[str, Size]) -> Mapping[str, Any]:
-    """Attributes with the symbolic sizes replaced by those of this call."""
+    """Return the attributes with symbolic sizes replaced by the sizes of this call."""
     if not sizes:
         return node.attributes
     return {name: _fixed(value, sizes) for name, value in node.attributes.items()}

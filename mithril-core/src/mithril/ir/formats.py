@@ -1,4 +1,4 @@
-"""Graphs as JSON and as DOT, for other programs to read."""
+"""Export of graphs to JSON and DOT."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LABEL = 60  # characters of attributes on a node
 
 
 def to_json(graph: Graph) -> str:
-    """Inputs, nodes and outputs with names, types, attributes, layer paths and source lines."""
+    """Return a graph as JSON: inputs, nodes and outputs with types, attributes, layer paths and source lines."""
     return json.dumps(graph_data(graph), indent=1)
 
 
 def graph_data(graph: Graph) -> dict[str, Any]:
-    """What ``to_json`` writes, as plain data."""
+    """Return the data of ``to_json`` as dicts and lists."""
     names = _names(graph)
     return {
         "name": graph.name,
@@ -35,12 +35,12 @@ def graph_data(graph: Graph) -> dict[str, Any]:
 
 
 def _names(graph: Graph) -> dict[Value, str]:
-    """Every value's name, made distinct where two share one."""
-    taken: dict[str, int] = {}
+    """Return a distinct name for every value."""
+    counts: dict[str, int] = {}
     out: dict[Value, str] = {}
     for value in [*(i.value for i in graph.inputs), *(v for n in graph.nodes for v in n.results)]:
-        taken[value.name] = taken.get(value.name, 0) + 1
-        out[value] = value.name if taken[value.name] == 1 else f"{value.name}#{taken[value.name]}"
+        counts[value.name] = counts.get(value.name, 0) + 1
+        out[value] = value.name if counts[value.name] == 1 else f"{value.name}#{counts[value.name]}"
     return out
 
 
@@ -49,42 +49,42 @@ def _shape(value: Value) -> list[int | str]:
 
 
 def _node(node: Node, names: Mapping[Value, str]) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "op": node.op.name,
         "operands": [None if v is None else names[v] for v in node.operands],
         "results": [{"name": names[v], "dtype": v.dtype.name, "shape": _shape(v)} for v in node.results],
         "attributes": {name: attribute_text(value) for name, value in node.attributes.items()},
     }
     if node.origin.path or node.origin.file:
-        made["origin"] = {"layer": node.origin.path, "file": node.origin.file, "line": node.origin.line}
+        entry["origin"] = {"layer": node.origin.path, "file": node.origin.file, "line": node.origin.line}
     if node.regions:
-        made["regions"] = [graph_data(r) for r in node.regions]
-    return made
+        entry["regions"] = [graph_data(r) for r in node.regions]
+    return entry
 
 
 def to_dot(graph: Graph) -> str:
-    """For Graphviz: a box per operation, an ellipse per input and output, types on the edges."""
+    """Return a graph in DOT for Graphviz: boxes for operations, ellipses for inputs and outputs, types on edges."""
     lines = [f"digraph {label(graph.name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="Helvetica"];']
-    at: dict[Value, str] = {}
+    sources: dict[Value, str] = {}
     for k, i in enumerate(graph.inputs):
-        at[i.value] = f"i{k}"
+        sources[i.value] = f"i{k}"
         style = ', style=filled, fillcolor="#eeeeee"' if i.role == "param" else ""
         lines.append(f"  i{k} [shape=ellipse, label={label(i.name, i.role)}{style}];")
     for k, node in enumerate(graph.nodes):
-        at.update((v, f"n{k}") for v in node.results)
+        sources.update((v, f"n{k}") for v in node.results)
         extra = ", ".join(f"{name}={attribute_text(value)}" for name, value in node.attributes.items())
         text = label(*(part for part in (node.op.name, extra[:LABEL], node.origin.path) if part))
         lines.append(f"  n{k} [label={text}];")
         for v in node.operands:
             if v is not None:
-                lines.append(f"  {at[v]} -> n{k} [label={label(str(v.type))}];")
+                lines.append(f"  {sources[v]} -> n{k} [label={label(str(v.type))}];")
     for k, (name, v) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
         lines.append(f"  o{k} [shape=ellipse, label={label(name)}];")
-        lines.append(f"  {at[v]} -> o{k} [label={label(str(v.type))}];")
+        lines.append(f"  {sources[v]} -> o{k} [label={label(str(v.type))}];")
     return "\n".join([*lines, "}"])
 
 
 def label(*lines: str) -> str:
-    """A string of DOT, whose escapes are Graphviz's own: a backslash would ask for the name of the node, say."""
+    """Return a DOT string literal; unescaped backslashes would be Graphviz's own escapes, such as the node name."""
     shown = (visible(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(shown) + '"'

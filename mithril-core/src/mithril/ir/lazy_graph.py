@@ -1,4 +1,4 @@
-"""A graph that is read from a text, or compiled again, once it is asked for."""
+"""A graph that is parsed from text, or rebuilt, at its first use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from mithril.ir.core import Graph
 
 
-class Deferred:
-    """``get`` reads the text, or calls the function, at its first call; attributes are the graph's own."""
+class LazyGraph:
+    """A graph whose first ``get()`` parses the text or calls the function; attributes are forwarded to the graph."""
 
     __slots__ = ("_graph", "_make")
 

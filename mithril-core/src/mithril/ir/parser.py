@@ -1,4 +1,4 @@
-"""Reading graph text back."""
+"""Parser of graph text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_DEPTH = 64
 
 
 def parse(text: str) -> Graph:
-    """The graph that a text shows; anything malformed is a ``ParseError`` with the line."""
+    """Parse and verify the text of a graph; raise ``ParseError`` with the line if it is malformed."""
     if not isinstance(text, str):
         raise ParseError(f"graph text is a str, not {type(text).__name__}")
     lines = text.splitlines()
@@ -66,10 +66,10 @@ class _Reader:
     def rest(self) -> bool:
         return any(line.strip() for line in self.lines[self.at :])
 
-    def error(self, what: str, line: str = "") -> ParseError:
-        return ParseError(what, facts=[f"line {self.at}: {line or self.lines[self.at - 1].strip()}"])
+    def error(self, message: str, line: str = "") -> ParseError:
+        return ParseError(message, facts=[f"line {self.at}: {line or self.lines[self.at - 1].strip()}"])
 
-    def graph(self, depth: int, known: Mapping[str, tuple[int, int | None]] | None = None) -> Graph:
+    def graph(self, depth: int, outer_limits: Mapping[str, tuple[int, int | None]] | None = None) -> Graph:
         if depth > MAX_DEPTH:
             raise self.error("regions nested too deeply")
         head = self.next()
@@ -78,7 +78,7 @@ class _Reader:
             raise self.error("expected 'graph NAME {'", head)
         name = _unquoted(match[1])
         self_values: dict[str, Value] = {}
-        limits = dict(known or {})  # a region may speak of sizes that only the graph around it takes in
+        limits = dict(outer_limits or {})  # a region may use symbols that only the enclosing graph declares
         inputs: list[Input] = []
         guards: list[Guard] = []
         nodes: list[Node] = []
@@ -120,12 +120,12 @@ class _Reader:
         match = _INPUT.match(line)
         if not match:
             raise self.error("cannot read this input", line)
-        role, of, name, dtype, shape, data, tags = match.groups()
+        role, owner, name, dtype, shape, data, tags = match.groups()
         value = self._define(name, TensorType(as_dtype(dtype), self._shape(shape, limits)), values)
         array = None if data is None else self._data(data, value.type)
         if (array is None) == (role == "constant"):
             raise self.error("constants, and only they, have data", line)
-        return Input(value, role, array, parse_attributes(tags or "", limits), _unquoted(of or ""))
+        return Input(value, role, array, parse_attributes(tags or "", limits), _unquoted(owner or ""))
 
     def _shape(self, text: str, limits: dict[str, tuple[int, int | None]]) -> Shape:
         return tuple(parse_dim(part, limits) for part in _split(text)) if text.strip() else ()
@@ -144,7 +144,7 @@ class _Reader:
             try:
                 raw = base64.b64decode(text[7:], validate=True)
             except binascii.Error:
-                raise self.error("damaged base64") from None
+                raise self.error("corrupt base64") from None
             array = np.frombuffer(raw, dtype=type.dtype.numpy)
         else:
             numbers = parse_attributes(f"data={text}", {})["data"]
@@ -154,17 +154,17 @@ class _Reader:
         return array
 
     def _results(self, line: str, values: dict[str, Value], states: set[str]) -> tuple[Output, ...]:
-        made = []
+        outputs = []
         for part in _split(line[len("return") :]):
             if match := _RESULT_OF.match(part.strip()):
-                role, of = match[1], _unquoted(match[2])
-                name = result_name(role, of) if match[3] is None else _unquoted(match[3])
-                made.append(Output(values[_unquoted(match[4])], name, role, of))
+                role, owner = match[1], _unquoted(match[2])
+                name = result_name(role, owner) if match[3] is None else _unquoted(match[3])
+                outputs.append(Output(values[_unquoted(match[4])], name, role, owner))
             elif match := _OUTPUT.match(part.strip()):
-                made.append(named_before_roles(_unquoted(match[1]), values[_unquoted(match[2])], states))
+                outputs.append(named_before_roles(_unquoted(match[1]), values[_unquoted(match[2])], states))
             else:
                 raise self.error("expected 'return NAME=%VALUE, gradient(INPUT)=%VALUE, ...'", line)
-        return tuple(made)
+        return tuple(outputs)
 
     def _node(self, line: str, limits: Any, values: dict[str, Value], depth: int) -> Node:
         text, origin = _origin(line)
@@ -184,7 +184,7 @@ class _Reader:
         )
         operands = tuple(None if p.strip() == "none" else values[_unquoted(p.strip()[1:])] for p in parts[:count])
         op = operation(match[1])
-        if not op.variadic:  # a text may be older than the last optional operands of its operation
+        if not op.variadic:  # an old text may lack optional operands that were added to the operation later
             operands += tuple(None for name in op.operands[len(operands) :] if name in op.optional)
         attributes = op.complete(parse_attributes(",".join(parts[count:]), limits))
         regions: list[Graph] = []
@@ -203,22 +203,22 @@ class _Reader:
 
 
 def _origin(line: str) -> tuple[str, Origin]:
-    """The line without its trailing comment, and what the comment says."""
-    at = _outside(line, "  # ")
-    if at < 0:
+    """Return the line without its trailing comment, and the origin in the comment."""
+    start = _outside(line, "  # ")
+    if start < 0:
         return line, NOWHERE
-    match = _ORIGIN.match(line[at + 4 :])
+    match = _ORIGIN.match(line[start + 4 :])
     if match is None:
-        return line[:at], NOWHERE
-    return line[:at], Origin(_unquoted(match["path"]), match["file"] or "", int(match["line"] or 0))
+        return line[:start], NOWHERE
+    return line[:start], Origin(_unquoted(match["path"]), match["file"] or "", int(match["line"] or 0))
 
 
 def _unquoted(name: str) -> str:
     return str(ast.literal_eval(name)) if name.startswith('"') else name
 
 
-def _outside(text: str, wanted: str) -> int:
-    """Where ``wanted`` stands outside of string quotes."""
+def _outside(text: str, pattern: str) -> int:
+    """Return the position of ``pattern`` outside of string literals, or -1."""
     quoted, k = False, 0
     while k < len(text):
         c = text[k]
@@ -227,14 +227,14 @@ def _outside(text: str, wanted: str) -> int:
             continue
         if c == '"':
             quoted = not quoted
-        elif not quoted and text.startswith(wanted, k):
+        elif not quoted and text.startswith(pattern, k):
             return k
         k += 1
     return -1
 
 
 def _closing(text: str, start: int) -> int:
-    """The bracket that closes the one at ``start``."""
+    """Return the position of the bracket that closes the one at ``start``."""
     depth, quoted, k = 0, False, start
     while k < len(text):
         c = text[k]
@@ -253,7 +253,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between top-level commas."""
+    """Split at top-level commas."""
     parts, depth, quoted, start, k = [], 0, False, 0, 0
     while k < len(text):
         c = text[k]

@@ -1,4 +1,4 @@
-"""Tracing the bodies of control flow: closed graphs, whose outer values come in as further operands."""
+"""Tracing of control-flow regions: closed graphs, whose captures are passed as additional operands."""
 
 from __future__ import annotations
 
@@ -13,43 +13,42 @@ from mithril.ir.core import Attributes, Graph, Input, Op, Value, as_results
 
 
 class Region(Builder):
-    """The builder of a region. A value of another builder becomes an input here, once, and is remembered as captured.
+    """The builder of a region. A value of another builder is captured: it becomes one input of the region.
 
-    Parameters and constants that the body makes belong to the graph around it and are captured likewise, through
-    as many levels as there are.
+    Parameters and constants that the body creates belong to the outermost graph and are captured at every level.
     """
 
     def __init__(self, outer: Builder, name: str) -> None:
         super().__init__(name)
         self.outer = outer
         self.origin, self.tags = outer.origin, outer.tags
-        self.captured: dict[Value, Value] = {}  # value outside -> input here
+        self.captured: dict[Value, Value] = {}  # outer value -> input of the region
         self._own: set[Value] = set()
 
     def bind(self, name: str, type: TensorType) -> Value:
-        """An input that the operation itself feeds: a state, an element of a sequence."""
+        """Add an input that the operation itself provides: a state, an element of a sequence."""
         value = Value(self.unique(name), type)
         self.inputs.append(Input(value))
         self._own.add(value)
         return value
 
     def local(self, value: Value) -> Value:
-        """The value as it is known in here."""
+        """Return the region's value for ``value``, captured if it is an outer one."""
         if value in self._own:
             return value
-        known = self.captured.get(value)
-        if known is None:
-            known = self.captured[value] = Value(self.unique(value.name), value.type)
-            self._own.add(known)
-        return known
+        local = self.captured.get(value)
+        if local is None:
+            local = self.captured[value] = Value(self.unique(value.name), value.type)
+            self._own.add(local)
+        return local
 
     def close(self, captured: Iterable[Value], outputs: Mapping[str, Value]) -> Graph:
-        """The region as a graph that takes what was bound, then these captured values."""
+        """Return the region as a graph whose inputs are the bound ones, then the captured values."""
         inputs = (*self.inputs, *(Input(self.local(v)) for v in captured))
-        self.outer.guards.update(self.guards)  # the symbols are those of the whole graph, where guards are checked
+        self.outer.guards.update(self.guards)  # guards are checked on the outermost graph, which has the same symbols
         return Graph(inputs, tuple(self.nodes), as_results(outputs), self.name)
 
-    # -- what a builder does, with values from outside ---------------------------------------------------------------
+    # -- overrides that capture outer values -------------------------------------------------------------------------
     def input(
         self,
         name: str,
@@ -70,20 +69,20 @@ class Region(Builder):
         regions: Sequence[Graph] = (),
         name: str | None = None,
     ) -> tuple[Value, ...]:
-        inside = [None if v is None else self.local(v) for v in operands]
-        made = super().emit(op, inside, attributes, regions, name)
-        self._own.update(made)
-        return made
+        local_operands = [None if v is None else self.local(v) for v in operands]
+        results = super().emit(op, local_operands, attributes, regions, name)
+        self._own.update(results)
+        return results
 
     def inline(self, graph: Graph, arguments: Sequence[Value | None]) -> tuple[Value, ...]:
         start = len(self.nodes)
-        made = super().inline(graph, [None if v is None else self.local(v) for v in arguments])
+        outputs = super().inline(graph, [None if v is None else self.local(v) for v in arguments])
         self._own.update(v for node in self.nodes[start:] for v in node.results)
-        return made
+        return outputs
 
 
 class Body:
-    """A Python function traced in a region: its results as it gave them, to be closed once the dtypes are settled."""
+    """A Python function traced in a region: its raw return values, converted once their dtypes are known."""
 
     def __init__(
         self,
@@ -94,38 +93,38 @@ class Body:
     ) -> None:
         self.region = Region(Builder.current(), name)
         with self.region:
-            self.made = call(function, *[self.region.bind(n, t) for n, t in inputs])
+            self.returned = call(function, *[self.region.bind(n, t) for n, t in inputs])
 
-    def results(self, made: Sequence[Any], dtypes: Sequence[DType | None]) -> list[Value]:
-        """Values of the region; a Python number takes the dtype expected of it."""
+    def results(self, returned: Sequence[Any], dtypes: Sequence[DType | None]) -> list[Value]:
+        """Convert returned values to values of the region; Python numbers take the expected dtype."""
         out: list[Value] = []
         with self.region:
-            for given, wanted in zip(made, dtypes, strict=True):
-                if isinstance(given, Value):
-                    out.append(self.region.local(given))
-                elif isinstance(given, (bool, int, float)):
-                    out.append(self.region.constant(given, wanted))
-                elif isinstance(given, (np.ndarray, np.generic)):
-                    out.append(self.region.constant(given))
+            for item, dtype in zip(returned, dtypes, strict=True):
+                if isinstance(item, Value):
+                    out.append(self.region.local(item))
+                elif isinstance(item, (bool, int, float)):
+                    out.append(self.region.constant(item, dtype))
+                elif isinstance(item, (np.ndarray, np.generic)):
+                    out.append(self.region.constant(item))
                 else:
                     raise OperationError(
-                        f"the {self.region.name} of a control flow operation returned a {type(given).__name__}",
-                        facts=[f"got {given!r}", "accepted: values, NumPy arrays, Python numbers, tuples of those"],
+                        f"the {self.region.name} of a control flow operation returned a {type(item).__name__}",
+                        facts=[f"got {item!r}", "expected: values, NumPy arrays, Python numbers, tuples of those"],
                     )
         return out
 
 
-def many(made: Any) -> tuple[Any, ...]:
-    """One result or several, as a tuple."""
-    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return one result or several as a tuple."""
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
-def named(stem: str, values: Sequence[Value]) -> dict[str, Value]:
-    """Names for the outputs of a region, for people to read."""
+def name_outputs(stem: str, values: Sequence[Value]) -> dict[str, Value]:
+    """Return names for the outputs of a region."""
     return {f"{stem}{k}" if len(values) > 1 else stem: v for k, v in enumerate(values)}
 
 
 def close(bodies: Sequence[tuple[Body, Mapping[str, Value]]]) -> tuple[tuple[Graph, ...], list[Value]]:
-    """The regions of one operation, which all take the same captured values; and those values."""
+    """Return the regions of one operation, which share their captured inputs, and the captured values."""
     captured = list(dict.fromkeys(v for body, _ in bodies for v in body.region.captured))
     return tuple(body.region.close(captured, outputs) for body, outputs in bodies), captured

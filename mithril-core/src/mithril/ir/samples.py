@@ -1,4 +1,4 @@
-"""Sample operands of an operation: what the conformance kit runs it on."""
+"""Sample calls of an operation, run by the conformance kit."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class Arr:
 
 @dataclass(frozen=True)
 class Sample:
-    """Operands and attributes of one call. ``label`` tells samples of one operation apart."""
+    """Operands and attributes of one call. ``label`` distinguishes the samples of an operation."""
 
     operands: tuple[Arr | None, ...]
     attributes: dict[str, Any]
     label: str = ""
-    gradient: bool = True  # whether the gradient is checked here (it may be undefined at ties)
+    gradient: bool = True  # whether to check the gradient (it may be undefined at ties)
     dtypes: bool = True  # whether the kit may also run it with other dtypes of the same kind
 
 
 def sample(
     *operands: Arr | Shape | None, label: str = "", gradient: bool = True, dtypes: bool = True, **attributes: Any
 ) -> Sample:
-    """``sample((2, 3), axis=1)``: plain shapes are float32 arrays in [-2, 2]."""
-    made = tuple(o if o is None or isinstance(o, Arr) else Arr(tuple(o)) for o in operands)
-    return Sample(made, attributes, label, gradient, dtypes)
+    """Return a sample, as in ``sample((2, 3), axis=1)``; plain shapes are float32 arrays in [-2, 2]."""
+    arrays = tuple(o if o is None or isinstance(o, Arr) else Arr(tuple(o)) for o in operands)
+    return Sample(arrays, attributes, label, gradient, dtypes)
 
 
 def ints(shape: Shape, low: int = 0, high: int = 4, dtype: str = "int32") -> Arr:
-    """Random integers from low to high inclusive."""
+    """Return random integers from low to high inclusive."""
     return Arr(shape, dtype, low, high)
 
 
@@ -52,5 +52,5 @@ def positive(shape: Shape, low: float = 0.1, high: float = 4.0) -> Arr:
 
 
 def exactly(*values: Any, dtype: str = "float32", shape: Shape | None = None) -> Arr:
-    """These elements."""
+    """Return an array of exactly these elements."""
     return Arr(shape if shape is not None else (len(values),), dtype, values=tuple(values))

@@ -1,4 +1,4 @@
-"""Graphs as text that a person can read and ``parse`` reads back."""
+"""Printer of graphs as readable text, the inverse of ``parse``."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from mithril.ir.attribute_texts import attribute_text, attributes_text
 from mithril.ir.core import Graph, Input, Node, Output, Value
 from mithril.ir.result_names import result_name
 
-PLAIN = re.compile(r"[\w./'-]+")  # names that stand without quotes
-SMALL = 16  # constants of at most so many elements are written as numbers
+PLAIN = re.compile(r"[\w./'-]+")  # names printed without quotes
+SMALL = 16  # maximal number of elements of a constant printed as numbers
 
 
 def to_text(graph: Graph, *, origins: bool = True) -> str:
-    """The whole graph."""
+    """Return the text of a graph."""
     return "\n".join(_Printer(origins).graph(graph, ""))
 
 
 def structural_hash(graph: Graph) -> str:
-    """Equal for graphs that say the same: inner names and origins do not count, everything else does."""
+    """Return a hash that ignores names of inner values and origins only."""
     canonical = _Printer(origins=False, canonical=True)
     return hashlib.sha256("\n".join(canonical.graph(graph, "")).encode()).hexdigest()
 
 
 def same(a: Graph, b: Graph) -> bool:
-    """Whether two graphs say the same."""
+    """Whether two graphs are structurally equal."""
     return a is b or structural_hash(a) == structural_hash(b)
 
 
 def window(graph: Graph, node: Node, around: int = 2) -> list[str]:
-    """The lines of graph text around a node, the node's own marked."""
-    at = next((k for k, n in enumerate(graph.nodes) if n is node), None)
-    if at is None:
+    """Return the lines of graph text around a node, with the node's line marked."""
+    position = next((k for k, n in enumerate(graph.nodes) if n is node), None)
+    if position is None:
         return [repr(node)]
-    low, high = max(0, at - around), min(len(graph.nodes), at + around + 1)
+    low, high = max(0, position - around), min(len(graph.nodes), position + around + 1)
     printer = _Printer(origins=True)
     printer.name_inputs(graph)
     lines = []
     for k in range(low, high):
         text = printer.node(graph.nodes[k], "")[0]
-        lines.append(("> " if k == at else "  ") + text)
+        lines.append(("> " if k == position else "  ") + text)
     return lines
 
 
@@ -61,15 +61,15 @@ class _Printer:
     def name(self, value: Value | None) -> str:
         if value is None:
             return "none"
-        known = self.names.get(value)
-        if known is None:
-            known = self.names[value] = self._fresh(str(len(self.names)) if self.canonical else value.name)
-        return "%" + name_text(known)
+        name = self.names.get(value)
+        if name is None:
+            name = self.names[value] = self._fresh(str(len(self.names)) if self.canonical else value.name)
+        return "%" + name_text(name)
 
-    def _fresh(self, wanted: str) -> str:
-        name, n = wanted, 1
+    def _fresh(self, stem: str) -> str:
+        name, n = stem, 1
         while name in self.taken:
-            name, n = f"{wanted}'{n}", n + 1
+            name, n = f"{stem}'{n}", n + 1
         self.taken.add(name)
         return name
 
@@ -101,8 +101,8 @@ class _Printer:
         return lines
 
     def _input(self, i: Input) -> str:
-        of = f"({name_text(i.of)})" if i.of else ""
-        text = f"{i.role}{of} {self.name(i.value)}: {i.type}"
+        owner = f"({name_text(i.of)})" if i.of else ""
+        text = f"{i.role}{owner} {self.name(i.value)}: {i.type}"
         if i.data is not None:
             text += " = " + array_text(i.data)
         return text + tags_text(i.tags)
@@ -110,9 +110,9 @@ class _Printer:
     def node(self, node: Node, indent: str) -> list[str]:
         operands = [self.name(v) for v in node.operands]
         attributes = attributes_text(node.attributes, node.op.defaults)
-        inside = ", ".join([*operands, attributes] if attributes else operands)
+        arguments = ", ".join([*operands, attributes] if attributes else operands)
         results = ", ".join(f"{self.name(v)}: {v.type}" for v in node.results)
-        text = f"{indent}{results} = {node.op.name}({inside}){tags_text(node.tags)}"
+        text = f"{indent}{results} = {node.op.name}({arguments}){tags_text(node.tags)}"
         origin = ""
         o = node.origin
         if self.origins and (o.path or o.file):
@@ -129,12 +129,12 @@ class _Printer:
 
 
 def name_text(name: str) -> str:
-    """A name as it stands, in quotes where it has other characters than names usually have."""
+    """Return the name, in quotes if it contains unusual characters."""
     return name if PLAIN.fullmatch(name) else quoted(name)
 
 
 def result_text(r: Output) -> str:
-    """``y``, ``gradient(w)``; with the name behind it where that is not the usual one."""
+    """Return the text of a result, such as ``y`` or ``gradient(w)``, and its name if that is not the default."""
     if r.role == "output" and not r.of:
         return name_text(r.name)
     name = "" if r.name == result_name(r.role, r.of) else " " + name_text(r.name)
@@ -146,7 +146,7 @@ def tags_text(tags: Mapping[str, Any]) -> str:
 
 
 def array_text(data: np.ndarray[Any, Any]) -> str:
-    """Small arrays as numbers, others as base64 of their little-endian bytes."""
+    """Return small arrays as numbers, others as base64 of their little-endian bytes."""
     if data.size <= SMALL and data.dtype.kind in "iubf":
         return attribute_text(tuple(data.ravel().tolist()))
     raw = np.asarray(data, order="C")

@@ -1,4 +1,4 @@
-"""Facts about a node that follow from the declaration of its operation: passes ask for these, not for names."""
+"""Traits of nodes, derived from the declaration of their operation; passes query these instead of names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mithril.ir.axes_notation import parse_axes
 from mithril.ir.builder import Builder
 from mithril.ir.core import Graph, Node, Op
 
-EXPENSIVE = 4.0  # operations per element from which computing an element again costs more than reading it
+EXPENSIVE = 4.0  # operations per element above which recomputing an element costs more than reading it
 
 
 def body(node: Node) -> Graph:
-    """Return the body of a composite, for the node's operands."""
+    """Return the body of a composite for the operands of the node."""
     op = node.op
     return op.decompose([None if v is None else v.type for v in node.operands], node.attributes)
 
@@ -34,7 +34,7 @@ def sample_nodes(op: Op) -> list[Node]:
 
 
 def _throughout(node: Node, holds: Callable[[Node], bool]) -> bool:
-    """Whether something holds for a primitive, or for all nodes in the body of a composite."""
+    """Whether a predicate holds for a primitive, or for all nodes in the body of a composite."""
     op = node.op
     if op.composite and op.declared_axes is None:
         graph = body(node)
@@ -44,7 +44,7 @@ def _throughout(node: Node, holds: Callable[[Node], bool]) -> bool:
 
 
 def is_product(node: Node) -> bool:
-    """Whether a factor is summed over two operands, of a composite somewhere in its body."""
+    """Whether the node, or for a composite a node of its body, sums over a factor shared by two operands."""
     op = node.op
     if op.elementwise or node.regions:
         return False
@@ -62,7 +62,7 @@ def is_windowed_product(node: Node) -> bool:
 
 
 def is_layout(node: Node) -> bool:
-    """Whether elements only change places, or are repeated: reshapes, transposes, broadcasts, barriers."""
+    """Whether elements are only moved or repeated: reshapes, transposes, broadcasts, barriers."""
     op = node.op
     if not node.operands or node.regions or op.elementwise or not (op.moves or op.composite):
         return False
@@ -70,7 +70,7 @@ def is_layout(node: Node) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the result has the operand's elements in the same row-major order, so that it can share its memory."""
+    """Whether the result has the operand's elements in the same row-major order, so that both can share a buffer."""
     op = node.op
     if len(node.operands) != 1 or node.regions or op.elementwise or op.opaque or not (op.moves or op.composite):
         return False
@@ -78,7 +78,7 @@ def is_view(node: Node) -> bool:
 
 
 def is_permutation(node: Node) -> bool:
-    """Whether each element of the operand is in the result once: a reshape or a transpose."""
+    """Whether the result contains each element of the operand once: a reshape or a transpose."""
     op = node.op
     if op.opaque or len(node.operands) != 1 or len(node.results) != 1 or not is_layout(node):
         return False
@@ -91,17 +91,17 @@ def is_permutation(node: Node) -> bool:
 
 
 def is_source(node: Node) -> bool:
-    """Whether a node reads nothing: constants, ranges, filled arrays."""
+    """Whether a node has no operands: constants, ranges, filled arrays."""
     return not node.operands
 
 
 def is_cheap(node: Node) -> bool:
-    """Whether a result costs less to compute again than to keep: it reads nothing, or only changes a layout."""
+    """Whether recomputing the result is cheaper than storing it: a source, or a mere change of layout."""
     return is_source(node) or (len(node.operands) == 1 and is_layout(node))
 
 
 def is_fold(node: Node) -> bool:
-    """Whether a node reduces its one operand: sums, means, products, extremes."""
+    """Whether a node reduces its one operand: sum, mean, product, min, max."""
     op = node.op
     if len(node.operands) != 1 or op.elementwise or op.composite or op.declared_axes is None:
         return False
@@ -109,19 +109,19 @@ def is_fold(node: Node) -> bool:
 
 
 def _reduces(op: Op) -> bool:
-    """Whether an operation reduces in general; a call may name no axes."""
+    """Whether the operation is a reduction, even if a call names no axes."""
     text = op.declared_axes
     return isinstance(text, str) and any(c.kind in REDUCING for c in parse_axes(text).clauses)
 
 
 def is_expensive(node: Node, flops: float = EXPENSIVE) -> bool:
-    """Whether an element takes at least this many operations, by the declared cost."""
+    """Whether the declared cost per element is at least ``flops``."""
     cost = node.op.cost
     return not callable(cost) and cost >= flops
 
 
 def reads_rows(node: Node, operand: int) -> str | None:
-    """Return whether a node sums over or looks up a matrix by its "rows" or its "columns", or None if by neither."""
+    """Return "rows" or "columns", whichever of a matrix operand a sum or look-up reads, or None if neither."""
     op = node.op
     if op.elementwise or node.regions or node.operands[operand] is None:
         return None
@@ -144,7 +144,7 @@ def reads_rows(node: Node, operand: int) -> str | None:
 
 
 def is_matrix_transpose(node: Node) -> bool:
-    """Whether a node exchanges the two axes of a matrix."""
+    """Whether a node swaps the two axes of a matrix."""
     if len(node.operands) != 1 or node.result.ndim != 2 or not is_layout(node):
         return False
     (x,), (y,) = node.axes.operands, node.axes.results
@@ -167,7 +167,7 @@ def is_addition(node: Node) -> bool:
 def precision(node: Node) -> str:
     """Return how a node runs under mixed precision: "low", "full", or "follow" for the dtype of its operands.
 
-    Unless the operation declares it: products are low, moved elements and arithmetic of one operation follow.
+    By default products are "low"; moves of elements and arithmetic of one operation per element are "follow".
     """
     op = node.op
     if op.precision is not None:
@@ -183,7 +183,7 @@ def precision(node: Node) -> str:
 
 
 def is_unchanged(node: Node) -> bool:
-    """Whether all elements are passed on unchanged, in another place or dtype."""
+    """Whether the node only moves, repeats or casts elements."""
     return node.op.name == "cast" or is_layout(node)
 
 

@@ -13,13 +13,13 @@ Attrs = Mapping[str, Any]
 
 # -- shapes -------------------------------------------------------------------------------------------------------
 def broadcast(*shapes: Shape | None, **_: Any) -> Shape:
-    """NumPy's broadcasting; sizes that cannot be compared are assumed equal and guarded."""
-    given = [s for s in shapes if s is not None]
-    rank = max(map(len, given), default=0)
+    """Broadcast shapes by NumPy's rules; sizes that cannot be compared are assumed equal by a guard."""
+    present = [s for s in shapes if s is not None]
+    rank = max(map(len, present), default=0)
     out: list[Size] = []
     for axis in range(-rank, 0):
         size: Size = 1
-        for shape in given:
+        for shape in present:
             if len(shape) < -axis:
                 continue
             n = shape[axis]
@@ -30,49 +30,49 @@ def broadcast(*shapes: Shape | None, **_: Any) -> Shape:
             elif assume(size, "==", n, "operands broadcast together"):
                 size = n if type(n) is int else size
             else:
-                texts = " and ".join("[" + ", ".join(map(str, s)) + "]" for s in given)
+                texts = " and ".join("[" + ", ".join(map(str, s)) + "]" for s in present)
                 raise ShapeError(f"shapes {texts} do not broadcast: axis {axis} has {size} and {n}")
         out.append(size)
     return tuple(out)
 
 
 def same_shape(x: Shape, *_: Any, **__: Any) -> Shape:
-    """The first operand's shape."""
+    """Return the shape of the first operand."""
     return x
 
 
 def reduced(x: Shape, *, axis: Any, keepdims: bool = False, **_: Any) -> Shape:
-    """The shape after reducing over axes."""
+    """Return the shape after a reduction over axes."""
     if keepdims:
         return tuple(1 if k in axis else d for k, d in enumerate(x))
     return tuple(d for k, d in enumerate(x) if k not in axis)
 
 
 def attribute_shape(*_: Any, shape: Shape, **__: Any) -> Shape:
-    """The shape that the attribute ``shape`` says."""
+    """Return the attribute ``shape``."""
     return shape
 
 
-def expect_rank(what: str, shape: Shape, *ranks: int) -> None:
-    """Raise unless the shape's rank is among those given."""
+def expect_rank(name: str, shape: Shape, *ranks: int) -> None:
+    """Raise unless the rank of the shape is one of ``ranks``."""
     if len(shape) not in ranks:
         accepted = " or ".join(map(str, ranks))
         raise ShapeError(
-            f"'{what}' has rank {len(shape)}, expected {accepted}", facts=[f"shape [{', '.join(map(str, shape))}]"]
+            f"'{name}' has rank {len(shape)}, expected {accepted}", facts=[f"shape [{', '.join(map(str, shape))}]"]
         )
 
 
-def expect_equal(what: str, a: Size, b: Size) -> Size:
-    """Raise unless the sizes agree; the known one of the two is returned."""
-    if not assume(a, "==", b, what):
-        raise ShapeError(f"{what}: {a} and {b} differ")
+def expect_equal(reason: str, a: Size, b: Size) -> Size:
+    """Return the common size, preferably the static one; raise if the sizes differ."""
+    if not assume(a, "==", b, reason):
+        raise ShapeError(f"{reason}: {a} and {b} differ")
     return b if type(b) is int else a
 
 
 def expect_paired(op: str, operands: Mapping[str, Shape], *, scalar: bool = True) -> None:
-    """Raise unless all shapes are equal. With ``scalar`` the last operand may also be a single number.
+    """Raise unless all shapes are equal. With ``scalar`` the last operand may also be a scalar.
 
-    Losses and metrics compare element by element: [N, 1] against [N] would broadcast to [N, N] and train on nonsense.
+    Losses and metrics compare element by element: [N, 1] and [N] would silently broadcast to [N, N].
     """
     first, *partners = operands
     shape = operands[first]
@@ -84,7 +84,7 @@ def expect_paired(op: str, operands: Mapping[str, Shape], *, scalar: bool = True
         if len(other) == len(shape) and all(assume(a, "==", b, reason) for a, b in zip(shape, other, strict=True)):
             continue
         raise ShapeError(
-            f"'{op}' expected '{first}' and '{name}' of one shape, got {shape_text(shape)} and {shape_text(other)}",
+            f"'{op}' requires '{first}' and '{name}' of equal shape, got {shape_text(shape)} and {shape_text(other)}",
             facts=["losses and metrics do not broadcast"],
             hint=_pairing(first, shape, name, other),
         )
@@ -95,7 +95,7 @@ def _pairing(first: str, shape: Shape, name: str, other: Shape) -> str:
         return f"drop the last axis of '{name}': ops.squeeze({name}, axis=(-1,)), or {name}[:, 0] in the data"
     if len(shape) == len(other) + 1 and shape[-1] == 1:
         return f"drop the last axis of '{first}': ops.squeeze({first}, axis=(-1,)), or use {name}[:, None] in the data"
-    return f"bring both to one shape, for example with ops.broadcast_to({name}, shape=...)"
+    return f"pass operands of equal shape, for example ops.broadcast_to({name}, shape=...)"
 
 
 def shape_text(shape: Shape) -> str:
@@ -105,59 +105,59 @@ def shape_text(shape: Shape) -> str:
 
 # -- dtypes -------------------------------------------------------------------------------------------------------
 def like(dtypes: Dtypes, _: Attrs) -> DType:
-    """The first operand's."""
+    """Return the dtype of the first operand."""
     assert dtypes[0] is not None
     return dtypes[0]
 
 
 def floating(dtypes: Dtypes, _: Attrs) -> DType:
-    """The first operand's, which must be a float."""
+    """Return the dtype of the first operand, which must be a float."""
     return _require(dtypes[0], lambda d: d.is_float, "a floating point dtype")
 
 
 def numeric(dtypes: Dtypes, _: Attrs) -> DType:
-    """The first operand's, which must not be bool."""
+    """Return the dtype of the first operand, which must not be bool."""
     return _require(dtypes[0], lambda d: not d.is_bool, "a number, not bool")
 
 
 def integral(dtypes: Dtypes, _: Attrs) -> DType:
-    """The first operand's, which must be an integer or bool."""
+    """Return the dtype of the first operand, which must be an integer or bool."""
     return _require(dtypes[0], lambda d: not d.is_float, "an integer or bool")
 
 
 def integer(dtypes: Dtypes, _: Attrs) -> DType:
-    """The first operand's, which must be an integer."""
+    """Return the dtype of the first operand, which must be an integer."""
     return _require(dtypes[0], lambda d: d.is_integer, "an integer")
 
 
 def boolean(dtypes: Dtypes, _: Attrs) -> DType:
-    """bool."""
+    """Return bool."""
     return bool_
 
 
 def logical(dtypes: Dtypes, _: Attrs) -> DType:
-    """bool, from bool operands."""
+    """Return bool; the first operand must be bool."""
     return _require(dtypes[0], lambda d: d.is_bool, "bool")
 
 
 def attribute_dtype(_: Dtypes, attributes: Attrs) -> DType:
-    """What the attribute ``dtype`` says."""
+    """Return the attribute ``dtype``."""
     dtype: DType = attributes["dtype"]
     return dtype
 
 
 def always(dtype: DType) -> Callable[[Dtypes, Attrs], DType]:
-    """One dtype whatever the operands."""
+    """Return a rule with a constant dtype."""
     return lambda _, __: dtype
 
 
 def operand(k: int) -> Callable[[Dtypes, Attrs], DType]:
-    """The k-th operand's."""
+    """Return a rule that takes the dtype of operand k."""
 
     def rule(dtypes: Dtypes, _: Attrs) -> DType:
-        found = dtypes[k]
-        assert found is not None
-        return found
+        dtype = dtypes[k]
+        assert dtype is not None
+        return dtype
 
     return rule
 
@@ -165,11 +165,11 @@ def operand(k: int) -> Callable[[Dtypes, Attrs], DType]:
 def _require(dtype: DType | None, accepts: Callable[[DType], bool], expected: str) -> DType:
     assert dtype is not None
     if not accepts(dtype):
-        raise DTypeError(f"the dtype {dtype} does not fit here", facts=[f"expected {expected}"], hint="insert a cast")
+        raise DTypeError(f"the dtype {dtype} is not accepted", facts=[f"expected {expected}"], hint="insert a cast")
     return dtype
 
 
 # -- costs --------------------------------------------------------------------------------------------------------
 def per_input(flops: float) -> Callable[..., Size]:
-    """So many operations per element of the first operand."""
+    """Return a cost rule of ``flops`` operations per element of the first operand."""
     return lambda types, results, attributes: product(types[0].shape) * int(flops)

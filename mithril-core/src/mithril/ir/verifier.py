@@ -1,4 +1,4 @@
-"""The verifier: every value defined once before it is used, every type what its operation says."""
+"""Graph verifier: every value is defined once and before its uses, and has the type that its operation infers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mithril.ir.text import window
 
 
 def verify(graph: Graph, *, since: Graph | None = None) -> Graph:
-    """Return the graph, or raise ``VerificationError`` showing the lines around what is wrong.
+    """Return the graph, or raise ``VerificationError`` with the lines of graph text around the invalid node.
 
-    ``since`` is a verified graph this one was made from: nodes shared with it are not type-checked again.
+    ``since`` is a verified graph from which ``graph`` was derived: shared nodes are not type-checked again.
     """
     trusted = set(map(id, since.nodes)) if since is not None else set()
     stack = [graph]
@@ -39,7 +39,7 @@ def _verify_one(graph: Graph, trusted: set[int]) -> None:
             raise VerificationError(f"input '{i.name}': constants, and only they, have data")
         if i.data is not None and (i.data.shape != i.type.shape or i.data.dtype != i.type.dtype.numpy):
             raise VerificationError(
-                f"constant '{i.name}' holds {i.data.dtype}{list(i.data.shape)} but says it is {i.type}",
+                f"constant '{i.name}' holds {i.data.dtype}{list(i.data.shape)}, but its type is {i.type}",
             )
         names.add(i.name)
         defined.add(i.value)
@@ -55,19 +55,17 @@ def _verify_one(graph: Graph, trusted: set[int]) -> None:
             defined.add(result)
     for r in graph.results:
         if r.value not in defined:
-            raise VerificationError(f"output '{r.name}' is %{r.value.name}, which nothing defines")
+            raise VerificationError(f"output '{r.name}' is %{r.value.name}, which is not defined")
         if r.role not in PREFIXES:
             raise VerificationError(
                 f"result '{r.name}' has the unknown role '{r.role}'", facts=[f"known: {', '.join(PREFIXES)}"]
             )
     if len(set(graph.output_names)) != len(graph.results):
-        raise VerificationError(
-            "every output needs a name of its own", facts=[f"names: {', '.join(graph.output_names)}"]
-        )
+        raise VerificationError("output names must be unique", facts=[f"names: {', '.join(graph.output_names)}"])
 
 
 def _check_form(graph: Graph, node: Node) -> None:
-    """Raise where a node is not an application of its operation: by its operands or by its attributes."""
+    """Raise if the operands or attributes of a node do not match the declaration of its operation."""
     op = node.op
     if not isinstance(op, Op):
         raise VerificationError(
@@ -75,12 +73,12 @@ def _check_form(graph: Graph, node: Node) -> None:
             facts=[f"in graph '{graph.name}'", f"results: {', '.join(f'%{v.name}' for v in node.results)}"],
         )
     if not op.variadic and len(node.operands) != len(op.operands):
-        given, expected = len(node.operands), len(op.operands)
-        raise _broken(graph, node, f"'{op.name}' has {given} operands, expected {expected}: {', '.join(op.operands)}")
+        count, expected = len(node.operands), len(op.operands)
+        raise _broken(graph, node, f"'{op.name}' has {count} operands, expected {expected}: {', '.join(op.operands)}")
     for name in node.attributes:
         if name not in op.attributes:
-            what, facts, hint = unknown(f"attribute of '{op.name}'", name, list(op.attributes))
-            raise _broken(graph, node, what, *facts, *([hint] if hint else []))
+            message, facts, hint = unknown(f"attribute of '{op.name}'", name, list(op.attributes))
+            raise _broken(graph, node, message, *facts, *([hint] if hint else []))
     for name, attribute in op.attributes.items():
         if name not in node.attributes:
             raise _broken(graph, node, f"'{op.name}' needs the attribute '{name}' ({attribute.annotation})")
@@ -105,12 +103,12 @@ def _check_types(graph: Graph, node: Node) -> None:
         raise _broken(graph, node, f"'{node.op.name}' has {len(node.results)} results, expected {len(types)}")
     for value, expected in zip(node.results, types, strict=True):
         if value.type != expected:
-            raise _broken(graph, node, f"%{value.name} says {value.type}, but '{node.op.name}' gives {expected}")
+            raise _broken(graph, node, f"%{value.name} has type {value.type}, but '{node.op.name}' returns {expected}")
 
 
-def _broken(graph: Graph, node: Node, what: str, *facts: str) -> VerificationError:
+def _broken(graph: Graph, node: Node, message: str, *facts: str) -> VerificationError:
     origin = f"from {node.origin}" if str(node.origin) else ""
-    return VerificationError(what, facts=[*facts, origin, f"in graph '{graph.name}':", *window(graph, node)])
+    return VerificationError(message, facts=[*facts, origin, f"in graph '{graph.name}':", *window(graph, node)])
 
 
 FIELDS = ("op", "operands", "results", "regions")
@@ -118,7 +116,7 @@ PARTS = ("inputs", "nodes", "results")
 
 
 class Snapshot:
-    """The objects that a graph consists of at one moment, to find passes that change their input in place."""
+    """The objects of a graph at one moment, to detect passes that modify their input in place."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -126,10 +124,10 @@ class Snapshot:
         self._nodes = [_content(node) for node, _ in iterate(graph)]
 
     def difference(self) -> str | None:
-        """Return where the graph differs from this snapshot; None where it does not."""
+        """Return where the graph differs from this snapshot, or None if it does not."""
         for name, part in zip(PARTS, self._parts, strict=True):
             if getattr(self.graph, name) is not part:
-                return f"the graph has other {name.replace('_', ' ')} than before"
+                return f"the {name.replace('_', ' ')} of the graph were replaced"
         for (node, _), (fields, types, attributes) in zip(iterate(self.graph), self._nodes, strict=False):
             for name, value in zip(FIELDS, fields, strict=True):
                 if getattr(node, name) is not value:

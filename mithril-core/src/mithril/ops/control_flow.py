@@ -17,13 +17,13 @@ from mithril.ir import (
     Builder,
     Graph,
     Value,
+    as_tuple,
     close,
     composite,
     evaluate,
     ints,
     is_building,
-    many,
-    named,
+    name_outputs,
     op,
     sample,
 )
@@ -115,7 +115,7 @@ def cond(pred: Any, then: Callable[..., Any], else_: Callable[..., Any], *xs: An
     choice, values = _value(builder, pred), [_value(builder, x) for x in xs]
     inputs = [(_stem(v, "x"), v.type) for v in values]
     bodies = [Body(name, function, inputs) for name, function in (("then", then), ("else", else_))]
-    results = [many(body.made) for body in bodies]
+    results = [as_tuple(body.returned) for body in bodies]
     if len(results[0]) != len(results[1]):
         counts = f"then gives {len(results[0])} results, else {len(results[1])}"
         raise OperationError(
@@ -123,7 +123,7 @@ def cond(pred: Any, then: Callable[..., Any], else_: Callable[..., Any], *xs: An
         )
     dtypes = [_first_dtype(pair) for pair in zip(*results, strict=True)]
     regions, captured = close(
-        [(b, named("result", b.results(r, dtypes))) for b, r in zip(bodies, results, strict=True)]
+        [(b, name_outputs("result", b.results(r, dtypes))) for b, r in zip(bodies, results, strict=True)]
     )
     made = builder.emit(if_op, [choice, *values, *captured], {}, regions, "chosen")
     return made if isinstance(bodies[0].made, (tuple, list)) else made[0]
@@ -187,7 +187,7 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], init: Any, ma
         return _computed(while_loop, cond, body, init, max_trips)
     builder = Builder.current()
     several = isinstance(init, (tuple, list))
-    states = [_value(builder, x) for x in many(init)]
+    states = [_value(builder, x) for x in as_tuple(init)]
     inputs = [(_stem(v, "state"), v.type) for v in states]
     dtypes = [v.dtype for v in states]
 
@@ -195,10 +195,12 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], init: Any, ma
         return function(values if several else values[0])
 
     test, step = Body("condition", cond, inputs, call), Body("body", body, inputs, call)
-    after = many(step.made)
+    after = as_tuple(step.returned)
     _same_count("while", after, states)
-    outcome = test.results(many(test.made), [None] * len(many(test.made)))
-    regions, captured = close([(test, named("holds", outcome)), (step, named("state", step.results(after, dtypes)))])
+    outcome = test.results(as_tuple(test.returned), [None] * len(as_tuple(test.returned)))
+    regions, captured = close(
+        [(test, name_outputs("holds", outcome)), (step, name_outputs("state", step.results(after, dtypes)))]
+    )
     attributes = while_op.complete({"states": len(states), "max_trips": max_trips})
     made = builder.emit(while_op, [*states, *captured], attributes, regions, "loop")
     return made if several else made[0]
@@ -268,8 +270,8 @@ def scan(
         made: tuple[Any, Any] = _computed(scan, body, init, xs, length, reverse)
         return made
     builder = Builder.current()
-    states = [_value(builder, x) for x in many(init)]
-    inputs = [] if xs is None else [_value(builder, x) for x in many(xs)]
+    states = [_value(builder, x) for x in as_tuple(init)]
+    inputs = [] if xs is None else [_value(builder, x) for x in as_tuple(xs)]
     length = _length(inputs, length)
     bound = [(_stem(v, "carry"), v.type) for v in states]
     for k, x in enumerate(inputs):
@@ -285,15 +287,15 @@ def scan(
         )
 
     step = Body("body", body, bound, call)
-    if not isinstance(step.made, (tuple, list)) or len(step.made) != 2:
+    if not isinstance(step.returned, (tuple, list)) or len(step.returned) != 2:
         raise OperationError("the body of 'scan' returns a pair: the carry and what is to be stacked (or None)")
-    after, y = many(step.made[0]), step.made[1]
+    after, y = as_tuple(step.returned[0]), step.returned[1]
     _same_count("scan", after, states)
-    ys = () if y is None else many(y)
+    ys = () if y is None else as_tuple(y)
     dtypes: list[DType | None] = [v.dtype for v in states]
     outputs = step.results([*after, *ys], dtypes + [None] * len(ys))
     split = len(states)
-    regions, captured = close([(step, named("carry", outputs[:split]) | named("y", outputs[split:]))])
+    regions, captured = close([(step, name_outputs("carry", outputs[:split]) | name_outputs("y", outputs[split:]))])
     counts = {"carries": split, "sequences": len(inputs), "length": length, "reverse": reverse}
     results = builder.emit(scan_op, [*states, *inputs, *captured], scan_op.complete(counts), regions, "scan")
     last, stacked = results[:split], results[split:]

@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril.backend import Backend
 from mithril.base import Guard, TensorType
-from mithril.ir import Deferred, Graph, Output
+from mithril.ir import Graph, LazyGraph, Output
 from mithril.runtime.batch_buckets import Bucketed
 from mithril.runtime.index_checks import Checked
 from mithril.runtime.memory_usage import ProgramMemory
@@ -83,8 +83,8 @@ class Program:
     """The answer: the graphs before and after the passes, and what runs."""
 
     request: Request
-    before: Deferred  # the graph as traced
-    after: Deferred  # and after the passes
+    before: LazyGraph  # the graph as traced
+    after: LazyGraph  # and after the passes
     interface: Interface
     executable: Any
     results: Results

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mithril.base import GradientError
-from mithril.ir import Graph, Value, many
+from mithril.ir import Graph, Value, as_tuple
 from mithril.transforms.derivatives import (
     grad_graph,
     hessian_graph,
@@ -108,7 +108,7 @@ def _with_seeds(products: Callable[[Sequence[Value], Sequence[Value]], Any], key
             )
         count = len(arguments)
         run = on_arrays_too(lambda *values: products(values[:count], values[count:]))
-        return run(*arguments, *many(seeds[keyword]))
+        return run(*arguments, *as_tuple(seeds[keyword]))
 
     return called
 

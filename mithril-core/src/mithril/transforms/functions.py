@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base import GraphError, TensorType
-from mithril.ir import Builder, Graph, Region, Value, evaluate, is_building, many
+from mithril.ir import Builder, Graph, Region, Value, as_tuple, evaluate, is_building
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def traced(function: Callable[..., Any], types: Sequence[TensorType]) -> Traced:
         values = [region.bind(name, t) for name, t in zip(_names(function, len(types)), types, strict=True)]
         returned = function(*values)
         results = []
-        for one in many(returned):
+        for one in as_tuple(returned):
             if not isinstance(one, (Value, bool, int, float, np.ndarray, np.generic)):
                 raise GraphError(
                     f"the function '{region.name}' returned a {type(one).__name__}",

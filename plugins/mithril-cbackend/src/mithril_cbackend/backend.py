@@ -12,7 +12,7 @@ import numpy as np
 
 from mithril.backend import Backend, BuildOptions, Capabilities, as_numpy
 from mithril.base import ALL, DType, OptionError, ShapeError, UnsupportedError, dtype as as_dtype, is_static
-from mithril.ir import Deferred, Graph, Node
+from mithril.ir import Graph, LazyGraph, Node
 from mithril.plugins import PluginLowering
 from mithril_cbackend.cpu_info import fingerprint, processors
 from mithril_cbackend.schedule.schedules import Schedules
@@ -94,7 +94,7 @@ class CBackend(Backend):
 
         return program_cache.dump(executable)
 
-    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Any:
+    def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Any:
         from mithril_cbackend.program import program_cache
 
         return program_cache.revive(parts, graph, options)

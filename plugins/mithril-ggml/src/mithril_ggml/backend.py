@@ -10,7 +10,7 @@ import numpy as np
 
 from mithril.backend import Backend, BuildOptions, Capabilities, Form, as_numpy, parse_bytes
 from mithril.base import OptionError, dtype as as_dtype
-from mithril.ir import Deferred, Graph, Node
+from mithril.ir import Graph, LazyGraph, Node
 from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril.plugins import PluginLowering
 from mithril_ggml import lowering
@@ -103,7 +103,7 @@ class GGMLBackend(Backend):
         """Return a marker: the cache stores the graph after the passes, which is planned in milliseconds."""
         return {"planned": b"again"}
 
-    def revive(self, parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Any:
+    def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Any:
         return self.build(graph.get(), options)
 
     # -- memory ------------------------------------------------------------------------------------------------------

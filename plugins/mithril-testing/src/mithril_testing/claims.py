@@ -18,7 +18,7 @@ from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.backend import Backend, BuildOptions, Capabilities, Executable
 from mithril.base import MithrilError, bfloat16, float16, operation
-from mithril.ir import Builder, Deferred, Graph, Value, cotangent_name, to_text
+from mithril.ir import Builder, Graph, LazyGraph, Value, cotangent_name, to_text
 from mithril.ops import cond
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.running import Array, Arrays
@@ -165,7 +165,7 @@ class ClaimChecks:
             is_text = all(_is_text(part) for part in parts.values())
             assert not is_text or claims.keeps != "binary", "all parts are text"
             assert claims.keeps != "graph" or not holds_source, "a part is the generated source"
-            again = backend.revive(parts, Deferred(to_text(program.graph)), options)
+            again = backend.revive(parts, LazyGraph(to_text(program.graph)), options)
             first, second = (_called(backend, run, graph, arguments) for run in (program, again))
             for name, value in first.items():
                 assert second[name].tobytes() == value.tobytes(), f"the program that was kept gives another '{name}'"

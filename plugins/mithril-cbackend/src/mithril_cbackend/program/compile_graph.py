@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril.backend import BuildOptions
 from mithril.base import BackendError, OptionError, UnsupportedError, files, unknown
-from mithril.ir import Deferred, Graph, decompose
+from mithril.ir import LazyGraph, Graph, decompose
 from mithril_cbackend.compile_target import VECTOR_BYTES, CompileTarget
 from mithril_cbackend.cpu_info import l2_bytes, processors, vector_bytes
 from mithril_cbackend.graph import fusion
@@ -87,7 +87,7 @@ def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executabl
     except BackendError as error:
         raise (first_failing_kernel(program, machine) or error) from error.__cause__
     lowered = LoweredProgram(program, machine)
-    executable = Executable(Deferred(graph), layout, target, built, lambda: lowered)
+    executable = Executable(LazyGraph(graph), layout, target, built, lambda: lowered)
     executable.host_steps = program.host_steps
     return executable
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mithril.base import InputError, dtype as as_dtype
-from mithril.ir import Deferred, Graph
+from mithril.ir import LazyGraph, Graph
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Array, Layout, aligned
 from mithril_cbackend.program.numpy_abi import KNOWN, address_of
@@ -98,7 +98,7 @@ class Executable:
     """The entry function, the arena it works in, and where its arguments come from."""
 
     def __init__(
-        self, graph: Deferred, layout: Layout, target: CompileTarget, code: Any, write: Callable[[], LoweredProgram]
+        self, graph: LazyGraph, layout: Layout, target: CompileTarget, code: Any, write: Callable[[], LoweredProgram]
     ) -> None:
         self.layout, self.target = layout, target
         self.code = code  # the module of machine code, which must live as long as its functions
@@ -128,7 +128,7 @@ class Executable:
     def release(self, graph: Callable[[], Graph]) -> None:
         """Let go of graphs with weights: the layout has those that machine code reads, in the order it reads them."""
         machine = self.machine
-        self._graph = Deferred(graph)
+        self._graph = LazyGraph(graph)
         self._write = lambda: rewritten(self.graph, machine)
         self.__dict__.pop("written", None)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mithril.backend import BuildOptions
-from mithril.ir import Deferred
+from mithril.ir import LazyGraph
 from mithril_cbackend import module_loader
 from mithril_cbackend.compile_target import resolve_target
 from mithril_cbackend.graph.call_layout import Layout
@@ -34,7 +34,7 @@ def dump(executable: Executable) -> dict[str, bytes] | None:
         return {**executable.layout.dump(), "library": library.read_bytes(), "machine": machine}
 
 
-def revive(parts: Mapping[str, bytes], graph: Deferred, options: BuildOptions) -> Executable:
+def revive(parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Executable:
     """What ``dump`` gave. Kernels are written again only if somebody wants to see or export them."""
     machine = json.loads(parts["machine"])
     code = module_loader.load(parts["library"], machine["threads"])

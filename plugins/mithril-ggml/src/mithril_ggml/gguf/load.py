@@ -11,7 +11,7 @@ import numpy as np
 from mithril.backend import Backend, BuildOptions
 from mithril.base import Decisions, InputError, MithrilError, TensorType
 from mithril.compiler import make_backend
-from mithril.ir import Deferred, Graph, Input, parse
+from mithril.ir import Graph, Input, LazyGraph, parse
 from mithril.passes import PassContext, PassManager
 from mithril.plugins import resolve_options
 from mithril.runtime import CompiledModel, InputSpec, Interface, Program, Request, Results, initialize
@@ -77,7 +77,7 @@ class GraphCompiler:
         if request.kind.of or request.kind.training:
             raise InputError("a model loaded from a file is for inference only: it has no gradients")
         executable = self.backend.build(self.lowered(request), self._options())
-        graph = Deferred(self.graph)
+        graph = LazyGraph(self.graph)
         interface = Interface.of(self.graph, self.graph)
         return Program(request, graph, graph, interface, executable, Results.of(self.graph), backend=self.backend)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mithril.backend import ALIGNMENT, human
 from mithril.base import BackendError, InputError, MemoryLimitError, visible
-from mithril.ir import Deferred, Graph
+from mithril.ir import Graph, LazyGraph
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import compute, ggml, machine_memory
 from mithril_ggml.library.quant_types import stored
@@ -175,7 +175,7 @@ class GGMLExecutable:
         packing: Any = None,
         regions: int = 0,
     ) -> None:
-        self._graph = Deferred(graph)
+        self._graph = LazyGraph(graph)
         self._arguments = [(i.name, i.role) for i in graph.arguments]
         self._names = graph.output_names
         self.lowered = lowered
@@ -322,7 +322,7 @@ class GGMLExecutable:
 
     def release(self, graph: Callable[[], Graph]) -> None:
         """Release the original weights: the program has them packed, or among its constants."""
-        self._graph = Deferred(graph)
+        self._graph = LazyGraph(graph)
         for bound in self.inputs:
             bound.value = None
             if bound.role == "constant":
