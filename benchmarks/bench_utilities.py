@@ -16,7 +16,7 @@ import numpy as np
 from interleaved import interleaved
 
 import mithril as ml
-from mithril.base import in_turns
+from mithril.base import time_interleaved
 from mithril.compiler import make_backend
 from mithril.plugins import resolve_options
 from mithril_mlx import (
@@ -42,7 +42,7 @@ def random(*shape):
 
 
 def race(ways):
-    return in_turns(
+    return time_interleaved(
         ways, seconds=2.0, rounds=20, hopeless=float("inf"), of=lambda times: float(np.quantile(times, 0.25))
     )
 

@@ -114,7 +114,7 @@ def test_a_registry_takes_operations_and_names_that_exist():
     rules = Registry("testing")
     rules(ops.exp, "add", "acme.later")(1)
     assert dict(rules) == {"exp": 1, "add": 1, "acme.later": 1}
-    rules.none(ops.fold_in, why="keys are whole")
+    rules.none(ops.fold_in, reason="keys are whole")
     assert "fold_in" not in rules.missing()
     assert "matmul" in rules.missing()
     assert dict(Registry("testing", {ops.exp: 1})) == {"exp": 1}

@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril.base.disk_cache import Store
-from mithril.base.interleaved_timing import in_turns
+from mithril.base.interleaved_timing import time_interleaved
 from mithril.models import BatchNorm1d, Linear, Model, Relu
 
 X = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
@@ -34,7 +34,7 @@ def test_candidates_are_timed_interleaved_and_slow_ones_dropped():
 
         return call
 
-    times = in_turns({"fast": way("fast", 0.001), "slow": way("slow", 0.01)}, seconds=0.15)
+    times = time_interleaved({"fast": way("fast", 0.001), "slow": way("slow", 0.01)}, seconds=0.15)
     assert times["slow"] > 3 * times["fast"]
     assert calls["slow"] <= 4 < calls["fast"]
 
@@ -43,10 +43,10 @@ def test_waiting_for_a_processor_is_left_out_of_long_calls(monkeypatch):
     """As if others had the processor for half of the time."""
     from mithril.base import cpu_stopwatch
 
-    monkeypatch.setattr(cpu_stopwatch, "waited", lambda: 0.5 * time.perf_counter())
-    times = in_turns({"long": lambda: time.sleep(0.02)}, seconds=0.1)
+    monkeypatch.setattr(cpu_stopwatch, "run_queue_seconds", lambda: 0.5 * time.perf_counter())
+    times = time_interleaved({"long": lambda: time.sleep(0.02)}, seconds=0.1)
     assert 0.008 < times["long"] < 0.016
-    times = in_turns({"short": lambda: time.sleep(0.0002)}, seconds=0.02)
+    times = time_interleaved({"short": lambda: time.sleep(0.0002)}, seconds=0.02)
     assert times["short"] >= 0.0002
 
 

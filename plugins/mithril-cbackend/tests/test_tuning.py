@@ -247,7 +247,7 @@ def test_a_search_keeps_what_makes_the_program_faster(
             found[name] = times.get(chosen, 1.0) if not (whole and chosen == BETTER) else 2.0
         return found
 
-    monkeypatch.setattr(offline_tuning, "in_turns", raced)
+    monkeypatch.setattr(offline_tuning, "time_interleaved", raced)
     made = compiled()
     found = mithril_cbackend.tune_offline(made, seconds=20, store=tmp_path)
     (row,) = found.rows

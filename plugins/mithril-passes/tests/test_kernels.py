@@ -169,7 +169,7 @@ def test_the_fastest_way_is_taken_and_remembered(tmp_path, monkeypatch):
     Sluggish.built = 0
     again = kernel_choice(large_conv(), PassContext(backend=Sluggish(), options={"cache_dir": tmp_path}))
     assert str(again) == str(result) and Sluggish.built == 0
-    monkeypatch.setattr(kernel_selection, "package_stamp", lambda name: "another version")
+    monkeypatch.setattr(kernel_selection, "package_version_key", lambda name: "another version")
     kernel_choice(large_conv(), PassContext(backend=Sluggish(), options={"cache_dir": tmp_path}))
     assert Sluggish.built == 2
 

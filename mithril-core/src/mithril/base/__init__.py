@@ -1,11 +1,11 @@
-"""Shared vocabulary: errors, decisions, dtypes, symbolic sizes, registry, files on disk, timing."""
+"""Base types and utilities: errors, decisions, dtypes, symbolic sizes, registry, files on disk, timing."""
 
 from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
     "": ("files", "registry"),
     "annotations": ("Layers", "Least", "Positive", "describe", "mismatch"),
-    "cpu_stopwatch": ("Lap", "Stopwatch", "typical"),
+    "cpu_stopwatch": ("Lap", "Stopwatch", "lower_quartile"),
     "decisions": ("Decision", "Decisions"),
     "dims": (
         *("Call", "Dim", "Shape", "Size", "Symbol", "at_most", "bounds", "dim_of_node", "equal", "floordiv"),
@@ -43,15 +43,15 @@ HOMES = {
         *("ParseError", "PassError", "PluginError", "RewriteError", "ShapeError", "StrictError", "UnsupportedError"),
         *("VerificationError", "closest", "unknown"),
     ),
-    "fingerprints": ("NoFingerprint", "fields", "fingerprint", "package_stamp"),
+    "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_version_key"),
     "guards": ("Guard", "assume", "bind", "collect_guards"),
-    "interleaved_timing": ("in_turns",),
+    "interleaved_timing": ("time_interleaved",),
     "levels": ("LEVELS", "PASS_LEVELS", "STAGES", "STAGE_ALIASES"),
     "lru_cache": ("Counts", "LruCache"),
     "operator_overloads": ("Operators",),
     "patterns": ("matches", "require_match"),
     "quoting": ("c_quoted", "c_visible", "docstring", "quoted", "storable", "utf8", "visible"),
-    "registry": ("Registry", "named", "names", "operation", "operations", "register"),
+    "registry": ("Registry", "operation_name", "operation_names", "operation", "operations", "register"),
     "tables": ("columns", "si"),
     "tensor_type": ("TensorType",),
     "version": ("__version__",),

@@ -1,4 +1,4 @@
-"""Shared vocabulary: errors, decisions, dtypes, symbolic sizes, registry, files on disk, timing."""
+"""Base types and utilities: errors, decisions, dtypes, symbolic sizes, registry, files on disk, timing."""
 
 from mithril.base import (
     files as files,
@@ -14,7 +14,7 @@ from mithril.base.annotations import (
 from mithril.base.cpu_stopwatch import (
     Lap as Lap,
     Stopwatch as Stopwatch,
-    typical as typical,
+    lower_quartile as lower_quartile,
 )
 from mithril.base.decisions import (
     Decision as Decision,
@@ -91,10 +91,10 @@ from mithril.base.errors import (
     unknown as unknown,
 )
 from mithril.base.fingerprints import (
-    NoFingerprint as NoFingerprint,
+    UnhashableObject as UnhashableObject,
     fields as fields,
     fingerprint as fingerprint,
-    package_stamp as package_stamp,
+    package_version_key as package_version_key,
 )
 from mithril.base.guards import (
     Guard as Guard,
@@ -102,7 +102,7 @@ from mithril.base.guards import (
     bind as bind,
     collect_guards as collect_guards,
 )
-from mithril.base.interleaved_timing import in_turns as in_turns
+from mithril.base.interleaved_timing import time_interleaved as time_interleaved
 from mithril.base.levels import (
     LEVELS as LEVELS,
     PASS_LEVELS as PASS_LEVELS,
@@ -129,9 +129,9 @@ from mithril.base.quoting import (
 )
 from mithril.base.registry import (
     Registry as Registry,
-    named as named,
-    names as names,
     operation as operation,
+    operation_name as operation_name,
+    operation_names as operation_names,
     operations as operations,
     register as register,
 )

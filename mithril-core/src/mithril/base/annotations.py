@@ -1,4 +1,4 @@
-"""Whether a value fits a type annotation, and how to say in words what an annotation accepts."""
+"""Run-time checks of values against type annotations, and descriptions of annotations for messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mithril.base.errors import closest
 
 @dataclass(frozen=True)
 class Least:
-    """The smallest number accepted: ``Annotated[int, Least(1)]``; ``open`` leaves the number itself out."""
+    """A lower bound for a number: ``Annotated[int, Least(1)]``; ``open`` excludes the bound itself."""
 
     number: float
     open: bool = False
@@ -32,7 +32,7 @@ Layers = Annotated[str | Sequence[str], "patterns of layer names, each of which 
 
 
 def mismatch(value: Any, annotation: Any) -> str | None:
-    """What is wrong with ``value``: a phrase such as ``"expected int, got 'x' (str)"``, or None where it fits."""
+    """Return the mismatch, for example ``"expected int, got 'x' (str)"``, or None if the value matches."""
     if _fits(value, annotation):
         return None
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -40,7 +40,7 @@ def mismatch(value: Any, annotation: Any) -> str | None:
         return _mapping_mismatch(value, get_type_hints(annotation))
     if origin in (Union, UnionType):
         containers = [a for a in arguments if _holds(value, a)]
-        if len(containers) == 1:  # the right kind of container: say which of its items is wrong
+        if len(containers) == 1:  # the container type matches, so report the mismatching item
             return mismatch(value, containers[0])
     elif _holds(value, annotation):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -54,15 +54,16 @@ def mismatch(value: Any, annotation: Any) -> str | None:
 def _mapping_mismatch(value: Mapping[Any, Any], keys: Mapping[str, Any]) -> str | None:
     for key, item in value.items():
         if key not in keys:
-            near = closest(str(key), keys)
-            return f"unknown key {key!r}; " + (f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(keys))
+            suggestions = closest(str(key), keys)
+            hint = f"did you mean '{suggestions[0]}'?" if suggestions else "known: " + ", ".join(keys)
+            return f"unknown key {key!r}; {hint}"
         if wrong := mismatch(item, keys[key]):
             return f"at [{key!r}]: {wrong}"
     return None
 
 
 def _holds(value: Any, annotation: Any) -> bool:
-    """Whether ``value`` is the kind of container that ``annotation`` describes, whatever its items."""
+    """Whether ``value`` has the container type of ``annotation``, regardless of its items."""
     origin = get_origin(annotation)
     if not isinstance(origin, type) or not issubclass(origin, Collection) or isinstance(value, (str, bytes)):
         return False
@@ -105,7 +106,7 @@ def _fits_class(value: Any, annotation: Any) -> bool:
     if annotation is None or annotation is NoneType:
         return value is None
     if annotation in (int, float) and isinstance(value, bool):
-        return False  # True is an int to Python, and a mistake to whoever reads num_threads=True
+        return False  # bool is a subclass of int, but num_threads=True is a mistake
     if annotation is int:
         return isinstance(value, numbers.Integral)
     if annotation is float:
@@ -119,7 +120,7 @@ def _short(value: Any) -> str:
 
 
 def describe(annotation: Any) -> str:
-    """An annotation in words: ``"'low' or 'high'"``, ``"a mapping of str to int"``."""
+    """Describe an annotation in words: ``"'low' or 'high'"``, ``"a mapping of str to int"``."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return " ".join([describe(arguments[0]), *(str(a) for a in arguments[1:] if isinstance(a, Least))])

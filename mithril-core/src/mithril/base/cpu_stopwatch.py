@@ -1,4 +1,4 @@
-"""Seconds without those in which the system let others run: what a call costs, not how busy the machine is."""
+"""Stopwatch that excludes run-queue wait, so that timings do not depend on the load of the host."""
 
 from __future__ import annotations
 
@@ -13,55 +13,56 @@ THREADS = "/proc/self/task"
 
 
 class Lap(NamedTuple):
-    """Seconds by the clock; how many of these some thread was ready to run but had no processor; and on processors."""
+    """A measured interval: wall time, run-queue wait and CPU time of all threads, in seconds."""
 
     seconds: float
-    waited: float
-    worked: float
+    run_queue_seconds: float
+    process_seconds: float
 
     @property
-    def own(self) -> float:
-        """Without the waiting, which is counted a little longer than the lap; but never less than was worked.
+    def cpu_seconds(self) -> float:
+        """Wall time without run-queue wait.
 
-        What several threads work at once is no reason to tell more than the clock does.
+        The wait is measured over a slightly longer interval, so the CPU time is a lower bound; the CPU time of parallel
+        threads may exceed the wall time, which is the upper bound.
         """
-        return min(self.seconds, max(self.seconds - self.waited, self.worked))
+        return min(self.seconds, max(self.seconds - self.run_queue_seconds, self.process_seconds))
 
 
 class Stopwatch:
-    """``lap()`` is the time since the stopwatch was made, or since the last lap."""
+    """A stopwatch whose ``lap()`` returns the time since its creation or the last lap."""
 
     def __init__(self) -> None:
         self._restart()
 
     def _restart(self) -> None:
-        self._waited = waited()
-        self._worked = time.process_time()
+        self._run_queue_seconds = run_queue_seconds()
+        self._process_seconds = time.process_time()
         self._start = time.perf_counter()
 
     def lap(self, seconds: float | None = None) -> Lap:
-        """``seconds`` is given where somebody else has just looked at the clock."""
+        """Return the interval since the last lap; ``seconds`` is its wall time if already measured."""
         seconds = time.perf_counter() - self._start if seconds is None else seconds
-        worked = time.process_time() - self._worked
-        made = Lap(seconds, waited() - self._waited, worked)
+        process_seconds = time.process_time() - self._process_seconds
+        lap = Lap(seconds, run_queue_seconds() - self._run_queue_seconds, process_seconds)
         self._restart()
-        return made
+        return lap
 
 
-def typical(laps: Sequence[Lap]) -> float:
-    """The lower quartile: what else goes on in a machine makes calls slower, never faster."""
-    return float(np.quantile([lap.own for lap in laps], 0.25))
+def lower_quartile(laps: Sequence[Lap]) -> float:
+    """Return the lower quartile in seconds, since noise on the host only makes calls slower."""
+    return float(np.quantile([lap.cpu_seconds for lap in laps], 0.25))
 
 
-def waited() -> float:
-    """Seconds that all threads of this process have been ready to run, but did not; zero where nobody counts them."""
+def run_queue_seconds() -> float:
+    """Return the time that threads of this process were runnable but not running; 0 if the system does not count it."""
     total = 0
     try:
         for thread in os.listdir(THREADS):
             try:
                 with open(f"{THREADS}/{thread}/schedstat", "rb") as file:
                     total += int(file.read().split()[1])
-            except OSError:  # it has ended meanwhile
+            except OSError:  # the thread has ended
                 continue
     except (OSError, ValueError, IndexError):
         return 0.0

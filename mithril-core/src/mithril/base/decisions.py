@@ -1,4 +1,4 @@
-"""What the compiler decided on the user's behalf, so that nothing is silent."""
+"""Decisions of the compiler on the user's behalf, recorded so that nothing is silent."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from mithril.base.errors import OptionWarning, StrictError
 
-# Kinds that strict=True turns into errors: something the user asked for, or would expect, is not what happens.
+# Kinds that strict=True turns into errors: the behavior deviates from the user's request or expectation.
 STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade"})
 KINDS = STRICT_KINDS | {"choice", "cast", "assumed", "deferred", "evicted", "specialized"}
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One choice: its kind, what was decided and why, and where in the model it matters."""
+    """A decision: its kind, a message with the reason, and the affected part of the model."""
 
     kind: str
     message: str
@@ -27,9 +27,9 @@ class Decision:
 
 
 class Decisions:
-    """The record of one compiled model, each decision once, in order. Iterate it, or print it.
+    """The decisions of one compiled model, each once, in order; iterable and printable.
 
-    What is ignored is a warning as well, ``OptionWarning`` at the user's line.
+    Ignored options also issue an ``OptionWarning`` at the user's line.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -39,7 +39,7 @@ class Decisions:
     def record(
         self, kind: str, message: str, where: object = "", *, warning: type[Warning] = OptionWarning, warn: bool = False
     ) -> None:
-        """Record a decision; under ``strict`` those of ``STRICT_KINDS`` raise instead; ``warn`` shows any kind."""
+        """Record a decision, or raise it under ``strict`` if its kind is strict; ``warn`` also warns for any kind."""
         if kind not in KINDS:
             raise ValueError(f"unknown kind of decision '{kind}'; known: {', '.join(sorted(KINDS))}")
         decision = Decision(kind, message, str(where))
@@ -47,7 +47,7 @@ class Decisions:
             raise StrictError(
                 f"strict=True does not allow this {kind}: {message}",
                 facts=[str(where)],
-                hint="change what is said above, or compile without strict=True to have it only recorded",
+                hint="resolve the cause above, or compile without strict=True to only record this decision",
             )
         if (kind == "ignored" or warn) and decision not in self._made:
             warnings.warn(f"{message}{f' ({where})' if str(where) else ''}", warning, _level())
@@ -70,7 +70,7 @@ class Decisions:
 
 
 def _level() -> int:
-    """The ``stacklevel`` of the nearest caller of ``record`` that is no module of this project."""
+    """Return the ``stacklevel`` of the nearest caller of ``record`` outside of this project."""
     frame, level = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0].startswith("mithril"):
         frame, level = frame.f_back, level + 1

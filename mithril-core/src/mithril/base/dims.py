@@ -1,6 +1,6 @@
 """Symbolic dimensions: integers, named symbols with bounds, and polynomials of them in canonical form.
 
-``str(dim)`` is a Python expression, so generated code and graph text show dims the same way.
+``str(dim)`` is a Python expression, used in generated code and in graph text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Shape = tuple[Size, ...]
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A named unknown size. Two symbols of one name are the same dim; the bounds are what is promised of it."""
+    """A named unknown size. Symbols of equal name are the same size; the bounds are assumptions about it."""
 
     name: str
     low: int = field(default=0, compare=False)
@@ -33,7 +33,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``floordiv``, ``mod``, ``max`` or ``min`` of sizes that no polynomial expresses."""
+    """A ``floordiv``, ``mod``, ``max`` or ``min`` of sizes that is not a polynomial."""
 
     function: str
     args: tuple[Size, ...]
@@ -51,7 +51,7 @@ Monomial = tuple[Atom, ...]  # sorted by text, repeated for powers; () is the co
 
 
 class Dim:
-    """A size that is not known yet: ``Dim("B")``, ``Dim("B", 1, 32)``, or arithmetic on those."""
+    """A symbolic size: ``Dim("B")``, ``Dim("B", 1, 32)``, or arithmetic on those."""
 
     __slots__ = ("_hash", "_text", "terms")
     terms: tuple[tuple[Monomial, int], ...]
@@ -62,9 +62,11 @@ class Dim:
                 f"a dimension cannot be {name!r:.60}, {low!r:.60}, {high!r:.60}", hint='Dim("B"), or Dim("B", 1, 32)'
             )
         if not name.isidentifier() or name in RESERVED:
-            raise ShapeError(f"'{name}' cannot name a dimension", hint="use letters, digits and '_', no dtype's name")
+            raise ShapeError(
+                f"'{name}' cannot name a dimension", hint="use letters, digits and '_', and no name of a dtype"
+            )
         if low < 0 or (high is not None and high < low):
-            raise ShapeError(f"dimension '{name}' has impossible bounds", facts=[f"low={low}, high={high}"])
+            raise ShapeError(f"dimension '{name}' has invalid bounds", facts=[f"low={low}, high={high}"])
         self._set((((Symbol(name, low, high),), 1),))
 
     def _set(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
@@ -133,12 +135,12 @@ class Dim:
         low, _ = bounds(self)
         if low is not None and low > 0:
             return True
-        raise ShapeError(f"the size '{self}' is not known yet, so it cannot decide a Python condition")
+        raise ShapeError(f"the size '{self}' is symbolic, so a Python condition cannot depend on it")
 
     def __int__(self) -> int:
         raise ShapeError(
-            f"the size '{self}' is not known yet",
-            hint="give a number for it in shapes=..., or write the model without needing it",
+            f"the size '{self}' is symbolic, expected an int",
+            hint="pass an int for it in shapes=..., or write the model without using it as an int",
         )
 
     __index__ = __int__
@@ -149,7 +151,7 @@ class Dim:
     # -- facts ------------------------------------------------------------------------------------------------
     @property
     def symbol(self) -> Symbol | None:
-        """The symbol, where this dim is nothing but one."""
+        """The symbol, if this dim consists of only one."""
         if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
             atom = self.terms[0][0][0]
             return atom if isinstance(atom, Symbol) else None
@@ -167,13 +169,13 @@ def _terms(size: Size) -> tuple[tuple[Monomial, int], ...]:
 
 
 def _canonical(coefficients: Mapping[Monomial, int]) -> Size:
-    kept = [(m, c) for m, c in coefficients.items() if c]
-    if not kept:
+    terms = [(m, c) for m, c in coefficients.items() if c]
+    if not terms:
         return 0
-    if len(kept) == 1 and kept[0][0] == ():
-        return kept[0][1]
-    kept.sort(key=lambda term: (-len(term[0]), [str(a) for a in term[0]]))
-    return _make(tuple(kept))
+    if len(terms) == 1 and terms[0][0] == ():
+        return terms[0][1]
+    terms.sort(key=lambda term: (-len(term[0]), [str(a) for a in term[0]]))
+    return _make(tuple(terms))
 
 
 def _sum(parts: Iterable[tuple[Size, int]]) -> Size:
@@ -187,8 +189,8 @@ def _sum(parts: Iterable[tuple[Size, int]]) -> Size:
 def _text(terms: tuple[tuple[Monomial, int], ...]) -> str:
     out = ""
     for monomial, coefficient in terms:
-        alone = len(monomial) == 1 and coefficient == 1
-        factors = [str(a) if alone else _factor(a) for a in monomial]
+        is_single = len(monomial) == 1 and coefficient == 1
+        factors = [str(a) if is_single else _factor(a) for a in monomial]
         size = abs(coefficient)
         if size != 1 or not factors:
             factors.insert(0, str(size))
@@ -212,21 +214,21 @@ def _call(function: str, *args: Size) -> Dim:
 
 
 def floordiv(a: Size, b: Size) -> Size:
-    """``a // b``, exact where the division is, otherwise kept as it stands."""
+    """Return ``a // b``, simplified if b divides terms of a, otherwise as a ``Call``."""
     if isinstance(b, int):
         if b == 0:
             raise ShapeError(f"division of the size '{a}' by zero")
         if isinstance(a, int):
             return a // b
-        whole = {m: c // b for m, c in a.terms if c % b == 0}
+        quotient_terms = {m: c // b for m, c in a.terms if c % b == 0}
         rest = {m: c for m, c in a.terms if c % b}
-        constant = rest.pop((), 0)  # k*b + r splits into k outside and r inside
-        whole[()] = whole.get((), 0) + constant // b
+        constant = rest.pop((), 0)  # k*b + r splits into k outside and r inside of the division
+        quotient_terms[()] = quotient_terms.get((), 0) + constant // b
         if constant % b:
             rest[()] = constant % b
         if not any(rest) and rest.get((), 0) < b:
-            return _canonical(whole)
-        return _sum([(_canonical(whole), 1), (_call("floordiv", _canonical(rest), b), 1)])
+            return _canonical(quotient_terms)
+        return _sum([(_canonical(quotient_terms), 1), (_call("floordiv", _canonical(rest), b), 1)])
     if a == b:
         return 1
     if a == 0:
@@ -236,7 +238,7 @@ def floordiv(a: Size, b: Size) -> Size:
 
 
 def _divide(a: Size, b: Dim) -> Size | None:
-    """``a / b`` where b is one term that divides every term of a."""
+    """Return ``a / b`` if b is one term that divides every term of a, else None."""
     if len(b.terms) != 1:
         return None
     divisor, coefficient = b.terms[0]
@@ -254,7 +256,7 @@ def _divide(a: Size, b: Dim) -> Size | None:
 
 
 def mod(a: Size, b: Size) -> Size:
-    """``a % b`` with the sign of b."""
+    """Return ``a % b`` with the sign of b."""
     if isinstance(b, int) and b == 0:
         raise ShapeError(f"division of the size '{a}' by zero")
     if isinstance(a, int) and isinstance(b, int):
@@ -298,9 +300,9 @@ def is_static(shape: Iterable[Size]) -> bool:
     return all(type(d) is int for d in shape)
 
 
-# -- what is known ------------------------------------------------------------------------------------------------
+# -- bounds -------------------------------------------------------------------------------------------------------
 def bounds(size: Size) -> tuple[int | None, int | None]:
-    """Interval that surely holds the size; None is no bound."""
+    """Return a closed interval that contains the size; None means unbounded."""
     if isinstance(size, int):
         return size, size
     low: int | None = 0
@@ -320,7 +322,7 @@ def _monomial_bounds(monomial: Monomial) -> tuple[int | None, int | None]:
     for atom in monomial:
         a, b = (atom.low, atom.high) if isinstance(atom, Symbol) else _call_bounds(atom)
         if a is None or a < 0 or low is None or low < 0:
-            return None, None  # products of negative factors occur nowhere in shapes
+            return None, None  # shapes never contain products of negative factors
         low *= a
         high = None if high is None or b is None else high * b
     return low, high
@@ -345,7 +347,7 @@ def _call_bounds(call: Call) -> tuple[int | None, int | None]:
 
 
 def equal(a: Size, b: Size) -> bool | None:
-    """True or False where it is certain, None where it depends on the symbols."""
+    """Return whether the sizes are equal, or None if that depends on the symbols."""
     if a == b:
         return True
     low, high = bounds(_sum([(a, 1), (b, -1)]))
@@ -353,7 +355,7 @@ def equal(a: Size, b: Size) -> bool | None:
 
 
 def at_most(a: Size, b: Size) -> bool | None:
-    """Whether ``a <= b``: True, False or None for unknown."""
+    """Return whether ``a <= b``, or None if that depends on the symbols."""
     low, high = bounds(_sum([(b, 1), (a, -1)]))
     if low is not None and low >= 0:
         return True
@@ -361,8 +363,8 @@ def at_most(a: Size, b: Size) -> bool | None:
 
 
 def symbols(*sizes: Size) -> list[Symbol]:
-    """The symbols in some sizes, each once, in order of appearance."""
-    found: dict[str, Symbol] = {}
+    """Return the symbols of the sizes, each once, in order of appearance."""
+    by_name: dict[str, Symbol] = {}
     stack: list[Size] = list(reversed(sizes))
     while stack:
         size = stack.pop()
@@ -370,14 +372,14 @@ def symbols(*sizes: Size) -> list[Symbol]:
             for monomial, _ in size.terms:
                 for atom in monomial:
                     if isinstance(atom, Symbol):
-                        found.setdefault(atom.name, atom)
+                        by_name.setdefault(atom.name, atom)
                     else:
                         stack.extend(atom.args)
-    return list(found.values())
+    return list(by_name.values())
 
 
 def substitute(size: Size, values: Mapping[str, Size]) -> Size:
-    """The size with symbols replaced by name; those without a value stay."""
+    """Substitute values for symbols by name; symbols without a value are unchanged."""
     if isinstance(size, int):
         return size
     total: Size = 0
@@ -397,11 +399,11 @@ FUNCTIONS = {"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum}
 
 
 def parse_dim(text: str, limits: Mapping[str, tuple[int, int | None]] | None = None) -> Size:
-    """Read ``str(dim)`` back; ``limits`` gives the bounds of symbols."""
+    """Parse ``str(dim)``; ``limits`` provides the bounds of symbols."""
     try:
         return dim_of_node(ast.parse(text.strip(), mode="eval").body, limits or {})
     except (SyntaxError, RecursionError):
-        raise ParseError(f"'{text}' is no size", hint="sizes look like 32, B, B*H or (L-3)//2+1") from None
+        raise ParseError(f"'{text}' is not a size", hint="sizes look like 32, B, B*H or (L-3)//2+1") from None
 
 
 def dim_of_node(node: ast.expr, limits: Mapping[str, tuple[int, int | None]]) -> Size:
@@ -427,9 +429,9 @@ def dim_of_node(node: ast.expr, limits: Mapping[str, tuple[int, int | None]]) ->
                     return mod(a, b)
         case ast.Call(func=ast.Name(id=("max" | "min") as name), args=[first, second], keywords=[]):
             return FUNCTIONS[name](dim_of_node(first, limits), dim_of_node(second, limits))
-    raise ParseError(f"'{ast.unparse(node)}' is no size", hint="sizes look like 32, B, B*H or (L-3)//2+1")
+    raise ParseError(f"'{ast.unparse(node)}' is not a size", hint="sizes look like 32, B, B*H or (L-3)//2+1")
 
 
 def numel(shape: Shape) -> Size:
-    """Number of elements."""
+    """Return the number of elements."""
     return math.prod(shape) if is_static(shape) else product(shape)

@@ -1,8 +1,8 @@
-"""A folder of results by key: written whole or not at all, checked when read, bounded in size.
+"""Disk cache of entries by key: written atomically, authenticated when read, bounded in size.
 
-Each entry is one file: a line of JSON that names its parts and their sizes, with a digest of all this and the entry's
-key, then the bytes. The digest is keyed by a secret of the user's: a file that is torn, changed, renamed or written by
-another user is dropped, as if it had never been there. Several processes may share the folder.
+Each entry is one file: a line of JSON with the names and sizes of its parts and a digest of these, the key and the
+bytes, then the bytes. The digest is keyed by a secret of the user: a file that is truncated, modified, renamed or
+written by another user is a cache miss and is deleted. Several processes can share the folder.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from mithril.base import files
 from mithril.base.errors import OptionError
 
 SUFFIX = ".mithril"
-LIMIT = 2 << 30  # bytes in all; the entries that were not used for longest go first
-HEADER = 1 << 20  # a longer first line is no header
+LIMIT = 2 << 30  # total bytes; least recently used entries are evicted first
+HEADER = 1 << 20  # maximal bytes of the first line
 SECRET = 32  # bytes
 
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """What lies in a store."""
+    """Statistics of a store; sizes in bytes."""
 
     folder: Path
     entries: int
@@ -37,18 +37,18 @@ class StoreInfo:
 
 
 class Store:
-    """``put`` and ``get`` parts by key. Nothing in it is ever unpickled."""
+    """A disk cache with ``put`` and ``get`` of named parts by key. Entries are never unpickled."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, limit: int = LIMIT) -> None:
         self.folder = Path(folder) if folder is not None else default_folder()
         self.limit = limit
 
     def get(self, key: str) -> dict[str, bytes] | None:
-        """Return the parts of an entry, or None if there is none that is whole and the user's own."""
+        """Return the parts of an entry, or None if no intact entry of this user exists."""
         file = self._file(key)
         try:
             with file.open("rb") as opened:
-                raw = opened.read() if files.own(os.fstat(opened.fileno())) else b""
+                raw = opened.read() if files.is_private(os.fstat(opened.fileno())) else b""
         except OSError:
             return None
         self.secure()
@@ -62,7 +62,7 @@ class Store:
         return parts
 
     def put(self, key: str, parts: Mapping[str, bytes]) -> None:
-        """Write an entry; readers see the old one or the new one, never half of it."""
+        """Write an entry atomically: concurrent readers see the old or the new one."""
         body = b"".join(parts.values())
         sizes = [(name, len(data)) for name, data in parts.items()]
         header = {"parts": sizes, "digest": _digest(key, sizes, body)}
@@ -72,13 +72,13 @@ class Store:
         self._trim()
 
     def secure(self) -> None:
-        """Make the folder; raise if others can write to it, since programs in it are run."""
+        """Create the folder; raise if other users can write to it, since cached programs are executed."""
         try:
             files.private_folder(self.folder, above=False)  # entries are signed
         except OSError as error:
             raise OptionError(
                 f"the cache folder '{self.folder}' cannot be written: {error.strerror or error}",
-                hint="give another cache_dir=",
+                hint="pass another cache_dir=",
             ) from None
 
     def info(self) -> StoreInfo:
@@ -86,7 +86,7 @@ class Store:
         return StoreInfo(self.folder, len(files), sum(size for _, size, _ in files), self.limit)
 
     def clear(self) -> int:
-        """Remove every entry; how many there were."""
+        """Remove every entry and return their number."""
         files = list(self._files())
         for _, _, path in files:
             with contextlib.suppress(OSError):
@@ -101,8 +101,8 @@ class Store:
             files.sweep(folder)
         for path in self.folder.glob(f"??/*{SUFFIX}"):
             with contextlib.suppress(OSError):
-                found = path.stat()
-                yield found.st_mtime, found.st_size, path
+                status = path.stat()
+                yield status.st_mtime, status.st_size, path
 
     def _trim(self) -> None:
         files = sorted(self._files())
@@ -116,7 +116,7 @@ class Store:
 
 
 def _read(raw: bytes, key: str) -> dict[str, bytes] | None:
-    """Return the parts of a file's bytes, or None if anything is not as written for this key by this user."""
+    """Return the parts in the bytes of a file, or None if they were not written for this key by this user."""
     end = raw.find(b"\n", 0, HEADER)
     try:
         header = json.loads(raw[: max(end, 0)])
@@ -128,10 +128,10 @@ def _read(raw: bytes, key: str) -> dict[str, bytes] | None:
             return None
     except (ValueError, TypeError, KeyError):
         return None
-    parts, at = {}, 0
+    parts, offset = {}, 0
     for name, size in sizes:
-        parts[name] = body[at : at + size]
-        at += size
+        parts[name] = body[offset : offset + size]
+        offset += size
     return parts
 
 
@@ -144,7 +144,7 @@ def _digest(key: str, sizes: Sequence[tuple[str, int]], body: bytes) -> str:
 
 @cache
 def _secret(file: Path) -> bytes:
-    """Return the user's secret, made at the first use."""
+    """Return the user's secret, created at the first use."""
     try:
         if not os.path.lexists(file):
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -159,33 +159,33 @@ def _secret(file: Path) -> bytes:
     except OSError as error:
         raise OptionError(
             f"the key of caches '{file}' cannot be read or written: {error.strerror or error}",
-            hint="leave cache= out, or name a file of your own in MITHRIL_CACHE_KEY",
+            hint="omit cache=, or set MITHRIL_CACHE_KEY to a file of your own",
         ) from None
-    private = files.own(status, 0o077)
+    private = files.is_private(status, 0o077)
     if not private or len(secret) < SECRET:
         raise OptionError(
-            f"'{file}' is no key of caches" if private else f"the key of caches '{file}' is not secret",
-            facts=["whoever knows the key can write programs into a cache that are run"],
-            hint=f"rm '{file}': a new one is made, and programs are recompiled",
+            f"'{file}' is not a key of caches" if private else f"the key of caches '{file}' is not secret",
+            facts=["anyone who knows the key can insert programs that are executed from a cache"],
+            hint=f"rm '{file}': a new key is created, and programs are recompiled",
         )
     return secret
 
 
 def key_file() -> Path:
-    """``MITHRIL_CACHE_KEY``, else a file among the user's settings."""
-    named = os.environ.get("MITHRIL_CACHE_KEY")
-    if named:
-        return Path(named)
+    """Return ``MITHRIL_CACHE_KEY``, or a file in the user's configuration folder."""
+    configured = os.environ.get("MITHRIL_CACHE_KEY")
+    if configured:
+        return Path(configured)
     import platformdirs
 
     return Path(platformdirs.user_config_dir("mithril", appauthor=False)) / "cache.key"
 
 
 def default_folder() -> Path:
-    """``MITHRIL_CACHE_DIR``, else the user's cache folder."""
-    named = os.environ.get("MITHRIL_CACHE_DIR")
-    if named:
-        return Path(named)
+    """Return ``MITHRIL_CACHE_DIR``, or a folder in the user's cache folder."""
+    configured = os.environ.get("MITHRIL_CACHE_DIR")
+    if configured:
+        return Path(configured)
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("mithril", appauthor=False))

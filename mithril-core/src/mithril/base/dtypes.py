@@ -1,4 +1,4 @@
-"""Dtypes and the one promotion table."""
+"""Dtypes and their promotion rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mithril.base.errors import DTypeError, unknown
 
 
 class DType:
-    """An element type. There is exactly one object per dtype, so ``is`` and ``==`` agree."""
+    """An element type. Each dtype is a singleton, so ``is`` and ``==`` agree."""
 
     __slots__ = ("__dict__", "bits", "kind", "name", "short")
 
@@ -23,12 +23,12 @@ class DType:
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype; bfloat16 comes from ml_dtypes, imported only when it is first needed."""
+        """The NumPy dtype; bfloat16 is that of ml_dtypes, imported lazily."""
         if self.name == "bfloat16":
             import ml_dtypes
 
-            made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-            return made
+            result: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return result
         return np.dtype(self.name)
 
     def __fingerprint__(self) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ class DType:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Smallest and largest value of an integer dtype."""
+        """The smallest and largest value of an integer dtype."""
         if self.kind == "int":
             return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
         return 0, (1 << self.bits) - 1 if self.kind == "uint" else 1
@@ -98,12 +98,12 @@ _BY_PYTHON: dict[Any, DType] = {bool: bool_, int: DEFAULT_INT, float: DEFAULT_FL
 
 
 def dtype(like: Any) -> DType:
-    """The dtype meant by a name, a Python type, a NumPy dtype or a framework's own dtype object."""
+    """Return the dtype for a name, a Python type, a NumPy dtype or a dtype object of a framework."""
     if isinstance(like, DType):
         return like
     try:
         return _lookup(like)
-    except TypeError:  # unhashable: certainly no dtype
+    except TypeError:  # unhashable, so it cannot be a dtype
         raise _unknown_dtype(like) from None
 
 
@@ -115,23 +115,23 @@ def _lookup(like: Any) -> DType:
         name = like
     else:
         name = getattr(like, "name", None) or getattr(like, "__name__", None) or str(like)
-    found = DTYPE_NAMES.get(str(name).rsplit(".", 1)[-1])
-    if found is None:
+    result = DTYPE_NAMES.get(str(name).rsplit(".", 1)[-1])
+    if result is None:
         raise _unknown_dtype(like)
-    return found
+    return result
 
 
 def _unknown_dtype(like: Any) -> DTypeError:
-    what, facts, hint = unknown("dtype", str(like), [d.name for d in ALL])
-    return DTypeError(what, facts=facts, hint=hint)
+    message, facts, hint = unknown("dtype", str(like), [d.name for d in ALL])
+    return DTypeError(message, facts=facts, hint=hint)
 
 
 @lru_cache(maxsize=1024)
 def promote(a: DType, b: DType) -> DType:
-    """The common dtype of two arrays; symmetric and the same on every backend.
+    """Return the common dtype of two arrays; symmetric and equal on every backend.
 
-    A float wins over an integer whatever their widths; float16 with bfloat16 gives float32; a signed with an unsigned
-    integer gives the smallest signed one that holds both.
+    A float wins over an integer of any width; float16 and bfloat16 promote to float32; a signed and an unsigned integer
+    promote to the smallest signed integer that represents both.
     """
     if a is b:
         return a
@@ -156,7 +156,7 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def promote_scalar(array: DType, scalar: Any) -> DType:
-    """The dtype of an array combined with a Python scalar: a scalar never widens an array."""
+    """Return the dtype of an array combined with a Python scalar; a scalar never upcasts an array."""
     if isinstance(scalar, bool) or array.is_float:
         return array
     if isinstance(scalar, float):
@@ -165,5 +165,5 @@ def promote_scalar(array: DType, scalar: Any) -> DType:
 
 
 def scalar_dtype(scalar: Any) -> DType:
-    """The dtype of a Python scalar that meets no array."""
+    """Return the dtype of a Python scalar that is combined with no array."""
     return _BY_PYTHON[type(scalar)]

@@ -1,4 +1,4 @@
-"""Every error mithril raises: one hierarchy, one layout (what, facts, hint)."""
+"""The error hierarchy. Every error has the layout of ``MithrilError``: ``what``, ``facts``, ``hint``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 
 class MithrilError(Exception):
-    """Base of all errors.
+    """Base class of all errors.
 
-    ``what`` is one line with names in quotes, ``facts`` are indented lines (where it happened, what was given, what
-    would have been accepted), ``hint`` says what to type.
+    ``what`` is one line with names in quotes, ``facts`` are indented lines (the location, the offending values, the
+    accepted ones), ``hint`` is a remedy to type.
     """
 
-    def __init__(self, what: str, *, facts: Iterable[str] = (), hint: str | None = None) -> None:
+    def __init__(self, what: str, *, facts: Iterable[str] = (), hint: str | None = None) -> None:  # english: ok
         self.what = what
         self.facts = tuple(fact for fact in facts if fact)
         self.hint = hint
@@ -26,50 +26,50 @@ class MithrilError(Exception):
         return "\n".join(lines)
 
     def with_facts(self, *facts: str) -> MithrilError:
-        """Add facts known only further out (layer path, pass name) and return the same error."""
+        """Add facts that only a caller knows (layer path, pass name) and return the same error."""
         self.facts += tuple(fact for fact in facts if fact and fact not in self.facts)
         return self
 
     def with_hint(self, hint: str) -> MithrilError:
-        """Say what to type, where only somebody further out knows it, and return the same error."""
+        """Set the hint, if only a caller knows it, and return the same error."""
         self.hint = hint
         return self
 
 
 class GraphError(MithrilError):
-    """The graph is malformed or was used wrongly."""
+    """A graph is malformed or used incorrectly."""
 
 
 class VerificationError(GraphError):
-    """The verifier found a graph that breaks its rules: a bug of whoever made the graph."""
+    """The verifier rejected a graph: a bug in the code that built it."""
 
 
 class ParseError(GraphError):
-    """Graph text that cannot be read."""
+    """Graph text is malformed."""
 
 
 class OperationError(MithrilError):
-    """An operation was declared or called wrongly."""
+    """An operation is declared or called incorrectly."""
 
 
 class ShapeError(OperationError):
-    """Operand shapes do not fit."""
+    """Operand shapes are incompatible."""
 
 
 class DTypeError(OperationError, TypeError):
-    """Operand dtypes do not fit, or a dtype is unknown or unavailable."""
+    """Operand dtypes are incompatible, or a dtype is unknown or unavailable."""
 
 
 class GradientError(MithrilError):
-    """A gradient was asked for that does not exist."""
+    """A requested gradient does not exist."""
 
 
 class GuardError(MithrilError, ValueError):
-    """A condition on symbolic dimensions, assumed when compiling, does not hold for these inputs."""
+    """A condition on symbolic sizes, assumed at compile time, does not hold for the inputs."""
 
 
 class RewriteError(MithrilError):
-    """A rewrite rule is malformed or broke the graph: the rule author's bug."""
+    """A rewrite rule is malformed or produced an invalid graph: a bug in the rule."""
 
 
 class PassError(MithrilError):
@@ -77,7 +77,7 @@ class PassError(MithrilError):
 
 
 class ModelError(MithrilError):
-    """A model is wired wrongly."""
+    """A model is connected incorrectly."""
 
 
 class OptionError(MithrilError, ValueError):
@@ -85,15 +85,15 @@ class OptionError(MithrilError, ValueError):
 
 
 class InputError(MithrilError, ValueError):
-    """What was given to a compiled model does not fit it."""
+    """An argument of a compiled model is missing, unknown or of the wrong type."""
 
 
 class BackendError(MithrilError):
-    """A backend cannot do what was asked."""
+    """A backend cannot fulfill a request."""
 
 
 class UnsupportedError(BackendError):
-    """A backend has no way to run an operation, dtype or device."""
+    """A backend does not support an operation, dtype or device."""
 
 
 class PluginError(MithrilError):
@@ -101,7 +101,7 @@ class PluginError(MithrilError):
 
 
 class MemoryLimitError(MithrilError, MemoryError):
-    """What was asked for does not fit the stated memory."""
+    """A request exceeds the memory limit."""
 
 
 class CompileTimeoutError(MithrilError, TimeoutError):
@@ -109,31 +109,31 @@ class CompileTimeoutError(MithrilError, TimeoutError):
 
 
 class OptionWarning(UserWarning):
-    """An option that was given has no effect here; ``strict=True`` makes it an error."""
+    """An option has no effect; ``strict=True`` makes this an error."""
 
 
 class StrictError(MithrilError):
-    """Under ``strict=True``: something that would otherwise only be recorded in ``decisions``."""
+    """A decision that ``strict=True`` does not allow; otherwise it is only recorded in ``decisions``."""
 
 
-def closest(word: object, known: Iterable[object], limit: int = 3) -> list[str]:
-    """Return the names most like ``word``, best first, whatever their case; empty if none is near."""
+def closest(word: object, candidates: Iterable[object], limit: int = 3) -> list[str]:
+    """Return the names most similar to ``word``, best first, ignoring case; empty if none is similar."""
     names: dict[str, str] = {}
-    for name in known:
+    for name in candidates:
         names.setdefault(str(name).casefold(), str(name))
     return [names[n] for n in difflib.get_close_matches(str(word).casefold(), list(names), n=limit, cutoff=0.6)]
 
 
-LISTED = 60  # names that an error lists in full
+LISTED = 60  # maximal number of names that an error lists
 
 
-def unknown(kind: str, word: str, known: Sequence[str]) -> tuple[str, list[str], str | None]:
-    """The ``what``, ``facts`` and ``hint`` for a name nobody knows, with the nearest names first."""
-    near = closest(word, known)
-    rest = [name for name in sorted(known) if name not in near]
-    if len(known) > LISTED:  # nobody finds a name in a hundred others
-        shown = ", ".join(near) + " and " if near else ""
-        facts = [f"known: {shown}{len(rest)} {'others' if near else 'names'}"]
+def unknown(kind: str, word: str, accepted: Sequence[str]) -> tuple[str, list[str], str | None]:
+    """Return the ``what``, ``facts`` and ``hint`` of an error for an unknown name, with similar names first."""
+    suggestions = closest(word, accepted)
+    rest = [name for name in sorted(accepted) if name not in suggestions]
+    if len(accepted) > LISTED:  # too many to read
+        shown = ", ".join(suggestions) + " and " if suggestions else ""
+        facts = [f"known: {shown}{len(rest)} {'others' if suggestions else 'names'}"]
     else:
-        facts = ["known: " + ", ".join([*near, *rest])] if known else []
-    return f"unknown {kind} '{word}'", facts, f"did you mean '{near[0]}'?" if near else None
+        facts = ["known: " + ", ".join([*suggestions, *rest])] if accepted else []
+    return f"unknown {kind} '{word}'", facts, f"did you mean '{suggestions[0]}'?" if suggestions else None

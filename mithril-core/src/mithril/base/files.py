@@ -1,4 +1,4 @@
-"""Whole files or none: written next to the target under a random name that follows no link, then moved there."""
+"""Atomic file writes: to a temporary file next to the target, under a random name, then moved to the target."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from mithril.base.errors import MithrilError, OptionError
 
-ABANDONED = 3600.0  # seconds without progress, after which a part is the leftover of a killed process
+ABANDONED = 3600.0  # seconds since its last change after which a part counts as left over by a killed process
 
 PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 PathLike = str | os.PathLike[str]
 
 
 def write(path: PathLike, data: bytes | str, option: str = "", mode: int = 0o666) -> Path:
-    """Write a file, its folders as well; ``option`` is the option or argument that named it, for messages."""
+    """Write a file and create its folders; ``option`` is the option or argument that names it, for messages."""
     raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     with parts(path, option) as folder:
         part = folder / "part"
@@ -31,9 +31,9 @@ def write(path: PathLike, data: bytes | str, option: str = "", mode: int = 0o666
 
 @contextlib.contextmanager
 def parts(path: PathLike, option: str = "") -> Iterator[Path]:
-    """Open a private folder next to the target, for libraries that write files themselves; ``move`` ends the work.
+    """Create a private folder next to the target, for libraries that write files themselves; finish with ``move``.
 
-    It goes away with the block, and those of killed processes at the next write.
+    The folder is removed at the end of the block; folders of killed processes are removed at the next write.
     """
     target = Path(path)
     folder = target.parent / f".{target.name[:100]}.{secrets.token_hex(8)}.part"
@@ -51,19 +51,19 @@ def parts(path: PathLike, option: str = "") -> Iterator[Path]:
         cause = getattr(error, "strerror", None) or error
         name = f"{option}: " if option else ""
         raise OptionError(
-            f"{name}'{target}' cannot be written: {cause}", hint="name a file in a folder that you may write to"
+            f"{name}'{target}' cannot be written: {cause}", hint="pass a file in a folder with write permission"
         ) from None
 
 
 def move(part: Path, path: PathLike) -> Path:
-    """Put a finished part in its place at once; a link there is replaced, not followed."""
+    """Move a finished part to its target atomically; a link at the target is replaced, not followed."""
     target = Path(path)
     os.replace(part, target)
     return target
 
 
 def sweep(folder: Path) -> None:
-    """Remove the parts that killed processes left there."""
+    """Remove the parts that killed processes left in the folder."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if PART.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -73,32 +73,32 @@ def sweep(folder: Path) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
-# -- who else can write --------------------------------------------------------------------------------------------
+# -- permissions ---------------------------------------------------------------------------------------------------
 def private_folder(path: Path, above: bool = True) -> None:
-    """Make the folder, for this user alone; raise if others can write to it, or with ``above`` can exchange it."""
+    """Create a folder for this user only; raise if others can write to it or, with ``above``, replace it."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     real = path.resolve()
-    for place in (real, *(real.parents if above else ())):
-        if problem := _trouble(place, top=place == real):
+    for folder in (real, *(real.parents if above else ())):
+        if problem := _permission_problem(folder, is_target=folder == real):
             raise OptionError(
                 f"the cache folder '{path}' is not safe: {problem}",
-                facts=["programs in a cache are run, so only you may be able to write there"],
-                hint=f"chmod go-w '{place}', or name a folder of your own with cache_dir= or MITHRIL_CACHE_DIR",
+                facts=["cached programs are executed, so only you may have write permission"],
+                hint=f"chmod go-w '{folder}', or set cache_dir= or MITHRIL_CACHE_DIR to a folder of your own",
             )
 
 
-def own(status: os.stat_result, forbidden: int = 0o022) -> bool:
-    """Whether a file is this user's, and gives others none of these permissions; always, where there are no users."""
+def is_private(status: os.stat_result, forbidden: int = 0o022) -> bool:
+    """Whether this user owns the file and others lack these permissions; always true on systems without user ids."""
     return not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & forbidden)
 
 
-def _trouble(place: Path, top: bool) -> str | None:
-    """Return the reason why others could put files into a folder, or exchange a folder in it."""
+def _permission_problem(folder: Path, is_target: bool) -> str | None:
+    """Return the reason why others could write into the folder or replace a folder in it, or None."""
     if not hasattr(os, "getuid"):
         return None
-    status = place.lstat()
+    status = folder.lstat()
     if status.st_uid not in (os.getuid(), 0):
-        return f"'{place}' belongs to another user (number {status.st_uid})"
-    sticky = status.st_mode & 0o1000 and not top  # users cannot move the files of others
-    group = 0 if not top and status.st_gid == os.getgid() else 0o020
-    return None if sticky or not status.st_mode & (0o002 | group) else f"others can write to '{place}'"
+        return f"'{folder}' belongs to another user (number {status.st_uid})"
+    sticky = status.st_mode & 0o1000 and not is_target  # users cannot move the files of others
+    group = 0 if not is_target and status.st_gid == os.getgid() else 0o020
+    return None if sticky or not status.st_mode & (0o002 | group) else f"others can write to '{folder}'"

@@ -1,7 +1,7 @@
-"""Fingerprints: equal for models, functions and packages that surely mean the same.
+"""Fingerprints: content hashes of models, functions and packages. Equal fingerprints imply equal behavior.
 
-A class says what it means with ``__fingerprint__``, a tuple of parts. An object of an unknown class without one, and a
-function that closes over such an object, have no fingerprint.
+A class defines its content by ``__fingerprint__``, a tuple of parts. An object of an unknown class without this method,
+and a function that closes over such an object, have no fingerprint.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class NoFingerprint(Exception):
-    """Says what could not be looked into."""
+class UnhashableObject(Exception):
+    """An object has no fingerprint; the message names it."""
 
 
 def fingerprint(*things: Any) -> str:
-    """One hash for all of them together."""
+    """Return a hash of all objects together."""
     writer = _Writer()
     for thing in things:
         writer.add(thing)
@@ -35,12 +35,12 @@ def fingerprint(*things: Any) -> str:
 
 
 class _Writer:
-    """Writes a canonical form of objects, a word per line. An object met again is written as its number."""
+    """Serializer of objects to a canonical list of words. A repeated object is written as its number."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
-        self.met: dict[int, int] = {}
-        self.held: list[Any] = []  # keeps ids from being used again
+        self.numbers: dict[int, int] = {}  # id -> number
+        self.references: list[Any] = []  # keep the objects alive, so that ids stay unique
 
     def digest(self) -> str:
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
@@ -52,12 +52,12 @@ class _Writer:
         if isinstance(thing, PLAIN):
             self.words.append(repr(thing))
             return
-        known = self.met.get(id(thing))
-        if known is not None:
-            self.words.append(f"#{known}")
+        number = self.numbers.get(id(thing))
+        if number is not None:
+            self.words.append(f"#{number}")
             return
-        self.met[id(thing)] = len(self.met)
-        self.held.append(thing)
+        self.numbers[id(thing)] = len(self.numbers)
+        self.references.append(thing)
         self._object(thing)
 
     def _object(self, thing: Any) -> None:
@@ -98,10 +98,10 @@ class _Writer:
             self.text("object")
             self.add(fields(thing))
         else:
-            raise NoFingerprint(f"an object of the class '{kind.__module__}.{kind.__qualname__}'")
+            raise UnhashableObject(f"an object of the class '{kind.__module__}.{kind.__qualname__}'")
 
     def _class(self, kind: type) -> None:
-        """A class by name, and by what its methods do where it is a user's."""
+        """Write the name of a class and, for classes of users, its methods and constants."""
         self.text("class", kind.__module__, kind.__qualname__)
         for base in kind.__mro__[:-1]:
             if _of_this_project(base) or base.__module__ in ("builtins", "typing", "abc"):
@@ -123,7 +123,7 @@ class _Writer:
             self.add(cell.cell_contents)
         if (function.__module__ or "").partition(".")[0].startswith("mithril"):
             return
-        for name in sorted(_names(function.__code__) & function.__globals__.keys()):  # what it reads of its module
+        for name in sorted(_names(function.__code__) & function.__globals__.keys()):  # globals that it uses
             value = function.__globals__[name]
             if isinstance(value, (types.FunctionType, *PLAIN, tuple, list, dict, np.ndarray)):
                 self.text(name)
@@ -131,7 +131,7 @@ class _Writer:
 
 
 def _is_record(kind: type) -> bool:
-    """Whether a class is nothing but its fields: dataclasses, and the classes of this project."""
+    """Whether the fields of an object define its content: dataclasses, and classes of this project."""
     return hasattr(kind, "__dataclass_fields__") or _of_this_project(kind)
 
 
@@ -148,31 +148,31 @@ def fields(thing: Any, skip: Collection[str] = ()) -> tuple[Any, ...]:
         values = {}
     slots = (name for base in type(thing).__mro__ for name in base.__dict__.get("__slots__", ()))
     for name in slots:
-        with contextlib.suppress(AttributeError):  # a slot that was never filled
+        with contextlib.suppress(AttributeError):  # an unset slot
             values[name] = object.__getattribute__(thing, name)
     return (type(thing), *((name, values[name]) for name in sorted(values) if name not in skip))
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Every global or attribute name that a function, or one inside it, mentions."""
+    """Return every global or attribute name used by a function or its inner functions."""
     inner = [_names(c) for c in code.co_consts if isinstance(c, types.CodeType)]
     return set(code.co_names).union(*inner)
 
 
 @cache
 def code_text(code: types.CodeType) -> str:
-    """What a function does, without where it stands."""
+    """Return a hash of the bytecode, constants and names of a function, without its source location."""
     inner = [code_text(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
     parts = [code.co_code.hex(), *inner, *code.co_names, *code.co_varnames, *code.co_freevars]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 @cache
-def package_stamp(name: str) -> str:
-    """Sizes and times of a package's files: another one as soon as any was edited or installed anew."""
+def package_version_key(name: str) -> str:
+    """Return a hash of the sizes and modification times of a package's files, which changes on edit or reinstall."""
     spec = find_spec(name)
     roots = list(spec.submodule_search_locations or ()) if spec is not None else []
-    found = []
+    files = []
     for root in roots:
         pending = [root]
         while pending:
@@ -183,5 +183,5 @@ def package_stamp(name: str) -> str:
                             pending.append(entry.path)
                     elif entry.name.endswith((".py", ".so", ".j2")):
                         status = entry.stat()
-                        found.append(f"{os.path.relpath(entry.path, root)} {status.st_size} {status.st_mtime_ns}")
-    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
+                        files.append(f"{os.path.relpath(entry.path, root)} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(sorted(files)).encode()).hexdigest()

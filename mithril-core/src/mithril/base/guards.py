@@ -1,4 +1,4 @@
-"""Guards: relations between sizes that were assumed while compiling and are checked when the sizes are known."""
+"""Guards: relations between symbolic sizes, assumed at compile time and checked at run time."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mithril.base.errors import GuardError, ShapeError
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A relation between sizes that was assumed while compiling and is checked when the sizes are known."""
+    """A relation between sizes, assumed at compile time and checked at run time."""
 
     left: Size
     relation: str  # "==", "<=" or "divides": left divides right
     right: Size
-    why: str = field(default="", compare=False)
+    reason: str = field(default="", compare=False)
 
     def holds(self, values: Mapping[str, int]) -> bool:
         left, right = substitute(self.left, values), substitute(self.right, values)
         if not isinstance(left, int) or not isinstance(right, int):
-            raise GuardError(f"the sizes in '{self}' are not all known")
+            raise GuardError(f"'{self}' contains sizes without a value")
         if self.relation == "==":
             return left == right
         return left <= right if self.relation == "<=" else left != 0 and right % left == 0
 
-    def check(self, values: Mapping[str, int], where: Mapping[str, str]) -> None:
-        """Raise unless the guard holds; ``where`` names the input and axis that each symbol was read from."""
+    def check(self, values: Mapping[str, int], origins: Mapping[str, str]) -> None:
+        """Raise unless the guard holds; ``origins`` names the input and axis that defined each symbol."""
         if not self.holds(values):
             facts = [
-                f"{s.name} = {values[s.name]} ({where.get(s.name, 'given')})" for s in symbols(self.left, self.right)
+                f"{s.name} = {values[s.name]} ({origins.get(s.name, 'given')})" for s in symbols(self.left, self.right)
             ]
-            raise GuardError(f"these sizes must satisfy {self}", facts=[self.why, *facts])
+            raise GuardError(f"these sizes must satisfy {self}", facts=[self.reason, *facts])
 
     def __str__(self) -> str:
         return f"{self.left} {self.relation} {self.right}"
@@ -49,7 +49,7 @@ _collecting = _Collecting()
 
 @contextmanager
 def collect_guards() -> Iterator[list[Guard]]:
-    """Guards assumed by the shape rules that run inside."""
+    """Collect the guards that shape rules assume in the block."""
     outer, _collecting.guards = _collecting.guards, []
     try:
         yield _collecting.guards
@@ -57,55 +57,55 @@ def collect_guards() -> Iterator[list[Guard]]:
         _collecting.guards = outer
 
 
-def assume(left: Size, relation: str, right: Size, why: str = "") -> bool:
-    """Whether a relation holds; one that cannot be decided is recorded as a guard and taken for true."""
+def assume(left: Size, relation: str, right: Size, reason: str = "") -> bool:
+    """Whether a relation holds; an undecidable one is recorded as a guard and assumed to hold."""
     if relation == "==":
-        known = equal(left, right)
+        decided = equal(left, right)
     elif relation == "<=":
-        known = at_most(left, right)
+        decided = at_most(left, right)
     else:
         rest = mod(right, left)
-        known = rest == 0 if isinstance(rest, int) else None
-    if known is None:
+        decided = rest == 0 if isinstance(rest, int) else None
+    if decided is None:
         if _collecting.guards is None:
-            raise ShapeError(f"cannot decide whether {left} {relation} {right}", facts=[why])
-        _collecting.guards.append(Guard(left, relation, right, why))
+            raise ShapeError(f"cannot decide whether {left} {relation} {right}", facts=[reason])
+        _collecting.guards.append(Guard(left, relation, right, reason))
         return True
-    return known
+    return decided
 
 
-# -- reading symbols from real shapes -----------------------------------------------------------------------------
+# -- symbols from actual shapes -----------------------------------------------------------------------------------
 def bind(declared: Mapping[str, Shape], actual: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The symbols' values that make the declared shapes equal the actual ones, or an error naming input and axis."""
+    """Solve for the symbols that make the declared shapes equal the actual ones; errors name input and axis."""
     values: dict[str, int] = {}
-    where: dict[str, str] = {}
+    origins: dict[str, str] = {}
     later: list[tuple[str, int, Size, int]] = []
     for name, shape in declared.items():
-        given = actual[name]
-        if len(given) != len(shape):
+        actual_shape = actual[name]
+        if len(actual_shape) != len(shape):
             raise GuardError(
-                f"input '{name}' has rank {len(given)}, expected {len(shape)}",
-                facts=[f"expected {_shape_text(shape)}", f"given    {_shape_text(given)}"],
+                f"input '{name}' has rank {len(actual_shape)}, expected {len(shape)}",
+                facts=[f"expected {_shape_text(shape)}", f"given    {_shape_text(actual_shape)}"],
             )
-        for axis, (size, n) in enumerate(zip(shape, given, strict=True)):
+        for axis, (size, n) in enumerate(zip(shape, actual_shape, strict=True)):
             later.append((name, axis, size, n))
     progress = True
     while later and progress:
         waiting: list[tuple[str, int, Size, int]] = []
         for name, axis, size, n in later:
-            known = substitute(size, values)
-            if isinstance(known, int):
-                if known != n:
-                    sources = [f"{s.name} = {values[s.name]} ({where[s.name]})" for s in symbols(size)]
+            expected = substitute(size, values)
+            if isinstance(expected, int):
+                if expected != n:
+                    sources = [f"{s.name} = {values[s.name]} ({origins[s.name]})" for s in symbols(size)]
                     raise GuardError(
-                        f"axis {axis} of input '{name}' is {n}, expected {size if sources else known}", facts=sources
+                        f"axis {axis} of input '{name}' is {n}, expected {size if sources else expected}", facts=sources
                     )
-            elif (solved := _solve(known, n)) is not None:
+            elif (solved := _solve(expected, n)) is not None:
                 symbol, value = solved
                 if value < symbol.low or (symbol.high is not None and value > symbol.high):
                     limit = f"{symbol.low} to {'any' if symbol.high is None else symbol.high}"
                     raise GuardError(f"axis {axis} of input '{name}' makes {symbol.name} = {value}, outside {limit}")
-                values[symbol.name], where[symbol.name] = value, f"axis {axis} of input '{name}'"
+                values[symbol.name], origins[symbol.name] = value, f"axis {axis} of input '{name}'"
             else:
                 waiting.append((name, axis, size, n))
         progress = len(waiting) < len(later)
@@ -117,7 +117,7 @@ def bind(declared: Mapping[str, Shape], actual: Mapping[str, tuple[int, ...]]) -
 
 
 def _solve(size: Dim, n: int) -> tuple[Symbol, int] | None:
-    """The one symbol of a linear size that equals n."""
+    """Return the symbol of a size linear in one symbol and its value for ``size == n``, or None."""
     linear = [(m[0], c) for m, c in size.terms if len(m) == 1]
     if len(linear) != 1 or any(len(m) > 1 for m, _ in size.terms):
         return None

@@ -1,4 +1,4 @@
-"""Timing several ways to do the same in turns, so that a busy machine disturbs all of them alike."""
+"""Interleaved timing of alternatives, so that noise on the host affects all of them equally."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from typing import Any, TypeVar
 from mithril.base.cpu_stopwatch import Stopwatch
 
 K = TypeVar("K")
-LONG = 1e-3  # seconds: what takes longer is likely to be interrupted; for less, looking for that would itself disturb
+# Seconds. Longer calls are likely to be preempted; for shorter ones, reading the run-queue wait costs too much.
+LONG = 1e-3
 
 
-def in_turns(
-    ways: Mapping[K, Callable[[], Any]],
+def time_interleaved(
+    calls: Mapping[K, Callable[[], Any]],
     *,
     seconds: float = 1.0,
     rounds: int = 5,
     hopeless: float = 1.5,
     of: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[K, float]:
-    """Seconds per call of each way, the median of all rounds or what ``of`` makes of them.
+    """Return the seconds per call of each alternative, by default the median of all rounds.
 
-    Of long calls, what they waited for a processor is left out. A way that is ``hopeless`` times slower after three
-    rounds is given up.
+    Long calls are timed without run-queue wait. An alternative that is ``hopeless`` times slower than the best after
+    three rounds is dropped. ``of`` reduces the times of all rounds.
     """
-    times: dict[K, list[float]] = {name: [] for name in ways}
-    racing = dict(ways)
+    times: dict[K, list[float]] = {name: [] for name in calls}
+    racing = dict(calls)
     for call in racing.values():
-        call()  # what happens at a first call happens now
+        call()  # warm up
     begin = time.perf_counter()
-    clock = _plain
+    clock = _wall_seconds
     while len(max(times.values(), key=len)) < rounds or time.perf_counter() - begin < seconds:
         for name, call in racing.items():
             times[name].append(clock(call))
@@ -39,19 +40,19 @@ def in_turns(
         for name in list(racing):
             if len(times[name]) >= 3 and statistics.median(times[name]) > hopeless * best:
                 del racing[name]
-        clock = _undisturbed if max(min(t) for t in times.values()) > LONG else _plain
+        clock = _cpu_seconds if max(min(t) for t in times.values()) > LONG else _wall_seconds
         if time.perf_counter() - begin > 10 * seconds:
             break
     return {name: of(t) for name, t in times.items()}
 
 
-def _plain(call: Callable[[], Any]) -> float:
+def _wall_seconds(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
-def _undisturbed(call: Callable[[], Any]) -> float:
+def _cpu_seconds(call: Callable[[], Any]) -> float:
     watch = Stopwatch()
     call()
-    return watch.lap().own
+    return watch.lap().cpu_seconds

@@ -1,4 +1,4 @@
-"""Names that a room of the core exports, each imported from the file that holds it when it is first used."""
+"""Lazy exports of a package: each name is imported from its module at its first use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Homes = Mapping[str, tuple[str, ...]]
 
 
 def lazy_exports(package: str, homes: Homes) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names live in the modules of ``homes``.
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package that exports names of the modules ``homes``.
 
-    A home is a module below the package; ``"module:object"`` where the names are attributes of that object; empty, or
-    a package with a dot at its end, where the names are modules themselves.
+    A home is a module below the package; ``"module:object"`` if the names are attributes of that object; empty, or a
+    package with a trailing dot, if the names are modules themselves.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -26,7 +26,7 @@ def lazy_exports(package: str, homes: Homes) -> tuple[list[str], Callable[[str],
         is_module = not module or module.endswith(".")
         try:
             value: Any = import_module(f"{package}.{module + name if is_module else module}")
-        except AttributeError as error:  # `from package import name` would take it for a name that is absent
+        except AttributeError as error:  # `from package import name` would report a missing name
             raise ImportError(f"{package}.{module} failed: {error}") from error
         for part in filter(None, () if is_module else (holder, name)):
             value = getattr(value, part)

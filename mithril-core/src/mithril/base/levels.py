@@ -1,4 +1,4 @@
-"""Where passes stand: the stages of a pipeline in running order, and optimization levels."""
+"""Stages of the pass pipeline, in execution order, and optimization levels."""
 
 STAGES = ("clean", "canonical", "fuse", "specialize", "precision", "layout", "memory", "final")
 LEVELS = ("none", "low", "medium", "high")

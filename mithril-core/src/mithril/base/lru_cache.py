@@ -1,4 +1,4 @@
-"""Values by key, kept while they are used and young enough: bounded in number, in bytes and in age."""
+"""Thread-safe LRU cache, bounded in number of entries, bytes and age."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to a cache so far, and what it holds now."""
+    """Statistics of a cache."""
 
     hits: int = 0
     misses: int = 0
-    evictions: int = 0  # to make room
-    expirations: int = 0  # too old, or of another version
+    evictions: int = 0  # entries removed to stay within the bounds
+    expirations: int = 0  # entries removed since they were too old or of another version
     entries: int = 0
     bytes: int = 0
 
@@ -40,9 +40,9 @@ class _Entry(Generic[V]):
 
 
 class LruCache(Generic[V]):
-    """The least recently used goes first. Threads may share it; ``clock`` is any function that never runs backwards.
+    """A thread-safe cache that evicts the least recently used entry first.
 
-    ``size_of`` tells bytes. An entry that alone is larger than ``max_bytes`` is not kept.
+    ``clock`` is any monotonic function; ``size_of`` returns bytes. A value larger than ``max_bytes`` is not cached.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class LruCache(Generic[V]):
     ) -> None:
         if max_entries < 1 or (ttl is not None and ttl <= 0) or (max_bytes is not None and max_bytes < 1):
             raise OptionError(
-                "a cache needs room and time",
+                "the limits of a cache must be positive",
                 facts=[f"max_entries={max_entries}, ttl={ttl}, max_bytes={max_bytes}"],
-                hint="all of them are positive; None means no limit of age or bytes",
+                hint="pass positive numbers, or None for no limit of age or bytes",
             )
         self.max_entries, self.ttl, self.max_bytes = max_entries, ttl, max_bytes
         self._size_of, self._clock = size_of, clock
@@ -69,7 +69,7 @@ class LruCache(Generic[V]):
         self._flights: dict[Hashable, tuple[int, Future[V]]] = {}
 
     def get(self, key: Hashable, version: Any = None) -> V | None:
-        """The value; None where there is none, where it is too old, or where it was put with another version."""
+        """Return the value, or None if it is absent, expired or of another version."""
         with self._lock:
             entry = self._fresh(key, version)
             if entry is None:
@@ -80,7 +80,7 @@ class LruCache(Generic[V]):
             return entry.value
 
     def put(self, key: Hashable, value: V, version: Any = None) -> None:
-        """Keep a value, and let others go where there is no room for all."""
+        """Insert a value and evict others to stay within the bounds."""
         size = self._size_of(value)
         with self._lock:
             now = self._clock()
@@ -100,9 +100,9 @@ class LruCache(Generic[V]):
                 self._counts.evictions += 1
 
     def get_or_compute(self, key: Hashable, compute: Callable[[], V], version: Any = None) -> V:
-        """The value, made by ``compute`` where it is missing; threads that ask meanwhile wait for the one that does.
+        """Return the value, computed if it is missing; concurrent threads wait for one computation.
 
-        What ``compute`` raises is raised in all of them, and nothing is kept.
+        An exception of ``compute`` is raised in all of them, and nothing is cached.
         """
         with self._lock:
             entry = self._fresh(key, version)
@@ -113,11 +113,11 @@ class LruCache(Generic[V]):
             flight = self._flights.get((key, version))
             if flight is None:
                 self._counts.misses += 1
-                mine: Future[V] = Future()
-                self._flights[key, version] = (threading.get_ident(), mine)
+                future: Future[V] = Future()
+                self._flights[key, version] = (threading.get_ident(), future)
         if flight is not None:
             if flight[0] == threading.get_ident():
-                raise OptionError(f"computing '{key}' asks the cache for '{key}' itself")
+                raise OptionError(f"computing '{key}' requests '{key}' from the same cache")
             value = flight[1].result()
             with self._lock:
                 self._counts.hits += 1
@@ -125,22 +125,22 @@ class LruCache(Generic[V]):
         try:
             value = compute()
             self.put(key, value, version)
-            mine.set_result(value)
+            future.set_result(value)
             return value
         except BaseException as error:
-            mine.set_exception(error)
+            future.set_exception(error)
             raise
         finally:
             with self._lock:
                 del self._flights[key, version]
 
     def remove(self, key: Hashable) -> bool:
-        """Whether there was such an entry."""
+        """Remove an entry; return whether it existed."""
         with self._lock:
             return self._drop(key)
 
     def cleanup(self) -> int:
-        """Let go of what is too old; how many entries that were. ``put`` does so once per quarter of the ``ttl``."""
+        """Remove expired entries and return their number. ``put`` does so once per quarter of the ``ttl``."""
         with self._lock:
             now = self._clock()
             old = [key for key, entry in self._entries.items() if now >= entry.expires]
@@ -157,7 +157,7 @@ class LruCache(Generic[V]):
 
     @property
     def counts(self) -> Counts:
-        """A copy of the counts as they stand now."""
+        """A snapshot of the statistics."""
         with self._lock:
             return replace(self._counts, entries=len(self._entries))
 

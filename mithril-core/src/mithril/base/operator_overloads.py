@@ -1,4 +1,4 @@
-"""Python operators on symbolic tensors: one mixin for graph values and for model connections."""
+"""Python operators on symbolic tensors: a mixin shared by graph values and model connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril.base.registry import index as indexed, operation
 
 
 def _unpacked(sizes: tuple[Any, ...]) -> Any:
-    """``f(2, 3)`` and ``f((2, 3))`` mean the same."""
+    """Return the sizes of ``f(2, 3)`` and of ``f((2, 3))``."""
     only = sizes[0] if len(sizes) == 1 else None
     is_shape = hasattr(type(only), "__getitem__") and not isinstance(only, Operators)  # also the shape of a connection
     return only if is_shape else sizes
@@ -30,9 +30,9 @@ def _reduction(name: str) -> Any:
 
 
 class Operators:
-    """Arithmetic, comparison, indexing and methods by the operations of the same name: ``x.sum(axis=1)``, ``x.relu()``.
+    """Mixin that maps arithmetic, comparison, indexing and methods to operations: ``x.sum(axis=1)``, ``x.relu()``.
 
-    ``==`` compares identity, as dictionaries need it; write ``equal(a, b)`` for the element-wise comparison.
+    ``==`` compares identity, so that values can be dictionary keys; ``equal(a, b)`` compares element by element.
     """
 
     __slots__ = ()
@@ -72,7 +72,7 @@ class Operators:
     def __iter__(self) -> Any:
         raise TypeError("a symbolic tensor cannot be iterated; slice it, split it, or loop over it with scan()")
 
-    __array_ufunc__ = None  # numpy arrays on the left let these operators win
+    __array_ufunc__ = None  # NumPy arrays as left operands defer to these operators
 
     # -- methods -------------------------------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
@@ -89,11 +89,11 @@ class Operators:
         return method
 
     def reshape(self, *shape: Any) -> Any:
-        """The same elements in another shape; one size may be -1."""
+        """Return the same elements in another shape; one size may be -1."""
         return operation("reshape")(self, shape=_unpacked(shape))
 
     def transpose(self, *perm: Any) -> Any:
-        """Axes in another order; without arguments, reversed."""
+        """Permute the axes; without arguments, reverse them."""
         return operation("transpose")(self, perm=_unpacked(perm) or None)
 
     @property
@@ -104,5 +104,5 @@ class Operators:
     max, min, var = _reduction("max"), _reduction("min"), _reduction("var")
 
     def astype(self, dtype: Any) -> Any:
-        """The same elements in another dtype."""
+        """Cast the elements to another dtype."""
         return operation("cast")(self, dtype=dtype)

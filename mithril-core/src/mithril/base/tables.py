@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def si(number: float) -> str:
-    """1234567 as 1.23M."""
+    """Format a number with an SI prefix: 1234567 as 1.23M."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(number) < 1000 or unit == "T":
             return f"{number:.3g}{unit}" if unit else f"{int(number)}"
@@ -15,7 +15,7 @@ def si(number: float) -> str:
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 100) -> list[str]:
-    """Plain aligned columns; the first one gives way where the terminal is narrow."""
+    """Format a table as aligned columns; the first one is truncated if the terminal is narrow."""
     table = [list(head), *[list(r) for r in rows]]
     widths = [max(len(r[k]) for r in table) for k in range(len(head))]
     spare = width - sum(widths[1:]) - 2 * (len(head) - 1)

@@ -9,7 +9,7 @@ from mithril.base.dtypes import DType
 
 
 class TensorType:
-    """What is known of a value before it exists: element type and shape (ints and dims)."""
+    """The static type of a value: element type and shape (ints and dims)."""
 
     __slots__ = ("_hash", "dtype", "is_static", "shape")
 

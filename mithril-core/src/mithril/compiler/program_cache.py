@@ -23,13 +23,13 @@ from mithril.base import (
     Decision,
     Decisions,
     MithrilError,
-    NoFingerprint,
     Store,
     TensorType,
+    UnhashableObject,
     __version__,
     dtype as as_dtype,
     fingerprint,
-    package_stamp,
+    package_version_key,
     parse_dim,
     symbols,
 )
@@ -73,7 +73,7 @@ class ProgramCache:
                 self.context.level,
                 _environment_key(self.backend.name),
             )
-        except NoFingerprint as what:
+        except UnhashableObject as what:
             self.decisions.record("ignored", f"cache: {what} has no fingerprint, so programs are not cached")
             return None
 
@@ -85,7 +85,7 @@ class ProgramCache:
         path = options["template_path"]
         texts = template_texts(path) if path is not None else {}
         if texts is None:
-            raise NoFingerprint(f"the template '{path}', which includes templates with computed names,")
+            raise UnhashableObject(f"the template '{path}', which includes templates with computed names,")
         return [contents, texts]
 
     def key(self, request: Request) -> str | None:
@@ -201,10 +201,10 @@ def new_decisions(decisions: Decisions, before: int) -> list[Decision]:
 
 def _environment_key(backend: str) -> list[str]:
     """Return the installed versions that affect compiled programs."""
-    versions = [f"python {sys.version}", f"mithril {__version__} {package_stamp('mithril')}"]
+    versions = [f"python {sys.version}", f"mithril {__version__} {package_version_key('mithril')}"]
     for plugin in plugins.found():
         if plugin.state != "disabled":
-            stamp = package_stamp(plugin.module.partition(".")[0]) if plugin.version else ""
+            stamp = package_version_key(plugin.module.partition(".")[0]) if plugin.version else ""
             versions.append(f"{plugin.distribution} {plugin.version} {stamp}")
     entry = plugins.backends().get(backend)
     versions += _versions("mithril-core")

@@ -14,7 +14,7 @@ from mithril.ir.declaration import SCALARS
 
 
 def apply(op: Op, operands: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
-    """Append a node if an operand is symbolic, or if a graph is being built and no operand is an array; else compute."""
+    """Append a node if an operand is symbolic, or if a builder is active and no operand is an array; else compute."""
     if attributes and not op.variadic:
         operands, attributes = op.bind(operands, attributes)
     for operand in operands:

@@ -151,7 +151,7 @@ class Op(Declaration):
                 self._inferred.clear()
             entry = self._inferred[key] = (results, tuple(guards))
         for guard in entry[1]:
-            assume(guard.left, guard.relation, guard.right, guard.why)
+            assume(guard.left, guard.relation, guard.right, guard.reason)
         return entry[0]
 
     def _infer(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
@@ -160,7 +160,7 @@ class Op(Declaration):
             if self.composite and self.shape_rule is None:
                 body = self.decompose(types, attributes)
                 for guard in body.guards:  # the composite inherits the assumptions of its body
-                    assume(guard.left, guard.relation, guard.right, guard.why)
+                    assume(guard.left, guard.relation, guard.right, guard.reason)
                 return tuple(v.type for v in body.outputs)
             return self._by_rules(types, attributes)
         except MithrilError as error:

@@ -92,7 +92,7 @@ class _Printer:
         lines += [inner + self._input(i) for i in graph.inputs]
         for guard in graph.guards:
             lines.append(
-                f"{inner}guard {guard.left} {guard.relation} {guard.right}  # {visible(guard.why)}".rstrip(" #")
+                f"{inner}guard {guard.left} {guard.relation} {guard.right}  # {visible(guard.reason)}".rstrip(" #")
             )
         for node in graph.nodes:
             lines += self.node(node, inner)

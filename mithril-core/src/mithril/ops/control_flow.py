@@ -126,7 +126,7 @@ def cond(pred: Any, then: Callable[..., Any], else_: Callable[..., Any], *xs: An
         [(b, name_outputs("result", b.results(r, dtypes))) for b, r in zip(bodies, results, strict=True)]
     )
     made = builder.emit(if_op, [choice, *values, *captured], {}, regions, "chosen")
-    return made if isinstance(bodies[0].made, (tuple, list)) else made[0]
+    return made if isinstance(bodies[0].returned, (tuple, list)) else made[0]
 
 
 # -- while --------------------------------------------------------------------------------------------------------

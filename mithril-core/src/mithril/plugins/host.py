@@ -216,7 +216,7 @@ class Plugins(Answers, HookCalls):
 
     def _is_of_an_operation(self, answer: Registered[Lowering]) -> bool:
         try:
-            registry.named(answer.spec.op, self._ops())
+            registry.operation_name(answer.spec.op, self._ops())
         except OperationError as error:
             message = f"{answer.origin} lowers an {error.what}"
             self.loader.problem(answer.plugin, Problem("broken", message, tuple(error.facts), error.hint or None))

@@ -25,7 +25,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.base import names
+from mithril.base import operation_names
 from mithril.ir import Node
 from mithril_jax import helpers
 
@@ -43,7 +43,9 @@ table = Lowerings(
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 operators(table)
-_PAIRS = names("maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
+_PAIRS = operation_names(
+    "maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor"
+)
 functions(table, "jnp", (*UNARY, *QUESTIONS, "log2", *_PAIRS, "trunc"), NUMPY_NAMES)
 table.row("sign", "jnp.where({x} == 0, jnp.zeros_like({x}), jnp.sign({x}))")  # +0 of both zeros
 table.rows(
@@ -57,7 +59,7 @@ table.rows(
 )
 
 
-table.rows(dict.fromkeys(names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer)
+table.rows(dict.fromkeys(operation_names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer)
 shared_helpers(table)
 table.helper(helpers.floordiv_float, op="floordiv")
 table.helper(helpers.mod_float, op="mod")

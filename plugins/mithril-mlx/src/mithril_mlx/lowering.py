@@ -25,7 +25,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.base import names
+from mithril.base import operation_names
 from mithril.ir import Node
 from mithril_mlx import helpers
 
@@ -46,7 +46,7 @@ table = Lowerings(
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 operators(table)
-_PAIRS = names("maximum", "minimum", "pow", "atan2", "logical_and", "logical_or")
+_PAIRS = operation_names("maximum", "minimum", "pow", "atan2", "logical_and", "logical_or")
 functions(
     table,
     "mx",
@@ -81,7 +81,7 @@ def _sign(call: Call) -> str:
     return f"{call.helper(integers.sign)}({call.array('x')})"
 
 
-table.rows(dict.fromkeys(names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer, view=True)
+table.rows(dict.fromkeys(operation_names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer, view=True)
 
 
 shared_helpers(table)

@@ -25,7 +25,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.base import names
+from mithril.base import operation_names
 from mithril.ir import Node
 from mithril_numpy import helpers
 
@@ -43,16 +43,16 @@ table = Lowerings(
 
 # -- element-wise: an operator where there is one, with a form that writes into a dead operand -------------------------
 operators(table)
-for _name in names("add", "sub", "mul", "div"):
+for _name in operation_names("add", "sub", "mul", "div"):
     table.row(
         _name, f"{{a}} {SIGNS[_name]} {{b}}", out=f"np.{NUMPY_NAMES.get(_name, _name)}({{a}}, {{b}}, out={{out}})"
     )
 functions(table, "np", QUESTIONS)
-_PAIRS = names("maximum", "minimum", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
-_BITS = names("bitwise_and", "bitwise_or", "bitwise_xor")
+_PAIRS = operation_names("maximum", "minimum", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
+_BITS = operation_names("bitwise_and", "bitwise_or", "bitwise_xor")
 _OWN_NAMES = {**NUMPY_NAMES, "abs": "absolute", "round": "rint"}
 functions(table, "np", (*UNARY, "neg", "sign", "trunc", *_PAIRS, *_BITS), _OWN_NAMES, out=True)
-table.rows(dict.fromkeys(names("floor", "ceil", "round", "trunc"), "{x}.copy()"), when=is_integer)
+table.rows(dict.fromkeys(operation_names("floor", "ceil", "round", "trunc"), "{x}.copy()"), when=is_integer)
 table.row("sign", "np.sign({x}) + {dtype}(0)", when=lambda node: node.result.dtype.name == "bfloat16")  # both zeros
 table.row("where", "np.where({condition}, {a}, {b})")
 

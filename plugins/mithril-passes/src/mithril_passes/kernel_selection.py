@@ -10,7 +10,7 @@ from typing import Any
 
 from mithril import Graph, Node, pass_
 from mithril.backend import Backend, BuildOptions
-from mithril.base import OptionError, Store, fingerprint, in_turns, numel, package_stamp
+from mithril.base import OptionError, Store, fingerprint, numel, package_version_key, time_interleaved
 from mithril.ir import Builder, Editor, is_product
 from mithril.passes import PassContext, random_arguments
 from mithril_passes.op_variants import Way, is_measurable, ways
@@ -60,7 +60,7 @@ def _key(node: Node, backend: Backend) -> str:
     types = [None if v is None else str(v.type) for v in node.operands]
     package = type(backend).__module__.partition(".")[0]
     machine = [platform.machine(), platform.node(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS")]
-    versions = [package_stamp(p) for p in ("mithril", "mithril_passes", package)]
+    versions = [package_version_key(p) for p in ("mithril", "mithril_passes", package)]
     names = [w.name for w in ways(node)]
     return fingerprint(
         "kernel", node.op.name, dict(node.attributes), types, names, backend.identity(), machine, versions
@@ -91,7 +91,7 @@ def measured(node: Node, candidates: Iterable[Way], backend: Backend, context: P
     calls = {OWN: _runner(node, None, backend, context)}
     for one in candidates:
         calls[one.name] = _runner(node, one, backend, context)
-    return in_turns(calls, seconds=SECONDS, rounds=ROUNDS)
+    return time_interleaved(calls, seconds=SECONDS, rounds=ROUNDS)
 
 
 def _runner(node: Node, variant: Way | None, backend: Backend, context: PassContext) -> Any:

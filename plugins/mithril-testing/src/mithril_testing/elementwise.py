@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from mithril import ops
-from mithril.base import ALL, DType, MithrilError, Shape, bool_, float32, int32, names
+from mithril.base import ALL, DType, MithrilError, Shape, bool_, float32, int32, operation_names
 from mithril.ir import Arr, Builder, Graph, Op, Value, decompose
 from mithril_testing.cases import is_primitive
 from mithril_testing.running import Array
@@ -15,7 +15,7 @@ from mithril_testing.sample_arrays import every_pair, make_array, random_array, 
 
 BEYOND = 4_096  # elements: more than any backend takes in one piece
 # A tie between zeros of different signs has no winner: either zero is right.
-EITHER_ZERO = names("maximum", "minimum", "clip", "max", "min")
+EITHER_ZERO = operation_names("maximum", "minimum", "clip", "max", "min")
 
 
 def accepted(op: Op, dtype: DType) -> bool:

@@ -7,12 +7,14 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.base import names, operation as op
+from mithril.base import operation as op, operation_names
 from mithril.ir import Builder, Graph, Value
 
-UNARY = names("abs", "neg", "tanh", "sigmoid", "relu", "gelu", "silu", "square", "sin", "cos", "erf", "softsign")
-BINARY = names("add", "sub", "mul", "maximum", "minimum")
-REDUCTIONS = names("sum", "mean", "max", "min")
+UNARY = operation_names(
+    "abs", "neg", "tanh", "sigmoid", "relu", "gelu", "silu", "square", "sin", "cos", "erf", "softsign"
+)
+BINARY = operation_names("add", "sub", "mul", "maximum", "minimum")
+REDUCTIONS = operation_names("sum", "mean", "max", "min")
 SMALL = (1, 2, 3, 4)
 WIDE = (1, 2, 3, 5, 7, 8, 12, 16, 17, 24, 33)  # sizes that are and are not multiples of the tile and vector widths
 LARGEST = 40_000  # elements of a value

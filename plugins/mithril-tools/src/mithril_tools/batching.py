@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import checked, human, parse_bytes
-from mithril.base import InputError, MemoryLimitError, in_turns
+from mithril.base import InputError, MemoryLimitError, time_interleaved
 from mithril.runtime import CompiledModel
 from mithril_tools.benchmark import batch_of, resized
 
@@ -62,7 +62,7 @@ def find_batch_size(
         def call() -> None:
             compiled.backend.synchronize(compiled.evaluate(weights, resized_inputs))
 
-        return size / in_turns({"": call}, seconds=seconds / 4, rounds=3)[""]
+        return size / time_interleaved({"": call}, seconds=seconds / 4, rounds=3)[""]
 
     best, rates = fastest_batch(rate, fits)
     return BatchChoice(best, fits, rates, {size: needs(size) for size in rates})

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import InputError, Lap, Stopwatch, Store, fingerprint, typical
+from mithril.base import InputError, Lap, Stopwatch, Store, fingerprint, lower_quartile
 from mithril.compiler import compile as compile_model, make_backend
 from mithril.ir import Graph
 from mithril.plugins import resolve_options
@@ -145,7 +145,7 @@ def measure(
                 watch = Stopwatch()
                 call()
                 laps[k].append(watch.lap())
-    seconds = [typical(lap) for lap in laps]
+    seconds = [lower_quartile(lap) for lap in laps]
     nothing = min(seconds[: len(operations)])
     samples = [o.sample(t, nothing) for o, t in zip(operations, seconds, strict=False)]
     return Measured([case.graph for case in cases], seconds[len(operations) :], samples)

@@ -19,12 +19,12 @@ from mithril.backend import checked
 from mithril.base import (
     LEVELS,
     MithrilError,
-    NoFingerprint,
     OptionError,
     Store,
+    UnhashableObject,
     dtype as as_dtype,
     fingerprint,
-    in_turns,
+    time_interleaved,
 )
 from mithril.compiler import compile as compile_model, make_backend
 from mithril.models import flatten
@@ -143,12 +143,12 @@ def _search(
                 racing.pop(k, None)
         if not racing:
             continue
-        times = in_turns({None: current.call, **{k: c.call for k, c in racing.items()}}, seconds=seconds)
+        times = time_interleaved({None: current.call, **{k: c.call for k, c in racing.items()}}, seconds=seconds)
         tried += [(knob, values[k], times[k], "") for k in racing]
         winner = min(racing, key=lambda k: times[k])
         if times[winner] < (1 - MARGIN) * times[None]:
             best[knob], current = values[winner], racing[winner]
-    final = in_turns({"best": current.call, "default": base.call}, seconds=seconds)
+    final = time_interleaved({"best": current.call, "default": base.call}, seconds=seconds)
     if final["best"] > final["default"]:  # the winners of single comparisons lost the final one
         best, current = {}, base
         final["best"] = final["default"]
@@ -199,7 +199,7 @@ def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, gradie
         return fingerprint(
             "tune", flat, own, shapes, dict(options), dict(knobs), gradients_of, machine(), stamps(backend)
         )
-    except NoFingerprint:
+    except UnhashableObject:
         return None
 
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from mithril import __version__
-from mithril.base import NoFingerprint, Store, fingerprint, package_stamp
+from mithril.base import Store, UnhashableObject, fingerprint, package_version_key
 from mithril.models import flatten
 
 _searching: ContextVar[bool] = ContextVar("searching", default=False)
@@ -58,7 +58,7 @@ def machine() -> list[Any]:
 def stamps(backend: Any) -> list[str]:
     """Return the versions of the core and of a backend, down to the files."""
     package = type(backend).__module__.partition(".")[0]
-    return [__version__, package_stamp("mithril"), package_stamp(package)]
+    return [__version__, package_version_key("mithril"), package_version_key(package)]
 
 
 def _key(model: Any, backend: Any, shapes: Mapping[str, Any]) -> str | None:
@@ -69,5 +69,5 @@ def _key(model: Any, backend: Any, shapes: Mapping[str, Any]) -> str | None:
     own = (type(backend), backend.identity())
     try:
         return fingerprint("winners", flatten(model), own, sizes, machine(), stamps(backend))
-    except NoFingerprint:
+    except UnhashableObject:
         return None

@@ -28,7 +28,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.base import UnsupportedError, names, uint32
+from mithril.base import UnsupportedError, operation_names, uint32
 from mithril.ir import Node
 from mithril_torch import helpers
 
@@ -73,7 +73,7 @@ def _sign(call: Call) -> str:
     return f"{call.helper(integers.sign)}({call.x})"
 
 
-table.rows(dict.fromkeys(names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer, view=True)
+table.rows(dict.fromkeys(operation_names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer, view=True)
 
 
 @table.function("maximum", "minimum", "pow", "atan2", "logical_and", "logical_or", "logical_xor")

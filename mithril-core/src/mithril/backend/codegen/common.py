@@ -9,7 +9,7 @@ from mithril import ops
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.shared import indexing, integers, pooling, random_words
-from mithril.base import Registry, names, operation
+from mithril.base import Registry, operation, operation_names
 from mithril.ir import Node
 
 SIGNS: Registry[str] = Registry(
@@ -31,16 +31,19 @@ SIGNS: Registry[str] = Registry(
     },
 )
 # What every such library computes element by element, under the operation's own name or NumPy's.
-UNARY = names(
+UNARY = operation_names(
     *("abs", "exp", "expm1", "log", "log1p", "sqrt", "square"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
     *("floor", "ceil", "round", "logical_not", "bitwise_not"),
 )
-QUESTIONS = names("isnan", "isinf", "isfinite")
+QUESTIONS = operation_names("isnan", "isinf", "isfinite")
 NUMPY_NAMES: Registry[str] = Registry(
     "NumPy's names",
     {
-        **{name: f"arc{name[1:]}" for name in names("asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2")},
+        **{
+            name: f"arc{name[1:]}"
+            for name in operation_names("asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2")
+        },
         "neg": "negative",
         "pow": "power",
         "floordiv": "floor_divide",

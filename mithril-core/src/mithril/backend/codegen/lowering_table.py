@@ -12,7 +12,7 @@ from typing import Any
 
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.shared import HELPERS, Dialect
-from mithril.base import Dim, DType, OperationError, Registry, int32, named, quoted
+from mithril.base import Dim, DType, OperationError, Registry, int32, operation_name, quoted
 from mithril.ir import Node, Op
 from mithril.plugins import PluginLowering
 
@@ -121,7 +121,7 @@ class Lowerings:
 
     def _add(self, op: Op | str, row: Row) -> None:
         """Rows with a condition are tried first, the newest first; one without replaces its like."""
-        op = named(op)
+        op = operation_name(op)
         known = self._rows.get(op, ())
         if row.when is not None:
             self._rows[op] = (row, *known)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mithril.base import OptionError, Store, in_turns
+from mithril.base import OptionError, Store, time_interleaved
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import executables
@@ -118,7 +118,7 @@ def tune_operation(operation: Operation, machine: Machine, seconds: float, trial
         calls[schedule] = Call(graph, replace(machine, schedules={operation.name: schedule}), compile_graph.compiled)
         if time.perf_counter() > end:
             break
-    times = in_turns(calls, seconds=max(MIN_SECONDS, seconds / 2), hopeless=HOPELESS, of=lower_quartile)
+    times = time_interleaved(calls, seconds=max(MIN_SECONDS, seconds / 2), hopeless=HOPELESS, of=lower_quartile)
     order = sorted(times.items(), key=lambda item: item[1])
     return Row(operation, len(times) - 1, times[DEFAULT], order[:FINALISTS])
 
@@ -132,7 +132,7 @@ def tune_program(graph: Any, machine: Machine, rows: Sequence[Row], end: float) 
         )
 
     def race(calls: Mapping[str, Call]) -> dict[str, float]:
-        return in_turns(
+        return time_interleaved(
             calls, seconds=max(MIN_SECONDS, (end - time.perf_counter()) / (4 * len(rows) + 4)), of=lower_quartile
         )
 

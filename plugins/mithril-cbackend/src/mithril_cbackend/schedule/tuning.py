@@ -13,7 +13,7 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import BuildOptions
-from mithril.base import Store, fingerprint, float32, in_turns, package_stamp
+from mithril.base import Store, fingerprint, float32, package_version_key, time_interleaved
 from mithril.ir import Builder, Graph, Input, Node, Value, iterate
 from mithril.passes import random_arguments
 from mithril_cbackend.compile_target import CompileTarget
@@ -134,7 +134,7 @@ def _key(name: str, machine: Machine) -> str:
         machine.threads,
         machine.vector_bytes,
         this_machine(),
-        package_stamp("mithril_cbackend"),
+        package_version_key("mithril_cbackend"),
     ]
     return fingerprint("schedule", name, environment)
 
@@ -163,7 +163,7 @@ def fastest(operation: Operation, machine: Machine, compiled: Compile) -> str:
     calls = {DEFAULT: Call(graph, machine, compiled)}
     for schedule in operation.choices(machine):
         calls[schedule] = Call(graph, replace(machine, schedules={operation.name: schedule}), compiled)
-    times = in_turns(calls, seconds=SECONDS)
+    times = time_interleaved(calls, seconds=SECONDS)
     best = min(times, key=lambda n: times[n])
     return best if times[best] < (1 - MARGIN) * times[DEFAULT] else DEFAULT
 

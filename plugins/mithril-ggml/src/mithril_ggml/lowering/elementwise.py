@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Registry, int32, names, operations
+from mithril.base import Registry, int32, operation_names, operations
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_integer, is_single, row
@@ -68,7 +68,7 @@ UFUNCS: Registry[Any] = Registry(
     },
 )
 # They have meanings of their own there.
-NOT_OF_INTEGERS = names(ops.floordiv, ops.mod, ops.pow, ops.floor, ops.ceil, ops.round, ops.trunc)
+NOT_OF_INTEGERS = operation_names(ops.floordiv, ops.mod, ops.pow, ops.floor, ops.ceil, ops.round, ops.trunc)
 BINARY: Registry[Callable[..., Any]] = Registry(
     "arithmetic by ggml",
     {ops.add: ggml.ggml_add, ops.sub: ggml.ggml_sub, ops.mul: ggml.ggml_mul, ops.div: ggml.ggml_div},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril.backend import MemoryPlan, human, nbytes, plan
-from mithril.base import InputError, Lap, Stopwatch, typical
+from mithril.base import InputError, Lap, Stopwatch, lower_quartile
 from mithril.ir import Graph
 from mithril.passes import random_arguments
 from mithril.runtime import Stepped
@@ -154,4 +154,4 @@ class MlxComputationGraph:
                 arguments, lambda node, start, spent: laps.setdefault(sample_key(node), []).append(watch.lap(spent))
             )
         for (op, kind, size), samples in laps.items():
-            self._samples[op, kind, size] = Sample(op, kind, size, typical(samples))
+            self._samples[op, kind, size] = Sample(op, kind, size, lower_quartile(samples))

@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril import ops, plugins
 from mithril.backend import BuildOptions, nbytes
-from mithril.base import in_turns
+from mithril.base import time_interleaved
 from mithril.ir import Builder, Graph, Node, Output, Value
 from mithril.passes import random_arguments
 from mithril.rewrite import Rule, RuleSet
@@ -33,7 +33,7 @@ class FusionOpportunity:
 
     def measure(self, seconds: float = 0.2) -> float:
         """Measure the speedup of the full graph with this fusion."""
-        seconds_by_side = in_turns({"before": self._before, "after": self._after()}, seconds=seconds)
+        seconds_by_side = time_interleaved({"before": self._before, "after": self._after()}, seconds=seconds)
         self.measured_speedup = seconds_by_side["before"] / seconds_by_side["after"]
         return self.measured_speedup
 

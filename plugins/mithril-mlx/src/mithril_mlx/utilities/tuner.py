@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import BackendError, InputError, Store, fingerprint, in_turns
+from mithril.base import BackendError, InputError, Store, fingerprint, time_interleaved
 from mithril_mlx.mlx_loader import BLAS, mx
 from mithril_mlx.utilities.tensor_cache import seconds
 from mithril_tools.diff import relative_error
@@ -117,7 +117,9 @@ class MlxAutoTuner:
                     racing[config] = _waited(way, arrays)
                 except Exception as error:
                     failed[config] = f"{type(error).__name__}: {error}"
-            return self._decided(name, in_turns(racing, seconds=seconds, of=_quartile) if racing else {}, failed)
+            return self._decided(
+                name, time_interleaved(racing, seconds=seconds, of=_quartile) if racing else {}, failed
+            )
 
         return self._known_or(name, list(ways), arrays, search, lambda: search(seconds / 10), anew)
 
