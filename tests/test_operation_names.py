@@ -1,7 +1,8 @@
 """Names of operations in the source: few tables, few comparisons, and never more than there are.
 
 Facts about an operation belong to its declaration, and passes ask axes and traits. Lowering tables are keyed by
-operations or go through ``Registry``, ``names`` or ``Lowerings``, which check each name; anchors compare by identity.
+operations or go through ``Registry``, ``operation_names`` or ``Lowerings``, which check each name; anchors compare by
+identity.
 ``operation_names.json`` lists the rest, for each file: tables of three or more names, comparisons of ``op.name`` with a
 string, and why. Counts may only go down: then lower them in the file.
 """
@@ -15,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from mithril.base.errors import OperationError
-from mithril.base.registry import Registry, names, operation, operations
+from mithril.base.registry import Registry, operation, operation_names, operations
 
 PROJECT = Path(__file__).parents[1]
 COUNTS = Path(__file__).with_name("operation_names.json")
 FILES = [*PROJECT.glob("mithril-core/src/**/*.py"), *PROJECT.glob("plugins/*/src/**/*.py")]
 LEAST = 3  # names that make a table
-CHECKED = {"Registry", "names", "rows", "function", "functions", "row"}  # calls that check the names they get
+CHECKED = {"Registry", "operation_names", "rows", "function", "functions", "row"}  # calls that check the names they get
 
 
 def words(items):
@@ -118,7 +119,7 @@ def test_a_registry_takes_operations_and_names_that_exist():
     assert "fold_in" not in rules.missing()
     assert "matmul" in rules.missing()
     assert dict(Registry("testing", {ops.exp: 1})) == {"exp": 1}
-    assert names(ops.exp, "add") == ("exp", "add")
+    assert operation_names(ops.exp, "add") == ("exp", "add")
     with pytest.raises(OperationError, match="unknown operation 'contract'"):
         rules("contract")(2)
     with pytest.raises(OperationError, match="unknown operation 'mesh.all_reduced'") as caught:

@@ -30,7 +30,7 @@ class Checked(metaclass=CheckedType):
         ),
         (lambda: Checked(1, lr=2), "Checked has no argument 'lr'\n  accepted: size, rate, flag\nhint: write rate="),
         (lambda: Checked(), "Checked requires 'size'\n  accepted: size, rate, flag"),
-        (lambda: Checked(1, 2, True), "Checked takes 2 arguments by position (size, rate), got 3: True is too much"),
+        (lambda: Checked(1, 2, True), "Checked takes 2 arguments by position (size, rate), got 3, surplus: True"),
         (lambda: Checked(1, size=3), "Checked got 'size' twice: 1 by position and 3 by name"),
         (lambda: Checked(1).fit(1, 2, 3), "Checked.fit takes 2 arguments by position (data, epochs), got 3"),
         (
@@ -53,13 +53,13 @@ def test_type_errors_from_inside_stay():
 
 
 def test_layer_constructor_blames_the_right_argument():
-    with pytest.raises(ModelError, match=r"\(layers, features, heads, feedforward\), got 5: 0.5 is too much"):
+    with pytest.raises(ModelError, match=r"\(layers, features, heads, feedforward\), got 5, surplus: 0.5"):
         TransformerEncoder(6, 384, 12, 1536, 0.5, dropout=0.0)
     with pytest.raises(
         ModelError, match=r"TransformerEncoderLayer has no argument 'dropuot'(?s:.)*did you mean 'dropout'"
     ):
         TransformerEncoder(6, 384, 12, dropuot=0.0)
-    with pytest.raises(ModelError, match=r"takes 1 argument by position \(p\), got 2: 0.2 is too much"):
+    with pytest.raises(ModelError, match=r"takes 1 argument by position \(p\), got 2, surplus: 0.2"):
         Dropout(0.1, 0.2)
 
 

@@ -1,7 +1,7 @@
-"""The public face of mithril: every name is found here and loaded when it is first used.
+"""The public API of mithril; every name is imported at its first use.
 
-``import mithril as ml`` imports no backend, no plugin and none of the core's own modules. A name comes from the table
-below, else from an installed plugin (``ml.JaxBackend``); a name that a known distribution would bring says so.
+``import mithril as ml`` imports no backend, no plugin and no other module of the core. A name is defined by the table
+below or by an installed plugin (``ml.JaxBackend``); the error for a missing one names the distribution to install.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from mithril.base import __version__ as __version__, registry
 
-# Where the core's own names live: room -> names. ``__init__.pyi`` is generated from this table.
+# Package -> the names it exports. ``__init__.pyi`` is generated from this table.
 _HOME = {
     "autodiff": ("gradients",),
     "compiler": ("compile", "grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
@@ -50,7 +50,7 @@ def _declare_plugin_operation(name: str | None) -> None:
 
 
 def _core_names() -> set[str]:
-    """Return the names of the public face that no plugin can provide."""
+    """Return the public names that plugins cannot override."""
     from pkgutil import iter_modules
 
     return {*_MODULE_OF, *_SUBMODULES, *(module.name for module in iter_modules(__path__))}
@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
 
     if module := _MODULE_OF.get(name):
         value = getattr(import_module(f"mithril.{module}"), name)
-    elif find_spec(f"mithril.{name}"):  # also the way of `from mithril import plugins`, which asks here first
+    elif find_spec(f"mithril.{name}"):  # also reached by `from mithril import plugins`
         return import_module(f"mithril.{name}")
     else:
         value = import_module("mithril.plugins").export(name)

@@ -255,5 +255,5 @@ def test_unknown_names_in_templates_are_errors(tmp_path):
     (tmp_path / "t.j2").write_text("{{ nosuch }}")
     with pytest.raises(OptionError, match="'nosuch' is undefined"):
         from_template(tmp_path / "t.j2", emit(net(), table()))
-    with pytest.raises(OptionError, match="there is no template"):
+    with pytest.raises(OptionError, match="does not exist"):
         from_template(tmp_path / "no.j2", {})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mithril import ops
-from mithril.backend.memory_plan import STRATEGIES, Buffer, check_limit, find_strategy, human, parse_bytes, plan
+from mithril.backend.memory_plan import STRATEGIES, Buffer, check_limit, find_strategy, format_bytes, parse_bytes, plan
 from mithril.base.dims import Dim
 from mithril.base.errors import MemoryLimitError, OptionError
 from mithril.ir import Builder
@@ -47,7 +47,7 @@ def test_a_graph_is_planned_near_its_peak(name):
     assert not list(overlapping(result.buffers))
     assert result.peak <= result.size <= result.total and result.in_place >= 1
     assert name == "apart" or result.size <= 1.05 * result.peak
-    assert all(result.offset(v) % 64 == 0 for v in result.place)
+    assert all(result.offset(v) % 64 == 0 for v in result.buffer_of)
 
 
 def rows_of(buffers):
@@ -103,4 +103,4 @@ def test_invalid_limits_are_rejected(limit):
 
 
 def test_sizes_for_people():
-    assert [human(n) for n in (0, 999, 1234567, 5e12)] == ["0 B", "999 B", "1.23 MB", "5 TB"]
+    assert [format_bytes(n) for n in (0, 999, 1234567, 5e12)] == ["0 B", "999 B", "1.23 MB", "5 TB"]

@@ -1,4 +1,4 @@
-"""Backends: the base class, memory plans, and code generation for backends that generate Python source."""
+"""Backends: base class, memory planning, and code generation for backends that run Python source."""
 
 from mithril.base.lazy_exports import lazy_exports
 
@@ -7,15 +7,15 @@ HOMES = {
     "arrays": ("as_numpy", "to_numpy"),
     "base": ("Backend", "BuildOptions", "Executable"),
     "capabilities": ("Capabilities", "Form", "Prefers"),
-    "checked_calls": ("CheckedType", "check_call", "checked", "constructor", "is_ours", "refuse"),
+    "checked_calls": ("CheckedType", "check_call", "checked", "constructor", "is_ours", "reject_surplus"),
     "codegen.call": ("Call",),
     "codegen.common": (
         *(
             "NUMPY_NAMES",
-            "QUESTIONS",
+            "PREDICATES",
             "SIGNS",
             "UNARY",
-            "as_it_is",
+            "operands_unchanged",
             "axes_text",
             "bounds",
             "dtype_of",
@@ -23,13 +23,13 @@ HOMES = {
             "integer_cast",
             "shared_helpers",
         ),
-        *("is_half", "is_integer", "nothing_yet", "operators"),
+        *("is_half", "is_integer", "reduction_identity", "operators"),
     ),
     "codegen.control_flow": ("python_control",),
     "codegen.emit": ("emit",),
     "codegen.helper_metadata": ("needs",),
     "codegen.lowering_table": ("Lowerings",),
-    "codegen.names": ("Names",),
+    "codegen.names": ("NameAllocator",),
     "codegen.shared": ("Dialect", "HELPERS", "xp"),
     "codegen.shared.": ("indexing", "integers", "reductions"),
     "codegen.shared.indexing": ("positions",),
@@ -41,7 +41,7 @@ HOMES = {
     "forking": ("watch",),
     "host_calls": ("check_results", "host_function"),
     "memory_plan": (
-        *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "human", "lifetimes"),
+        *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes", "lifetimes"),
         *("nbytes", "parse_bytes", "peak_bytes", "plan"),
     ),
     "source_backend": ("Forward", "SourceBackend", "SourceExecutable"),

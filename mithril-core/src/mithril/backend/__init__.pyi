@@ -1,4 +1,4 @@
-"""Backends: the base class, memory plans, and code generation for backends that generate Python source."""
+"""Backends: base class, memory planning, and code generation for backends that run Python source."""
 
 from mithril.backend import memory_plan as memory_plan
 from mithril.backend.arrays import (
@@ -21,15 +21,14 @@ from mithril.backend.checked_calls import (
     checked as checked,
     constructor as constructor,
     is_ours as is_ours,
-    refuse as refuse,
+    reject_surplus as reject_surplus,
 )
 from mithril.backend.codegen.call import Call as Call
 from mithril.backend.codegen.common import (
     NUMPY_NAMES as NUMPY_NAMES,
-    QUESTIONS as QUESTIONS,
+    PREDICATES as PREDICATES,
     SIGNS as SIGNS,
     UNARY as UNARY,
-    as_it_is as as_it_is,
     axes_text as axes_text,
     bounds as bounds,
     dtype_of as dtype_of,
@@ -37,15 +36,16 @@ from mithril.backend.codegen.common import (
     integer_cast as integer_cast,
     is_half as is_half,
     is_integer as is_integer,
-    nothing_yet as nothing_yet,
+    operands_unchanged as operands_unchanged,
     operators as operators,
+    reduction_identity as reduction_identity,
     shared_helpers as shared_helpers,
 )
 from mithril.backend.codegen.control_flow import python_control as python_control
 from mithril.backend.codegen.emit import emit as emit
 from mithril.backend.codegen.helper_metadata import needs as needs
 from mithril.backend.codegen.lowering_table import Lowerings as Lowerings
-from mithril.backend.codegen.names import Names as Names
+from mithril.backend.codegen.names import NameAllocator as NameAllocator
 from mithril.backend.codegen.shared import (
     Dialect as Dialect,
     HELPERS as HELPERS,
@@ -79,7 +79,7 @@ from mithril.backend.memory_plan import (
     Strategy as Strategy,
     columns as columns,
     find_strategy as find_strategy,
-    human as human,
+    format_bytes as format_bytes,
     lifetimes as lifetimes,
     nbytes as nbytes,
     parse_bytes as parse_bytes,

@@ -1,4 +1,4 @@
-"""Arrays of any framework as NumPy arrays."""
+"""Conversion of arrays of any framework to NumPy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mithril.base import DType, dtype as as_dtype
 
 
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """Any framework's array as NumPy, bfloat16 included, in this machine's order of bytes."""
+    """Convert an array of any framework, bfloat16 included, to NumPy in native byte order."""
     if isinstance(x, np.ndarray):
         return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     if hasattr(x, "detach"):
@@ -22,7 +22,7 @@ def to_numpy(x: Any) -> np.ndarray[Any, Any]:
 
 
 def as_numpy(data: Any, default: DType) -> np.ndarray[Any, Any]:
-    """Anything array-like as NumPy; Python numbers get the default dtypes."""
+    """Convert anything array-like to NumPy; Python numbers get the default dtypes."""
     array = to_numpy(data)
     if not hasattr(data, "dtype"):
         if array.dtype == np.float64:

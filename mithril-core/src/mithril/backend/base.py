@@ -1,4 +1,4 @@
-"""What a backend is: array helpers, what it runs itself, and ``build``."""
+"""The base class of backends: array functions, supported operations, and ``build``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from mithril.backend import memory_plan
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
-from mithril.backend.forking import started
+from mithril.backend.forking import require_unforked
 from mithril.base import (
     ALL,
     BackendError,
@@ -51,10 +51,10 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 
 class BuildOptions:
-    """What ``ml.compile`` was told that concerns making the executable.
+    """The options of ``ml.compile`` that concern the build of an executable.
 
-    ``settings`` holds all options, those that plugins own among them. An option is read from there when a backend asks
-    for it, so that what nobody asked for can be reported as ignored. Without settings: defaults, and what is given.
+    ``settings`` holds all options, including those of plugins. Backends read options from it on demand, so that unread
+    options can be reported as ignored. Without ``settings``, the defaults with ``overrides`` apply.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class BuildOptions:
         *,
         inference: bool = False,
         decisions: Decisions | None = None,
-        **given: Any,
+        **overrides: Any,
     ) -> None:
-        self.settings = {**DEFAULTS, **given} if settings is None else settings
+        self.settings = {**DEFAULTS, **overrides} if settings is None else settings
         self.inference = inference
         self.decisions = decisions if decisions is not None else Decisions()
 
@@ -79,13 +79,13 @@ class BuildOptions:
 
     @property
     def memory_plan(self) -> str | Callable[..., Any]:
-        """The strategy of the arena's plan: ``"smallest"`` unless another is named, ``"apart"`` where it is off."""
-        chosen = self.settings["memory_planning"]
-        return {True: "smallest", False: "apart"}[chosen] if isinstance(chosen, bool) else chosen
+        """The strategy that plans the arena: ``"smallest"`` by default, ``"apart"`` if planning is off."""
+        planning = self.settings["memory_planning"]
+        return {True: "smallest", False: "apart"}[planning] if isinstance(planning, bool) else planning
 
     @property
     def fuses(self) -> bool:
-        """Whether the backend may join operations: not under ``optimizations={"fusion": False}``."""
+        """Whether the backend may fuse operations; ``optimizations={"fusion": False}`` forbids it."""
         switches = self.settings["optimizations"]
         return all(switches.get(name) is not False for name in ("fusion", "operator_fusion"))
 
@@ -114,23 +114,23 @@ class BuildOptions:
         return self.settings["template_path"]  # type: ignore[no-any-return]
 
     def source_path(self, graph: Graph, gradients: bool = False) -> Path | None:
-        """Where the source of a program is written: ``model.c``, and of one with gradients ``model.grad.c``."""
+        """Return the path of a program's source, ``model.c``, or ``model.grad.c`` for a program with gradients."""
         if self.file_path is None:
             return None
         path = Path(self.file_path)
         if not gradients and not graph.results_of("gradient"):
             return path
         path = path.with_suffix(f".grad{path.suffix}")
-        self.decisions.record("choice", f"file_path: the program with gradients is written to '{path}'")
+        self.decisions.record("choice", f"file_path: wrote the program with gradients to '{path}'")
         return path
 
-    def refuse(self, backend: str, names: Sequence[str], why: str) -> None:
-        """Raise where an option is set that a backend cannot follow."""
+    def reject(self, backend: str, names: Sequence[str], reason: str) -> None:
+        """Raise if one of the options is set, which the backend does not support."""
         for name in names:
             if self.settings[name]:
                 raise OptionError(
-                    f"{name}= cannot be followed by the backend '{backend}': {why}",
-                    hint=f"leave {name} out, or compile for a backend with generated Python, such as 'numpy'",
+                    f"backend '{backend}' does not support {name}=: {reason}",
+                    hint=f"omit {name}=, or compile for a backend that generates Python, such as 'numpy'",
                 )
 
     @property
@@ -139,13 +139,13 @@ class BuildOptions:
 
 
 class Executable(Protocol):
-    """A built program."""
+    """A compiled program."""
 
     @property
-    def graph(self) -> Graph: ...  # what really runs
+    def graph(self) -> Graph: ...  # the graph that is executed
 
     @property
-    def source(self) -> str | None: ...  # generated source, where there is one
+    def source(self) -> str | None: ...  # generated source, if any
 
     @property
     def lowered(self) -> frozenset[str]: ...  # operations that the backend runs itself
@@ -154,81 +154,81 @@ class Executable(Protocol):
 
 
 class Backend(metaclass=CheckedType):
-    """Base of all backends. ``dtype`` is that of parameters; ``precision`` the one computed in."""
+    """Base class of all backends. ``dtype`` is the dtype of parameters, ``precision`` the compute dtype."""
 
     name: ClassVar[str] = ""
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
-    passes: tuple[str, ...] = ()  # those that it was made to run, besides the level's and the options'
-    unforkable: ClassVar[str] = ""  # its framework, if that does not go on running in a forked process
+    passes: tuple[str, ...] = ()  # passes to run in addition to those of the level and of options
+    unforkable: ClassVar[str] = ""  # its framework, if that does not survive a fork
 
     def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
         self.check_fork()
         self.device = self._device(device)
         if precision is not None and precision not in PRECISIONS:
-            what, facts, hint = unknown("precision", str(precision), PRECISIONS)
-            raise OptionError(what, facts=facts, hint=hint)
+            message, facts, hint = unknown("precision", str(precision), PRECISIONS)
+            raise OptionError(message, facts=facts, hint=hint)
         self.precision = precision
         self.dtype = as_dtype(dtype if dtype is not None else precision or "float32")
         if not self.dtype.is_float:
-            raise OptionError(f"dtype={self.dtype} is no floating point dtype: parameters cannot have it")
+            raise OptionError(f"dtype={self.dtype} is not a floating point dtype, as parameters require")
         self.require(self.dtype)
         self._seed = 0
         self._drawn = 0
 
     def check_fork(self) -> None:
-        """Raise in a process that was forked after the framework had started, if it does not survive that."""
+        """Raise in a process forked after the framework had started, if the framework does not survive a fork."""
         if self.unforkable:
-            started(self.unforkable)
+            require_unforked(self.unforkable)
 
     def _device(self, device: str | None) -> str:
         if device is None:
             return self.devices[0]
         if device.partition(":")[0] not in self.devices:
-            what, facts, hint = unknown(f"device of backend '{self.name}'", device, self.devices)
-            raise BackendError(what, facts=facts, hint=hint)
+            message, facts, hint = unknown(f"device of backend '{self.name}'", device, self.devices)
+            raise BackendError(message, facts=facts, hint=hint)
         return device
 
     def with_precision(self, precision: str) -> Backend:
-        """The same backend computing in another precision."""
+        """Return this backend with another compute precision."""
         return type(self)(device=self.device, precision=precision)
 
     @classmethod
     def names(cls) -> frozenset[str]:
-        """Return its name and those of its bases: options and file formats for any of these are for it."""
+        """Return the names of the backend and its bases, whose options and file formats apply to it."""
         return frozenset(getattr(base, "name", "") for base in cls.__mro__) - {""}
 
     @property
     def capabilities(self) -> Capabilities:
-        """Claims of this backend, on its device; subclasses ``replace`` fields of these."""
+        """The capabilities of the backend on its device; subclasses ``replace`` fields."""
         family = self.device.partition(":")[0]
         return Capabilities(family=family, families=(family,))
 
     def branches(self, options: BuildOptions) -> bool:
-        """Whether an ``if`` of a program built with these options runs one side only, as cheaply as it can."""
+        """Whether ``if`` in a program built with these options executes only one branch."""
         return False
 
     def identity(self) -> tuple[Any, ...]:
-        """Everything about this backend that may change a program, for keys of caches: its class and public fields."""
+        """Return the class and public fields of the backend, which can affect a program, for cache keys."""
         public = ((name, str(value)) for name, value in sorted(vars(self).items()) if not name.startswith("_"))
         return (f"{type(self).__module__}.{type(self).__qualname__}", *public)
 
     @classmethod
     def diagnose(cls) -> Mapping[str, str]:
-        """Facts for ``mithril doctor``: devices, threads, advice."""
+        """Return facts for ``mithril doctor``: devices, threads, advice."""
         return {}
 
     def require(self, dtype: DType) -> None:
-        """Raise where the backend does not have a dtype."""
+        """Raise if the backend does not support the dtype."""
         if dtype not in self.dtypes:
             raise DTypeError(
-                f"backend '{self.name}' has no {dtype}",
-                facts=["it has: " + ", ".join(d.name for d in ALL if d in self.dtypes)],
-                hint="convert the model's inputs and constants to one of these",
+                f"backend '{self.name}' does not support {dtype}",
+                facts=["supported: " + ", ".join(d.name for d in ALL if d in self.dtypes)],
+                hint="convert the inputs and constants of the model to one of these",
             )
 
     def check(self, graph: Graph) -> None:
-        """Raise where a graph holds a dtype that the backend does not have."""
+        """Raise if the graph contains a dtype that the backend does not support."""
         missing = {v.dtype: (v.name, node) for node in graph.nodes for v in node.results if v.dtype not in self.dtypes}
         for i in graph.inputs:
             if i.type.dtype not in self.dtypes:
@@ -241,19 +241,19 @@ class Backend(metaclass=CheckedType):
 
     # -- building ----------------------------------------------------------------------------------------------------
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
-        """Whether this backend runs a node itself; composites it does not are decomposed first."""
-        raise BackendError(f"backend '{self.name}' does not say what it lowers")
+        """Whether the backend lowers the node; other composites are decomposed first."""
+        raise BackendError(f"backend '{self.name}' does not implement lowers()")
 
     def plugin_lowering(self, node: Node, options: BuildOptions | None = None) -> PluginLowering | None:
-        """The lowering that a plugin provides for a node; backends that ask for none have none."""
+        """Return the lowering that a plugin provides for the node, or None if there is none."""
         return None
 
     def falls_back(self, node: Node, options: BuildOptions | None = None) -> bool:
-        """Whether a primitive that this backend does not lower runs as its NumPy reference."""
+        """Whether the backend runs the NumPy reference of a primitive that it does not lower."""
         return False
 
     def decomposed(self, graph: Graph, options: BuildOptions) -> Graph:
-        """The graph of the operations that ``build`` takes; plugins' lowerings and fallbacks become decisions."""
+        """Decompose the graph for ``build``; record lowerings of plugins and fallbacks as decisions."""
         lowered = decompose(graph, lambda node: self.lowers(node, options) or self.falls_back(node, options), self.name)
         for node, _ in iterate(lowered):
             if (lowering := self.plugin_lowering(node, options)) is not None:
@@ -265,86 +265,85 @@ class Backend(metaclass=CheckedType):
         return lowered
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Executable:
-        """The executable for a decomposed graph."""
-        raise BackendError(f"backend '{self.name}' cannot build")
+        """Build the executable of a decomposed graph."""
+        raise BackendError(f"backend '{self.name}' does not implement build()")
 
     def build_step(self, graph: Graph) -> Executable:
-        """The executable for a single operation, to be timed or looked at on its own."""
+        """Build the executable of a single operation, for timing or inspection."""
         return self.build(graph, BuildOptions(jit=False))
 
     def dump(self, executable: Any) -> Mapping[str, bytes] | None:
-        """An executable as bytes to keep on disk, from which ``revive`` makes it again; None where that cannot be."""
+        """Serialize an executable for the disk cache, or return None if that is not possible; see ``revive``."""
         return None
 
     def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Executable:
-        """An executable from what ``dump`` gave. ``graph`` reads as the graph it was built for."""
-        raise BackendError(f"backend '{self.name}' keeps no executables")
+        """Restore an executable from the bytes of ``dump``; ``graph`` is the graph that it was built from."""
+        raise BackendError(f"backend '{self.name}' does not implement revive()")
 
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> Executable:
-        """The executable for a forward graph that its framework differentiates (``autodiff="native"``).
+        """Build the executable of a forward graph that the framework differentiates (``autodiff="native"``).
 
-        It takes a cotangent for each name in ``of`` among its inputs, and gives a gradient for each in
-        ``wrt``.
+        Its inputs include a cotangent for each name in ``of``; its results include a gradient for each in ``wrt``.
         """
         raise UnsupportedError(
-            f"backend '{self.name}' has no automatic differentiation of its own", hint='leave autodiff="graph"'
+            f"backend '{self.name}' has no automatic differentiation of its own", hint='use autodiff="graph" instead'
         )
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def is_view(self, node: Node) -> bool:
-        """Whether the results of a node share the memory of its operands."""
+        """Whether the results of the node alias its operands."""
         return is_view(node)
 
     def overwrites(self, node: Node) -> bool:
-        """Whether a node writes its result over an operand that is read for the last time."""
+        """Whether the node writes its result in place, over an operand at its last use."""
         return memory_plan.overwrites(node)
 
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
-        """Return the bytes that a node takes while it runs, besides operands and results; a scan stacks its rows."""
+        """Return the bytes of scratch memory of a node; a scan stacks its rows there."""
         return sum(memory_plan.nbytes(v.type, sizes) for v in node.results) if node.op is scan_op else 0
 
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
-        """Return the bytes of values and results of a program, and who knows them; None where only an estimate is."""
+        """Return the exact bytes of a program's values and results with their source, or None if unknown."""
         return None
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
-        """Run once; return the most bytes that values and results took at once, a standing arena included."""
-        held = run()  # so that its results are not taken for those of the next call
+        """Run once and return the peak bytes of values and results, including a persistent arena."""
+        results = run()  # warm up; held, so that the next call cannot reuse the memory of these results
         tracing = tracemalloc.is_tracing()
         if not tracing:
             tracemalloc.start()
         try:
             tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
+            initial = tracemalloc.get_traced_memory()[0]
             self.synchronize(run())
-            return tracemalloc.get_traced_memory()[1] - before
+            return tracemalloc.get_traced_memory()[1] - initial
         finally:
-            del held
+            del results
             if not tracing:
                 tracemalloc.stop()
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def native_dtype(self, dtype: DType) -> Any:
-        """The framework's own object for a dtype, as its arrays show it."""
+        """Return the framework's dtype object, as reported by its arrays."""
         return dtype.numpy
 
     def array(self, data: Any, dtype: Any = None) -> Any:
-        """An array of this backend on its device, from anything array-like. Python floats become ``self.dtype``."""
-        raise BackendError(f"backend '{self.name}' makes no arrays")
+        """Convert anything array-like to an array on the device. Python floats become ``self.dtype``."""
+        raise BackendError(f"backend '{self.name}' does not implement array()")
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        raise BackendError(f"backend '{self.name}' gives no NumPy arrays")
+        raise BackendError(f"backend '{self.name}' does not implement to_numpy()")
 
     def is_array(self, x: Any) -> bool:
-        raise BackendError(f"backend '{self.name}' has no arrays")
+        raise BackendError(f"backend '{self.name}' does not implement is_array()")
 
     def synchronize(self, value: Any = None) -> None:
-        """Wait until what was started has finished."""
+        """Wait until pending computations have finished."""
 
     def resized(self, array: Any, axis: int, size: int) -> Any:
-        """The array cut to ``size`` along an axis, or filled up with copies of the last row there."""
+        """Truncate the array to ``size`` along an axis, or pad it with copies of the last row."""
         x = self.to_numpy(array)
         rows = np.minimum(np.arange(size), x.shape[axis] - 1)
         return self.array(np.take(x, rows, axis) if size > x.shape[axis] else x[(slice(None),) * axis + (slice(size),)])
@@ -364,15 +363,15 @@ class Backend(metaclass=CheckedType):
         return self.array(np.arange(first, last, step, dtype=as_dtype(dtype or "int32").numpy))
 
     def set_seed(self, seed: int) -> None:
-        """Begin the sequence of ``randn`` and ``rand`` anew."""
+        """Restart the sequence of ``randn`` and ``rand`` from a seed."""
         self._seed, self._drawn = seed, 0
 
     def randn(self, shape: Iterable[int], dtype: Any = None) -> Any:
-        """Standard normal numbers from the portable generator: the same on every backend."""
+        """Draw standard normal numbers from the portable generator: the same on every backend."""
         return self._draw("normal", shape, dtype)
 
     def rand(self, shape: Iterable[int], dtype: Any = None) -> Any:
-        """Uniform numbers in [0, 1) from the portable generator."""
+        """Draw uniform numbers in [0, 1) from the portable generator."""
         return self._draw("uniform", shape, dtype)
 
     def _draw(self, kind: str, shape: Iterable[int], dtype: Any) -> Any:
@@ -380,8 +379,8 @@ class Backend(metaclass=CheckedType):
 
         key = operation("fold_in")(np.array([0, self._seed & 0xFFFFFFFF], np.uint32), np.uint32(self._drawn))
         self._drawn += 1
-        made = operation(kind)(key, shape=tuple(shape), dtype=as_dtype(dtype) if dtype is not None else self.dtype)
-        return self.array(made)
+        numbers = operation(kind)(key, shape=tuple(shape), dtype=as_dtype(dtype) if dtype is not None else self.dtype)
+        return self.array(numbers)
 
     def __repr__(self) -> str:
         extra = f", precision='{self.precision}'" if self.precision else ""

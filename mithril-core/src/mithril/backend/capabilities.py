@@ -1,4 +1,4 @@
-"""Facts about a backend that the compiler, passes and tools act upon, so that nobody asks for its name."""
+"""Capabilities of backends, which the compiler, passes and tools query instead of backend names."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mithril.ir import Op
 
 
 class Form(StrEnum):
-    """Ways to write an operation in others; which is fastest depends on backend, sizes and machine."""
+    """Equivalent forms of an operation; the fastest one depends on backend, sizes and machine."""
 
-    MATVEC = "matvec"  # one row: the matrix times a vector
+    MATVEC = "matvec"  # a matrix product with one row as matrix times vector
     TRANSPOSED_WEIGHT = "transposed-weight"
-    FLAT_LINEAR = "flat-linear"  # all rows as one matrix
+    FLAT_LINEAR = "flat-linear"  # all rows flattened to one matrix
     OUTER_PRODUCTS = "outer-products"
-    POINTWISE_MATMUL = "pointwise-matmul"  # a convolution of one-pixel kernels
-    DEPTHWISE_SHIFTS = "depthwise-shifts"  # a convolution for each channel: a sum of shifted images
-    WRITTEN_OUT = "written-out"  # the parts of a composite
+    POINTWISE_MATMUL = "pointwise-matmul"  # a 1x1 convolution as matrix product
+    DEPTHWISE_SHIFTS = "depthwise-shifts"  # a depthwise convolution as a sum of shifted images
+    WRITTEN_OUT = "written-out"  # a composite decomposed
 
 
 Prefers = Mapping[Op, tuple[Form, ...]]
@@ -28,24 +28,24 @@ Prefers = Mapping[Op, tuple[Form, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """A backend's claims about itself on its device; the defaults promise nothing.
+    """The capabilities that a backend claims on its device; the defaults claim none.
 
-    The conformance kit tests each claim by its effect. Facts that depend on a node or on options are methods of
+    The conformance kit tests each claim by its effect. Properties that depend on a node or on options are methods of
     ``Backend``: ``lowers``, ``branches``, ``is_view``, ``workspace``.
     """
 
     family: str  # the kind of its device: "cpu", "gpu", ...
-    families: tuple[str, ...]  # kinds of hardware that it compiles for, its own among them
+    families: tuple[str, ...]  # the kinds of hardware that it compiles for, including ``family``
     local: bool = True  # programs run on this machine
-    symbolic: bool = True  # one executable serves several sizes
-    recompiles: bool = False  # each new size is compiled anew, which takes long
-    donates: bool = False  # results are written over inputs that are tagged ``donated``
-    checks_indices: bool = False  # ``checks=True`` raises for indices that a program computes, in any program
-    autodiff: Literal["none", "native"] = "none"  # "native": ``build_with_gradients`` leaves them to a framework
-    keeps: Literal["nothing", "graph", "source", "binary"] = "nothing"  # the form in which ``dump`` gives a program
-    threads: bool = False  # ``num_threads`` is followed
-    # Who places values: a plan, the framework until their last use, the framework until the call ends, a compiler.
+    symbolic: bool = True  # one executable runs several sizes
+    recompiles: bool = False  # each new size triggers a slow recompilation
+    donates: bool = False  # results overwrite inputs that are tagged ``donated``
+    checks_indices: bool = False  # ``checks=True`` raises for indices out of range that a program computes
+    autodiff: Literal["none", "native"] = "none"  # "native": ``build_with_gradients`` uses the framework's autodiff
+    keeps: Literal["nothing", "graph", "source", "binary"] = "nothing"  # the format of ``dump``
+    threads: bool = False  # ``num_threads`` takes effect
+    # Memory of values: planned in an arena, freed by the framework at the last use or after the call, or by a compiler.
     memory: Literal["arena", "frees", "holds", "library"] = "holds"
-    # Least and most of inexact memory figures over measurements of small networks, less 1.
+    # Smallest and largest relative error of inexact memory figures, measured on small networks.
     estimate_error: tuple[float, float] | None = None
-    prefers: Prefers = field(default_factory=lambda: MappingProxyType({}))  # forms that it always gains from
+    prefers: Prefers = field(default_factory=lambda: MappingProxyType({}))  # forms that are always faster

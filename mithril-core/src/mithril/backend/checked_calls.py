@@ -1,4 +1,4 @@
-"""Calls whose arguments do not fit the signature: errors that name the argument, the nearest name and the remedy."""
+"""Argument checks of public calls: errors name the invalid argument, similar names and a remedy."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def mismatch(
     extra: Sequence[str] = (),
     hints: Mapping[str, str] | None = None,
 ) -> Mismatch | None:
-    """Describe why arguments do not fit a signature (without ``self``), or None if they do.
+    """Return the mismatch between arguments and a signature (without ``self``), or None if they match.
 
-    ``extra`` are further keywords that the caller takes; ``hints`` are remedies for keywords of other frameworks,
-    and under ``"*"`` for too many positions.
+    ``extra`` are additional keywords that the caller accepts; ``hints`` are remedies for keywords of other frameworks
+    and, under ``"*"``, for too many positional arguments.
     """
     try:
         signature.bind(*args, **{n: x for n, x in options.items() if n not in extra})
@@ -49,8 +49,8 @@ def mismatch(
         surplus = ", ".join(_short(x) for x in args[len(positional) :])
         names = f" ({', '.join(positional)})" if positional else ""
         count = "1 argument" if len(positional) == 1 else f"{len(positional)} arguments"
-        message = f"{title} takes {count} by position{names}, got {len(args)}: {surplus} is too much"
-        return message, facts, (hints or {}).get("*", "write the others by name")
+        message = f"{title} takes {count} by position{names}, got {len(args)}, surplus: {surplus}"
+        return message, facts, (hints or {}).get("*", "pass the others by name")
     twice = next((n for n in positional[: len(args)] if n in options), None)
     if twice is not None:
         value = _short(args[positional.index(twice)])
@@ -87,7 +87,7 @@ def check_call(
     types: bool = True,
     extra: Sequence[str] = (),
 ) -> None:
-    """Raise OptionError unless the arguments fit the signature of a method and, with ``types``, its annotations."""
+    """Raise OptionError unless the arguments match the signature of a function and, with ``types``, its annotations."""
     signature = _signature(function)
     if error := mismatch(title, signature, args, options, hints=hints, extra=extra):
         raise OptionError(error[0], facts=error[1], hint=error[2])
@@ -100,22 +100,22 @@ def check_call(
             items = {f"{name}[{k}]": item for k, item in enumerate(value)}
         elif kind is inspect.Parameter.VAR_KEYWORD:
             items = value
-        for place, item in items.items() if name in annotations else ():
+        for argument, item in items.items() if name in annotations else ():
             if wrong := misfit(item, annotations[name]):
-                remedy = _unquoted(place, item, annotations[name]) or hints.get(name)
-                raise OptionError(f"{title}: {place}: {wrong}", hint=remedy)
+                remedy = _unquoted(argument, item, annotations[name]) or hints.get(name)
+                raise OptionError(f"{title}: {argument}: {wrong}", hint=remedy)
 
 
-def refuse(title: str, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Raise for arguments that a function took as surplus, since a wrapper around it would cost each call time."""
+def reject_surplus(title: str, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raise for surplus arguments of ``*args, **options``; cheaper in hot calls than a checking wrapper."""
     signature = _signature(function)
-    named = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if error := mismatch(title, signature.replace(parameters=named), args, options):
+    explicit = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if error := mismatch(title, signature.replace(parameters=explicit), args, options):
         raise OptionError(error[0], facts=error[1], hint=error[2])
 
 
 def _unquoted(name: str, value: Any, annotation: Any) -> str | None:
-    """Return the remedy for a number in quotes."""
+    """Return the remedy for a number passed as a string."""
     for convert in (int, float):
         with suppress(TypeError, ValueError):
             if isinstance(value, str) and misfit(convert(value), annotation) is None:
@@ -125,7 +125,7 @@ def _unquoted(name: str, value: Any, annotation: Any) -> str | None:
 
 @functools.cache
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a function, or of a method without ``self``."""
+    """Return the signature of a function, without ``self`` for a method."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     return signature.replace(parameters=parameters[1:]) if _is_method(function) else signature
@@ -137,26 +137,26 @@ def _is_method(function: Callable[..., Any]) -> bool:
 
 @functools.cache
 def _annotations(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations that can be read at run time: names imported for type checkers only stand for anything."""
+    """Return the annotations that resolve at run time, without names imported for type checkers only."""
     try:
         return get_type_hints(function, include_extras=True)
     except NameError:
         pass
-    found: dict[str, Any] = {}
+    readable: dict[str, Any] = {}
     for name, text in function.__annotations__.items():
         with suppress(NameError):
             holder = type("_", (), {"__annotations__": {name: text}, "__module__": function.__module__})
-            found[name] = get_type_hints(holder, function.__globals__, include_extras=True)[name]
-    return found
+            readable[name] = get_type_hints(holder, function.__globals__, include_extras=True)[name]
+    return readable
 
 
 def _nothing(self: Any) -> None:
-    """Stand for the constructor of a class that has none."""
+    """Provide the signature of a class without a constructor."""
 
 
 @functools.cache
 def constructor(kind: type) -> Callable[..., Any]:
-    """Return ``__init__`` of a class; one that hands keywords on has those of the next class as well."""
+    """Return ``__init__`` of a class, with the keywords of its bases as far as it forwards ``**options`` to them."""
     if kind.__init__ is object.__init__:  # type: ignore[misc]
         return _nothing
     chain: list[Callable[..., Any]] = []
@@ -169,21 +169,21 @@ def constructor(kind: type) -> Callable[..., Any]:
         return kind.__init__  # type: ignore[misc,no-any-return]
     parameters: dict[str, inspect.Parameter] = {}
     annotations: dict[str, Any] = {}
-    forwards = True  # whether what is given by position reaches this constructor
+    forwards = True  # whether positional arguments reach this constructor
     for function in chain:
         annotations = {**_annotations(function), **annotations}
-        own = inspect.signature(function).parameters.values()
-        for p in own:
+        current = inspect.signature(function).parameters.values()
+        for p in current:
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 parameters.setdefault(p.name, p if forwards or p.name == "self" else p.replace(kind=p.KEYWORD_ONLY))
-        several = [p for p in own if p.kind is p.VAR_POSITIONAL]
+        several = [p for p in current if p.kind is p.VAR_POSITIONAL]
         forwards = forwards and bool(several)
     if forwards:
         parameters["*"] = several[0]
     ordered = sorted(parameters.values(), key=lambda p: (p.kind, p.default is not p.empty and p.kind < p.KEYWORD_ONLY))
 
     def merged(self: Any, **options: Any) -> None:
-        """Stand for the whole chain."""
+        """Provide the signature of all constructors in the chain."""
 
     merged.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
     merged.__annotations__ = annotations
@@ -191,15 +191,15 @@ def constructor(kind: type) -> Callable[..., Any]:
 
 
 def is_ours(kind: type) -> bool:
-    """Whether a class belongs to this project, so that its annotations are meant to be checked."""
+    """Whether a class belongs to this project, so that its annotations can be checked."""
     return kind.__module__.partition(".")[0].startswith("mithril")
 
 
 class CheckedType(ABCMeta):
-    """Metaclass of classes whose constructors report wrong arguments as OptionError.
+    """Metaclass of classes whose constructors raise OptionError for invalid arguments.
 
-    ``argument_hints`` of the class maps arguments, and keywords of other frameworks, to remedies. Annotations are
-    checked for classes of this project; those of others may mean something else.
+    ``argument_hints`` of the class maps arguments, and keywords of other frameworks, to remedies. Only the annotations
+    of this project's classes are checked.
     """
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
@@ -209,10 +209,10 @@ class CheckedType(ABCMeta):
         return super().__call__(*args, **options)
 
 
-def checked(by_position: str = "write the others by name", **hints: str) -> Callable[[F], F]:
-    """Decorate a method or function so that wrong arguments raise OptionError.
+def checked(by_position: str = "pass the others by name", **hints: str) -> Callable[[F], F]:
+    """Decorate a method or function so that invalid arguments raise OptionError.
 
-    ``hints`` are remedies by argument, ``by_position`` the remedy for too many of them.
+    ``hints`` are remedies by argument, ``by_position`` the remedy for too many positional arguments.
     """
     remedies = {"*": by_position, **hints}
 

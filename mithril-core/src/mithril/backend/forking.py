@@ -1,4 +1,4 @@
-"""Frameworks whose threads do not survive a fork: an error in the child in place of a call that never returns."""
+"""Fork safety: raise in a child process instead of blocking forever on threads that did not survive the fork."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from weakref import WeakSet
 
 from mithril.base import BackendError
 
-_STARTED: dict[str, int] = {}  # framework -> the process in which it started
-_MODELS: WeakSet[object] = WeakSet()  # those that have fast paths, which look at nothing
+_STARTED: dict[str, int] = {}  # framework -> id of the process in which it started
+_MODELS: WeakSet[object] = WeakSet()  # models with fast paths, which do not check for a fork
 
 
-def started(framework: str) -> None:
-    """Note that the framework runs in this process; raise if it runs in the process that this one was forked from."""
+def require_unforked(framework: str) -> None:
+    """Record that the framework runs in this process; raise if it started in the parent of a fork."""
     parent = _STARTED.setdefault(framework, os.getpid())
     if parent != os.getpid():
         raise BackendError(
             f"this process was forked from process {parent}, in which {framework} had started",
-            facts=["a fork copies no threads: calls would wait for them for ever"],
-            hint="multiprocessing.get_context('spawn') starts processes of their own;"
+            facts=["a fork copies no threads, so calls would wait for them forever"],
+            hint="start processes with multiprocessing.get_context('spawn'),"
             " or fork before the first model is compiled",
         )
 
 
 def watch(model: object) -> None:
-    """Let ``model.forked()`` be called in child processes, so that it forgets its fast paths."""
+    """Call ``model.forked()`` in child processes, so that the model discards its fast paths."""
     _MODELS.add(model)
 
 

@@ -1,4 +1,4 @@
-"""Calls from programs back into Python: an operation's reference, and the kernels of plugins, with checked results."""
+"""Calls from programs into Python: reference implementations and kernels of plugins, with checked results."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mithril.base import MithrilError, operation, substitute
 from mithril.ir import Node
 from mithril.plugins import Label, PluginLowering, blamed
 
-Types = Sequence[tuple[Any, tuple[int, ...]]]  # dtype, in the backend's own words, and shape of each result
+Types = Sequence[tuple[Any, tuple[int, ...]]]  # framework dtype and shape of each result
 Array = np.ndarray[Any, Any]
 
 
 def reference_call(op: str, where: str, **attributes: Any) -> Callable[..., tuple[Array, ...]]:
-    """Return an operation's reference as a function of NumPy arrays. Generated programs call it by this name."""
+    """Return the reference of an operation as a function of NumPy arrays. Generated programs call it by this name."""
     implementation = operation(op)
 
     def call(*operands: Any) -> tuple[Array, ...]:
@@ -31,7 +31,7 @@ def reference_call(op: str, where: str, **attributes: Any) -> Callable[..., tupl
 
 
 def plugin_call(label: tuple[str, ...], types: Types, function: Callable[..., Any], *operands: Any, **keys: Any) -> Any:
-    """Call a plugin's lowering and check its results. Generated programs call it by this name."""
+    """Call the lowering of a plugin and check its results. Generated programs call it by this name."""
     name = Label(*label)
     with blamed(name):
         results = function(*operands, **keys)
@@ -40,7 +40,7 @@ def plugin_call(label: tuple[str, ...], types: Types, function: Callable[..., An
 
 
 def check_results(label: Label, types: Types, results: Any) -> None:
-    """Raise where results do not have the inferred dtypes and shapes."""
+    """Raise unless the results have the inferred dtypes and shapes."""
     if not isinstance(results, (tuple, list)) or len(results) != len(types):
         raise label.error(f"returned {type(results).__name__}, expected {len(types)} results")
     for result, (dtype, shape) in zip(results, types, strict=True):
@@ -57,7 +57,7 @@ def _type_text(dtype: Any, shape: Sequence[int]) -> str:
 
 
 def host_function(node: Node, lowering: PluginLowering | None) -> Callable[..., tuple[Array, ...]]:
-    """Return a node of known sizes as a function of NumPy arrays: a plugin's kernel, else the reference."""
+    """Return a node with static sizes as a function of NumPy arrays: the kernel of a plugin, or the reference."""
     if lowering is None:
         return reference_call(node.op.name, str(node.origin), **node.attributes)
     label, target = lowering.label(node), lowering.target
@@ -75,6 +75,6 @@ def host_function(node: Node, lowering: PluginLowering | None) -> Callable[..., 
 
 
 def attribute_values(node: Node) -> Mapping[str, Any]:
-    """Return the values that a kernel can ask for by name besides operands."""
+    """Return the values that a kernel can take by name in addition to operands."""
     result = node.results[0]
     return {"dtype": result.dtype.numpy, "shape": result.shape, **node.attributes}

@@ -1,4 +1,4 @@
-"""The memory plan: how long each value lives, which may share a buffer, and where each buffer stands in one arena."""
+"""Memory planning: lifetimes of values, shared buffers, and the offset of each buffer in one arena."""
 
 from __future__ import annotations
 
@@ -19,52 +19,53 @@ ALIGNMENT = 64
 
 
 def overwrites(node: Node) -> bool:
-    """Whether the result may be written over an operand."""
+    """Whether the node can write its result in place."""
     return node.op.elementwise
 
 
 @dataclass(slots=True)
 class Buffer:
-    """Bytes that one value, or several that follow each other in place, live in."""
+    """The memory of one value, or of several that replace each other in place or alias."""
 
     values: list[Value]
-    size: int
-    start: int  # the step that fills it
+    size: int  # bytes
+    start: int  # the step that writes it
     end: int  # the last step that reads it
-    offset: int = 0
+    offset: int = 0  # bytes
 
 
 @dataclass
 class MemoryPlan:
-    """Buffers with offsets. ``peak`` is the most bytes alive at any step: no plan can be smaller."""
+    """Buffers with their offsets; sizes in bytes. ``peak``, the maximal live bytes of a step, is a lower bound."""
 
     buffers: list[Buffer]
     size: int
     peak: int
     total: int  # bytes without any reuse
     strategy: str
-    in_place: int  # results that took over an operand's buffer
-    place: dict[Value, Buffer] = field(default_factory=dict)
+    in_place: int  # number of results that reuse the buffer of an operand
+    buffer_of: dict[Value, Buffer] = field(default_factory=dict)
 
     def offset(self, value: Value) -> int:
-        return self.place[value].offset
+        return self.buffer_of[value].offset
 
 
 Strategy = Callable[[list[Buffer]], None]
 
 
 def nbytes(t: TensorType, sizes: Mapping[str, int] | None = None) -> int:
-    """Bytes of a value, unknown sizes taken from ``sizes``."""
+    """Return the bytes of a value, with symbolic sizes from ``sizes``."""
     count = numel(tuple(substitute(d, sizes or {}) for d in t.shape))
     return int(count) * t.dtype.itemsize
 
 
 def columns(node: Node, sizes: Mapping[str, int] | None = None) -> int:
-    """Return the bytes of a convolution's windows laid out as columns, and of its padded input; 0 for other nodes."""
-    places = {ops.conv: (0, 1, None), ops.conv_input_grad: (None, 1, 0), ops.conv_weight_grad: (0, None, 1)}
-    if node.op not in places:
+    """Return the bytes of a convolution's im2col matrix and padded input; 0 for other nodes."""
+    # Operand numbers of image, kernel and output; None is the node's result.
+    roles = {ops.conv: (0, 1, None), ops.conv_input_grad: (None, 1, 0), ops.conv_weight_grad: (0, None, 1)}
+    if node.op not in roles:
         return 0
-    data, weight, result = (node.result if k is None else node.operands[k] for k in places[node.op])
+    data, weight, result = (node.result if k is None else node.operands[k] for k in roles[node.op])
     assert data is not None
     assert weight is not None
     assert result is not None
@@ -87,7 +88,7 @@ def lifetimes(
     in_place: Callable[[Node], bool] = overwrites,
     views: Callable[[Node], bool] = is_view,
 ) -> list[Buffer]:
-    """Return a buffer for each value: in-place results and views join that of an operand, views of inputs have none."""
+    """Return the buffers: in-place results and views share the buffer of an operand, views of inputs have none."""
     last: dict[Value, int] = {}
     for step, node in enumerate(graph.nodes):
         for v in node.operands:
@@ -95,7 +96,7 @@ def lifetimes(
                 last[v] = step
     for v in graph.outputs:
         last[v] = len(graph.nodes)
-    place: dict[Value, Buffer] = {}
+    buffer_of: dict[Value, Buffer] = {}
     buffers: list[Buffer] = []
     outer = {i.value for i in graph.inputs}
     for step, node in enumerate(graph.nodes):
@@ -107,23 +108,23 @@ def lifetimes(
             if view and source in outer:
                 outer.add(value)
                 continue
-            donor = place[source] if source is not None else None
+            reused = buffer_of[source] if source is not None else None
             if not view and k == 0 and in_place(node):
-                donor = _donor(node, step, size, place)
-            if donor is not None:
-                donor.values.append(value)
-                donor.end = max(donor.end, end)
-                place[value] = donor
+                reused = _reusable_buffer(node, step, size, buffer_of)
+            if reused is not None:
+                reused.values.append(value)
+                reused.end = max(reused.end, end)
+                buffer_of[value] = reused
             else:
-                place[value] = Buffer([value], size, step, end)
-                buffers.append(place[value])
+                buffer_of[value] = Buffer([value], size, step, end)
+                buffers.append(buffer_of[value])
     return buffers
 
 
-def _donor(node: Node, step: int, size: int, place: Mapping[Value, Buffer]) -> Buffer | None:
-    """Return the buffer of an operand that a result may take over."""
+def _reusable_buffer(node: Node, step: int, size: int, buffer_of: Mapping[Value, Buffer]) -> Buffer | None:
+    """Return the buffer of an operand that the result can reuse, or None."""
     for v in node.operands:
-        buffer = place.get(v) if v is not None else None
+        buffer = buffer_of.get(v) if v is not None else None
         if buffer is not None and buffer.end == step and buffer.size == size:
             return buffer
     return None
@@ -138,13 +139,13 @@ def plan(
     in_place: Callable[[Node], bool] = overwrites,
     views: Callable[[Node], bool] = is_view,
 ) -> MemoryPlan:
-    """Give every buffer its place in one arena so that no two that live at once overlap."""
-    chosen = find_strategy(strategy)
+    """Assign every buffer an offset in one arena such that live buffers do not overlap."""
+    assign_offsets = find_strategy(strategy)
     buffers = lifetimes(graph, sizes, in_place=in_place, views=views)
     for buffer in buffers:
         buffer.size = -(-buffer.size // alignment) * alignment
-    chosen(buffers)
-    place = {value: buffer for buffer in buffers for value in buffer.values}
+    assign_offsets(buffers)
+    buffer_of = {value: buffer for buffer in buffers for value in buffer.values}
     name = strategy if isinstance(strategy, str) else getattr(strategy, "__name__", "custom")
     return MemoryPlan(
         buffers,
@@ -153,12 +154,12 @@ def plan(
         total=sum(-(-nbytes(v.type, sizes) // alignment) * alignment for b in buffers for v in b.values),
         strategy=name,
         in_place=sum(len(b.values) - 1 for b in buffers),
-        place=place,
+        buffer_of=buffer_of,
     )
 
 
 def peak_bytes(buffers: list[Buffer], steps: int) -> int:
-    """The most bytes alive at any one step."""
+    """Return the maximal live bytes of any step."""
     change = np.zeros(steps + 2, dtype=np.int64)
     for b in buffers:
         change[b.start] += b.size
@@ -167,7 +168,7 @@ def peak_bytes(buffers: list[Buffer], steps: int) -> int:
 
 
 def greedy(buffers: list[Buffer]) -> None:
-    """Largest first, each at the lowest offset where it meets no buffer alive at the same time."""
+    """Place the largest buffers first, each at the lowest offset that is free during its lifetime."""
     order = sorted(buffers, key=lambda b: (-b.size, b.start))
     n = len(order)
     start, end = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -184,16 +185,16 @@ def greedy(buffers: list[Buffer]) -> None:
 
 
 def best_fit(buffers: list[Buffer]) -> None:
-    """In order of time, each into the smallest gap that holds it; much faster than greedy for huge graphs."""
-    ends: list[tuple[int, int, int]] = []  # (end, offset, size) of what is alive
-    gaps: list[tuple[int, int]] = []  # (offset, size), sorted, none touching
+    """Place buffers in order of their start, each into the smallest free gap; faster than greedy for huge graphs."""
+    ends: list[tuple[int, int, int]] = []  # (end, offset, size) of live buffers
+    gaps: list[tuple[int, int]] = []  # (offset, size), sorted, not adjacent
     top = 0
     for buffer in sorted(buffers, key=lambda b: b.start):
         while ends and ends[0][0] < buffer.start:
             _, offset, size = ends.pop(0)
-            _give_back(gaps, offset, size)
+            _free(gaps, offset, size)
         if gaps and gaps[-1][0] + gaps[-1][1] == top:
-            top = gaps.pop()[0]  # free space at the end is no gap
+            top = gaps.pop()[0]  # free space at the end lowers the top instead
         fitting = [g for g in gaps if g[1] >= buffer.size]
         if fitting:
             gap = min(fitting, key=lambda g: (g[1], g[0]))
@@ -206,15 +207,16 @@ def best_fit(buffers: list[Buffer]) -> None:
         insort(ends, (buffer.end, buffer.offset, buffer.size))
 
 
-def _give_back(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
+def _free(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
+    """Insert a gap and merge it with adjacent ones."""
     if not size:
         return
     insort(gaps, (offset, size))
-    at = gaps.index((offset, size))
-    if at + 1 < len(gaps) and gaps[at][0] + gaps[at][1] == gaps[at + 1][0]:
-        gaps[at : at + 2] = [(gaps[at][0], gaps[at][1] + gaps[at + 1][1])]
-    if at and gaps[at - 1][0] + gaps[at - 1][1] == gaps[at][0]:
-        gaps[at - 1 : at + 1] = [(gaps[at - 1][0], gaps[at - 1][1] + gaps[at][1])]
+    index = gaps.index((offset, size))
+    if index + 1 < len(gaps) and gaps[index][0] + gaps[index][1] == gaps[index + 1][0]:
+        gaps[index : index + 2] = [(gaps[index][0], gaps[index][1] + gaps[index + 1][1])]
+    if index and gaps[index - 1][0] + gaps[index - 1][1] == gaps[index][0]:
+        gaps[index - 1 : index + 1] = [(gaps[index - 1][0], gaps[index - 1][1] + gaps[index][1])]
 
 
 ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
@@ -227,28 +229,28 @@ ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
 
 
 def smallest(buffers: list[Buffer]) -> None:
-    """Try a few orders, each buffer at the lowest place where it meets none alive; take the smallest arena."""
+    """Try a few orders, each with buffers at the lowest free offset, and take the smallest arena."""
     if not buffers:
         return
-    least = peak_bytes(buffers, max(b.end for b in buffers) + 1)
+    lower_bound = peak_bytes(buffers, max(b.end for b in buffers) + 1)
     best: tuple[int, list[int]] | None = None
     for order in ORDERS:
         numbers = sorted(range(len(buffers)), key=lambda k, order=order: order(buffers[k]))  # type: ignore[misc]
-        offsets = placed(buffers, numbers)
+        offsets = lowest_offsets(buffers, numbers)
         top = max(o + b.size for o, b in zip(offsets, buffers, strict=True))
         if best is None or top < best[0]:
             best = top, offsets
-        if top == least:
+        if top == lower_bound:
             break
     assert best is not None
     for buffer, offset in zip(buffers, best[1], strict=True):
         buffer.offset = offset
 
 
-def placed(buffers: Sequence[Buffer], order: Sequence[int]) -> list[int]:
-    """Return offsets where each buffer in turn goes to the lowest place free during its lifetime."""
+def lowest_offsets(buffers: Sequence[Buffer], order: Sequence[int]) -> list[int]:
+    """Return the offsets when each buffer, in this order, gets the lowest offset free during its lifetime."""
     offsets = [0] * len(buffers)
-    done: list[int] = []  # by offset
+    done: list[int] = []  # placed buffers, sorted by offset
     for k in order:
         buffer, offset = buffers[k], 0
         for j in done:
@@ -264,7 +266,7 @@ def placed(buffers: Sequence[Buffer], order: Sequence[int]) -> list[int]:
 
 
 def apart(buffers: list[Buffer]) -> None:
-    """Give every buffer a place of its own: the arena of a program without planning."""
+    """Place all buffers one after another, without reuse: the arena of a program without planning."""
     offset = 0
     for buffer in buffers:
         buffer.offset, offset = offset, offset + buffer.size
@@ -273,28 +275,28 @@ def apart(buffers: list[Buffer]) -> None:
 STRATEGIES: dict[str, Strategy] = {"smallest": smallest, "greedy": greedy, "best_fit": best_fit, "apart": apart}
 
 
-def find_strategy(given: str | Strategy) -> Strategy:
-    """A strategy by name, one of somebody else's as ``"module:function"``, or the function itself.
+def find_strategy(strategy: str | Strategy) -> Strategy:
+    """Return the strategy of a name, of ``"module:function"``, or a function unchanged.
 
-    It gives every buffer its ``offset``, a multiple of 64; the offsets of one that is not built in are checked.
+    A strategy sets the ``offset`` of every buffer to a multiple of 64; the offsets of custom strategies are checked.
     """
-    if callable(given):
-        return _checked(given)
-    module, colon, name = given.partition(":")
+    if callable(strategy):
+        return _checked(strategy)
+    module, colon, name = strategy.partition(":")
     if colon:
         try:
-            found = getattr(import_module(module), name)
+            function = getattr(import_module(module), name)
         except (ImportError, AttributeError) as error:
-            raise OptionError(f"memory planning strategy '{given}' cannot be loaded: {error}") from None
-        return _checked(found)
-    if given not in STRATEGIES:
-        what, facts, hint = unknown("memory planning strategy", given, list(STRATEGIES))
-        raise OptionError(what, facts=facts, hint=hint)
-    return STRATEGIES[given]
+            raise OptionError(f"memory planning strategy '{strategy}' cannot be loaded: {error}") from None
+        return _checked(function)
+    if strategy not in STRATEGIES:
+        message, facts, hint = unknown("memory planning strategy", strategy, list(STRATEGIES))
+        raise OptionError(message, facts=facts, hint=hint)
+    return STRATEGIES[strategy]
 
 
 def _checked(strategy: Strategy) -> Strategy:
-    """Wrap a strategy: raise where its offsets would let a value overwrite another one."""
+    """Wrap a custom strategy, so that offsets with overlapping live buffers raise."""
     if strategy in STRATEGIES.values():
         return strategy
     name = getattr(strategy, "__name__", "custom")
@@ -304,8 +306,8 @@ def _checked(strategy: Strategy) -> Strategy:
         for b in buffers:
             if not isinstance(b.offset, int) or b.offset < 0 or b.offset % ALIGNMENT:
                 raise OptionError(
-                    f"memory planning strategy '{name}' gives the offset {b.offset!r}",
-                    facts=[f"expected a multiple of {ALIGNMENT} that is not negative"],
+                    f"memory planning strategy '{name}' returned the invalid offset {b.offset!r}",
+                    facts=[f"expected a non-negative multiple of {ALIGNMENT}"],
                 )
         order = sorted((b for b in buffers if b.size), key=lambda b: b.offset)
         for k, low in enumerate(order):
@@ -314,7 +316,7 @@ def _checked(strategy: Strategy) -> Strategy:
                     break
                 if high.start <= low.end and low.start <= high.end:
                     raise OptionError(
-                        f"memory planning strategy '{name}' gives two values that live at once the same memory",
+                        f"memory planning strategy '{name}' returned overlapping offsets of two live buffers",
                         facts=[f"{b.size} bytes at {b.offset}, steps {b.start} to {b.end}" for b in (low, high)],
                     )
 
@@ -326,35 +328,38 @@ UNITS = {"": 10**9, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 1
 
 
 def parse_bytes(limit: float | str) -> int:
-    """``8`` and ``"8GB"`` are 8e9 bytes, ``"8GiB"`` 8 * 2**30."""
+    """Convert an amount of memory to bytes: ``8`` and ``"8GB"`` are 8e9, ``"8GiB"`` is 8 * 2**30."""
     if not isinstance(limit, str) and 0 <= limit < math.inf:
         return int(limit * UNITS[""])
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(\w*)", str(limit).strip())
-    if found is None or found[2] not in UNITS:
-        raise OptionError(f"'{limit}' is no amount of memory", hint='write 8, "8GB", "8GiB" or "512MiB"')
-    return int(float(found[1]) * UNITS[found[2]])
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(\w*)", str(limit).strip())
+    if match is None or match[2] not in UNITS:
+        raise OptionError(f"'{limit}' is not an amount of memory", hint='pass 8, "8GB", "8GiB" or "512MiB"')
+    return int(float(match[1]) * UNITS[match[2]])
 
 
-def check_limit(graph: Graph, made: MemoryPlan, limit: int, sizes: Mapping[str, int] | None = None) -> None:
-    """Raise where parameters, inputs and the arena do not fit, naming the largest values."""
-    outside = sum(nbytes(i.type, sizes) for i in graph.inputs)
-    needed = outside + made.size
+def check_limit(graph: Graph, plan: MemoryPlan, limit: int, sizes: Mapping[str, int] | None = None) -> None:
+    """Raise if parameters, inputs and the arena exceed the limit; the error lists the largest values."""
+    input_bytes = sum(nbytes(i.type, sizes) for i in graph.inputs)
+    needed = input_bytes + plan.size
     if needed <= limit:
         return
-    values = [(nbytes(v.type, sizes), v) for b in made.buffers for v in b.values]
+    values = [(nbytes(v.type, sizes), v) for b in plan.buffers for v in b.values]
     values += [(nbytes(i.type, sizes), i.value) for i in graph.inputs]
     largest = sorted(values, key=lambda row: -row[0])[:5]
     raise MemoryLimitError(
-        f"this program needs {human(needed)}, but max_memory_gb allows {human(limit)}",
+        f"this program needs {format_bytes(needed)}, but max_memory_gb allows {format_bytes(limit)}",
         facts=[
-            f"parameters and inputs {human(outside)}, intermediate values {human(made.size)} (peak {human(made.peak)})",
-            "largest: " + "; ".join(f"'{v.name}' {v.type} {human(size)}" for size, v in largest),
+            (
+                f"parameters and inputs {format_bytes(input_bytes)}, "
+                f"intermediate values {format_bytes(plan.size)} (peak {format_bytes(plan.peak)})"
+            ),
+            "largest: " + "; ".join(f"'{v.name}' {v.type} {format_bytes(size)}" for size, v in largest),
         ],
     )
 
 
-def human(size: float) -> str:
-    """1234567 as 1.2 MB."""
+def format_bytes(size: float) -> str:
+    """Format a number of bytes: 1234567 as 1.23 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

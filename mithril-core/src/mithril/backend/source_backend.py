@@ -1,4 +1,4 @@
-"""Backends that run generated Python source: a lowering table, and what is done to the function."""
+"""Backends that run generated Python source: lowering tables, builds and their cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
 class SourceExecutable:
-    """A generated function and what it was generated from."""
+    """A generated function with its source and graph."""
 
     __slots__ = ("_graph", "arrays", "call", "differentiated", "fallbacks", "forward", "source")
 
@@ -31,17 +31,17 @@ class SourceExecutable:
         self._graph = graph if isinstance(graph, LazyGraph) else LazyGraph(graph)
         self.source = source.text
         self.arrays = source.arrays
-        self.forward = forward  # the bare generated function
-        self.call = call or forward  # what runs: compiled, where there is a compiler
-        self.fallbacks: frozenset[str] = frozenset()  # operations that run as their references
-        self.differentiated = False  # whether the framework's gradients are in it, which the source does not say
+        self.forward = forward  # the generated function
+        self.call = call or forward  # the function that runs, for example jitted
+        self.fallbacks: frozenset[str] = frozenset()  # operations that run as NumPy references
+        self.differentiated = False  # whether the framework adds gradients, which the source does not contain
 
     @property
     def graph(self) -> Graph:
         return self._graph.get()
 
     def release(self, graph: Callable[[], Graph]) -> None:
-        """Let go of the graph with its weights, and of their arrays: the generated function has its own."""
+        """Release the graph and its weights; the generated function has its own copy."""
         self._graph = LazyGraph(graph)
         self.arrays = {}
 
@@ -54,18 +54,18 @@ class SourceExecutable:
 
     @property
     def direct(self) -> Forward:
-        """The function that a call runs, for callers that make many."""
+        """The function that a call runs, without its overhead."""
         return self.call
 
     def forget_sizes(self) -> None:
-        """Drop what the backend's compiler made for single sizes; sizes that come again are compiled once more."""
+        """Discard the code that the backend compiled per size; it is recompiled on demand."""
         drop = getattr(self.call, "forget_sizes", None)
         if drop is not None:
             drop()
 
 
 class SourceBackend(Backend):
-    """Subclasses give ``tables`` (by semantics) and may override ``finish``."""
+    """Base class of backends that generate Python. Subclasses set ``tables``, by semantics; ``finish`` is optional."""
 
     tables: ClassVar[Mapping[str, Lowerings]] = {}
 
@@ -74,15 +74,15 @@ class SourceBackend(Backend):
         self._made_tables: dict[Any, Lowerings] = {}
 
     def table(self, options: BuildOptions | None = None) -> Lowerings:
-        """The lowering table for the chosen semantics, third parties' rows on top."""
+        """Return the lowering table of the selected semantics, extended by plugins."""
         semantics = options.semantics if options is not None else "portable"
         key = (semantics, plugins.generation())
-        made = self._made_tables.get(key)
-        if made is None:
+        table = self._made_tables.get(key)
+        if table is None:
             base = self.tables.get(semantics) or self.tables["portable"]
             extra = plugins.lowerings(self.name)
-            made = self._made_tables[key] = base.extend(extra) if extra else base
-        return made
+            table = self._made_tables[key] = base.extend(extra) if extra else base
+        return table
 
     @property
     def capabilities(self) -> Capabilities:
@@ -115,12 +115,12 @@ class SourceBackend(Backend):
         return executable
 
     def loaded(self, source: Source) -> Forward:
-        """The module's function; its constants are made here."""
+        """Return the function of the generated module, with its constants created."""
         return source.function()
 
-    # -- keeping what was generated -----------------------------------------------------------------------------------
+    # -- disk cache ---------------------------------------------------------------------------------------------------
     def dump(self, executable: Any) -> dict[str, bytes] | None:
-        """The generated text and its large constants."""
+        """Return the generated text and its large constants, or None if the framework differentiates the function."""
         if executable.differentiated:
             return None
         parts = {"source": executable.source.encode()}
@@ -131,9 +131,9 @@ class SourceBackend(Backend):
         return parts
 
     def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> SourceExecutable:
-        """The executable again, without generating anything."""
-        kept = np.load(io.BytesIO(parts["arrays"]), allow_pickle=False) if "arrays" in parts else {}
-        source = Source(parts["source"].decode(), kept)
+        """Restore the executable without generating its source again."""
+        arrays = np.load(io.BytesIO(parts["arrays"]), allow_pickle=False) if "arrays" in parts else {}
+        source = Source(parts["source"].decode(), arrays)
         path = options.source_path(graph.get()) if options.file_path is not None else None
         if path is not None:
             source.write(path)
@@ -153,14 +153,14 @@ class SourceBackend(Backend):
             )
         source = self._source(graph, options, gradients=True)
         forward = self.differentiated(self.loaded(source), tuple(of), tuple(wrt))
-        made = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
-        made.differentiated = True
-        return made
+        executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        executable.differentiated = True
+        return executable
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
-        """The generated function with gradients by the framework; its cotangents come by ``cotangent_name``."""
+        """Add gradients of the framework to the generated function; its cotangents are named by ``cotangent_name``."""
         raise UnsupportedError(
-            f"backend '{self.name}' has no automatic differentiation of its own", hint='leave autodiff="graph"'
+            f"backend '{self.name}' has no automatic differentiation of its own", hint='use autodiff="graph" instead'
         )
 
     def _source(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> Source:
@@ -173,7 +173,7 @@ class SourceBackend(Backend):
         return source
 
     def generate(self, graph: Graph, options: BuildOptions) -> tuple[str, Mapping[str, Any]]:
-        """The module's text, by the template if one is given, then through the transformers; its large constants."""
+        """Return the text of the module, by the user's template and code transformers, and its large constants."""
         parts = emit(graph, self.table(options))
         text = from_template(options.template_path, parts) if options.template_path is not None else render(parts)
         if options.code_transformers:
@@ -181,5 +181,5 @@ class SourceBackend(Backend):
         return text, parts["arrays"]
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward | None:
-        """What is called instead of the bare function: jitted, say. None: the function itself."""
+        """Return the function to call instead of ``forward``, for example a jitted one, or None for ``forward``."""
         return None

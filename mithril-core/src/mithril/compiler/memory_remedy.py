@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril import plugins
-from mithril.backend import Backend, human, nbytes, parse_bytes
+from mithril.backend import Backend, format_bytes, nbytes, parse_bytes
 from mithril.base import MemoryLimitError, numel, substitute
 from mithril.ir import Graph
 from mithril.passes import PassContext
@@ -52,12 +52,12 @@ def remedy(
         smaller = plugins.load_pass(CHECKPOINTING)(graph, context)
         needed = use.peak if smaller is graph else memory_use(smaller, backend, sizes).peak
         if needed <= limit:
-            return f"gradient_checkpointing=True needs {human(needed)}"
+            return f"gradient_checkpointing=True needs {format_bytes(needed)}"
     batch = _batch_that_fits(graph, use, limit, sizes)
     if batch is not None:
         return f"a batch of {batch} fits"
     if use.parameters > limit:
-        return f"the parameters alone are {human(use.parameters)}: use a smaller dtype or a smaller model"
+        return f"the parameters alone are {format_bytes(use.parameters)}: use a smaller dtype or a smaller model"
     return "a smaller batch, a smaller dtype, or mixed_precision=True needs less"
 
 
@@ -82,9 +82,12 @@ def over_limit(use: MemoryUse, graph: Graph, limit: int, sizes: Mapping[str, int
     largest = sorted(values, key=lambda row: -row[0])[:5]
     qualifier = "" if use.exact else "about "
     return MemoryLimitError(
-        f"this program needs {qualifier}{human(use.peak)}, but max_memory_gb allows {human(limit)}",
+        f"this program needs {qualifier}{format_bytes(use.peak)}, but max_memory_gb allows {format_bytes(limit)}",
         facts=[
-            f"parameters and inputs {human(use.outside)}; values and results {human(use.workspace)} ({use.source})",
-            "largest: " + "; ".join(f"'{v.name}' {v.type} {human(size)}" for size, v in largest),
+            (
+                f"parameters and inputs {format_bytes(use.outside)}; "
+                f"values and results {format_bytes(use.workspace)} ({use.source})"
+            ),
+            "largest: " + "; ".join(f"'{v.name}' {v.type} {format_bytes(size)}" for size, v in largest),
         ],
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.backend import Backend, find_strategy, human, nbytes
+from mithril.backend import Backend, find_strategy, format_bytes, nbytes
 from mithril.base import (
     Decisions,
     GradientError,
@@ -212,6 +212,6 @@ def note_target_memory(graph: Graph, target: HardwareTarget | None, decisions: D
     if size > target.memory:
         decisions.record(
             "ignored",
-            f"target_hardware='{target.name}' has {human(target.memory)} of memory, "
-            f"inputs and outputs alone take {human(size)}",
+            f"target_hardware='{target.name}' has {format_bytes(target.memory)} of memory, "
+            f"inputs and outputs alone take {format_bytes(size)}",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Never, Protocol
 import numpy as np
 
 from mithril import plugins
-from mithril.backend import check_call, checked, refuse, watch
+from mithril.backend import check_call, checked, reject_surplus, watch
 from mithril.base import Decisions, DType, InputError, TensorType, UnsupportedError
 from mithril.ir import Graph, Input
 from mithril.runtime import inspection
@@ -112,7 +112,9 @@ class CompiledModel:
         statistics and ``is_training``; left out, it is True exactly where gradients are asked for.
         """
         if surplus or unknown_names:
-            refuse("evaluate", CompiledModel.evaluate, (params, inputs, output_gradients, *surplus), unknown_names)
+            reject_surplus(
+                "evaluate", CompiledModel.evaluate, (params, inputs, output_gradients, *surplus), unknown_names
+            )
         bound = None
         if inputs is None:
             bound, inputs = self._parameters.bound, params
@@ -146,7 +148,9 @@ class CompiledModel:
     ) -> Any:
         """``evaluate(inputs)`` with bound parameters; without any, fresh ones are bound, with a warning."""
         if surplus or unknown_names:
-            refuse("a compiled model", CompiledModel.__call__, (inputs, output_gradients, *surplus), unknown_names)
+            reject_surplus(
+                "a compiled model", CompiledModel.__call__, (inputs, output_gradients, *surplus), unknown_names
+            )
         bound = self._parameters.bound
         if output_gradients is None and state is None and not training and not watchers.get():
             results = self._calls.last(UNKNOWN if bound is None else bound.passed, inputs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import Backend, human, nbytes
+from mithril.backend import Backend, format_bytes, nbytes
 from mithril.base import InputError, bind, columns, symbols
 from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
@@ -52,18 +52,25 @@ class MemoryReport:
     def __str__(self) -> str:
         head = ["layer", "parameters", "state", "activations", "gradients"]
         rows = [
-            [row.layer, *(human(n) if n else "-" for n in (row.parameters, row.state, row.activations, row.gradients))]
+            [
+                row.layer,
+                *(format_bytes(n) if n else "-" for n in (row.parameters, row.state, row.activations, row.gradients)),
+            ]
             for row in self.layers
         ]
         saved = self.values / self.workspace if self.workspace else 1.0
-        values = f"values inside and results {human(self.values)}, at once {human(self.workspace)} ({saved:.1f}x less)"
+        total, peak = format_bytes(self.values), format_bytes(self.workspace)
+        values = f"values inside and results {total}, at once {peak} ({saved:.1f}x less)"
         return "\n".join(
             [
                 *columns(head, rows),
-                f"inputs {human(self.inputs)}, parameters {human(self.parameters)}, state {human(self.state)}",
+                (
+                    f"inputs {format_bytes(self.inputs)}, parameters {format_bytes(self.parameters)}, "
+                    f"state {format_bytes(self.state)}"
+                ),
                 values,
-                "largest: " + ", ".join(f"'{name}' {human(size)}" for name, size in self.largest),
-                f"peak {human(self.peak)}, {self.use.label}",
+                "largest: " + ", ".join(f"'{name}' {format_bytes(size)}" for name, size in self.largest),
+                f"peak {format_bytes(self.peak)}, {self.use.label}",
             ]
         )
 

@@ -12,7 +12,7 @@ from mithril_cbackend.schedule.schedules import Schedules
 
 
 def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads: int | None = None) -> Executable:
-    options.refuse("c", ("template_path", "code_transformers"), "machine code is made of loops, not of a text")
+    options.reject("c", ("template_path", "code_transformers"), "machine code is made of loops, not of a text")
     target = resolve_target(options.settings)
     if target.arch is not None:
         what = f"calls in this process run on its own processor; compiled.export(folder) is for {target.arch}"

@@ -82,7 +82,7 @@ class GGMLBackend(Backend):
     def build(self, graph: Graph, options: BuildOptions | None = None) -> GGMLExecutable | SizedExecutable:
         options = options or BuildOptions()
         reason = "programs are graphs of ggml, not a text; compiled.export('model.gguf') writes a file"
-        options.refuse(self.name, ("file_path", "template_path", "code_transformers"), reason)
+        options.reject(self.name, ("file_path", "template_path", "code_transformers"), reason)
         self.check(graph)
         asked = _threads(options.num_threads) or self.num_threads
         if asked is not None and self.recipe is None:

@@ -8,7 +8,7 @@ from typing import Any
 from mithril import ops
 from mithril.backend import (
     NUMPY_NAMES,
-    QUESTIONS,
+    PREDICATES,
     UNARY,
     Call,
     Lowerings,
@@ -19,8 +19,8 @@ from mithril.backend import (
     integer_cast,
     is_half,
     is_integer,
-    nothing_yet,
     operators,
+    reduction_identity,
     reductions,
     shared_helpers,
     sliced,
@@ -46,7 +46,7 @@ operators(table)
 _PAIRS = operation_names(
     "maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor"
 )
-functions(table, "jnp", (*UNARY, *QUESTIONS, "log2", *_PAIRS, "trunc"), NUMPY_NAMES)
+functions(table, "jnp", (*UNARY, *PREDICATES, "log2", *_PAIRS, "trunc"), NUMPY_NAMES)
 table.row("sign", "jnp.where({x} == 0, jnp.zeros_like({x}), jnp.sign({x}))")  # +0 of both zeros
 table.rows(
     {
@@ -103,7 +103,7 @@ def _mean(call: Call) -> str:
 def _extreme(call: Call) -> str:
     kept = ", keepdims=True" if call.keepdims else ""
     name = call.node.op.name
-    start = nothing_yet(call, "-jnp.inf", "jnp.inf")
+    start = reduction_identity(call, "-jnp.inf", "jnp.inf")
     if call.type.dtype.name == "uint64":  # whose largest is more than Python's numbers are taken for
         start = f"{call.dtype()}({start})"
     return f"jnp.{name}({call.x}, axis={axes_text(call)}{kept}, initial={start})"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from mithril import ops
 from mithril.backend import (
     NUMPY_NAMES,
-    QUESTIONS,
+    PREDICATES,
     UNARY,
     Call,
     Lowerings,
-    as_it_is,
     bounds,
     dtype_of,
     functions,
@@ -18,9 +17,10 @@ from mithril.backend import (
     integers,
     is_half,
     is_integer,
-    nothing_yet,
+    operands_unchanged,
     operators,
     python_control,
+    reduction_identity,
     reductions,
     shared_helpers,
     sliced,
@@ -50,7 +50,7 @@ _PAIRS = operation_names("maximum", "minimum", "pow", "atan2", "logical_and", "l
 functions(
     table,
     "mx",
-    (*UNARY, *QUESTIONS, "log2", *_PAIRS, "rsqrt", "erf", "erfinv"),
+    (*UNARY, *PREDICATES, "log2", *_PAIRS, "rsqrt", "erf", "erfinv"),
     {**NUMPY_NAMES, "bitwise_not": "bitwise_invert"},
 )
 table.row("neg", "-{x}")
@@ -145,7 +145,7 @@ def _mean(call: Call) -> str:
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
     largest = call.node.op is ops.max
-    start = nothing_yet(call, 'float("-inf")', 'float("inf")')
+    start = reduction_identity(call, 'float("-inf")', 'float("inf")')
     return f"{call.helper(helpers.extreme)}({_reduced(call)}, {largest}, {start})"
 
 
@@ -211,7 +211,7 @@ def _triangle(call: Call) -> str:
     return f"{call.helper(helpers.triangle)}({call.array('x')}, mx.{call.node.op.name}, {call.k})"
 
 
-table.function("barrier", view=True)(as_it_is)
+table.function("barrier", view=True)(operands_unchanged)
 
 
 @table.function("iota")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.backend import Names
+from mithril.backend import NameAllocator
 from mithril.base import BackendError, Registry, TensorType, UnsupportedError, numel
 from mithril.ir import Graph, Node, Value, decompose
 from mithril_mlx.mlx_loader import mx
@@ -167,7 +167,7 @@ def metal_kernel(graph: Graph, name: str = "fused") -> MetalKernel:
         names[node.result] = _line(lines, len(names), node.result.type, _expression(node, names))
     body = ["uint k = thread_position_in_grid.x;", *lines, f"out[k] = {names[result]};"]
     return MetalKernel(
-        Names().fresh(name), inputs, result.type, tuple(types), "\n".join(f"    {line}" for line in body)
+        NameAllocator().fresh(name), inputs, result.type, tuple(types), "\n".join(f"    {line}" for line in body)
     )
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from mithril import ops
 from mithril.backend import (
     NUMPY_NAMES,
-    QUESTIONS,
+    PREDICATES,
     SIGNS,
     UNARY,
     Call,
     Lowerings,
-    as_it_is,
     axes_text,
     bounds,
     functions,
@@ -18,9 +17,10 @@ from mithril.backend import (
     integer_cast,
     is_half,
     is_integer,
-    nothing_yet,
+    operands_unchanged,
     operators,
     python_control,
+    reduction_identity,
     reductions,
     shared_helpers,
     sliced,
@@ -47,7 +47,7 @@ for _name in operation_names("add", "sub", "mul", "div"):
     table.row(
         _name, f"{{a}} {SIGNS[_name]} {{b}}", out=f"np.{NUMPY_NAMES.get(_name, _name)}({{a}}, {{b}}, out={{out}})"
     )
-functions(table, "np", QUESTIONS)
+functions(table, "np", PREDICATES)
 _PAIRS = operation_names("maximum", "minimum", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor")
 _BITS = operation_names("bitwise_and", "bitwise_or", "bitwise_xor")
 _OWN_NAMES = {**NUMPY_NAMES, "abs": "absolute", "round": "rint"}
@@ -139,7 +139,8 @@ def _extreme(call: Call) -> str:
     keepdims = ", keepdims=True" if call.keepdims else ""
     if _never_empty(call):
         return f"np.{name}({call.x}, axis={axes_text(call)}{keepdims})"
-    return f"np.{name}({call.x}, axis={axes_text(call)}{keepdims}, initial={nothing_yet(call, '-np.inf', 'np.inf')})"
+    initial = reduction_identity(call, "-np.inf", "np.inf")
+    return f"np.{name}({call.x}, axis={axes_text(call)}{keepdims}, initial={initial})"
 
 
 @table.function("any", "all")
@@ -193,7 +194,7 @@ table.row("triu", "np.triu({x}, {k})")
 table.row("size_value", "np.asarray({value}, {dtype})")
 
 
-table.function("barrier", view=True)(as_it_is)
+table.function("barrier", view=True)(operands_unchanged)
 
 
 @table.function("iota", view=True)

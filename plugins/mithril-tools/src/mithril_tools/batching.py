@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import checked, human, parse_bytes
+from mithril.backend import checked, format_bytes, parse_bytes
 from mithril.base import InputError, MemoryLimitError, time_interleaved
 from mithril.runtime import CompiledModel
 from mithril_tools.benchmark import batch_of, resized
@@ -30,7 +30,7 @@ class BatchChoice:
 
     def __str__(self) -> str:
         lines = [f"best batch {self.best}; memory allows {self.fits}"]
-        lines += [f"  {n}: {rate:.4g} items/s, {human(self.memory[n])}" for n, rate in self.rates.items()]
+        lines += [f"  {n}: {rate:.4g} items/s, {format_bytes(self.memory[n])}" for n, rate in self.rates.items()]
         return "\n".join(lines)
 
 
@@ -109,7 +109,7 @@ def _largest(needs: Callable[[int], int], limit: int, max_batch: int) -> int:
     """Return the largest batch within the limit: extrapolate linearly, then check against the plan."""
     if needs(1) > limit:
         raise MemoryLimitError(
-            f"a batch of one needs {human(needs(1))}, and only {human(limit)} may be taken",
+            f"a batch of one needs {format_bytes(needs(1))}, and only {format_bytes(limit)} may be taken",
             hint="a smaller dtype or mixed_precision=True needs less",
         )
     if needs(max_batch) <= limit:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import CheckedType, checked, human
+from mithril.backend import CheckedType, checked, format_bytes
 from mithril.base import InputError, MithrilError, OptionError, columns, unknown
 from mithril.runtime import CompiledModel, array_type
 
@@ -66,7 +66,7 @@ class BenchmarkResult:
             spread = f"spread {100 * self.spread:.0f}%"
             parts.append(f"median {1e3 * self.latency:.4g} ms, fastest {1e3 * self.fastest:.4g} ms, {spread}")
         if self.memory_usage is not None:
-            parts.append(human(self.memory_usage))
+            parts.append(format_bytes(self.memory_usage))
         return ", ".join(parts)
 
 
@@ -87,7 +87,7 @@ class Sweep(dict[int, BenchmarkResult]):
                 str(n),
                 f"{rates[n]:.4g}",
                 f"{1e3 * statistics.median(r.seconds):.4g}",
-                "-" if r.memory_usage is None else human(r.memory_usage),
+                "-" if r.memory_usage is None else format_bytes(r.memory_usage),
                 ("#" * round(30 * rates[n] / top)).ljust(30),
             ]
             for n, r in self.items()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mithril.backend import human
+from mithril.backend import format_bytes
 from mithril.base import BackendError, InputError, OptionError, UnsupportedError, files, symbols
 from mithril.ir import Graph
 
@@ -31,7 +31,9 @@ class Exported:
     outputs: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.path}: {human(self.bytes)}, forward({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})"
+        return (
+            f"{self.path}: {format_bytes(self.bytes)}, forward({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})"
+        )
 
 
 class _Program(torch.nn.Module):  # type: ignore[misc]

@@ -8,11 +8,10 @@ from typing import Any
 from mithril import ops
 from mithril.backend import (
     HELPERS,
-    QUESTIONS,
+    PREDICATES,
     UNARY,
     Call,
     Lowerings,
-    as_it_is,
     bounds,
     dtype_of,
     functions,
@@ -21,9 +20,10 @@ from mithril.backend import (
     integers,
     is_half,
     is_integer,
-    nothing_yet,
+    operands_unchanged,
     operators,
     python_control,
+    reduction_identity,
     reductions,
     shared_helpers,
     sliced,
@@ -64,7 +64,7 @@ def is_uint32(node: Node) -> bool:
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 operators(table)
-functions(table, "torch", (*UNARY, *QUESTIONS, "log2", "trunc", "erf", "erfinv", "rsqrt"))
+functions(table, "torch", (*UNARY, *PREDICATES, "log2", "trunc", "erf", "erfinv", "rsqrt"))
 table.row("neg", "-{x}")
 
 
@@ -188,7 +188,7 @@ def _mean(call: Call) -> str:
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
     largest = call.node.op is ops.max
-    start = nothing_yet(call, 'float("-inf")', 'float("inf")')
+    start = reduction_identity(call, 'float("-inf")', 'float("inf")')
     return f"{call.helper(helpers.extreme)}({_reduced(call)}, {largest}, {start})"
 
 
@@ -249,7 +249,7 @@ def _of_scalar(call: Call) -> str:
     return f"{call.array('x')}.expand({call.shape()})" if call.type.shape else call.array("x")
 
 
-table.function("barrier", view=True)(as_it_is)
+table.function("barrier", view=True)(operands_unchanged)
 
 
 @table.function("iota")

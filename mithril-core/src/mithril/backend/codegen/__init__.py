@@ -1,1 +1,1 @@
-"""Python source from a graph: what the numpy, jax, torch and mlx backends share."""
+"""Generation of Python source from graphs, shared by the numpy, jax, torch and mlx backends."""

@@ -1,4 +1,4 @@
-"""One application of an operation, as a lowering sees it."""
+"""The call of an operation, as passed to its lowering."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Text(Protocol):
 
 
 class FreshNames(Protocol):
-    """Local names that are not taken."""
+    """An allocator of unused local names."""
 
     def fresh(self, wish: str, /) -> str: ...
 
 
 class Lines(Protocol):
-    """The part of the writer that a lowering uses."""
+    """The part of ``FunctionEmitter`` that a lowering uses."""
 
     @property
     def table(self) -> Text: ...
@@ -35,18 +35,18 @@ class Lines(Protocol):
     def literal(self, value: Any, /) -> str: ...
     def helper(self, function: Callable[..., Any], /) -> str: ...
     def line(self, text: str, node: Node, /) -> None: ...
-    def region(self, graph: Graph, wish: str, given: Sequence[Value | None] = (), /) -> str: ...
+    def region(self, graph: Graph, wish: str, arguments: Sequence[Value | None] = (), /) -> str: ...
 
 
 class Call:
-    """Operands as expressions by name (``call.x``), attributes, types, and ways to write more than an expression."""
+    """An operation call: operands as source expressions (``call.x``), attributes, types, and emitters of statements."""
 
     __slots__ = ("_writer", "attributes", "node", "operands", "results")
 
     def __init__(self, node: Node, operands: list[str | None], results: list[str], writer: Lines) -> None:
         self.node = node
-        self.operands = operands  # expressions; None where an optional operand is missing
-        self.results = results  # names that the results are assigned to
+        self.operands = operands  # expressions, or None for absent optional operands
+        self.results = results  # the names to which results are assigned
         self.attributes: Mapping[str, Any] = node.attributes
         self._writer = writer
 
@@ -60,25 +60,25 @@ class Call:
 
     @property
     def types(self) -> list[TensorType | None]:
-        """Types of the operands."""
+        """The types of the operands."""
         return [None if v is None else v.type for v in self.node.operands]
 
     @property
     def type(self) -> TensorType:
-        """Type of the first result."""
+        """The type of the first result."""
         return self.node.result.type
 
     def operand_type(self, name: str) -> TensorType:
-        """Type of an operand by name."""
+        """Return the type of an operand by name."""
         op = self.node.op
         value = self.node.operands[op.operands.index(name)]
         if value is None:
             raise OperationError(f"operand '{name}' of '{op.name}' is missing")
-        found: TensorType = value.type
-        return found
+        result: TensorType = value.type
+        return result
 
     def array(self, name: str) -> str:
-        """An operand as an array, typed even where it would be read as a plain number."""
+        """Return the expression of an operand as a typed array, never as a plain number."""
         op = self.node.op
         value = self.node.operands[op.operands.index(name)]
         if value is None:
@@ -86,50 +86,50 @@ class Call:
         return self._writer.expression(value)
 
     def argument(self, name: str) -> str:
-        """What a helper is given for a parameter: an operand as an array, an attribute, the result's shape or dtype."""
+        """Return the argument for a parameter of a helper: an operand, an attribute, the result's shape or dtype."""
         op = self.node.op
         if name in op.operands and not op.variadic:
             return "None" if self.node.operands[op.operands.index(name)] is None else self.array(name)
         return self.field(name)
 
     def literal(self, value: Any) -> str:
-        """An attribute, size or dtype as source text."""
+        """Return an attribute, size or dtype as source text."""
         return self._writer.literal(value)
 
     def number(self, value: Any) -> str:
-        """A number to combine with an array of the result's dtype: plain where that keeps the dtype."""
+        """Return a scalar to combine with an array of the result's dtype: untyped if that preserves the dtype."""
         table, dtype = self._writer.table, self.type.dtype
         return self.literal(value) if table.is_weak(value, dtype) else table.scalar_text(value, dtype)
 
     def dtype(self, dtype: DType | None = None) -> str:
-        """A dtype as source text; the result's by default."""
+        """Return a dtype as source text; the result's by default."""
         return self._writer.table.dtype_text(dtype or self.type.dtype)
 
     def shape(self, value: TensorType | None = None) -> str:
-        """A shape as source text; the result's by default."""
+        """Return a shape as source text; the result's by default."""
         return self.literal((value or self.type).shape)
 
     def helper(self, function: Callable[..., Any]) -> str:
-        """The name under which a plain function is called; its source goes into the generated file."""
+        """Add the source of a function to the generated file and return its name there."""
         return self._writer.helper(function)
 
     def line(self, text: str) -> None:
-        """Write a statement before this operation's own."""
+        """Emit a statement before the one of this operation."""
         self._writer.line(text, self.node)
 
     def temp(self, wish: str = "t") -> str:
-        """A new local name."""
+        """Return a new local name."""
         return self._writer.names.fresh(wish)
 
-    def region(self, k: int, given: Sequence[Value | None] = ()) -> str:
-        """The name of the function that is the node's k-th region: takes its inputs, gives a tuple of its outputs.
+    def region(self, k: int, arguments: Sequence[Value | None] = ()) -> str:
+        """Emit the function of the node's k-th region, from its inputs to a tuple of its outputs; return its name.
 
-        With ``given``, the values that it is called with, once, it may write over those that nothing else reads.
+        ``arguments`` are the values of its only call: it can reuse the buffers of those without another use.
         """
-        return self._writer.region(self.node.regions[k], f"{self.node.op.name}_{k}", given)
+        return self._writer.region(self.node.regions[k], f"{self.node.op.name}_{k}", arguments)
 
     def field(self, name: str) -> str:
-        """What ``{name}`` in a template stands for."""
+        """Return the text of the placeholder ``{name}`` in a template."""
         if name == "dtype" and "dtype" not in self.attributes:
             return self.dtype()
         if name == "shape" and "shape" not in self.attributes:
@@ -142,7 +142,7 @@ class Call:
         if name in op.operands:
             text = self.operands[op.operands.index(name)]
             return "None" if text is None else text
-        raise OperationError(f"the template of '{op.name}' names '{name}', which the operation does not have")
+        raise OperationError(f"the template of '{op.name}' uses '{name}', which is not an operand or attribute")
 
     @property
     def values(self) -> tuple[Value | None, ...]:

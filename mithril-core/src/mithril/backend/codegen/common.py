@@ -1,4 +1,4 @@
-"""What the tables of array libraries have in common: operators, functions of one name, questions about operands."""
+"""Lowering rows shared by the array-library backends: operators, functions of equal name, predicates on operands."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SIGNS: Registry[str] = Registry(
         "bitwise_xor": "^",
     },
 )
-# What every such library computes element by element, under the operation's own name or NumPy's.
+# Element-wise operations that every array library provides, under the operation's name or NumPy's.
 UNARY = operation_names(
     *("abs", "exp", "expm1", "log", "log1p", "sqrt", "square"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
     *("floor", "ceil", "round", "logical_not", "bitwise_not"),
 )
-QUESTIONS = operation_names("isnan", "isinf", "isfinite")
+PREDICATES = operation_names("isnan", "isinf", "isfinite")
 NUMPY_NAMES: Registry[str] = Registry(
     "NumPy's names",
     {
@@ -56,7 +56,7 @@ NUMPY_NAMES: Registry[str] = Registry(
 
 
 def operators(table: Lowerings) -> None:
-    """Rows for what Python writes with an operator."""
+    """Add rows for the operations that have a Python operator."""
     for name, sign in SIGNS.items():
         table.row(name, f"{{a}} {sign} {{b}}")
 
@@ -64,9 +64,9 @@ def operators(table: Lowerings) -> None:
 def functions(
     table: Lowerings, module: str, names: Iterable[str], called: Mapping[str, str] | None = None, *, out: bool = False
 ) -> None:
-    """Rows that call the module's function of the operation's name, or the one it is ``called`` by, on its operands.
+    """Add rows that call the function of ``module`` with the operation's name, or with its name in ``called``.
 
-    ``out``: the functions can write into an array that they are given.
+    ``out`` means that the functions have an ``out`` parameter for the result.
     """
     for name in names:
         function = f"{module}.{(called or {}).get(name, name)}"
@@ -75,7 +75,7 @@ def functions(
 
 
 def shared_helpers(table: Lowerings) -> None:
-    """Add rows for the helpers that array libraries share, in the table's dialect."""
+    """Add rows for the shared helpers, in the dialect of the table."""
     table.helpers(integers.shift_left, integers.shift_right)
     table.helpers(indexing.take, indexing.take_along_axis, indexing.gather_nd)
     table.helpers(indexing.scatter_nd, indexing.scatter_nd_add, indexing.dynamic_slice, indexing.dynamic_update_slice)
@@ -86,7 +86,7 @@ def shared_helpers(table: Lowerings) -> None:
 
 
 def integer_cast(call: Call, plain: str) -> str:
-    """Write a cast to integers: ``plain`` where the dtype holds every number of the operand's, else saturating."""
+    """Return a cast to integers: ``plain`` if the dtype represents all values of the operand's, else saturating."""
     source, target = call.operand_type("x").dtype, call.type.dtype
     low, high = target.limits
     helper = integers.float_to_int
@@ -109,12 +109,12 @@ def is_integer(node: Node) -> bool:
 
 
 def is_half(node: Node) -> bool:
-    """Whether the first operand has 16 bits, so that sums want more."""
+    """Whether the first operand is a 16-bit float, so that sums need a wider accumulator."""
     return bool(dtype_of(node).is_float and dtype_of(node).bits == 16)
 
 
 def axes_text(call: Call) -> str:
-    """The axes as NumPy takes them: all of them are None, one is a number."""
+    """Return axes in NumPy's form: None for all of them, an int for one."""
     axes = call.axis
     if axes == tuple(range(len(call.operand_type("x").shape))):
         return "None"
@@ -122,7 +122,7 @@ def axes_text(call: Call) -> str:
 
 
 def bounds(call: Call) -> tuple[str | None, str | None]:
-    """The limits of ``clip``, those of integers within what their dtype holds."""
+    """Return the limits of ``clip``, for integers clamped to the range of their dtype."""
     dtype = call.type.dtype
 
     def text(value: Any, edge: int, inner: Any) -> str | None:
@@ -132,14 +132,14 @@ def bounds(call: Call) -> tuple[str | None, str | None]:
     return text(call.low, low, max), text(call.high, high, min)
 
 
-def nothing_yet(call: Call, below: str, above: str) -> str:
-    """What ``max`` and ``min`` are of no elements: below all of the dtype's numbers, or above."""
+def reduction_identity(call: Call, below: str, above: str) -> str:
+    """Return the identity of ``max`` or ``min``: ``below`` or ``above`` for floats, else a limit of the dtype."""
     largest = call.node.op is ops.max
     if call.type.dtype.is_float:
         return below if largest else above
     return str(call.type.dtype.limits[0 if largest else 1])
 
 
-def as_it_is(call: Call) -> str:
-    """The operands themselves."""
+def operands_unchanged(call: Call) -> str:
+    """Return the operands unchanged."""
     return ", ".join(str(x) for x in call.operands)

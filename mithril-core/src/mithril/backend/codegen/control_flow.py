@@ -1,4 +1,4 @@
-"""Control flow as Python statements, for libraries that run operation by operation."""
+"""Control flow as Python statements, for libraries with eager execution."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from mithril.base import TensorType
 
 
 def python_control(table: Lowerings, stack: str, empty: str) -> None:
-    """Rows for ``if``, ``while`` and ``scan``. ``stack`` joins the list ``{rows}``; ``empty`` is what no rows give,
-    of ``{shape}`` and ``{dtype}``."""
+    """Add rows for ``if``, ``while`` and ``scan``.
+
+    ``stack`` is a template that stacks the list ``{rows}``; ``empty`` is its result for an empty list, with ``{shape}``
+    and ``{dtype}``.
+    """
     table.function("if", view=True)(_if)
     table.function("while", view=True)(_while)
     table.function("scan", view=True)(_scan(stack, empty))
@@ -23,23 +26,23 @@ def _assigned(names: list[str]) -> str:
 
 def _if(call: Call) -> None:
     then, other = (call.region(k, call.values[1:]) for k in (0, 1))
-    inside = ", ".join(str(o) for o in call.operands[1:])
-    call.line(f"{_assigned(call.results)} = {then}({inside}) if {call.operands[0]} else {other}({inside})")
+    arguments = ", ".join(str(o) for o in call.operands[1:])
+    call.line(f"{_assigned(call.results)} = {then}({arguments}) if {call.operands[0]} else {other}({arguments})")
 
 
 def _while(call: Call) -> None:
     test, step = call.region(0), call.region(1)
     states, rest = call.operands[: call.states], [str(o) for o in call.operands[call.states :]]
     names = call.results
-    inside = ", ".join([*names, *rest])
+    arguments = ", ".join([*names, *rest])
     call.line(f"{_assigned(names)} = {_assigned([str(s) for s in states])}")
     if call.max_trips is None:
-        call.line(f"while {test}({inside})[0]:")
+        call.line(f"while {test}({arguments})[0]:")
     else:
         call.line(f"for {call.temp('trip')} in range({call.max_trips}):")
-        call.line(f"    if not {test}({inside})[0]:")
+        call.line(f"    if not {test}({arguments})[0]:")
         call.line("        break")
-    call.line(f"    {_assigned(names)} = {step}({inside})")
+    call.line(f"    {_assigned(names)} = {step}({arguments})")
 
 
 def _scan(stack: str, empty: str) -> Callable[[Call], None]:
@@ -56,15 +59,15 @@ def _scan(stack: str, empty: str) -> Callable[[Call], None]:
             call.line(f"{name} = []")
         step, length = call.temp("step"), call.literal(call.length)
         call.line(f"for {step} in {f'reversed(range({length}))' if call.reverse else f'range({length})'}:")
-        inside = ", ".join([*carries, *(f"{s}[{step}]" for s in sequences), *rest])
-        call.line(f"    {_assigned([*carries, *elements])} = {body}({inside})")
+        arguments = ", ".join([*carries, *(f"{s}[{step}]" for s in sequences), *rest])
+        call.line(f"    {_assigned([*carries, *elements])} = {body}({arguments})")
         for name, element in zip(rows, elements, strict=True):
             call.line(f"    {name}.append({element})")
         for name, result, value in zip(rows, stacked, call.node.results[n:], strict=True):
             if call.reverse:
                 call.line(f"{name}.reverse()")
-            made = stack.replace("{rows}", name)
-            call.line(f"{result} = {made} if {name} else {_empty(empty, call, value.type)}")
+            stacked_rows = stack.replace("{rows}", name)
+            call.line(f"{result} = {stacked_rows} if {name} else {_empty(empty, call, value.type)}")
 
     return lower
 

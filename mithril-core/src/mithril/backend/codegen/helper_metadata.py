@@ -1,4 +1,4 @@
-"""What a helper, a function whose text goes into generated files, needs beside it."""
+"""Dependencies of helpers, the functions whose source is copied into generated files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def needs(*functions: Callable[..., Any], imports: tuple[str, ...] = ()) -> Callable[[Function], Function]:
-    """Say which other helpers a helper calls, and which lines of import it wants beyond its backend's."""
+    """Declare the helpers that a helper calls, and its import lines in addition to those of the backend."""
 
     def mark(function: Function) -> Function:
         function.__dict__.update(needs=functions, imports=imports)

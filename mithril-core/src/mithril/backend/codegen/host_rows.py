@@ -1,4 +1,4 @@
-"""Generated lines for what no table lowers: plugins' lowerings, and references called on the host."""
+"""Expressions for operations without a table row: lowerings of plugins, and NumPy references called on the host."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from mithril.backend import host_calls
 from mithril.base import quoted
 from mithril.plugins import PluginLowering, blamed
 
-Call = Any  # codegen.call.Call and codegen.emit.Writer, which import this module
-Writer = Any
+Call = Any  # codegen.call.Call and codegen.emit.FunctionEmitter, which import this module
+FunctionEmitter = Any
 CALLED = ("plugin_call", "reference_call")  # names in generated modules
 IMPORT = f"from {host_calls.__name__} import "
 
 
-def plugin_expression(lowering: PluginLowering, call: Call, writer: Writer) -> str:
-    """Return the call of a plugin's kernel, or the checked expression that its function writes."""
+def plugin_expression(lowering: PluginLowering, call: Call, writer: FunctionEmitter) -> str:
+    """Return the call of a plugin's kernel, or the checked expression that its function returns."""
     label, target = lowering.label(call.node), lowering.target
     arguments: list[str] = []
     with blamed(label):
@@ -41,8 +41,8 @@ def plugin_expression(lowering: PluginLowering, call: Call, writer: Writer) -> s
     return f"plugin_call({', '.join([f'({name})', _types(call), function, *arguments])})"
 
 
-def reference_expression(call: Call, writer: Writer) -> str:
-    """Return the call of an operation's NumPy reference from a program of the backend."""
+def reference_expression(call: Call, writer: FunctionEmitter) -> str:
+    """Return the call of an operation's NumPy reference."""
     host = writer.table.host
     assert host is not None
     node = call.node
@@ -55,6 +55,6 @@ def reference_expression(call: Call, writer: Writer) -> str:
 
 
 def _types(call: Call) -> str:
-    """The results' dtypes and shapes as source text."""
+    """Return the dtypes and shapes of the results as source text."""
     pairs = [f"({call.dtype(v.dtype)}, {call.shape(v.type)})" for v in call.node.results]
     return f"({', '.join(pairs)},)"

@@ -1,4 +1,4 @@
-"""A backend's lowering table: for each operation the Python expression that computes it."""
+"""Lowering tables: the Python expression for each operation of a backend."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ PLAIN = Dialect()
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One way to lower an operation: an expression template or a function of the call."""
+class LoweringRule:
+    """A rule that lowers an operation, by an expression template or a function of the call."""
 
     template: str | None
     function: Function | None
-    when: When | None = None  # only nodes it says yes to
+    when: When | None = None  # predicate on nodes
     out: str | None = None  # template that writes into {out}
-    view: bool = False  # the result may share memory with an operand
-    plugin: PluginLowering | None = None  # a third party's, in place of template and function
+    view: bool = False  # the result may alias an operand
+    plugin: PluginLowering | None = None  # lowering of a plugin, instead of template and function
 
 
 class Lowerings:
-    """The table. Rows for composites are optional: without one, the composite is decomposed.
+    """A lowering table. Rows for composites are optional: without one, the composite is decomposed.
 
     ``{x}`` in a template is the operand x, ``{axis}`` the attribute axis, ``{dtype}`` and ``{shape}`` the result's.
     """
@@ -60,40 +60,40 @@ class Lowerings:
     ) -> None:
         self.name = name
         self.imports = tuple(imports)
-        self.dtype_template = dtype  # how a dtype is written
+        self.dtype_template = dtype  # expression of the dtype {name}
         self.boolean = boolean  # the library's name of the dtype bool
-        self.scalar_template = scalar  # how a scalar of a dtype is written
-        self.bfloat16 = bfloat16  # where NumPy's extension dtype stands in for it
-        self.signed = signed  # its integers are read as signed ones, those from 2**63 on by their bits
-        self.constant_template = constant  # how a NumPy array becomes an array of the backend
-        self.dialect = dialect  # how shared helpers are written
+        self.scalar_template = scalar  # expression of the scalar {value} of the dtype {name}
+        self.bfloat16 = bfloat16  # expression of the dtype bfloat16, if NumPy's extension dtype replaces it
+        self.signed = signed  # integer literals are signed: those from 2**63 on are written in two's complement
+        self.constant_template = constant  # expression that converts the NumPy array {array}
+        self.dialect = dialect  # the dialect of shared helpers
         self.reserved = frozenset((*reserved, *dialect.functions, *HELPERS)) | self._imported()
-        self.copy = copy  # of an array {x}; None where arrays cannot be written to
-        self.release = release  # drop large values after their last use
+        self.copy = copy  # expression that copies the array {x}, or None if arrays are immutable
+        self.release = release  # delete large values after their last use
         self.host = host  # helper ``(function, types, *arrays)`` that calls a function of NumPy arrays
         rows = parent._rows if parent is not None else {}
-        self._rows: Registry[tuple[Row, ...]] = Registry(f"lowering to {name}", rows)
+        self._rows: Registry[tuple[LoweringRule, ...]] = Registry(f"lowering to {name}", rows)
 
     # -- writing rows ------------------------------------------------------------------------------------------------
     def row(
         self, op: Op | str, template: str, *, when: When | None = None, out: str | None = None, view: bool = False
     ) -> None:
-        """Lower ``op`` by an expression."""
-        self._add(op, Row(template, None, when, out, view))
+        """Lower ``op`` by an expression template."""
+        self._add(op, LoweringRule(template, None, when, out, view))
 
     def rows(
         self, templates: Mapping[Op | str, str] | Mapping[str, str], *, when: When | None = None, view: bool = False
     ) -> None:
-        """Many rows at once."""
+        """Lower several operations by expression templates."""
         for op, template in templates.items():
             self.row(op, template, when=when, view=view)
 
     def function(self, *ops: Op | str, when: When | None = None, view: bool = False) -> Callable[[Function], Function]:
-        """Decorator: lower ``ops`` by a function of the call that returns an expression, or writes lines itself."""
+        """Lower ``ops`` by the decorated function of the call, which returns an expression or emits lines."""
 
         def add(function: Function) -> Function:
             for op in ops:
-                self._add(op, Row(None, function, when, None, view))
+                self._add(op, LoweringRule(None, function, when, None, view))
             return function
 
         return add
@@ -101,36 +101,36 @@ class Lowerings:
     def helper(
         self, function: Callable[..., Any], *, op: Op | str | None = None, when: When | None = None, view: bool = False
     ) -> None:
-        """Lower the operation of the function's name, or ``op``, by calling it.
+        """Lower ``op``, by default the operation of the function's name, by a call of the function.
 
-        Its parameters are named like the operands and attributes that it is to be given.
+        The names of its parameters select the operands and attributes to pass.
         """
         function = self.dialect.version(function)
-        wanted = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
+        parameters = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
         name = op or function.__name__
 
         def call_it(call: Call) -> str:
-            return f"{call.helper(function)}({', '.join(call.argument(n) for n in wanted)})"
+            return f"{call.helper(function)}({', '.join(call.argument(n) for n in parameters)})"
 
         self.function(name, when=when, view=view)(call_it)
 
     def helpers(self, *functions: Callable[..., Any]) -> None:
-        """Many at once."""
+        """Lower several operations by functions of the same names."""
         for function in functions:
             self.helper(function)
 
-    def _add(self, op: Op | str, row: Row) -> None:
-        """Rows with a condition are tried first, the newest first; one without replaces its like."""
+    def _add(self, op: Op | str, row: LoweringRule) -> None:
+        """Add a row. Conditional rows are tried first, the latest first; an unconditional one replaces the previous."""
         op = operation_name(op)
-        known = self._rows.get(op, ())
+        existing = self._rows.get(op, ())
         if row.when is not None:
-            self._rows[op] = (row, *known)
+            self._rows[op] = (row, *existing)
         else:
-            self._rows[op] = (*(r for r in known if r.when is not None), row)
+            self._rows[op] = (*(r for r in existing if r.when is not None), row)
 
     def extend(self, lowerings: Mapping[str, Sequence[PluginLowering]] = MappingProxyType({})) -> Lowerings:
-        """Return a copy with plugins' lowerings on top."""
-        made = Lowerings(
+        """Return a copy extended by lowerings of plugins, which take precedence."""
+        table = Lowerings(
             self.name,
             self.imports,
             copy=self.copy,
@@ -147,17 +147,17 @@ class Lowerings:
             parent=self,
         )
         for op, offers in lowerings.items():
-            # a kernel may return its argument: its result counts as a view
-            rows = [Row(None, None, when=offer.applies, view=True, plugin=offer) for offer in offers]
-            made._rows[op] = (*rows, *made._rows.get(op, ()))
-        return made
+            # a kernel may return its argument, so its result counts as a view
+            rows = [LoweringRule(None, None, when=offer.applies, view=True, plugin=offer) for offer in offers]
+            table._rows[op] = (*rows, *table._rows.get(op, ()))
+        return table
 
     def _imported(self) -> frozenset[str]:
         return frozenset(word for line in self.imports for word in line.replace(",", " ").split())
 
     # -- reading -----------------------------------------------------------------------------------------------------
-    def find(self, node: Node) -> Row | None:
-        """The row that lowers a node."""
+    def find(self, node: Node) -> LoweringRule | None:
+        """Return the row that lowers a node, or None."""
         for row in self._rows.get(node.op.name, ()):
             if row.when is None or row.when(node):
                 return row
@@ -167,7 +167,7 @@ class Lowerings:
         return node.is_constant or self.find(node) is not None
 
     def falls_back(self, node: Node) -> bool:
-        """Whether a node runs as its NumPy reference, because nothing lowers it."""
+        """Whether a node without a lowering runs as its NumPy reference."""
         op = node.op
         is_plain = not op.composite and not node.regions and op.infer_rule is None
         return self.host is not None and is_plain and not self.lowers(node)
@@ -191,7 +191,7 @@ class Lowerings:
         dtype_text: Callable[[DType], str] | None = None,
         sizes: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
-        """An attribute as Python text; ``sizes`` are the names that symbols have there."""
+        """Return an attribute as Python text; ``sizes`` maps symbols to names in the text."""
         text = dtype_text or self.dtype_text
         if isinstance(value, DType):
             return text(value)
@@ -211,18 +211,18 @@ class Lowerings:
         raise OperationError(f"an attribute of the type {type(value).__name__} cannot be written as source")
 
     def is_weak(self, number: Any, dtype: DType) -> bool:
-        """Whether the plain Python number beside an array of this dtype leaves the dtype alone, and is read whole."""
+        """Whether a plain Python number combined with an array of this dtype is exact and preserves the dtype."""
         if dtype.is_integer and isinstance(number, int):
             return number == int32.limits[0] or abs(number) <= int32.limits[1]
         return dtype.name != "bfloat16" or self.bfloat16 is None
 
     def scalar_text(self, value: Any, dtype: DType) -> str:
-        """A typed scalar."""
+        """Return a typed scalar as source text."""
         if dtype.name == "bfloat16" and self.bfloat16 is not None:
             return f"{self.bfloat16}({self.literal(value)})"
         return self.scalar_template.format(name=self._name(dtype), value=self.literal(value))
 
 
 def size_text(size: Dim, names: Mapping[str, str]) -> str:
-    """Arithmetic on sizes; ``max`` and ``min`` are functions where they are called, else symbols like others."""
+    """Return the source text of a symbolic size; ``max`` and ``min`` are functions only if called, else symbols."""
     return re.sub(r"[^\W\d]\w*(?!\w|\()", lambda word: names.get(word[0], word[0]), str(size))

@@ -1,4 +1,4 @@
-"""Readable identifiers for values: unique, and never a keyword or a name of the library."""
+"""Allocation of readable, unique identifiers that avoid keywords and reserved names."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _BAD = re.compile(r"[^0-9A-Za-z_]+")
 RESERVED = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"params", "inputs", "outputs", "forward"}
 
 
-class Names:
-    """Gives every wish a name of its own."""
+class NameAllocator:
+    """An allocator of unique identifiers."""
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self.taken = set(RESERVED) | set(taken)
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self.taken = set(RESERVED) | set(reserved)
         self.given: set[str] = set()
 
     def fresh(self, wish: str) -> str:
-        """An identifier like ``wish``."""
+        """Return an unused identifier similar to ``wish``."""
         stem = _BAD.sub("_", wish).strip("_") or "v"
         if stem[0].isdigit():
             stem = "v" + stem

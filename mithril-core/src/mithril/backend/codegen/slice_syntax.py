@@ -1,4 +1,4 @@
-"""Slices as Python writes them."""
+"""Lowering of slices to Python's slice syntax."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mithril.backend.codegen.call import Call
 
 
 def sliced(call: Call, backwards: Callable[..., Any] | None = None) -> str:
-    """``x[2:5, :, ::3]`` for a node ``slice``; ``backwards(x, axis, start, stop, step)`` where a step is negative.
+    """Return ``x[2:5, :, ::3]`` for a node ``slice``, and ``backwards(x, axis, start, stop, step)`` for negative steps.
 
-    Without ``backwards`` the arrays understand negative steps themselves.
+    Without ``backwards``, the arrays must support negative steps.
     """
     text = call.array("x")
     parts = [":"] * len(call.operand_type("x").shape)

@@ -1,4 +1,4 @@
-"""Generated source: its text, the function it defines, and what users may do to the text."""
+"""Generated source: its text, the function it defines, and templates and transformers of users."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Source:
 
     def __init__(self, text: str, arrays: Mapping[str, Any] | None = None) -> None:
         self.text = text
-        self.arrays = dict(arrays or {})  # large constants, which the text takes by name
+        self.arrays = dict(arrays or {})  # large constants, used by name in the text
         self.filename = f"<mithril {hashlib.sha256(utf8(text)).hexdigest()[:12]}>"
 
     def code(self) -> CodeType:
-        """The module's code."""
+        """Compile the text of the module."""
         try:
             return compile(self.text, self.filename, "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -38,17 +38,17 @@ class Source:
             ) from None
 
     def function(self) -> Callable[..., Any]:
-        """``forward``, compiled from the text: each call gives a function of its own."""
+        """Return a new function ``forward``, compiled from the text."""
         code = self.code()
         linecache.cache[self.filename] = (len(self.text), None, self.text.splitlines(keepends=True), self.filename)
         space: dict[str, Any] = {"__name__": "mithril_generated", "_arrays": self.arrays}
         exec(code, space)
-        space.pop("_arrays", None)  # the module has made its constants of them
+        space.pop("_arrays", None)  # the module has converted them to its constants
         forward: Callable[..., Any] = space["forward"]
         return forward
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the text to a file, its large constants beside it."""
+        """Write the text to a file, and its large constants to a ``.npz`` file next to it."""
         if self.arrays:
             packed = io.BytesIO()
             np.savez(packed, allow_pickle=False, **self.arrays)
@@ -57,65 +57,66 @@ class Source:
 
 
 def _around(text: str, error: Exception) -> list[str]:
-    at = getattr(error, "lineno", None)
-    if at is None:
+    number = getattr(error, "lineno", None)
+    if number is None:
         return []
     lines = text.splitlines()
     return [
-        f"{'>' if k + 1 == at else ' '} {k + 1}: {lines[k]}" for k in range(max(0, at - 3), min(len(lines), at + 2))
+        f"{'>' if k + 1 == number else ' '} {k + 1}: {lines[k]}"
+        for k in range(max(0, number - 3), min(len(lines), number + 2))
     ]
 
 
 def transformed(text: str, transformers: Sequence[Callable[[str], str]]) -> str:
-    """The text after the user's functions; lines they inserted are indented as their neighbors where they must be."""
+    """Apply the user's transformers to the text; inserted lines are reindented if their indentation is invalid."""
     for function in transformers:
         name = getattr(function, "__name__", repr(function))
-        made = function(text)
-        if not isinstance(made, str):
-            raise OptionError(f"code transformer '{name}' returned {type(made).__name__}, expected the source text")
-        text = _reindented(text, made, name)
+        result = function(text)
+        if not isinstance(result, str):
+            raise OptionError(f"code transformer '{name}' returned {type(result).__name__}, expected the source text")
+        text = _reindented(text, result, name)
     return text
 
 
-def _reindented(before: str, after: str, name: str) -> str:
-    """Inserted lines that Python cannot read for their indentation get that of the line above."""
-    old = set(before.splitlines())
-    lines = after.splitlines()
+def _reindented(old_text: str, new_text: str, name: str) -> str:
+    """Indent inserted lines with invalid indentation like the line above."""
+    old = set(old_text.splitlines())
+    lines = new_text.splitlines()
     for _ in range(len(lines) + 1):
         try:
             compile("\n".join(lines), "<transformed>", "exec")
             return "\n".join(lines) + "\n"
         except IndentationError as error:
-            at = (error.lineno or 1) - 1
-            above = next((k for k in range(at - 1, -1, -1) if lines[k].strip()), None)
-            if lines[at] in old or above is None:
-                raise _broken(before, after, name, error) from None
+            index = (error.lineno or 1) - 1
+            above = next((k for k in range(index - 1, -1, -1) if lines[k].strip()), None)
+            if lines[index] in old or above is None:
+                raise _broken(old_text, new_text, name, error) from None
             indent = _indent(lines[above]) + ("    " if lines[above].split("#")[0].rstrip().endswith(":") else "")
-            if lines[at] == indent + lines[at].strip():
-                raise _broken(before, after, name, error) from None
-            lines[at] = indent + lines[at].strip()
+            if lines[index] == indent + lines[index].strip():
+                raise _broken(old_text, new_text, name, error) from None
+            lines[index] = indent + lines[index].strip()
         except SyntaxError as error:
-            raise _broken(before, after, name, error) from None
-    raise _broken(before, after, name, None)
+            raise _broken(old_text, new_text, name, error) from None
+    raise _broken(old_text, new_text, name, None)
 
 
 def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _broken(before: str, after: str, name: str, error: SyntaxError | None) -> OptionError:
+def _broken(old_text: str, new_text: str, name: str, error: SyntaxError | None) -> OptionError:
     changes = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), "generated", "transformed", lineterm="", n=1
+        old_text.splitlines(), new_text.splitlines(), "generated", "transformed", lineterm="", n=1
     )
     return OptionError(
-        f"code transformer '{name}' made source that Python cannot read: {error.msg if error else 'indentation'}",
+        f"code transformer '{name}' returned invalid Python: {error.msg if error else 'indentation'}",
         facts=list(changes)[:40],
-        hint=f"the source has the lines '{SIGNATURE}' and '{CLOSING}', indented by four spaces inside the function",
+        hint=f"indent lines in the function by four spaces; it begins with '{SIGNATURE}', ends with '{CLOSING}'",
     )
 
 
 def from_template(path: str | os.PathLike[str], context: Mapping[str, Any]) -> str:
-    """The source a Jinja2 template makes; unknown names are errors. Templates are code: use those you trust."""
+    """Render a Jinja2 template to source; unknown names are errors. Templates are code: use only trusted ones."""
     import jinja2
 
     file, space = _templates(path)
@@ -130,7 +131,7 @@ def from_template(path: str | os.PathLike[str], context: Mapping[str, Any]) -> s
 
 
 def template_texts(path: str | os.PathLike[str]) -> dict[str, str] | None:
-    """The template and all that it includes, by name; None where a name is only known when it is rendered."""
+    """Return the texts of a template and its includes by name, or None if an include is computed when rendering."""
     import jinja2
     from jinja2.meta import find_referenced_templates
 
@@ -142,22 +143,22 @@ def template_texts(path: str | os.PathLike[str]) -> dict[str, str] | None:
         name = pending.pop()
         try:
             texts[name] = space.loader.get_source(space, name)[0]
-            named = list(find_referenced_templates(space.parse(texts[name])))
+            includes = list(find_referenced_templates(space.parse(texts[name])))
         except jinja2.TemplateError as error:
             raise OptionError(f"template '{file}' failed: {error}") from None
-        if None in named:
+        if None in includes:
             return None
-        pending += [n for n in named if n is not None and n not in texts]
+        pending += [n for n in includes if n is not None and n not in texts]
     return texts
 
 
 def _templates(path: str | os.PathLike[str]) -> tuple[Path, Any]:
-    """The template's file, and the Jinja environment that finds it and its neighbors."""
+    """Return the file of the template, and a Jinja environment that loads from its folder."""
     import jinja2
 
     file = Path(path)
     if not file.is_file():
-        raise OptionError(f"there is no template '{file}'")
+        raise OptionError(f"template '{file}' does not exist")
     space = jinja2.Environment(
         loader=jinja2.FileSystemLoader(file.parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )

@@ -208,7 +208,7 @@ class Writer:
         for i in region.graph.with_role("constant"):
             if i.value in read:  # else its elements lie elsewhere in another order
                 locations[i.value] = Location(self.constant(i.data))
-        for v, buffer in region.plan.place.items():
+        for v, buffer in region.plan.buffer_of.items():
             locations[v] = arena.at(buffer.offset)
         for v, k in region.direct.items():
             locations[v] = results[k]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import ALIGNMENT, human
+from mithril.backend import ALIGNMENT, format_bytes
 from mithril.base import BackendError, InputError, MemoryLimitError, visible
 from mithril.ir import Graph, LazyGraph
 from mithril_ggml.library.abort_guard import guarded
@@ -200,7 +200,8 @@ class GGMLExecutable:
         _check(limit, Memory(self.plan.size, 0, 0, fixed, regions))
         if self.plan.size > machine_memory():
             raise MemoryLimitError(
-                f"this program needs {human(self.plan.size)}, more than this machine's {human(machine_memory())}"
+                f"this program needs {format_bytes(self.plan.size)}, "
+                f"more than this machine's {format_bytes(machine_memory())}"
             )
         self.arena = aligned(self.plan.size)
         self._addresses()
@@ -416,7 +417,7 @@ def aligned(size: int) -> Array:
     try:
         raw = np.empty(size + ALIGNMENT, np.uint8)
     except MemoryError:
-        raise MemoryLimitError(f"the system gives no {human(size)} for this program") from None
+        raise MemoryLimitError(f"the system gives no {format_bytes(size)} for this program") from None
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
 
@@ -424,11 +425,11 @@ def aligned(size: int) -> Array:
 def _check(limit: int | None, memory: Memory) -> None:
     if limit is not None and memory.total > limit:
         raise MemoryLimitError(
-            f"this program needs {human(memory.total)}, but mem_size allows {human(limit)}",
+            f"this program needs {format_bytes(memory.total)}, but mem_size allows {format_bytes(limit)}",
             facts=[
-                f"intermediate values {human(memory.arena)}, scratch {human(memory.work)}",
-                f"graphs {human(memory.graphs)}, constants and packed weights {human(memory.fixed)}",
-                f"inside of branches and loops {human(memory.regions)}" if memory.regions else "",
+                f"intermediate values {format_bytes(memory.arena)}, scratch {format_bytes(memory.work)}",
+                f"graphs {format_bytes(memory.graphs)}, constants and packed weights {format_bytes(memory.fixed)}",
+                f"inside of branches and loops {format_bytes(memory.regions)}" if memory.regions else "",
             ],
             hint="raise mem_size, or make the batch smaller",
         )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.backend import BuildOptions, Strategy, human
+from mithril.backend import BuildOptions, Strategy, format_bytes
 from mithril.base import MemoryLimitError, MithrilError, VerificationError
 from mithril.ir import Graph, Node, Value, iterate, verify
 from mithril_ggml import lowering
@@ -156,7 +156,8 @@ def _affordable(name: str, shape: tuple[int, ...], itemsize: int) -> None:
     size = math.prod(shape) * itemsize
     if size > machine_memory():
         raise MemoryLimitError(
-            f"'{name}' of shape {list(shape)} takes {human(size)}, more than this machine's {human(machine_memory())}"
+            f"'{name}' of shape {list(shape)} takes {format_bytes(size)}, "
+            f"more than this machine's {format_bytes(machine_memory())}"
         )
 
 

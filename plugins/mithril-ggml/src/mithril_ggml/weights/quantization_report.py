@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import human
+from mithril.backend import format_bytes
 from mithril.base import InputError
 from mithril_ggml.program.dynamic_shapes import SizedExecutable
 from mithril_ggml.program.executable import GGMLExecutable
@@ -47,13 +47,14 @@ class QuantizationReport:
     def __str__(self) -> str:
         head = ("weight", "shape", "kind", "bytes", "of float32", "error")
         lines = [
-            (r.name, "x".join(map(str, r.shape)), r.kind + ("*" if r.repacked else ""), human(r.bytes),
+            (r.name, "x".join(map(str, r.shape)), r.kind + ("*" if r.repacked else ""), format_bytes(r.bytes),
              f"{r.bytes / r.before:.3f}", f"{r.error:.2e}")
             for r in self.rows
         ]  # fmt: skip
         widths = [max(len(row[k]) for row in (head, *lines)) for k in range(len(head))]
         table = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in (head, *lines)]
-        total = f"parameters: {human(self.bytes)}, {self.bytes / max(self.before, 1):.3f} of {human(self.before)}"
+        ratio = self.bytes / max(self.before, 1)
+        total = f"parameters: {format_bytes(self.bytes)}, {ratio:.3f} of {format_bytes(self.before)}"
         star = ["* interleaved for this processor"] if any(r.repacked for r in self.rows) else []
         return "\n".join([*table, total, *star])
 

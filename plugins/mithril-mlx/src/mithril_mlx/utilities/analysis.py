@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.backend import MemoryPlan, human, nbytes, plan
+from mithril.backend import MemoryPlan, format_bytes, nbytes, plan
 from mithril.base import InputError, Lap, Stopwatch, lower_quartile
 from mithril.ir import Graph
 from mithril.passes import random_arguments
@@ -60,7 +60,7 @@ class ExecutionPlan:
         return "\n".join(
             [
                 f"{len(self.execution_order)} operations: {', '.join(self.execution_order)}",
-                f"{human(self.estimated_memory_usage)} in {len(self.memory_plan.memory_groups)} groups, {time}",
+                f"{format_bytes(self.estimated_memory_usage)} in {len(self.memory_plan.memory_groups)} groups, {time}",
                 *(f"{o.pattern}: {o.estimated_speedup:.2f} times as fast" for o in self.fusion_opportunities),
             ]
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
-from mithril.backend import human, parse_bytes
+from mithril.backend import format_bytes, parse_bytes
 from mithril.base import InputError, MemoryLimitError
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.tensor_cache import seconds
@@ -71,7 +71,8 @@ class MlxBatchOptimizer:
 
     def _too_large(self, name: str, needed: int) -> MemoryLimitError:
         return MemoryLimitError(
-            f"'{name}': a batch of one needs {human(needed)}, and only {human(self._limit())} may be taken",
+            f"'{name}': a batch of one needs {format_bytes(needed)}, "
+            f"and only {format_bytes(self._limit())} may be taken",
             hint="MlxBatchOptimizer(memory_threshold=...) sets the limit",
         )
 

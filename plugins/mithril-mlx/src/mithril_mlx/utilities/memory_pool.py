@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import human, parse_bytes
+from mithril.backend import format_bytes, parse_bytes
 from mithril.base import InputError, MemoryLimitError, OptionError, dtype as as_dtype
 from mithril_mlx.mlx_loader import mx
 
@@ -227,8 +227,9 @@ class MlxMemoryOptimizer:
         if self.budget is not None and needed > self.budget:
             report = compiled.memory_report(inputs)
             raise MemoryLimitError(
-                f"a call of '{compiled.name}' may take {human(needed)}, and the budget is {human(self.budget)}",
-                facts=["largest: " + ", ".join(f"'{name}' {human(size)}" for name, size in report.largest)],
+                f"a call of '{compiled.name}' may take {format_bytes(needed)}, "
+                f"and the budget is {format_bytes(self.budget)}",
+                facts=["largest: " + ", ".join(f"'{name}' {format_bytes(size)}" for name, size in report.largest)],
                 hint="use smaller batches (MlxBatchOptimizer finds their size), or a smaller dtype",
             )
         return needed

@@ -37,7 +37,7 @@ def bench(
 ) -> None:
     """Time a model on installed backends, for one or several batch sizes."""
     import mithril as ml
-    from mithril.backend import human
+    from mithril.backend import format_bytes
 
     settings = compile_options(**options)
     instance = load_model(model)
@@ -60,7 +60,7 @@ def bench(
                     "fastest": f"{1e3 * result.fastest:.3f} ms",
                     "spread": f"{100 * result.spread:.0f}%",
                     "items/s": f"{result.throughput:.4g}",
-                    "memory": human(result.memory_usage),
+                    "memory": format_bytes(result.memory_usage),
                 }
             )
             data.append(
@@ -98,7 +98,7 @@ def _sizes(text: str) -> list[int]:
 @json_option
 def cache(action: str, folder: Path | None, as_json: bool) -> None:
     """Show or clear the disk cache of cache=True."""
-    from mithril.backend import human
+    from mithril.backend import format_bytes
     from mithril.base import Store
 
     store = Store(folder)
@@ -113,4 +113,7 @@ def cache(action: str, folder: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(info.folder), "entries": info.entries, "bytes": info.bytes, "limit": info.limit})
     else:
-        click.echo(f"{info.entries} entries, {human(info.bytes)} of at most {human(info.limit)}, in {info.folder}")
+        click.echo(
+            f"{info.entries} entries, {format_bytes(info.bytes)} of at most {format_bytes(info.limit)}, "
+            f"in {info.folder}"
+        )

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from mithril import Graph, Node, Value
-from mithril.backend import human, nbytes
+from mithril.backend import format_bytes, nbytes
 from mithril.base import is_static, visible
 from mithril_tools.visualization.layout import Box, place
 
@@ -178,7 +178,7 @@ def _operation(node: Node, look: Look, params: Mapping[Value, str]) -> Item:
         lines.append(", ".join(labels))
     lines += _type_lines(node.results, look)
     if look.show_memory and is_static(node.result.shape):
-        lines.append(human(sum(nbytes(v.type) for v in node.results)))
+        lines.append(format_bytes(sum(nbytes(v.type) for v in node.results)))
     return Item(node.op.name, lines, "#ffffff")
 
 
@@ -193,9 +193,9 @@ def _layer_lines(nodes: list[Node], params: Mapping[Value, str], look: Look) -> 
     lines = [f"{len(nodes)} operation{'s' * (len(nodes) != 1)}"]
     weights: dict[Any, None] = dict.fromkeys(v for n in nodes for v in n.operands if v is not None and v in params)
     if weights and all(is_static(v.shape) for v in weights):
-        lines.append(f"parameters {human(sum(nbytes(v.type) for v in weights))}")
+        lines.append(f"parameters {format_bytes(sum(nbytes(v.type) for v in weights))}")
     if look.show_memory and all(is_static(v.shape) for n in nodes for v in n.results):
-        lines.append(f"values {human(sum(nbytes(v.type) for n in nodes for v in n.results))}")
+        lines.append(f"values {format_bytes(sum(nbytes(v.type) for n in nodes for v in n.results))}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Helper functions that the numpy, jax, torch and mlx backends share, written over ``xp``; see `Dialect`."""
+"""Helper functions shared by the numpy, jax, torch and mlx backends, written in terms of ``xp``; see `Dialect`."""
 
 import inspect
 

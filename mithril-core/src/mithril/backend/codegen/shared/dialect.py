@@ -1,4 +1,4 @@
-"""Shared helpers in the words of one array library: ``xp.name(...)`` in their text becomes that library's own."""
+"""Translation of shared helpers to an array library: ``xp.name(...)`` in their source becomes a call of the library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 
 class _Placeholder:
-    """Placeholder of the array library in shared helpers, whose text is read and never called."""
+    """Placeholder of the array library in shared helpers, whose source is translated and never executed here."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"xp.{name} exists in generated files only")
@@ -25,11 +25,11 @@ xp: Any = _Placeholder()
 
 
 class Dialect:
-    """How one array library writes shared helpers.
+    """The translation of shared helpers to one array library.
 
-    ``words`` maps names of ``xp`` to the library's: to another name, or to a template of the arguments such as
-    ``{0}.to({1})``. ``functions`` are the backend's primitives, called where the text says ``xp.<name>``; one with the
-    name of a shared helper takes its place. Every other ``xp.<name>`` is the function ``<module>.<name>``.
+    ``words`` maps names of ``xp`` to another name of the library, or to a template of the arguments such as
+    ``{0}.to({1})``. ``functions`` are primitives of the backend, called for ``xp.<name>``; one with the name of a
+    shared helper replaces it. Every other ``xp.<name>`` is the function ``<module>.<name>``.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Dialect:
         self._sources: WeakKeyDictionary[Callable[..., Any], tuple[str, list[Callable[..., Any]]]] = WeakKeyDictionary()
 
     def version(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the backend's own function of this helper's name, or the helper."""
+        """Return the backend's replacement of a helper, or the helper itself."""
         return self.functions.get(function.__name__, function)
 
     def source(self, function: Callable[..., Any]) -> tuple[str, list[Callable[..., Any]]]:
-        """Return the text of a helper in this dialect, and the primitives that it calls."""
+        """Return the source of a helper in this dialect, and the primitives that it calls."""
         if function not in self._sources:
             text = textwrap.dedent(inspect.getsource(function)).strip()
             text = text[text.index("def ") :]
@@ -62,7 +62,7 @@ class Dialect:
         return self._sources[function]
 
     def _written(self, node: ast.AST, text: str, starts: list[int], called: dict[str, Callable[..., Any]]) -> str:
-        """Return the text of a node, the placeholders in it replaced."""
+        """Return the source of a node with its placeholders replaced."""
         begin, end = _span(node, starts) if hasattr(node, "lineno") else (0, len(text))
         parts, reached = [], begin
         for inner in _placeholders(node):
@@ -88,12 +88,12 @@ class Dialect:
             keywords = [f"{k.arg}={self._written(k.value, text, starts, called)}" for k in node.keywords]
             return f"{word}({', '.join([*arguments, *keywords])})"
 
-        def argument(place: re.Match[str]) -> str:
-            """Return an argument, in parentheses unless it is an atom or stands between commas."""
-            k = int(place[1])
-            before = word[: place.start()] or text[:begin]
-            after = word[place.end() :] or text[end:]
-            is_delimited = before.endswith(("(", ", ", "= ")) and after.startswith((")", ",", "\n"))
+        def argument(match: re.Match[str]) -> str:
+            """Return an argument, in parentheses unless it is an atom or delimited by commas."""
+            k = int(match[1])
+            prefix = word[: match.start()] or text[:begin]
+            suffix = word[match.end() :] or text[end:]
+            is_delimited = prefix.endswith(("(", ", ", "= ")) and suffix.startswith((")", ",", "\n"))
             return arguments[k] if is_delimited or isinstance(node.args[k], ATOMS) else f"({arguments[k]})"
 
         return re.sub(r"\{(\d)\}", argument, word)

@@ -1,4 +1,4 @@
-"""Elements at computed positions: gathers, scatters, slices, sorting, mirrored borders."""
+"""Shared helpers for indexing: gathers, scatters, slices, sorting, reflected padding."""
 # mypy: ignore-errors
 
 from mithril.backend.codegen.helper_metadata import needs
@@ -7,7 +7,7 @@ from mithril.backend.codegen.shared.reductions import single
 
 
 def positions(indices, size):
-    """Return positions relative to the front, clamped."""
+    """Return indices as non-negative positions, clamped to the axis."""
     signed = xp.index(indices)
     return xp.clip(xp.where(signed < 0, signed + size, signed), 0, max(size - 1, 0))
 
@@ -32,7 +32,7 @@ def take_along_axis(x, indices, axis):
 
 @needs(positions)
 def addressed(x, indices, first):
-    """Return a tuple of position arrays, one per axis addressed."""
+    """Return a tuple of index arrays, one per indexed axis."""
     return tuple(positions(indices[..., k], x.shape[first + k]) for k in range(indices.shape[-1]))
 
 
@@ -54,20 +54,20 @@ def gather_nd(x, indices, batch_dims):
 
 
 def put(x, index, updates):
-    """Return x with rows replaced; of several updates of one place the last wins."""
+    """Return x with rows replaced; of several updates of a row the last wins."""
     n, depth = updates.shape[0], len(index)
-    place, count = 0, 1
+    offset, count = 0, 1
     for size, one in zip(x.shape, index):
-        place = place * size + one
+        offset = offset * size + one
         count *= size
-    order = xp.latest(count, place, n, x).reshape(x.shape[:depth])
+    order = xp.latest(count, offset, n, x).reshape(x.shape[:depth])
     last = updates[xp.clip(order, 0, n - 1)]
     return xp.where((order >= 0).reshape(*x.shape[:depth], *[1] * (x.ndim - depth)), last, x)
 
 
 @needs(addressed, put)
 def scatter_nd(x, indices, updates):
-    """Return x with elements replaced; of several updates of one place the last wins."""
+    """Return x with elements replaced; of several updates of an element the last wins."""
     depth = indices.shape[-1]
     if not xp.size(updates):
         return xp.copy(x)
@@ -89,7 +89,7 @@ def scatter_nd_add(x, indices, updates):
 
 
 def window_start(x, starts, sizes):
-    """Return the start of a part relative to the front, moved inside."""
+    """Return the start of a slice as a non-negative position, clamped such that the slice is in range."""
     signed = xp.index(starts)
     front = xp.where(signed < 0, signed + xp.sizes(x.shape, signed), signed)
     last = xp.sizes([n - size for n, size in zip(x.shape, sizes)], signed)
@@ -98,20 +98,20 @@ def window_start(x, starts, sizes):
 
 @needs(window_start)
 def dynamic_slice(x, starts, sizes):
-    """Return a part of known size at computed starts."""
+    """Return a slice of static size at computed starts."""
     return xp.part_at(x, window_start(x, starts, sizes), sizes) if x.ndim else x
 
 
 @needs(window_start)
 def dynamic_update_slice(x, update, starts):
-    """Return x with a part overwritten."""
+    """Return x with a slice replaced."""
     if 0 in update.shape:
         return xp.copy(x)
     return xp.put_part(x, window_start(x, starts, update.shape), update) if x.ndim else xp.copy(update)
 
 
 def part(x, axis, start, stop, step):
-    """Return every step-th element along an axis, backwards too."""
+    """Return a slice along one axis; the step may be negative."""
     index = range(x.shape[axis])[start:stop:step]
     if not index:
         return xp.zeros((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x)
@@ -119,7 +119,7 @@ def part(x, axis, start, stop, step):
 
 
 def pad_inside(x, widths, mode):
-    """Extend each axis by its mirrored elements, or by its edge."""
+    """Pad each axis by its reflected elements, or by its edge."""
     for axis, (before, after) in enumerate(widths):
         if before or after:
             n = x.shape[axis]
@@ -130,7 +130,7 @@ def pad_inside(x, widths, mode):
 
 
 def argsort(x, axis, descending):
-    """Return the positions of elements in order; equal ones keep theirs, nan last."""
+    """Return the indices of a stable sort, with nan last."""
     if xp.is_float(x):
         key = xp.float_key(-x if descending else x)
     else:

@@ -1,4 +1,4 @@
-"""Arithmetic that libraries lack or define otherwise: integer division, powers, shifts, casts, float remainders."""
+"""Shared helpers for arithmetic that libraries lack or define differently: division, powers, shifts, casts."""
 # mypy: ignore-errors
 
 from mithril.backend.codegen.helper_metadata import needs
@@ -7,17 +7,17 @@ from mithril.backend.codegen.shared.reductions import single
 
 
 def floordiv_int(a, b):
-    """Divide integers towards minus infinity; by zero gives zero."""
+    """Divide integers, rounding down; division by zero returns 0."""
     return xp.where(b == 0, 0, xp.floor_divide(a, xp.where(b == 0, 1, b)))
 
 
 def mod_int(a, b):
-    """Return the remainder of integer division; by zero gives zero."""
+    """Return the remainder of integer division, rounded down; division by zero returns 0."""
     return xp.where(b == 0, 0, xp.remainder(a, xp.where(b == 0, 1, b)))
 
 
 def pow_int(a, b):
-    """Raise integers by squaring, wrapping on overflow; a negative exponent gives 0, except of 1 and -1."""
+    """Compute integer powers by squaring, wrapping on overflow; negative exponents return 0, except of 1 and -1."""
     a, b = xp.broadcast_arrays(a, b)
     result, base, rest = xp.ones_like(a), a, xp.nonnegative(b)
     for _ in range(xp.bits(a)):
@@ -30,26 +30,26 @@ def pow_int(a, b):
 
 
 def shift_left(a, b):
-    """Shift bits up; past the width everything is 0."""
+    """Shift bits left; a shift by the bit width or more returns 0."""
     in_range = (b >= 0) & (b < xp.bits(a))
     return xp.where(in_range, xp.left_shift(a, xp.where(in_range, b, 0)), 0)
 
 
 def shift_right(a, b):
-    """Shift bits down, copying the sign in."""
+    """Shift bits right arithmetically."""
     in_range = (b >= 0) & (b < xp.bits(a))
     past = a >> (xp.bits(a) - 1) if xp.is_signed(a) else 0
     return xp.where(in_range, xp.right_shift(a, xp.where(in_range, b, 0)), past)
 
 
 def int_to_int(x, dtype, low, high):
-    """Cast integers, saturating at limits that both dtypes hold."""
+    """Cast integers, saturating at limits that both dtypes represent."""
     return xp.astype(xp.saturated(x, low, high), dtype)
 
 
 @needs(single)
 def float_to_int(x, dtype, low, high):
-    """Cast floats to an integer dtype with these limits: towards zero, saturating, nan as 0."""
+    """Cast floats to an integer dtype with these limits: truncate, saturate, and convert nan to 0."""
     wide_x = single(x)
     wide_x = xp.trunc(xp.where(xp.isnan(wide_x), 0.0, wide_x))
     above, below = wide_x >= float(high), wide_x <= float(low)
@@ -58,14 +58,14 @@ def float_to_int(x, dtype, low, high):
 
 
 def mod_float(a, b):
-    """Return the remainder of the quotient rounded down: it has the sign of b."""
+    """Return the remainder of floor division, which has the sign of b."""
     rest = xp.fmod(a, b)
     result = xp.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
     return xp.where(rest == 0, xp.signed_zero(b), result)
 
 
 def floordiv_float(a, b):
-    """Return the quotient rounded down, infinities and zeros as in NumPy."""
+    """Return the quotient rounded down, with infinities and zeros as in NumPy."""
     rest = xp.fmod(a, b)
     result = (a - rest) / b
     result = xp.where((rest != 0) & ((b < 0) != (rest < 0)), result - 1, result)
@@ -76,5 +76,5 @@ def floordiv_float(a, b):
 
 
 def sign(x):
-    """Return -1, 0 or 1; nan stays."""
+    """Return -1, 0 or 1, or nan for nan."""
     return xp.where(xp.isnan(x), x, xp.sign(x)) if xp.is_float(x) else xp.sign(x)

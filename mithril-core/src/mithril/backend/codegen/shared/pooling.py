@@ -1,4 +1,4 @@
-"""Windows over [batch, channels, ...] images as one strided slice per element of the kernel, and pools of them."""
+"""Shared helpers for pooling over [batch, channels, ...] images, by one strided slice per kernel element."""
 # mypy: ignore-errors
 
 from mithril.backend.codegen.helper_metadata import needs
@@ -7,7 +7,7 @@ from mithril.backend.codegen.shared.reductions import single
 
 
 def taps(kernel, counts, stride, dilation):
-    """Return the slices of an image that each element of a kernel is combined with."""
+    """Return the slice of an image for each kernel element."""
     grid = [()]
     for k in kernel:
         grid = [(*offsets, i) for offsets in grid for i in range(k)]
@@ -21,7 +21,7 @@ def taps(kernel, counts, stride, dilation):
 
 @needs(taps)
 def window_parts(x, kernel, stride, padding, dilation, fill):
-    """Return the elements that each one of the kernel is combined with: a list of [batch, channels, ...]."""
+    """Return the image elements for each kernel element: a list of [batch, channels, ...]."""
     x = xp.bordered(x, padding, fill) if any(a or b for a, b in padding) else x
     counts = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation)]
     return [x[cut] for cut in taps(kernel, counts, stride, dilation)]
@@ -29,7 +29,7 @@ def window_parts(x, kernel, stride, padding, dilation, fill):
 
 @needs(window_parts)
 def max_pool(x, kernel, stride, padding, dilation):
-    """Return the largest element of each window; nan wins."""
+    """Return the maximum of each window; nan propagates."""
     parts = window_parts(x, kernel, stride, padding, dilation, xp.lowest(x))
     result = xp.copy(parts[0])
     for one in parts[1:]:
@@ -39,7 +39,7 @@ def max_pool(x, kernel, stride, padding, dilation):
 
 @needs(window_parts)
 def max_pool_positions(x, kernel, stride, padding, dilation):
-    """Return the position of each window's first maximum in its channel; -1 where there is only padding."""
+    """Return the position of each window's first maximum in its channel, or -1 if the window has only padding."""
     count = 1
     for n in x.shape[2:]:
         count *= n
@@ -48,14 +48,14 @@ def max_pool_positions(x, kernel, stride, padding, dilation):
     elements = xp.stack(window_parts(x, kernel, stride, padding, dilation, xp.lowest(x)))
     top = xp.nan_max(elements)
     hits = ((elements == top) | ((elements != elements) & (top != top))) & (numbers >= 0)
-    # A window's elements come in the order of their numbers, so the first is the least: no library needs a gather.
+    # Elements of a window are ordered by position, so the first maximum has the smallest one: no gather is needed.
     first = xp.min(xp.where(hits, numbers, count), 0)
     return xp.astype(xp.where(first < count, first, -1), xp.int32)
 
 
 @needs(window_parts)
 def pool_counts(x, shape, kernel, stride, padding, count_include_pad):
-    """Return the count of elements that each window averages, in the dtype of x."""
+    """Return the number of elements in each window's average, in the dtype of x."""
     size = 1
     for k in kernel:
         size *= k
@@ -74,7 +74,7 @@ def avg_pool(x, kernel, stride, padding, count_include_pad):
 
 @needs(pool_counts, taps, single)
 def avg_pool_grad(g, shape, kernel, stride, padding, count_include_pad):
-    """Return the cotangent of an average pool's operand."""
+    """Return the input gradient of an average pool."""
     z = single(g)
     share = z / pool_counts(z, shape, kernel, stride, padding, count_include_pad)
     result = xp.zeros((*shape[:2], *[n + a + b for n, (a, b) in zip(shape[2:], padding)]), z)

@@ -1,4 +1,4 @@
-"""Threefry: random words from a key and a counter, the same on every backend."""
+"""Shared helpers for random words by Threefry, from a key and a counter; equal on every backend."""
 # mypy: ignore-errors
 
 from mithril.backend.codegen.helper_metadata import needs
@@ -19,7 +19,7 @@ def threefry(key, high, low):
 
 
 def counter(key, count):
-    """Return the numbers from 0 on as high and low words."""
+    """Return the integers from 0 to count - 1 as high and low words."""
     low = xp.words(count, key)
     return xp.zeros_like(low), low
 

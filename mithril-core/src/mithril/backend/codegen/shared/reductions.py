@@ -1,4 +1,4 @@
-"""16-bit floats widened, running sums and products, general products."""
+"""Shared helpers for float32 upcasts, cumulative sums and products, and general products."""
 # mypy: ignore-errors
 
 from mithril.backend.codegen.helper_metadata import needs
@@ -6,13 +6,13 @@ from mithril.backend.codegen.shared.dialect import xp
 
 
 def single(x):
-    """Return 16-bit floats as float32."""
+    """Upcast 16-bit floats to float32."""
     return xp.astype(x, xp.float32) if xp.is_half(x) else x
 
 
 @needs(single)
 def running(x, accumulate, start, axis, reverse, exclusive):
-    """Accumulate a sum or product from either end, with or without the element itself."""
+    """Accumulate a sum or product from either end; ``exclusive`` omits the element itself."""
     z = single(x)
     z = xp.flip(z, axis) if reverse else z
     out = accumulate(z, axis, dtype=z.dtype)
@@ -24,7 +24,7 @@ def running(x, accumulate, start, axis, reverse, exclusive):
 
 
 def dot(a, b, contract_a, contract_b, batch_a, batch_b, multiply):
-    """Sum products over paired axes: [batch, rest of a, rest of b]."""
+    """Contract paired axes: the result is [batch, rest of a, rest of b]."""
     rest_a = [k for k in range(a.ndim) if k not in contract_a and k not in batch_a]
     rest_b = [k for k in range(b.ndim) if k not in contract_b and k not in batch_b]
     left = xp.transpose(a, (*batch_a, *rest_a, *contract_a))
