@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril.backend import BuildOptions
 from mithril.base import BackendError, OptionError, UnsupportedError, files, unknown
-from mithril.ir import LazyGraph, Graph, decompose
+from mithril.ir import Graph, LazyGraph, decompose
 from mithril_cbackend.compile_target import VECTOR_BYTES, CompileTarget
 from mithril_cbackend.cpu_info import l2_bytes, processors, vector_bytes
 from mithril_cbackend.graph import fusion
