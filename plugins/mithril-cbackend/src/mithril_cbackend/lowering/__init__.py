@@ -1,1 +1,1 @@
-"""From graph operations to loops: scalars, places, and a template per family of kernels."""
+"""Lowering from graph operations to loops: scalar ops, index expressions, and a template per kernel family."""

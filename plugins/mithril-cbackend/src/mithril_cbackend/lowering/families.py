@@ -1,4 +1,4 @@
-"""The operations of all families of kernels: importing a family registers them in ``LOWERINGS``."""
+"""Operations of all kernel families; importing a family registers them in ``LOWERINGS``."""
 
 from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element import scatter

@@ -1,9 +1,9 @@
-"""Attention as one kernel: scores of a block of queries stay in a buffer as small as a cache, and never leave it.
+"""Attention as one kernel, whose scores of a block of queries never leave a cache-sized buffer.
 
-One head after the other: keys and values are copied to panels once, then each block of queries is multiplied with the
-keys, its scores become weights in place, and the weights are multiplied with the values. The division by a row's sum
-waits until then: a row of the result is shorter than one of weights. Keys that no query of a block sees are left out,
-as many panels of them as there are; weights of zero that remain are multiplied like others.
+Keys and values of a head are packed once. Each block of queries is multiplied with the keys, softmax turns its scores
+into weights in place, and the weights are multiplied with the values. Rows are divided by their sums at the end, since
+a row of the result is shorter than a row of weights. Panels of keys that are masked for a whole block are skipped; the
+remaining weights of zero are multiplied like others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """One buffer for all parts of all threads."""
+    """Return one buffer with the parts of all threads."""
     match = attention_of(kernel.producers, kernel.anchor)
     assert match is not None
     elements = sum(Sizes.of(kernel, match, machine).parts(machine).values())
@@ -28,7 +28,7 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
 
 
 def attention(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """``softmax(queries @ keys, ...) @ values``."""
+    """Lower ``softmax(queries @ keys, ...) @ values``."""
     frame = Frame(kernel, name, machine)
     match = attention_of(kernel.producers, kernel.anchor)
     assert match is not None

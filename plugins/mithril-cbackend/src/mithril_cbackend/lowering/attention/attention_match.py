@@ -1,6 +1,7 @@
-"""Attention in a graph of primitives: a product, what is done with each of its elements, softmax, another product.
+"""Attention in a graph of primitives: a matmul, elementwise ops, softmax and a second matmul.
 
-Found by what is computed, not by names of layers. All in between must be read nowhere else: then it need not exist.
+The match depends on the computation, not on names of layers. Values in between must have no other users, so that the
+kernel need not store them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.vectorization import is_plain
 from mithril_cbackend.lowering.element.views import placed
 
-COMPARISONS = {  # which operand is the place of a key, and how many keys more than the other operand says are seen
+COMPARISONS = {  # operand with the key position, offset from the other operand to the visible keys
     ops.greater_equal: (1, 1),
     ops.less_equal: (0, 1),
     ops.greater: (1, 0),
@@ -27,22 +28,22 @@ POSITION_OPS = (*COMPARISONS, ops.iota, ops.size_value, ops.add, ops.logical_and
 
 @dataclass(frozen=True)
 class Attention:
-    """The nodes of ``softmax(scores) @ values``, where ``scores`` comes element by element from ``queries @ keys``."""
+    """Nodes of ``softmax(scores) @ values``, where ``scores`` is an elementwise function of ``queries @ keys``."""
 
     first: Node  # queries @ keys
-    between: tuple[Node, ...]  # from its result to the scores
+    between: tuple[Node, ...]  # from ``first`` to the scores
     scores: Value
     softmax: tuple[Node, ...]
     second: Node  # weights @ values
 
     @property
     def inner(self) -> tuple[Node, ...]:
-        """What must not be read elsewhere."""
+        """Nodes whose results must have no other users."""
         return (self.first, *self.between, *self.softmax)
 
 
 def attention_of(producers: Mapping[Value, Node], second: Node) -> Attention | None:
-    """The attention that ends with a product."""
+    """Return the attention that ends with the product ``second``, or None if there is none."""
     shape = shape_of(operand(second))
     if second.result.dtype is not float32 or len(shape) < 2 or len(shape_of(operand(second, 1))) < 2:
         return None
@@ -60,7 +61,7 @@ def attention_of(producers: Mapping[Value, Node], second: Node) -> Attention | N
 
 
 def _softmax(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...] | None:
-    """max, sub, exp, sum, div over the last axis, in this order."""
+    """Return max, sub, exp, sum and div over the last axis in this order, or None if they do not match."""
 
     def producer(value: Value, op: Op) -> Node | None:
         node = producers.get(value)
@@ -82,7 +83,7 @@ def _softmax(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...
 
 
 def _score_product(producers: Mapping[Value, Node], scores: Value) -> tuple[Node | None, tuple[Node, ...]]:
-    """The one product of the scores' shape that they come from, and the element-wise nodes in between."""
+    """Return the only matmul of the scores' shape that they depend on, and the elementwise nodes in between."""
     shape = shape_of(scores)
     products: dict[Node, None] = {}
     chain: dict[Node, None] = {}
@@ -106,7 +107,7 @@ def _score_product(producers: Mapping[Value, Node], scores: Value) -> tuple[Node
 
 
 def trailing_layout_ops(graph: Graph, attention: Attention) -> tuple[Node, ...] | None:
-    """Transposes and reshapes of the result that only change where it is stored; None where the weights are needed."""
+    """Return transposes and reshapes that only change the result's layout, or None if the weights are used."""
     inner = set(attention.inner)
     results = {n.result for n in inner}
     readers = {*inner, attention.second}
@@ -128,7 +129,7 @@ def trailing_layout_ops(graph: Graph, attention: Attention) -> tuple[Node, ...] 
 
 
 def roles(kernel: Kernel, attention: Attention, value: Value) -> set[str]:
-    """What a value is for in a kernel: a matrix to be copied, queries, or part of each score."""
+    """Return the roles of a value in a kernel: 'matrix' (packed), 'query' or 'score'."""
     uses: set[str] = set()
     pending = [value]
     while pending:
@@ -148,7 +149,7 @@ def roles(kernel: Kernel, attention: Attention, value: Value) -> set[str]:
 
 # -- keys that are not seen ---------------------------------------------------------------------------------------
 def conditions(producers: Mapping[Value, Node], attention: Attention) -> list[Value]:
-    """Where these are false, a score is minus infinity."""
+    """Return the masks of the scores; where one is false, the score is minus infinity."""
     masks: list[Value] = []
     node = producers.get(attention.scores)
     while node in attention.between and node.op is ops.where and _is_minus_infinity(producers, operand(node, 2)):
@@ -167,7 +168,7 @@ def conditions(producers: Mapping[Value, Node], attention: Attention) -> list[Va
 
 
 def _aligned(node: Node) -> bool:
-    """Whether only axes in front are new, so that places in a matrix stay what they are."""
+    """Whether only leading axes are added, so that positions in a matrix are unchanged."""
     source_shape, result_shape = shape_of(operand(node)), shape_of(node.result)
     if node.op is ops.broadcast_to:
         return True
@@ -182,7 +183,7 @@ def _is_minus_infinity(producers: Mapping[Value, Node], value: Value) -> bool:
 
 
 def position_nodes(producers: Mapping[Value, Node], values: list[Value]) -> list[Node]:
-    """The nodes that make conditions of nothing but places: cheap enough to be part of every kernel that asks."""
+    """Return the nodes of masks that depend on positions only: cheap enough to recompute in every kernel."""
     nodes: dict[Node, None] = {}
     pending = list(values)
     while pending:
@@ -194,9 +195,9 @@ def position_nodes(producers: Mapping[Value, Node], values: list[Value]) -> list
 
 
 def causal_limits(producers: Mapping[Value, Node], attention: Attention) -> list[tuple[Value, int]]:
-    """Values that say for each query how many keys are seen at most, and what is to be added to them.
+    """Return limits on the visible keys of each query, as (value, offset to add).
 
-    They grow from query to query, so that the last query of a block sees all that the others see.
+    Limits do not decrease from query to query, so the last query of a block sees all keys that the others see.
     """
     limits = []
     for value in conditions(producers, attention):
@@ -218,7 +219,7 @@ def _counts_keys(producers: Mapping[Value, Node], value: Value, count: int) -> b
 
 
 def _is_nondecreasing(producers: Mapping[Value, Node], value: Value) -> bool:
-    """Whether a value is the same for all keys, and larger for later queries, or the same."""
+    """Whether a value is the same for all keys and does not decrease from query to query."""
     if value.dtype is not int32:
         return False
     pending = [value]
@@ -226,7 +227,7 @@ def _is_nondecreasing(producers: Mapping[Value, Node], value: Value) -> bool:
         value = pending.pop()
         shape, node = shape_of(value), producers.get(value)
         if all(n == 1 for n in shape[-2:]):
-            continue  # one for all queries
+            continue  # the same for all queries
         if node is None or not (is_uniform(node) or node.op in (ops.iota, ops.add)):
             return False
         if node.op is ops.iota and node.attributes["axis"] == len(shape) - 1:

@@ -1,4 +1,4 @@
-"""BlockedAttention of queries of an attention: their scores, their weights, and what these make of the values."""
+"""Blocked attention: scores, weights and results of one block of queries at a time."""
 
 from __future__ import annotations
 
@@ -22,32 +22,35 @@ from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
 from mithril_cbackend.lowering.rows import reductions
 
-BLOCK = 32  # queries
-SCORES = 1 << 15  # elements of a block's scores, about: they share the second cache with keys and values
-ROWS_AT_ONCE = 4  # rows of scores that become weights side by side
-MAX_DECODE_QUERIES = 3  # queries that keys are not worth copying for
+BLOCK = 32  # queries per block, at most
+SCORES = 1 << 15  # elements of a block's scores, which share the L2 cache with keys and values
+ROWS_AT_ONCE = 4  # rows of scores in one softmax loop
+MAX_DECODE_QUERIES = 3  # up to this number of queries, packing the keys does not pay off
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """``heads`` have keys and values of their own, those of one head are ``sharing`` them."""
+    """Sizes of an attention.
+
+    Each head of ``heads`` has separate keys and values, which the query heads of ``sharing`` share.
+    """
 
     heads: tuple[int, ...]
     sharing: tuple[int, ...]
     queries: int
     keys: int
-    inner: int  # of a query and a key
-    outer: int  # of a value
+    inner: int  # size of queries and keys
+    outer: int  # size of values
     block: int
     keys_tile: Tile
     values_tile: Tile
-    in_place: bool  # keys and values are read where they lie
+    in_place: bool  # keys and values are read unpacked
 
     @staticmethod
     def of(kernel: Kernel, attention: Attention, machine: Machine) -> Sizes:
         *batch, queries, keys = shape_of(attention.scores)
         inner, outer = shape_of(operand(attention.first))[-1], shape_of(attention.second.result)[-1]
-        head_axes = 0  # axes up to the last that keys or values have
+        head_axes = 0  # leading axes on which keys or values depend
         for product in (attention.first, attention.second):
             lead = shape_of(operand(product, 1))[:-2]
             lead = (*[1] * (len(batch) - len(lead)), *lead)
@@ -69,11 +72,11 @@ class Sizes:
 
     @property
     def row(self) -> int:
-        """Elements of a row of scores: whole panels, those after the last key minus infinity."""
+        """Elements of a row of scores, rounded up to whole panels."""
         return count(self.keys, self.keys_tile.columns) * self.keys_tile.columns
 
     def parts(self, machine: Machine) -> dict[str, int]:
-        """What a thread has buffers for, and how many elements of each, in whole vectors."""
+        """Return the buffers of a thread with their sizes in elements, rounded up to whole vectors."""
         columns, lanes = self.values_tile.columns, machine.lanes()
         sizes = {"query": self.block * self.inner, "scores": self.block * self.row, "factors": self.block}
         if not self.in_place:
@@ -82,7 +85,7 @@ class Sizes:
 
 
 class BlockedAttention:
-    """All heads: what is copied for each, then its blocks."""
+    """Loops over heads and blocks of queries."""
 
     def __init__(self, frame: Frame, attention: Attention, sizes: Sizes) -> None:
         self.frame, self.attention, self.sizes = frame, attention, sizes
@@ -98,7 +101,7 @@ class BlockedAttention:
 
     @property
     def chain(self) -> list[Any]:
-        """What follows the second product."""
+        """Layout ops after the second product."""
         producers, value, chain = self.frame.kernel.producers, self.frame.kernel.outputs[0], []
         while value is not self.attention.second.result:
             chain.append(producers[value])
@@ -111,7 +114,7 @@ class BlockedAttention:
         products = heads * math.prod(s.sharing) * s.queries * s.keys * (s.inner + s.outer)
         work = products // PRODUCTS
         threads = frame.workers(work, frame.machine.threads)
-        parts = threads if heads % threads and blocks >= threads else 1  # heads that cannot be dealt out evenly are cut
+        parts = threads if heads % threads and blocks >= threads else 1  # split heads if uneven
         with frame.share("head", heads * parts, work) as (worker, item):
             *head, part = self.reader.split(item, (*s.heads, parts))
             start = worker * sum(self.parts.values())
@@ -129,7 +132,7 @@ class BlockedAttention:
                     self.last_block(lead, part, parts)
 
     def last_block(self, lead: Index, part: Any, parts: int) -> None:
-        """The one with fewer queries is the last part's."""
+        """Compute the last, smaller block in the last part."""
         s = self.sizes
         rest = s.queries % s.block
         if parts == 1:
@@ -141,7 +144,7 @@ class BlockedAttention:
 
     # -- what all blocks of a head read ---------------------------------------------------------------------------
     def matrix(self, value: Value, head: Index) -> Matrix | None:
-        """Where an operand of this head lies, if it is stored."""
+        """Return the operand of this head as a matrix, or None if it is computed."""
         operand_view = view(self.frame.kernel.producers, value)
         buffer = None if operand_view is None else self.reader.buffers.get(operand_view[0])
         if operand_view is None or buffer is None:
@@ -153,7 +156,7 @@ class BlockedAttention:
         return Matrix(buffer, start, row, column)
 
     def panels(self, value: Value, head: Index, part: str, rows: int, columns: int, tile: Tile) -> None:
-        """Copy an operand of [rows, columns] to panels as wide as a tile."""
+        """Copy a [rows, columns] operand to panels of the tile's width."""
         stored, size = self.matrix(value, head), tile.columns * rows
         lead = naive_contractions.batch_position(head, shape_of(value)[:-2])
 
@@ -189,7 +192,7 @@ class BlockedAttention:
         self.multiply_values(lead, first, rows, panels)
 
     def mask_tail(self, rows: int) -> None:
-        """The rest of the last panel counts nothing."""
+        """Mask the columns after the last key with minus infinity."""
         s = self.sizes
         if s.row > s.keys:
             with self.reader.loop("row", rows) as row, self.reader.loop("j", s.row - s.keys) as j:
@@ -197,7 +200,7 @@ class BlockedAttention:
                 self.code.store(self.buffer, offset, t.const(-math.inf, "float32"))
 
     def visible_panels(self, lead: Index, query: Any) -> Any:
-        """How many panels of keys a query and those before it see: at least one, so that who sees none gets nan."""
+        """Return the number of panels visible up to a query; at least one, so that fully masked rows give nan."""
         s, columns = self.sizes, self.sizes.keys_tile.columns
         total = s.row // columns
         panels: Any = total
@@ -224,7 +227,7 @@ class BlockedAttention:
             inner_loop(self.frame, (), inner, vectors, copy)
 
     def nodes_of(self, value: Value) -> list[Any]:
-        """The nodes of this kernel that make a value."""
+        """Return the nodes of this kernel that compute a value."""
         producers, nodes, pending = self.frame.kernel.producers, [], [value]
         while pending:
             node = producers.get(pending.pop())
@@ -268,7 +271,7 @@ class BlockedAttention:
             score_panel(full_panels, rest)
 
     def softmax_block(self, rows: int, panels: Any) -> None:
-        """Scores become exp(score - largest), and what divides a row by its sum is kept."""
+        """Replace scores by exp(score - max), and save the reciprocal of each row's sum."""
         for first, num_groups, group_size in (
             (0, rows // ROWS_AT_ONCE, ROWS_AT_ONCE),
             (rows - rows % ROWS_AT_ONCE, rows % ROWS_AT_ONCE, 1),
@@ -279,7 +282,7 @@ class BlockedAttention:
                     self.softmax_rows([begin + n for n in range(group_size)], panels)
 
     def softmax_rows(self, rows: list[Any], panels: Any) -> None:
-        """Some rows side by side, so that one need not wait for another's sum."""
+        """Compute several rows together, to hide the latency of their reductions."""
         code, reader, buffer, row = self.code, self.reader, self.buffer, self.sizes.row
         starts = [reader.position(self.offsets["scores"] + k * row) for k in rows]
 
@@ -299,7 +302,7 @@ class BlockedAttention:
             code.store(buffer, self.offsets["factors"] + k, factor)
 
     def reduce_rows(self, op: Op, starts: list[Any], panels: Any, update: Any) -> list[t.Expr]:
-        """A fold along rows of scores that start here and there."""
+        """Reduce the rows of scores that begin at ``starts``."""
         code, reader, columns = self.code, self.reader, self.sizes.keys_tile.columns
         totals = [code.alloc(op.name, columns, "float32") for _ in starts]
         for total in totals:
@@ -316,7 +319,7 @@ class BlockedAttention:
         return [code.let(x, op.name) for x in results]
 
     def multiply_values(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
-        """Weights times values, each row divided by its sum, stored where the result is wanted."""
+        """Multiply weights with values, scale by the row factors and write the result in its final layout."""
         s, tile = self.sizes, self.sizes.values_tile
         keys = self.num_keys(panels)
         strides = placed(self.chain, self.attention.second.result)
@@ -349,12 +352,12 @@ class BlockedAttention:
             multiply_panel(full_panels, rest)
 
     def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
-        """The panel that starts with a column."""
+        """Return the panel of values that begins at a column."""
         start = self.offsets["values"] + begin * self.sizes.keys
         return Matrix(self.buffer, start, self.sizes.values_tile.columns, 1)
 
     def num_keys(self, panels: Any) -> Any:
-        """How many keys so many panels have."""
+        """Return the number of keys in ``panels`` panels."""
         s, columns = self.sizes, self.sizes.keys_tile.columns
         if isinstance(panels, int):
             return s.keys

@@ -1,7 +1,7 @@
-"""Attention of few queries, as when a text is written word by word: keys and values are read once, where they lie.
+"""Attention of few queries, as in text generation: keys and values are read once, without packing.
 
-As many keys as a vector has lanes are multiplied with a query at a time, each giving a vector of sums; a square of
-these is turned, so that its rows add up to the scores.
+A group of keys, one per lane, is multiplied with a query, which gives one vector of partial sums per key. The square
+of these is transposed, so that adding its rows gives a vector of scores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mithril_cbackend.lowering.matmul.microkernel import Matrix
 
 
 class DecodeAttention(BlockedAttention):
-    """Of a head whose keys and values lie as vectors want them."""
+    """Attention for heads whose keys and values are contiguous along the vectorized axes."""
 
     def prepare(self, head: Index) -> None:
         pass
@@ -34,7 +34,7 @@ class DecodeAttention(BlockedAttention):
         groups = panels * (s.keys_tile.columns // lanes)
         with self.reader.loop("group", groups) as group:
             begin = group * lanes
-            if s.row != s.keys:  # the last group begins earlier rather than ending too late
+            if s.row != s.keys:  # the last group overlaps the one before
                 begin = clamped(self.reader, begin, 0, s.keys - lanes)
             for row in range(rows):
                 self.score_group(lead, first, row, begin, keys)

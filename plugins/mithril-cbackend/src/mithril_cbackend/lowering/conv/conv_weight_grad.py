@@ -1,8 +1,8 @@
-"""The gradient of a convolution's kernel: a matrix product, summed over pixels, of windows with cotangents.
+"""Weight gradient of a convolution: windows times cotangents, as a matrix product summed over pixels.
 
-The cotangents are turned first, so that channels run along the vectors. The windows are read from the padded image as
-they lie: a tile has an element of the kernel, of some channel, in each of its rows. Where a group has too few channels
-for that, pixels run along the vectors.
+The cotangents are transposed first, so that vectors run over channels. Windows are read from the padded image without
+packing: each row of a tile is one element of the kernel for one input channel. Groups with too few channels are
+vectorized over pixels.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from mithril_cbackend.lowering.element.element_reader import Index, operand, sha
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
 
-ACCUMULATORS = 25  # vectors of sums that registers hold beside the rest
-CACHED_PIXELS = 320  # pixels whose cotangents, of a panel of channels, stay in the first cache
+ACCUMULATORS = 25  # vectors of accumulators that fit the registers
+CACHED_PIXELS = 320  # pixels whose cotangents, of a panel of channels, fit the L1 cache
 
 
 @dataclass(frozen=True)
 class Plan:
-    """For each group [depth, pixels] @ [pixels, made], one slab of an image's rows after the other."""
+    """Blocking of the product [depth, pixels] @ [pixels, out_channels] per group, by slabs of rows."""
 
     batch: int
     groups: int
-    out_channels: int  # channels of a group's cotangent
-    inner: int  # channels of a group's image
+    out_channels: int  # channels of a group of the cotangent
+    inner: int  # channels of a group of the image
     layout: Layout
 
     @property
     def depth(self) -> int:
-        """Elements of the kernels of one channel."""
+        """Elements of the kernel of one output channel."""
         return self.inner * math.prod(self.layout.kernel)
 
     @property
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Of the cotangent, in a slab."""
+        """Rows of the cotangent in a slab."""
         height, *rest = self.layout.result
         return max(
             (r for r in range(1, height + 1) if height % r == 0 and r * math.prod(rest) <= CACHED_PIXELS), default=1
@@ -58,15 +58,15 @@ class Plan:
         return tile_for(self.depth, self.out_channels, machine)
 
     def panels(self, machine: Machine) -> int:
-        """Of a group."""
+        """Return the number of panels of a group."""
         return count(self.out_channels, self.tile(machine).columns)
 
     def uses_matmul(self, machine: Machine) -> bool:
-        """Whether there are channels enough to run along vectors."""
+        """Whether there are enough channels to vectorize over."""
         return 2 * self.out_channels >= machine.lanes()
 
     def scratch(self, machine: Machine) -> list[Value]:
-        """The padded image, then the turned cotangents and the sums, or the cotangents with zeros between rows."""
+        """Return the padded image with transposed cotangents and sums, or with cotangents in the padded layout."""
         lanes, images = machine.lanes(), self.batch * self.groups
         sizes = {"padded": images * self.inner * self.layout.channel + overread(self.layout, lanes)}
         if self.uses_matmul(machine):
@@ -87,7 +87,7 @@ def plan_of(node: Node) -> Plan:
 
 
 class Products:
-    """The loops over panels of channels, slabs and tiles."""
+    """Loops over panels of channels, slabs and tiles."""
 
     def __init__(self, frame: Frame, plan: Plan) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
@@ -112,13 +112,13 @@ class Products:
                 self.panel(group, number + first, part * (p.depth // parts), p.depth // parts, width)
 
     def parts(self, panels: int, work: int) -> int:
-        """Into how many parts the windows are cut, so that there is one for every thread."""
+        """Return the number of parts of the windows, one per thread if there are too few panels."""
         p = self.plan
         threads = self.frame.workers(work, p.groups * panels * p.depth)
         return threads if p.groups * panels < threads and p.depth % (threads * self.tile.rows) == 0 else 1
 
     def cotangents(self, group: Any, number: Any, image: Any, pixel: Any = 0) -> Matrix:
-        """Of one image from a pixel on, a panel of channels: pixels by channels."""
+        """Return a panel of cotangents, [pixels, channels], of one image from a pixel on."""
         p, columns = self.plan, self.tile.columns
         panel = group * p.panels(self.frame.machine) + number
         start = ((panel * p.batch + image) * p.pixels + pixel) * columns
@@ -132,7 +132,7 @@ class Products:
         copy_panel(self.frame, source.element, source, p.pixels, width, self.cotangents(group, number, image))
 
     def panel(self, group: Any, number: Any, first: Any, depth: int, width: int) -> None:
-        """The gradients of a panel of channels: summed up for each slab of each image, then turned back."""
+        """Sum the gradients of a panel of channels over slabs and images, then store them transposed."""
         p, reader, columns = self.plan, self.reader, self.tile.columns
         panel = group * p.panels(self.frame.machine) + number
         sums = Matrix(self.sums, (panel * p.depth + first) * columns, columns, 1)
@@ -161,7 +161,7 @@ class Products:
         self.store(group, number, first, sums, depth, width)
 
     def store(self, group: Any, number: Any, first: Any, sums: Matrix, depth: int, width: int) -> None:
-        """The sums of a panel, where the gradients of its channels lie: squares turned, the rest one by one."""
+        """Store the sums of a panel transposed: whole squares in registers, the remainder by elements."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         (result,) = self.frame.kernel.outputs
         channel = group * p.out_channels + number * self.tile.columns
@@ -180,7 +180,7 @@ class Products:
 
 
 class Dots:
-    """The gradients of few channels: products of rows of pixels, some channels and all elements at once."""
+    """Gradients for few channels, vectorized over pixels: dot products for all elements of the kernel at once."""
 
     def __init__(self, frame: Frame, plan: Plan) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
@@ -230,7 +230,7 @@ class Dots:
             self.frame.write(result, (channel, column + c, *tap), t.load(total, k * lanes))
 
     def spread_cotangent(self) -> None:
-        """The cotangent's pixels at the flat positions that the padded image uses, zeros between rows."""
+        """Copy the cotangent to the flat positions of the padded image, with zeros between rows."""
         p, reader, code = self.plan, self.reader, self.code
         length, channels = self.steps * self.lanes, p.groups * p.out_channels
         with reader.loop("c", p.batch * channels, self.frame.parallel(p.batch * channels * length)) as c:

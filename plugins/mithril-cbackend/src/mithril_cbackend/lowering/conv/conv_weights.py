@@ -1,7 +1,7 @@
-"""The kernels of a convolution, forward and to the image, as a matrix: what is summed over, by channels.
+"""Kernels of a convolution or its input gradient as a matrix: contracted axes by output channels.
 
-On the way to the image, kernels are turned first, whole panels of the image's channels one after the other: in the
-order in which they lie, what belongs together would come from memory piece by piece.
+The input gradient transposes the kernels first, by panels of the image's channels: in their original order, elements
+of one panel would have large strides in memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from mithril_cbackend.lowering.matmul.microkernel import Matrix, copy_panel, cou
 
 
 def read_cycles(size: int) -> float:
-    """Cycles for each of so many elements that are read again and again, from the cache that holds them."""
+    """Return the cycles per element for repeated reads of ``size`` elements, by the cache that they fit."""
     return 0.06 if size < 1 << 17 else 0.1 if size < 1 << 22 else 0.45
 
 
 def transposed_weights(node: Node, machine: Machine) -> list[Value]:
-    """Where kernels are turned."""
+    """Return the buffer of transposed kernels, if the op needs one."""
     if node.op is ops.conv:
         return []
     cotangent_channels, image_channels, *sizes = shape_of(operand(node, 1))
@@ -38,21 +38,21 @@ def transposed_weights(node: Node, machine: Machine) -> list[Value]:
 
 
 def width(channels: int, machine: Machine) -> int:
-    """Channels of a panel of turned kernels: those of most tiles."""
+    """Return the number of channels in a panel of transposed kernels, that of most tiles."""
     return machine.lanes() * (1 if channels <= machine.lanes() else 2)
 
 
 def transpose_weights(frame: Frame) -> None:
-    """By group, panel, the cotangent's channel, element, the last one first, and the panel's channel.
+    """Transpose to [group, panel, cotangent channel, element (reversed), channel of the panel].
 
-    Squares, from the first elements of some channels on, reach into the next channel's elements and leave these.
+    A square of elements by channels may extend into the elements of the next channel, which are not stored.
     """
     node, reader, code, lanes = frame.kernel.anchor, frame.reader, frame.code, frame.machine.lanes()
     cotangent_channels, image_channels, *sizes = shape_of(operand(node, 1))
     source, target = reader.buffers[operand(node, 1)], frame.outputs[frame.kernel.scratch[-1]]
     elements, columns = math.prod(sizes), width(image_channels, frame.machine)
     groups, panels = node.attributes["groups"], count(image_channels, columns)
-    excess = -elements % lanes  # of the last square
+    excess = -elements % lanes  # elements of the next channel in the last square
     squares = max(0, image_channels * elements - excess) // (elements * lanes) if elements > 1 and lanes > 1 else 0
 
     with reader.loop("k", cotangent_channels, frame.parallel(cotangent_channels * image_channels * elements)) as k:
@@ -82,9 +82,9 @@ def transpose_weights(frame: Frame) -> None:
 
 
 class WeightMatrix:
-    """Of groups with so many channels of the result and of the image, and elements of a kernel."""
+    """Kernels of a convolution as a matrix, per group, with ``out_channels`` columns."""
 
-    covers_kernel = True  # elements of a kernel are summed over
+    covers_kernel = True  # all elements of the kernel are contracted
 
     def __init__(self, frame: Frame, out_channels: int, inner: int, elements: int) -> None:
         self.frame, self.out_channels, self.channels, self.elements = frame, out_channels, inner, elements
@@ -94,18 +94,18 @@ class WeightMatrix:
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """What is summed over."""
+        """Sizes of the contracted axes."""
         return (self.depth,) if self.forward else (self.channels, self.elements)
 
     def weight(self, group: Any, channel: Any, *index: Any) -> t.Expr:
-        """An element: forward by number, to the image by channel and element, the last one first."""
+        """Return an element, indexed by [depth] forward and by [channel, reversed element] backward."""
         if self.forward:
             buffer = self.frame.reader.buffers[operand(self.frame.kernel.anchor, 1)]
             return t.load(buffer, (group * self.out_channels + channel) * self.depth + index[0])
         return self.transposed(group, channel, *index)
 
     def transposed(self, group: Any, channel: Any, cotangent_channel: Any, element: Any) -> t.Expr:
-        """An element where ``turn`` has laid it."""
+        """Return an element of the kernels that ``transpose_weights`` stored."""
         elements = math.prod(shape_of(operand(self.frame.kernel.anchor, 1))[2:])
         panel, lane = self.frame.reader.split(channel, (count(self.out_channels, self.columns), self.columns))
         row = (group * count(self.out_channels, self.columns) + panel) * self.channels + cotangent_channel
@@ -113,7 +113,7 @@ class WeightMatrix:
         return t.load(self.frame.outputs[self.frame.kernel.scratch[-1]], row * self.columns + lane)
 
     def panel(self, group: Any, first: Any, width: int, spare: Matrix) -> Matrix:
-        """The columns of ``width`` channels, the first of a panel: as they have been turned, or copied."""
+        """Return the panel of ``width`` channels: the transposed kernels themselves, or a copy."""
         if not self.forward and self.covers_kernel and spare.row == self.columns:
             start = group * (count(self.out_channels, self.columns) * self.columns) + first
             return Matrix(self.frame.outputs[self.frame.kernel.scratch[-1]], start * self.depth, spare.row, 1)
@@ -121,7 +121,7 @@ class WeightMatrix:
         return spare
 
     def copy(self, group: Any, first: Any, width: int, panel: Matrix) -> None:
-        """The columns of ``width`` channels."""
+        """Copy the columns of ``width`` channels to a panel."""
         reader, matrix = self.frame.reader, None
         if self.forward:
             buffer = reader.buffers[operand(self.frame.kernel.anchor, 1)]

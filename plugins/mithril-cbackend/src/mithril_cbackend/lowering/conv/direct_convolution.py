@@ -1,7 +1,7 @@
 """Convolutions and their gradients as shifted products over a padded copy of the image.
 
-A tile of accumulators (channels by vectors of pixels) reads the padded image at a distance that only the element of the
-kernel decides, and needs no test for borders: what is computed beyond a row's end is dropped.
+A tile of accumulators (channels by vectors of pixels) reads the padded image at an offset that depends only on the
+element of the kernel, and needs no bounds checks. Results after the end of a row are dropped.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from mithril_cbackend.lowering.matmul.microkernel import count
 
 Dense = im2col.Plan | winograd.Plan
 Plan = Dense | strided_conv_grad.Plan
-MIN_PRODUCTS = 1 << 13  # below so many products the simple loops are good enough
+MIN_PRODUCTS = 1 << 13  # smaller convolutions use simple loops
 
 
 def is_supported(node: Node) -> bool:
-    """Whether the tiles take it: float32, and enough to do."""
+    """Whether the templates support the node: float32, and enough work."""
     if node.result.dtype is not float32 or any(
         0 in shape_of(v) for v in (*node.operands, node.result) if v is not None
     ):
@@ -43,7 +43,7 @@ def is_supported(node: Node) -> bool:
 
 
 def _channels(node: Node) -> int:
-    """Products per pixel and element of the kernel."""
+    """Return the number of products per pixel and element of the kernel."""
     name, first = node.op.name, shape_of(operand(node))
     if name == "conv_weight_grad":
         shape = shape_of(node.result)
@@ -53,7 +53,7 @@ def _channels(node: Node) -> int:
 
 
 def _width(layout: Layout, machine: Machine, rows: int) -> int:
-    """Pixels of a tile."""
+    """Return the number of pixels in a tile."""
     vectors = 2 if rows > 4 else 4
     while vectors > 1 and layout.pixels <= machine.lanes() * (vectors - 1):
         vectors -= 1
@@ -61,14 +61,14 @@ def _width(layout: Layout, machine: Machine, rows: int) -> int:
 
 
 def _rows(node: Node) -> int:
-    """Channels of a tile."""
+    """Return the number of channels in a tile."""
     groups = node.attributes["groups"]
     out_channels = shape_of(node.result)[1] // groups
     return next(r for r in (8, 6, 7, 5, 4, 3, 2, 1) if out_channels % r == 0) if out_channels % 8 else 8
 
 
 def exclusive_channels(node: Node) -> bool:
-    """Whether each channel of the image is read by one block only, which then pads it for itself."""
+    """Whether each channel of the image is used by only one block, which then pads the channel itself."""
     groups = node.attributes["groups"]
     return bool(groups > 1 and shape_of(node.result)[1] // groups == _rows(node))
 
@@ -77,13 +77,13 @@ DIRECT = "direct"
 
 
 def signature(node: Node) -> str:
-    """What the best schedule depends on."""
+    """Return the key of the schedule: everything that the best one depends on."""
     types = " ".join(str(v.type) for v in node.operands if v is not None)
     return f"{node.op.name} {types} {attributes_text(node.attributes, {})}"
 
 
 def schedules(node: Node, machine: Machine, max_per_kind: int = 3) -> list[str]:
-    """What is worth measuring: the tiles of this file, and of the other plans the cheapest of each kind."""
+    """Return the schedules worth measuring: direct tiles, and the cheapest plans of each other kind."""
     if (
         node.op is ops.conv_weight_grad
         or not is_supported(node)
@@ -100,7 +100,7 @@ def schedules(node: Node, machine: Machine, max_per_kind: int = 3) -> list[str]:
 
 
 def cheaper_plan(kernel: Kernel, machine: Machine, constant_weights: bool) -> Plan | None:
-    """The plan of another file, where one is possible and costs less than the tiles of this one."""
+    """Return a plan of another template that costs less than direct tiles, or None if there is none."""
     node = kernel.anchor
     if not im2col.is_supported(kernel):
         return None
@@ -125,13 +125,13 @@ def cheaper_plan(kernel: Kernel, machine: Machine, constant_weights: bool) -> Pl
 
 
 def _depth(node: Node) -> int:
-    """Products that are added up to a result."""
+    """Return the number of products in the sum of one result."""
     channels = shape_of(operand(node))[1] // node.attributes["groups"]
     return int(channels * math.prod(layout_of(node).kernel))
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """The padded image, and what the tiles or columns need besides."""
+    """Return the padded image and the other scratch buffers of the selected plan."""
     node, constant_weights = kernel.anchor, bool(kernel.prepared)
     if not is_supported(node):
         return []
@@ -148,7 +148,7 @@ def elements(scratch: Sequence[Value]) -> int:
 
 
 def buffers(node: Node, machine: Machine, constant_weights: bool) -> list[Value]:
-    """Return the buffers of this file's tiles: the padded image, a tile of it for each thread, ordered kernels."""
+    """Return the buffers of direct tiles: the padded image, a row of tiles per thread, packed kernels."""
     layout = layout_of(node)
     batch, channels = shape_of(operand(node))[:2]
     width, rows = _width(layout, machine, _rows(node)), _rows(node)
@@ -165,7 +165,7 @@ def buffers(node: Node, machine: Machine, constant_weights: bool) -> list[Value]
 
 
 def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-    """WeightMatrix that are known now in the order in which they are read; None where that is the order they have."""
+    """Return constant kernels in the order in which the plan reads them, or None if that is their own order."""
     node = kernel.anchor
     if not is_supported(node) or node.op is not ops.conv:
         return None
@@ -186,7 +186,7 @@ def _buffer(name: str, size: int) -> Value:
 # -- forward, and the gradient of the image -----------------------------------------------------------------------
 @lowers(ops.conv, ops.conv_input_grad, is_producer=True, scratch=scratch, prepare=prepared)
 def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """conv and conv_input_grad."""
+    """Lower ``conv`` and ``conv_input_grad``."""
     node = kernel.anchor
     if not is_supported(node):
         simple = naive_contractions.conv if node.op is ops.conv else naive_contractions.conv_input_grad
@@ -274,7 +274,7 @@ def _order_kernels(
         row = block_in_group * rows + r
         with reader.nest("abc", sizes) as index:
             target = ((block * inner + c) * count + reader.flat(index, sizes)) * rows + r
-            if backward:  # the channels exchanged, the kernel turned around
+            if backward:  # exchange the channels and flip the kernel
                 flipped = tuple(n - 1 - i for i, n in zip(index, sizes, strict=True))
                 source = (group * inner + c, row, *flipped)
             else:
@@ -285,7 +285,7 @@ def _order_kernels(
 def _emit_block(
     frame: Frame, node: Node, layout: Layout, image: Any, block: Any, rows: int, tiles: Any, begin: Any, length: int
 ) -> None:
-    """The rows of a block's results, without what was computed between them."""
+    """Emit the rows of a block's results, without the positions between rows."""
     lanes = frame.machine.lanes()
     reader, epilogue = frame.reader, [n for n in frame.kernel.nodes if n is not node]
     *outer, inner = layout.result
@@ -310,7 +310,7 @@ def _emit_block(
 # -- the gradient of the kernel -----------------------------------------------------------------------------------
 @lowers(ops.conv_weight_grad, scratch=scratch)
 def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """conv_weight_grad."""
+    """Lower ``conv_weight_grad``."""
     node = kernel.anchor
     if not is_supported(node):
         return naive_contractions.conv_weight_grad(kernel, name, machine)

@@ -1,7 +1,7 @@
-"""Convolutions, forward and to the image, as matrix products of kernels with the windows laid out as columns.
+"""Convolutions and their input gradients as matrix products of kernels with im2col columns.
 
-Either pixels run along the vectors (kernels are read as they lie), or, where there are too few of them, channels do
-(kernels are read in panels). Nothing is computed beyond the ends of an image's rows, other than by the direct tiles.
+Plans are vectorized over pixels, with kernels read unpacked, or, for few pixels, over channels, with kernels packed
+into panels. Unlike direct tiles, they compute nothing after the ends of an image's rows.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Ma
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 
-CACHED_ELEMENTS = 1 << 18  # elements of columns that stay in the second cache beside the kernels
+CACHED_ELEMENTS = 1 << 18  # elements of columns that fit the L2 cache together with the kernels
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A convolution as products: for each image, group and slab of rows, [made, depth] @ [depth, pixels]."""
+    """Blocking of the product [out_channels, depth] @ [depth, pixels] per image, group and slab of rows."""
 
     batch: int
     groups: int
-    out_channels: int  # channels of a group's result
-    inner: int  # channels of a group's image
+    out_channels: int  # channels of a group of the result
+    inner: int  # channels of a group of the image
     layout: Layout
-    rows: int  # of the result, in a slab
-    images: int  # in a slab
-    by_channel: bool  # channels, not pixels, run along the vectors
-    backward: bool  # to the image
+    rows: int  # rows of the result in a slab
+    images: int  # images in a slab
+    by_channel: bool  # vectorized over channels, not pixels
+    backward: bool  # gradient of the image
 
     def __str__(self) -> str:
         return f"{'channels' if self.by_channel else 'pixels'}, {self.rows} rows of {self.images}"
@@ -56,14 +56,14 @@ class Plan:
 
     @property
     def reads_image(self) -> bool:
-        """Whether the image needs no padding: its pixels are the columns."""
+        """Whether the image needs no padding and its pixels are the columns (1x1 kernels)."""
         layout = self.layout
         fits = layout.sizes == layout.image == layout.result and not any(layout.before)
         return self.elements == 1 and fits and self.images == 1
 
     @property
     def pixels(self) -> int:
-        """Of a slab."""
+        """Pixels of a slab."""
         return self.images * self.rows * math.prod(self.layout.result[1:])
 
     @property
@@ -75,30 +75,30 @@ class Plan:
         return tile_for(*sizes, machine)
 
     def length(self, machine: Machine) -> int:
-        """Elements of a row of columns: an odd number of vectors, so that rows do not compete for places in caches."""
+        """Return the row stride of the columns: an odd number of vectors (avoids cache-set conflicts)."""
         return (count(self.pixels + machine.lanes(), machine.lanes()) | 1) * machine.lanes()
 
     def overread(self, machine: Machine) -> int:
-        """Elements behind the padded image that may be read."""
+        """Return the number of elements after the padded image that vector loads may read."""
         return overread(self.layout, machine.lanes())
 
     def cost(self, machine: Machine, constant_weights: bool) -> float:
-        """Cycles per element of the result, more or less."""
+        """Estimate the cycles per element of the result."""
         lanes, cycles = machine.lanes(), self.depth / (2 * machine.lanes())
         working_set = self.depth * (self.pixels + self.tile(machine).columns)
         cycles *= (
             1 if self.reads_image or read_cycles(working_set) == read_cycles(0) else 1.2
-        )  # slower beyond the second cache
+        )  # slower if the working set exceeds the L2 cache
         columns = 0 if self.reads_image else 4 * self.depth / lanes / self.out_channels
-        kernels = read_cycles(self.out_channels * self.depth) * self.depth / self.pixels  # once for every slab
+        kernels = read_cycles(self.out_channels * self.depth) * self.depth / self.pixels  # once per slab
         if not self.by_channel:
-            scattered = 2 * self.depth / self.pixels if self.backward else 0  # kernels lie by channels of the image
+            scattered = 2 * self.depth / self.pixels if self.backward else 0  # strided: stored by image channel
             return cycles * count(self.pixels, lanes) * lanes / self.pixels + columns + kernels + scattered
         packing = 0 if constant_weights or self.backward else 0.7 * self.depth / self.pixels
         return cycles * count(self.out_channels, lanes) * lanes / self.out_channels + columns + kernels + packing + 2.5
 
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
-        """The padded image; the columns of a slab and a panel of kernels or pixels for every thread."""
+        """Return the buffers: the padded image, and per thread the columns of a slab and a panel."""
         tile, threads = self.tile(machine), machine.threads
         image = self.batch * self.groups * self.inner * self.layout.channel + self.overread(machine)
         sizes = {
@@ -109,7 +109,7 @@ class Plan:
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
     def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-        """WeightMatrix as panels of channels; None where they are read as they lie."""
+        """Pack constant kernels into panels of channels, or return None if they are read unpacked."""
         if not self.by_channel:
             return None
         matrices = weights.reshape(self.groups, self.out_channels, self.depth).swapaxes(1, 2)
@@ -128,7 +128,7 @@ class Plan:
 
 
 def plans(node: Node) -> list[Plan]:
-    """The ways to cut a node's result."""
+    """Return the possible plans for a node."""
     groups, batch, channels = node.attributes["groups"], *shape_of(operand(node))[:2]
     out_channels, backward = shape_of(node.result)[1] // groups, node.op is ops.conv_input_grad
     return plans_for(batch, groups, out_channels, channels // groups, layout_of(node), backward)
@@ -137,7 +137,7 @@ def plans(node: Node) -> list[Plan]:
 def plans_for(
     batch: int, groups: int, out_channels: int, in_channels: int, layout: Layout, backward: bool
 ) -> list[Plan]:
-    """The ways to cut a result."""
+    """Return the possible plans for a convolution of these sizes."""
     height, depth, width = layout.result[0], in_channels * math.prod(layout.kernel), math.prod(layout.result[1:])
     image_groups = [(height, d) for d in range(2, batch + 1) if batch % d == 0 and d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
@@ -151,7 +151,7 @@ def plans_for(
 
 
 def is_supported(kernel: Kernel) -> bool:
-    """Whether all that follows can be done on pixels by their numbers, and reads neither operand."""
+    """Whether the epilogue can be indexed by flat pixels and uses neither operand."""
     node, values = kernel.anchor, aligned_values(kernel)
     if values is None or any(v in values for v in node.operands):
         return False
@@ -163,7 +163,7 @@ Emit = Callable[[Any, Any, Any, t.Expr], None]  # image, channel, pixel, element
 
 
 class Columns:
-    """The loops over slabs, groups and tiles."""
+    """Loops over slabs, groups and tiles."""
 
     def __init__(self, frame: Frame, plan: Plan, kernels: WeightMatrix, emit: Emit, vector: bool) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
@@ -198,9 +198,9 @@ class Columns:
         return self.tile.columns if self.plan.by_channel else self.tile.rows
 
     def pack_columns(self, worker: Any, image: Any, group: Any, slab: Any) -> None:
-        """Columns: for every channel and element of the kernel the pixels that it meets, rows without their borders.
+        """Pack columns: the shifted pixels for every channel and element of the kernel, without borders.
 
-        Whole vectors are copied; what they have too much is written over by the next row.
+        Whole vectors are copied; the next row overwrites their surplus.
         """
         p, reader, code = self.plan, self.reader, self.code
         layout, base = p.layout, worker * (p.depth * self.length)
@@ -222,7 +222,7 @@ class Columns:
                         code.store(self.columns, target + i, t.load(self.padded, source_start + i))
 
     def source(self, worker: Any, image: Any, group: Any, slab: Any) -> Matrix:
-        """The columns of a slab, as the image itself has them or as they were laid."""
+        """Return the columns of a slab: the image itself, or the packed copy."""
         p = self.plan
         if not p.reads_image:
             return Matrix(self.columns, worker * (p.depth * self.length), self.length, 1)
@@ -232,7 +232,7 @@ class Columns:
         return Matrix(self.reader.buffers[self.x], start, size, 1)
 
     def pixels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int) -> None:
-        """Pixels along the vectors."""
+        """Multiply a slab, vectorized over pixels."""
         p, source, columns = self.plan, self.source(worker, image, group, slab), self.tile.columns
         begin = slab * p.pixels
 
@@ -264,7 +264,7 @@ class Columns:
             block(full_blocks, rest)
 
     def channels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int) -> None:
-        """Channels along the vectors: the product of the columns, transposed, with the kernels."""
+        """Multiply a slab, vectorized over channels: transposed columns times kernels."""
         p, columns, pixels_per_image = self.plan, self.tile.columns, self.plan.pixels // self.plan.images
         if p.reads_image and p.images > 1:
             raise AssertionError("slabs of several images are laid")

@@ -1,6 +1,6 @@
-"""Padded images: laid flat, one channel after the other, split into as many phases as the stride is long.
+"""Padded images, flattened and split into one phase per step of the stride.
 
-The pixels that an element of a convolution's kernel meets follow each other, at a fixed distance from the result's.
+The pixels that an element of the kernel multiplies are contiguous, at a fixed offset from those of the result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mithril_cbackend.lowering.element.kernel_builder import Frame
 
 @dataclass(frozen=True)
 class Layout:
-    """A padded image, laid flat by phases."""
+    """Layout of a padded image, flattened and split into stride phases."""
 
     image: tuple[int, ...]  # spatial sizes
-    spread: tuple[int, ...]  # distance at which the image's pixels are put (stride of a gradient), 1 otherwise
-    before: tuple[int, ...]  # padding in front; negative where pixels are cut off
+    spread: tuple[int, ...]  # spacing of the image's pixels (the stride, for an input gradient), 1 otherwise
+    before: tuple[int, ...]  # leading padding; negative where pixels are cropped
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -32,7 +32,7 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of one phase."""
+        """Spatial sizes of one phase."""
         reach = [(k - 1) * d // s + 1 for k, d, s in zip(self.kernel, self.dilation, self.stride, strict=True)]
         return tuple(o + r - 1 + (1 if s > 1 else 0) for o, r, s in zip(self.result, reach, self.stride, strict=True))
 
@@ -42,16 +42,16 @@ class Layout:
 
     @property
     def channel(self) -> int:
-        """Elements of one channel, all phases."""
+        """Elements of one channel in all phases."""
         return self.phases * math.prod(self.sizes)
 
     @property
     def pixels(self) -> int:
-        """Positions computed: those of the result, and those beyond the ends of rows between them."""
+        """Positions computed: those of the result, and the unused ones between its rows."""
         return self.result[0] * math.prod(self.sizes[1:])
 
     def offset(self, index: Index) -> Any:
-        """How far from a result's pixel the image's pixel lies that an element of the kernel meets."""
+        """Return the offset from a pixel of the result to the pixel that kernel element ``index`` multiplies."""
         phase: Any = 0
         flat: Any = 0
         for k, d, s, n in zip(index, self.dilation, self.stride, self.sizes, strict=True):
@@ -60,7 +60,7 @@ class Layout:
         return phase * math.prod(self.sizes) + flat
 
     def rows(self, index: Index) -> Any:
-        """The flat position of a result's pixel."""
+        """Return the flat position of a pixel of the result."""
         total: Any = 0
         for i, n in zip(index, self.sizes, strict=True):
             total = total * n + i
@@ -81,7 +81,7 @@ def layout_of(node: Node) -> Layout:
 
 
 def overread(layout: Layout, width: int) -> int:
-    """Elements that may be read beyond the last channel."""
+    """Return the number of elements after the last channel that vector loads may read."""
     return (
         2 * width
         + math.prod(layout.sizes)
@@ -90,7 +90,7 @@ def overread(layout: Layout, width: int) -> int:
 
 
 def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, overread: int) -> None:
-    """Zeros, then the image's pixels where they belong."""
+    """Copy all channels to the padded buffer, with zeros around the pixels."""
     code, reader = frame.code, frame.reader
     batch = shape_of(x)[0]
     with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
@@ -101,7 +101,7 @@ def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, over
 
 
 def pad_channel(frame: Frame, layout: Layout, x: Value, padded: Any, index: Index, base: Any) -> None:
-    """One channel of one image."""
+    """Copy one channel of one image."""
     with frame.reader.loop("i", layout.channel) as i:
         frame.code.store(padded, base + i, t.const(0, "float32"))
     for phase in every(*map(range, layout.stride)):
@@ -111,12 +111,12 @@ def pad_channel(frame: Frame, layout: Layout, x: Value, padded: Any, index: Inde
 def _copy_phase(
     frame: Frame, layout: Layout, x: Value, padded: Any, index: Index, base: Any, phase: Sequence[int]
 ) -> None:
-    """The image's pixels of one phase: along each axis those from ``first`` on, ``step`` apart."""
+    """Copy the pixels of one phase: along each axis every ``steps``-th pixel from ``starts`` on."""
     reader, starts, counts, positions, jumps, steps, phase_number = frame.reader, [], [], [], [], [], 0
     for n, spread, before, s, p, size in zip(
         layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
     ):
-        # pixel i lies at padded position before + i * spread = place * s + p
+        # the padded position of pixel i is before + i * spread = position * s + p
         covered = [
             i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size
         ]
@@ -148,9 +148,9 @@ def _copy_phase(
 
 
 def _copy_every_second(frame: Frame, source: Any, source_start: Any, target: Any, target_start: Any, size: int) -> None:
-    """Every second element of a row, in vectors; the last of them begins where it ends with the row."""
+    """Copy every second element of a row in vectors; the last vector ends with the row and may overlap."""
     lanes, code = frame.machine.lanes(), frame.code
-    even_lanes = [2 * k if 2 * k < lanes else 2 * k + 1 for k in range(lanes)]  # of two vectors that share an element
+    even_lanes = [2 * k if 2 * k < lanes else 2 * k + 1 for k in range(lanes)]  # lanes of two overlapping vectors
 
     def copy_vector(first: Any) -> None:
         begin = source_start + first * 2

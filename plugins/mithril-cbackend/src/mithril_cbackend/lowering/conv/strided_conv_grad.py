@@ -1,7 +1,7 @@
-"""The gradient of the image of a convolution with strides: a dense convolution for each phase of the strides.
+"""Input gradient of strided convolutions: one dense convolution per stride phase.
 
-The pixels of the image that lie a stride apart all meet the same elements of the kernel, at neighboring pixels of the
-cotangent. Nothing is multiplied with the zeros that a stride would put between these.
+Pixels of the image at stride distance use the same elements of the kernel, at adjacent pixels of the cotangent.
+No product has one of the zeros that a dilated cotangent would contain.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from mithril_cbackend.lowering.conv.padding import Layout
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 
-MIN_CHANNELS = 4  # channels of a group
+MIN_CHANNELS = 4  # channels of a group; below, multiplying zeros is cheaper
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis of a phase meets: elements of the kernel, the last one first, at pixels ``apart`` of each other."""
+    """One axis of a phase: the kernel elements it uses, in reverse order, and the cotangent pixels."""
 
-    first: int  # pixel of the image
-    size: int  # pixels of the image, a stride apart
-    last: int  # element of the kernel
-    step: int  # between elements
-    count: int  # of elements
-    before: int  # pixels of the cotangent missing in front
+    first: int  # first pixel of the image
+    size: int  # pixels of the image in this phase
+    last: int  # last element of the kernel
+    step: int  # step between elements of the kernel
+    count: int  # number of elements of the kernel
+    before: int  # leading padding of the cotangent
     apart: int
 
 
 def axis_of(first: int, image: int, kernel: int, stride: int, dilation: int, padding: int) -> Axis:
-    """Pixel ``first + i * stride`` meets element k at the cotangent's pixel ``i + (first + padding - k * dilation) /
-    stride``, where that is whole."""
+    """Return the axis of a phase.
+
+    Pixel ``first + i * stride`` uses element k of the kernel at the cotangent's pixel
+    ``i + (first + padding - k * dilation) / stride``, if that is an integer.
+    """
     elements = [k for k in range(kernel) if (first + padding - k * dilation) % stride == 0]
     size = max(0, -(-(image - first) // stride))
     if not elements:
@@ -58,7 +61,7 @@ def axis_of(first: int, image: int, kernel: int, stride: int, dilation: int, pad
 
 @dataclass(frozen=True)
 class Phase:
-    """The pixels of an image that lie a stride apart: their plan, or None where they meet nothing."""
+    """Pixels of an image at stride distance with their plan, or None if they use no kernel element."""
 
     axes: tuple[Axis, ...]
     stride: tuple[int, ...]
@@ -74,14 +77,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """The phases of a gradient."""
+    """All phases of an input gradient."""
 
     batch: int
     channels: int
     phases: tuple[Phase, ...]
 
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
-        """One phase uses the buffers after the other."""
+        """Return the buffers, which the phases use in sequence."""
         buffers = [p.plan.scratch(machine, constant_weights) for p in self.phases if p.plan is not None]
         if not buffers:
             return []
@@ -96,7 +99,7 @@ class Plan:
                 multiply(frame, phase, phase.plan)
 
     def emit_zeros(self, frame: Frame, phase: Phase) -> None:
-        """Pixels between the windows."""
+        """Write zeros for pixels outside all windows."""
         with frame.reader.nest("bcyxz", (self.batch, self.channels, *phase.sizes)) as (image, channel, *index):
             frame.emit((image, channel, *phase.pixel(tuple(index))), t.const(0, "float32"))
 
@@ -110,7 +113,7 @@ def multiply(frame: Frame, phase: Phase, plan: im2col.Plan) -> None:
 
 
 class PhaseWeights(WeightMatrix):
-    """The elements of the kernels that a phase meets."""
+    """Kernel elements of one phase as a matrix."""
 
     covers_kernel = False
 
@@ -127,7 +130,7 @@ class PhaseWeights(WeightMatrix):
 
 
 def plan_of(node: Node, machine: Machine) -> Plan | None:
-    """None for what has no strides, and where channels are so few that zeros cost less than moving the rest."""
+    """Return the plan, or None without strides or for so few channels that multiplying zeros is cheaper."""
     if node.op is not ops.conv_input_grad or max(node.attributes["stride"]) == 1:
         return None
     a, (batch, channels, *image) = node.attributes, shape_of(node.result)

@@ -1,9 +1,9 @@
-"""3x3 convolutions, forward and to the image, by Winograd's minimal filtering: 16 products where tiles take 36.
+"""Winograd convolution F(2x2, 3x3), forward and for the input gradient: 16 products instead of 36.
 
-A tile of 2x2 results comes from 4x4 pixels. Pixels and kernels are transformed to sixteen numbers each, the products of
-these are summed over the channels as sixteen matrix products, and what comes out is transformed back. With tiles of
-2x2 the result is no less exact than sums of products are; larger tiles would not stay within the tolerance.
-An infinite pixel gives infinities or nan where its products would, and nowhere else.
+A tile of 2x2 results depends on 4x4 pixels. Pixels and kernels are transformed to sixteen values each, whose products
+are summed over the channels by sixteen matrix products; the sums are transformed back. With 2x2 tiles the result is
+as accurate as direct sums; larger tiles would exceed the tolerance. An infinite pixel gives infinities or nan only
+where direct products would.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Ma
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, count, multiply, pack, tile_for
 
-SIDE = 4  # of a tile of the image
+SIDE = 4  # side of an input tile, in pixels
 POINTS = SIDE * SIDE
 Numbers = list[t.Expr]
 KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
@@ -35,28 +35,28 @@ KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 
 @dataclass(frozen=True)
 class Plan:
-    """A convolution in blocks: rows of tiles of one image, or whole images."""
+    """Blocking of a convolution: rows of tiles of one image, or several images."""
 
     batch: int
     out_channels: int  # channels of the result
     inner: int  # channels of the image
     layout: Layout
-    rows: int  # of tiles, in a block
-    images: int  # in a block
-    backward: bool  # to the image
+    rows: int  # rows of tiles in a block
+    images: int  # images in a block
+    backward: bool  # gradient of the image
 
     def __str__(self) -> str:
         return f"winograd, {self.rows} rows of {self.images}"
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tiles of an image."""
+        """Rows and columns of tiles in an image."""
         height, width = self.layout.result
         return count(height, 2), count(width, 2)
 
     @property
     def tiles(self) -> int:
-        """Of a block."""
+        """Tiles in a block."""
         return self.images * self.rows * self.grid[1]
 
     @property
@@ -65,13 +65,13 @@ class Plan:
 
     @property
     def padded(self) -> Layout:
-        """The image with its borders, up to whole tiles."""
+        """Layout of the padded image, rounded up to whole tiles."""
         height, width = self.grid
         return replace(self.layout, result=(2 * height, 2 * width))
 
     @property
     def pixels(self) -> int:
-        """Of a block's part of an image, the result's odd last row included."""
+        """Pixels per image in a block, including the row after an odd last one."""
         return 2 * self.rows * self.layout.result[1]
 
     def tile(self, machine: Machine) -> Tile:
@@ -81,10 +81,10 @@ class Plan:
         return count(self.out_channels, self.tile(machine).columns)
 
     def length(self, machine: Machine) -> int:
-        """Elements of a row of transformed pixels: room for a whole vector at the end, and an odd number of vectors."""
+        """Return the row stride of transformed pixels: an odd number of vectors, one of them for overrun."""
         return (count(self.tiles + machine.lanes(), machine.lanes()) | 1) * machine.lanes()
 
-    # The sixteen matrices are one vector further apart than they are long: else all would share places in the cache.
+    # Each of the sixteen matrices is followed by one unused vector, which avoids cache-set conflicts.
     def point(self, machine: Machine) -> int:
         return self.inner * self.length(machine) + machine.lanes()
 
@@ -92,15 +92,15 @@ class Plan:
         return self.tiles * self.tile(machine).columns + machine.lanes()
 
     def squares(self, machine: Machine) -> int:
-        """Vectors of pixels of one channel."""
+        """Return the number of vectors of pixels per channel."""
         return count(self.pixels + 2, machine.lanes())
 
     def overread(self, machine: Machine) -> int:
-        """Elements behind the padded image that may be read."""
+        """Return the number of elements after the padded image that vector loads may read."""
         return 4 * machine.lanes() + SIDE * self.padded.sizes[1]
 
     def cost(self, machine: Machine, constant_weights: bool) -> float:
-        """Cycles per element of the result, more or less; comparable to those of the plans by columns."""
+        """Estimate the cycles per element of the result, on the same scale as ``im2col.Plan.cost``."""
         lanes, pixels = machine.lanes(), math.prod(self.layout.result)
         tiles, (_, tiles_per_row) = math.prod(self.grid), self.grid
         wasted = count(self.out_channels, lanes) * lanes / self.out_channels
@@ -113,9 +113,7 @@ class Plan:
             POINTS * self.inner * self.out_channels,
         )
         traffic = 2 * working_set * self.blocks * read_cycles(working_set)
-        traffic += (
-            kernels * (self.blocks - 1) * (read_cycles(kernels) - 0.05)
-        )  # one after the other, which is well foreseen
+        traffic += kernels * (self.blocks - 1) * (read_cycles(kernels) - 0.05)  # sequential reads are prefetched
         packed = 0 if constant_weights else POINTS if self.backward else POINTS + 9 + 64 / lanes
         traffic += self.inner * self.out_channels * (3 + packed)
         return 1.05 * products + image + back + traffic / (self.batch * self.out_channels * pixels) + 1
@@ -135,7 +133,7 @@ class Plan:
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
     def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any]:
-        """WeightMatrix transformed, in panels of channels: by panel, point, channel of the image and channel."""
+        """Transform constant kernels into panels: [panel, point, image channel, channel]."""
         transformed = np.einsum("ia,jb,mcab->ijcm", KERNEL, KERNEL, weights.astype(np.float64)).astype(np.float32)
         columns, shape = self.tile(machine).columns, (POINTS, self.inner, self.out_channels)
         packed = [pack(m, columns).reshape(-1, self.inner, columns) for m in transformed.reshape(shape)]
@@ -146,7 +144,7 @@ class Plan:
 
 
 def plans(node: Node, machine: Machine) -> list[Plan]:
-    """The ways to cut it into blocks; none for what is no 3x3 convolution of stride 1."""
+    """Return the possible plans; the list is empty unless the node is a 3x3 convolution of stride 1."""
     layout, lanes = layout_of(node), machine.lanes()
     dense = layout.stride == layout.dilation == layout.spread == (1, 1) and node.attributes["groups"] == 1
     if layout.kernel != (3, 3) or not dense or lanes < SIDE or min(layout.result) < 2:
@@ -161,7 +159,7 @@ def plans(node: Node, machine: Machine) -> list[Plan]:
 
 
 class Winograd:
-    """The loops over blocks, panels of channels and points."""
+    """Loops over blocks, panels of channels and points."""
 
     def __init__(self, frame: Frame, plan: Plan) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
@@ -199,7 +197,7 @@ class Winograd:
 
     # -- kernels --------------------------------------------------------------------------------------------------
     def transform_kernels(self, work: int) -> None:
-        """WeightMatrix that are not known before: a panel as columns of channels, then vector by vector."""
+        """Transform kernels at run time: pack a panel, then transform vectors of its channels."""
         p, columns = self.plan, self.tile.columns
         source, full_panels, rest = (
             WeightMatrix(self.frame, p.out_channels, p.inner, 9),
@@ -233,7 +231,7 @@ class Winograd:
 
     # -- pixels ---------------------------------------------------------------------------------------------------
     def transform_image(self, worker: Any, image: Any, slab: Any) -> None:
-        """Vectors of tiles of a row, for every channel; what a row's last has too much the next row overwrites."""
+        """Transform vectors of tiles for every channel; the next row overwrites the overrun of a row's last vector."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         width, across, point = p.padded.sizes[1], p.grid[1], p.point(self.machine)
         with reader.loop("c", p.inner) as c, reader.loop("d", p.images) as d, reader.loop("r", p.rows) as r:
@@ -261,7 +259,7 @@ class Winograd:
 
     # -- products -------------------------------------------------------------------------------------------------
     def panel(self, worker: Any, image: Any, slab: Any, number: Any, width: int) -> None:
-        """The results of some channels, for all tiles of a block."""
+        """Compute a panel of channels for all tiles of a block."""
         p, reader, columns = self.plan, self.reader, self.tile.columns
         point, product = p.point(self.machine), p.product(self.machine)
         with reader.loop("point", POINTS) as k:
@@ -287,7 +285,7 @@ class Winograd:
             self.emit_results(worker, image, slab, first, full_vectors * self.lanes, rest)
 
     def emit_results(self, worker: Any, image: Any, slab: Any, first: Any, lane: Any, channels: int) -> None:
-        """A vector of channels: tiles transformed back to pixels, and what follows the convolution."""
+        """Transform a vector of channels back to pixels and run the epilogue."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         size = p.squares(self.machine) * lanes
         base = worker * (2 * lanes * size)
@@ -312,14 +310,15 @@ class Winograd:
                     inner_loop(self.frame, (), end - begin, lanes if self.vector else 0, lambda at: emit_pixel(*at))
 
                 emit(0, p.pixels - odd * width)
-                if odd and not isinstance(slab, int):  # only the last block lacks its last row
+                if odd and not isinstance(slab, int):  # only the last block has no last row
                     with self.code.when(slab < p.grid[0] // p.rows - 1):
                         emit(p.pixels - width, p.pixels)
 
     def pixels(self, worker: Any, tile: Any, lane: Any, base: Any) -> None:
-        """Pixel after pixel, a vector of channels each.
+        """Write the pixels in sequence, a vector of channels each.
 
-        From right to left: what the last tile of a row of odd length has too much is the next row's first pixel.
+        The order is from right to left: in rows of odd length, the surplus pixel of the last tile is the first one of
+        the next row.
         """
         p, lanes, columns = self.plan, self.lanes, self.tile.columns
         width, across, product = p.layout.result[1], p.grid[1], p.product(self.machine)
@@ -346,6 +345,6 @@ class Winograd:
 
 
 def transform_2d(line: Callable[..., Numbers], square: Sequence[Numbers]) -> Numbers:
-    """A square transformed along both axes, row after row."""
+    """Transform a square along both axes; return its elements in row-major order."""
     half = [line(*column) for column in zip(*square, strict=True)]
     return [x for row in zip(*half, strict=True) for x in line(*row)]

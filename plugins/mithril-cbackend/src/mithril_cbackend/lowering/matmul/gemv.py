@@ -1,7 +1,7 @@
-"""Products with few rows, whose right operand is read once, where and as it lies: how fast depends on memory alone.
+"""Products with few rows, bound by memory bandwidth: the right operand is read once, unpacked.
 
-Where its columns are stored one after the other, each is multiplied with every row; where its rows are, each is
-added to sums of all columns, as often as the left operand says.
+If its columns are contiguous, each is multiplied with every row of the left operand. If its rows are contiguous, each
+is scaled by elements of the left operand and added to accumulators of all columns.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.matmul_form import Product, strided_operand
 
-MAX_ROWS = 8  # rows
-UNROLL = 8  # rows of the right operand that are added at a time
-ACCUMULATOR_BYTES = 1 << 14  # bytes of sums that stay in the first cache
+MAX_ROWS = 8  # rows of the left operand that this template takes at most
+UNROLL = 8  # rows of the right operand per iteration
+ACCUMULATOR_BYTES = 1 << 14  # bytes of accumulators, which fit the L1 cache
 
 
 def is_supported(kernel: Kernel, product: Product, machine: Machine) -> bool:
-    """Whether a product is done here."""
+    """Whether this template supports the product: few rows, and a right operand with contiguous rows or columns."""
     if product.m > MAX_ROWS or product.right.value in kernel.prepared:
         return False
     right, lanes = strided_operand(product.right, kernel.producers), machine.lanes(product.kind.bits)
@@ -33,6 +33,7 @@ def is_supported(kernel: Kernel, product: Product, machine: Machine) -> bool:
 
 
 def write(frame: Frame, product: Product) -> None:
+    """Emit the product, by columns or by rows of the right operand."""
     right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
     (by_column if right.summed == 1 and product.k >= frame.machine.lanes(product.kind.bits) else by_row)(frame, product)
@@ -40,14 +41,14 @@ def write(frame: Frame, product: Product) -> None:
 
 # -- results ------------------------------------------------------------------------------------------------------
 def is_contiguous(product: Product, kernel: Kernel) -> bool:
-    """Whether neighbors in a row of the result are neighbors in memory, and for all that follows."""
+    """Whether neighbors in a row of the result are contiguous in memory, also in all outputs of the epilogue."""
     several = [n for n in product.right.sizes(product.right.free) if n != 1]
     neighbors = not product.transposed or product.m == 1
     return neighbors and (len(several) < 2 or kernel.outputs == [kernel.anchor.result])
 
 
 def emit(frame: Frame, product: Product, batch_index: Index, row: Any, column: Any, total: t.Expr) -> None:
-    """A sum is complete."""
+    """Emit a complete sum: write it, or run the epilogue on it."""
     reader, result = frame.reader, frame.kernel.anchor.result
     element = rounded(frame.code, t.cast(total, computed(result.dtype)), result.dtype)
     if frame.kernel.outputs == [result]:
@@ -57,7 +58,7 @@ def emit(frame: Frame, product: Product, batch_index: Index, row: Any, column: A
 
 
 def _left(frame: Frame, product: Product, batch_index: Index) -> Any:
-    """Elements of the left operand."""
+    """Return a function that reads an element of the left operand."""
     reader, strided = frame.reader, strided_operand(product.left, frame.kernel.producers)
     if strided is None:
         return lambda row, k: product.left.element(reader, batch_index, row, k)
@@ -67,7 +68,7 @@ def _left(frame: Frame, product: Product, batch_index: Index) -> Any:
 
 # -- columns ------------------------------------------------------------------------------------------------------
 def by_column(frame: Frame, product: Product) -> None:
-    """Each element a product of two rows of memory; a few columns at a time, so that rows are read for all of them."""
+    """Compute dot products of contiguous rows and columns, for blocks of columns that reuse the rows."""
     code, reader, kind, rows = frame.code, frame.reader, product.kind, product.m
     lanes = frame.machine.lanes(kind.bits)
     block = next(b for b in (8, 4, 2, 1) if product.n % b == 0 and rows * b <= 2 * MAX_ROWS)
@@ -109,7 +110,7 @@ def by_column(frame: Frame, product: Product) -> None:
 
 
 def _horizontal_sum(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Product) -> t.Expr:
-    """The sum of a vector's elements, by halves."""
+    """Sum the elements of a vector by halves."""
     while lanes > 1:
         lanes //= 2
         with frame.reader.loop("j", lanes, t.VECTORIZED if lanes > 1 else t.SERIAL) as j:
@@ -122,7 +123,7 @@ def _horizontal_sum(frame: Frame, total: t.Buffer, first: int, lanes: int, produ
 
 # -- rows ---------------------------------------------------------------------------------------------------------
 def by_row(frame: Frame, product: Product) -> None:
-    """PartialSums of as many columns as stay in the first cache; to them, the right operand's rows are added."""
+    """Add scaled rows of the right operand to accumulators of as many columns as fit the L1 cache."""
     lanes, threads = frame.machine.lanes(product.kind.bits), frame.workers(product.work, product.n)
     max_width = ACCUMULATOR_BYTES * 8 // product.kind.bits // product.m
     splits = threads if product.matrices < threads else 1
@@ -150,7 +151,7 @@ def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) 
         total = code.alloc("total", product.m * row_stride, kind.name)
 
         def add(k: Any, count: int) -> None:
-            """So many rows, from ``k`` on."""
+            """Add ``count`` rows, beginning with row ``k``."""
             factors = [[code.let(left(i, k + u), "a") for u in range(count)] for i in range(product.m)]
             for start, vectors, width, loop_kind in segments:
                 with reader.loop("v", vectors) as v, reader.loop("j", width, loop_kind) as j:

@@ -1,8 +1,8 @@
-"""Matrix products by tiles, with what follows them run on each tile.
+"""Tiled matrix products, with the epilogue fused into each tile.
 
-The right operand is copied to panels, a few at a time, whatever its layout and dtype, so that transposes and narrow
-numbers cost little; where it is known when the program is made, its panels are made then. Long sums are formed in
-parts, so that the panels of a part stay in the second cache. What has few rows is left to ``vectors``.
+The right operand is packed into panels, a few at a time, so that transposes and conversions cost little; a constant
+operand is packed at compile time. Long sums are split into blocks whose panels fit the L2 cache. Products with few
+rows are left to ``gemv``.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from mithril_cbackend.lowering.matmul.microkernel import (
     tiles,
 )
 
-GROUP = 4  # panels that a tile of rows meets one after the other, where rows come from farther than the second cache
-STRIP = 64  # rows of the left operand that are copied at a time
-ROWS = 2048  # that are copied before they are used
+GROUP = 4  # panels per tile of rows, if the rows exceed the L2 cache
+STRIP = 64  # rows of the left operand per packing task
+ROWS = 2048  # rows of the left operand that are packed before they are used, at most
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a product is cut."""
+    """Blocking of a matrix product."""
 
     tile: Tile
-    depth: int  # of what is summed over, at a time
-    group: int  # panels at a time
-    copied: int  # rows of the left operand that are copied at a time, so that they lie as tiles read them; or 0
+    depth: int  # of the contracted axis, per block
+    group: int  # panels per group
+    copied: int  # rows of the left operand packed at a time, or 0 if tiles read the operand directly
 
     @property
     def row_stride(self) -> int:
-        """From one copied row to the next: whole vectors, and no power of two, whose rows would share cache lines."""
+        """Row stride of the packed copy: whole vectors, but not a power of two (avoids cache-set conflicts)."""
         return -(-self.depth // 16) * 16 + 16
 
 
@@ -75,12 +75,12 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
 
 
 def max_depth(tile: Tile, product: Product, machine: Machine) -> int:
-    """What is summed at a time, so that a group of panels fills no more than a quarter of the second cache."""
+    """Return the largest depth of a block for which a group of panels fits a quarter of the L2 cache."""
     return max(64, machine.cache * 8 // (4 * GROUP * tile.columns * product.kind.bits))
 
 
 def should_copy_rows(left: StridedOperand | None, product: Product, panels: int, machine: Machine) -> bool:
-    """Whether rows are read so often, or lie so badly, that a copy costs less."""
+    """Whether packing the left operand costs less than reading it for each group of panels."""
     if left is None or left.value.dtype is not product.kind:
         return panels > 1
     exceeds_cache = left.summed != 1 and product.m * product.k * product.kind.bits // 8 > machine.cache
@@ -88,7 +88,7 @@ def should_copy_rows(left: StridedOperand | None, product: Product, panels: int,
 
 
 def schedules(node: Node, machine: Machine) -> list[str]:
-    """The tiles that fit the registers and the result; for long sums, how much of them may be formed at a time."""
+    """Return the tiles that fit the registers and the result; for long sums, also depths of the blocks."""
     product = product_of(node)
     if product is None:
         return []
@@ -107,7 +107,7 @@ def schedules(node: Node, machine: Machine) -> list[str]:
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """Panels for every thread; copied rows of the left operand; sums, where no result can hold them meanwhile."""
+    """Return the buffers: panels per thread, packed rows, and partial sums that no result can store."""
     product = product_of(kernel.anchor)
     if product is None or gemv.is_supported(kernel, product, machine):
         return []
@@ -122,18 +122,18 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
 
 
 def per_thread_matrices(product: Product, machine: Machine) -> bool:
-    """Whether every thread has matrices of its own."""
+    """Whether each thread computes separate matrices."""
     return product.matrices > 1 and (product.matrices % machine.threads == 0 or product.matrices >= 4 * machine.threads)
 
 
 def result_for_sums(kernel: Kernel, product: Product) -> Value | None:
-    """A result in which sums can wait until they are complete."""
+    """Return a result that can store partial sums, or None if there is none."""
     fits = (v for v in kernel.outputs if v.dtype is product.kind and shape_of(v) == shape_of(kernel.anchor.result))
     return next(fits, None)
 
 
 def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-    """The panels of a right operand that is known now; None where they are not used."""
+    """Return the panels of a constant right operand, or None if they are unused."""
     product = product_of(kernel.anchor)
     if product is None or product.batch or product.transposed or right.ndim != 2:
         return None
@@ -143,7 +143,7 @@ def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> n
 @lowers(ops.dot, is_producer=True)
 @lowers(ops.matmul, is_producer=True, prepare=prepared)
 def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Products: NumPy's, and those over any axes."""
+    """Lower ``matmul`` and ``dot``."""
     product = product_of(kernel.anchor)
     if product is None:
         simple = naive_contractions.matmul if kernel.anchor.op is ops.matmul else naive_contractions.dot
@@ -157,13 +157,13 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def segments(total: int, size: int) -> list[tuple[int, int, int]]:
-    """Parts of a size, and what is left: where they begin, how many there are, how large they are."""
+    """Split a size into segments of equal size and the remainder; return (start, count, size) of each."""
     parts, rest = divmod(total, size)
     return [s for s in ((0, parts, size), (parts * size, 1, rest)) if s[1] and s[2]]
 
 
 class Tiles:
-    """The loops over matrices, parts of sums, panels and tiles."""
+    """Loops over matrices, blocks of the contracted axis, panels and tiles."""
 
     def __init__(self, frame: Frame, product: Product) -> None:
         kernel, machine = frame.kernel, frame.machine
@@ -175,7 +175,7 @@ class Tiles:
         follow = [n for n in kernel.nodes if n is not kernel.anchor and n.result not in feeding]
         self.vector = vectorizable(follow) and gemv.is_contiguous(product, kernel)
         self.scratch = {v.name: frame.outputs[v] for v in kernel.scratch}
-        self.worker: Any = None  # which one works on the matrix at hand, if not all do
+        self.worker: Any = None  # the thread that computes the current matrix, if threads compute separate matrices
 
     def write(self) -> None:
         p = self.product
@@ -188,7 +188,7 @@ class Tiles:
 
     @contextmanager
     def share(self, name: str, items: int, work: int) -> Iterator[tuple[Any, Any]]:
-        """A loop over items, dealt out to the threads unless each of them has a matrix of its own."""
+        """Loop over items, in parallel unless each thread computes separate matrices."""
         if self.worker is None:
             with self.frame.share(name, items, work) as indices:
                 yield indices
@@ -215,7 +215,7 @@ class Tiles:
                                 part.multiply(group)
 
     def parts(self, batch_index: Index, row: Any, rows: int) -> Iterator[AbstractContextManager[Part]]:
-        """Loops over parts of what is summed over."""
+        """Return loops over blocks of the contracted axis."""
         k = self.product.k
 
         @contextmanager
@@ -233,7 +233,7 @@ class Tiles:
 
     @contextmanager
     def groups(self, first: int, panels: int, width: int, rows: int, work: int) -> Iterator[Group]:
-        """Groups of ``panels`` panels of a width, dealt out to the threads; rows as well, if groups are few."""
+        """Loop over groups of ``panels`` panels in parallel; split the rows as well if there are few groups."""
         plan = self.plan
         group, work = min(plan.group, panels), work * width * panels // self.product.n
         items = count(panels, group)
@@ -253,9 +253,9 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Group:
-    """Panels that follow each other, and the rows that meet them."""
+    """Consecutive panels, and the rows that are multiplied with them."""
 
-    slot: Any  # of the first one's copy
+    slot: Any  # buffer slot of the first panel's copy
     number: Any
     panels: Any
     width: int
@@ -265,7 +265,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of one matrix's product, and some of what is summed over."""
+    """Rows of one matrix of the result, and a block of the contracted axis."""
 
     tiles: Tiles
     batch_index: Index
@@ -282,7 +282,7 @@ class Part:
         return p.work // p.matrices * self.rows // p.m * self.depth // p.k
 
     def multiply(self, group: Group) -> None:
-        """All products with a group of panels."""
+        """Multiply the rows with all panels of a group."""
         s, width = self.tiles, group.width
         copied = not self.reads_in_place(width, group.rows)
         if copied:
@@ -332,7 +332,7 @@ class Part:
 
     # -- the right operand ----------------------------------------------------------------------------------------
     def reads_in_place(self, width: int, rows: int) -> bool:
-        """Whether tiles read panels where they lie: in order, and not so often that widening each time costs more."""
+        """Whether tiles read the operand unpacked: contiguous, and converting on each read costs less than packing."""
         s = self.tiles
         panel, fits_tile = self.stored_panel(0, width), rows <= s.plan.tile.rows
         if panel is None or panel.column != 1:
@@ -341,7 +341,7 @@ class Part:
         return (fits_tile and (is_packed or width % s.lanes == 0)) or (is_packed and panel.dtype is panel.kind)
 
     def stored_panel(self, number: Any, width: int) -> Matrix | None:
-        """Where the elements of a panel come from, if they are stored; [k, column]."""
+        """Return the stored elements of a panel as [k, column], or None if they are computed."""
         s, columns = self.tiles, self.tiles.plan.tile.columns
         p, kernel = s.product, s.frame.kernel
         if p.right.value in kernel.prepared:
@@ -354,7 +354,7 @@ class Part:
         return matrix.part(self.begin, number * columns)
 
     def panel(self, slot: Any) -> Matrix:
-        """One that has been copied."""
+        """Return the packed panel in a buffer slot."""
         s, columns = self.tiles, self.tiles.plan.tile.columns
         start = slot * (columns * s.plan.depth)
         return Matrix(s.scratch["panel"], start, columns, 1, s.product.kind, s.product.kind)

@@ -1,4 +1,4 @@
-"""Products of every kind, NumPy's and those over any axes, as products of matrices: which, and where they lie."""
+"""Batched matrix products as the form of ``matmul`` and ``dot``, with the layout of their operands."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mithril_cbackend.lowering.element.element_reader import Index, Reader, oper
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS
 from mithril_cbackend.lowering.matmul.microkernel import Matrix
 
-MIN_PRODUCTS = 512  # multiplications; fewer are not worth a tile
+MIN_PRODUCTS = 512  # multiplications; smaller products use simple loops
 
 
 @dataclass(frozen=True)
 class MatmulOperand:
-    """An operand: which of its axes count matrices (None: all share one), which stay, which are summed over."""
+    """Operand with its batch axes (None if broadcast), free axes and contracted axes."""
 
     value: Value
     batch: tuple[int | None, ...]
@@ -36,11 +36,11 @@ class MatmulOperand:
 
     @property
     def length(self) -> int:
-        """Rows of the left operand, columns of the right one."""
+        """Number of rows (left operand) or columns (right operand)."""
         return math.prod(self.sizes(self.free))
 
     def element(self, reader: Reader, batch_index: Index, free: t.Expr, summed: t.Expr) -> t.Expr:
-        """Of matrix ``at``."""
+        """Return an element of the matrix at ``batch_index``."""
         index: dict[int, t.Expr] = {
             axis: i for axis, i in zip(self.batch, batch_index, strict=True) if axis is not None
         }
@@ -51,13 +51,13 @@ class MatmulOperand:
 
 @dataclass(frozen=True)
 class Product:
-    """``batch`` times [m, k] @ [k, n]; the result's axes are the batch's, the left operand's, the right one's."""
+    """Batched product [m, k] @ [k, n]. The result has the axes of the batch, the left and the right operand."""
 
     left: MatmulOperand
     right: MatmulOperand
     batch: tuple[int, ...]
-    kind: DType  # in which sums are formed
-    transposed: bool = False  # the result has its right operand's axes before the left one's
+    kind: DType  # accumulator dtype
+    transposed: bool = False  # the result has the axes of the right operand before those of the left one
 
     @property
     def m(self) -> int:
@@ -86,20 +86,20 @@ class Product:
         return (reader.flat(batch_index, self.batch) * rows + first) * columns + second
 
     def position(self, reader: Reader, batch_index: Index, row: t.Expr, column: t.Expr) -> Index:
-        """The position of an element of the result."""
+        """Return the index of an element of the result."""
         parts = [reader.split(i, s.sizes(s.free)) for i, s in ((row, self.left), (column, self.right))]
         first, second = reversed(parts) if self.transposed else parts
         return (*batch_index, *first, *second)
 
     def __str__(self) -> str:
-        """What tells schedules apart."""
+        """Return the key of the schedule: sizes, and the dtype if it is not float32."""
         sizes = "x".join(map(str, (*self.batch, self.m, self.n, self.k)))
         stored = self.left.value.dtype
         return sizes if stored is float32 else f"{sizes} {stored.name}"
 
 
 def accumulator(dtype: DType) -> DType:
-    """In which products of a dtype are summed: integers wrap around, so that only as many bits count as they have."""
+    """Return the accumulator dtype. Integer sums wrap around, so 32 bits suffice for all but 64-bit integers."""
     if dtype.is_float:
         return float64 if dtype.bits == 64 else float32
     if dtype.kind == "uint":
@@ -108,9 +108,9 @@ def accumulator(dtype: DType) -> DType:
 
 
 def product_of(node: Node) -> Product | None:
-    """How a node is a product of matrices; None where simple loops do better."""
+    """Return the node as a batched matrix product, or None if simple loops are faster."""
     product = {"matmul": _matmul, "dot": _dot}[node.op.name](node)
-    if product.n < 4 <= product.m:  # a matrix times a vector: the vector times the matrix's transpose
+    if product.n < 4 <= product.m:  # matrix times vector: transposed, it is a vector times a matrix
         product = replace(product, left=product.right, right=product.left, transposed=True)
     if (
         0 in (product.m, product.n, product.k, product.matrices)
@@ -128,7 +128,7 @@ def _matmul(node: Node) -> Product:
     column = (len(right) - 1,) if len(right) > 1 else ()
     inner = (max(len(right) - 2, 0),)
     kind = accumulator(node.result.dtype)
-    if len(right) <= 2:  # rows of all matrices follow each other
+    if len(right) <= 2:  # the rows of all matrices are contiguous, so they form one matrix
         return Product(MatmulOperand(a, (), tuple(range(rows)), (rows,)), MatmulOperand(b, (), column, inner), (), kind)
     batch = np.broadcast_shapes(left[:-2], right[:-2])
     free = (len(left) - 2,) if len(left) > 1 else ()
@@ -140,7 +140,7 @@ def _matmul(node: Node) -> Product:
 
 
 def _batch(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int | None, ...]:
-    """The axes of an operand that meet those of the batch."""
+    """Return the axes of an operand that align with the axes of the batch."""
     lead = len(batch) - max(len(shape) - 2, 0)
     axes = [k - lead for k in range(len(batch))]
     return tuple(k if k >= 0 and shape[k] != 1 else None for k in axes)
@@ -159,15 +159,15 @@ def _dot(node: Node) -> Product:
 
 @dataclass(frozen=True)
 class StridedOperand:
-    """A side whose elements are those of a stored value: as they are, transposed, or narrower than computed with."""
+    """Operand read from a stored value, possibly transposed or converted to a wider dtype."""
 
     value: Value
-    batch: tuple[int, ...]  # how far apart the elements of neighbors lie, by axis of the batch
+    batch: tuple[int, ...]  # strides of the batch axes, in elements
     free: int
     summed: int
 
     def matrix(self, batch_index: Index, kind: DType, reader: Reader) -> Matrix:
-        """One of the matrices, its rows along what is free."""
+        """Return the matrix at ``batch_index``, with the free axes as its rows."""
         start: Any = 0
         for i, step in zip(batch_index, self.batch, strict=True):
             start = start + i * step
@@ -175,9 +175,9 @@ class StridedOperand:
 
 
 def strided_operand(side: MatmulOperand, producers: Mapping[Value, Node]) -> StridedOperand | None:
-    """Where a side lies; None where its elements are computed, or its axes are no single step apart."""
+    """Return the strides of an operand, or None if its elements are computed or its axes have no common stride."""
     value, shape = side.value, shape_of(side.value)
-    order = list(range(len(shape)))  # axes of the side, as axes of what is stored
+    order = list(range(len(shape)))  # axes of the operand -> axes of the stored value
     while (producer := producers.get(value)) is not None:
         source = operand(producer) if producer.op in (ops.transpose, ops.cast) else None
         if source is None or not (producer.op is ops.transpose or is_lossless_cast(source.dtype, value.dtype)):
@@ -194,7 +194,7 @@ def strided_operand(side: MatmulOperand, producers: Mapping[Value, Node]) -> Str
 
 
 def is_lossless_cast(source: DType, target: DType) -> bool:
-    """Whether a cast changes no number, and only how it is held."""
+    """Whether the cast is lossless."""
     if target not in (float32, float64):
         return False
     return (
@@ -205,7 +205,7 @@ def is_lossless_cast(source: DType, target: DType) -> bool:
 
 
 def _step(axes: tuple[int, ...], shape: tuple[int, ...], steps: list[int]) -> int | None:
-    """How far apart neighbors along several axes lie, if they can be counted as one."""
+    """Return the common stride of several axes, or None if they cannot be merged into one."""
     axes_over_one = [k for k in axes if shape[k] != 1]
     if not axes_over_one:
         return 1

@@ -1,7 +1,7 @@
-"""Tiles of a matrix product: as many accumulators as there are registers for, over one panel of the right operand.
+"""Register tiles of a matrix product, over one panel of the right operand.
 
-A panel is a few vectors of columns wide and lies in memory row after row, so that a tile reads it from one end to the
-other, and the next tile finds it in the cache.
+A panel is a few vectors wide and contiguous by rows: a tile reads it sequentially, and the next tile finds it in the
+cache.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.scalar_ops import add, mul
 
 Element = Callable[[Any, Any], t.Expr]  # row, column -> element
-Left = Callable[..., t.Expr]  # row, positions in what is summed over -> element
+Left = Callable[..., t.Expr]  # row, indices of the contracted axes -> element
 Emit = Callable[[Any, Any, t.Expr], None]  # row, column, element
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of the accumulators."""
+    """Size of the register tile."""
 
     rows: int
     columns: int
 
 
 def tile_for(m: int, n: int, machine: Machine, bits: int = 32) -> Tile:
-    """The largest tile that the registers hold, its rows such that the last tile is hardly smaller than the others."""
+    """Return the largest tile that fits the registers, with rows balanced so that the last tile is almost full."""
     lanes = machine.lanes(bits)
     vectors = 1 if n <= lanes else 2
     rows = (8 if machine.vector_bytes == 64 else 4) * (2 if vectors == 1 else 1)
     if m <= 2 and n >= 4 * lanes:
-        vectors = 4  # more sums at a time than it takes to finish one
+        vectors = 4  # enough independent accumulators to hide the latency of an addition
     return Tile(-(-m // -(-m // rows)), vectors * lanes)
 
 
@@ -47,7 +47,7 @@ def count(n: int, columns: int) -> int:
 
 
 def pack(matrix: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:
-    """[k, n] as panels, the last one filled up with zeros: what ``copy_panel`` does, done before the program runs."""
+    """Pack a [k, n] constant into panels at compile time as ``copy_panel`` does, with zeros after the last column."""
     k, n = matrix.shape
     padded = np.zeros((k, count(n, columns) * columns), matrix.dtype)
     padded[:, :n] = matrix
@@ -56,8 +56,10 @@ def pack(matrix: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where the elements of a stored matrix lie: [i, j] at ``start + i * row + j * column``; how they are held there,
-    and how they are computed with."""
+    """Strided matrix in a buffer, with its storage dtype and compute dtype.
+
+    Element [i, j] is at ``start + i * row + j * column``.
+    """
 
     buffer: t.Buffer
     start: Any
@@ -70,14 +72,14 @@ class Matrix:
         return self.start + (i * self.row + j * self.column)
 
     def part(self, i: Any, j: Any) -> Matrix:
-        """What is below a row and right of a column, those included."""
+        """Return the submatrix that begins at row ``i`` and column ``j``."""
         return replace(self, start=self.offset(i, j))
 
     def from_column(self, j: Any) -> Matrix:
         return self.part(0, j)
 
     def transposed(self) -> Matrix:
-        """Rows as columns."""
+        """Return the transposed matrix."""
         return replace(self, row=self.column, column=self.row)
 
     def element(self, i: Any, j: Any) -> t.Expr:
@@ -87,7 +89,10 @@ class Matrix:
 
 
 def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, width: int, panel: Matrix) -> None:
-    """k rows of ``width`` columns, zeros up to whole vectors. ``matrix`` tells where they lie, if stored."""
+    """Copy k rows of ``width`` columns to a panel, with zeros up to whole vectors.
+
+    ``matrix`` is set if the elements are stored.
+    """
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes(panel.kind.bits)
 
     def copy_element(i: Any, j: Any) -> None:
@@ -118,7 +123,7 @@ def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, wi
 
 
 def _transpose_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vector: Any) -> None:
-    """A square of columns, each of which lies in a row, as rows; elements of other dtypes are widened beside it."""
+    """Transpose a square of the matrix into the panel, after a conversion if its dtype is not float32."""
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes()
     buffer, start, step = matrix.buffer, matrix.start, matrix.column
     if matrix.dtype is not float32:
@@ -130,12 +135,12 @@ def _transpose_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vec
 
 @dataclass(frozen=True)
 class PartialSums:
-    """Where sums wait while only a part of what is summed over has been added to them.
+    """Storage for partial sums between blocks of the contracted axis.
 
-    ``first`` and ``last`` say whether the part at hand is the first or the last one: bools, or expressions.
+    ``first`` and ``last`` are bools or expressions: whether the current block is the first or the last one.
     """
 
-    slot: Callable[[Any, Any], tuple[t.Buffer, Any]]  # row, column -> where
+    slot: Callable[[Any, Any], tuple[t.Buffer, Any]]  # row, column -> buffer, offset
     first: Any
     last: Any
 
@@ -151,9 +156,9 @@ def multiply(
     emit: Emit,
     vector: bool,
 ) -> None:
-    """All rows of the result over one panel. ``emit`` gets whole vectors where it may, else elements.
+    """Multiply all rows with one panel. ``emit`` gets vectors if ``vector`` is set, else elements.
 
-    ``inner`` is what is summed over, one axis or several, as which ``left`` takes its positions.
+    ``inner`` has the sizes of the contracted axes, by which ``left`` is indexed.
     """
     for first, rows in tiles(frame, m, tile):
         with first as row:
@@ -161,7 +166,7 @@ def multiply(
 
 
 def tiles(frame: Frame, m: int, tile: Tile) -> Iterator[tuple[AbstractContextManager[Any], int]]:
-    """Loops over tiles of all rows, each giving its first row, and how many rows its tiles have."""
+    """Yield loops over tiles of rows with the number of rows in each tile; a loop returns the first row."""
     full_tiles, rest = divmod(m, tile.rows)
 
     @contextmanager
@@ -187,7 +192,7 @@ def multiply_tile(
     vector: bool,
     sums: PartialSums | None = None,
 ) -> None:
-    """The rows from ``row`` on over one panel."""
+    """Multiply the rows from ``row`` on with one panel."""
     code, reader, kind = frame.code, frame.reader, panel.kind
     lanes = frame.machine.lanes(kind.bits)
     vectors = count(width, lanes)

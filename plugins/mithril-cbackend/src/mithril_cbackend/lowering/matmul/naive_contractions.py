@@ -1,4 +1,4 @@
-"""Products of any shape and dtype, simply scheduled: what the tiled templates do not take."""
+"""Simple loops for products of any shape and dtype, used where the tiled templates do not apply."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Terms = Callable[[Index, Index], tuple[t.Expr, t.Expr, list[t.Expr]]]
 
 
 def accumulate(frame: Frame, result: Value, inner: Sequence[int], terms: Terms) -> Any:
-    """``result[at] = sum of a * b over inner``; ``terms`` says a and b at both positions, and whether they count."""
+    """Sum a * b over the axes ``inner``; ``terms`` returns a, b and the conditions under which a term counts."""
     code, reader, dtype = frame.code, frame.reader, result.dtype
     shape, zero = shape_of(result), t.const(0, computed(dtype))
     with reader.nest("", shape, frame.kinds(shape, math.prod(shape) * math.prod(inner))) as index:
@@ -37,7 +37,7 @@ def accumulate(frame: Frame, result: Value, inner: Sequence[int], terms: Terms) 
 
 
 def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """NumPy's matrix product."""
+    """Lower ``matmul`` by simple loops."""
     frame = Frame(kernel, name, machine)
     node = kernel.anchor
     a, b = operand(node), operand(node, 1)
@@ -59,13 +59,13 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def batch_position(index: Index, shape: Sequence[int]) -> Index:
-    """Which matrix of an operand meets a matrix of the result."""
+    """Return the batch index of an operand that is broadcast to the result."""
     lead = len(index) - len(shape)
     return tuple(0 if n == 1 else index[lead + k] for k, n in enumerate(shape))
 
 
 def dot(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """The general product: batch axes, then a's free axes, then b's."""
+    """Lower ``dot``; the result has the batch axes, then a's free axes, then b's."""
     frame = Frame(kernel, name, machine)
     node = kernel.anchor
     a, b, w = operand(node), operand(node, 1), node.attributes
@@ -89,13 +89,13 @@ def dot(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def _group(node: Node, channel: Any, channels: int) -> Any:
-    """Which group a channel is of."""
+    """Return the group of a channel."""
     groups = node.attributes["groups"]
     return 0 if groups == 1 else channel // (channels // groups)
 
 
 def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Convolution: windows times kernels."""
+    """Lower ``conv`` by simple loops."""
     frame = Frame(kernel, name, machine)
     node, a = kernel.anchor, kernel.anchor.attributes
     x, w = operand(node), operand(node, 1)
@@ -113,7 +113,7 @@ def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def conv_input_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Each element of the image gathers from the windows it is in."""
+    """Lower ``conv_input_grad``: each pixel of the image sums over the windows that contain it."""
     frame = Frame(kernel, name, machine)
     node, a = kernel.anchor, kernel.anchor.attributes
     g, w = operand(node), operand(node, 1)
@@ -134,7 +134,7 @@ def conv_input_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def conv_weight_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Each element of the kernel: windows weighted by the result's cotangent."""
+    """Lower ``conv_weight_grad``: each element of the kernel sums over windows times cotangents."""
     frame = Frame(kernel, name, machine)
     node, a = kernel.anchor, kernel.anchor.attributes
     x, g = operand(node), operand(node, 1)

@@ -1,4 +1,4 @@
-"""Pooling: maxima, averages and their places over windows."""
+"""Max and average pooling, argmax positions and the gradient of average pooling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mithril_cbackend.lowering.rows import reductions
 def element_in_window(
     frame: Frame, index: Index, offset: Index, shape: Sequence[int], stride: Any, padding: Any, dilation: Any
 ) -> tuple[Index, list[t.Expr]]:
-    """Where an element of a window lies, moved inside the image, and the conditions that it lay there before."""
+    """Return the position of a window's element, clamped, and the conditions that it is inside the image."""
     positions, conditions = [], []
     for i, k, n, s, (before, after), d in zip(index, offset, shape, stride, padding, dilation, strict=True):
         position = i * s + k * d - int(before)
@@ -33,7 +33,7 @@ def element_in_window(
 
 
 def line_of_window(frame: Frame, index: Index, offset: Index) -> tuple[Index, list[t.Expr]]:
-    """Where a line of a window lies in the image, and whether it lies there."""
+    """Return the position of a window's line and the conditions that it is inside the image."""
     a, shape = frame.kernel.anchor.attributes, shape_of(operand(frame.kernel.anchor))
     sizes = (shape[2:-1], a["stride"][:-1], a["padding"][:-1], a.get("dilation", [1] * len(shape[2:]))[:-1])
     return element_in_window(frame, index, offset, *sizes)
@@ -41,7 +41,7 @@ def line_of_window(frame: Frame, index: Index, offset: Index) -> tuple[Index, li
 
 @lowers(ops.max_pool, scratch=row_pooling.scratch)
 def max_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """The largest element of each window."""
+    """Lower ``max_pool``."""
     frame = Frame(kernel, name, machine)
 
     def emit(index: Index, element: t.Expr) -> None:
@@ -53,7 +53,7 @@ def max_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 @lowers(ops.max_pool_positions)
 def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """The number of each window's first largest element; nan is the largest, -1 where there is only padding."""
+    """Return the flat position of each window's first maximum; nan is the maximum, -1 marks windows of padding."""
     frame = Frame(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, a = operand(node), node.attributes
@@ -79,7 +79,7 @@ def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def _count(frame: Frame, index: Index, attributes: Any, spatial: Sequence[int]) -> t.Expr:
-    """How many elements a window averages, as float32."""
+    """Return the number of elements that a window averages, as float32."""
     kernel = attributes["kernel"]
     if attributes["count_include_pad"]:
         return t.const(math.prod(kernel), "float32")
@@ -95,7 +95,7 @@ def _count(frame: Frame, index: Index, attributes: Any, spatial: Sequence[int]) 
 
 @lowers(ops.avg_pool, scratch=row_pooling.scratch)
 def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """The mean of each window."""
+    """Lower ``avg_pool``."""
     frame = Frame(kernel, name, machine)
     node, spatial = kernel.anchor, shape_of(operand(kernel.anchor))[2:]
     dtype = node.result.dtype
@@ -111,7 +111,7 @@ def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
 def windows_containing(
     frame: Frame, index: Index, offset: Index, result: Sequence[int], stride: Any, padding: Any, dilation: Any
 ) -> tuple[Index, list[t.Expr]]:
-    """The windows in which an element of the image has a given place, moved inside, and whether they exist."""
+    """Return the windows that contain an element at ``offset``, clamped, and the conditions that they exist."""
     windows, conditions = [], []
     for i, k, n, s, (before, _), d in zip(index, offset, result, stride, padding, dilation, strict=True):
         shifted = i + int(before) - k * d
@@ -128,7 +128,7 @@ def windows_containing(
 
 @lowers(ops.avg_pool_grad)
 def average_pool_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Each element of the image gets its share of every window it is in."""
+    """Lower ``avg_pool_grad``: each pixel sums its contribution to every window that contains it."""
     frame = Frame(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     g, a = operand(node), node.attributes

@@ -1,7 +1,7 @@
-"""Windows folded a line at a time: first whole lines of the image, then neighbors within what came of them.
+"""Windows reduced separably: lines of the image first, then neighbors within the reduced line.
 
-The line stands in a buffer with its padding, so that no element of it needs a test for borders. Where windows are a
-stride apart, the line is taken apart into as many, and vectors go along the last axis as well.
+The line is stored in a buffer with its padding, so that no element needs a bounds check. For strided windows the line
+is split into one run per phase, so that vectors run along the last axis as well.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Emit = Callable[[Index, t.Expr], None]
 
 @dataclass(frozen=True)
 class Line:
-    """The last axis of windows, and of the buffers for it."""
+    """Sizes of the windows' last axis and of the line buffers."""
 
     kernel: int
     stride: int
     dilation: int
-    before: int  # padding
+    before: int  # leading padding
     image: int
     result: int
     lanes: int
@@ -46,18 +46,18 @@ class Line:
 
     @property
     def length(self) -> int:
-        """As much as windows reach, in whole vectors of every part."""
+        """Elements that windows cover, rounded up to whole vectors of every phase."""
         extent = (self.result - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
         granularity = self.stride * self.lanes
         return -(-max(extent, self.before + self.image) // granularity) * granularity
 
     @property
     def size(self) -> int:
-        """Of a thread's buffer: the line, and the line taken apart."""
+        """Elements of a thread's buffer: the line, and the line split into phases."""
         return self.length if self.stride == 1 else 2 * self.length
 
     def offset(self, k: Any) -> Any:
-        """Where in the buffer the elements stand that windows have in place ``k``, one after the other."""
+        """Return the offset of element ``k`` of the first window; elements ``k`` of all windows are contiguous."""
         k = k * self.dilation
         if self.stride == 1:
             return k
@@ -66,18 +66,20 @@ class Line:
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """A buffer for every thread."""
+    """Return one line buffer per thread."""
     node = kernel.anchor
     dtype = as_dtype(reductions.accumulator(operand(node).dtype))
     return [Value("line", TensorType(dtype, (machine.threads * Line.of(node, machine).size,)))]
 
 
 def fold_windows(frame: Frame, op: Op, window: Callable[..., Any], emit: Emit) -> None:
-    """What a fold makes of every window. ``window`` says where a line of one lies, and whether it lies there."""
+    """Reduce every window; ``window`` returns the position of a window's line and the conditions that it is inside."""
     Lines(frame, op, window).write(emit)
 
 
 class Lines:
+    """Loops over the lines of the result."""
+
     def __init__(self, frame: Frame, op: Op, window: Callable[..., Any]) -> None:
         self.frame, self.op, self.window = frame, op, window
         self.code, self.reader, self.node = frame.code, frame.reader, frame.kernel.anchor
@@ -96,7 +98,7 @@ class Lines:
             self.fold_along(index, start, emit)
 
     def vectors(self, size: int) -> Iterator[tuple[Any, int]]:
-        """Loops over the vectors of a line, ever shorter ones: the place of each first element, and how many follow."""
+        """Loop over the vectors of a line, halving the vector for the rest; yield first element and vector length."""
         begin, lanes = 0, self.line.lanes
         while begin < size:
             num_vectors = (size - begin) // lanes
@@ -106,7 +108,7 @@ class Lines:
             begin, lanes = begin + num_vectors * lanes, lanes // 2
 
     def fold_in(self, buffer: t.Buffer, offset: Any, x: t.Expr) -> None:
-        """One more element, or one in every lane."""
+        """Reduce one more element into each lane."""
         current = reductions.load_element(buffer, offset, self.dtype)
         self.code.store(
             buffer, offset, reductions.to_stored(reductions.fold(self.code, self.op, current, x, self.dtype))
@@ -129,7 +131,7 @@ class Lines:
                             self.fold_in(self.buffer, target, self.reader.at(self.x, (*index[:2], *position, w)))
 
     def deinterleave(self, start: Any) -> None:
-        """Every so manieth element of the line, one after the other."""
+        """Split the line into one contiguous run per phase of the stride."""
         s, length, lanes = self.line.stride, self.line.length, self.line.lanes
         if s == 1:
             return

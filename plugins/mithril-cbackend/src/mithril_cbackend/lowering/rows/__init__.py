@@ -1,1 +1,1 @@
-"""Reductions, scans, and kernels that keep a row in registers."""
+"""Reductions, scans, and fused kernels over rows."""

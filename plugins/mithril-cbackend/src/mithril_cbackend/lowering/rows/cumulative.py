@@ -1,4 +1,4 @@
-"""Running sums and products, and sorting: what goes along an axis one element after the other."""
+"""Cumulative sums and products, and sorting along an axis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mithril_cbackend.lowering.rows import reductions
 
 @lowers(ops.cumsum, ops.cumprod, reads_once=True)
 def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """cumsum and cumprod; along an axis that is not the last one, for vectors of the last one at a time."""
+    """Lower ``cumsum`` and ``cumprod``, vectorized over the last axis if the cumulative axis is another one."""
     frame = Frame(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, axis = operand(node), node.attributes["axis"]
@@ -27,7 +27,7 @@ def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
     work = math.prod(shape) * len(kernel.nodes)
 
     def run(coordinates: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
-        """Along the axis, for so many neighbors."""
+        """Accumulate along the axis for ``width`` neighbors of the last axis."""
         kind = t.VECTORIZED if vector else t.SERIAL
         total = code.alloc("total", width, reductions.accumulator(dtype))
         with reader.loop("j", width, kind) as j:
@@ -52,7 +52,7 @@ def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def comes_before(a: t.Expr, b: t.Expr, dtype: DType, descending: bool) -> t.Expr:
-    """Whether a stands before b: nan comes last in either direction."""
+    """Whether a precedes b in the sorted order; nan is last in either direction."""
     if dtype.is_bool:
         a, b = t.cast(a, "uint8"), t.cast(b, "uint8")
     first = t.binary("gt" if descending else "lt", a, b)
@@ -62,14 +62,14 @@ def comes_before(a: t.Expr, b: t.Expr, dtype: DType, descending: bool) -> t.Expr
 
 
 def sort_buffer(kernel: Kernel, machine: Machine) -> list[Value]:
-    """Return the positions of an axis, twice."""
+    """Return the scratch buffer: two arrays of positions along the axis."""
     length = shape_of(operand(kernel.anchor))[kernel.anchor.attributes["axis"]]
     return [Value("scratch", TensorType(int32, (2 * length,)))]
 
 
 @lowers(ops.sort, ops.argsort, scratch=sort_buffer)
 def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """A stable merge sort of positions, bottom up, in a scratch buffer of twice the axis' size."""
+    """Lower ``sort`` and ``argsort`` as a stable bottom-up merge sort of positions."""
     frame = Frame(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, axis, descending = operand(node), node.attributes["axis"], node.attributes["descending"]
@@ -105,7 +105,7 @@ def _before(frame: Frame, x: Any, index_of: Any, p: t.Expr, q: t.Expr, descendin
 
 
 def _merge(frame: Frame, scratch: Any, source: int, target: int, width: int, n: int, precedes: Any) -> None:
-    """Neighbouring sorted runs of a width become one."""
+    """Merge each two adjacent sorted runs of ``width`` positions into one."""
     code, reader = frame.code, frame.reader
 
     def minimum(a: t.Expr, b: int) -> t.Expr:

@@ -1,8 +1,8 @@
-"""Kernels that go along each row several times: softmax, normalizations, all that mixes rows' sums and elements.
+"""Kernels with several passes over each row: softmax, normalizations and other mixes of row reductions.
 
-A row stays in the nearest cache from time to time. What a row has one of (sums, their roots) is computed once, and
-instead of dividing all elements by it they are multiplied by its reciprocal, a last place off at most. Elements that
-are dear to compute and needed again are kept in a buffer as long as a row.
+A row stays in the L1 cache between passes. Values per row (sums, their roots) are computed once, and divisions by them
+become multiplications by the reciprocal, with an error of at most one ulp more. Elements that are expensive and used
+by several passes are saved in a row buffer.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from mithril_cbackend.lowering.element.storage_dtypes import computed
 from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
 from mithril_cbackend.lowering.rows import reductions
 
-UNROLL = 4  # accumulators side by side where a pass does little else than folding
-EXPENSIVE = 12.0  # operations per element from which a value is computed once for all passes of a row
+UNROLL = 4  # independent accumulators in passes that do little more than reduce
+EXPENSIVE = 12.0  # operations per element from which a value is saved for the later passes
 
 
 @dataclass
 class Passes:
-    """What is done each time along a row; the last time gives the results."""
+    """Schedule of the passes over a row; the last pass writes the results."""
 
     folds: list[list[Node]]
-    saved: list[list[Value]]  # elements that are stored on the way, to be read the next times
-    per_row: list[list[Value]]  # what follows for the row as a whole from the folds of one time
-    shortcuts: list[list[Node]]  # divisions by what a row has one of, exponentials of elements less the row's largest
+    saved: list[list[Value]]  # elements that a pass stores for the later ones
+    per_row: list[list[Value]]  # values per row that depend on the reductions of a pass
+    shortcuts: list[list[Node]]  # divisions by a value per row, exponentials of x - max(x)
 
     @property
     def all_saved(self) -> list[Value]:
@@ -42,7 +42,7 @@ class Passes:
 
 
 def passes_of(kernel: Kernel) -> Passes:
-    """Each fold as early as what it needs is known."""
+    """Schedule each reduction in the first pass in which its inputs are available."""
     width = shape_of(kernel.outputs[0])[-1]
     stages: dict[Value, int] = {}
     for node in kernel.nodes:
@@ -77,12 +77,12 @@ def passes_of(kernel: Kernel) -> Passes:
 
 
 def is_of_rows(node: Node) -> bool:
-    """Whether a kernel of rows can compute a node: a fold, or an element-wise operation."""
+    """Whether a row kernel supports the node: a reduction or an elementwise op."""
     return node.op in reductions.FOLDS or is_plain(node)
 
 
 def is_division_per_row(node: Node, width: int) -> bool:
-    """Whether a node divides elements by what a row has one of."""
+    """Whether the node divides elements by a value per row."""
     return node.op is ops.div and node.result.dtype is float32 and is_per_row(operand(node, 1), width)
 
 
@@ -96,26 +96,28 @@ def is_of_negative(kernel: Kernel, node: Node) -> bool:
 
 
 def is_per_row(value: Value, width: int) -> bool:
-    """Whether a row has one of these."""
+    """Whether the value has one element per row."""
     shape = shape_of(value)
     return bool(shape) and shape[-1] == 1 and width != 1
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """A row of each kept value for every thread."""
+    """Return a row buffer per thread for each saved value."""
     width = shape_of(kernel.outputs[0])[-1]
     values = passes_of(kernel).all_saved
     return [Value("row", TensorType(as_dtype(computed(v.dtype)), (machine.threads * width,))) for v in values]
 
 
 def rows(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """One row after the other, dealt out to the threads."""
+    """Emit the kernel, parallelized over rows."""
     frame = Frame(kernel, name, machine)
     Rows(frame, passes_of(kernel)).write()
     return frame.finish()
 
 
 class Rows:
+    """Loops over rows and passes."""
+
     def __init__(self, frame: Frame, passes: Passes) -> None:
         self.frame, self.passes, self.reader, self.code = frame, passes, frame.reader, frame.code
         kernel = frame.kernel
@@ -141,11 +143,11 @@ class Rows:
         return self.code.let(t.const(1.0, "float32") / self.reader.broadcast(value, (*index, 0)), "factor")
 
     def is_compute_bound(self, k: int) -> bool:
-        """Whether a pass computes much per element, so that it never waits for its sums."""
+        """Whether a pass is compute-bound, so that the latency of its accumulators is hidden."""
         return bool(self.passes.saved[k]) or k + 1 == len(self.passes.folds)
 
     def along(self, k: int, index: Index, start: Any) -> None:
-        """Once along a row."""
+        """Emit pass ``k`` over a row."""
         code, reader, folds = self.code, self.reader, self.passes.folds[k]
         shortcuts = self.passes.shortcuts[k]
         factors = {n: self.reciprocal(operand(n, 1), index) for n in shortcuts if n.op is ops.div}

@@ -1,4 +1,4 @@
-"""Reductions over axes: sums, products, extremes, truth, positions of extremes."""
+"""Reductions over axes: sum, mean, prod, max, min, any, all, argmax, argmin."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 
-Block = Callable[[dict[int, Any], Any, int, bool], None]  # positions, first element, how many, whether vectors
+Block = Callable[[dict[int, Any], Any, int, bool], None]  # coordinates, first element, size, whether vectorized
 FOLDS = (ops.sum, ops.mean, ops.prod, ops.max, ops.min, ops.any, ops.all)
-UNROLL = 4  # vectors side by side, more than it takes to fold in one element
+UNROLL = 4  # independent vectors of accumulators, enough to hide the latency of a reduction step
 
 
 def identity(op: Op, dtype: DType) -> t.Expr:
-    """What a reduction of nothing gives."""
+    """Return the identity of a reduction."""
     if op in (ops.any, ops.all):
         return t.const(op is ops.all, "bool")
     if op in (ops.max, ops.min):
@@ -34,7 +34,7 @@ def identity(op: Op, dtype: DType) -> t.Expr:
 
 
 def fold(code: t.Code, op: Op, total: t.Expr, x: t.Expr, dtype: DType) -> t.Expr:
-    """One more element."""
+    """Reduce one more element into the accumulator."""
     if op in (ops.any, ops.all):
         return t.binary("or" if op is ops.any else "and", total, x)
     if op in (ops.max, ops.min):
@@ -49,7 +49,7 @@ def finalize(code: t.Code, op: Op, total: t.Expr, dtype: DType, count: int) -> t
 
 
 def accumulator(dtype: DType) -> str:
-    """Bools are accumulated as bytes."""
+    """Return the dtype of the accumulator; bools are stored as bytes."""
     return "uint8" if dtype.is_bool else computed(dtype)
 
 
@@ -63,7 +63,7 @@ def load_element(buffer: t.Buffer, offset: Any, dtype: DType) -> t.Expr:
 
 
 def reduce_lanes(frame: Frame, op: Op, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
-    """What the lanes of an accumulator come to: halves are folded together until one element is left."""
+    """Reduce the lanes of an accumulator to one element by halves."""
     code, reader = frame.code, frame.reader
     while lanes > 1:
         lanes //= 2
@@ -75,9 +75,9 @@ def reduce_lanes(frame: Frame, op: Op, total: Any, lanes: int, dtype: DType, cou
 
 @lowers(*FOLDS, is_producer=True, reads_once=True)
 def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Any axes: loops over what is kept, inside them loops over what is reduced.
+    """Lower reductions: loops over the remaining axes around loops over the reduced ones.
 
-    Where the last axis is reduced, vectors of partial results run along it; else they run along what is kept.
+    If the last axis is reduced, vectors of partial results run along it; else they run along the last remaining axis.
     """
     frame = Frame(kernel, name, machine)
     node = kernel.anchor
@@ -93,7 +93,7 @@ def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def _result_index(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], coordinates: dict[int, Any]) -> Index:
-    """The result's position."""
+    """Return the index of the result."""
     if node.attributes["keepdims"]:
         return tuple(0 if k in axes else coordinates[k] for k in range(len(shape)))
     return tuple(coordinates[k] for k in range(len(shape)) if k not in axes)
@@ -143,7 +143,7 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
 
 
 def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
-    """The last axis is kept: blocks of it are accumulated side by side."""
+    """Reduce other axes than the last one: accumulate blocks of the last axis."""
     op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
     last = len(shape) - 1
     count = math.prod(shape[k] for k in axes)
@@ -171,7 +171,7 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
 def over_blocks(
     frame: Frame, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int, work: int, block: Block
 ) -> None:
-    """Loops over all axes but some, the last one of which is cut into blocks: vectors, and what is left one by one."""
+    """Loop over all axes but ``axes``, the last one in blocks of vectors and a scalar remainder."""
     reader, last = frame.reader, len(shape) - 1
     outer_axes, inner = [k for k in range(last) if k not in axes], shape[-1]
     if 0 in [shape[k] for k in (*outer_axes, last)]:
@@ -192,7 +192,7 @@ def over_blocks(
 
 
 class Extreme:
-    """The best element so far and its place, in every lane: the first of equals, nan before all."""
+    """Best element so far and its position, in every lane: the first of ties, nan before all numbers."""
 
     def __init__(self, frame: Frame, lanes: int) -> None:
         node = frame.kernel.anchor
@@ -206,7 +206,7 @@ class Extreme:
         self.code.store(self.position, lane, t.index(position))
 
     def consider(self, lane: Any, element: t.Expr, position: Any) -> None:
-        """One more element, from a place behind those considered."""
+        """Compare with one more element, at a later position than all before."""
         element, current = self.code.let(to_stored(element)), self.code.let(t.load(self.best, lane))
         self._update(lane, self.beats(element, current), element, position)
 
@@ -217,7 +217,7 @@ class Extreme:
         return better | t.isnan(element) & ~t.isnan(current)
 
     def merge(self, lane: Any) -> None:
-        """Lane 0 takes over what another has found: of equals, what comes first."""
+        """Merge another lane into lane 0; the first of ties wins."""
         best, position = self.code.let(t.load(self.best, lane)), self.code.let(t.load(self.position, lane))
         current, is_earlier = self.code.let(t.load(self.best, 0)), position < t.load(self.position, 0)
         is_tie = ~self.beats(current, best)
@@ -231,7 +231,7 @@ class Extreme:
 
 @lowers(ops.argmax, ops.argmin)
 def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """argmax and argmin, with vectors along the last axis, whether it is searched or kept."""
+    """Lower ``argmax`` and ``argmin``, vectorized along the last axis in either case."""
     frame = Frame(kernel, name, machine)
     node = kernel.anchor
     shape, axis = shape_of(operand(node)), node.attributes["axis"]
