@@ -105,7 +105,7 @@ def test_threads_wait_for_each_other_once() -> None:
         arrays = dict(zip("xw", operands(layout, 64, 2000, 128), strict=True))
         program = programs.write(graph_of(LAYOUTS[layout], arrays), replace(SMALL, threads=2))
         (function,) = (program.functions[n] for n in program.kernels)
-        assert tir.text(function.made).count("T.parallel(") == 1
+        assert tir.text(function.primfunc).count("T.parallel(") == 1
 
 
 def test_sums_wait_in_a_result_or_beside_it() -> None:

@@ -278,7 +278,7 @@ def test_kernels_are_called_not_inlined() -> None:
     graph = graph_of(layers, {"x": random(8, 16), "w": random(16, 16)})
     machine = Machine(machine_code.host_cpu(), 1)
     program = programs.write(graph, machine)
-    functions = {n: f.made for n, f in program.functions.items()} | {programs.DRIVE: program.driver}
+    functions = {n: f.primfunc for n, f in program.functions.items()} | {programs.DRIVE: program.driver}
     built = machine_code.compiled(functions, {}, machine.cpu, 1)
     (name,) = program.kernels
     assert len(re.findall(rf"call [^\n]*@{name}\(", machine_code.listing(built, "ll"))) == 30
