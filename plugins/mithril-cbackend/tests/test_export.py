@@ -269,7 +269,7 @@ def test_int8_weights_are_a_quarter_and_the_report_says_what_they_cost(tmp_path)
     whole = sum(x.nbytes for x in made.params.values())
     assert len(exported.contents.weights) < 0.3 * whole
     assert 0 < exported.quantization_error < 0.02
-    assert "int8 weights move the results by" in str(exported)
+    assert "int8 weights change the results by" in str(exported)
     assert check(tmp_path, "CC=gcc", "RUN=") <= 1e-6
 
 
@@ -312,10 +312,10 @@ def test_a_missing_compiler_is_said(tmp_path, monkeypatch):
     with pytest.raises(BackendError) as error:
         made.export(tmp_path / "c")
     assert str(error.value) == (
-        "there is no C compiler for what is exported\n"
+        "no C compiler is installed for the exported code\n"
         "  looked for: aarch64-linux-android24-clang\n"
-        "hint: set ANDROID_NDK_HOME to the folder of Android's NDK; or export(..., library=None) and compile it "
-        "elsewhere with its Makefile"
+        "hint: set ANDROID_NDK_HOME to the directory of Android's NDK; or call export(..., library=None) and compile "
+        "elsewhere with the Makefile"
     )
     assert made.export(tmp_path / "c", library=None).library is None
 
@@ -340,14 +340,14 @@ def test_target_hardware_mobile_is_arm64():
     made = compiled(mlp, target_hardware="mobile")
     assert made.programs[-1].executable.target.arch == "arm64-v8a"
     assert compiled(mlp, target_hardware="mobile_x86").programs[-1].executable.target.arch == "x86_64"
-    with pytest.raises(MithrilError, match="contradicts target_hardware='mobile'"):
+    with pytest.raises(MithrilError, match="conflicts with target_hardware='mobile'"):
         compiled(mlp, target_hardware="mobile", mobile_options={"arch": "x86_64"})
 
 
 # -- what cannot be exported --------------------------------------------------------------------------------------
 def test_weights_must_be_known(tmp_path):
     model, shapes = mlp()
-    with pytest.raises(InputError, match="the weights to export are not known"):
+    with pytest.raises(InputError, match="weights are missing"):
         ml.compile(model, "c", shapes=shapes).export(tmp_path)
 
 
@@ -400,7 +400,7 @@ def test_names_of_users_are_data(tmp_path):
 
 @pytest.mark.parametrize("name", ["int8", "uint_least16", "float", "size", "modèle", "1st", "a-b", "", "_x"])
 def test_a_model_cannot_be_called_like_a_type_of_c(name, tmp_path):
-    with pytest.raises(InputError, match="cannot name a model in C"):
+    with pytest.raises(InputError, match="is not a valid name of a model in C"):
         compiled(mlp).export(tmp_path, name=name)
 
 
@@ -497,7 +497,7 @@ def test_run_returns_1_where_a_loop_is_cut_off(tmp_path):
 def test_full_cache_returns_1_and_keeps_its_state(tmp_path):
     made = compiled(cached)
     mithril_cbackend.export(made, tmp_path, inputs={"position": np.int32(5)})
-    assert "position lies behind the end of a buffer" in (tmp_path / "model.h").read_text()
+    assert "index is past the end of a buffer" in (tmp_path / "model.h").read_text()
     test = (tmp_path / "model_test.c").read_text()
     assert test.count("!= 1) return EXIT_FAILURE") == 3
     check(tmp_path)

@@ -24,7 +24,7 @@ def test_its_python_and_c_run(tmp_path, monkeypatch, capsys):
         exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out
     assert "static void run(int64_t *table)" in printed
-    assert "int8 weights move the results by" in printed
+    assert "int8 weights change the results by" in printed
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc")
     (tmp_path / "digits" / "main.c").write_text(blocks("c")[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-PUBLIC = {  # by name: the module
+PUBLIC = {  # name -> module
     "export": "bundle.c_export",
     "export_program": "bundle.c_export",
     "save_schedules": "schedule.schedules",
@@ -13,7 +13,7 @@ PUBLIC = {  # by name: the module
 
 
 def __getattr__(name: str) -> Any:
-    """What is public, imported when it is used."""
+    """Import a public name on first use."""
     if name in PUBLIC:
         import importlib
 

@@ -1,4 +1,4 @@
-"""``ml.CBackend``: graphs as machine code, in one function that calls fused kernels over one arena."""
+"""``ml.CBackend``: compiles a graph to machine code, one function that calls fused kernels over one arena."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mithril_cbackend.schedule.schedules import Schedules
 
 
 class CBackend(Backend):
-    """Arrays are NumPy's. Programs are specialized for every shape; TVM is imported when the first one is built.
+    """Backend on NumPy arrays; programs are specialized per shape, and TVM is imported when the first one is built.
 
-    ``schedules`` is a file of those that were found to be fastest; it is read now. ``num_threads`` holds where the
-    options of a compilation name none.
+    ``schedules`` is a file of the fastest measured schedules, read by the constructor. ``num_threads`` is the default
+    for compilations whose options do not set it.
     """
 
     name = "c"
@@ -39,11 +39,11 @@ class CBackend(Backend):
     ) -> None:
         super().__init__(device=device, dtype=dtype, precision=precision)
         if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
-            raise OptionError(f"CBackend: num_threads={num_threads!r} is no number of threads", hint="num_threads=2")
+            raise OptionError(f"CBackend: num_threads={num_threads!r} is not a positive int", hint="pass num_threads=2")
         self.num_threads = num_threads
         loaded = schedules if schedules is not None else Schedules()
         self.schedules = loaded if isinstance(loaded, Schedules) else Schedules.load(loaded)
-        self.processor = f"{fingerprint()}, {processors()} threads"  # what is in the cache is for such a one
+        self.processor = f"{fingerprint()}, {processors()} threads"  # part of the key of cached programs
 
     def with_precision(self, precision: str) -> CBackend:
         return type(self)(
@@ -104,7 +104,7 @@ class CBackend(Backend):
         from mithril_cbackend.program.executable import Executable
 
         if not isinstance(executable, Executable):
-            return None  # of several backends, or of a plugin's
+            return None  # a program of several backends, or of a plugin
         results = sum(math.prod(shape) * as_dtype(kind).itemsize for _, _, shape, kind in executable.layout.results)
         return executable.layout.arena + results, "arena"
 
@@ -123,21 +123,21 @@ class CBackend(Backend):
 
     @classmethod
     def diagnose(cls) -> Mapping[str, str]:
-        """For ``mithril doctor``."""
+        """Return the rows that ``mithril doctor`` prints."""
         from mithril_cbackend import toolchains
         from mithril_cbackend.tir import machine_code
 
-        compiler = toolchains.HOST.compiler() or "none found: no shared libraries, no cache"
+        compiler = toolchains.HOST.compiler() or "not found: no shared libraries, no cache"
         return {"processor": machine_code.host_cpu(), "threads": str(processors()), "C compiler": compiler}
 
 
 def require_static(graph: Graph) -> None:
-    """Machine code is made for sizes that are known."""
+    """Check that all inputs have static sizes of at most 31 bits, since code is generated for exact sizes."""
     for i in graph.inputs:
         if not is_static(i.type.shape):
             raise ShapeError(
-                f"input '{i.name}' has a size that is not known: {i.type}",
-                hint="ml.compile makes a program for every shape that a model is called with",
+                f"input '{i.name}' has a symbolic size: {i.type}",
+                hint="use ml.compile, which builds a program for each shape that the model is called with",
             )
         if any(int(n) >= 1 << 31 for n in i.type.shape):
-            raise UnsupportedError(f"input '{i.name}' is too large: {i.type}")
+            raise UnsupportedError(f"input '{i.name}' is too large: {i.type} has an axis of 2**31 elements or more")

@@ -1,4 +1,4 @@
-"""From a graph and the options of a compilation to an executable."""
+"""Entry point of a compilation: graph and options to executable."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from mithril_cbackend.schedule.schedules import Schedules
 
 
 def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads: int | None = None) -> Executable:
-    options.reject("c", ("template_path", "code_transformers"), "machine code is made of loops, not of a text")
+    options.reject("c", ("template_path", "code_transformers"), "machine code is generated from loops, not from text")
     target = resolve_target(options.settings)
     if target.arch is not None:
-        what = f"calls in this process run on its own processor; compiled.export(folder) is for {target.arch}"
-        options.decisions.record("choice", what)
-    made_for = compile_graph.machine(options, target, num_threads)
-    executable = compile_graph.compiled(
-        graph, tuning.scheduled(graph, made_for, options, schedules, compile_graph.compiled), target
-    )
+        message = f"compiled for this CPU to be called here; compiled.export(folder) writes C for {target.arch}"
+        options.decisions.record("choice", message)
+    machine = compile_graph.machine(options, target, num_threads)
+    machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
+    executable = compile_graph.compiled(graph, machine, target)
     compile_graph.write_source(executable, graph, options)
     return executable

@@ -1,4 +1,4 @@
-"""Names of users as identifiers of C; the comments and strings that hold them are quoted in ``base.quoting``."""
+"""User names as C identifiers; ``base.quoting`` quotes them in comments and strings."""
 
 # ruff: noqa: SIM905 - tables of words read better without quotes
 
@@ -16,7 +16,7 @@ WORDS = frozenset(
     not not_eq operator or or_eq private protected public reinterpret_cast requires static_cast template this throw try
     typeid typename using virtual wchar_t xor xor_eq
     """.split()
-)  # of C up to C23, and of C++, which reads the header as well
+)  # keywords of C up to C23, and of C++, which includes the header as well
 _REAL = """
     acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs fdim floor fma fmax
     fmin fmod frexp hypot ilogb ldexp lgamma llrint llround log log10 log1p log2 logb lrint lround modf nan nearbyint
@@ -32,15 +32,15 @@ LIBRARY = frozenset(
         j0 j1 jn y0 y1 yn index main printf fprintf malloc free exit errno stdin stdout stderr linux unix
         """.split(),
     ]
-)  # functions, types and macros of the headers that are included, and builtins that compilers warn about
+)  # functions, types and macros of the included headers, and builtins that compilers warn about
 OWN = frozenset(
     """
     self run at turn ready table vector lanes bits_int32 bits_uint32 float_of_int32 float_of_uint32
     VECTOR CONST_VECTOR EVERY SHUFFLE PARALLEL LANES ARENA
     """.split()
-)  # of the generated file
+)  # names of the generated file
 TAKEN = WORDS | LIBRARY | OWN
-_NUMBERED = re.compile(r"(turn|AT|TO|CONSTANT|TRIP)_")  # own names of which there are many
+_NUMBERED = re.compile(r"(turn|AT|TO|CONSTANT|TRIP)_")  # prefixes of numbered names of the generated file
 
 # With ``_t`` appended these are types of the C library or of POSIX.
 _TYPES = frozenset(
@@ -55,7 +55,7 @@ _SIZED = re.compile(r"u?int(_least|_fast)?\d+", re.ASCII)
 
 
 def is_model_name(name: str) -> bool:
-    """Whether ``name_t``, ``name_run`` and the like are names that C leaves to users."""
+    """Whether ``name_t``, ``name_run`` and similar names are not reserved by C."""
     plain = re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) is not None
     return plain and name not in _TYPES and not _SIZED.fullmatch(name)
 
@@ -66,13 +66,13 @@ def is_taken(name: str) -> bool:
 
 
 def identifier(name: str) -> str:
-    """Return a name with everything replaced that no identifier of C has."""
+    """Return the name with all characters replaced that are invalid in a C identifier."""
     plain = re.sub(r"\W", "_", name, flags=re.ASCII)
     return f"_{plain}" if plain[:1].isdigit() or not plain else plain
 
 
 def unique(name: str, used_names: set[str]) -> str:
-    """Return an identifier whose spelling in capitals is not taken, and take it: macros are named after it."""
+    """Reserve an identifier whose upper-case spelling is unused, since macros are named after it."""
     plain = identifier(name)
     if is_taken(plain):
         plain = f"v_{plain}"

@@ -1,4 +1,4 @@
-"""``mithril tune-c``: the search for schedules from the command line."""
+"""``mithril tune-c``: schedule search from the command line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from mithril_tools.cli.models import compile_options, load_model, model_options,
 
 @click.command()
 @model_options
-@click.option("--seconds", default=60.0, show_default=True, help="About how long to search.")
-@click.option("--trials", type=int, help="The most schedules to try for an operation; all of them unless given.")
-@click.option("--threads", type=int, help="Threads that programs will run on; all unless given.")
-@click.option("--output", type=click.Path(path_type=Path), help="A file for CBackend(schedules=...), made or extended.")
+@click.option("--seconds", default=60.0, show_default=True, help="Approximate search time.")
+@click.option("--trials", type=int, help="Maximum number of schedules per operation; all by default.")
+@click.option("--threads", type=int, help="Number of threads of the programs; all by default.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="File for CBackend(schedules=...), created or extended."
+)
 def tune(
     model: str, seconds: float, trials: int | None, threads: int | None, output: Path | None, **options: Any
 ) -> None:
-    """Search the schedules of a model's large operations, and keep what wins for level high."""
+    """Search schedules for a model's large operations and cache the fastest for level high."""
     import mithril as ml
     from mithril_cbackend.schedule.offline_tuning import tune_offline
 

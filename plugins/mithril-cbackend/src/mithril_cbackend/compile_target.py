@@ -1,4 +1,4 @@
-"""What a program is made for: this computer, or a telephone (``target_hardware="mobile"``, ``mobile_options=``)."""
+"""Compile target of a program: this machine, or a phone (``target_hardware="mobile"``, ``mobile_options=``)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mithril_cbackend.toolchains import ALWAYS, FAST, FOREIGN, HOST, SMALL, Tool
 
 PLATFORMS = ("android", "linux")
 ARCHITECTURES = {"arm64-v8a": "mobile_arm64", "armeabi-v7a": "mobile_armv7", "x86_64": "mobile_x86_64"}
-VECTOR_BYTES = 16  # of NEON and of SSE
+VECTOR_BYTES = 16  # vector width of NEON and of SSE
 
 
 @dataclass(frozen=True)
 class CompileTarget:
-    """``arch`` is None for this computer."""
+    """Architecture, platform and code options of a program; ``arch`` is None for this machine."""
 
     arch: str | None = None
     platform: str = "linux"
@@ -30,17 +30,17 @@ class CompileTarget:
 
     @property
     def flags(self) -> str:
-        """The compiler's flags."""
+        """Compiler flags, including those of the architecture."""
         return f"{self.portable_flags} {self.toolchain.flags}"
 
     @property
     def portable_flags(self) -> str:
-        """The compiler's flags without the processor's."""
+        """Compiler flags without those of the architecture."""
         return f"{ALWAYS} {SMALL if self.optimize_size else FAST}"
 
 
 def resolve_target(settings: Mapping[str, Any]) -> CompileTarget:
-    """What the options of a compilation say."""
+    """Return the target that the compile options select."""
     name = settings.get("target_hardware")
     target = plugins.target(name).spec if name is not None else None
     mobile = target is not None and target.family == "mobile"
@@ -53,8 +53,8 @@ def resolve_target(settings: Mapping[str, Any]) -> CompileTarget:
     arch = _one_of("arch", overrides.get("arch", implied_arch or "arm64-v8a"), ARCHITECTURES)
     if implied_arch is not None and arch != implied_arch:
         raise OptionError(
-            f"mobile_options: arch '{arch}' contradicts target_hardware='{name}', which is {implied_arch}",
-            hint="give it in one place",
+            f"mobile_options: arch '{arch}' conflicts with target_hardware='{name}', which is {implied_arch}",
+            hint=f"drop 'arch' from mobile_options, or pass target_hardware='{ARCHITECTURES[arch]}'",
         )
     return CompileTarget(
         arch,

@@ -1,4 +1,4 @@
-"""What this computer's processor is and may be used for; nothing here needs TVM."""
+"""CPU features, vector width, cache size and thread count of this machine, without TVM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def processors() -> int:
-    """Threads that this process may use: what the environment says, else all processors it may run on."""
+    """Return the number of threads this process may use: from the environment, else the CPUs it may run on."""
     for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
         if os.environ.get(name, "").isdigit():
             return max(1, int(os.environ[name]))
@@ -19,7 +19,7 @@ def processors() -> int:
 
 @cache
 def features() -> frozenset[str]:
-    """The words that Linux has for what the processor can do; none on other systems."""
+    """Return the CPU flags that Linux lists; empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -30,7 +30,7 @@ def features() -> frozenset[str]:
 
 @cache
 def vector_bytes() -> int:
-    """How wide its vectors are."""
+    """Return the width of the CPU's vectors."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return 16
     if not features():
@@ -40,7 +40,7 @@ def vector_bytes() -> int:
 
 @cache
 def l2_bytes() -> int:
-    """Bytes of the cache behind the first one; what most processors have, where the system does not say."""
+    """Return the size of the L2 cache; 512 KiB if the system does not report it."""
     folder = Path("/sys/devices/system/cpu/cpu0/cache")
     try:
         entries = [x for x in sorted(folder.glob("index*")) if (x / "level").read_text().strip() == "2"]
@@ -53,6 +53,6 @@ def l2_bytes() -> int:
 
 @cache
 def fingerprint() -> str:
-    """Equal for processors that run each other's machine code."""
+    """Return a key that is equal for CPUs that can run each other's machine code."""
     words = " ".join(sorted(features())) or platform.processor()
     return f"{platform.machine()} {hashlib.sha256(words.encode()).hexdigest()[:16]}"

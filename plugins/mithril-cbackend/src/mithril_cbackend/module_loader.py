@@ -1,4 +1,4 @@
-"""Machine code from disk, by TVM's small library for calling functions alone: its compiler stays away."""
+"""Loading of machine code from disk with tvm_ffi only: TVM's compiler is not imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTALL = "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
 
 @contextmanager
 def without_torch() -> Iterator[None]:
-    """TVM imports PyTorch where that is installed, which takes a second and gives nothing."""
+    """Hide PyTorch while TVM is imported: TVM would import it, which takes a second and has no use here."""
     hidden = "torch" not in sys.modules
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -34,7 +34,7 @@ def without_torch() -> Iterator[None]:
 
 
 def load(library: bytes, threads: int) -> Any:
-    """The module in a shared library."""
+    """Return the module in a shared library."""
     with without_torch():
         import tvm_ffi
     if threads > 1:
@@ -45,13 +45,13 @@ def load(library: bytes, threads: int) -> Any:
             file.write(library)
         return tvm_ffi.load_module(name)
     except Exception as cause:
-        raise BackendError(f"machine code from the cache cannot be loaded: {cause}") from cause
+        raise BackendError(f"cannot load machine code from the cache: {cause}") from cause
     finally:
         os.unlink(name)
 
 
 def _thread_pool(tvm_ffi: Any, threads: int) -> None:
-    """Parallel loops run on the threads of TVM's run-time library."""
+    """Load TVM's runtime library, whose threads run parallel loops, and set its number of threads."""
     os.environ.setdefault("TVM_NUM_THREADS", str(processors()))
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:

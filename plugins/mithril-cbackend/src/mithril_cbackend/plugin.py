@@ -1,4 +1,4 @@
-"""What mithril-cbackend adds to mithril; importing this module imports no framework."""
+"""Hook implementations of mithril-cbackend; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mithril import BackendSpec, Command, FileFormat, Option, hookimpl
 
 @hookimpl
 def mithril_backends() -> Sequence[BackendSpec]:
-    """The C backend."""
+    """Return the C backend."""
     return [
         BackendSpec(
             name="c",
@@ -24,20 +24,20 @@ def mithril_backends() -> Sequence[BackendSpec]:
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """What the code is made for."""
+    """Return the options that select the CPU or the phone to compile for."""
     return [
         Option(
             "cpu_options",
             Mapping[str, Any],
             {},
-            "The processor that code is made for; vector_bytes may be 16, 32 or 64, cpu is LLVM's name.",
+            "CPU to compile for: vector_bytes is 16, 32 or 64, cpu is a CPU name of LLVM.",
             keys={"vectorize": bool, "vector_bytes": int, "cpu": str},
         ),
         Option(
             "mobile_options",
             Mapping[str, Any],
             {},
-            "The telephone that compiled.export(folder) writes C for.",
+            "Phone that compiled.export(folder) writes C for.",
             keys={
                 "platform": Literal["android", "linux"],
                 "arch": Literal["arm64-v8a", "armeabi-v7a", "x86_64"],
@@ -51,18 +51,18 @@ def mithril_options() -> Sequence[Option]:
 
 @hookimpl
 def mithril_commands() -> Sequence[Command]:
-    """``mithril tune-c``."""
+    """Return the command ``mithril tune-c``."""
     return [Command("tune-c", "mithril_cbackend.command:tune", "Search schedules of the C backend for a model.")]
 
 
 @hookimpl
 def mithril_formats() -> Sequence[FileFormat]:
-    """``compiled.export("folder")``."""
+    """Return the format of ``compiled.export("folder")``."""
     return [
         FileFormat(
             "c",
             saves="mithril_cbackend.bundle.c_export:export",
-            summary="a folder of C that needs no Python and no TVM",
+            summary="a directory of C source that needs neither Python nor TVM",
             backends=("c", "torch"),
         )
     ]

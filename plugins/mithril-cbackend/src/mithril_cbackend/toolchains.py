@@ -1,4 +1,4 @@
-"""Compilers of C: which one makes code for which kind of processor, and what it is told."""
+"""C toolchains: the compilers and flags of each platform and architecture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mithril.base import BackendError, OptionError
 
-# Integers wrap around, and one arena holds values of several types in turn.
+# Integers wrap around, and the arena is reused for values of several types.
 ALWAYS = "-std=c11 -ffp-contract=fast -fwrapv -fno-strict-aliasing -Wall -Wextra"
 FAST, SMALL = "-O3", "-Os -ffunction-sections -fdata-sections"
 LIBRARIES = ("object", "static", "shared")
@@ -19,7 +19,7 @@ LIBRARIES = ("object", "static", "shared")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """``compilers`` are tried in order; ``runner`` starts programs that this computer cannot run itself."""
+    """Compilers in order of preference, their flags, and the emulator (``runner``) for foreign programs."""
 
     compilers: tuple[str, ...]
     flags: str
@@ -27,7 +27,7 @@ class Toolchain:
     runner: str = ""
 
     def compiler(self) -> str | None:
-        """The first compiler that is installed."""
+        """Return the first installed compiler, or None if there is none."""
         search_path = os.pathsep.join(filter(None, [*ndk(), os.environ.get("PATH", "")]))
         return next((path for name in self.compilers if (path := shutil.which(name, path=search_path))), None)
 
@@ -35,15 +35,15 @@ class Toolchain:
         path = self.compiler()
         if path is None:
             raise BackendError(
-                "there is no C compiler for what is exported",
+                "no C compiler is installed for the exported code",
                 facts=[f"looked for: {', '.join(self.compilers)}"],
-                hint=f"{self.install}; or export(..., library=None) and compile it elsewhere with its Makefile",
+                hint=f"{self.install}; or call export(..., library=None) and compile elsewhere with the Makefile",
             )
         return path
 
 
 def ndk() -> list[str]:
-    """Where Android's compilers lie, if the environment says where its NDK is."""
+    """Return the directories of Android's compilers if the environment sets the path of the NDK."""
     for name in ("ANDROID_NDK_HOME", "ANDROID_NDK_ROOT", "ANDROID_NDK"):
         if name in os.environ:
             return [str(p) for p in Path(os.environ[name]).glob("toolchains/llvm/prebuilt/*/bin")]
@@ -51,8 +51,8 @@ def ndk() -> list[str]:
 
 
 HOST = Toolchain(("cc", "gcc", "clang"), "-march=native", "install gcc or clang")
-_NDK = "set ANDROID_NDK_HOME to the folder of Android's NDK"
-FOREIGN = {  # by platform and Android's name of the instruction set
+_NDK = "set ANDROID_NDK_HOME to the directory of Android's NDK"
+FOREIGN = {  # (platform, Android ABI) -> toolchain
     ("android", "arm64-v8a"): Toolchain(("aarch64-linux-android24-clang",), "-march=armv8-a", _NDK),
     ("android", "armeabi-v7a"): Toolchain(("armv7a-linux-androideabi24-clang",), "-mfpu=neon-vfpv4", _NDK),
     ("android", "x86_64"): Toolchain(("x86_64-linux-android24-clang",), "-march=x86-64-v2", _NDK),
@@ -75,19 +75,19 @@ FOREIGN = {  # by platform and Android's name of the instruction set
 
 
 def build(folder: Path, name: str, kind: str, compiler: str, flags: str) -> Path:
-    """Compile an exported model, without its test, into an object, a static or a shared library."""
+    """Compile an exported model, without its test, to an object file, a static or a shared library."""
     if kind not in LIBRARIES:
-        raise OptionError(f"library={kind!r} is not known", facts=[f"accepted: {', '.join(LIBRARIES)}, None"])
+        raise OptionError(f"unknown library={kind!r}", facts=[f"accepted: {', '.join(LIBRARIES)}, None"])
     target = {"object": f"{name}.o", "static": f"lib{name}.a", "shared": f"lib{name}.so"}[kind]
     run(["make", "-s", "-C", str(folder), target, f"CC={compiler}", f"CFLAGS={flags}"])
     return folder / target
 
 
 def code_bytes(path: Path) -> int:
-    """The machine code in an object file, by the section headers of ELF (32 or 64 bits, little-endian)."""
+    """Return the size of the executable sections of an ELF object file (32 or 64 bits, little-endian)."""
     data = path.read_bytes()
     if data[:4] != b"\x7fELF":
-        raise BackendError(f"'{path.name}' is no object file of ELF")
+        raise BackendError(f"'{path.name}' is not an ELF object file")
     is_64_bit = data[4] == 2
 
     def number(offset: int, size: int) -> int:
@@ -106,7 +106,7 @@ def code_bytes(path: Path) -> int:
 
 
 def run(command: Sequence[str]) -> str:
-    """Run a tool; what it says is in the error if it fails."""
+    """Run a tool and return its output; raise an error with its messages if it fails."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -116,6 +116,6 @@ def run(command: Sequence[str]) -> str:
         raise BackendError(
             f"'{Path(command[0]).name}' failed with exit status {process.returncode}",
             facts=[" ".join(command), *messages[:8]],
-            hint="if it complains of the generated code, that is a fault of mithril-cbackend: please report it",
+            hint="if the messages are about generated code, this is a bug in mithril-cbackend: please report it",
         )
     return process.stdout

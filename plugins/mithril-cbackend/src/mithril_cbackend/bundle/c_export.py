@@ -1,7 +1,7 @@
-"""Leaving Python: a compiled model as a folder of C11 that needs a compiler and the C library, and nothing else.
+"""Export of a compiled model as a directory of C11 that needs only a compiler and the C library.
 
 ``model.c`` and ``model.h`` (kernels, driver, a small typed interface), the weights as a file and as a C array, a
-Makefile, a CMakeLists.txt, and a test program that compares runs with what the model gave in Python.
+Makefile, a CMakeLists.txt, and a test program that compares runs with the results of Python.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from mithril_cbackend.graph.int8_weights import quantized
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import Executable
 
-EMBEDDED = 8 << 20  # bytes of weights that are written as a C array unless one is asked for
+EMBEDDED = 8 << 20  # bytes; weights up to this size are also written as a C array by default
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how large it is."""
+    """An exported directory, with the sizes of weights, arena and machine code."""
 
     folder: Path
     contents: Contents
     library: Path | None = None
     code_bytes: int | None = None
-    quantization_error: float | None = None  # of the results, by their largest magnitude
+    quantization_error: float | None = None  # of the results, relative to their largest magnitude
 
     def __str__(self) -> str:
         contents = self.contents
         rows = [("weights", len(contents.weights)), ("arena", contents.arena_bytes)]
         if self.code_bytes is not None:
             rows.append(("machine code", self.code_bytes))
-        lines = [f"{self.folder}: C for {contents.target.arch or 'this computer'}"]
+        lines = [f"{self.folder}: C for {contents.target.arch or 'this machine'}"]
         lines += [f"  {label:<14}{size:>14,} bytes" for label, size in rows]
         if self.quantization_error is not None:
-            lines.append(f"  int8 weights move the results by {self.quantization_error:.2%} of their largest")
+            lines.append(f"  int8 weights change the results by {self.quantization_error:.2%} of their maximum")
         return "\n".join(lines)
 
 
@@ -62,11 +62,11 @@ def export(
     library: str | None = "auto",
     embed: bool | None = None,
 ) -> Exported:
-    """Write the newest program of a model as C.
+    """Write the latest program of a model as C.
 
-    ``params`` are the bound ones unless given. ``inputs`` are those of the test program; random numbers unless given.
-    ``library`` (``"object"``, ``"static"``, ``"shared"``) compiles it, too; ``"auto"`` does for telephones, where the
-    result is a static library. ``embed`` writes the weights as a C array beside the file; by default if they are small.
+    ``params`` defaults to the bound parameters. ``inputs`` are the inputs of the test program, random by default.
+    ``library`` (``"object"``, ``"static"``, ``"shared"``) also compiles the code; ``"auto"`` compiles a static library
+    for phones only. ``embed`` writes the weights as a C array in addition to the file; by default only small ones.
     """
     executable = program_of(compiled)
     weights = parameters(executable, params if params is not None else compiled.params or {})
@@ -85,22 +85,22 @@ def export_program(
     library: str | None = "auto",
     embed: bool | None = None,
 ) -> Exported:
-    """Write any program of this backend as C: a training step, say, whose parameters come out under their own names.
+    """Write any program of this backend as C, such as a training step.
 
-    What comes out under the name of a parameter, or of state, is kept by the C and read by its next run.
+    An output with the name of a parameter or of state is stored by the C code and used by its next run.
     """
     if not is_model_name(name):
         raise InputError(
-            f"export: name={name!r} cannot name a model in C",
+            f"export: name={name!r} is not a valid name of a model in C",
             facts=[f"the files declare {name}_t, {name}_run and others"],
-            hint="write letters, digits and underscores, a letter first, and no type of the C library: name='net'",
+            hint="pass letters, digits and underscores, a letter first, but no type of the C library: name='net'",
         )
     if executable.host_steps:
         names = ", ".join(sorted({f"'{step.node.op.name}'" for step in executable.host_steps}))
         raise UnsupportedError(
             f"cannot export to C: {names} runs as a Python function",
             facts=[str(executable.host_steps[0].node.origin)],
-            hint="give it a lowering for 'c' that writes a kernel, or compose it of other operations",
+            hint="register a lowering for 'c' that writes a kernel, or compose it of other operations",
         )
     weights, target, test_inputs = parameters(executable, params), executable.target, test_inputs_of(executable, inputs)
     contents, error = Contents(executable, weights, test_inputs, state or {}, name), None
@@ -122,7 +122,7 @@ def export_program(
 
 
 def write(contents: Contents, folder: Path, embedded: bool) -> None:
-    """All files; the C array of weights only if they are to be embedded."""
+    """Write all files; the C array of weights only if ``embedded``."""
     name = contents.name
     texts = {
         f"{name}.h": export_files.header(contents, embedded),
@@ -139,9 +139,12 @@ def write(contents: Contents, folder: Path, embedded: bool) -> None:
 
 
 def program_of(compiled: CompiledModel) -> Executable:
-    """The newest program, if this backend made it."""
+    """Return the latest program, compiled again for a phone if it is of another backend."""
     if not compiled.programs:
-        raise InputError("there is no program to export yet", hint="call the model once: C is for exact sizes")
+        raise InputError(
+            "cannot export: no program has been compiled yet",
+            hint="call the model once, or pass shapes=: C is generated for exact sizes",
+        )
     executable = compiled.programs[-1].executable
     if isinstance(executable, Executable):
         return executable
@@ -153,7 +156,7 @@ def program_of(compiled: CompiledModel) -> Executable:
 
 
 def for_mobile(compiled: CompiledModel) -> Executable:
-    """Compile the newest program of another backend, as it was traced, for the telephone that its options name."""
+    """Compile the traced graph of another backend's latest program for the phone that its options select."""
     program, options = compiled.programs[-1], compiled.options
     settings = {n: options[n] for n in ("target_hardware", "mobile_options", "inference") if options.get(n)}
     recompiled = ml.compile(program.traced, "c", **settings)
@@ -163,19 +166,19 @@ def for_mobile(compiled: CompiledModel) -> Executable:
 
 
 def parameters(executable: Executable, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Every parameter of the program, as contiguous arrays."""
+    """Return every parameter of the program as a contiguous array."""
     missing = [n for n, _ in executable.params if n not in arrays]
     if missing:
         raise InputError(
-            "the weights to export are not known",
+            "cannot export: weights are missing",
             facts=[f"missing: {', '.join(missing[:8])}"],
-            hint="compiled.bind(params) before, or export(..., params=params); trainer.begin(batch) draws a trainer's",
+            hint="call compiled.bind(params), or export(..., params=params); trainer.begin(batch) draws a trainer's",
         )
     return {n: np.asarray(arrays[n], order="C") for n, _ in executable.params}
 
 
 def test_inputs_of(executable: Executable, user_inputs: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
-    """Inputs for the test program."""
+    """Return the inputs of the test program: the user's, else random arrays."""
     rng = np.random.default_rng(0)
     arrays = {}
     for i in executable.graph.with_role("input"):
@@ -195,7 +198,7 @@ def test_inputs_of(executable: Executable, user_inputs: Mapping[str, Any] | None
 def max_relative_error(
     actual: Mapping[str, np.ndarray[Any, Any]], expected: Mapping[str, np.ndarray[Any, Any]]
 ) -> float:
-    """The largest difference of floating results, by the largest magnitude of each."""
+    """Return the largest error of float results, each relative to its largest magnitude."""
     error = 0.0
     for name, x in expected.items():
         if x.dtype.kind == "f" and x.size:

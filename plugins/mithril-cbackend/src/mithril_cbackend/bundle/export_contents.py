@@ -1,4 +1,4 @@
-"""Everything that an exported folder is written from: names, types, bytes, and what Python computed."""
+"""Data of an exported directory: names, types, weights, and the results that Python computed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mithril_cbackend.c_names import unique
 from mithril_cbackend.graph.call_layout import packed
 from mithril_cbackend.program.executable import Executable
 
-BOUND = "bound/"  # beginning of the names of checks whose result is 1 where a loop or a buffer ended too early
-TRUNCATED = 1  # returned by a run that such a check fails
+BOUND = "bound/"  # prefix of the checks whose result is 1 if a loop or a buffer ended too early
+TRUNCATED = 1  # return code of a run that fails such a check
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 class Contents:
-    """One program with its weights, its first state, inputs to test it with and the results.
+    """A program with its weights, initial state, test inputs and expected results.
 
-    What the program changes (state; the parameters of a training step, which come out under their own names) is kept
-    twice behind its arena: a run reads one copy and writes the other. State that it only reads is one more weight.
+    Values that the program updates (state, and the parameters of a training step) are stored twice after the arena: a
+    run reads one copy and writes the other. State that is only read is exported as a weight.
     """
 
     def __init__(self, executable: Executable, params: Arrays, inputs: Arrays, state: Arrays, name: str) -> None:
@@ -41,23 +41,23 @@ class Contents:
         }
         self.weights, offsets = packed(self.blob.values())
         self.offsets = dict(zip(self.blob, offsets, strict=True))
-        self.copies: dict[str, tuple[int, int]] = {}  # of state that changes: where its two copies stand in the arena
+        self.copies: dict[str, tuple[int, int]] = {}  # updated value -> offsets of its two copies in the arena
         end = aligned(self.program.arena)
         for n in self.carried:
             size = aligned(nbytes(self.graph.input(n).type))
             self.copies[n] = end, end + size
             end += 2 * size
         self.arena_bytes = max(end, ALIGNMENT)
-        self.runs = 3 if self.carried else 1  # the later ones show what is passed on
+        self.runs = 3 if self.carried else 1  # later runs show that updated values are carried over
         self.flags = [r.name for r in self.graph.results_of("check") if r.of.startswith(BOUND)]
-        self.codes: list[int] = []  # of the test's runs
+        self.codes: list[int] = []  # return codes of the test's runs
         self.results = self._run({**self.params, **first})
         used_names = set[str]()
         self.c_names = {n: unique(n, used_names) for n in self.inputs}
         self.outputs = {n: unique(f"out_{n}" if n in self.inputs else n, used_names) for n in self.results}
 
     def _run(self, carried: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """What the last of the test's runs gives."""
+        """Return the results of the last of the test's runs."""
         results: dict[str, Any] = {}
         for _ in range(self.runs):
             results = self.executable(carried, {**self.inputs, **carried})
@@ -69,7 +69,7 @@ class Contents:
 
 
 def carried_outputs(graph: Graph) -> dict[str, str]:
-    """The results that take the place of inputs at the next run, by the inputs' names."""
+    """Return the results that become inputs of the next run, by input name."""
     carried = {r.of: r for r in graph.results_of("state")}
     return {
         i.name: carried[i.name].name

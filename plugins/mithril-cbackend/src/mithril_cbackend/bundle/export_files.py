@@ -14,11 +14,11 @@ from mithril_cbackend.bundle.export_contents import TRUNCATED, Contents
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.program.c_printer import TYPES, body_text, prelude, slot_names
 
-ARGUMENTS = {**TYPES, "bool": "uint8_t", "bfloat16": "uint16_t"}  # how elements are handed over
+ARGUMENTS = {**TYPES, "bool": "uint8_t", "bfloat16": "uint16_t"}  # dtype -> element type of an argument
 
 
 def header(contents: Contents, embedded: bool) -> str:
-    """The interface."""
+    """Return the header file."""
     name, up = contents.name, contents.prefix
     lines = [
         f"/* {origin(contents)}",
@@ -29,7 +29,7 @@ def header(contents: Contents, embedded: bool) -> str:
         f"   {name}_set_weights(&instance, {f'{name}_weights' if embedded else 'bytes'});",
         f"   {name}_run(&instance, {', '.join([*contents.c_names.values(), *contents.outputs.values()])});",
         "",
-        "   Functions that return int return 0, or -1 where something is missing: then nothing was done.",
+        "   Functions that return int return 0, or -1 if an argument is missing; then they have no effect.",
         *truncation_comment(contents),
         "*/",
         f"#ifndef {up}_H",
@@ -54,33 +54,33 @@ def header(contents: Contents, embedded: bool) -> str:
             lines.append(f"#define {up}_{names[n].upper()}_SHAPE {{{', '.join(map(str, x.shape)) or '1'}}}")
     lines += [
         "",
-        "/* One of these, and an arena, for every thread that runs the model. */",
+        "/* One instance, with its own arena, for every thread that runs the model. */",
         f"typedef struct {{ int64_t table[{contents.program.slots}]; const unsigned char *weights; }} {name}_t;",
         "",
-        f"/* {up}_ARENA_BYTES bytes for this instance alone, at a multiple of 8, better of 64. */",
+        f"/* {up}_ARENA_BYTES bytes used only by this instance, 8-byte aligned, preferably 64-byte aligned. */",
         f"int {name}_init({name}_t *self, void *arena);",
-        f"size_t {name}_arena_size(void); /* for programs that load a library when they run */",
+        f"size_t {name}_arena_size(void); /* for programs that load the library dynamically */",
         f"size_t {name}_instance_size(void);",
         "",
-        f"/* The bytes of {name}.weights, which are read in place, aligned alike; and the first state. */",
+        f"/* Set the bytes of {name}.weights, read in place with the same alignment, and reset the state. */",
         f"int {name}_set_weights({name}_t *self, const void *weights);",
         "",
-        "/* One weight from elsewhere, read in place: 0, or -1 if there is none of that name. */",
+        "/* Set one weight, read in place; return 0, or -1 if no weight has that name. */",
         f"int {name}_set_weight({name}_t *self, const char *name, const void *data);",
         "",
     ]
     if contents.carried:
         lines += [
-            f"/* Begin anew: every run changes {listed(list(contents.carried))}. */",
+            f"/* Reset the state: every run updates {listed(list(contents.carried))}. */",
             f"void {name}_reset({name}_t *self);",
             "",
-            "/* Where a weight, or what every run changes, stands now; NULL if there is none of that name. */",
+            "/* Return the current address of a weight or of state; NULL if nothing has that name. */",
             f"const void *{name}_get({name}_t *self, const char *name);",
             "",
         ]
     lines += [f"int {name}_run({arguments(contents)});", ""]
     if embedded:
-        lines += [f"extern const uint32_t {name}_weights[]; /* what {name}.weights holds */", ""]
+        lines += [f"extern const uint32_t {name}_weights[]; /* the contents of {name}.weights */", ""]
     lines += ["#ifdef __cplusplus", "}", "#endif", "", "#endif", ""]
     return "\n".join(lines)
 
@@ -98,7 +98,7 @@ def arguments(contents: Contents) -> str:
 
 
 def source(contents: Contents) -> str:
-    """Kernels, driver and interface."""
+    """Return the source file: kernels, driver and interface."""
     name, program = contents.name, contents.program
     names = slot_names(program)
     body = body_text(program, contents.executable.machine.lanes())
@@ -165,7 +165,7 @@ def source(contents: Contents) -> str:
 
 
 def truncation_comment(contents: Contents) -> list[str]:
-    """Return the lines of the header on the code of a run that ended too early."""
+    """Return the header's comment on the return code of a truncated run, if there is one."""
     if not contents.flags:
         return []
     return [
@@ -179,7 +179,7 @@ READY = "  if (!ready(self->table)) return -1;"
 
 
 def ready(contents: Contents, names: dict[int, str]) -> list[str]:
-    """The lines of a function that looks whether arena, weights, inputs and results are there."""
+    """Return a C function that checks that the arena, weights, inputs and results are set."""
     slots = [ARENA, *contents.program.arguments.values(), *(slot for _, slot in contents.program.results)]
     slots += contents.program.constants
     return function(
@@ -195,7 +195,7 @@ def ready(contents: Contents, names: dict[int, str]) -> list[str]:
 
 
 def origin(contents: Contents) -> str:
-    """Return a line that says what wrote the file, from which graph and for which weights."""
+    """Return a line with the generator, the graph and the digest of the weights."""
     digest = hashlib.sha256(contents.weights).hexdigest()[:16]
     return (
         f"Generated by mithril {__version__} from the graph '{c_visible(contents.graph.name)}'; weights sha256 {digest}"
@@ -207,7 +207,7 @@ def weight(contents: Contents, n: str, slot: str) -> str:
 
 
 def carried_functions(contents: Contents, names: dict[int, str]) -> list[str]:
-    """What passes values on from one run to the next, and tells where they are."""
+    """Return the C functions that swap, reset and find the values carried from one run to the next."""
     results = dict(contents.program.results)
     rows = []
     for n in contents.carried:
@@ -222,7 +222,7 @@ def carried_functions(contents: Contents, names: dict[int, str]) -> list[str]:
         if n not in contents.constants
     ]
     return [
-        "/* What was written is read next, and the other copy is written. */",
+        "/* Swap the two copies: the next run reads the one just written and writes the other. */",
         *function(
             "static void turn(int64_t *table, int at, int to, int64_t first, int64_t second)",
             [
@@ -256,14 +256,14 @@ def weights(contents: Contents) -> str:
 
 
 def words(name: str, data: bytes, size: str = "") -> str:
-    """Bytes as an array of 32-bit words, at a multiple of 64."""
+    """Return bytes as a 64-byte aligned array of 32-bit words."""
     numbers = np.frombuffer(data + bytes(-len(data) % 4), "<u4") if data else np.zeros(1, np.uint32)
     rows = [", ".join(f"0x{w:08x}" for w in numbers[k : k + 10].tolist()) for k in range(0, len(numbers), 10)]
     return f"_Alignas(64) const uint32_t {name}[{size}] = {{\n  " + ",\n  ".join(rows) + "\n};\n"
 
 
 def test(contents: Contents, embedded: bool) -> str:
-    """A program that compares the last of some runs with what Python computed."""
+    """Return a C program that compares its last run with the results of Python."""
     name, up = contents.name, contents.prefix
     parts = [f'#include "{name}.h"', "", "#include <math.h>", "#include <stdio.h>", "#include <stdlib.h>", ""]
     parts += ["static " + words(f"{contents.c_names[n]}_given", x.tobytes()) for n, x in contents.inputs.items()]
@@ -325,7 +325,7 @@ static double widened(uint16_t x) {
 
 """
 COMPARE = """\
-/* The largest difference by the largest magnitude; infinite where one of two is nan or infinite. */
+/* Largest error relative to the largest magnitude; infinite if only one of two elements is nan or infinite. */
 static double compare_KIND(const char *name, const TYPE *expected, const TYPE *made, int size) {
   double largest = 1e-30, apart = 0.0;
   for (int i = 0; i < size; ++i) {
@@ -341,11 +341,11 @@ static double compare_KIND(const char *name, const TYPE *expected, const TYPE *m
 
 
 def ctype(x: np.ndarray[Any, Any]) -> str:
-    """How an argument's elements are written in C."""
+    """Return the C type of an argument's elements."""
     return ARGUMENTS[as_dtype(x.dtype).name]
 
 
 def listed(names: list[str]) -> str:
-    """Some names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     text = ", ".join(map(c_visible, names[:4]))
     return text + (f" and {len(names) - 4} more" if len(names) > 4 else "")

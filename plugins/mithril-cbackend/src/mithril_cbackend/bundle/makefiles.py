@@ -20,10 +20,10 @@ def cmake(name: str, target: CompileTarget, embedded: bool) -> str:
 
 
 MAKEFILE = """\
-# make check         compile and run the test against what Python computed
-# make lib@NAME@.a      or lib@NAME@.so: what to link a program with, and -lm
-# make THREADS=1 ... parallel loops by OpenMP, where the model was compiled for several threads
-# make ARCH= ...     code for every processor of this kind, not only for those that can do what this one can
+# make check         compile and run the test against the results of Python
+# make lib@NAME@.a      or lib@NAME@.so: the library to link a program with, in addition to -lm
+# make THREADS=1 ... run parallel loops with OpenMP, if the model was compiled for several threads
+# make ARCH= ...     code for every CPU of this architecture, without this machine's extensions
 ifeq ($(origin CC), default)
 CC = @CC@
 endif
@@ -64,7 +64,7 @@ cmake_minimum_required(VERSION 3.10)
 project(@NAME@ C)
 set(CMAKE_C_STANDARD 11)
 add_library(@NAME@ @NAME@.c@WEIGHTS@)
-set(ARCH "@ARCH@" CACHE STRING "the processor that code is for; empty: every one of this kind")
+set(ARCH "@ARCH@" CACHE STRING "flags of the target CPU; empty: every CPU of this architecture")
 separate_arguments(ARCH)
 target_compile_options(@NAME@ PRIVATE @FLAGS@ ${ARCH})
 target_include_directories(@NAME@ PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})

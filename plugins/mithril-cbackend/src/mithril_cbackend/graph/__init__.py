@@ -1,1 +1,1 @@
-"""From a graph to kernels: fusion, buffers, the arena, and the arguments of a call."""
+"""Graph to kernels: fusion, int8 weights, plugin kernels, and the layout of a call's arguments."""

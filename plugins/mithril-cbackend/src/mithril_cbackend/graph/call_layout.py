@@ -1,4 +1,4 @@
-"""What a call needs to know of a program: where in the table of addresses its arrays stand, and what they are."""
+"""Layout of a call: the slots of its arrays in the address table, with their shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mithril.base import dtype as as_dtype
 Array = np.ndarray[Any, Any]
 ARENA = 0  # the first slot of the table
 RUN, CALL = "run", "call"  # the functions that Python calls
-MOST = 16  # arrays that ``call`` takes
+MAX_ARRAYS = 16  # arguments of ``call``
 
 
 def aligned(size: int) -> Array:
-    """So many bytes that begin at a multiple of 64."""
+    """Allocate `size` bytes, 64-byte aligned."""
     buffer = np.zeros(size + ALIGNMENT, np.uint8)
     return buffer[-buffer.ctypes.data % ALIGNMENT :][:size]
 
 
 def packed(arrays: Iterable[Array]) -> tuple[bytes, list[int]]:
-    """Arrays one after the other, each at a multiple of 64 bytes, and where they begin."""
+    """Concatenate arrays, each 64-byte aligned, and return their offsets."""
     data, offsets = bytearray(), []
     for array in arrays:
         data += bytes(-len(data) % ALIGNMENT)
@@ -37,7 +37,7 @@ def packed(arrays: Iterable[Array]) -> tuple[bytes, list[int]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names with their slots; results with shapes and names of dtypes as well."""
+    """Slots by name; results with their shapes and dtype names."""
 
     arena: int
     slots: int
@@ -49,16 +49,16 @@ class Layout:
 
     @property
     def callable(self) -> bool:
-        """Whether there is a function ``call``."""
-        return len(self.inputs) + len(self.results) <= MOST
+        """Whether the program has the entry function ``call``."""
+        return len(self.inputs) + len(self.results) <= MAX_ARRAYS
 
     @property
     def expected(self) -> int:
-        """How many words ``call`` reads behind the addresses in the table: a class, and a dtype for each input."""
+        """Number of words that ``call`` reads after the addresses: a class, and a dtype for each input."""
         return 1 + len(self.inputs)
 
     def dump(self) -> dict[str, bytes]:
-        """As bytes: the numbers, and the constants one after the other."""
+        """Serialize the layout and its constants."""
         constants, offsets = packed(self.constants.values())
         header = {
             "arena": self.arena,

@@ -1,4 +1,4 @@
-"""Nodes that no kernel of this backend computes: plugins' kernels, and references called back in this process."""
+"""Nodes without a kernel of this backend: plugin kernels, and reference functions called back in this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which nodes run together: the graph of a region as steps, each a kernel or a control-flow node.
+"""Fusion: split the graph of a region into steps, each a kernel or a control-flow node.
 
-From the last node to the first. A node that gives every element from elements of its operands joins the one kernel that
-reads it; what two kernels read is stored, what is free to make anew (constants) is made in each.
+Nodes are visited from last to first. A node whose elements depend only on elements of its operands is fused into its
+kernel if it has only one; values used by two kernels are stored, and constants are recomputed in each.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from mithril_cbackend.lowering.rows import fused_rows, reductions
 
 
 def lowers(node: Node) -> bool:
-    """Whether a kernel computes a node, or the driver its regions."""
+    """Whether this backend computes the node with a kernel, or its regions in the driver."""
     return bool(node.regions) or node.op.name in LOWERINGS or node.op.name in RULES
 
 
 def is_lowered(node: Node) -> bool:
-    """Whether a kernel of this backend or of a plugin computes a node."""
+    """Whether this backend or a plugin provides a lowering of the node."""
     return plugin_lowering(node) is not None or lowers(node)
 
 
 def runs_on_host(node: Node) -> bool:
-    """Whether a node is a call back into Python: a plugin's kernel on arrays, or the reference."""
+    """Whether the node calls back into Python: a plugin kernel on arrays, or the reference implementation."""
     if plugin_lowering(node) is not None:
         return plugin_template(node) is None
     return not lowers(node) and is_primitive(node)
@@ -47,7 +47,7 @@ def runs_on_host(node: Node) -> bool:
 
 @dataclass(eq=False)
 class Step:
-    """A control-flow node, run by the driver."""
+    """A node that the driver runs: control flow, or a call back into Python."""
 
     node: Node
 
@@ -62,13 +62,13 @@ class Step:
 
 @dataclass
 class FusionPlan:
-    """Steps in order, and which stored value a view shows."""
+    """Steps in order, and the value that each view aliases."""
 
     steps: list[Kernel | Step]
     views: dict[Value, Value] = field(default_factory=dict)
 
     def stored(self, value: Value) -> Value:
-        """The value whose bytes these are."""
+        """Return the value whose buffer `value` aliases."""
         while value in self.views:
             value = self.views[value]
         return value
@@ -86,8 +86,8 @@ class FusionPlanner:
         self.steps: list[Kernel | Step] = []
         self.views: dict[Value, Value] = {}
         self.expanded: dict[Kernel, int] = {}
-        self.attentions: dict[Node, tuple[Attention, tuple[Node, ...]]] = {}  # by the last node of each
-        self.attention_nodes: set[Node] = set()  # nodes that are part of one
+        self.attentions: dict[Node, tuple[Attention, tuple[Node, ...]]] = {}  # last node -> attention and its epilogue
+        self.attention_nodes: set[Node] = set()  # nodes of all matched attentions
         if machine.fuse:
             self._find_attentions()
 
@@ -133,7 +133,7 @@ class FusionPlanner:
     def _assign(self, node: Node) -> None:
         readers = [self.users.get(v, []) for v in node.results]
         if not any(readers):
-            return  # nobody reads it
+            return  # dead
         name = node.op.name
         if runs_on_host(node):
             for v in node.operands:
@@ -179,7 +179,7 @@ class FusionPlanner:
             self._separate_kernel(node)
 
     def _fuse_producer(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
-        """The element-wise kernel that can be run on the node's results as they are made."""
+        """Return the element-wise kernel that can become the epilogue of the node, or None if there is none."""
         if not self.machine.fuse or not is_producer(node) or len(readers) != 1 or readers[0] is None:
             return None
         kernel, result = readers[0], node.result
@@ -194,7 +194,7 @@ class FusionPlanner:
         return kernel
 
     def _fuse_into_rows(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
-        """The kernel of rows that computes what a row has one of: a fold of the row, or what follows from folds."""
+        """Return the row kernel that can compute the node, a value per row, or None if there is none."""
         if not self.machine.fuse or len(readers) != 1 or readers[0] is None or not fused_rows.is_of_rows(node):
             return None
         kernel, result = readers[0], node.result
@@ -226,7 +226,7 @@ class FusionPlanner:
         return kernel
 
     def _is_fused_reshape(self, node: Node) -> bool:
-        """Whether a reshape is better read through than stored: its operand may join the reader as well."""
+        """Whether to fuse a reshape rather than make it a view, so that its producer can be fused as well."""
         source = node.operands[0]
         assert source is not None
         producer = self.graph.producers.get(source)
@@ -242,7 +242,7 @@ class FusionPlanner:
         )
 
     def _fuse_consumer(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
-        """The kernel that computes the node as it reads it."""
+        """Return the kernel that can compute the node where it reads the result, or None if there is none."""
         if not self.machine.fuse or len(readers) != 1 or readers[0] is None:
             return None
         kernel = readers[0]
@@ -257,17 +257,17 @@ class FusionPlanner:
                 return None
         source = anchor.operands[0] if lowering is not None else anchor.result
         assert source is not None
-        if size(source) > size(node.result):  # elements would be computed several times
+        if size(source) > size(node.result):  # elements would be recomputed
             if is_expensive(node) or self.expanded.get(kernel, 0) >= 6:
                 return None
             self.expanded[kernel] = self.expanded.get(kernel, 0) + 1
         return kernel
 
     def _add_attention(self, pattern: Attention, chain: tuple[Node, ...]) -> None:
-        """One kernel for an attention, and for the conditions in it that are made of places only."""
+        """Add one kernel for an attention, including mask conditions that depend only on positions."""
         producers = self.graph.producers
-        places = attention_match.position_nodes(producers, [operand(n) for n in pattern.between if n.op is ops.where])
-        nodes = [*pattern.inner, pattern.second, *chain, *places]
+        conditions = attention_match.position_nodes(producers, [operand(n) for n in pattern.between if n.op is ops.where])
+        nodes = [*pattern.inner, pattern.second, *chain, *conditions]
         last = chain[-1] if chain else pattern.second
         kernel = Kernel(attention.attention, nodes, [last.result], pattern.second, kind=attention.attention.__name__)
         self.steps.append(kernel)
@@ -278,7 +278,7 @@ class FusionPlanner:
                     self._add_user(v, kernel)
 
     def _fuse_into_attention(self, node: Node, kernel: Kernel) -> Kernel | None:
-        """Transposes of what is multiplied; what is computed once for each query; what is cheap for each score."""
+        """Fuse an operand transpose, a per-query value or a cheap per-score operation into an attention kernel."""
         pattern = attention_match.attention_of(kernel.producers, kernel.anchor)
         assert pattern is not None
         roles = attention_match.roles(kernel, pattern, node.result)
@@ -289,7 +289,7 @@ class FusionPlanner:
             read = (operand(pattern.first), operand(pattern.first, 1), operand(pattern.second, 1))
             return kernel if is_transposed and None not in [view(producers, v) for v in read] else None
         if any(producer is not None and is_producer(producer) for producer in sources):
-            return None  # better done where those are computed
+            return None  # cheaper as the epilogue of the producer's kernel
         if node.op is ops.reshape or not vectorization.vectorizable([node]):
             return None
         return kernel if roles == {"query"} or (roles == {"score"} and not is_expensive(node)) else None
@@ -302,7 +302,7 @@ class FusionPlanner:
         self._anchor_inputs(kernel)
 
     def _anchor_inputs(self, kernel: Kernel) -> None:
-        """What the template of a kernel's anchor wants: buffers, operands in its own order, operands as they are."""
+        """Collect the inputs of the anchor's template: scratch buffers, packed constants, plain operands."""
         node = kernel.anchor
         lowering = LOWERINGS.get(node.op.name)
         kernel.kind = kernel.template.__name__
@@ -326,7 +326,7 @@ def is_producer(node: Node) -> bool:
 
 
 def feeds_only(kernel: Kernel, node: Node) -> bool:
-    """Whether a node's result is read for the anchor's operands, and for nothing else in a kernel."""
+    """Whether a kernel uses the node's result only to compute operands of its anchor."""
     before = dict.fromkeys(kernel.anchor.operands, kernel.anchor)
     for other in reversed(kernel.nodes):
         if any(v in before for v in other.results):
@@ -336,7 +336,7 @@ def feeds_only(kernel: Kernel, node: Node) -> bool:
 
 
 def fuses_into_matmul_operand(node: Node) -> bool:
-    """Whether a product reads through a node where it copies its operand."""
+    """Whether a matmul can apply the node while it packs its operand."""
     if node.op is ops.cast:
         source = node.operands[0]
         assert source is not None
@@ -345,7 +345,7 @@ def fuses_into_matmul_operand(node: Node) -> bool:
 
 
 def constant_elements(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
-    """The elements of a value that is known now: a constant of the graph, as it is or transposed."""
+    """Return the elements of a constant or of its transpose, or None if the value is not constant."""
     assert value is not None
     producer = graph.producers.get(value)
     if producer is not None and producer.op is ops.transpose:
@@ -356,7 +356,7 @@ def constant_elements(graph: Graph, value: Value | None) -> np.ndarray[Any, Any]
 
 
 def affine_reshape(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> bool:
-    """Whether positions of ``shape`` become positions of ``wanted`` by sums and products only."""
+    """Whether indices of ``shape`` map to indices of ``target_shape`` by sums and products only."""
     if 0 in shape:
         return False
     a = b = 0

@@ -1,7 +1,7 @@
-"""Weights of eight bits: large parameters become int8, with a scale for each row, and are widened where they are read.
+"""Int8 weight quantization: large parameters become int8 with a scale per row, and are dequantized on use.
 
-Products read int8 and have their columns scaled, rows of tables are widened as they are taken, so that nothing wide is
-stored; other operations get floats.
+Matmuls read int8 and scale the columns of their result, and rows of tables are dequantized as they are gathered, so
+that no float copy is stored; other operations use dequantized weights.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mithril.base import TensorType, float32, int8
 from mithril.ir import Graph, Input, Node, Value, is_matrix_transpose, is_product, linear_in, reads_rows
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
-MIN_ELEMENTS = 256  # elements; of less there is nothing to be saved
+MIN_ELEMENTS = 256  # smaller weights save too little memory
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def quantized(graph: Graph, params: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Graph, Arrays]:
-    """The graph that reads such weights, not decomposed yet, and its parameters."""
+    """Return the graph with int8 weights, which must be decomposed again, and its parameters."""
     inputs: list[Input] = []
     arrays: Arrays = dict(params)
     quantized_weights: dict[Value, QuantizedWeight] = {}
@@ -58,7 +58,9 @@ def quantized(graph: Graph, params: Mapping[str, np.ndarray[Any, Any]]) -> tuple
         if users and all(scaled_product_operand(graph, user, quantized_weights) is not None for user in users):
             continue
         for v in node.operands:
-            if v in quantized_weights:  # widened just before it is first read, so that its floats are not held for long
+            if (
+                v in quantized_weights
+            ):  # dequantized just before its first use, to keep the floats alive for a short time
                 weight = quantized_weights[v]
                 with editor.before(node):
                     dequantized = ops.dequantize(weight.numbers, weight.scales, axis=weight.axis)
@@ -68,7 +70,7 @@ def quantized(graph: Graph, params: Mapping[str, np.ndarray[Any, Any]]) -> tuple
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """What takes the place of a weight: int8, and a scale for each of its places along an axis."""
+    """An int8 weight with a scale for each index along an axis."""
 
     numbers: Value
     scales: Value
@@ -76,7 +78,7 @@ class QuantizedWeight:
 
 
 def matmul_role(node: Node, value: Value | None) -> str | None:
-    """Return whether a product reads a matrix, and nothing else of it, by "rows" or by "columns"."""
+    """Return whether a matmul uses the matrix by "rows" or by "columns", or None if it does neither."""
     if value is None or len(value.shape) != 2 or node.operands.count(value) != 1:
         return None
     k = node.operands.index(value)
@@ -84,7 +86,7 @@ def matmul_role(node: Node, value: Value | None) -> str | None:
 
 
 def scaled_axes(graph: Graph, value: Value) -> set[int]:
-    """For each reader of a weight the axis with a scale per place: where products sum over the other one, else 0."""
+    """Return the axes that users of a weight need scales along: the one that a matmul does not sum over, else 0."""
     axes: set[int] = set()
     for node in graph.users.get(value, ()):
         if is_matrix_transpose(node):
@@ -95,7 +97,7 @@ def scaled_axes(graph: Graph, value: Value) -> set[int]:
 
 
 def outer_axis(node: Node, value: Value) -> int:
-    """The axis of a product's result along which a weight's rows or columns lie."""
+    """Return the axis of a matmul result that comes from the rows or columns of the weight."""
     axes = node.axes
     read = axes.operands[node.operands.index(value)]
     assert read is not None
@@ -106,7 +108,7 @@ def outer_axis(node: Node, value: Value) -> int:
 def scaled_product_operand(
     graph: Graph, node: Node, quantized_weights: Mapping[Value, QuantizedWeight]
 ) -> tuple[Value, QuantizedWeight, bool] | None:
-    """The operand, its weight, and whether it is transposed, if its scales can be multiplied with a node's result."""
+    """Return the operand, its weight and whether it is transposed if the node's result can be scaled, or None."""
     for value in node.operands if len(node.results) == 1 else ():
         read = matmul_role(node, value)
         if value is None or read is None:
@@ -124,7 +126,7 @@ def scaled_product_operand(
 
 
 def quantized_product(node: Node, value: Value, weight: QuantizedWeight, is_transposed: bool) -> Value:
-    """The product with int8 in place of an operand, its rows or columns scaled."""
+    """Build the matmul with an int8 operand and scale its result."""
     numbers = ops.cast(weight.numbers, dtype="float32")
     if is_transposed:
         numbers = ops.transpose(numbers, perm=(1, 0))
@@ -137,13 +139,13 @@ def quantized_product(node: Node, value: Value, weight: QuantizedWeight, is_tran
 
 
 def taken_table(node: Node, quantized_weights: Mapping[Value, QuantizedWeight]) -> QuantizedWeight | None:
-    """The table whose rows a node takes."""
+    """Return the quantized table whose rows the node gathers, or None if there is none."""
     table = quantized_weights.get(operand(node)) if node.op is ops.take else None
     return table if table is not None and table.axis == node.attributes["axis"] == 0 else None
 
 
 def quantized_rows(node: Node, table: QuantizedWeight) -> Value:
-    """Rows of int8, each with its scale."""
+    """Gather int8 rows and scale each."""
     rows = ops.cast(ops.take(table.numbers, node.operands[1], axis=0), dtype="float32")
     scales = ops.take(table.scales, node.operands[1], axis=0)
     result: Value = rows * ops.reshape(scales, shape=(*scales.shape, *(1,) * (len(table.numbers.shape) - 1)))
@@ -151,13 +153,13 @@ def quantized_rows(node: Node, table: QuantizedWeight) -> Value:
 
 
 def should_quantize(i: Input) -> bool:
-    """Whether an input is a matrix of weights, or more than a matrix."""
+    """Whether an input is a large float32 weight with at least two axes."""
     weights = i.role in ("param", "constant") and i.type.dtype is float32
     return weights and len(i.type.shape) >= 2 and math.prod(shape_of(i.value)) >= MIN_ELEMENTS
 
 
 def quantize_symmetric(weights: np.ndarray[Any, Any], axis: int) -> tuple[Any, Any]:
-    """The nearest of 255 steps between plus and minus the largest magnitude of each part along an axis."""
+    """Quantize symmetrically to 255 steps, with a scale for each index along an axis."""
     top = np.abs(weights).max(axis=tuple(k for k in range(weights.ndim) if k != axis), keepdims=True)
     scale = np.where(top > 0, top / 127, 1).astype(np.float32)
     return np.rint(weights / scale).astype(np.int8), scale.reshape(-1)

@@ -1,1 +1,1 @@
-"""Lowering from graph operations to loops: scalar ops, index expressions, and a template per kernel family."""
+"""Lowering of graph operations to loops: element expressions, and a template per family of kernels."""

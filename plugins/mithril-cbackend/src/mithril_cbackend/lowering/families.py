@@ -1,4 +1,4 @@
-"""Operations of all kernel families; importing a family registers them in ``LOWERINGS``."""
+"""The families of kernels: importing a family registers its operations in ``LOWERINGS``."""
 
 from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element import scatter
