@@ -1,8 +1,8 @@
-"""The same kernels and driver as C11: what is exported, and what ``compiled.source`` shows.
+"""Printer of kernels and driver as C11, for export and for ``compiled.source``.
 
-Vector loops are printed as loops that compilers vectorize; those that only load, multiply, add and store, as register
-tiles do, with the vector extension that GCC and Clang share, because there compilers do not find the registers alone.
-Arithmetic of integers wraps around: compile with ``-fwrapv``.
+Vector loops are printed as loops that compilers vectorize. Those that only load, multiply, add and store, such as
+register tiles, use the vector extension of GCC and Clang instead, since compilers do not keep such tiles in registers.
+Integer arithmetic wraps around: compile with ``-fwrapv``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TYPES = {
     "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t", "float16": "_Float16", "float32": "float",
     "float64": "double", "handle": "void *",
 }  # fmt: skip
-# C's own order of what binds tighter. Only arithmetic and comparisons rely on it: for the rest compilers want brackets.
+# Operator precedence of C. Only arithmetic and comparisons rely on it: for the rest compilers warn without parentheses.
 OR, AND, BIT, COMPARED, SUM, PRODUCT, UNARY, ATOM = range(1, 9)
 SIGNS = {
     n.Add: ("+", SUM), n.Sub: ("-", SUM), n.Mul: ("*", PRODUCT), n.Div: ("/", PRODUCT), n.Mod: ("%", PRODUCT),
@@ -38,7 +38,7 @@ SIGNS = {
     n.GT: (">", COMPARED), n.GE: (">=", COMPARED), n.And: ("&&", AND), n.Or: ("||", OR),
     n.RShift: (">>", BIT), n.BitwiseAnd: ("&", BIT), n.BitwiseOr: ("|", BIT), n.BitwiseXor: ("^", BIT),
 }  # fmt: skip
-OPERANDS = {OR: COMPARED, AND: COMPARED, BIT: UNARY, COMPARED: SUM}  # how tight both operands must bind
+OPERANDS = {OR: COMPARED, AND: COMPARED, BIT: UNARY, COMPARED: SUM}  # minimum precedence of both operands
 BITS = {
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_right": ">>",
 }  # fmt: skip
@@ -48,7 +48,7 @@ INCLUDES = """\
 #include <stdint.h>
 #include <string.h>
 """
-HELPERS = {  # by the words that need them
+HELPERS = {  # identifier -> its definition
     "PARALLEL": """\
 #ifdef _OPENMP
 #define PARALLEL _Pragma("omp parallel for")
@@ -58,7 +58,7 @@ HELPERS = {  # by the words that need them
 """,
     "VECTOR": """\
 typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-#define VECTOR(x) (*(vector *)&(x)) /* as many floats as a register holds, from x on */
+#define VECTOR(x) (*(vector *)&(x)) /* a register of floats, starting at x */
 #define CONST_VECTOR(x) (*(const vector *)&(x))
 #define EVERY(x) ((x) - (vector){0}) /* x in every lane */
 """,
@@ -79,15 +79,15 @@ typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
 
 
 class Printer:
-    """One function."""
+    """Printer of one function."""
 
     def __init__(self, function: t.Function, lanes: int) -> None:
         self.function = function
         self.lanes = lanes
-        self.written: list[tuple[str, str | None, set[str]]] = []  # a line, the name it gives, the names it reads
+        self.written: list[tuple[str, str | None, set[str]]] = []  # line, name it defines, names it uses
         self.reading: set[str] = set()
         self.depth = 1
-        self.constant = {str(p.name) for p in list(function.primfunc.params)[: function.read]}  # arrays only read
+        self.constant = {str(p.name) for p in list(function.primfunc.params)[: function.read]}  # read-only arrays
 
     def text(self, name: str) -> str:
         body = self.function.primfunc.body
@@ -97,7 +97,7 @@ class Printer:
                 declared[s.data.name] = s.buffer
         parameters = []
         for k, p in enumerate(self.function.primfunc.params):
-            if p.name not in declared:  # a number
+            if p.name not in declared:  # an integer parameter
                 parameters.append(f"{TYPES[dtype_of(p)]} {p.name}")
                 continue
             const = "const " if k < self.function.read else ""
@@ -105,7 +105,7 @@ class Printer:
         self.statement(body)
         text = self.body()
         for p in self.function.primfunc.params:
-            if not re.search(rf"\b{p.name}\b", text):  # what a template has no use for with these sizes
+            if not re.search(rf"\b{p.name}\b", text):  # unused by the template for these sizes
                 text = f"  (void){p.name};\n{text}"
         return f"static void {name}({', '.join(parameters)}) {{\n{text}\n}}\n"
 
@@ -114,7 +114,7 @@ class Printer:
         self.reading = set()
 
     def body(self) -> str:
-        """The lines, without those that name a value which nothing reads."""
+        """Return the lines without definitions of unused values."""
         live_lines: list[str] = []
         needed: set[str] = set()
         for text, gives, reads in reversed(self.written):
@@ -151,7 +151,7 @@ class Printer:
         elif isinstance(s, n.Bind):  # of addresses only
             self.line(f"const {TYPES[pointed(s.var)]} *{s.var.name} = {self.expr(s.value)};")
         elif not isinstance(s, (n.DeclBuffer, n.Return)):
-            raise TypeError(f"a statement that C has no words for: {type(s).__name__}")
+            raise TypeError(f"unsupported TIR statement: {type(s).__name__}")
 
     def inside(self, s: Any) -> None:
         self.depth += 1
@@ -186,7 +186,7 @@ class Printer:
 
     # -- vectors --------------------------------------------------------------------------------------------------
     def as_vector(self, s: Any, lane: Any, extent: int) -> str | None:
-        """A store of a whole vector, where it only takes sums and products of float32."""
+        """Return a store of a full vector if its value uses only sums and products of float32, or None."""
         if extent != self.lanes or str(s.buffer.dtype) != "float32" or s.buffer.name in self.function.names:
             return None
         start = self.start(s.indices[0], lane)
@@ -202,7 +202,7 @@ class Printer:
         return f"{target} = {text};"
 
     def vector(self, x: Any, lane: Any, level: int = 0) -> tuple[str, bool] | None:
-        """An expression of whole vectors, and whether it is one rather than the same number in every lane."""
+        """Return a vector expression and whether its lanes differ, or None if it needs other operations."""
         if isinstance(x, n.FloatImm):
             return self.expr(x), False
         if isinstance(x, n.Load):
@@ -227,7 +227,7 @@ class Printer:
         return None
 
     def start(self, index: Any, lane: Any) -> str | None:
-        """The position of lane 0, if the lanes follow each other."""
+        """Return the index of lane 0, or None if the lanes are not contiguous."""
         if isinstance(index, n.Var):
             return "0" if index.same_as(lane) else None
         if isinstance(index, n.Add):
@@ -246,16 +246,16 @@ class Printer:
 
     # -- expressions ----------------------------------------------------------------------------------------------
     def expr(self, x: Any, level: int = 0) -> str:
-        """In brackets where it binds less tightly than ``level``."""
+        """Return an expression, in parentheses if its precedence is lower than ``level``."""
         text, precedence = self.term(x)
         return f"({text})" if precedence < level else text
 
     def term(self, x: Any) -> tuple[str, int]:
-        """An expression and how tightly it binds."""
+        """Return an expression and its precedence."""
         if type(x) in SIGNS:
             sign, precedence = SIGNS[type(x)]
             left = OPERANDS.get(precedence, precedence)
-            # a + (b + c) is another number than a + b + c, unless they are integers.
+            # a + (b + c) differs from a + b + c by rounding, except for integers.
             right = precedence if sign == "+" and "int" in dtype_of(x) else OPERANDS.get(precedence, precedence + 1)
             return f"{self.expr(x.a, left)} {sign} {self.expr(x.b, right)}", precedence
         if isinstance(x, n.Var):
@@ -289,13 +289,13 @@ class Printer:
             return f"SHUFFLE({vectors}, {', '.join(self.expr(k) for k in x.indices)})", ATOM
         if isinstance(x, n.Call):
             return self.call(x)
-        raise TypeError(f"an expression that C has no words for: {type(x).__name__}")
+        raise TypeError(f"unsupported TIR expression: {type(x).__name__}")
 
     def chosen(self, condition: Any, yes: Any, no: Any) -> str:
         return f"({self.expr(condition)} ? {self.expr(yes)} : {self.expr(no)})"
 
     def shifted(self, a: Any, b: Any) -> str:
-        """To the left; C does not say what becomes of signed numbers."""
+        """Return a left shift; signed operands are shifted as unsigned, since C leaves their overflow undefined."""
         kind = TYPES[dtype_of(a)]
         text = f"({self.expr(a, UNARY)} << {self.expr(b, UNARY)})"
         return text if kind.startswith("u") else f"({kind})((u{kind}){text[1:]}"
@@ -330,7 +330,7 @@ class Printer:
 
 
 class DriverPrinter(Printer):
-    """The driver: slots of the table of addresses have names."""
+    """Printer of the driver, with names for the slots of the address table."""
 
     def __init__(self, driver: Any, lanes: int, slots: Mapping[int, str]) -> None:
         super().__init__(t.Function(driver, frozenset(), 0), lanes)
@@ -365,7 +365,7 @@ def number(value: float, dtype: str) -> str:
 
 
 def slot_names(program: Program) -> dict[int, str]:
-    """A name in C for every slot of the table of addresses."""
+    """Return a C name for every slot of the address table."""
     names = {ARENA: "ARENA"}
     for stem, slots in (("AT", program.arguments), ("TO", dict(program.results))):
         names.update({slot: f"{stem}_{identifier(name).upper()}" for name, slot in slots.items()})
@@ -381,7 +381,7 @@ def slot_names(program: Program) -> dict[int, str]:
 
 
 def comment(kernel: Kernel) -> str:
-    """What a kernel computes, operation by operation, and the layer it was first needed by."""
+    """Return a comment that lists a kernel's operations and the layer that first used it."""
     rows = []
     for node in kernel.nodes:
         if is_uniform(node):
@@ -396,7 +396,7 @@ def comment(kernel: Kernel) -> str:
 
 
 def body_text(program: Program, lanes: int) -> str:
-    """All kernels, and the driver as a function of the table of addresses."""
+    """Return all kernels, and the driver as a function of the address table."""
     parts = []
     for name, function in program.functions.items():
         kernel = program.kernels.get(name)
@@ -404,7 +404,7 @@ def body_text(program: Program, lanes: int) -> str:
         parts.append(above + Printer(function, lanes).text(name))
     names = slot_names(program)
     rows = [f"  {names[k]}," for k in sorted(names)]
-    parts.append("/* What the addresses in the table are of. */\nenum {\n" + "\n".join(rows) + "\n};\n")
+    parts.append("/* Slots of the address table. */\nenum {\n" + "\n".join(rows) + "\n};\n")
     printer = DriverPrinter(program.driver, lanes, names)
     printer.statement(program.driver.body)
     parts.append("static void run(int64_t *table) {\n" + printer.body() + "\n}\n")
@@ -412,12 +412,12 @@ def body_text(program: Program, lanes: int) -> str:
 
 
 def prelude(body: str, lanes: int) -> str:
-    """What a file begins with: the helpers that its body needs."""
+    """Return the beginning of a file: includes, and the helpers that its body uses."""
     used = [text for word, text in HELPERS.items() if re.search(rf"\b{word}\b", body)]
     return "\n".join([INCLUDES, *used]).replace("LANES", str(lanes))
 
 
 def module_text(program: Program, lanes: int) -> str:
-    """A whole file."""
+    """Return a complete C file."""
     body = body_text(program, lanes)
     return f"{prelude(body, lanes)}\n{body}"

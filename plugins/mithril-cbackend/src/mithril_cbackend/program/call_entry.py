@@ -1,9 +1,9 @@
-"""The functions of a program that Python calls: ``run``, and ``call``, which finds the arrays' elements itself.
+"""Native entry points of a program: `run`, and `call`, which reads array addresses itself.
 
-``run(table)`` reads every address from the table. ``call(table, input, ..., result, ...)`` is given the inputs as
-NumPy's objects, of which it reads what they are: it answers 1, and does nothing, unless each is an array in C order of
-the dtype and shape that the program is for. What it compares with, the class and the dtypes, follows the addresses in
-the table. One call thus does what would be a dozen steps of Python, each as long as a small kernel.
+``run(table)`` reads every address from the table. ``call(table, input, ..., result, ...)`` gets the inputs as NumPy
+objects and reads their fields: it returns 1 and has no effect unless each is an array in C order with the dtype and
+shape of the program. The expected class and dtypes follow the addresses in the table. One call thus replaces a dozen
+steps of Python, each of which takes as long as a small kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mithril_cbackend.program.program import DRIVE
 
 
 def entries(graph: Graph, layout: Layout) -> Mapping[str, Any]:
-    """By name; ``call`` only where there are few arrays, since each of them takes its time there, too."""
+    """Return the entry functions by name; ``call`` only for few arrays, since it takes time for each."""
     table = t.number("table")
     code = t.Code()
     code.call(DRIVE, t.int_to_pointer(table))
@@ -64,6 +64,6 @@ def word(words: t.Buffer, offset: int) -> t.Expr:
 
 
 def return_mismatch(code: t.Code, actual: t.Expr, expected: t.Expr) -> None:
-    """Answer 1 where these differ."""
+    """Return 1 from the generated function if the two values differ."""
     with code.when(t.not_equal(actual, expected)):
         code.leave(1)

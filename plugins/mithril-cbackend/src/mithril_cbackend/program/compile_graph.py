@@ -1,4 +1,4 @@
-"""From a graph and options to an executable."""
+"""Compilation of a graph for a machine: kernels and driver to an executable."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mithril_cbackend.tir import machine_code
 
 
 def machine(options: BuildOptions, target: CompileTarget, num_threads: int | None = None) -> Machine:
-    """What is compiled for: this computer, unless the options say otherwise."""
+    """Return the machine to compile for: this one, unless the options select another."""
     cpu_options: Mapping[str, Any] = options.settings.get("cpu_options", {}) or {}
     width = cpu_options.get("vector_bytes", vector_bytes() if target.arch is None else VECTOR_BYTES)
     if width not in (4, 16, 32, 64):
-        raise OptionError(f"cpu_options: vector_bytes cannot be {width}", facts=["accepted: 16, 32, 64"])
+        raise OptionError(f"cpu_options: invalid vector_bytes {width}", facts=["accepted: 16, 32, 64"])
     if not cpu_options.get("vectorize", True):
         width = 4
     threads = options.num_threads or num_threads or processors()
     limit = processors()
     if threads > limit:
-        options.decisions.record("downgrade", f"{threads} threads asked for, {limit} used: the process has no more")
+        options.decisions.record("downgrade", f"using {limit} instead of {threads} threads: the process has no more")
         threads = limit
     cpu = cpu_options.get("cpu")
     if cpu is not None:
@@ -46,37 +46,37 @@ def machine(options: BuildOptions, target: CompileTarget, num_threads: int | Non
 
 
 def check_cpu(cpu: Any) -> None:
-    """Raise where machine code for a processor could not run here: it would end the process."""
+    """Raise OptionError if code for the CPU cannot run on this machine, where it would kill the process."""
     if cpu not in machine_code.cpu_names():
-        message, facts, hint = unknown("processor in cpu_options", str(cpu), machine_code.cpu_names())
+        message, facts, hint = unknown("CPU in cpu_options", str(cpu), machine_code.cpu_names())
         raise OptionError(message, facts=facts[:1], hint=hint)
     missing = machine_code.missing_features(cpu)
     if missing:
         raise OptionError(
-            f"this computer cannot run code for the processor '{cpu}'",
-            facts=[f"it is a '{machine_code.host_cpu()}' and lacks: {', '.join(missing)}"],
-            hint="leave cpu out of cpu_options; compiled.export(folder) writes C for other computers",
+            f"this machine cannot run code for the CPU '{cpu}'",
+            facts=[f"its CPU '{machine_code.host_cpu()}' lacks: {', '.join(missing)}"],
+            hint="drop cpu from cpu_options; compiled.export(folder) writes C for other machines",
         )
 
 
 def write_source(executable: Executable, graph: Graph, options: BuildOptions) -> None:
-    """Write the C that ``compiled.source`` shows, where ``file_path`` asks for it."""
+    """Write the C of ``compiled.source`` to ``file_path`` if that option is set."""
     path = options.source_path(graph)
     if path is not None:
         files.write(path, executable.source, "file_path")
 
 
 def rebuild(graph: Graph, executable: Executable) -> Executable:
-    """Another graph, not decomposed yet, for what an executable was made for."""
+    """Decompose and compile another graph for the machine and target of an executable."""
     lowered = decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")
     return compiled(lowered, executable.machine, executable.target)
 
 
 def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executable:
-    """Kernels and driver as machine code in this process."""
+    """Compile kernels and driver to machine code in this process."""
     program = programs.write(graph, machine, machine.plan)
     if programs.elements(program) >= 1 << 31:
-        raise UnsupportedError("a value of this graph has more than 2**31 elements")
+        raise UnsupportedError("cannot compile for backend 'c': a value of this graph has 2**31 elements or more")
     if machine.threads > 1:
         machine_code.set_threads(machine.threads)
     functions: dict[str, Any] = {n: f.primfunc for n, f in program.functions.items()}
@@ -93,7 +93,7 @@ def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executabl
 
 
 def first_failing_kernel(program: programs.Program, machine: Machine) -> BackendError | None:
-    """The error of the first kernel that cannot be compiled on its own."""
+    """Return the error of the first kernel that cannot be compiled alone, or None if all can."""
     helpers = {n: f.primfunc for n, f in program.functions.items() if n not in program.kernels}
     for name, kernel in program.kernels.items():
         try:
@@ -104,5 +104,5 @@ def first_failing_kernel(program: programs.Program, machine: Machine) -> Backend
 
 
 def written(graph: Graph, machine: Mapping[str, Any]) -> LoweredProgram:
-    """Kernels and driver of a program whose machine code came from the cache."""
+    """Generate kernels and driver again for a program whose machine code came from the cache."""
     return rewritten(graph, Machine(**machine))

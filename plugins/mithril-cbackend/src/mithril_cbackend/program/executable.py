@@ -1,7 +1,7 @@
-"""A program that can be called: arrays in, arrays out, through one table of addresses.
+"""Callable programs: arrays in, arrays out, through one address table.
 
-Nothing is allocated by a call that meets what the last one met: results are written again into the arrays of an earlier
-call once nobody holds those any more. Calls that repeat run lines written for the program, without loops over names.
+Repeated calls allocate nothing: results are written into arrays of an earlier call once the caller has released them.
+Repeated calls also run Python lines generated for the program, without loops over names.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from mithril_cbackend.program.written_calls import Repeated, written
 if TYPE_CHECKING:
     from mithril.runtime import CompiledModel
 
-    # the rest of the backend, and TVM with it, stays away from programs that come from the cache
+    # programs from the cache must not import the compiler, and with it TVM
     from mithril_cbackend.lowering.element.kernel_builder import Machine
     from mithril_cbackend.program.host_steps import HostStep
     from mithril_cbackend.program.program import Program
 
-SHORT = 1e-4  # seconds: programs that take less keep Python's lock, since letting go of it takes longer than it gains
+SHORT = 1e-4  # seconds; shorter programs keep the GIL, since releasing it costs more than it gains
 
 
 def key_getter(names: list[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """What gives a dictionary's values of these names."""
+    """Return a function that looks up these names in a mapping."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda given: tuple([given[name] for name in names])
 
 
 class ResultBuffer:
-    """Where one result is written: arrays made by earlier calls, used again once nobody else holds them."""
+    """Arrays of earlier calls for one result, reused once no caller holds them."""
 
-    MAX_ARRAYS = 3  # a loop that keeps what the last call gave while the next one runs needs two
+    MAX_ARRAYS = 3  # a loop that holds the last results during the next call needs two
 
     def __init__(self, name: str, slot: int, shape: tuple[int, ...], dtype: str) -> None:
         self.name, self.slot, self.shape, self.dtype = name, slot, shape, as_dtype(dtype).numpy
@@ -54,16 +54,16 @@ class ResultBuffer:
         self.arrays: list[tuple[Array, int]] = []
 
     def array(self) -> tuple[Array, int]:
-        """One that can be written, beginning at a multiple of 64 bytes, and its address."""
+        """Return an array that can be overwritten, 64-byte aligned, and its address."""
         for cached in self.arrays:
             out = cached[0]
-            # Held by the pair, by this name and by the call that counts. Views of it hold the bytes it is a view of.
+            # Three references: the pair, this name and the argument of getrefcount. Views refer to the base.
             if getrefcount(out) == 3 and getrefcount(out.base) == 2:
                 return cached
         return self.allocate()
 
     def allocate(self) -> tuple[Array, int]:
-        """A new one."""
+        """Allocate an array."""
         out = aligned(self.size).view(self.dtype).reshape(self.shape)
         self.arrays.insert(0, (out, address_of(out)))
         del self.arrays[self.MAX_ARRAYS :]
@@ -72,30 +72,30 @@ class ResultBuffer:
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """Kernels and driver before they became machine code, and what they were written for."""
+    """Kernels and driver in TIR, and the machine they were generated for."""
 
     program: Program
     machine: Machine
 
 
 def rewritten(graph: Graph, machine: Machine) -> LoweredProgram:
-    """Return kernels and driver of a program again, as they were written for its machine code."""
+    """Generate the kernels and driver of a program again, equal to those of its machine code."""
     from mithril_cbackend.program.program import write
 
     return LoweredProgram(write(graph, machine, machine.plan), machine)
 
 
 def executables(compiled: CompiledModel) -> list[Executable]:
-    """The programs that this backend has made for a model, the newest last."""
+    """Return the model's programs of this backend, the latest last."""
     programs = [p.executable for p in compiled.programs if isinstance(p.executable, Executable)]
     if not programs:
         hint = "compile it for backend 'c' with shapes=, or call it once"
-        raise InputError("this model has no program of the C backend yet", hint=hint)
+        raise InputError("the model has no program of backend 'c' yet", hint=hint)
     return programs
 
 
 class Executable:
-    """The entry function, the arena it works in, and where its arguments come from."""
+    """Machine code with its arena, its address table and the arrays of its results."""
 
     def __init__(
         self, graph: LazyGraph, layout: Layout, target: CompileTarget, code: Any, write: Callable[[], LoweredProgram]
@@ -103,10 +103,10 @@ class Executable:
         self.layout, self.target = layout, target
         self.code = code  # the module of machine code, which must live as long as its functions
         self.run = code[RUN]
-        self.short: bool | None = None  # whether runs keep Python's lock; known after the first
+        self.short: bool | None = None  # whether runs keep the GIL; None before the first run
         self._graph, self._write = graph, write
         self.lowered = layout.lowered
-        self.host_steps: list[HostStep] = []  # called back by the machine code; they live as long as it
+        self.host_steps: list[HostStep] = []  # called by the machine code, so they must live as long
         self.lock = threading.Lock()
         self.arena = aligned(layout.arena)
         self.table = np.zeros(layout.slots, np.int64)
@@ -118,15 +118,15 @@ class Executable:
         self.params, self.inputs = layout.params, layout.inputs
         self.results = [ResultBuffer(*row) for row in layout.results]
         self.get_params = key_getter([name for name, _ in self.params])
-        self.bound: tuple[Any, ...] = (None,) * len(self.params)  # the parameters whose addresses stand in the table
-        self.copies: list[Array] = []  # of those that are views
+        self.bound: tuple[Any, ...] = (None,) * len(self.params)  # parameters whose addresses are in the table
+        self.copies: list[Array] = []  # contiguous copies of strided parameters
 
     @property
     def graph(self) -> Graph:
         return self._graph.get()
 
     def release(self, graph: Callable[[], Graph]) -> None:
-        """Let go of graphs with weights: the layout has those that machine code reads, in the order it reads them."""
+        """Release graphs with weights: the layout holds the packed constants that the machine code reads."""
         machine = self.machine
         self._graph = LazyGraph(graph)
         self._write = lambda: rewritten(self.graph, machine)
@@ -146,7 +146,7 @@ class Executable:
 
     @property
     def source(self) -> str:
-        """The kernels and the driver, as readable C."""
+        """Kernels and driver as readable C."""
         from mithril_cbackend.program.c_printer import module_text
 
         return module_text(self.program, self.machine.lanes())
@@ -174,14 +174,14 @@ class Executable:
             self.lock.release()
 
     def time(self) -> None:
-        """The first run, which shows how long one takes."""
+        """Run for the first time, and decide by the latency whether later runs release the GIL."""
         start = perf_counter()
         self.run(self.address)
         self.short = perf_counter() - start < SHORT
         self.run.release_gil = not self.short
 
     def raise_failure(self) -> None:
-        """Raise the exception of a step that ran on the host."""
+        """Raise the first exception of a host step, if there is one."""
         failures = self.host_steps[0].failures
         if failures:
             error = failures[0]
@@ -189,7 +189,7 @@ class Executable:
             raise error
 
     def repeated(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Repeated) -> Repeated:
-        """What a call does, written out for these parameters and inputs like these, which have been called with."""
+        """Generate a fast call for these parameters and for inputs like these, which have been called before."""
         positions = {name: k for k, name in enumerate(inputs)}
         if self.host_steps or not (
             KNOWN and self.layout.callable and positions.keys() == {name for name, _ in self.inputs}
@@ -214,7 +214,7 @@ class Executable:
                 f"    y{k}, address{k} = allocate{k}()",
             ]
             arguments += f", address{k}"
-        if self.short:  # nothing else runs meanwhile
+        if self.short:  # the GIL is held, so no other call runs concurrently
             lines.append(f"if run(table, {arguments}):")
         else:
             names |= {"acquire": self.lock.acquire, "release": self.lock.release}
@@ -231,7 +231,7 @@ class Executable:
         return written(params, inputs, lines, names)
 
     def write_addresses(self, slots: Any, arguments: list[tuple[str, int]], arrays: Mapping[str, Any]) -> list[Array]:
-        """Write the addresses of these arrays into a table. What had to be copied is given back, to be kept."""
+        """Write the addresses of arrays into a table, and return the copies of strided ones, which must stay alive."""
         copies = []
         for name, slot in arguments:
             x = arrays[name]

@@ -1,7 +1,7 @@
 """Steps of a program that run as Python functions of NumPy arrays, called back from the driver.
 
-The driver can call functions of the C library only, by name. ``bsearch`` over one element calls the function it is
-given once, with the pointer it is given: here to a list of addresses.
+The driver can call only functions of the C library, by name. ``bsearch`` over one element calls its comparison function
+once with its key pointer, here the address of a list of array addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class HostStep:
-    """One node as a C function pointer; the first exception waits in ``failures`` until the program has ended."""
+    """A node as a C function pointer; its first exception is stored in ``failures`` until the program returns."""
 
     def __init__(self, node: Node, failures: list[BaseException]) -> None:
         self.node = node

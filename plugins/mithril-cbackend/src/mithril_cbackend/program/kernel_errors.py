@@ -1,4 +1,4 @@
-"""Errors that say which kernel, and so which layer, code could not be made for."""
+"""Compile errors with the kernel and the layer that failed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from mithril.base import BackendError, MithrilError
 from mithril_cbackend.lowering.element.kernel import Kernel
 
-REPORT = "this is a fault of mithril-cbackend: please report it with str(compiled.graph)"
+REPORT = "this is a bug in mithril-cbackend: please report it with str(compiled.graph)"
 
 
 @contextmanager
 def kernel_error_context(kernel: Kernel) -> Iterator[None]:
-    """What goes wrong while a kernel is written is said with the kernel's layer."""
+    """Convert exceptions of a kernel's template to errors with the kernel's layer."""
     try:
         yield
     except MithrilError:
@@ -23,14 +23,14 @@ def kernel_error_context(kernel: Kernel) -> Iterator[None]:
 
 
 def failed(kernel: Kernel, reason: str) -> BackendError:
-    """Code could not be made for a kernel."""
+    """Return the error of a kernel that cannot be compiled."""
     rows = []
     for node in kernel.nodes:
         operands = ", ".join("none" if v is None else str(v.type) for v in node.operands)
-        rows.append(f"{node.op.name}({operands}) gives {', '.join(str(v.type) for v in node.results)}")
+        rows.append(f"{node.op.name}({operands}) -> {', '.join(str(v.type) for v in node.results)}")
     origin = str(kernel.anchor.origin)
     return BackendError(
-        f"the C backend cannot make code for '{kernel.name()}'",
+        f"backend 'c' cannot compile the kernel '{kernel.name()}'",
         facts=[*([origin] if origin else []), *rows, reason],
         hint=REPORT,
     )

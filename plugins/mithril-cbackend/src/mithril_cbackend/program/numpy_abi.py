@@ -1,7 +1,6 @@
-"""Where a NumPy array object keeps what it is, so that addresses can be read without asking NumPy for them.
+"""Field offsets of NumPy array objects, to read addresses without calling NumPy.
 
-These offsets belong to NumPy's binary interface. They are compared with what NumPy says when this is imported; where
-they should not hold, addresses are asked for.
+The offsets are part of NumPy's ABI. They are checked on import; if they do not hold, addresses are queried from NumPy.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def _read(x: np.ndarray[Any, Any]) -> int:
     return _long(id(x) + DATA).value
 
 
-def _ask(x: np.ndarray[Any, Any]) -> int:
+def _query(x: np.ndarray[Any, Any]) -> int:
     return x.ctypes.data
 
 
-address_of: Callable[[np.ndarray[Any, Any]], int] = _read if KNOWN else _ask  # reading takes a tenth of the time
+address_of: Callable[[np.ndarray[Any, Any]], int] = _read if KNOWN else _query  # reading is 10x faster

@@ -1,7 +1,7 @@
-"""A graph as machine code: kernels, each compiled once however often it occurs, and one driver that calls them.
+"""A graph as a program: kernels, generated once for all equal uses, and one driver that calls them.
 
-The driver is a function of a table of addresses: the arena, inputs, results, constants. Loops and branches of the graph
-are loops and branches of the driver. Nothing is allocated when it runs.
+The driver is a function of an address table: the arena, inputs, results, constants. Loops and branches of the graph
+are loops and branches of the driver. A run allocates no memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTROL: Registry[Callable[..., None]] = Registry("regions in C")
 
 @dataclass(frozen=True)
 class Location:
-    """Where a value lies: so many bytes after the address in a slot; ``shift`` bytes more in a loop."""
+    """Address of a value: the address in a slot plus ``offset`` bytes, and in a loop ``shift`` bytes more."""
 
     slot: int
     offset: int = 0
@@ -47,7 +47,7 @@ class Location:
 
 
 class _Stored:
-    """What the memory plan sees of a step."""
+    """Operation of the nodes that represent steps in the memory plan."""
 
     elementwise = False
 
@@ -57,15 +57,15 @@ class _Stored:
 
 @dataclass
 class Region:
-    """A graph ready to be driven: its steps, where its values lie within its part of the arena."""
+    """A fused graph with the memory plan of its part of the arena."""
 
     graph: Graph
-    grouped: FusionPlan
-    direct: dict[Value, int]  # stored values that are results: which
-    copied: list[tuple[int, Value]]  # results that must be copied: inputs, constants, what is given out twice
+    fused: FusionPlan
+    direct: dict[Value, int]  # stored value -> index of the result it is written to
+    copied: list[tuple[int, Value]]  # results that must be copied: inputs, constants, duplicates
     plan: memory_plan.MemoryPlan
     inner: dict[Node, list[Region]]
-    scratch: dict[Node, Value]  # the arena of a control-flow node's regions
+    scratch: dict[Node, Value]  # control-flow node -> arena of its regions
 
     @property
     def size(self) -> int:
@@ -73,19 +73,19 @@ class Region:
 
 
 def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
-    """Group a graph and plan its memory, regions first."""
-    grouped = group(graph, machine)
-    stored_values = {v for step in grouped.steps for v in step.outputs}
+    """Fuse a graph and plan its memory, regions first."""
+    fused = group(graph, machine)
+    stored_values = {v for step in fused.steps for v in step.outputs}
     direct: dict[Value, int] = {}
     copied: list[tuple[int, Value]] = []
     for k, v in enumerate(graph.outputs):
-        stored = grouped.stored(v)
+        stored = fused.stored(v)
         if stored in stored_values and stored not in direct:
             direct[stored] = k
         else:
             copied.append((k, stored))
     inner, scratch, nodes = {}, {}, []
-    for step in grouped.steps:
+    for step in fused.steps:
         results = [v for v in step.outputs if v not in direct]
         if isinstance(step, Kernel):
             results += step.scratch
@@ -94,12 +94,12 @@ def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
             extra = max((r.size for r in regions), default=0) + loop_state_bytes(step.node)
             scratch[step.node] = Value("room", TensorType(as_dtype("uint8"), (extra,)))
             results.append(scratch[step.node])
-        read = tuple(dict.fromkeys(grouped.stored(v) for v in step.inputs))
+        read = tuple(dict.fromkeys(fused.stored(v) for v in step.inputs))
         nodes.append(Node(_Stored("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
     last = tuple(v for _, v in copied if v in stored_values and v not in direct)
     end = Node(_Stored("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
     plan = memory_plan.plan(Graph((), (*nodes, end), ()), strategy, views=lambda node: False)
-    return Region(graph, grouped, direct, copied, plan, inner, scratch)
+    return Region(graph, fused, direct, copied, plan, inner, scratch)
 
 
 def aligned(size: int) -> int:
@@ -107,7 +107,7 @@ def aligned(size: int) -> int:
 
 
 def loop_state_bytes(node: Node) -> int:
-    """Bytes for the next states of a loop, and for a condition, beside the arenas of its regions."""
+    """Return the bytes for a loop's next states and condition, in addition to the arenas of its regions."""
     if not node.regions:  # a step that runs on the host: addresses of its operands and results
         return aligned(8 * (len(node.operands) + len(node.results)))
     states = node.attributes.get("states", node.attributes.get("carries", 0))
@@ -116,7 +116,7 @@ def loop_state_bytes(node: Node) -> int:
 
 @dataclass
 class Program:
-    """Everything that runs, and how the table of addresses is laid out."""
+    """Kernels and driver of a graph, and the layout of the address table."""
 
     graph: Graph
     functions: dict[str, t.Function]
@@ -133,7 +133,7 @@ class Program:
 
     @property
     def fallbacks(self) -> frozenset[str]:
-        """Operations that run as their references."""
+        """Operations that run as their reference implementation."""
         return frozenset(step.node.op.name for step in self.host_steps if step.is_fallback)
 
     def layout(self, graph: Graph) -> Layout:
@@ -154,7 +154,7 @@ class Program:
 
 
 class Writer:
-    """Writes the driver and collects the kernels it calls."""
+    """Generator of the driver and of the kernels it calls."""
 
     def __init__(self, graph: Graph, machine: Machine, strategy: Any = "greedy") -> None:
         self.graph = graph
@@ -199,14 +199,14 @@ class Writer:
 
     # -- a region -------------------------------------------------------------------------------------------------
     def emit_calls(self, region: Region, inputs: list[Location], results: list[Location], arena: Location) -> None:
-        """The calls of one run of a region, between these locations."""
+        """Emit the calls of one run of a region."""
         locations: dict[Value, Location] = {}
         for i, address in zip(region.graph.arguments, inputs, strict=True):
             locations[i.value] = address
-        read = {region.grouped.stored(v) for step in region.grouped.steps for v in step.inputs}
+        read = {region.fused.stored(v) for step in region.fused.steps for v in step.inputs}
         read.update(v for _, v in region.copied)
         for i in region.graph.with_role("constant"):
-            if i.value in read:  # else its elements lie elsewhere in another order
+            if i.value in read:  # otherwise only its packed copy is used
                 locations[i.value] = Location(self.constant(i.data))
         for v, buffer in region.plan.buffer_of.items():
             locations[v] = arena.at(buffer.offset)
@@ -214,9 +214,9 @@ class Writer:
             locations[v] = results[k]
 
         def location(v: Value) -> Location:
-            return locations[region.grouped.stored(v)]
+            return locations[region.fused.stored(v)]
 
-        for step in region.grouped.steps:
+        for step in region.fused.steps:
             if isinstance(step, Kernel):
                 for v, data in step.prepared.values():
                     locations[v] = Location(self.constant(data))
@@ -248,7 +248,7 @@ class Writer:
         self.code.call(self.function(kernel), *[p.address(self.table[1]) for p in locations])
 
     def function(self, kernel: Kernel) -> str:
-        """The name of the kernel's function, written when the first of its kind comes."""
+        """Return the name of the kernel's function, generating it on the first use of an equal kernel."""
         key = kernel.key()
         name = self.names.get(key)
         if name is None:
@@ -267,9 +267,9 @@ class Writer:
 
     # -- control flow ---------------------------------------------------------------------------------------------
     def load_condition(self, location: Location) -> t.Expr:
-        """The bool at a location.
+        """Load a bool from its buffer.
 
-        A copy of it in the table would not be seen: LLVM is told that only the driver's own statements write there.
+        It must not be copied to the table first: LLVM may assume that only the driver's own stores write there.
         """
         condition = self.code.view("condition", "uint8", location.address(self.table[1]))
         return t.not_equal(t.load(condition, 0), t.const(0, "uint8"))
@@ -283,7 +283,7 @@ def choose(
     results: list[Location],
     scratch: Location,
 ) -> None:
-    """``if``: one of two regions, both giving their results to the same locations."""
+    """Emit ``if``: both regions write the same results."""
     condition = writer.load_condition(inputs[0])
     blocks = []
     for region in regions:
@@ -294,18 +294,18 @@ def choose(
 
 
 def swap_states(writer: Writer, states: list[Value], after: list[Location], before: list[Location]) -> None:
-    """The next states take the locations of the last."""
+    """Copy the next states over the current ones."""
     for v, source, target in zip(states, after, before, strict=True):
         writer.copy(target, source, memory_plan.nbytes(v.type))
 
 
-def pending(states: list[Value], room: Location) -> tuple[list[Location], Location]:
-    """Places for the next states at the beginning of the room, and the room that is left."""
+def next_states(states: list[Value], scratch: Location) -> tuple[list[Location], Location]:
+    """Reserve the beginning of the scratch buffer for the next states, and return the rest of it."""
     locations, offset = [], 0
     for v in states:
-        locations.append(room.at(offset))
+        locations.append(scratch.at(offset))
         offset += aligned(memory_plan.nbytes(v.type))
-    return locations, room.at(offset)
+    return locations, scratch.at(offset)
 
 
 def loop(
@@ -316,11 +316,11 @@ def loop(
     results: list[Location],
     scratch: Location,
 ) -> None:
-    """``while``: the condition, then the body, as often as it holds."""
+    """Emit ``while``: repeat the body as long as the condition holds."""
     count, trips = node.attributes["states"], node.attributes["max_trips"]
     states = list(node.results)
     swap_states(writer, states, inputs[:count], results)
-    after, rest = pending(states, scratch)
+    after, rest = next_states(states, scratch)
     holds, arena = rest, rest.at(memory_plan.ALIGNMENT)
     now = [*results, *inputs[count:]]
     code = writer.code
@@ -347,14 +347,14 @@ def scan(
     results: list[Location],
     scratch: Location,
 ) -> None:
-    """``scan``: the body once per step, its elements read from and stacked into whole arrays."""
+    """Emit ``scan``: one run of the body per step, which reads and writes rows of the stacked arrays."""
     a = node.attributes
     carries, sequences, length = a["carries"], a["sequences"], int(a["length"])
     states = list(node.results[:carries])
     swap_states(writer, states, operands[:carries], results[:carries])
     if length == 0:
         return
-    after, rest = pending(states, scratch)
+    after, rest = next_states(states, scratch)
     body = regions[0]
     with writer.code.loop("step", length) as step:
         index = length - 1 - step if a["reverse"] else step
@@ -383,7 +383,7 @@ def host_call(
     results: list[Location],
     scratch: Location,
 ) -> None:
-    """A function of Python: it gets a pointer to the addresses of operands and results, which stand in the room."""
+    """Emit a call of a Python function with a pointer to the addresses of its operands and results."""
     step = HostStep(node, writer.failures)
     writer.host_steps.append(step)
     code, table = writer.code, writer.table[1]
@@ -406,6 +406,6 @@ def write(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Program:
 
 
 def elements(program: Program) -> int:
-    """Elements of the largest stored value: positions in it must fit 32 bits."""
+    """Return the number of elements of the largest stored value; its indices must fit 32 bits."""
     values = [v for k in program.kernels.values() for v in (*k.inputs, *k.outputs)]
     return max((math.prod(shape_of(v)) for v in values), default=0)

@@ -1,4 +1,4 @@
-"""Programs on disk: machine code as a library, which is loaded without TVM's compiler."""
+"""Programs on disk: machine code as a shared library, which is loaded without TVM's compiler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mithril_cbackend.toolchains import HOST
 
 
 def dump(executable: Executable) -> dict[str, bytes] | None:
-    """The program's parts; None where nothing is installed that links a library."""
+    """Serialize a program, or return None if it cannot be cached or no linker is installed."""
     compiler = HOST.compiler()
     in_process = bool(executable.host_steps)  # the machine code holds addresses of this process
     if compiler is None or in_process or callable(executable.machine.plan):
@@ -35,7 +35,7 @@ def dump(executable: Executable) -> dict[str, bytes] | None:
 
 
 def revive(parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Executable:
-    """What ``dump`` gave. Kernels are written again only if somebody wants to see or export them."""
+    """Load a dumped program. Kernels are generated again only for ``source`` and for export."""
     machine = json.loads(parts["machine"])
     code = module_loader.load(parts["library"], machine["threads"])
 

@@ -1,7 +1,7 @@
-"""One Python function for a call that is like the last one: its checks and the call of the compiled code, written out.
+"""Generated Python function for repeated calls of a program: unrolled checks and the call of the machine code.
 
-A loop over names, a method, a call in between: each takes as long as the arithmetic of a small model. So the function
-is written for one program. It hands all but the very parameters that were checked before to the function ``otherwise``.
+A loop over names, a method or an extra call takes as long as the arithmetic of a small model, so the function is
+generated for one program. It forwards calls with other parameters to the function ``otherwise``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from operator import is_
 from typing import Any
 
 Repeated = Callable[[Any, Any], Any]
-FEW = 8  # parameters: of more, a loop in C is faster than a comparison for each, and writes less
+FEW = 8  # parameters; for more, a loop in C is faster than generated comparisons
 
 
 def written(
@@ -21,9 +21,9 @@ def written(
     lines: Sequence[str],
     names: Mapping[str, Any],
 ) -> Repeated:
-    """Return a function that runs these lines for the same parameters and inputs of the same names.
+    """Build a function that runs `lines` for the same parameters and for inputs of the same names.
 
-    The lines read ``names``, and the inputs as x0, x1, ..., whose kinds they check themselves.
+    The lines use ``names`` and the inputs x0, x1, ..., whose types they must check themselves.
     """
     read, differs, bindings = _parameters(params)
     differs.append(f"len(inputs) != {len(inputs)}")
@@ -45,7 +45,7 @@ def written(
 
 
 def _parameters(params: Mapping[str, Any]) -> tuple[list[str], list[str], dict[str, Any]]:
-    """Return lines that read parameters, conditions of their change, and the objects that both use."""
+    """Return lines that read the parameters, conditions for their change, and the objects that both use."""
     values = tuple(params.values())
     if not values:
         return [], ["params"], {}

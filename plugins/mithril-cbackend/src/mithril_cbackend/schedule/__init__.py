@@ -1,1 +1,1 @@
-"""Schedules: templates, their parameters, and the search for good ones."""
+"""Schedules: files of them, short measurements at compile time, and the offline search."""

@@ -1,10 +1,10 @@
-"""``mithril_cbackend.tune_offline``: the templates' whole grid of schedules, searched for as long as one likes.
+"""``mithril_cbackend.tune_offline``: search of the templates' full grid of schedules within a time limit.
 
-First each operation alone: all of its schedules, timed in turns, those that fall behind given up. Then the whole
-program: what won alone must win there, too, beside what follows it and with the caches as the rest leaves them, else
-the runner-up or the usual schedule stays. What is found is kept for ``optimization_level="high"`` and can be shipped.
+First each operation alone: all of its schedules are timed alternately, and slow ones are dropped early. Then the full
+program: the fastest schedules must also be faster there, with its fusion and cache state, otherwise a runner-up or the
+default is used. The results are cached for ``optimization_level="high"`` and can be shipped as a file.
 
-TVM's own tuner is no part of this. It rearranges blocks; kernels of the templates are loops, and have none.
+TVM's own tuner is not used: it transforms blocks of TVM's scheduling language, and the templates generate plain loops.
 """
 
 from __future__ import annotations
@@ -26,54 +26,55 @@ from mithril_cbackend.schedule.tuning import DEFAULT, Call, Operation
 if TYPE_CHECKING:
     from mithril.runtime import CompiledModel
 
-FINALISTS = 3  # of each operation, that the whole program is tried with
-HOPELESS = 1.2  # times slower than the best
-GAIN = 0.01  # of the whole program's time that another schedule must save
-MIN_SECONDS = 0.1  # seconds for an operation or a race, however little time is given
+FINALISTS = 3  # schedules of each operation to try in the full program
+HOPELESS = 1.2  # slowdown relative to the best above which a schedule is dropped
+GAIN = 0.01  # fraction of the program's time that another schedule must save
+MIN_SECONDS = 0.1  # lower limit for an operation or a comparison, whatever the time limit
 
 
 def lower_quartile(times: Sequence[float]) -> float:
-    """What a busy machine disturbs least, and one lucky call does not decide."""
+    """Return the lower quartile: robust against a noisy host and against single fast calls."""
     return sorted(times)[len(times) // 4]
 
 
 @dataclass
 class Row:
-    """What was found for one operation."""
+    """The results of one operation."""
 
     operation: Operation
     tried: int
-    usual: float  # seconds alone
-    finalists: Sequence[tuple[str, float]]  # the best first, with their seconds alone
-    chosen: str = DEFAULT
+    default: float  # seconds of the default schedule, measured alone
+    finalists: Sequence[tuple[str, float]]  # schedules and their seconds, measured alone, the fastest first
+    selected: str = DEFAULT
 
     def __str__(self) -> str:
         best, seconds = self.finalists[0]
-        selection = "the usual one" if self.chosen == DEFAULT else f"'{self.chosen}'"
-        timing = f"{1e6 * self.usual:.1f} us, '{best or 'the usual one'}' {1e6 * seconds:.1f} us of {self.tried}"
-        return f"{self.operation.name} ({self.operation.count}x): alone {timing}; kept {selection}"
+        selection = "the default" if self.selected == DEFAULT else f"'{self.selected}'"
+        timing = f"default {1e6 * self.default:.1f} us, best of {self.tried}"
+        timing += f" '{best or 'default'}' {1e6 * seconds:.1f} us"
+        return f"{self.operation.name} ({self.operation.count}x): alone {timing}; selected {selection}"
 
 
 @dataclass
 class TuningResult:
-    """The schedules that won. Print it for what was tried; ``save`` writes them to be shipped."""
+    """The fastest schedules. Print it for the measurements; ``save`` writes a file to ship."""
 
     schedules: Schedules
-    usual_seconds: float
+    default_seconds: float
     seconds: float
     rows: Sequence[Row] = field(default_factory=list)
 
     @property
     def speedup(self) -> float:
-        return self.usual_seconds / self.seconds
+        return self.default_seconds / self.seconds
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """For ``ml.CBackend(schedules=path)``, beside what the file already has."""
+        """Write the schedules for ``ml.CBackend(schedules=path)``, merged into an existing file."""
         self.schedules.save(path)
 
     def __str__(self) -> str:
         times = (
-            f"{1e3 * self.usual_seconds:.3f} ms with the usual schedules, {1e3 * self.seconds:.3f} ms with those found"
+            f"{1e3 * self.default_seconds:.3f} ms by default, {1e3 * self.seconds:.3f} ms with the selected schedules"
         )
         return "\n".join([times, *(f"  {row}" for row in self.rows)])
 
@@ -85,13 +86,13 @@ def tune_offline(
     trials: int | None = None,
     store: Store | str | os.PathLike[str] | None = None,
 ) -> TuningResult:
-    """Search the schedules of a model's newest program for about so many seconds.
+    """Search schedules for a model's latest program for about `seconds`.
 
-    ``trials`` bounds how many schedules of each operation are tried. ``store`` is the cache folder in which level
-    high finds what won; by default the one it uses itself.
+    ``trials`` limits the schedules per operation. ``store`` is the cache directory from which level high reads the
+    results; by default its own.
     """
     if seconds <= 0 or (trials is not None and trials < 1):
-        raise OptionError(f"tune_offline: nothing can be tried in {seconds} s with trials={trials}")
+        raise OptionError(f"tune_offline: seconds={seconds} and trials={trials} must be positive")
     executable = executables(compiled)[-1]
     machine = replace(executable.machine, schedules={})
     cache = store if isinstance(store, Store) else Store(store or compiled.options.get("cache_dir"))
@@ -104,12 +105,12 @@ def tune_offline(
     ]
     result = tune_program(executable.graph, machine, rows, begin + seconds)
     for row in rows:
-        tuning.save_cached(cache, row.operation.name, machine, row.chosen)
+        tuning.save_cached(cache, row.operation.name, machine, row.selected)
     return result
 
 
 def tune_operation(operation: Operation, machine: Machine, seconds: float, trials: int | None) -> Row:
-    """The fastest schedules of an operation by itself."""
+    """Return the fastest schedules of an operation, measured alone."""
     graph = tuning.single(operation.within, operation.node)
     calls = {DEFAULT: Call(graph, machine, compile_graph.compiled)}
     choices = list(dict.fromkeys([*operation.choices(machine), *operation.all_choices(machine)]))
@@ -124,7 +125,7 @@ def tune_operation(operation: Operation, machine: Machine, seconds: float, trial
 
 
 def tune_program(graph: Any, machine: Machine, rows: Sequence[Row], end: float) -> TuningResult:
-    """The whole program with what won alone; then, while there is time, with each operation's other finalists."""
+    """Measure the full program with the fastest schedules, then, while time is left, with the other finalists."""
 
     def program(schedules: Mapping[str, str]) -> Call:
         return Call(
@@ -136,12 +137,12 @@ def tune_program(graph: Any, machine: Machine, rows: Sequence[Row], end: float) 
             calls, seconds=max(MIN_SECONDS, (end - time.perf_counter()) / (4 * len(rows) + 4)), of=lower_quartile
         )
 
-    usual: dict[str, str] = {row.operation.name: DEFAULT for row in rows}
+    default: dict[str, str] = {row.operation.name: DEFAULT for row in rows}
     best = {row.operation.name: row.finalists[0][0] for row in rows}
-    calls = {"usual": program(usual), "best": program(best)}
+    calls = {"default": program(default), "best": program(best)}
     times = race(calls)
-    if times["best"] >= times["usual"]:
-        best, calls["best"] = usual, calls["usual"]
+    if times["best"] >= times["default"]:
+        best, calls["best"] = default, calls["default"]
     for row in rows:
         name = row.operation.name
         for other in dict.fromkeys([*(n for n, _ in row.finalists), DEFAULT]):
@@ -153,9 +154,9 @@ def tune_program(graph: Any, machine: Machine, rows: Sequence[Row], end: float) 
             if seconds["other"] < (1 - GAIN) * seconds["best"]:
                 best, calls["best"] = changed, call
     for row in rows:
-        row.chosen = best[row.operation.name]
+        row.selected = best[row.operation.name]
     last = race(calls)
-    if calls["best"] is calls["usual"]:
-        last["best"] = last["usual"]
+    if calls["best"] is calls["default"]:
+        last["best"] = last["default"]
     machine = replace(machine, schedules={n: s for n, s in best.items() if s})
-    return TuningResult(Schedules.of_machine(machine), last["usual"], last["best"], rows)
+    return TuningResult(Schedules.of_machine(machine), last["default"], last["best"], rows)

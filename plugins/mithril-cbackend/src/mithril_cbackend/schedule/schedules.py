@@ -1,7 +1,7 @@
-"""Schedules found by measuring, as a file that goes where a program goes: by kind of machine, what won for which sizes.
+"""File of measured schedules, to be shipped with a program: by machine, the fastest schedule for each operation.
 
-``mithril_cbackend.save_schedules("schedules.json", compiled)`` writes what ``optimization_level="high"`` has found, and
-``ml.CBackend(schedules="schedules.json")`` compiles by it at every level without measuring anything.
+``mithril_cbackend.save_schedules("schedules.json", compiled)`` writes the schedules of ``optimization_level="high"``,
+and ``ml.CBackend(schedules="schedules.json")`` compiles with them at every level, without measurements.
 """
 
 from __future__ import annotations
@@ -20,54 +20,53 @@ if TYPE_CHECKING:
     from mithril_cbackend.lowering.element.kernel_builder import Machine
 
 FORMAT, VERSION = "mithril-cbackend schedules", 1
-ByName = Mapping[str, str]  # of an operation with its sizes: the schedule
+ByName = Mapping[str, str]  # operation with its sizes -> schedule
 
 
 @dataclass(frozen=True)
 class Schedules:
-    """By kind of machine."""
+    """Schedules by machine and operation."""
 
     machines: Mapping[str, ByName] = field(default_factory=dict)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Schedules:
-        """What ``save`` wrote; anything else is an error."""
+        """Read a file written by ``save``; raise OptionError for any other."""
         file = Path(path)
         try:
             data = json.loads(file.read_text())
         except OSError as error:
-            raise OptionError(f"schedules: '{file}' cannot be read: {error.strerror or error}") from None
+            raise OptionError(f"schedules: cannot read '{file}': {error.strerror or error}") from None
         except ValueError as error:
-            raise OptionError(f"schedules: '{file}' is no file of schedules: {error}") from None
+            raise OptionError(f"schedules: '{file}' is not a schedules file: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            hint = "mithril_cbackend.save_schedules writes such a file"
-            raise OptionError(f"schedules: '{file}' is no file of schedules", hint=hint)
+            hint = "write one with mithril_cbackend.save_schedules"
+            raise OptionError(f"schedules: '{file}' is not a schedules file", hint=hint)
         if data.get("version") != VERSION:
             raise OptionError(
-                f"schedules: '{file}' has version {data.get('version')} of the format, this mithril-cbackend reads"
-                f" version {VERSION}",
-                hint="search again, or install the mithril-cbackend that wrote it",
+                f"schedules: '{file}' has format version {data.get('version')}, expected version {VERSION}",
+                hint="run tune-c again, or install the version of mithril-cbackend that wrote it",
             )
         machines: Any = data.get("machines")
         if not _by_name(machines, dict) or not all(_by_name(by_operation, str) for by_operation in machines.values()):
-            raise OptionError(f"schedules: '{file}' does not say which schedules are for which machine")
+            raise OptionError(f"schedules: 'machines' of '{file}' must map machines to operations to schedules")
         return Schedules(machines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write them; what a file of this name has for other machines and sizes stays."""
+        """Write the schedules, merged into an existing file."""
         file = Path(path)
         merged = Schedules.load(file).merged_with(self) if file.exists() else self
         data = {"format": FORMAT, "version": VERSION, "machines": merged.machines}
         files.write(file, json.dumps(data, indent=1, sort_keys=True) + "\n", "schedules")
 
     def merged_with(self, other: Schedules) -> Schedules:
-        """Both; where both have one, that of the others."""
+        """Return the union, where schedules of `other` win."""
         names = {*self.machines, *other.machines}
         return Schedules({n: {**self.machines.get(n, {}), **other.machines.get(n, {})} for n in sorted(names)})
 
     @staticmethod
     def of_machine(machine: Machine) -> Schedules:
-        """Those that a program was compiled by."""
+        """Return the schedules that a program was compiled with."""
         return Schedules({kind(machine): dict(machine.schedules)})
 
 
@@ -76,12 +75,12 @@ def _by_name(value: Any, kind: type) -> bool:
 
 
 def kind(machine: Machine) -> str:
-    """What machines have in common for which the same schedules are best."""
+    """Return the description of a machine that its schedules are stored under."""
     return f"{machine.cpu}, {machine.threads} threads, vectors of {machine.vector_bytes} bytes"
 
 
 def save_schedules(path: str | os.PathLike[str], *compiled: CompiledModel) -> Schedules:
-    """Write the schedules of all programs of these models, beside those that the file already has."""
+    """Write the schedules of all programs of these models, merged into an existing file."""
     from mithril_cbackend.program.executable import executables
 
     schedules = Schedules()

@@ -1,7 +1,7 @@
-"""Schedules that are not the usual ones: those of a file, and with ``optimization_level="high"`` those that win here.
+"""Selection of schedules: from a file, and with ``optimization_level="high"`` by measurement on this machine.
 
-Every large product and convolution is compiled alone, once for each schedule on a short list, and timed on random
-numbers. What won is kept in the cache folder for all graphs that have an operation of these sizes.
+Every large matmul and convolution is compiled alone, once for each schedule of a short list, and timed on random
+inputs. The fastest is cached on disk for all graphs with an operation of these sizes.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from mithril_cbackend.lowering.matmul import matmul, matmul_form
 from mithril_cbackend.schedule.schedules import Schedules, kind
 from mithril_tools.tuning_cache import machine as this_machine
 
-SMALL = 1 << 18  # multiplications: below, no schedule matters
-MAX_OPERATIONS = 32  # operations that one compilation measures, the largest first
-SECONDS = 0.1  # for each
-MARGIN = 0.03  # of the time: smaller gains are noise
-DEFAULT = ""  # as the templates would choose
+SMALL = 1 << 18  # multiplications; schedules do not matter for smaller operations
+MAX_OPERATIONS = 32  # measured in one compilation, the largest first
+SECONDS = 0.1  # per operation
+MARGIN = 0.03  # fraction of the time; smaller gains are noise
+DEFAULT = ""  # the schedule that the template selects
 PRODUCTS, CONVOLUTIONS = (ops.matmul, ops.dot), (ops.conv, ops.conv_input_grad)
 Compile = Callable[[Graph, Machine, CompileTarget], Callable[..., Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A product or convolution of certain sizes, and how often the graph has it."""
+    """A matmul or convolution of certain sizes, and how often it occurs in the graph."""
 
-    name: str  # what tells schedules apart
+    name: str  # key of its schedules
     node: Node
     within: Graph
     multiplications: int
     count: int = 1
 
     def choices(self, machine: Machine) -> list[str]:
-        """The short list."""
+        """Return the short list of schedules."""
         if self.node.op in PRODUCTS:
             return matmul.schedules(self.node, machine)
         return direct_convolution.schedules(self.node, machine)
 
     def all_choices(self, machine: Machine) -> list[str]:
-        """Every schedule there is."""
+        """Return all schedules."""
         if self.node.op in CONVOLUTIONS:
             return direct_convolution.schedules(self.node, machine, max_per_kind=1 << 10)
         return cross_depths(self.choices(machine))
 
 
 def cross_depths(choices: list[str]) -> list[str]:
-    """Tiles, as "8x32", with each of the depths that the list has for the usual tile, as "8x32x512"."""
+    """Combine tiles ("8x32") with the depths that the list has for the default tile ("8x32x512")."""
     parts = [c.split("x") for c in choices]
     tiles = dict.fromkeys("x".join(p[:2]) for p in parts)
     depths = dict.fromkeys(p[2] for p in parts if len(p) > 2)
@@ -66,7 +66,7 @@ def cross_depths(choices: list[str]) -> list[str]:
 
 
 def scheduled(graph: Graph, machine: Machine, options: BuildOptions, shipped: Schedules, compiled: Compile) -> Machine:
-    """The machine with the schedules that a file has for it, and with those that won here."""
+    """Return the machine with its schedules from the file and from measurements."""
     high = options.settings.get("optimization_level") == "high"
     if not high and not shipped.machines:
         return machine
@@ -81,29 +81,27 @@ def scheduled(graph: Graph, machine: Machine, options: BuildOptions, shipped: Sc
 def from_file(
     operations: Mapping[str, Operation], machine: Machine, options: BuildOptions, shipped: Schedules
 ) -> dict[str, str]:
-    """Those for this machine that the templates still have."""
+    """Return the schedules of the file that apply to this machine and that the templates support."""
     if not shipped.machines:
         return {}
     if kind(machine) not in shipped.machines:
         available = "; ".join(sorted(shipped.machines))
-        message = f"schedules: the file has none for {kind(machine)}; it has some for {available}"
+        message = f"schedules: the file has no entry for {kind(machine)}, only for {available}"
         options.decisions.record("ignored", message)
         return {}
     schedules = {n: schedule for n, schedule in shipped.machines[kind(machine)].items() if n in operations}
     for name, schedule in list(schedules.items()):
         if schedule not in operations[name].all_choices(machine):
-            options.decisions.record("ignored", f"schedules: this version has none named '{schedule}' for {name}")
+            options.decisions.record("ignored", f"schedules: unknown schedule '{schedule}' for {name}")
             del schedules[name]
-    options.decisions.record(
-        "choice", f"schedules: the file has those of {len(schedules)} of {len(operations)} operations"
-    )
+    options.decisions.record("choice", f"schedules: from the file for {len(schedules)} of {len(operations)} operations")
     return schedules
 
 
 def measure(
     operations: Mapping[str, Operation], machine: Machine, options: BuildOptions, compiled: Compile
 ) -> dict[str, str]:
-    """Those that were found before, or are found now, to be the fastest here."""
+    """Return the fastest schedules, measured now or read from the cache."""
     store = Store(options.settings.get("cache_dir"))
     schedules: dict[str, str] = {}
     for name, operation in operations.items():
@@ -113,8 +111,8 @@ def measure(
             save_cached(store, name, machine, schedule)
         schedules[name] = schedule
     if operations:
-        num_changed = sum(1 for chosen in schedules.values() if chosen)
-        message = f"the schedules of {len(operations)} operations were measured, {num_changed} are not the usual ones"
+        num_changed = sum(1 for schedule in schedules.values() if schedule)
+        message = f"measured the schedules of {len(operations)} operations, {num_changed} differ from the default"
         options.decisions.record("choice", message)
     return schedules
 
@@ -140,7 +138,7 @@ def _key(name: str, machine: Machine) -> str:
 
 
 def operations(graph: Graph) -> dict[str, Operation]:
-    """The products and convolutions of a graph and its regions by name, the largest first."""
+    """Return the matmuls and convolutions of a graph and its regions by name, the largest first."""
     entries: dict[str, Operation] = {}
     for node, within in iterate(graph):
         product = matmul_form.product_of(node) if node.op in PRODUCTS else None
@@ -158,7 +156,7 @@ def operations(graph: Graph) -> dict[str, Operation]:
 
 
 def fastest(operation: Operation, machine: Machine, compiled: Compile) -> str:
-    """The schedule that is faster than the usual one, which is the empty text."""
+    """Return the fastest schedule, or DEFAULT if none is clearly faster than the default."""
     graph = single(operation.within, operation.node)
     calls = {DEFAULT: Call(graph, machine, compiled)}
     for schedule in operation.choices(machine):
@@ -169,7 +167,7 @@ def fastest(operation: Operation, machine: Machine, compiled: Compile) -> str:
 
 
 def single(graph: Graph, node: Node) -> Graph:
-    """An operation alone, its right operand known if it is known in the graph."""
+    """Build a graph of one operation, whose right operand is constant if it is constant in the graph."""
     constants: set[str] = set()
     operands: list[Value | None] = []
     with Builder() as b:
@@ -189,7 +187,7 @@ def single(graph: Graph, node: Node) -> Graph:
 
 
 class Call:
-    """A call of a graph's program on random numbers."""
+    """A call of a graph's program on random inputs."""
 
     def __init__(self, graph: Graph, machine: Machine, compiled: Compile) -> None:
         self.executable = compiled(graph, machine, CompileTarget())

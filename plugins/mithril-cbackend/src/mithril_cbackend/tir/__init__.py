@@ -1,4 +1,4 @@
-"""Code as TVM's TIR: expressions with operators, statements, functions. Importing it imports TVM."""
+"""Builders of TVM's TIR: expressions with operators, statements, functions. Importing this package imports TVM."""
 
 from mithril_cbackend.tir.codegen import (
     PARALLEL,

@@ -17,7 +17,7 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (stmt.ForKind(k) for k in range(4))
 
 
 class Code:
-    """Statements of one kernel while they are generated."""
+    """Builder of the statements of one function."""
 
     def __init__(self) -> None:
         self._open: list[list[Stmt]] = [[]]
@@ -27,7 +27,7 @@ class Code:
         self._vector: tuple[Expr, int, list[Stmt]] | None = None  # the current vector loop, and the block around it
 
     def name(self, stem: str) -> str:
-        """Return a name that is not used yet in this function."""
+        """Return a name that is still unused in this function."""
         clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in stem) or "v"
         if clean[0].isdigit() or is_taken(clean):
             clean = "v_" + clean
@@ -104,7 +104,7 @@ class Code:
 
     @contextmanager
     def block(self) -> Iterator[list[Stmt]]:
-        """Collect statements in a list of their own."""
+        """Collect statements in a separate list."""
         statements: list[Stmt] = []
         self._open.append(statements)
         try:
@@ -159,12 +159,12 @@ def sequence(body: list[Stmt]) -> Stmt:
 # -- functions ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Function:
-    """A function of TIR, and how the C printer writes it."""
+    """A TIR function with the facts that the C printer needs."""
 
     primfunc: Any
-    names: frozenset[str]  # arrays that are names of values
-    read: int  # number of leading parameters that are only read
-    helpers: Mapping[str, Function] = field(default_factory=dict)  # functions that it calls
+    names: frozenset[str]  # one-element arrays that represent named values
+    read: int  # number of leading read-only parameters
+    helpers: Mapping[str, Function] = field(default_factory=dict)  # called functions by name
 
 
 def pointer(name: str, dtype: str, size: int) -> tuple[Any, Buffer]:
@@ -196,7 +196,7 @@ def entry(name: str, parameters: Sequence[Expr], body: Stmt) -> Any:
 
 @cache
 def _square_transpose(name: str, lanes: int) -> Function:
-    """Transpose a square in registers: in each step, rows exchange every second block with the rows that far away."""
+    """Build a transpose in registers: in step s, rows at distance s exchange every second block of s elements."""
     (source, rows), (target, columns) = pointer("source", "float32", 1 << 30), pointer("target", "float32", 1 << 30)
     stride, target_stride = Expr(tirx.Var("stride", "int32")), Expr(tirx.Var("to_stride", "int32"))
     code = Code()

@@ -18,7 +18,7 @@ POSITION = "int32"
 
 
 class Expr:
-    """A scalar expression; comparisons give bools, ``& | ^ ~`` work on bools and on the bits of integers.
+    """A scalar expression; comparisons return bools, ``& | ^ ~`` work on bools and on the bits of integers.
 
     ``==`` compares identity, as dictionaries need it; ``equal`` and ``not_equal`` build comparisons.
     """
@@ -170,12 +170,12 @@ def binary(name: str, a: Expr, b: Expr) -> Expr:
 
 
 def select(condition: Expr, a: Expr, b: Expr) -> Expr:
-    """Return a or b; both are computed."""
+    """Select a or b; both are evaluated."""
     return Expr(tirx.Select(condition.node, a.node, b.node))
 
 
 def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
-    """Return a or b; only that operand is computed, so that its loads may be out of bounds elsewhere."""
+    """Select a or b; only the selected operand is evaluated, so that the other may read out of bounds."""
     return Expr(tirx.if_then_else(condition.node, a.node, b.node))
 
 
@@ -249,7 +249,7 @@ def int_to_pointer(number: Expr) -> Expr:
 
 
 def pointer_to_int(pointer: Expr) -> Expr:
-    """Return the number that ``int_to_pointer`` made a pointer of."""
+    """Return the operand of ``int_to_pointer``."""
     return Expr(pointer.node.args[0])
 
 

@@ -1,4 +1,4 @@
-"""Machine code from functions of TIR, for this computer's processor or another that LLVM knows."""
+"""Compilation of TIR functions to machine code, for this machine's CPU or another that LLVM supports."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from mithril_cbackend.tir.tvm_api import tirx, tvm
 
 
 def host_cpu() -> str:
-    """Return LLVM's name of this machine's processor."""
+    """Return LLVM's name of this machine's CPU."""
     return str(tvm.get_global_func("target.llvm_get_system_cpu")())
 
 
 def cpu_names() -> list[str]:
-    """Return the processors of this computer's architecture that LLVM knows."""
+    """Return LLVM's names of the CPUs of this machine's architecture."""
     return [str(n) for n in tvm.get_global_func("target.llvm_get_cpu_archlist")(target(host_cpu(), 1))]
 
 
 def missing_features(cpu: str) -> list[str]:
-    """Return the features of a processor that this computer lacks."""
+    """Return the features of a CPU that this machine lacks."""
     features_of = tvm.get_global_func("target.llvm_get_cpu_features")
     available = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
     additional = {str(f) for f in features_of(target(cpu, 1))} - {str(f) for f in features_of(target(host_cpu(), 1))}
@@ -28,13 +28,13 @@ def missing_features(cpu: str) -> list[str]:
 
 
 # LLVM 22 folds VPMOV*2M and KMOV into VMOVMSK, which has no encoding for the registers 16 to 31: it reads another
-# register instead (llvm-project issue 191304), or a mask that is still needed is gone (pull request 198220). Both
-# need 128- or 256-bit vectors with the wider encoding; the 512-bit vectors that kernels use are not affected.
+# register instead (llvm-project issue 191304), or a live mask is lost (pull request 198220). Both need 128- or 256-bit
+# vectors with the EVEX encoding; the 512-bit vectors that kernels use are not affected.
 UNSOUND = "avx512vl"
 
 
 def target(cpu: str, threads: int) -> Any:
-    """Return the target of code for a processor, without the features that LLVM compiles incorrectly."""
+    """Return the TVM target of a CPU, without the features that LLVM compiles incorrectly."""
     full = _target(cpu, threads)
     if UNSOUND in {str(f) for f in tvm.get_global_func("target.llvm_get_cpu_features")(full)}:
         return _target(cpu, threads, mattr=[f"-{UNSOUND}"])
@@ -42,15 +42,15 @@ def target(cpu: str, threads: int) -> Any:
 
 
 def _target(cpu: str, threads: int, **options: Any) -> Any:
-    # TVM gives every buffer an alias class of its own, which is wrong once a kernel is inlined in the driver, where
-    # buffers of two kernels are the same bytes.
-    # Nor are kernels worth inlining: hundreds of calls made a driver that LLVM worked on for half a minute.
+    # TVM assigns every buffer its own alias class, which is invalid once a kernel is inlined into the driver, where
+    # buffers of two kernels overlap. Inlining is not worthwhile anyway: a driver with hundreds of inlined calls took
+    # LLVM half a minute.
     plain = ["-enable-tbaa:bool=false", "-inline-instr-cost:int=10000"]
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": max(threads, 1), "cl-opt": plain, **options})
 
 
 def compiled(functions: Mapping[str, Any], entries: Mapping[str, Any], cpu: str, threads: int) -> Any:
-    """Compile functions by name, and those that Python calls, to a module of machine code."""
+    """Compile functions by name, and the entry points for Python, to a module of machine code."""
     selected = target(cpu, threads)
     lower = tirx.transform
     # Intrinsics are lowered before loops become vectors: TVM's analysis of integers fails on vectors of bools.
@@ -66,9 +66,9 @@ def compiled(functions: Mapping[str, Any], entries: Mapping[str, Any], cpu: str,
     except Exception as cause:
         first = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         raise BackendError(
-            f"TVM could not make machine code: {first}",
-            facts=[f"processor '{cpu}', {len(functions)} functions"],
-            hint="this is a fault of mithril-cbackend: please report it with str(compiled.graph)",
+            f"TVM cannot compile: {first}",
+            facts=[f"CPU '{cpu}', {len(functions)} functions"],
+            hint="this is a bug in mithril-cbackend: please report it with str(compiled.graph)",
         ) from cause
 
 
@@ -78,5 +78,5 @@ def set_threads(count: int) -> None:
 
 
 def listing(module: Any, kind: str) -> str:
-    """Return LLVM's code (``ll``) or assembly (``asm``) of a module."""
+    """Return the LLVM IR (``ll``) or assembly (``asm``) of a module."""
     return str(module.inspect_source(kind))

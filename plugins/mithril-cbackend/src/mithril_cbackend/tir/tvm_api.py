@@ -1,4 +1,4 @@
-"""Import of TVM, and the names of its node classes. TVM renames them between releases; only this room uses them."""
+"""Import of TVM and its node classes, whose names change between releases: only this package uses them."""
 
 from __future__ import annotations
 

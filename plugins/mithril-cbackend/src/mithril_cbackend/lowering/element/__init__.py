@@ -1,1 +1,1 @@
-"""Element-wise kernels and the readers that fuse expressions into other kernels."""
+"""Element-wise kernels, and the element reader that fuses expressions into other kernels."""

@@ -1,7 +1,7 @@
-"""The element of a value at a position, as an expression: what fuses operations into one kernel.
+"""Element reader: the element of a value at an index as an expression, by which operations are fused into a kernel.
 
-Operations that give every element from elements of their operands are never run on their own where one kernel can
-read through them. Each has a rule here: element-wise ones by ``scalars``, those that move elements by their places.
+Each operation whose elements depend only on single elements of its operands has a rule: element-wise operations use
+``scalar_ops``, data movement maps the index.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def shape_of(value: Value) -> tuple[int, ...]:
 
 
 class Reader:
-    """Expressions for elements, each computed once per block of code."""
+    """Builder of element expressions, each evaluated once per block of code."""
 
     def __init__(self, code: t.Code, producers: Mapping[Value, Node], buffers: dict[Value, t.Buffer]) -> None:
         self.code = code
         self.producers = producers
         self.buffers = buffers
-        self.shapes: dict[Value, tuple[int, ...]] = {}  # where axes have been merged
+        self.shapes: dict[Value, tuple[int, ...]] = {}  # shapes of values with merged axes
         self.elements: list[dict[Any, t.Expr]] = [{}]
-        self._keep_alive: list[Any] = []  # positions, kept alive because their ids are keys
+        self._keep_alive: list[Any] = []  # indices, which must stay alive because their ids are keys
 
     def shape(self, value: Value) -> tuple[int, ...]:
         merged = self.shapes.get(value)
@@ -53,7 +53,7 @@ class Reader:
             self.elements.pop()
 
     def either(self, condition: Any, yes: Callable[[], None], no: Callable[[], None]) -> None:
-        """One of two, by a condition that is known now (a bool) or when the code runs."""
+        """Generate one of two branches for a static condition (a bool), else both and a test at run time."""
         if isinstance(condition, bool):
             (yes if condition else no)()
             return
@@ -68,7 +68,7 @@ class Reader:
 
     @contextmanager
     def nest(self, names: str, extents: Sequence[int], kinds: Mapping[int, Any] | None = None) -> Iterator[Index]:
-        """Loops over all positions of a shape."""
+        """Open loops over all indices of a shape."""
         if not extents:
             yield ()
             return
@@ -87,7 +87,7 @@ class Reader:
 
     @contextmanager
     def several(self, names: str, extents: Sequence[int], limit: int = 9) -> Iterator[list[Index]]:
-        """All positions of a small shape, one after the other in the code, or those of one round of a loop."""
+        """Yield all indices of a small shape, to be unrolled, or the single index of a loop nest over it."""
         if math.prod(extents) <= limit:
             yield list(cartesian(*map(range, extents)))
             return
@@ -100,11 +100,11 @@ class Reader:
         return (value, tuple(i if isinstance(i, int) else ("e", id(i)) for i in index))
 
     def give(self, value: Value, index: Index, element: t.Expr) -> None:
-        """An element that is known from here on."""
+        """Define an element for the rest of the current block."""
         self.elements[-1][self.key(value, index)] = element
 
     def at(self, value: Value, index: Index) -> t.Expr:
-        """The element of a value at a position."""
+        """Return the element of a value at an index."""
         key = self.key(value, index)
         for elements in reversed(self.elements):
             element: t.Expr | None = elements.get(key)
@@ -121,14 +121,14 @@ class Reader:
         return result
 
     def flat(self, index: Index, shape: Sequence[int]) -> Any:
-        """The number of a position in row-major order."""
+        """Return the row-major offset of an index."""
         total: Any = 0
         for k, (i, n) in enumerate(zip(index, shape, strict=True)):
             total = (total * n if k else 0) + (0 if isinstance(n, int) and n == 1 else i)
         return total
 
     def split(self, flat: Any, shape: Sequence[int]) -> Index:
-        """The position that has a number in row-major order."""
+        """Return the index of a row-major offset."""
         out: list[Any] = []
         stride = math.prod(shape)
         for k, n in enumerate(shape):
@@ -138,11 +138,11 @@ class Reader:
         return tuple(out)
 
     def position(self, index: Any) -> Any:
-        """A position that is used more than once: by name, unless it is a sum, which vector loads must see through."""
+        """Name a position that is used more than once, unless it is affine: vector loads must analyze it."""
         return index if isinstance(index, int) or t.is_affine(index) else self.code.let(index, "at")
 
     def broadcast(self, value: Value, index: Index) -> t.Expr:
-        """The element that meets a position of a larger shape."""
+        """Return the element that is broadcast to an index of a larger shape."""
         shape = self.shape(value)
         lead = len(index) - len(shape)
         return self.at(value, tuple(0 if n == 1 else index[lead + k] for k, n in enumerate(shape)))
@@ -150,7 +150,7 @@ class Reader:
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 def is_uniform(node: Node | None) -> bool:
-    """Whether all elements are one number that the graph states."""
+    """Whether all elements are one constant of the graph."""
     return node is not None and node.op in (ops.constant, ops.full)
 
 
@@ -184,7 +184,7 @@ def _iota(reader: Reader, node: Node, index: Index) -> t.Expr:
     return rounded(reader.code, t.cast(t.index(index[node.attributes["axis"]]), computed(dtype)), dtype)
 
 
-# -- places -------------------------------------------------------------------------------------------------------
+# -- data movement ------------------------------------------------------------------------------------------------
 def operand(node: Node, k: int = 0) -> Value:
     value = node.operands[k]
     assert value is not None
@@ -208,7 +208,7 @@ def _reshape(reader: Reader, node: Node, index: Index) -> t.Expr:
 
 
 def unflattened(reader: Reader, index: Index, shape: Sequence[int], target_shape: Sequence[int]) -> Index:
-    """The same element's position under another shape; groups of axes that make each other up stay apart."""
+    """Map an index to a reshaped value; groups of axes with equal products are mapped separately."""
     out: list[Any] = []
     a = b = 0
     while a < len(shape) or b < len(target_shape):
@@ -262,7 +262,7 @@ def _flip(reader: Reader, node: Node, index: Index) -> t.Expr:
 
 
 def clamped(reader: Reader, index: Any, low: int, high: int) -> Any:
-    """A position kept from low to high inclusive."""
+    """Clamp an index to low..high inclusive."""
     if isinstance(index, int):
         return min(max(index, low), high)
     index = reader.position(index)
@@ -329,9 +329,9 @@ def _triangle(reader: Reader, node: Node, index: Index) -> t.Expr:
     return t.select(condition, reader.at(operand(node), index), zero)
 
 
-# -- computed places ----------------------------------------------------------------------------------------------
+# -- gathers and dynamic slices -----------------------------------------------------------------------------------
 def position_in(reader: Reader, positions: Value, index: Index, size: int) -> Any:
-    """A position that is read: negative ones count from the end, what is outside is moved inside."""
+    """Read an index: negative values count from the end, and the result is clamped to the bounds."""
     position, dtype = reader.at(positions, index), positions.dtype
     index_dtype = "int64" if dtype.bits == 64 or dtype.name == "uint32" else "int32"
     if dtype.kind == "uint":
@@ -371,7 +371,7 @@ def _gather_nd(reader: Reader, node: Node, index: Index) -> t.Expr:
 
 
 def window_starts(reader: Reader, starts: Value, shape: Sequence[int], sizes: Sequence[int]) -> list[Any]:
-    """Where a part of a known size begins, moved inside so that it does not overrun."""
+    """Read the start indices of a slice of static size, clamped so that the slice is in bounds."""
     result: list[Any] = []
     for k, (n, size) in enumerate(zip(shape, sizes, strict=True)):
         if n == size:
@@ -418,12 +418,12 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def _sum(a: t.Expr, b: t.Expr) -> t.Expr:
-    """Modulo 2**32."""
+    """Add modulo 2**32."""
     return t.cast(t.cast(a, "uint64") + t.cast(b, "uint64"), "uint32")
 
 
 def threefry(reader: Reader, key: Value, high: t.Expr, low: t.Expr) -> tuple[t.Expr, t.Expr]:
-    """Twenty rounds over a pair of 32-bit words."""
+    """Apply the twenty rounds of Threefry-2x32 to a pair of 32-bit words."""
     let = reader.code.let
     k0, k1 = reader.at(key, (0,)), reader.at(key, (1,))
     parity = t.const(0x1BD11BDA, "uint32")

@@ -1,4 +1,4 @@
-"""Kernels that give every element on its own: chains of element-wise operations and moves, read through."""
+"""Element-wise kernels: fused chains of element-wise operations and data movement."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizab
 
 
 def aligned_values(kernel: Kernel) -> list[Value] | None:
-    """Values that are read at the results' positions, or broadcast to them; None where others are needed as well.
+    """Return the values that are read at the results' index or broadcast to it, or None if others are read, too.
 
-    The walk ends at the anchor of a template, and where a reshape gives a value another position anyway. A value that
-    is read on both sides of a reshape has no one shape in which axes could be merged.
+    The traversal stops at the anchor of a template and at reshapes, which change the index. A value that is read on
+    both sides of a reshape has two shapes, so its axes cannot be merged.
     """
     producers = {v: n for v, n in kernel.producers.items() if n is not kernel.anchor or kernel.template is elementwise}
     aligned, pending, elsewhere = dict.fromkeys(kernel.outputs), list(kernel.outputs), list[Value]()
@@ -40,7 +40,7 @@ def aligned_values(kernel: Kernel) -> list[Value] | None:
 
 
 def _upstream(producers: Mapping[Value, Node], values: Iterable[Value]) -> set[Value]:
-    """Values, and all from which a kernel computes them."""
+    """Return the values and their ancestors in the kernel."""
     pending, reached = list(values), set[Value]()
     while pending:
         value = pending.pop()
@@ -52,7 +52,7 @@ def _upstream(producers: Mapping[Value, Node], values: Iterable[Value]) -> set[V
 
 
 def merged(values: Sequence[Value] | None, shape: tuple[int, ...], breaks: Sequence[int] = ()) -> list[list[int]]:
-    """Axes of ``shape`` in groups that all values have, or lack, together; none spans a break."""
+    """Group adjacent axes of ``shape`` that each value has in full or not at all; no group spans a break."""
     if values is None or any(len(v.shape) > len(shape) for v in values):
         return [[k] for k in range(len(shape))]
     groups: list[list[int]] = []
@@ -66,14 +66,14 @@ def merged(values: Sequence[Value] | None, shape: tuple[int, ...], breaks: Seque
 
 
 def _together(value_shape: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -> bool:
-    """Whether a value has all of some axes in full, or none of them."""
+    """Whether a value has all of the axes in full, or none of them."""
     return all(value_shape[k] == shape[k] for k in axes) or all(value_shape[k] == 1 for k in axes)
 
 
 def merge(
     frame: Frame, values: Sequence[Value] | None, shape: tuple[int, ...], groups: list[list[int]]
 ) -> tuple[int, ...]:
-    """Give all values shapes in which each group is one axis; what ``shape`` becomes."""
+    """Assign all values shapes in which each group is one axis, and return ``shape`` with merged axes."""
     if values is None or len(groups) == len(shape):
         return shape
     for v in values:
@@ -83,7 +83,7 @@ def merge(
 
 
 def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """One nest of loops over the results, which all have one shape."""
+    """Generate one loop nest over the results, which all have the same shape."""
     frame = Frame(kernel, name, machine)
     node = final_transpose(kernel, machine.lanes())
     if node is not None:
@@ -97,7 +97,7 @@ def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int], vectors: bool) -> None:
-    """Loops over all positions that store the results' elements; the innermost in vectors where that can be."""
+    """Generate loops that store all elements of the results; the innermost is vectorized if possible."""
     if 0 in extents:
         return
     lanes = min(frame.machine.lanes(v.dtype.bits if v.dtype.bits >= 32 else 32) for v in results)
@@ -112,7 +112,7 @@ def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int]
     if not extents:
         body(())
         return
-    if len(outer) == 0 and num_vectors:  # one long row: its chunks are shared among threads
+    if len(outer) == 0 and num_vectors:  # one long row: parallelize over its vectors
         with (
             frame.reader.loop("i", num_vectors, frame.parallel(work)) as i,
             frame.reader.loop("j", lanes, t.VECTORIZED) as j,
@@ -127,7 +127,7 @@ def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int]
 
 
 def inner_loop(frame: Frame, index: Index, inner: int, lanes: int, body: Any) -> None:
-    """The last axis: whole vectors, then what is left one by one."""
+    """Generate the loop over the last axis: full vectors, then a scalar remainder loop."""
     num_vectors = inner // lanes if lanes else 0
     if num_vectors:
         with frame.reader.loop("i", num_vectors) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:

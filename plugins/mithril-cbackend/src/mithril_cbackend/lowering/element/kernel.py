@@ -1,4 +1,4 @@
-"""A kernel: some nodes of the graph that run as one function, and what tells two equal kernels apart: nothing."""
+"""Kernels: nodes of the graph that run as one function, with keys by which equal kernels share it."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from mithril import ops
 from mithril.base import Registry
 from mithril.ir import Node, Op, Value, attributes_text
 
-# in names of kernels
+# operations left out of kernel names
 SILENT = (ops.constant, ops.full, ops.broadcast_to, ops.reshape, ops.barrier, ops.cast, ops.size_value)
 Template = Callable[["Kernel", str, Any], Any]
 
 
-Prepared = tuple[Value, np.ndarray[Any, Any]]  # a value that no node makes, and its elements
+Prepared = tuple[Value, np.ndarray[Any, Any]]  # a value that no node produces, and its elements
 
 
 @dataclass(eq=False)
 class Kernel:
-    """``nodes`` in order; those whose results are not among ``outputs`` are computed inside and never stored."""
+    """Nodes in order that run as one function; only ``outputs`` are stored."""
 
     template: Template
     nodes: list[Node]
     outputs: list[Value]
     anchor: Node  # the node that decides how the kernel is scheduled
-    inputs: list[Value] = field(default_factory=list)  # stored values that are read
-    scratch: list[Value] = field(default_factory=list)  # buffers that the template needs besides
-    prepared: dict[Value, Prepared] = field(default_factory=dict)  # what takes the place of the anchor's operands
+    inputs: list[Value] = field(default_factory=list)  # stored values that the kernel reads
+    scratch: list[Value] = field(default_factory=list)  # additional buffers of the template
+    prepared: dict[Value, Prepared] = field(default_factory=dict)  # operand of the anchor -> its packed constant
     kind: str = ""
 
     @property
     def parameters(self) -> list[Value]:
-        """What the function is called with, in order."""
+        """Arguments of the function, in order."""
         return [*self.inputs, *self.outputs, *self.scratch]
 
     def read_stored(self) -> None:
-        """Find out which values come from outside."""
+        """Order the nodes and collect the values that they capture as inputs."""
         self.nodes = self._in_order()
         inner_values = {v for node in self.nodes for v in node.results}
         captures: dict[Value, None] = {}
@@ -50,7 +50,7 @@ class Kernel:
         self.inputs = [*captures, *(v for v, _ in self.prepared.values())]
 
     def _in_order(self) -> list[Node]:
-        """The nodes in an order that only depends on what they compute: operands first, from the outputs on."""
+        """Return the nodes in a canonical topological order: a depth-first traversal from the outputs."""
         producers = self.producers
         order: dict[Node, None] = {}
         pending = [producers[v] for v in reversed(self.outputs)]
@@ -68,7 +68,7 @@ class Kernel:
         return {v: node for node in self.nodes for v in node.results}
 
     def key(self) -> str:
-        """Equal for kernels that compute the same from their inputs, whatever their values are called."""
+        """Return a key that is equal for kernels that differ only in the names of their values."""
         numbers: dict[Any, int] = {}
         parts = [self.kind]
 
@@ -87,7 +87,7 @@ class Kernel:
         return ";".join(parts)
 
     def name(self) -> str:
-        """What it does, for people: the operations' names, the last ones if there are many."""
+        """Return a readable name: the names of the operations, only the last ones if there are many."""
         words: dict[str, None] = {}
         for node in self.nodes:
             if node.op not in SILENT:
@@ -98,11 +98,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Lowering:
-    """How an operation runs that is no expression of single elements: its template, and what fusion may do with it."""
+    """The template of an operation that is not element-wise, and the fusion it supports."""
 
     template: Template
-    is_producer: bool  # element-wise operations on the result can run in the same kernel
-    reads_once: bool  # each element of the operand is read once, so that the operand's producers can join
+    is_producer: bool  # supports an epilogue of element-wise operations
+    reads_once: bool  # reads each element of the operand once, so that its producers can be fused
     scratch: Callable[[Kernel, Any], list[Value]] | None
     prepare: Callable[[Kernel, np.ndarray[Any, Any], Any], np.ndarray[Any, Any] | None] | None
 
@@ -113,7 +113,7 @@ LOWERINGS: Registry[Lowering] = Registry("kernels in C")
 def lowers(
     *ops: Op, is_producer: bool = False, reads_once: bool = False, scratch: Any = None, prepare: Any = None
 ) -> Callable[[Template], Template]:
-    """Register a template for operations. `prepare` packs a second operand whose elements are known."""
+    """Register a template for operations. `prepare` packs a constant second operand."""
 
     def register(template: Template) -> Template:
         LOWERINGS(*ops)(Lowering(template, is_producer, reads_once, scratch, prepare))

@@ -1,4 +1,4 @@
-"""What every template begins and ends with: parameters, a reader of elements, parallel loops, the finished function."""
+"""Prologue and epilogue of every template: parameters, the element reader, parallel loops, the finished function."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from mithril_cbackend.lowering.element.element_reader import Index, Reader, shap
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.storage_dtypes import load, store, stored
 
-PARALLEL_WORK = 1 << 18  # below so many element operations, starting threads costs more than it gains
-PRODUCTS = 8  # multiplications and additions of tiles that take as long as one element operation
+PARALLEL_WORK = 1 << 18  # element operations; starting threads does not pay off for less work
+PRODUCTS = 8  # multiply-adds of register tiles that take as long as one element operation
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What code is written for."""
+    """The machine that code is generated for, and its options."""
 
     cpu: str
     threads: int
     vector_bytes: int = 64
-    schedules: Mapping[str, str] = field(default_factory=dict)  # found by measuring, for operations of certain sizes
-    cache: int = 1 << 19  # bytes of the second cache, which each of its cores has to itself
+    schedules: Mapping[str, str] = field(
+        default_factory=dict
+    )  # measured schedules: operation with its sizes -> schedule
+    cache: int = 1 << 19  # bytes of the L2 cache, which is private to each core
     fuse: bool = True  # whether a kernel may compute several operations
-    plan: str | Callable[..., Any] = "smallest"  # the strategy of the arena's plan
-    compact: bool = False  # whether scratch buffers should be small rather than kernels fast
+    plan: str | Callable[..., Any] = "smallest"  # strategy of the memory plan
+    compact: bool = False  # whether to prefer small scratch buffers to fast kernels
 
     def lanes(self, dtype_bits: int = 32) -> int:
         return max(1, self.vector_bytes * 8 // dtype_bits)
 
 
 class Frame:
-    """A kernel being written."""
+    """Builder of one kernel's function."""
 
     def __init__(self, kernel: Kernel, name: str, machine: Machine) -> None:
         self.kernel = kernel
@@ -53,23 +55,23 @@ class Frame:
         self.reader = Reader(self.code, kernel.producers, buffers)
 
     def parallel(self, work: int) -> Any:
-        """The kind of an outermost loop over so much work."""
+        """Return the kind of an outermost loop: parallel if there is enough work."""
         return t.PARALLEL if self.machine.threads > 1 and work >= PARALLEL_WORK else t.SERIAL
 
     def kinds(self, extents: Sequence[int], work: int) -> dict[int, Any]:
-        """Of the loops of a nest over so much work: the outermost that has a round for every thread is shared."""
+        """Return the loop kinds of a nest: the outermost loop with an iteration for every thread is parallel."""
         enough = [k for k, n in enumerate(extents) if n >= self.machine.threads]
         longer = [k for k, n in enumerate(extents) if n > 1]
         axis = next(iter(enough + longer), None)
         return {} if axis is None else {axis: self.parallel(work)}
 
     def workers(self, work: int, items: int) -> int:
-        """How many threads share so much work on so many items."""
+        """Return the number of threads for this amount of work."""
         return min(self.machine.threads, items) if work >= PARALLEL_WORK else 1
 
     @contextmanager
     def share(self, name: str, items: int, work: int) -> Iterator[tuple[Any, Any]]:
-        """A loop over items, dealt out to the threads: which thread (for buffers of its own), and which item."""
+        """Open a loop over items, distributed to the threads; yield the thread, for private buffers, and the item."""
         workers = self.workers(work, items)
         with self.reader.loop("worker", workers, t.PARALLEL) as worker:
             per_worker, rest = divmod(items, workers)
@@ -83,11 +85,11 @@ class Frame:
         store(self.code, self.outputs[value], self.reader.flat(index, shape), element, value.dtype)
 
     def read(self, value: Value, index: Index) -> t.Expr:
-        """An element of a result that has been stored."""
+        """Load an element of a stored result."""
         return load(self.outputs[value], self.reader.flat(index, self.reader.shape(value)), value.dtype)
 
     def emit(self, index: Index, element: t.Expr) -> None:
-        """An element of the anchor's result has been computed: go on with what follows, and store the results."""
+        """Apply the epilogue to an element of the anchor's result, and store the results."""
         result = self.kernel.anchor.result
         if self.kernel.outputs == [result]:
             self.write(result, index, element)
@@ -97,7 +99,7 @@ class Frame:
             self.write(v, index, self.reader.at(v, index))
 
     def write_flat(self, value: Value, flat: Any, element: t.Expr) -> None:
-        """Store an element by its number in row-major order."""
+        """Store an element at a row-major offset."""
         store(self.code, self.outputs[value], flat, element, value.dtype)
 
     def read_flat(self, value: Value, flat: Any) -> t.Expr:

@@ -1,4 +1,4 @@
-"""Element-wise operations on single elements: one function per operation, exact to the table of meanings."""
+"""Element-wise operations on single elements: one function per operation, exact to the reference semantics."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math as m
 from mithril_cbackend.lowering.element.storage_dtypes import computed
 
-# A rule gets the code being written, the operands, the dtype of the first operand, and the attributes.
+# A rule gets the code builder, the operands, the dtype of the first operand, and the attributes.
 Rule = Callable[..., t.Expr]
 RULES: Registry[Rule] = Registry("element-wise arithmetic in C")
 rule = RULES
-LIBM = (  # under the same name in the C library
+LIBM = (  # functions of the same name in the C library
     ops.sin,
     ops.cos,
     ops.asin,
@@ -43,7 +43,7 @@ def one(dtype: DType, value: Any) -> t.Expr:
 
 
 def calls_library(op: Op, dtype: DType) -> bool:
-    """Whether an operation needs the C library, which has no vectors."""
+    """Whether an operation calls the C library, which is not vectorized."""
     if op in (ops.pow, ops.floordiv, ops.mod, ops.atan2):
         return dtype.is_float
     if op is ops.erfinv:
@@ -53,8 +53,10 @@ def calls_library(op: Op, dtype: DType) -> bool:
 
 # -- arithmetic ---------------------------------------------------------------------------------------------------
 def _wrapping(operation: Callable[[Any, Any], Any], a: t.Expr, b: t.Expr, dtype: DType) -> t.Expr:
-    """Integers wrap around: machine code may assume that sums in their own width never overflow, so they are formed in
-    64 bits and cut off. (64-bit ones are formed as they are.)"""
+    """Apply an operation with wrap-around for integers.
+
+    LLVM may assume that signed arithmetic never overflows, so integers are computed in 64 bits and truncated.
+    """
     if not dtype.is_integer:
         result: t.Expr = operation(a, b)
         return result
@@ -117,7 +119,7 @@ def _minimum(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Ex
 
 
 def extreme(wins: str, a: t.Expr, b: t.Expr, dtype: DType) -> t.Expr:
-    """The operand that wins; nan wins over everything."""
+    """Return the maximum or minimum by the comparison `wins`; nan propagates."""
     if dtype.is_bool:
         return t.binary("or" if wins == "gt" else "and", a, b)
     better = t.select(t.binary(wins, a, b), a, b)
@@ -135,7 +137,7 @@ def _clip(code: t.Code, x: t.Expr, dtype: DType, *, low: float | None, high: flo
 
 
 def _truncated(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr, t.Expr]:
-    """A divisor that traps nothing, the quotient towards zero and what it leaves."""
+    """Return a divisor that cannot trap, the quotient rounded towards zero, and the remainder."""
     zero = t.equal(b, one(dtype, 0))
     bad = zero | t.equal(b, one(dtype, -1)) if dtype.kind == "int" else zero
     safe = code.let(t.select(bad, one(dtype, 1), b), "d")
@@ -174,7 +176,7 @@ def _mod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
 
 
 def _divmod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr]:
-    """Quotient towards minus infinity and remainder with the divisor's sign, as Python has them."""
+    """Return Python's quotient, rounded towards minus infinity, and remainder, with the divisor's sign."""
     zero = one(dtype, 0.0)
     rest = code.let(t.libm("fmod", a, b), "r")
     quotient = code.let((a - rest) / b, "q")
@@ -241,7 +243,7 @@ for _op, _intrinsic in ((ops.floor, "floor"), (ops.ceil, "ceil"), (ops.trunc, "t
 
 @rule(ops.erfinv)
 def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    """Giles' polynomials; in float64 their result is brought to full precision by two Newton steps."""
+    """Evaluate Giles' polynomials, refined to full precision by two Newton steps in float64."""
     kind = as_dtype("float64") if dtype.name == "float64" else as_dtype("float32")
     x = code.let(x)
 
@@ -270,7 +272,7 @@ def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     return t.select(is_outside, c(float("nan")), t.select(t.isnan(x), x, y))
 
 
-# -- comparisons, truth, bits -------------------------------------------------------------------------------------
+# -- comparisons, logic, bits -------------------------------------------------------------------------------------
 for _op, _sign_ in {
     ops.equal: "eq",
     ops.not_equal: "ne",
@@ -360,7 +362,7 @@ def _shift_right(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> 
 
 # -- casts --------------------------------------------------------------------------------------------------------
 def convert(code: t.Code, x: t.Expr, source: DType, target: DType) -> t.Expr:
-    """Floats to integers round towards zero and saturate, nan becomes 0; integers saturate."""
+    """Convert between dtypes: floats to integers round towards zero and saturate, nan becomes 0; integers saturate."""
     if source is target:
         return x
     if target.is_bool:
@@ -388,5 +390,5 @@ def _cast(code: t.Code, x: t.Expr, source: DType, *, dtype: DType, **_: Any) -> 
 
 
 def apply(code: t.Code, op: Op, operands: list[t.Expr], kind: DType, attributes: Mapping[str, Any]) -> t.Expr:
-    """Return an operation on single elements; `kind` is the dtype of the first."""
+    """Apply an operation to single elements; `kind` is the dtype of the first."""
     return RULES[op.name](code, *operands, kind, **attributes)

@@ -1,4 +1,4 @@
-"""Writing at computed places: in the order of the updates, so that the last one wins and sums are reproducible."""
+"""Scatter: updates are applied in order, so that the last one wins and sums are reproducible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
 
 
 def sums(kernel: Kernel, machine: Machine) -> list[Value]:
-    """Return sums in float32 of additions to 16-bit floats."""
+    """Return the float32 accumulator for additions to 16-bit floats."""
     node = kernel.anchor
     if node.op is ops.scatter_nd_add and node.result.dtype.is_float and node.result.dtype.bits == 16:
         return [Value("wide", TensorType(float32, node.result.shape))]
@@ -25,7 +25,7 @@ def sums(kernel: Kernel, machine: Machine) -> list[Value]:
 
 @lowers(ops.scatter_nd, ops.scatter_nd_add, scratch=sums)
 def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """A copy, then the updates. 16-bit floats add up in a float32 scratch buffer."""
+    """Generate a copy, then the updates; 16-bit floats are accumulated in a float32 scratch buffer."""
     frame = Frame(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, indices, updates = (operand(node, k) for k in range(3))

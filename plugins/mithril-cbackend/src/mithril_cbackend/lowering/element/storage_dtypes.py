@@ -1,7 +1,7 @@
-"""How mithril's dtypes are held in memory and computed with.
+"""Storage dtypes and compute dtypes.
 
-Bools are bytes. 16-bit floats are computed as float32 and rounded after every operation, so that fusing operations
-changes no result.
+Bools are stored as bytes. 16-bit floats are computed in float32 and rounded after every operation, so that fusion does
+not change results.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from mithril_cbackend import tir as t
 
 
 def stored(dtype: DType) -> str:
-    """The element type of a buffer."""
+    """Return the storage dtype: the element type of a buffer."""
     return {"bool": "uint8", "bfloat16": "uint16"}.get(dtype.name, dtype.name)
 
 
 def computed(dtype: DType) -> str:
-    """The type of an expression."""
+    """Return the compute dtype: the type of an expression."""
     return {"bfloat16": "float32", "float16": "float32"}.get(dtype.name, dtype.name)
 
 
 def load_as_compute(x: t.Expr, dtype: DType) -> t.Expr:
-    """An element as it is computed with, from as it is stored."""
+    """Convert an element from its storage dtype to its compute dtype."""
     if dtype.is_bool:
         return t.not_equal(x, t.const(0, "uint8"))
     if dtype is bfloat16:
@@ -31,7 +31,7 @@ def load_as_compute(x: t.Expr, dtype: DType) -> t.Expr:
 
 
 def to_storage(code: t.Code, x: t.Expr, dtype: DType) -> t.Expr:
-    """An element as it is stored, from as it is computed with."""
+    """Convert an element from its compute dtype to its storage dtype."""
     if dtype.is_bool:
         return t.cast(x, "uint8")
     if dtype is bfloat16:
@@ -40,7 +40,7 @@ def to_storage(code: t.Code, x: t.Expr, dtype: DType) -> t.Expr:
 
 
 def _to_bfloat16(code: t.Code, x: t.Expr) -> t.Expr:
-    """The float32 bits of x rounded to the upper 16, halves to even; nan stays nan."""
+    """Round a float32 to the upper 16 bits, ties to even, and return its bits; nan stays nan."""
     x = code.let(x)
     word = code.let(t.bits(x, "uint32"))
     one = t.const(1, "uint32")
@@ -51,7 +51,7 @@ def _to_bfloat16(code: t.Code, x: t.Expr) -> t.Expr:
 
 
 def rounded(code: t.Code, x: t.Expr, dtype: DType) -> t.Expr:
-    """x with no more digits than its dtype has."""
+    """Round x to the precision of its dtype."""
     if dtype is float16:
         return t.cast(t.cast(x, "float16"), "float32")
     if dtype is bfloat16:

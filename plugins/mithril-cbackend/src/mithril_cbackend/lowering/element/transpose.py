@@ -19,7 +19,7 @@ from mithril_cbackend.lowering.element.vectorization import vectorizable
 
 
 def final_transpose(kernel: Kernel, lanes: int) -> Node | None:
-    """The transpose that a kernel ends with, index squares of both its moved axes fit."""
+    """Return the kernel's final transpose if both of its moved axes are at least a vector long, or None."""
     node = kernel.producers.get(kernel.outputs[0])
     if len(kernel.outputs) != 1 or node is None or node.op is not ops.transpose or lanes < 2:
         return None
@@ -30,7 +30,7 @@ def final_transpose(kernel: Kernel, lanes: int) -> Node | None:
 
 
 def transpose_squares(frame: Frame, node: Node) -> None:
-    """The whole result, squares first, then what is left at both edges."""
+    """Generate the full result: square blocks first, then the remainder at both edges."""
     reader, code, lanes = frame.reader, frame.code, frame.machine.lanes()
     perm, shape = node.attributes["perm"], shape_of(node.result)
     rank, last_axis = len(shape), perm.index(len(shape) - 1)

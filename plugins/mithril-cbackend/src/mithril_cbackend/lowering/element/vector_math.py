@@ -1,7 +1,7 @@
-"""exp, log, tanh, erf and their kin in float32, of instructions that vectors have too.
+"""Vectorizable exp, log, log1p, expm1, tanh and erf in float32.
 
-Largest errors against float64, in units of the last place, are held by tests: exp 2, log 2, log1p 4, expm1 6, tanh 5,
-erf 6. Float64 and what is not listed here goes to the C library.
+Tests bound the largest errors in ulp against float64: exp 2, log 2, log1p 4, expm1 6, tanh 5, erf 6. Float64 and other
+functions use the C library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def i(value: int) -> t.Expr:
 
 
 def polynomial(code: t.Code, x: t.Expr, factors: Sequence[float]) -> t.Expr:
-    """By Horner's rule, highest power first."""
+    """Evaluate a polynomial by Horner's rule, highest power first."""
     total = f(factors[0])
     for factor in factors[1:]:
         total = total * x + factor
@@ -32,7 +32,7 @@ def polynomial(code: t.Code, x: t.Expr, factors: Sequence[float]) -> t.Expr:
 
 
 def clamped(code: t.Code, x: t.Expr, low: float, high: float) -> t.Expr:
-    """x kept in a range; nan becomes the upper end."""
+    """Clamp x to a range; nan becomes the upper bound."""
     x = t.select(x < high, x, f(high))
     x = code.let(x, "c")
     return code.let(t.select(x > low, x, f(low)), "c")
@@ -40,11 +40,11 @@ def clamped(code: t.Code, x: t.Expr, low: float, high: float) -> t.Expr:
 
 EXP = (1.3814467e-3, 8.3687808e-3, 4.1668393e-2, 1.66665196e-1, 4.99999940e-1)
 LOG2_E = 1.44269504088896341
-ROUNDING = 12582912.0  # added to a float of moderate size, it leaves the nearest integer in the last bits
+ROUNDING = 12582912.0  # adding it to a moderate float leaves the nearest integer in the low bits
 
 
 def exp(code: t.Code, x: t.Expr) -> t.Expr:
-    """2**n times a polynomial on half a unit around 0; what would be subnormal is 0."""
+    """Compute 2**n times a polynomial on [-0.5, 0.5] log 2; subnormal results are 0."""
     x = code.let(x, "x")
     c = code.let(t.select(x < 88.7228394, x, f(88.7228394)), "c")
     c = code.let(t.select(c > -87.3365479, c, f(-87.3365479)), "c")
@@ -58,7 +58,7 @@ def exp(code: t.Code, x: t.Expr) -> t.Expr:
 
 
 def exp_of_negative(code: t.Code, x: t.Expr) -> t.Expr:
-    """For what is at most 0, as softmax has it, with half as many instructions: 2**n is a float, from -88 on 0."""
+    """Compute exp for x <= 0, as in softmax, with half the instructions: 2**n is a normal float, and 0 from -88 on."""
     bias = ROUNDING + 127.0
     c = code.let(t.select(x < -88.0, f(-88.0), x), "c")  # nan stays
     biased = code.let(c * LOG2_E + bias, "k")
@@ -68,7 +68,7 @@ def exp_of_negative(code: t.Code, x: t.Expr) -> t.Expr:
 
 
 def _exp_less_one(code: t.Code, x: t.Expr, n: t.Expr) -> t.Expr:
-    """exp(x - n log 2) - 1, for what is left on half a unit around 0."""
+    """Compute exp(x - n log 2) - 1 for the reduced argument."""
     r = code.let(x - n * 0.693359375 - n * -2.12194440e-4, "r")
     return polynomial(code, r, EXP) * (r * r) + r
 
@@ -93,7 +93,7 @@ def log(code: t.Code, x: t.Expr) -> t.Expr:
     y = y + e * -2.12194440e-4 - z * 0.5
     y = r + y + e * 0.693359375
     y = t.select(x > 0.0, y, t.select(t.equal(x, 0.0), f(-INF), f(float("nan"))))
-    return t.select(x < INF, y, x)  # infinity and nan are their own
+    return t.select(x < INF, y, x)  # infinity and nan are unchanged
 
 
 def log1p(code: t.Code, x: t.Expr) -> t.Expr:

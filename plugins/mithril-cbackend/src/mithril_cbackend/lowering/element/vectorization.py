@@ -1,4 +1,4 @@
-"""Operations that kernels can do on whole vectors."""
+"""Predicates: which operations can be vectorized."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mithril.ir import Node
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import is_uniform, shape_of
 
-# their operands are not read at computed positions
+# operations that do not read operands at computed indices
 STRAIGHT = (ops.iota, ops.transpose, ops.slice, ops.tril, ops.triu, ops.random_bits)
 
 
 def is_plain(node: Node) -> bool:
-    """Whether each element is made of the operands' elements at the same position, as far as they have its axes."""
+    """Whether each element depends only on the operands' elements at the same index, broadcast."""
     return node.op.name in scalar_ops.RULES or node.op is ops.broadcast_to or is_uniform(node)
 
 
 def vectorizable(nodes: Sequence[Node]) -> bool:
-    """Whether every operation can be done on vectors."""
+    """Whether every operation can be vectorized."""
     return all(_straight(node) for node in nodes)
 
 

@@ -1,4 +1,4 @@
-"""Values that are other values' bytes seen otherwise, after transposes and reshapes: how far apart elements lie."""
+"""Views: strides of values that alias others through transposes and reshapes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Strides = tuple[int, ...]
 
 
 def contiguous(shape: Sequence[int]) -> Strides:
-    """In row-major order."""
+    """Return row-major strides."""
     return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
 def reshaped(shape: Sequence[int], strides: Strides, target_shape: Sequence[int]) -> Strides | None:
-    """The strides of the same elements under another shape; None where they do not lie evenly under it."""
+    """Return the strides after a reshape, or None if the reshape needs a copy."""
     axes = [(n, step) for n, step in zip(shape, strides, strict=True) if n != 1]
     out: list[int] = []
-    left = 1  # of the axis taken apart: how many positions are not given to wanted axes yet
+    left = 1  # remaining size of the axis being split
     step = 0
     for k in reversed(range(len(target_shape))):
         if target_shape[k] == 1:
@@ -29,7 +29,7 @@ def reshaped(shape: Sequence[int], strides: Strides, target_shape: Sequence[int]
             continue
         if left == 1:
             left, step = axes.pop()
-        while left % target_shape[k]:  # more than one axis makes up this one
+        while left % target_shape[k]:  # this axis merges several axes
             if not axes or axes[-1][1] != left * step:
                 return None
             left *= axes.pop()[0]
@@ -39,7 +39,7 @@ def reshaped(shape: Sequence[int], strides: Strides, target_shape: Sequence[int]
 
 
 def view(producers: Mapping[Value, Node], value: Value) -> tuple[Value, Strides] | None:
-    """The value that a chain of transposes and reshapes starts from, and the strides in it of what the chain gives."""
+    """Return the source of a chain of transposes and reshapes and the result's strides in it, or None for copies."""
     node = producers.get(value)
     if node is None or node.op not in (ops.transpose, ops.reshape):
         return value, contiguous(shape_of(value))
@@ -54,7 +54,7 @@ def view(producers: Mapping[Value, Node], value: Value) -> tuple[Value, Strides]
 
 
 def placed(chain: Sequence[Node], value: Value) -> Strides | None:
-    """Where a value's elements lie in what a chain of transposes and reshapes makes of it; None where unevenly."""
+    """Return a value's strides in the result of a chain of transposes and reshapes, or None for copies."""
     if not chain:
         return contiguous(shape_of(value))
     shape, strides = shape_of(chain[-1].result), contiguous(shape_of(chain[-1].result))
