@@ -266,7 +266,9 @@ class FusionPlanner:
     def _add_attention(self, pattern: Attention, chain: tuple[Node, ...]) -> None:
         """Add one kernel for an attention, including mask conditions that depend only on positions."""
         producers = self.graph.producers
-        conditions = attention_match.position_nodes(producers, [operand(n) for n in pattern.between if n.op is ops.where])
+        conditions = attention_match.position_nodes(
+            producers, [operand(n) for n in pattern.between if n.op is ops.where]
+        )
         nodes = [*pattern.inner, pattern.second, *chain, *conditions]
         last = chain[-1] if chain else pattern.second
         kernel = Kernel(attention.attention, nodes, [last.result], pattern.second, kind=attention.attention.__name__)
