@@ -117,5 +117,5 @@ def test_indivisible_batch_error_proposes_chunks():
         ml.staged(graph, 1, 3)
     assert str(caught.value) == (
         "8 items of input 'x' cannot be cut into 3 chunks\n"
-        "hint: a batch of 9 (drop_last=True for the end of a DataLoader), or pipeline_chunks=2"
+        "hint: use a batch of 9 (drop_last=True for the end of a DataLoader), or set pipeline_chunks=2"
     )

@@ -159,12 +159,12 @@ def test_cheap_values_are_recomputed_and_expensive_values_materialized():
     ops = ml.ops
 
     def twice(function):
-        def made(x, w, v):
+        def between(x, w, v):
             h = ops.matmul(x, w)
             middle = function(h)
             return ops.matmul(middle * 2.0, v), ops.sum(middle * h)
 
-        return materialized(made, (64, 64), (64, 64), (64, 64))
+        return materialized(between, (64, 64), (64, 64), (64, 64))
 
     assert "add" not in twice(lambda h: h + 1.0)
     assert "tanh" in twice(ops.tanh)

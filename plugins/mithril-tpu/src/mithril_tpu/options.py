@@ -95,7 +95,7 @@ def _axes(replicas: int | None, model: int | None, parallelism: str | None, stag
     if replicas is not None and replicas % stages:
         raise OptionError(
             f"{replicas} devices cannot be divided into {stages} stages",
-            hint=f"tpu_replicas={stages * -(-replicas // stages)}",
+            hint=f"set tpu_replicas={stages * -(-replicas // stages)}",
         )
     total = replicas // stages if replicas is not None else (model or 1)
     if model is None:
@@ -104,6 +104,6 @@ def _axes(replicas: int | None, model: int | None, parallelism: str | None, stag
         raise OptionError(
             f"{total} devices cannot be divided into groups of {model}",
             facts=[f"tpu_replicas = {total} counts all devices, model_parallelism = {model} the devices per model"],
-            hint=f"tpu_replicas={model * -(-total // model)}",
+            hint=f"set tpu_replicas={model * -(-total // model)}",
         )
     return total // model, model

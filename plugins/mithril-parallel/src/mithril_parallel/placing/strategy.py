@@ -87,16 +87,16 @@ def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], 
     length = max(lengths, key=lambda n: (lengths.count(n), n))
     if length % parts:
         name = next(i.name for i, n in zip(inputs, lengths, strict=True) if n == length)
-        fits = f"a batch of {parts * max(1, round(length / parts))} (drop_last=True for the end of a DataLoader)"
+        fits = f"use a batch of {parts * max(1, round(length / parts))} (drop_last=True for the end of a DataLoader)"
         if chunked:
             possible = [n for n in range(1, parts) if length % n == 0]
             raise OptionError(
                 f"{length} items of input '{name}' cannot be cut into {parts} chunks",
-                hint=f"{fits}, or pipeline_chunks={possible[-1]}",
+                hint=f"{fits}, or set pipeline_chunks={possible[-1]}",
             )
         raise OptionError(
             f"{length} items of input '{name}' cannot be divided over {parts} devices",
-            facts=[f"the mesh is {strategy.mesh}"],
+            facts=[f"mesh: {strategy.mesh}"],
             hint=f"{fits}, or fewer devices along '{DATA}'",
         )
     for i, n in zip(inputs, lengths, strict=True):
@@ -311,12 +311,9 @@ class _WeightPairs:
         """Split an embedding table by rows, unless its indices are independent of the model's inputs."""
         ((indices, looked_up, axis), *_) = node.axes.lookups
         index_value, table = node.operands[indices], node.operands[looked_up]
-        if (
-            index_value not in self.input_values
-            or axis != 0
-            or table is None
-            or node.axes.reads_rows(looked_up) != "rows"
-        ):
+        if index_value not in self.input_values or axis != 0 or table is None:
+            return
+        if node.axes.reads_rows(looked_up) != "rows":
             return
         parameter, chain = self._parameter_chain(table)
         if parameter is not None and not chain:

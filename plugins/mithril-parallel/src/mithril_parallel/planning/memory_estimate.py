@@ -44,7 +44,6 @@ def estimate_memory(
     the optimizer keeps per parameter; their buffers are reused, too.
     """
     graph = fused.graph
-
     size = size_function(fused, sharding, tiled=tiled)
     parameters = sum(size(i.value) for i in graph.with_role("param"))
     arguments = sum(size(i.value) for i in graph.arguments) + slots * parameters
@@ -53,8 +52,8 @@ def estimate_memory(
     gradients = sum(size(v) for v, r in results.items() if r.role == "gradient")
     state = sum(size(v) for v, r in results.items() if r.role == "state")
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
-    alive = _gathered_lifetimes(fused, sharding) + (copies(fused, sharding, images(graph)) if tiled else [])
-    return MemoryEstimate(arguments, outputs, aliased, _temporaries(fused, sharding, results, size, alive))
+    lifetimes = _gathered_lifetimes(fused, sharding) + (copies(fused, sharding, images(graph)) if tiled else [])
+    return MemoryEstimate(arguments, outputs, aliased, _temporaries(fused, sharding, results, size, lifetimes))
 
 
 def size_function(fused: FusedGraph, sharding: GraphSharding, *, tiled: bool) -> Callable[[Value], int]:
@@ -91,13 +90,13 @@ def _gathered_lifetimes(fused: FusedGraph, sharding: GraphSharding) -> list[tupl
             root = producer.operands[0] if is_unchanged(producer) else None
         if root is not None and e.node in fused.step:
             gathers_by_root.setdefault(root, {})[fused.step[e.node]] = e.bytes
-    alive = []
+    lifetimes = []
     for root, gathers in gathers_by_root.items():
         starts = sorted(gathers)
         reads = sorted(_read_steps(root, fused))
         for start, end in zip(starts, [*starts[1:], len(fused.graph.nodes) + 1], strict=True):
-            alive.append((start, max((r for r in reads if start <= r < end), default=start), gathers[start]))
-    return alive
+            lifetimes.append((start, max((r for r in reads if start <= r < end), default=start), gathers[start]))
+    return lifetimes
 
 
 def _read_steps(root: Value, fused: FusedGraph) -> Iterator[int]:
@@ -116,7 +115,7 @@ def _temporaries(
     sharding: GraphSharding,
     results: dict[Value, Output],
     size: Callable[[Value], int],
-    alive: list[tuple[int, int, int]],
+    lifetimes: list[tuple[int, int, int]],
 ) -> int:
     gradients = {v: r.of for v, r in results.items() if r.role == "gradient"}
     summed = {v for v, axis in sharding.summed if axis == DATA and v in gradients}
@@ -135,7 +134,7 @@ def _temporaries(
             first = fused.step[kernel.node]
             change[first] += nbytes
             change[(first if v in scattered else end if v in summed else fused.last[v]) + 1] -= nbytes
-    for first, last, copy_bytes in alive:
+    for first, last, copy_bytes in lifetimes:
         change[first] += copy_bytes
         change[last + 1] -= copy_bytes
     peak = current = 0

@@ -15,7 +15,7 @@ from mithril_parallel.xla_model.fusion_model import FusedGraph, Kernel, walk
 from mithril_parallel.xla_model.image_layout import STRIPS, strip
 
 # Rate of vector units as a fraction of the peak matmul rate, for targets that do not state it.
-_VECTOR_PART = 1 / 32
+_VECTOR_FRACTION = 1 / 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _kernel_seconds(
     costs = target.costs
     rate = _rate(results, target)
     arithmetic = products / (rate * costs.get("efficiency", 0.7)) + rest / (
-        costs.get("vector_flops") or max(target.peak_flops.values(), default=1e12) * _VECTOR_PART
+        costs.get("vector_flops") or max(target.peak_flops.values(), default=1e12) * _VECTOR_FRACTION
     )
     memory = nbytes / target.bandwidth if target.bandwidth else 0.0
     return max(arithmetic, memory) + costs.get("launch", 0.0)

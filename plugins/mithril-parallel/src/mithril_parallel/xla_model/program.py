@@ -35,7 +35,7 @@ class InspectedProgram:
         return frozenset(node.op.name for node in self.graph.nodes)
 
     def __call__(self, params: Any, inputs: Any) -> dict[str, Any]:
-        raise BackendError("a program that is only planned cannot be called", hint="compile the model for a backend")
+        raise BackendError("a program of a plan cannot be called", hint="compile the model for another backend")
 
 
 class XlaGraphs(Backend):

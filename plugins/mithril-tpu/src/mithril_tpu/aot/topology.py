@@ -65,7 +65,7 @@ def dims(generation: Generation, devices: int, topology: str | None = None) -> s
             raise OptionError(
                 f"topology '{topology}' of {generation.name} has {chip_devices} devices, not {devices}",
                 facts=[f"{per_chip} devices per chip"] if per_chip > 1 else [],
-                hint=f"tpu_replicas={chip_devices}",
+                hint=f"set tpu_replicas={chip_devices}",
             )
         return topology
     table = _SQUARES if generation.axes == 2 else _CUBES
@@ -92,7 +92,7 @@ def local_devices(generation: Generation, count: int) -> list[Any] | None:
         raise BackendError(
             f"target_hardware='{generation.name}' conflicts with the TPUs of this machine",
             facts=[f"found {len(devices)} x {devices[0].device_kind}, which is '{local_generation.name}'"],
-            hint=f"target_hardware='{local_generation.name}'",
+            hint=f"set target_hardware='{local_generation.name}'",
         )
     if len(devices) < count:
         raise BackendError(
