@@ -31,9 +31,9 @@ def test_kernels_larger_than_images(image, kernel, settings, dtype):
     backend = ml.JaxBackend()
     executable = backend.build(graph)
     assert "conv_general_dilated" not in executable.source
-    got = executable({}, {n: backend.array(a) for n, a in arrays.items()})
+    result = executable({}, {n: backend.array(a) for n, a in arrays.items()})
     expected = evaluate(graph, arrays)
     allowed = 1e-5 if dtype == "float32" else 3e-2
     for name, array in expected.items():
-        error = np.abs(backend.to_numpy(got[name]).astype("f") - array.astype("f")).max()
+        error = np.abs(backend.to_numpy(result[name]).astype("f") - array.astype("f")).max()
         assert error <= allowed * np.abs(array.astype("f")).max(), name

@@ -64,5 +64,5 @@ def test_hessians(size):
         for j, b in enumerate("xw"):
             close(results[f"hessian/{a}" if a == b else f"hessian/{a}/{b}"], expected[k][j])
     rows = np.stack([X, T, X + T])
-    mapped = ml.compile(ml.vmap(energy, {"w": None}, size=size), JaxBackend()).evaluate({}, {"x": rows, "w": W})
-    close(mapped["hessian/w"], jax.vmap(blocks, (0, None))(rows, W)[1][1])
+    vectorized = ml.compile(ml.vmap(energy, {"w": None}, size=size), JaxBackend()).evaluate({}, {"x": rows, "w": W})
+    close(vectorized["hessian/w"], jax.vmap(blocks, (0, None))(rows, W)[1][1])

@@ -1,4 +1,4 @@
-"""``cache=True``: a later process loads what XLA compiled in an earlier one."""
+"""``cache=True``: a later process loads the programs that XLA compiled in an earlier one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert first[1] == second[1]
 
 
-def test_settings_of_jax_are_as_they_were(tmp_path):
+def test_settings_of_jax_are_restored(tmp_path):
     model = Model()
     model += Linear(3)
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")

@@ -1,4 +1,4 @@
-"""Options of the JAX backend: what they do to the program, and which contradict each other."""
+"""Options of the JAX backend: their effects on the program, and which of them conflict."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(compiled, x, params=None):
 
 
 def lowered(compiled, x):
-    """The program as StableHLO."""
+    """Return the program as StableHLO."""
     call = compiled.programs[0].executable.call
     params = compiled.randomize_params(0)
     return call.lower(params, {"x": x})
@@ -47,7 +47,7 @@ def expected():
     return run(ml.compile(mlp(), "jax", shapes={"x": [4, 8]}), random(4, 8))
 
 
-# -- of the document ----------------------------------------------------------------------------------------------
+# -- documented options -------------------------------------------------------------------------------------------
 def test_the_documented_jax_options(expected):
     options = {
         "xla_flags": ["--xla_gpu_autotune_level=4"],
@@ -71,17 +71,17 @@ def test_the_documented_jit_options(expected):
 
 # -- XLA ----------------------------------------------------------------------------------------------------------
 def test_levels_are_those_of_one_program(expected):
-    found = []
+    jitted = []
     for level in (0, 3):
         compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, xla_optimization_level=level)
         np.testing.assert_allclose(run(compiled, random(4, 8)), expected, rtol=1e-5)
-        found.append(compiled.programs[0].executable.call.jitted)
-    assert found[0] is not found[1]
+        jitted.append(compiled.programs[0].executable.call.jitted)
+    assert jitted[0] is not jitted[1]
     assert "xla_backend_optimization_level" not in str(jax.config.values.get("jax_compiler_options", ""))
 
 
 def test_a_flag_changes_the_compiled_program():
-    """Without the pass that joins operations, other parts are made; the other programs know nothing of it."""
+    """Without XLA's fusion pass the compiled program differs; other programs are not affected."""
     texts = []
     for flags in (None, "--xla_disable_hlo_passes=fusion", None):
         compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, jax_options={"xla_flags": flags})
@@ -99,17 +99,17 @@ def test_precision_reaches_the_products():
 def test_loops_are_written_out():
     model = Model()
     model |= ml.models.LSTM(4, name="cell")(input="x", output="y")
-    found = {}
+    results = {}
     for steps in (None, 3):
         compiled = ml.compile(model, "jax", shapes={"x": [2, 6, 5]}, jax_options={"unroll": steps} if steps else {})
-        found[steps] = run(compiled, random(2, 6, 5))
+        results[steps] = run(compiled, random(2, 6, 5))
         assert ("unroll=3" in compiled.source) == (steps == 3)
-    np.testing.assert_allclose(found[3], found[None], rtol=1e-5)
+    np.testing.assert_allclose(results[3], results[None], rtol=1e-5)
 
 
 # -- donation -----------------------------------------------------------------------------------------------------
 def test_donated_arguments_become_results():
-    """Of the parameters, those that gradients are made of the same type of; and using them again is explained."""
+    """Every parameter that has a gradient of its type is donated, and using it again is an error."""
     compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, jit_options={"donate_argnums": 0})
     params = compiled.randomize_params(0)
     compiled.evaluate(params, {"x": random(4, 8)}, np.ones((4, 2), np.float32))
@@ -118,7 +118,7 @@ def test_donated_arguments_become_results():
         compiled.evaluate(params, {"x": random(4, 8)}, np.ones((4, 2), np.float32))
 
 
-def test_what_cannot_become_a_result_stays(recwarn):
+def test_unusable_donations_are_kept(recwarn):
     compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, jax_options={"donate_argnums": (0, 1)})
     params = compiled.randomize_params(0)
     first = run(compiled, random(4, 8), params)
@@ -145,13 +145,13 @@ def test_one_compilation_per_signature():
 
 
 def test_gradients_of_both_kinds_agree():
-    found = []
+    gradients = []
     for kind in ("graph", "native"):
         compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, autodiff=kind)
         g = np.ones((4, 2), np.float32)
-        found.append(compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)}, g)[1])
-    for name, x in found[0].items():
-        np.testing.assert_allclose(x, found[1][name], rtol=1e-4, atol=1e-5)
+        gradients.append(compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)}, g)[1])
+    for name, x in gradients[0].items():
+        np.testing.assert_allclose(x, gradients[1][name], rtol=1e-4, atol=1e-5)
 
 
 def test_jit_and_file_go_together(tmp_path, expected):
@@ -175,17 +175,17 @@ def test_examples_are_mapped(kind):
     assert not list(compiled.decisions.of("ignored"))
 
 
-def test_mixing_examples_is_refused():
+def test_mixing_examples_is_rejected():
     model = mlp()
     model += BatchNorm1d(2, name="norm")(input="y", output="n")
     compiled = ml.compile(model, "jax", shapes={"x": [None, 8]}, vectorize=True)
     params = compiled.randomize_params(0)
-    compiled.evaluate(params, {"x": random(4, 8)})  # with running statistics every example stands for itself
+    compiled.evaluate(params, {"x": random(4, 8)})  # with running statistics examples are independent
     with pytest.raises(UnsupportedError, match="mixes the examples"):
         compiled.evaluate(params, {"x": random(4, 8)}, np.ones((4, 2), np.float32))
 
 
-def test_a_mean_over_examples_is_refused():
+def test_a_mean_over_examples_is_rejected():
     model = mlp()
     model |= MSELoss()(predictions="y", targets="t", output="loss")
     model.set_outputs("loss")
@@ -193,14 +193,14 @@ def test_a_mean_over_examples_is_refused():
         ml.compile(model, "jax", shapes={"x": ["B", 8], "t": ["B", 2]}, vectorize=True)
 
 
-def test_a_fixed_number_of_examples_is_said():
+def test_vectorize_is_ignored_for_a_fixed_number_of_examples():
     compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, vectorize=True)
-    assert "its is fixed" in str(compiled.decisions) or "is fixed" in str(compiled.decisions)
+    assert "its size is fixed" in str(compiled.decisions)
 
 
 # -- meshes -------------------------------------------------------------------------------------------------------
 def test_results_on_a_mesh_are_the_same():
-    """In a process of its own, since JAX decides once how many devices the CPU shows."""
+    """Runs in a separate process, since JAX fixes the number of simulated CPU devices once."""
     code = """
         import jax, numpy as np
         from importlib.util import find_spec
@@ -214,34 +214,34 @@ def test_results_on_a_mesh_are_the_same():
         x = np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32)
         g = np.ones((8, 2), np.float32)
         backends = [ml.JaxBackend(device_mesh=(2, 2)), ml.JaxBackend(device_mesh=(4,)), ml.JaxBackend()]
-        found = []
+        results = []
         for backend in backends:
             for shape in ([8, 12], [None, 12]):
                 compiled = ml.compile(model, backend, shapes={"x": shape})
                 params = compiled.randomize_params(0)
-                found.append([compiled.evaluate(params, {"x": x}, g) for _ in range(3)][-1])
+                results.append([compiled.evaluate(params, {"x": x}, g) for _ in range(3)][-1])
                 odd = compiled.evaluate(params, {"x": x[:3]})["y"] if shape[0] is None else None
                 if backend is backends[0] and shape[0] == 8:
-                    split = found[0][1]["first.weight"].sharding
+                    split = results[0][1]["first.weight"].sharding
                     assert split.spec == jax.sharding.PartitionSpec("model", None), split
                 if odd is not None:
-                    np.testing.assert_allclose(odd, found[-1][0]["y"][:3], rtol=1e-4, atol=1e-5)
-                    said = "'x' is whole on every device" in str(compiled.decisions)
-                    assert said == (backend is not backends[2]), compiled.decisions
-        for made in found[:-1]:
-            for left, right in zip(made, found[-1]):
+                    np.testing.assert_allclose(odd, results[-1][0]["y"][:3], rtol=1e-4, atol=1e-5)
+                    recorded = "'x' is replicated" in str(compiled.decisions)
+                    assert recorded == (backend is not backends[2]), compiled.decisions
+        for pair in results[:-1]:
+            for left, right in zip(pair, results[-1]):
                 for name in right:
                     np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=1e-5)
         pjit = ml.compile(model, "jax", shapes={"x": [8, 12]}, pjit=True)
         y = pjit.evaluate(pjit.randomize_params(0), {"x": x})["y"]
-        np.testing.assert_allclose(y, found[-1][0]["y"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(y, results[-1][0]["y"], rtol=1e-4, atol=1e-5)
         text = backends[0].mesh.shape
         wrong = {"weights": 7}
         without = "belongs to mithril-parallel" if find_spec("mithril_parallel") is None else None
         for options, message in (
-            ({"tensor_split_dims": {"wieghts": 0}}, without or "no parameter is called"),
+            ({"tensor_split_dims": {"wieghts": 0}}, without or "no parameter matches"),
             ({"tensor_split_dims": wrong}, without or "has no axis 7"),
-            ({"jit": False}, "contradicts a mesh"),
+            ({"jit": False}, "conflicts with a mesh"),
         ):
             try:
                 ml.compile(model, backends[0], shapes={"x": [8, 12]}, **options)
@@ -262,38 +262,38 @@ def test_results_on_a_mesh_are_the_same():
     assert done.stdout.strip() == "fine 4", done.stderr[-3000:]
 
 
-def test_one_device_needs_no_sharing():
+def test_one_device_needs_no_sharding():
     compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, pjit=True)
     if len(jax.devices()) == 1:
-        assert "there is one device" in str(compiled.decisions)
+        assert "there is one device only" in str(compiled.decisions)
 
 
 @pytest.mark.parametrize("mesh", [(), (0,), (2, 2, 2, 2), ("a",)])
-def test_what_is_no_mesh(mesh):
-    with pytest.raises(OptionError, match="is no mesh of devices|device_mesh: at .0.: expected int"):
+def test_invalid_mesh_is_rejected(mesh):
+    with pytest.raises(OptionError, match="is not a valid mesh of devices|device_mesh: at .0.: expected int"):
         ml.JaxBackend(device_mesh=mesh)
 
 
-def test_a_mesh_larger_than_what_there_is():
+def test_a_mesh_with_more_devices_than_available_is_rejected():
     jax.devices()
-    with pytest.raises(ml.BackendError, match="needs 4096 devices"):
+    with pytest.raises(ml.BackendError, match="requires 4096 devices"):
         ml.JaxBackend(device_mesh=(64, 64))
-    assert mesh_execution.shape_of(4) == (4,)
+    assert mesh_execution.parse_mesh(4) == (4,)
 
 
 # -- settings of the process --------------------------------------------------------------------------------------
-def test_memory_in_advance_is_for_gpus(monkeypatch):
+def test_preallocation_is_for_gpus(monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
     backend = ml.JaxBackend(pre_allocate=True)
     if backend.device == "cpu":
         assert "GPUs only" in str(ml.compile(mlp(), backend, shapes={"x": [4, 8]}).decisions)
-    with pytest.raises(OptionError, match="contradicts the environment variable"):
+    with pytest.raises(OptionError, match="conflicts with the environment variable"):
         ml.JaxBackend(pre_allocate=False)
 
 
 def test_threads_belong_to_the_process():
     jax.devices()
-    with pytest.raises(ml.BackendError, match="comes too late"):
+    with pytest.raises(ml.BackendError, match="JAX is already initialized"):
         ml.JaxBackend(num_threads=4096)
     compiled = ml.compile(mlp(), "jax", shapes={"x": [4, 8]}, num_threads=4096)
     assert "one pool of" in str(compiled.decisions)
@@ -326,31 +326,34 @@ def test_threads_are_limited_before_the_first_use():
     assert threads <= 1
 
 
-# -- contradictions -----------------------------------------------------------------------------------------------
+# -- invalid options ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"jit": False, "xla_optimization_level": 1}, "jit=False contradicts xla_optimization_level"),
-        ({"jit": False, "vectorize": True}, "jit=False contradicts vectorize"),
-        ({"jit": False, "jax_options": {"donate_argnums": 0}}, "jit=False contradicts donate_argnums"),
+        ({"jit": False, "xla_optimization_level": 1}, "jit=False conflicts with xla_optimization_level"),
+        ({"jit": False, "vectorize": True}, "jit=False conflicts with vectorize"),
+        ({"jit": False, "jax_options": {"donate_argnums": 0}}, "jit=False conflicts with donate_argnums"),
         ({"xla_optimization_level": 4}, "expected 0 to 3"),
         ({"jax_options": {"xla_flags": "--xla_nonsense=1"}}, "No such compile option: 'xla_nonsense'"),
-        ({"jax_options": {"xla_flags": "xla_nonsense"}}, "is no XLA flag"),
+        ({"jax_options": {"xla_flags": "xla_nonsense"}}, "is not an XLA flag"),
         ({"jax_options": {"xla_flags": "--xla_force_host_platform_device_count=4"}}, "device_mesh"),
         (
             {"jax_options": {"xla_flags": "--xla_backend_optimization_level=1"}, "xla_optimization_level": 2},
             "one place",
         ),
         ({"jax_options": {"precison": "high"}}, "precision"),
-        ({"jax_options": {"precision": "sharp"}}, "none that JAX knows"),
+        ({"jax_options": {"precision": "sharp"}}, "unknown precision 'sharp'"),
         ({"jax_options": {"unroll": 0}}, "1 or more"),
-        ({"jax_options": {"donate_argnums": 2}}, "not there"),
-        ({"jax_options": {"donate_argnums": 0}, "jit_options": {"donate_argnums": 1}}, "contradict each other"),
-        ({"jit_options": {"static_argnums": 3}}, "not there"),
+        ({"jax_options": {"donate_argnums": 2}}, "is out of range"),
+        (
+            {"jax_options": {"donate_argnums": 0}, "jit_options": {"donate_argnums": 1}},
+            "conflicts with donate_argnums of jit_options",
+        ),
+        ({"jit_options": {"static_argnums": 3}}, "is out of range"),
         ({"jit_options": {"donate": 0}}, "donate_argnums"),
     ],
 )
-def test_what_cannot_be_is_said(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(OptionError) as caught:
         ml.compile(mlp(), "jax", shapes={"x": [2, 8]}, **options)
     assert message in str(caught.value)
@@ -373,7 +376,7 @@ def test_runs_on_a_gpu():
 
 
 def test_checkpointing_is_not_undone_by_xla():
-    """XLA on processors drops barriers and merges what they kept apart, unless that pass is left out."""
+    """XLA on CPUs removes barriers and merges recomputed values, unless that pass is disabled."""
     from mithril.models import TransformerEncoderLayer
 
     sizes = []
@@ -391,8 +394,8 @@ def test_checkpointing_is_not_undone_by_xla():
     assert sizes[1] < 0.6 * sizes[0], sizes
 
 
-def test_xla_frees_what_is_recomputed_in_a_perceptron():
-    """The barrier holds a cotangent that later nodes read: XLA passes one of a transposed weight, or an unread one."""
+def test_xla_frees_recomputed_values_in_a_perceptron():
+    """The barrier holds a cotangent that later nodes use: XLA would bypass a transposed weight or an unused value."""
     needed = []
     for checkpointing in (False, True):
         model = Model()
@@ -407,8 +410,8 @@ def test_xla_frees_what_is_recomputed_in_a_perceptron():
     assert needed[1] < 0.6 * needed[0]
 
 
-def test_nothing_is_said_on_stderr():
-    """Also where libtpu is installed, which complains about machines without a TPU."""
+def test_nothing_is_printed_on_stderr():
+    """This includes installations with libtpu, which prints warnings on machines without a TPU."""
     code = "import mithril as ml; print(ml.JaxBackend().ones([2]))"
     settings = {n: v for n, v in os.environ.items() if not n.startswith("TPU_")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=settings, check=False)

@@ -37,8 +37,8 @@ def test_rows_are_those_of_jax(case):
     names = [i.name for i in graph.arguments]
     drawn = [arrays_for(case.sample, f"{case.id}{k}") for k in range(ROWS)]
     stacked = {n: np.stack([arrays[int(n[1:])] for arrays in drawn]) for n in names}
-    one, mapped = built(graph), built(ml.vmap(graph, size=ROWS))
-    results = mapped({}, stacked)
+    one, vectorized = built(graph), built(ml.vmap(graph, size=ROWS))
+    results = vectorized({}, stacked)
     references = jax.vmap(lambda inputs: one({}, inputs))(stacked)
     for name, expected in references.items():
         compare_rows(f"{case.id}: '{name}'", np.asarray(results[name]), np.asarray(expected))

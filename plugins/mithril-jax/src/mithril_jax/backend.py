@@ -27,28 +27,27 @@ from mithril.base import BackendError, OptionError, dtype as as_dtype
 from mithril.ir import Graph, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_jax import process_config
-from mithril_jax.execution import analysis, described, read, runner
-from mithril_jax.lowering import table, unrolled
+from mithril_jax.execution import analysis, read, runner, with_gradient_signature
+from mithril_jax.lowering import table, with_unroll
 from mithril_jax.mesh import mesh_execution, pipeline_parallel
-from mithril_jax.native_semantics import DIFFERENT, own
+from mithril_jax.native_semantics import DIFFERENT, native_table
 
 ALIGNMENT = 64
 PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
 
 class JaxBackend(SourceBackend):
-    """Arrays are JAX's, on one device or over a mesh of them; programs are compiled by XLA unless ``jit=False``.
+    """Backend whose arrays are JAX arrays, on one device or over a mesh; XLA compiles programs unless ``jit=False``.
 
-    ``device_mesh=(4,)`` splits batches over four devices; ``(2, 4)`` batches over two and weights over four; the third
-    of three numbers is how many stages of a pipeline share the layers.
-    ``num_threads``, ``pre_allocate`` (a GPU's memory at once) and a mesh of simulated devices are settings of the
-    process, which JAX reads when it is first used.
+    ``device_mesh=(4,)`` splits batches over four devices; ``(2, 4)`` batches over two and weights over four; a third
+    number is the number of pipeline stages. ``num_threads``, ``pre_allocate`` (reserve most of a GPU's memory) and a
+    mesh of simulated devices are settings of the process, which JAX reads when it is first used.
     """
 
     name = "jax"
     devices = ("cpu", "gpu", "cuda", "tpu")
     unforkable = "JAX"
-    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": own}
+    tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": native_table}
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class JaxBackend(SourceBackend):
         self.pre_allocate = pre_allocate
         self.mesh: Mesh | None = None
         if device_mesh is not None:
-            self.mesh = self._mesh(device, mesh_execution.shape_of(device_mesh))
+            self.mesh = self._mesh(device, mesh_execution.parse_mesh(device_mesh))
         super().__init__(device=device or jax.default_backend(), dtype=dtype, precision=precision)
         self.jax_device = self._find(self.device)
         self._unrolled: dict[tuple[int, int], Lowerings] = {}
@@ -77,42 +76,42 @@ class JaxBackend(SourceBackend):
         platform, _, number = (device or "").partition(":")
         if number:
             raise OptionError(
-                f"device='{device}' is one device, device_mesh={sizes} is many",
-                hint=f"device='{platform}'",
+                f"device='{device}' is a single device, but device_mesh={sizes} requires several",
+                hint=f"use device='{platform}'",
             )
         return mesh_execution.make(PLATFORMS.get(platform), sizes)
 
     def with_precision(self, precision: str) -> JaxBackend:
-        made = copy.copy(self)
-        made.precision, made.dtype = precision, as_dtype(precision)
-        return made
+        backend = copy.copy(self)
+        backend.precision, backend.dtype = precision, as_dtype(precision)
+        return backend
 
     def _find(self, device: str) -> Any:
         platform, _, number = device.partition(":")
         try:
-            found = jax.local_devices(backend=PLATFORMS[platform])
-            return found[int(number) if number else 0]
+            local_devices = jax.local_devices(backend=PLATFORMS[platform])
+            return local_devices[int(number) if number else 0]
         except (RuntimeError, IndexError, ValueError) as error:
             raise BackendError(
                 f"JAX has no device '{device}' here",
-                facts=[f"there is: {', '.join(str(d) for d in jax.devices())}", str(error).splitlines()[0]],
+                facts=[f"available: {', '.join(str(d) for d in jax.devices())}", str(error).splitlines()[0]],
                 hint="install the JAX build for that hardware, or choose another device",
             ) from None
 
     @property
     def capabilities(self) -> Capabilities:
-        own = super().capabilities
-        nvidia = own.family in ("gpu", "cuda")
+        base = super().capabilities
+        nvidia = base.family in ("gpu", "cuda")
         shifted = (Form.POINTWISE_MATMUL, Form.DEPTHWISE_SHIFTS)
         on_cpu = {linear: (Form.MATVEC,)} | dict.fromkeys((conv, conv_input_grad, conv_weight_grad), shifted)
         return replace(
-            own,
-            families=("gpu", "nvidia") if nvidia else own.families,
+            base,
+            families=("gpu", "nvidia") if nvidia else base.families,
             recompiles=True,
             donates=True,
             autodiff="native",
             memory="library",
-            prefers=on_cpu if own.family == "cpu" else {},
+            prefers=on_cpu if base.family == "cpu" else {},
         )
 
     def branches(self, options: BuildOptions) -> bool:
@@ -124,7 +123,7 @@ class JaxBackend(SourceBackend):
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:
-        """For ``mithril doctor``."""
+        """Return the devices and the size of the thread pool, for ``mithril doctor``."""
         return {
             "devices": ", ".join(str(d) for d in jax.devices()),
             "threads": f"{process_config.threads()}, one pool for the process (NPROC, or JaxBackend(num_threads=))",
@@ -132,15 +131,15 @@ class JaxBackend(SourceBackend):
 
     # -- building ----------------------------------------------------------------------------------------------------
     def table(self, options: BuildOptions | None = None) -> Lowerings:
-        """The lowering table; with ``unroll`` its loops write several steps out."""
-        made = super().table(options)
+        """Return the lowering table; the option ``unroll`` unrolls its loops."""
+        base = super().table(options)
         steps = dict(options.settings.get("jax_options", {})).get("unroll") if options is not None else None
         if steps is None:
-            return made
-        known = self._unrolled.get((id(made), steps))
-        if known is None:
-            known = self._unrolled[id(made), steps] = unrolled(made, steps)
-        return known
+            return base
+        unrolled_table = self._unrolled.get((id(base), steps))
+        if unrolled_table is None:
+            unrolled_table = self._unrolled[id(base), steps] = with_unroll(base, steps)
+        return unrolled_table
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
@@ -155,7 +154,7 @@ class JaxBackend(SourceBackend):
         return stage.build_whole(graph, options)
 
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
-        """One program, all of which runs on every device of the mesh."""
+        """Build one program that runs on every device of the mesh, without pipeline stages."""
         return super().build(graph, options)
 
     def build_with_gradients(
@@ -166,65 +165,65 @@ class JaxBackend(SourceBackend):
             and pipeline_parallel.stages_of(self.mesh, options, self.jax_device.platform) is not None
         ):
             raise OptionError(
-                "autodiff='native' contradicts a pipeline",
-                facts=["its stages are cut from the graph, which has no gradients then"],
-                hint="leave autodiff out",
+                "autodiff='native' conflicts with a pipeline",
+                facts=["the graph is split into stages together with its gradients"],
+                hint="omit autodiff",
             )
         return super().build_with_gradients(graph, of, wrt, options)
 
     def loaded(self, source: Source) -> Forward:
-        """Constants of 64 bits keep them, whatever the process has switched on; each states its dtype."""
+        """Load a source with 64-bit types enabled, so that 64-bit constants keep their dtype."""
         with jax.enable_x64(True):
             return super().loaded(source)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
-                options.decisions.record("choice", f"'{name}' as JAX has it: {DIFFERENT[name]}")
+                options.decisions.record("choice", f"'{name}' has JAX's semantics: {DIFFERENT[name]}")
         running = read(options, self.jax_device.platform)
         if self.pre_allocate is not None and self.jax_device.platform == "cpu":
             options.decisions.record(
-                "ignored", f"pre_allocate={self.pre_allocate}: XLA takes memory in advance on GPUs only"
+                "ignored", f"pre_allocate={self.pre_allocate}: XLA preallocates memory on GPUs only"
             )
         if isinstance(forward, Differentiated):
-            graph = described(graph, forward.of, forward.wrt)
-        return runner(forward, graph, running, options, self._shares(graph, options))
+            graph = with_gradient_signature(graph, forward.of, forward.wrt)
+        return runner(forward, graph, running, options, self._argument_shardings(graph, options))
 
-    def _shares(self, graph: Graph, options: BuildOptions) -> mesh_execution.Shares | None:
-        """How arguments are split over the mesh; ``pjit=True`` without one takes all devices there are."""
+    def _argument_shardings(self, graph: Graph, options: BuildOptions) -> mesh_execution.ArgumentShardings | None:
+        """Return the shardings of arguments over the mesh; ``pjit=True`` without a mesh uses all devices."""
         mesh = self.mesh
-        wanted = bool(options.settings.get("pjit", False))
-        if wanted and mesh is None:
-            everything = jax.devices(self.jax_device.platform)
-            if len(everything) > 1:
-                mesh = mesh_execution.make(self.jax_device.platform, (len(everything),))
+        use_all = bool(options.settings.get("pjit", False))
+        if use_all and mesh is None:
+            devices = jax.devices(self.jax_device.platform)
+            if len(devices) > 1:
+                mesh = mesh_execution.make(self.jax_device.platform, (len(devices),))
             else:
-                options.decisions.record("ignored", f"pjit=True: there is one device to share work, {everything[0]}")
+                options.decisions.record("ignored", f"pjit=True: there is one device only, {devices[0]}")
         if mesh is None:
             kind = options.settings.get("parallelism")
             if kind is not None:
                 options.decisions.record(
-                    "ignored", f"parallelism='{kind}': JaxBackend(device_mesh=(4,)) says over how many devices"
+                    "ignored", f"parallelism='{kind}' requires the number of devices: JaxBackend(device_mesh=(4,))"
                 )
             return None
         if options.jit is False:
             raise OptionError(
-                "jit=False contradicts a mesh of devices", facts=["XLA's compiler puts in what devices exchange"]
+                "jit=False conflicts with a mesh of devices", facts=["XLA's compiler inserts the collectives"]
             )
-        return mesh_execution.Shares(mesh, graph, options.settings, options.decisions)
+        return mesh_execution.ArgumentShardings(mesh, graph, options.settings, options.decisions)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
-        found = analysis(executable, sizes)
-        if found is None:
+        usage = analysis(executable, sizes)
+        if usage is None:
             return None
-        return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes, "XLA"
+        return usage.temp_size_in_bytes + usage.output_size_in_bytes - usage.alias_size_in_bytes, "XLA"
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
-        """XLA's own analysis of the program: it allocates outside of all that Python can count."""
+        """Return the memory by XLA's analysis of the program: its allocations are invisible to Python."""
         self.synchronize(run())
         exact = None
         if executable is not None and all(i.type.is_static for i in executable.graph.inputs):
@@ -235,19 +234,19 @@ class JaxBackend(SourceBackend):
     def array(self, data: Any, dtype: Any = None) -> jax.Array:
         if isinstance(data, jax.Array) and dtype is None:
             return mesh_execution.put(data, self.placement)
-        made = as_numpy(self.shared(data) if _only_dlpack(data) else data, self.dtype)
+        array = as_numpy(self.shared(data) if _only_dlpack(data) else data, self.dtype)
         if dtype is not None:
-            made = made.astype(as_dtype(dtype).numpy)
-        with jax.enable_x64(True) if made.dtype.itemsize == 8 else nullcontext():
-            return mesh_execution.put(_private(made), self.placement)  # jnp.asarray would compile a program
+            array = array.astype(as_dtype(dtype).numpy)
+        with jax.enable_x64(True) if array.dtype.itemsize == 8 else nullcontext():
+            return mesh_execution.put(_defensive_copy(array), self.placement)  # jnp.asarray would compile a program
 
     def shared(self, data: Any) -> jax.Array:
-        """Another framework's array in the same memory where that is possible: nobody may write into it any more."""
+        """Share the buffer of another framework's array where possible; neither owner may modify it afterwards."""
         if isinstance(data, np.ndarray):
             return self.array(data)
         source = data.detach() if hasattr(data, "detach") else data
-        wide = str(source.dtype).endswith("64")
-        with jax.enable_x64(True) if wide else nullcontext():
+        is_64_bit = str(source.dtype).endswith("64")
+        with jax.enable_x64(True) if is_64_bit else nullcontext():
             return jax.device_put(jax.dlpack.from_dlpack(source), self.placement)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
@@ -261,7 +260,7 @@ class JaxBackend(SourceBackend):
         return isinstance(x, jax.Array)
 
     def build_step(self, graph: Graph) -> SourceExecutable:
-        """Jitted, as one dispatch per primitive would be measured otherwise."""
+        """Build a jitted step, since otherwise a measurement would include one dispatch per primitive."""
         return self.build(graph, BuildOptions(jit=True))
 
     def synchronize(self, value: Any = None) -> None:
@@ -269,36 +268,36 @@ class JaxBackend(SourceBackend):
             jax.block_until_ready(value)
 
 
-def _private(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy that nobody writes into: JAX reads later, or forever, and takes memory of this alignment as its own."""
+def _defensive_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Copy the array: JAX reads asynchronously and may alias host memory of this alignment."""
     raw = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    made: np.ndarray[Any, Any] = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    made[...] = array
-    return made
+    result: np.ndarray[Any, Any] = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    result[...] = array
+    return result
 
 
 def _only_dlpack(data: Any) -> bool:
-    """An array whose dtype, bfloat16 say, its framework cannot tell NumPy."""
-    known = isinstance(data, (jax.Array, np.ndarray, np.generic)) or hasattr(data, "detach")
-    return hasattr(data, "__dlpack__") and not known
+    """Whether the array supports DLPack only: NumPy cannot represent all its dtypes, such as bfloat16."""
+    converts_directly = isinstance(data, (jax.Array, np.ndarray, np.generic)) or hasattr(data, "detach")
+    return hasattr(data, "__dlpack__") and not converts_directly
 
 
 class Differentiated:
-    """A generated function with gradients by JAX; cotangents come as further inputs."""
+    """A generated function that also returns gradients by JAX; cotangents are additional inputs."""
 
     def __init__(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> None:
         self.forward, self.of, self.wrt = forward, of, wrt
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        def outputs(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-            made = self.forward(
-                {name: wanted.get(name, x) for name, x in params.items()},
-                {name: wanted.get(name, x) for name, x in inputs.items()},
+        def outputs(variables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+            results = self.forward(
+                {name: variables.get(name, x) for name, x in params.items()},
+                {name: variables.get(name, x) for name, x in inputs.items()},
             )
-            return {name: made[name] for name in self.of}, made
+            return {name: results[name] for name in self.of}, results
 
-        wanted = {name: params[name] if name in params else inputs[name] for name in self.wrt}
-        _, pull, made = jax.vjp(outputs, wanted, has_aux=True)
-        (found,) = pull({name: inputs[cotangent_name(name)] for name in self.of})
-        return {**made, **{result_name("gradient", name): found[name] for name in self.wrt}}
+        variables = {name: params[name] if name in params else inputs[name] for name in self.wrt}
+        _, pull, results = jax.vjp(outputs, variables, has_aux=True)
+        (gradients,) = pull({name: inputs[cotangent_name(name)] for name in self.of})
+        return {**results, **{result_name("gradient", name): gradients[name] for name in self.wrt}}

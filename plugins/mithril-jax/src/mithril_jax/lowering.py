@@ -47,7 +47,7 @@ _PAIRS = operation_names(
     "maximum", "minimum", "pow", "floordiv", "mod", "atan2", "logical_and", "logical_or", "logical_xor"
 )
 functions(table, "jnp", (*UNARY, *PREDICATES, "log2", *_PAIRS, "trunc"), NUMPY_NAMES)
-table.row("sign", "jnp.where({x} == 0, jnp.zeros_like({x}), jnp.sign({x}))")  # +0 of both zeros
+table.row("sign", "jnp.where({x} == 0, jnp.zeros_like({x}), jnp.sign({x}))")  # +0 for both zeros
 table.rows(
     {
         "neg": "-{x}",
@@ -84,35 +84,35 @@ def _cast(call: Call) -> str:
 # -- reductions ---------------------------------------------------------------------------------------------------
 @table.function("sum", "prod")
 def _sum(call: Call) -> str:
-    kept = ", keepdims=True" if call.keepdims else ""
+    keepdims = ", keepdims=True" if call.keepdims else ""
     name = call.node.op.name
     if is_half(call.node):
-        return f"jnp.{name}({call.x}, axis={axes_text(call)}, dtype=jnp.float32{kept}).astype({call.dtype()})"
-    return f"jnp.{name}({call.x}, axis={axes_text(call)}, dtype={call.dtype()}{kept})"
+        return f"jnp.{name}({call.x}, axis={axes_text(call)}, dtype=jnp.float32{keepdims}).astype({call.dtype()})"
+    return f"jnp.{name}({call.x}, axis={axes_text(call)}, dtype={call.dtype()}{keepdims})"
 
 
 @table.function("mean")
 def _mean(call: Call) -> str:
-    kept = ", keepdims=True" if call.keepdims else ""
+    keepdims = ", keepdims=True" if call.keepdims else ""
     if is_half(call.node):
-        return f"jnp.mean({call.x}, axis={axes_text(call)}, dtype=jnp.float32{kept}).astype({call.dtype()})"
-    return f"jnp.mean({call.x}, axis={axes_text(call)}{kept})"
+        return f"jnp.mean({call.x}, axis={axes_text(call)}, dtype=jnp.float32{keepdims}).astype({call.dtype()})"
+    return f"jnp.mean({call.x}, axis={axes_text(call)}{keepdims})"
 
 
 @table.function("max", "min")
 def _extreme(call: Call) -> str:
-    kept = ", keepdims=True" if call.keepdims else ""
+    keepdims = ", keepdims=True" if call.keepdims else ""
     name = call.node.op.name
     start = reduction_identity(call, "-jnp.inf", "jnp.inf")
-    if call.type.dtype.name == "uint64":  # whose largest is more than Python's numbers are taken for
+    if call.type.dtype.name == "uint64":  # its maximum exceeds the range of weakly typed Python integers
         start = f"{call.dtype()}({start})"
-    return f"jnp.{name}({call.x}, axis={axes_text(call)}{kept}, initial={start})"
+    return f"jnp.{name}({call.x}, axis={axes_text(call)}{keepdims}, initial={start})"
 
 
 @table.function("any", "all")
 def _logic(call: Call) -> str:
-    kept = ", keepdims=True" if call.keepdims else ""
-    return f"jnp.{call.node.op.name}({call.x}, axis={axes_text(call)}{kept})"
+    keepdims = ", keepdims=True" if call.keepdims else ""
+    return f"jnp.{call.node.op.name}({call.x}, axis={axes_text(call)}{keepdims})"
 
 
 table.rows(
@@ -142,9 +142,9 @@ def _matmul(call: Call) -> str:
 def _dot(call: Call) -> str:
     contract = f"({call.literal(call.contract_a)}, {call.literal(call.contract_b)})"
     batch = f"({call.literal(call.batch_a)}, {call.literal(call.batch_b)})"
-    wide = ", preferred_element_type=jnp.float32" if is_half(call.node) else ""
-    text = f"lax.dot_general({call.a}, {call.b}, ({contract}, {batch}){wide})"
-    return f"{text}.astype({call.dtype()})" if wide else text
+    accumulator = ", preferred_element_type=jnp.float32" if is_half(call.node) else ""
+    text = f"lax.dot_general({call.a}, {call.b}, ({contract}, {batch}){accumulator})"
+    return f"{text}.astype({call.dtype()})" if accumulator else text
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------
@@ -205,18 +205,18 @@ table.helpers(
 
 
 def _is_wide(node: Node) -> bool:
-    """Windows of many elements, each of which would be a slice of its own to compile."""
+    """Whether windows have many elements: one slice per element would be slow to compile."""
     return math.prod(node.attributes["kernel"]) > 64
 
 
-table.helper(helpers.max_pool_positions_by_windows, op="max_pool_positions", when=_is_wide)
+table.helper(helpers.max_pool_positions_reduce_window, op="max_pool_positions", when=_is_wide)
 
 
-def _exceeds(node: Node) -> bool:
-    """XLA's convolutions on a CPU are up to three hundred times slower where the kernel exceeds the image."""
-    given = node.attributes.get("shape", ())
-    image = given if node.op is ops.conv_input_grad else _shape_of(node, 0)
-    kernel = given if node.op is ops.conv_weight_grad else _shape_of(node, 1)
+def _kernel_exceeds_image(node: Node) -> bool:
+    """Whether the kernel exceeds the image, where XLA's convolutions on a CPU are up to 300x slower."""
+    shape = node.attributes.get("shape", ())
+    image = shape if node.op is ops.conv_input_grad else _shape_of(node, 0)
+    kernel = shape if node.op is ops.conv_weight_grad else _shape_of(node, 1)
     pairs = zip(image[2:], kernel[2:], strict=True)
     return any(isinstance(n, int) and isinstance(k, int) and k > n for n, k in pairs)
 
@@ -227,9 +227,9 @@ def _shape_of(node: Node, k: int) -> tuple[Any, ...]:
     return tuple(operand.shape)
 
 
-table.helper(helpers.conv_by_columns, op="conv", when=_exceeds)
-table.helper(helpers.conv_input_grad_by_columns, op="conv_input_grad", when=_exceeds)
-table.helper(helpers.conv_weight_grad_by_columns, op="conv_weight_grad", when=_exceeds)
+table.helper(helpers.conv_im2col, op="conv", when=_kernel_exceeds_image)
+table.helper(helpers.conv_input_grad_im2col, op="conv_input_grad", when=_kernel_exceeds_image)
+table.helper(helpers.conv_weight_grad_im2col, op="conv_weight_grad", when=_kernel_exceeds_image)
 
 
 # -- control flow -------------------------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ def _assigned(names: list[str]) -> str:
 @table.function("if")
 def _if(call: Call) -> None:
     then, other = call.region(0), call.region(1)
-    inside = "".join(f", {o}" for o in call.operands[1:])
-    call.line(f"{_assigned(call.results)} = lax.cond({call.operands[0]}, {then}, {other}{inside})")
+    captures = "".join(f", {o}" for o in call.operands[1:])
+    call.line(f"{_assigned(call.results)} = lax.cond({call.operands[0]}, {then}, {other}{captures})")
 
 
 @table.function("while")
@@ -265,17 +265,17 @@ def _while(call: Call) -> None:
 
 def _scan(call: Call, unroll: int = 1) -> None:
     body, n, m = call.region(0), call.carries, call.sequences
-    carry, element, made = call.temp("carry"), call.temp("element"), call.temp("step")
+    carry, element, step = call.temp("carry"), call.temp("element"), call.temp("step")
     rest = "".join(f", {o}" for o in call.operands[n + m :])
     start = ", ".join(f"jnp.asarray({o})" for o in call.operands[:n])
     xs = ", ".join(str(o) for o in call.operands[n : n + m])
-    call.line(f"def {made}({carry}, {element}):")
-    call.line(f"    {made}_results = {body}(*{carry}, *{element}{rest})")
-    call.line(f"    return {made}_results[:{n}], {made}_results[{n}:]")
+    call.line(f"def {step}({carry}, {element}):")
+    call.line(f"    {step}_results = {body}(*{carry}, *{element}{rest})")
+    call.line(f"    return {step}_results[:{n}], {step}_results[{n}:]")
     carries, stacked = call.results[:n], call.results[n:]
     left = f"({', '.join(carries)}{',' if carries else ''})"
     right = f"({', '.join(stacked)}{',' if stacked else ''})"
-    arguments = f"{made}, ({start}{',' if start else ''}), ({xs}{',' if xs else ''})"
+    arguments = f"{step}, ({start}{',' if start else ''}), ({xs}{',' if xs else ''})"
     options = f"length={call.literal(call.length)}, reverse={call.reverse}"
     if unroll != 1:
         options += f", unroll={unroll}"
@@ -285,8 +285,8 @@ def _scan(call: Call, unroll: int = 1) -> None:
 table.function("scan")(_scan)
 
 
-def unrolled(base: Lowerings, steps: int) -> Lowerings:
-    """The table with loops of known length that write ``steps`` of their steps out."""
-    made = base.extend()
-    made.function("scan")(lambda call: _scan(call, steps))
-    return made
+def with_unroll(base: Lowerings, steps: int) -> Lowerings:
+    """Extend the table by a scan that is unrolled ``steps`` times."""
+    extended = base.extend()
+    extended.function("scan")(lambda call: _scan(call, steps))
+    return extended

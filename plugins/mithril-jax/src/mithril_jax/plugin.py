@@ -1,4 +1,4 @@
-"""What mithril-jax adds to mithril; importing this module imports no framework."""
+"""Hook implementations of mithril-jax; importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mithril import BackendSpec, Option, hookimpl
 
 @hookimpl
 def mithril_backends() -> Sequence[BackendSpec]:
-    """The jax backend."""
+    """Return the jax backend."""
     return [
         BackendSpec(
             name="jax",
@@ -25,14 +25,14 @@ def mithril_backends() -> Sequence[BackendSpec]:
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """How the generated function is compiled and mapped."""
-    nothing: Mapping[str, Any] = MappingProxyType({})
+    """Return the options that control how the generated function is compiled and vectorized."""
+    empty: Mapping[str, Any] = MappingProxyType({})
     return [
         Option(
             "jax_options",
             Mapping[str, Any],
-            nothing,
-            "XLA flags of this program alone, precision of products, donated arguments, steps of a loop to write out.",
+            empty,
+            "XLA flags for this program only, precision of products, donated arguments, unroll factor of loops.",
             keys={"xla_flags": Any, "precision": Any, "donate_argnums": Any, "unroll": Any},
             backends=("jax",),
         ),
@@ -47,14 +47,14 @@ def mithril_options() -> Sequence[Option]:
             "vectorize",
             bool,
             False,
-            "Compile the program of one example and map it over the leading axis (vmap).",
+            "Compile the program for one example and map it over the leading axis (vmap).",
             backends=("jax",),
         ),
         Option(
             "xla_optimization_level",
             int | None,
             None,
-            "XLA's level for this program, 0 to 3; None is its own.",
+            "XLA's optimization level for this program, 0 to 3; None for XLA's default.",
             backends=("jax",),
         ),
     ]

@@ -1,4 +1,4 @@
-"""What JAX takes from the process when it is first used, and never again: memory, threads, devices of the CPU."""
+"""Process settings that JAX reads once, at its first use: GPU memory, threads, simulated CPU devices."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _POOL = "NPROC"  # XLA sizes its pool by this variable, else by the number of cores
 
 
-# Where libtpu is installed for its compiler and no TPU is here, JAX's start would fill stderr with its complaints.
+# If libtpu is installed for its compiler on a machine without a TPU, starting JAX would print its warnings on stderr.
 if not glob("/dev/accel*") and not glob("/dev/vfio/*"):
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
 
 
 def started() -> bool:
-    """Whether JAX has made its devices."""
+    """Whether JAX has initialized its devices."""
     from jax._src import xla_bridge
 
     return bool(xla_bridge.backends_are_initialized())
 
 
-def pre_allocate(wanted: bool) -> None:
-    """Let XLA take most of a GPU's memory at once, or piece by piece."""
-    value = "true" if wanted else "false"
+def pre_allocate(enabled: bool) -> None:
+    """Make XLA reserve most of a GPU's memory at once, or allocate on demand."""
+    value = "true" if enabled else "false"
     if os.environ.get(_PREALLOCATE, value) != value:
         raise OptionError(
-            f"pre_allocate={wanted} contradicts the environment variable {_PREALLOCATE}",
+            f"pre_allocate={enabled} conflicts with the environment variable {_PREALLOCATE}",
             facts=[f"{_PREALLOCATE}={os.environ[_PREALLOCATE]}"],
             hint="set one of them",
         )
     late = started() and _PREALLOCATE not in os.environ
     if late and jax.default_backend() == "gpu":
         raise BackendError(
-            f"pre_allocate={wanted} comes too late: JAX already runs",
-            facts=["XLA decides about a GPU's memory when it is first used"],
-            hint=f"make this backend before anything uses JAX, or set {_PREALLOCATE}={value}",
+            f"cannot set pre_allocate={enabled}: JAX is already initialized",
+            facts=["XLA reserves a GPU's memory when it is first used"],
+            hint=f"create this backend before importing code that uses JAX, or set {_PREALLOCATE}={value}",
         )
     if not late:
         os.environ[_PREALLOCATE] = value
 
 
 def threads() -> int:
-    """How many threads XLA's pool for the CPU has."""
+    """Return the number of threads in XLA's CPU pool."""
     value = os.environ.get(_POOL, "")
     if value.isdigit():
         return int(value)
@@ -55,22 +55,22 @@ def threads() -> int:
 
 
 def limit_threads(count: int) -> None:
-    """Size XLA's pool, which all programs of the process share."""
+    """Set the size of XLA's thread pool, which all programs of the process share."""
     if started() and threads() != count:
         raise BackendError(
-            f"num_threads={count} comes too late: JAX already runs with {threads()} threads",
-            facts=["XLA makes one pool of threads when it is first used"],
-            hint=f"make this backend before anything uses JAX, or set the environment variable {_POOL}={count}",
+            f"cannot set num_threads={count}: JAX is already initialized with {threads()} threads",
+            facts=["XLA creates one thread pool when it is first used"],
+            hint=f"create this backend before importing code that uses JAX, or set the variable {_POOL}={count}",
         )
     os.environ[_POOL] = str(count)
 
 
 def simulate_devices(count: int) -> None:
-    """Make JAX show at least ``count`` devices of the CPU.
+    """Make JAX simulate at least ``count`` devices on the CPU.
 
-    XLA gives the exchanges between them a thread each: with fewer threads than devices they wait forever.
+    XLA runs each device's collectives on a thread of its own: with fewer threads than devices they deadlock.
     """
-    if started() or jax.distributed.is_initialized():  # of several processes each says how many devices it brings
+    if started() or jax.distributed.is_initialized():  # with several processes, each sets its own number of devices
         return
     os.environ.setdefault(_POOL, str(max(os.cpu_count() or 1, 2 * count + 8)))
     if jax.config.jax_num_cpu_devices < count:

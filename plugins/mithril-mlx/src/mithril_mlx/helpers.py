@@ -1,4 +1,4 @@
-"""Functions whose source goes into generated files: MLX only, each standing alone save for those it ``needs``."""
+"""Functions whose source is copied into generated files: they use MLX and the functions in ``needs`` only."""
 # mypy: ignore-errors
 
 import ml_dtypes
@@ -10,17 +10,17 @@ from mithril_mlx.mlx_loader import mx
 
 @needs(imports=("import ml_dtypes", "import numpy"))
 def on_host(function, types, *arrays):
-    """Results of a function of NumPy arrays."""
-    given = []
+    """Call a function of NumPy arrays and return its results."""
+    host_arrays = []
     for x in arrays:
         if x is None:
-            given.append(None)
+            host_arrays.append(None)
         elif x.dtype == mx.bfloat16:
-            given.append(numpy.asarray(x.view(mx.uint16)).view(ml_dtypes.bfloat16))
+            host_arrays.append(numpy.asarray(x.view(mx.uint16)).view(ml_dtypes.bfloat16))
         else:
-            given.append(numpy.asarray(x))
+            host_arrays.append(numpy.asarray(x))
     results = []
-    for result, (dtype, shape) in zip(function(*given), types):
+    for result, (dtype, shape) in zip(function(*host_arrays), types):
         if dtype == mx.bfloat16:
             results.append(
                 mx.array(numpy.asarray(result, order="C").view(numpy.uint16)).view(mx.bfloat16).reshape(shape)
@@ -32,7 +32,7 @@ def on_host(function, types, *arrays):
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 def erf(x):
-    """Return the error function: near 0, where MLX's is exact in its absolute value only, by its series."""
+    """Return the error function; near 0 MLX's has a small absolute but a large relative error, so use a series."""
     z = x if x.dtype == mx.float64 else x.astype(mx.float32)
     total = mx.zeros_like(z)
     for divisor in (-75600, 9360, -1320, 216, -42, 10, -3, 1):
@@ -40,8 +40,8 @@ def erf(x):
     return mx.where(mx.abs(z) < 0.5, z * total * 1.1283791670955126, mx.erf(z)).astype(x.dtype)
 
 
-def kept_where(x, condition):
-    """x where the condition holds, else 0: on the CPU six times faster as a product of its bits than as a choice."""
+def masked(x, condition):
+    """Return x where the condition holds, else 0: on the CPU multiplying the bits is 6x faster than ``mx.where``."""
     if mx.default_device() != mx.cpu:
         return mx.where(condition, x, 0.0)
     bits = mx.int16 if x.dtype.size == 2 else mx.int32
@@ -50,7 +50,7 @@ def kept_where(x, condition):
 
 # -- reductions ---------------------------------------------------------------------------------------------------
 def reduced(x, axes, keepdims, function, start):
-    """A reduction over axes; of no elements the start."""
+    """Return a reduction over ``axes``; ``start`` if there are no elements."""
     if not axes:
         return mx.array(x)
     if any(x.shape[k] == 0 for k in axes):
@@ -61,31 +61,31 @@ def reduced(x, axes, keepdims, function, start):
 
 @needs(reduced)
 def extreme(x, axes, keepdims, largest, start):
-    """The largest or smallest element over axes; nan wins, of no elements it is the start."""
+    """Return the maximum or minimum over ``axes``; nan takes precedence; ``start`` if there are no elements."""
     if x.dtype == mx.bool_:
         if not axes:
             return mx.array(x)
         return (mx.any if largest else mx.all)(x, axis=axes, keepdims=keepdims)
-    made = reduced(x, axes, keepdims, mx.max if largest else mx.min, start)
+    result = reduced(x, axes, keepdims, mx.max if largest else mx.min, start)
     if not axes or not mx.issubdtype(x.dtype, mx.floating):
-        return made
-    return mx.where(mx.any(mx.isnan(x), axis=axes, keepdims=keepdims), mx.array(float("nan"), x.dtype), made)
+        return result
+    return mx.where(mx.any(mx.isnan(x), axis=axes, keepdims=keepdims), mx.array(float("nan"), x.dtype), result)
 
 
 def position(x, axis, keepdims, largest):
-    """The first place of the largest or smallest element; nan wins."""
+    """Return the first index of the maximum or minimum; nan takes precedence."""
     z = x.astype(mx.uint8) if x.dtype == mx.bool_ else x
     if mx.issubdtype(z.dtype, mx.floating):
         bad = mx.isnan(z)
         best = mx.array(float("inf") if largest else float("-inf"), z.dtype)
         first = mx.argmax(bad, axis=axis, keepdims=keepdims)
-        found = (mx.argmax if largest else mx.argmin)(mx.where(bad, best, z), axis=axis, keepdims=keepdims)
-        return mx.where(mx.any(bad, axis=axis, keepdims=keepdims), first, found).astype(mx.int32)
+        index = (mx.argmax if largest else mx.argmin)(mx.where(bad, best, z), axis=axis, keepdims=keepdims)
+        return mx.where(mx.any(bad, axis=axis, keepdims=keepdims), first, index).astype(mx.int32)
     return (mx.argmax if largest else mx.argmin)(z, axis=axis, keepdims=keepdims).astype(mx.int32)
 
 
 def running(x, accumulate, axis, reverse, exclusive):
-    """A running sum or product, from either end, with or without the element itself."""
+    """Return a cumulative sum or product, from either end, with or without the element itself."""
     if not x.size:
         return x
     z = x.astype(mx.float32) if x.dtype in (mx.float16, mx.bfloat16) else x
@@ -94,48 +94,48 @@ def running(x, accumulate, axis, reverse, exclusive):
 
 # -- products -----------------------------------------------------------------------------------------------------
 def matmul_int(a, b):
-    """The matrix product of integers or bools, which MLX does not have."""
+    """Return the matrix product of integers or bools, which MLX does not support."""
     row, column = a.ndim == 1, b.ndim == 1
     left = a[None] if row else a
     right = b[:, None] if column else b
     kind = mx.int32 if a.dtype == mx.bool_ else a.dtype
-    wide = left[..., :, :, None].astype(kind) * right[..., None, :, :].astype(kind)
-    made = mx.sum(wide, axis=-2)
-    made = made != 0 if a.dtype == mx.bool_ else made.astype(a.dtype)
+    products = left[..., :, :, None].astype(kind) * right[..., None, :, :].astype(kind)
+    result = mx.sum(products, axis=-2)
+    result = result != 0 if a.dtype == mx.bool_ else result.astype(a.dtype)
     if row:
-        made = made[..., 0, :]
-    return made[..., 0] if column else made
+        result = result[..., 0, :]
+    return result[..., 0] if column else result
 
 
 def matmul(a, b):
-    """The matrix product; empty ones are zeros, 16-bit floats accumulate in float32."""
-    wide = a.dtype in (mx.float16, mx.bfloat16)
-    made = mx.matmul(a.astype(mx.float32), b.astype(mx.float32)) if wide else mx.matmul(a, b)
-    return made.astype(a.dtype)
+    """Return the matrix product; 16-bit floats accumulate in float32."""
+    is_half = a.dtype in (mx.float16, mx.bfloat16)
+    result = mx.matmul(a.astype(mx.float32), b.astype(mx.float32)) if is_half else mx.matmul(a, b)
+    return result.astype(a.dtype)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------
 def flip(x, axes):
-    """Elements in reverse order along axes."""
+    """Return the elements in reverse order along ``axes``."""
     for axis in axes:
         x = mx.take(x, mx.arange(x.shape[axis] - 1, -1, -1), axis) if x.shape[axis] else x
     return x
 
 
 def triangle(x, function, k):
-    """The lower or upper triangle, of matrices without elements too."""
+    """Return the lower or upper triangle, also of empty matrices."""
     return function(x, k=k) if x.size else x
 
 
-# -- places -------------------------------------------------------------------------------------------------------
+# -- indexing -----------------------------------------------------------------------------------------------------
 def argsort(x, axis, descending):
-    """Positions in order; equal ones keep theirs, nan last. MLX must be told that they have no gradient."""
+    """Return the indices of a stable sort with nan last; MLX requires an explicit ``stop_gradient`` for them."""
     x = mx.stop_gradient(x)
     if not x.ndim or not x.size:
         return mx.zeros(x.shape, mx.int32)
     if mx.issubdtype(x.dtype, mx.floating):
-        wide = x if x.dtype == mx.float64 else x.astype(mx.float32)
-        key = -wide if descending else wide
+        upcast = x if x.dtype == mx.float64 else x.astype(mx.float32)
+        key = -upcast if descending else upcast
         key = mx.where(key == 0, mx.zeros_like(key), key)
         bad = mx.isnan(key)
         key = mx.where(bad, mx.array(float("inf"), key.dtype), key)
@@ -148,29 +148,35 @@ def argsort(x, axis, descending):
 
 
 # -- windows ------------------------------------------------------------------------------------------------------
-def inward(x):
-    """Channels last."""
+def to_channels_last(x):
+    """Transpose [batch, channels, ...] to channels last."""
     return mx.transpose(x, (0, *range(2, x.ndim), 1))
 
 
-def outward(x):
-    """Channels after the batch."""
+def to_channels_first(x):
+    """Transpose [batch, ..., channels] to channels first."""
     return mx.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
 
 
-@needs(inward, outward)
+@needs(to_channels_last, to_channels_first)
 def conv(x, w, stride, padding, dilation, groups):
-    """Convolution of [batch, channels, ...] images, 16-bit floats accumulating in float32."""
-    wide = mx.float32 if x.dtype in (mx.float16, mx.bfloat16) else x.dtype
+    """Return the convolution of [batch, channels, ...] images; 16-bit floats accumulate in float32."""
+    accumulator = mx.float32 if x.dtype in (mx.float16, mx.bfloat16) else x.dtype
     low, high = [a for a, _ in padding], [b for _, b in padding]
-    made = mx.conv_general(
-        inward(x.astype(wide)), inward(w.astype(wide)), stride, (low, high), dilation, [1] * len(low), groups
+    result = mx.conv_general(
+        to_channels_last(x.astype(accumulator)),
+        to_channels_last(w.astype(accumulator)),
+        stride,
+        (low, high),
+        dilation,
+        [1] * len(low),
+        groups,
     )
-    return outward(made).astype(x.dtype)
+    return to_channels_first(result).astype(x.dtype)
 
 
-def spread(g, shape, stride, kernel, dilation, padding):
-    """A cotangent with the stride's gaps filled by zeros, widened to what the transposed product reads."""
+def dilate_and_pad(g, shape, stride, kernel, dilation, padding):
+    """Dilate a cotangent by the stride, and pad it for the transposed convolution."""
     for axis, s in enumerate(stride):
         if s > 1:
             n = g.shape[axis + 2]
@@ -200,58 +206,58 @@ def spread(g, shape, stride, kernel, dilation, padding):
     return mx.pad(g, widths)
 
 
-@needs(conv, spread)
+@needs(conv, dilate_and_pad)
 def conv_input_grad(g, w, shape, stride, padding, dilation, groups):
-    """The cotangent of a convolution's image: a convolution by the kernel turned around."""
-    if all(n == 1 for n in stride):  # else MLX fills the gaps with what is slower to multiply
+    """Return the cotangent of a convolution's image: a convolution with the flipped kernel."""
+    if all(n == 1 for n in stride):  # with a stride MLX's own gradient is slower
         x = mx.zeros(shape, g.dtype)
         return mx.vjp(lambda x: [conv(x, w, stride, padding, dilation, groups)], [x], [g])[1][0]
     kernel = w.shape[2:]
-    turned = w
+    flipped = w
     for axis in range(2, w.ndim):
-        turned = mx.take(turned, mx.arange(w.shape[axis] - 1, -1, -1), axis)
-    turned = turned.reshape(groups, w.shape[0] // groups, *w.shape[1:])
-    turned = mx.swapaxes(turned, 1, 2).reshape(groups * w.shape[1], w.shape[0] // groups, *kernel)
-    wide = spread(g, shape, stride, kernel, dilation, padding)
-    return conv(wide, turned, [1] * len(kernel), [(0, 0)] * len(kernel), dilation, groups)
+        flipped = mx.take(flipped, mx.arange(w.shape[axis] - 1, -1, -1), axis)
+    flipped = flipped.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+    flipped = mx.swapaxes(flipped, 1, 2).reshape(groups * w.shape[1], w.shape[0] // groups, *kernel)
+    padded = dilate_and_pad(g, shape, stride, kernel, dilation, padding)
+    return conv(padded, flipped, [1] * len(kernel), [(0, 0)] * len(kernel), dilation, groups)
 
 
 @needs(conv)
 def conv_weight_grad(x, g, shape, stride, padding, dilation, groups):
-    """The cotangent of a convolution's kernel."""
+    """Return the cotangent of a convolution's kernel."""
     w = mx.zeros(shape, x.dtype)
     return mx.vjp(lambda w: [conv(x, w, stride, padding, dilation, groups)], [w], [g])[1][0]
 
 
 # -- attention ----------------------------------------------------------------------------------------------------
 def causal(n, m):
-    """Which of m keys each of n queries may see, the queries being the last positions."""
+    """Return the causal mask of m keys for n queries, which are the last positions."""
     return mx.arange(m)[None, :] <= mx.arange(m - n, m)[:, None]
 
 
 @needs(causal)
 def with_causal(mask, n, m):
-    """A mask joined with the causal one."""
+    """Return a mask combined with the causal mask."""
     if mask.dtype == mx.bool_:
         return mask & causal(n, m)
     return mx.where(causal(n, m), mask, mx.array(float("-inf"), mask.dtype))
 
 
 @needs(causal)
-def nan_where_blind(y, mask, is_causal, n, m):
-    """nan for queries that no key is left to: MLX gives them some average."""
-    seen = mx.ones((1, 1, 1, 1), mx.bool_) if mask is None else mask
-    if seen.dtype != mx.bool_:
-        seen = seen != float("-inf")
+def nan_where_fully_masked(y, mask, is_causal, n, m):
+    """Return ``y`` with nan for fully masked queries, for which MLX returns an average."""
+    visible = mx.ones((1, 1, 1, 1), mx.bool_) if mask is None else mask
+    if visible.dtype != mx.bool_:
+        visible = visible != float("-inf")
     if is_causal:
-        seen = seen & causal(n, m)
-    blind = mx.logical_not(mx.any(seen, -1, keepdims=True))
-    return mx.where(blind, mx.array(float("nan"), y.dtype), y)
+        visible = visible & causal(n, m)
+    fully_masked = mx.logical_not(mx.any(visible, -1, keepdims=True))
+    return mx.where(fully_masked, mx.array(float("nan"), y.dtype), y)
 
 
 # -- primitives of shared helpers ------------------------------------------------------------------------------------
 def floor_divide(a, b):
-    """Divide integers towards minus infinity: MLX rounds towards zero, and dies of the smallest integer over -1."""
+    """Return the quotient rounded toward minus infinity: MLX rounds toward zero, and crashes for minimum / -1."""
     if not mx.issubdtype(a.dtype, mx.signedinteger):
         return a // b
     safe = mx.where(b == -1, 1, b)
@@ -262,35 +268,35 @@ def floor_divide(a, b):
 
 @needs(floordiv_int)
 def mod_int(a, b):
-    """Return the remainder of integer division; by zero gives zero."""
+    """Return the remainder of integer division; 0 for a divisor of 0."""
     return mx.where(b == 0, 0, a - floordiv_int(a, b) * b)
 
 
 def fmod(a, b):
-    """Return the remainder of division towards zero."""
+    """Return the remainder of division rounded toward zero."""
     rest = mx.remainder(mx.abs(a), mx.abs(b))
     rest = mx.where(mx.isinf(b) & mx.isfinite(a), mx.abs(a), rest)
     return mx.where(mx.isinf(a) | (b == 0), float("nan"), mx.where(a < 0, -rest, rest))
 
 
 def signed_zero(x):
-    """Return zeros with the signs of x, which 1 / x tells where x is zero."""
+    """Return zeros with the signs of x; the sign of 1 / x is the sign of a zero."""
     zero = mx.zeros_like(x)
     return mx.where((x < 0) | (1.0 / x < 0), -zero, zero)
 
 
 def trunc(x):
-    """Numbers rounded towards zero."""
+    """Return the numbers rounded toward zero."""
     return mx.where(x < 0, mx.ceil(x), mx.floor(x))
 
 
 def typed(number, like):
-    """Return an integer in the dtype of an array, also of 64 bits."""
+    """Return an integer in the dtype of an array, including 64-bit dtypes."""
     return mx.array(number - 2**64 if number >= 2**63 else number, mx.int64).astype(like.dtype)
 
 
 def take_along(x, indices, axis):
-    """Return elements at one position each along an axis."""
+    """Return one element per index along an axis."""
     shape = [a if b == 1 else b for a, b in zip(x.shape, indices.shape)]
     left, right = list(shape), list(shape)
     left[axis], right[axis] = x.shape[axis], indices.shape[axis]
@@ -298,7 +304,7 @@ def take_along(x, indices, axis):
 
 
 def part_at(x, first, sizes):
-    """Return a part of known size at computed starts."""
+    """Return a slice of static sizes at dynamic starts."""
     if 0 in sizes:
         return mx.zeros(sizes, x.dtype)
     for axis, size in enumerate(sizes):
@@ -308,14 +314,14 @@ def part_at(x, first, sizes):
 
 
 def nan_max(x):
-    """Return the largest along the first axis; nan wins."""
+    """Return the maximum along the first axis; nan takes precedence."""
     if not mx.issubdtype(x.dtype, mx.floating):
         return mx.max(x, axis=0)
     return mx.where(mx.any(x != x, axis=0), float("nan"), mx.max(x, axis=0))
 
 
 def lowest(x):
-    """Return the lowest number of a dtype."""
+    """Return the smallest value of the dtype of ``x``."""
     return float("-inf") if mx.issubdtype(x.dtype, mx.floating) else mx.iinfo(x.dtype).min
 
 

@@ -117,7 +117,7 @@ def _where_slope(call: Call) -> str:
     if "0.0" not in (a, b):
         return f"mx.where({condition}, {a}, {b})"
     selection = f"{call.array('a')}, {condition}" if b == "0.0" else f"{call.array('b')}, ~{condition}"
-    return f"{call.helper(helpers.kept_where)}({selection})"
+    return f"{call.helper(helpers.masked)}({selection})"
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------

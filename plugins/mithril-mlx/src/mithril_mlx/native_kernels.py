@@ -71,7 +71,7 @@ def _attention(call: Call) -> str:
         return expression
     n, m = (call.literal(call.operand_type(name).shape[2]) for name in ("q", "k"))
     masked = "None" if mask is None else call.array("mask")
-    return f"{call.helper(helpers.nan_where_blind)}({expression}, {masked}, {call.causal}, {n}, {m})"
+    return f"{call.helper(helpers.nan_where_fully_masked)}({expression}, {masked}, {call.causal}, {n}, {m})"
 
 
 def attention(call: Call) -> str:

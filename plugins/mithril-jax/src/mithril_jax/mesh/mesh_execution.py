@@ -1,8 +1,8 @@
-"""Programs over many devices: the batch is split along the axis ``data`` of a mesh, weights along ``model``.
+"""Programs over several devices: the batch is sharded along the mesh axis ``data``, weights along ``model``.
 
-With ``parallelism="fsdp"`` parameters, and whatever is kept for them, are split along ``data`` too.
+With ``parallelism="fsdp"`` parameters and their optimizer state are sharded along ``data`` too.
 
-XLA works out how everything in between is placed and puts in the exchanges: results are the same however this is split.
+XLA propagates the shardings to all other values and inserts the collectives; results do not depend on the shardings.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from mithril.ir import Graph, Input, Output
 from mithril_jax import process_config
 
 AXES = ("data", "model", "pipeline")
-GROUPS = ("weights", "activations")  # what tensor_split_dims may name besides parameters
+GROUPS = ("weights", "activations")  # names in tensor_split_dims in addition to parameters
 
-STATUS = re.compile(r"[A-Z_]{4,}: ")  # how XLA's own errors begin, of whatever class they come
+STATUS = re.compile(r"[A-Z_]{4,}: ")  # prefix of XLA's own errors, which have several Python classes
 
 
-def shape_of(given: Any) -> tuple[int, ...]:
-    """``device_mesh`` as (data, model, pipeline)."""
-    sizes = (given,) if isinstance(given, int) else tuple(given)
+def parse_mesh(device_mesh: Any) -> tuple[int, ...]:
+    """Normalize ``device_mesh`` to a (data, model, pipeline) tuple, possibly shortened."""
+    sizes = (device_mesh,) if isinstance(device_mesh, int) else tuple(device_mesh)
     if not sizes or len(sizes) > len(AXES) or any(not isinstance(n, int) or n < 1 for n in sizes):
         raise OptionError(
-            f"device_mesh={given!r} is no mesh of devices",
+            f"device_mesh={device_mesh!r} is not a valid mesh of devices",
             facts=[
                 "(4,) splits batches over 4 devices; (2, 4) batches over 2 and weights over 4; (1, 1, 4) layers over 4"
             ],
@@ -41,96 +41,97 @@ def shape_of(given: Any) -> tuple[int, ...]:
 
 
 def make(platform: str | None, sizes: Sequence[int]) -> Mesh:
-    """The mesh, of this machine's devices; of simulated ones where JAX has not begun and computes on the CPU."""
+    """Build the mesh from this machine's devices; simulate them on a CPU if JAX is not initialized yet."""
     count = int(np.prod(sizes))
     if platform in (None, "cpu"):
         process_config.simulate_devices(count)
-    found = jax.devices(platform) if platform else jax.devices()
-    if len(found) < count:
-        cpu = found[0].platform == "cpu"
+    devices = jax.devices(platform) if platform else jax.devices()
+    if len(devices) < count:
+        cpu = devices[0].platform == "cpu"
         raise BackendError(
-            f"device_mesh={tuple(sizes)} needs {count} devices, and JAX has {len(found)}",
-            facts=[f"there is: {', '.join(str(d) for d in found)}"],
-            hint=f"make this backend before anything uses JAX, or set JAX_NUM_CPU_DEVICES={count}"
+            f"device_mesh={tuple(sizes)} requires {count} devices, but JAX has {len(devices)}",
+            facts=[f"available: {', '.join(str(d) for d in devices)}"],
+            hint=f"create this backend before importing code that uses JAX, or set JAX_NUM_CPU_DEVICES={count}"
             if cpu
-            else "make the mesh as large as there are devices, or device='cpu' to simulate it",
+            else f"use a mesh of {len(devices)} devices, or device='cpu' to simulate it",
         )
-    return Mesh(np.array(found[:count]).reshape(tuple(sizes)), AXES[: len(sizes)])
+    return Mesh(np.array(devices[:count]).reshape(tuple(sizes)), AXES[: len(sizes)])
 
 
-def put(x: Any, where: Any) -> jax.Array:
-    """An array on devices, some of which may be those of other processes: there each brings the parts it has."""
-    if isinstance(x, jax.Array) and x.sharding == where:
+def put(x: Any, sharding: Any) -> jax.Array:
+    """Place an array on devices; for devices of other processes, each process provides its own shards."""
+    if isinstance(x, jax.Array) and x.sharding == sharding:
         return x
-    if getattr(where, "is_fully_addressable", True):
-        return jax.device_put(x, where)
+    if getattr(sharding, "is_fully_addressable", True):
+        return jax.device_put(x, sharding)
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return x if x.sharding == where else jax.jit(lambda y: y, out_shardings=where)(x)
-    whole = np.asarray(x)
-    return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
+        return x if x.sharding == sharding else jax.jit(lambda y: y, out_shardings=sharding)(x)
+    full = np.asarray(x)
+    return jax.make_array_from_callback(full.shape, sharding, lambda index: full[index])
 
 
-def lost(error: Exception) -> BackendError:
-    """An exchange failed: what JAX tells of it are addresses and ports."""
+def connection_error(error: Exception) -> BackendError:
+    """Return a readable error for a failed collective; JAX itself reports only addresses and ports."""
     return BackendError(
-        "devices of other processes do not answer: one of these processes has ended",
+        "a collective failed: another process of this program has exited",
         facts=[str(error).splitlines()[0], f"this is process {jax.process_index()} of {jax.process_count()}"],
-        hint="its own output says why; jax.distributed.initialize(heartbeat_timeout_seconds=10) ends the others soon",
+        hint="read the output of that process for the reason; "
+        "jax.distributed.initialize(heartbeat_timeout_seconds=10) stops the others soon",
     )
 
 
-class Shares:
-    """Where each argument of a program lives. ``place`` moves what lies elsewhere; parameters only once."""
+class ArgumentShardings:
+    """The sharding of each argument of a program. ``place`` transfers arrays to it; parameters only once."""
 
     def __init__(self, mesh: Mesh, graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> None:
         self.mesh = mesh
         self.decisions = decisions
-        self.elsewhere = any(device.process_index != jax.process_index() for device in mesh.devices.flat)
+        self.is_remote = any(device.process_index != jax.process_index() for device in mesh.devices.flat)
         self.simulated = mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self.parallelism = settings.get("parallelism")
         self.splits: dict[str, int] = dict(settings.get("tensor_split_dims", {}))
         if self.parallelism == "model" and mesh.shape.get("model", 1) == 1:
             raise OptionError(
-                "parallelism='model' needs a mesh with an axis for the model",
+                "parallelism='model' requires a mesh with a model axis",
                 facts=[f"device_mesh={tuple(mesh.shape.values())}"],
-                hint=f"device_mesh=(1, {mesh.devices.size})",
+                hint=f"use device_mesh=(1, {mesh.devices.size})",
             )
         self._check_names(graph)
         self.pairs = self._pairs(graph)
         self.specs = {i.name: self._spec(i) for i in graph.arguments}
-        self.carried = {i.name for i in graph.with_role("param", "state")}
-        self.handed_on = {i.name for i in graph.arguments if i.tags.get("handed_on")}  # by other stages, or this one
-        self._kept: dict[str, tuple[Any, Any]] = {}  # parameters: as given, as placed
+
+        self.from_stages = {i.name for i in graph.arguments if i.tags.get("handed_on")}  # results of pipeline stages
+        self._placed: dict[str, tuple[Any, Any]] = {}  # parameters: the user's array, the placed array
 
     def _check_names(self, graph: Graph) -> None:
         params = [i.name for i in graph.with_role("param")]
         for pattern in self.splits:
             if pattern not in GROUPS and not any(fnmatchcase(name, pattern) for name in params):
                 raise OptionError(
-                    f"tensor_split_dims: no parameter is called '{pattern}'",
+                    f"tensor_split_dims: no parameter matches '{pattern}'",
                     facts=["groups: " + ", ".join(GROUPS), "parameters: " + ", ".join(params[:12])],
                 )
         if "activations" in self.splits and self.splits["activations"] != 0:
             self.decisions.record(
                 "ignored",
-                "tensor_split_dims: XLA chooses how activations are split, but for the batch on axis 0",
+                "tensor_split_dims: XLA selects the sharding of activations, except for the batch on axis 0",
             )
 
     def _spec(self, i: Input) -> PartitionSpec:
         if i.role == "param":
-            return self._fully(i, self._of_weight(i)) if self.parallelism == "fsdp" else self._of_weight(i)
+            return self._fully_sharded(i, self._weight_spec(i)) if self.parallelism == "fsdp" else self._weight_spec(i)
         if i.role == "state" or not i.type.shape or self.mesh.shape["data"] == 1:
             return PartitionSpec()
         size = i.type.shape[0]
         if isinstance(size, int) and size % self.mesh.shape["data"]:
-            self._whole(i.name, 0, size, "data")
+            self._record_replicated(i.name, 0, size, "data")
             return PartitionSpec()
         return PartitionSpec("data")
 
     def _pairs(self, graph: Graph) -> Mapping[str, Any] | None:
-        """Weights in pairs as in Megatron, columns and then rows; None where nobody (mithril-parallel) finds them.
+        """Return specs that split weights in pairs as in Megatron, by columns and then by rows.
 
-        Where somebody says which axes are split, there are none but those.
+        The result is None without mithril-parallel, which finds the pairs, and empty if the user selects the axes.
         """
         if self.mesh.shape.get("model", 1) == 1 or any(n != "activations" for n in self.splits):
             return {}
@@ -140,41 +141,41 @@ class Shares:
             choose = ml.placement
         except (AttributeError, ml.MithrilError):
             return None
-        found, left = choose(graph, {"model": self.mesh.shape["model"]})
-        for name, why in left.items():
-            self.decisions.record("choice", f"'{name}' is whole on every device: {why}")
-        return found
+        pairs, replicated = choose(graph, {"model": self.mesh.shape["model"]})
+        for name, reason in replicated.items():
+            self.decisions.record("choice", f"'{name}' is replicated: {reason}")
+        return pairs
 
-    def _fully(self, i: Input, spec: PartitionSpec) -> PartitionSpec:
-        """Split over ``data`` as well, along the longest axis that is still whole."""
+    def _fully_sharded(self, i: Input, spec: PartitionSpec) -> PartitionSpec:
+        """Shard over ``data`` as well, along the longest axis that is not sharded yet."""
         parts, shape = self.mesh.shape["data"], i.type.shape
         split = (*spec, *[None] * (len(shape) - len(spec)))
         fits = [k for k, n in enumerate(shape) if split[k] is None and isinstance(n, int) and n and n % parts == 0]
         if parts == 1 or not fits:
             return spec
-        chosen = max(fits, key=lambda k: (shape[k], -k))
-        return PartitionSpec(*("data" if k == chosen else a for k, a in enumerate(split)))
+        longest = max(fits, key=lambda k: (shape[k], -k))
+        return PartitionSpec(*("data" if k == longest else a for k, a in enumerate(split)))
 
-    def _of_weight(self, i: Input) -> PartitionSpec:
+    def _weight_spec(self, i: Input) -> PartitionSpec:
         parts, shape = self.mesh.shape.get("model", 1), i.type.shape
-        axis = self._asked_axis(i.name, len(shape))
+        axis = self._requested_axis(i.name, len(shape))
         if axis is not None and not -len(shape) <= axis < len(shape):
             raise OptionError(f"tensor_split_dims: '{i.name}' has no axis {axis}", facts=[f"it is {i.type}"])
         if parts == 1 or not shape:
             return PartitionSpec()
         fits = [k for k, n in enumerate(shape) if isinstance(n, int) and n % parts == 0]
         if axis is not None:
-            chosen: int | None = axis % len(shape)
-            if chosen not in fits:
-                self._whole(i.name, axis % len(shape), shape[axis], "model")
+            split_axis: int | None = axis % len(shape)
+            if split_axis not in fits:
+                self._record_replicated(i.name, axis % len(shape), shape[axis], "model")
                 return PartitionSpec()
         elif self.pairs is not None:
             return PartitionSpec(*self.pairs.get(i.name, ()))
         else:
-            chosen = next(iter(fits), None) if len(shape) > 1 else None
-        return PartitionSpec(*("model" if k == chosen else None for k in range(len(shape))))
+            split_axis = next(iter(fits), None) if len(shape) > 1 else None
+        return PartitionSpec(*("model" if k == split_axis else None for k in range(len(shape))))
 
-    def _asked_axis(self, name: str, rank: int) -> int | None:
+    def _requested_axis(self, name: str, rank: int) -> int | None:
         if name in self.splits:
             return self.splits[name]
         for pattern, axis in self.splits.items():
@@ -182,37 +183,37 @@ class Shares:
                 return axis
         return self.splits.get("weights") if rank >= 2 else None
 
-    def _whole(self, name: str, axis: int, size: Any, over: str) -> None:
-        why = f"axis {axis} of length {size} cannot be divided by {self.mesh.shape[over]}"
-        self.decisions.record("choice", f"'{name}' is whole on every device: {why}")
+    def _record_replicated(self, name: str, axis: int, size: Any, over: str) -> None:
+        reason = f"axis {axis} of length {size} is not divisible by {self.mesh.shape[over]}"
+        self.decisions.record("choice", f"'{name}' is replicated: {reason}")
 
     def sharding(self, name: str) -> NamedSharding:
         return NamedSharding(self.mesh, self.specs[name])
 
     def results(self, results: Iterable[Output]) -> tuple[NamedSharding | None, ...]:
-        """Gradients are split like what they are of, new parameters and state like the old; XLA chooses for others."""
+        """Return the shardings of gradients, parameters and state as for the arguments; None: XLA selects one."""
         return tuple(
             self.sharding(r.of) if r.role in ("gradient", "state") and r.of in self.specs else None for r in results
         )
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters where the program wants them."""
+        """Return the parameters with the shardings of the program."""
         return {name: put(x, self.sharding(name)) for name, x in params.items()}
 
     def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> jax.Array:
-        """A parameter of what ``read(index)`` gives for the regions that this process has."""
+        """Build a parameter from ``read(index)`` for the regions of this process."""
         return jax.make_array_from_callback(shape, self.sharding(name), read)
 
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
-        if keep and (known := self._kept.get(name)) is not None and known[0] is x:
-            return known[1]
-        if name in self.handed_on and isinstance(x.sharding, NamedSharding):
+        if keep and (cached := self._placed.get(name)) is not None and cached[0] is x:
+            return cached[1]
+        if name in self.from_stages and isinstance(x.sharding, NamedSharding):
             return x if x.sharding.mesh is self.mesh else jax.device_put(x, NamedSharding(self.mesh, x.sharding.spec))
         spec = self.specs[name]
         if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
-            self._whole(name, 0, x.shape[0], "data")
+            self._record_replicated(name, 0, x.shape[0], "data")
             spec = PartitionSpec()
-        made = put(x, NamedSharding(self.mesh, spec))
+        result = put(x, NamedSharding(self.mesh, spec))
         if keep:
-            self._kept[name] = (x, made)
-        return made
+            self._placed[name] = (x, result)
+        return result

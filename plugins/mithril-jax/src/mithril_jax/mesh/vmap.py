@@ -1,4 +1,4 @@
-"""``vectorize=True``: the program of a single example, mapped over the leading axis by ``jax.vmap``."""
+"""``vectorize=True``: the program for a single example, mapped over the leading axis by ``jax.vmap``."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from mithril.backend import Forward
 from mithril.base import Decisions, Dim, DType, Symbol, UnsupportedError, substitute, symbols
 from mithril.ir import Graph, Input
 
-TRIED = 3  # examples of random numbers that a mapped program is compared on
+TRIED = 3  # number of random examples on which the vectorized program is compared with the original
 
 
-def mapped(forward: Forward, graph: Graph, decisions: Decisions) -> Forward:
-    """``forward`` for each example on its own; itself where the number of examples is fixed."""
+def vectorized(forward: Forward, graph: Graph, decisions: Decisions) -> Forward:
+    """Map ``forward`` over single examples; return ``forward`` itself if the number of examples is static."""
     size = _batch(graph)
     if size is None:
         decisions.record(
             "ignored",
-            "vectorize=True maps over a leading axis of any size, and this program's is fixed: XLA vectorizes it whole "
-            "(shapes={'input': [None, ...]} leaves it open)",
+            "vectorize=True maps over a leading axis of symbolic size, but its size is fixed: XLA vectorizes the "
+            "program itself (pass shapes={'input': [None, ...]} for a symbolic size)",
         )
         return forward
-    made = Mapped(forward, graph, size)
-    made.compare()
-    return made
+    function = Vectorized(forward, graph, size)
+    function.compare()
+    return function
 
 
 def _batch(graph: Graph) -> Dim | None:
-    """The leading size that inputs have in common, where it is symbolic."""
+    """Return the symbolic leading size that all inputs share, or None."""
     sizes = [i.type.shape[0] for i in graph.with_role("input", "cotangent") if i.type.shape]
-    found = [n for n in sizes if isinstance(n, Dim)]
-    if not found or any(n != found[0] for n in found):
+    dims = [n for n in sizes if isinstance(n, Dim)]
+    if not dims or any(n != dims[0] for n in dims):
         return None
-    ((monomial, factor), *others) = found[0].terms
-    plain = not others and factor == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol)
-    return found[0] if plain else None
+    ((monomial, factor), *other_terms) = dims[0].terms
+    plain = not other_terms and factor == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol)
+    return dims[0] if plain else None
 
 
-class Mapped:
-    """Outputs with the leading axis are laid side by side; those without, as a weight's gradient, are added up."""
+class Vectorized:
+    """A vectorized function. Outputs with the leading axis are concatenated; others, such as gradients, are summed."""
 
     def __init__(self, forward: Forward, graph: Graph, size: Dim) -> None:
         self.forward = forward
@@ -57,50 +57,50 @@ class Mapped:
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         rows = {n: x[:, None] for n, x in inputs.items() if n in self.rows}
         rest = {n: x for n, x in inputs.items() if n not in self.rows}
-        made = jax.vmap(lambda row: self.forward(params, {**rest, **row}))(rows)
-        return {name: self._joined(name, x) for name, x in made.items()}
+        results = jax.vmap(lambda row: self.forward(params, {**rest, **row}))(rows)
+        return {name: self._merge(name, x) for name, x in results.items()}
 
-    def _joined(self, name: str, x: Any) -> Any:
+    def _merge(self, name: str, x: Any) -> Any:
         return x.reshape((-1, *x.shape[2:])) if self.side[name] else x.sum(axis=0, dtype=x.dtype)
 
     def compare(self) -> None:
-        """Raise where mapping changes the results, which it does where examples of a batch are mixed."""
+        """Raise UnsupportedError if mapping changes the results, as it does if the model mixes examples."""
         sizes = self._sizes()
         numbers = np.random.default_rng(0)
         arguments = {i.name: _random(i, sizes, numbers) for i in self.graph.arguments}
         params = {i.name: arguments.pop(i.name) for i in self.graph.with_role("param")}
         inputs = arguments
         try:
-            expected, found = _cheaply(lambda p, i: (self.forward(p, i), self(p, i)))(params, inputs)
+            expected, results = _jit_unoptimized(lambda p, i: (self.forward(p, i), self(p, i)))(params, inputs)
         except (TypeError, ValueError) as error:
             raise self._mixed([str(error).splitlines()[0]]) from None
         for name, x in expected.items():
-            if not _same(x, found[name]):
-                raise self._mixed([f"output '{name}' is not the same when its examples are computed one by one"])
+            if not _same(x, results[name]):
+                raise self._mixed([f"output '{name}' is not the same when its examples are computed one at a time"])
 
     def _sizes(self) -> dict[str, int]:
-        """A few for the examples, and others for the other unknown sizes, within what is promised of them."""
+        """Return small distinct values for the symbolic sizes, within their bounds."""
         sizes = {}
         for k, s in enumerate(symbols(self.size, *(n for i in self.graph.arguments for n in i.type.shape))):
-            wanted = max(s.low, TRIED + k)
-            sizes[s.name] = wanted if s.high is None else min(s.high, wanted)
+            target = max(s.low, TRIED + k)
+            sizes[s.name] = target if s.high is None else min(s.high, target)
         return sizes
 
     def _mixed(self, facts: Sequence[str]) -> UnsupportedError:
         return UnsupportedError(
-            "vectorize=True computes each example on its own, and this model mixes the examples of a batch",
+            "vectorize=True computes each example separately, but this model mixes the examples of a batch",
             facts=facts,
-            hint="leave vectorize out: XLA vectorizes the program as it is",
+            hint="omit vectorize: XLA vectorizes the program itself",
         )
 
 
-def _cheaply(function: Any) -> Any:
-    """Jitted for a single run: compiling counts, speed does not."""
+def _jit_unoptimized(function: Any) -> Any:
+    """Jit without optimization: for a single run only the compile time matters."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def _mentions(size: Any, wanted: Dim) -> bool:
-    return isinstance(size, Dim) and bool({s.name for s in symbols(wanted)} & {s.name for s in symbols(size)})
+def _mentions(size: Any, symbolic: Dim) -> bool:
+    return isinstance(size, Dim) and bool({s.name for s in symbols(symbolic)} & {s.name for s in symbols(size)})
 
 
 def _random(i: Input, sizes: Mapping[str, int], numbers: np.random.Generator) -> Any:
@@ -120,5 +120,5 @@ def _same(left: Any, right: Any) -> bool:
         return False
     if a.dtype.kind in "iub":
         return bool((a == b).all())
-    loose = 5e-2 if a.dtype.itemsize == 2 else 1e-3
-    return bool(np.allclose(a.astype(np.float64), b.astype(np.float64), rtol=loose, atol=loose * 0.1, equal_nan=True))
+    rtol = 5e-2 if a.dtype.itemsize == 2 else 1e-3
+    return bool(np.allclose(a.astype(np.float64), b.astype(np.float64), rtol=rtol, atol=rtol * 0.1, equal_nan=True))

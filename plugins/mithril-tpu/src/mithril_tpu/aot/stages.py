@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mithril.backend import BuildOptions, SourceExecutable
 from mithril.ir import Graph
-from mithril_jax.mesh.pipeline_parallel import Piped, texts
+from mithril_jax.mesh.pipeline_parallel import PipelineExecutable, texts
 from mithril_parallel.sharding.pipeline_schedule import Pipeline, staged
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
 from mithril_tpu.options import DeviceRequest
@@ -14,7 +14,7 @@ from mithril_tpu.options import DeviceRequest
 BuildStage = Callable[[int, Graph, BuildOptions], SourceExecutable]
 
 
-class AheadPipeline(Piped):
+class AheadPipeline(PipelineExecutable):
     """A pipeline with one program per task in ``programs``; a call requires the devices, or ``simulate``."""
 
     def __init__(self, pipeline: Pipeline, executables: list[SourceExecutable], graph: Graph) -> None:
@@ -24,7 +24,7 @@ class AheadPipeline(Piped):
 
     def memory(self, stage: int) -> int:
         """Return the bytes on a device of a stage: parameters, activations of all live chunks and temporaries."""
-        tasks = [k for k, task in enumerate(self.made.tasks) if task.stage == stage]
+        tasks = [k for k, task in enumerate(self.staged.tasks) if task.stage == stage]
         params: dict[str, int] = {}
         retained = temporaries = 0
         for k in tasks:
@@ -33,8 +33,8 @@ class AheadPipeline(Piped):
                 continue
             split = {i.name: program.local_bytes(i) for i in program.graph.arguments}
             params |= {i.name: split[i.name] for i in program.graph.with_role("param")}
-            links = sum(n for name, n in split.items() if name in self.made.tasks[k].takes)
-            retained = max(retained, links * (1 if self.made.tasks[k].once else self.made.alive(stage)))
+            links = sum(n for name, n in split.items() if name in self.staged.tasks[k].takes)
+            retained = max(retained, links * (1 if self.staged.tasks[k].once else self.staged.alive(stage)))
             m = program.analysis.memory
             temporaries = max(temporaries, m.peak - m.arguments)
         return sum(params.values()) + retained + temporaries
@@ -42,13 +42,13 @@ class AheadPipeline(Piped):
     def report(self) -> str:
         """Return a short readable report."""
         lines = [
-            f"{self.made.stages} stages, {self.made.chunks} chunk(s): "
-            + ", ".join(f"{share:.0%}" for share in self.made.shares)
+            f"{self.staged.stages} stages, {self.staged.chunks} chunk(s): "
+            + ", ".join(f"{share:.0%}" for share in self.staged.shares)
             + " of the work"
         ]
-        for stage in range(self.made.stages):
+        for stage in range(self.staged.stages):
             lines.append(f"stage {stage}: {self.memory(stage) / 2**20:.1f} MiB on each device")
-        for task, program in zip(self.made.tasks, self.programs, strict=True):
+        for task, program in zip(self.staged.tasks, self.programs, strict=True):
             if program is not None:
                 lines.append(f"{task.graph.name}: " + program.report().partition("\n")[0])
         return "\n".join(lines)
