@@ -104,7 +104,7 @@ def collectives(way):
     compiled, arrays, _ = placed(way)
     program = compiled.programs[-1].executable.call
     inputs = {**X, "grad/y": G}
-    lowered = program.lower(arrays, {n: program.shares.place(n, x, keep=False) for n, x in inputs.items()})
+    lowered = program.lower(arrays, {n: program.shardings.place(n, x, keep=False) for n, x in inputs.items()})
     text = lowered.compile().as_text()
     return {kind: collective.count for kind, collective in analysis.collectives(text).items()}
 
@@ -130,8 +130,8 @@ def test_fully_sharded_training_equals_one_device():
 @pytest.mark.parametrize(
     ("mesh", "options", "message"),
     [
-        ((1, 1, 2), {"pipeline_stages": 3}, "contradicts device_mesh"),
-        ((1, 1, 2), {"parallelism": "data"}, "contradicts a pipeline"),
+        ((1, 1, 2), {"pipeline_stages": 3}, "conflicts with device_mesh"),
+        ((1, 1, 2), {"parallelism": "data"}, "conflicts with a pipeline"),
         ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, "cannot be divided into 3 stages"),
         ((1, 1, 2), {"pipeline_chunks": 3}, "cannot be cut into 3 chunks"),
     ],
@@ -159,13 +159,13 @@ def test_requested_axes_are_split_or_reported(requested, split, unsplit, engine)
     backend = (ml.JaxBackend if engine == "jax" else ml.TorchBackend)(device_mesh=(1, 2))
     options = {"tensor_split_dims": requested} if requested else {}
     compiled = ml.compile(network, backend, shapes={"x": [4, 10]}, **options)
-    messages = [line for line in map(str, compiled.decisions) if "whole on every device" in line]
+    messages = [line for line in map(str, compiled.decisions) if "is replicated" in line]
     assert sorted(messages) == sorted(
-        f"choice: '{name}' is whole on every device: {reason} cannot be divided by 2"
+        f"choice: '{name}' is replicated: {reason} cannot be divided by 2"
         for name, reason in unsplit.items()
     )
     call = compiled.programs[-1].executable.call
-    splits = call.spec.splits if engine == "torch" else {n: tuple(s) for n, s in call.shares.specs.items()}
+    splits = call.spec.splits if engine == "torch" else {n: tuple(s) for n, s in call.shardings.specs.items()}
     model_axes = {name: s.index("model") for name, s in splits.items() if "model" in s}
     assert split.items() <= model_axes.items()
     assert not unsplit.keys() & model_axes.keys()
@@ -177,7 +177,7 @@ def test_native_gradients_reject_a_pipeline():
     compiled = ml.compile(
         model(), ml.JaxBackend(device_mesh=(1, 1, 2)), shapes=SHAPES, autodiff="native", inference=False
     )
-    with pytest.raises(ml.OptionError, match="contradicts a pipeline"):
+    with pytest.raises(ml.OptionError, match="conflicts with a pipeline"):
         compiled.evaluate(compiled.randomize_params(0), X, G)
 
 

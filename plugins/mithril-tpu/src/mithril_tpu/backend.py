@@ -120,7 +120,7 @@ class AheadBackend(JaxBackend):
         mesh = Mesh({DATA: request.data, MODEL: request.model})
         strategy = choose(graph, mesh, request.splits, fsdp=request.fsdp)
         for name, reason in strategy.unsplit.items():
-            options.decisions.record("choice", f"'{name}' is whole on every device: {reason}")
+            options.decisions.record("choice", f"'{name}' is replicated: {reason}")
         x64 = _has_64_bits(graph)
         ahead = self._ahead_program(forward, graph, strategy, target, request, options, x64)
         if ahead is not None and not self.is_lazy:

@@ -184,7 +184,7 @@ class ArgumentShardings:
         return self.splits.get("weights") if rank >= 2 else None
 
     def _record_replicated(self, name: str, axis: int, size: Any, over: str) -> None:
-        reason = f"axis {axis} of length {size} is not divisible by {self.mesh.shape[over]}"
+        reason = f"axis {axis} of length {size} cannot be divided by {self.mesh.shape[over]}"
         self.decisions.record("choice", f"'{name}' is replicated: {reason}")
 
     def sharding(self, name: str) -> NamedSharding:
