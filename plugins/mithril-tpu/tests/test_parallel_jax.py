@@ -161,8 +161,7 @@ def test_requested_axes_are_split_or_reported(requested, split, unsplit, engine)
     compiled = ml.compile(network, backend, shapes={"x": [4, 10]}, **options)
     messages = [line for line in map(str, compiled.decisions) if "is replicated" in line]
     assert sorted(messages) == sorted(
-        f"choice: '{name}' is replicated: {reason} cannot be divided by 2"
-        for name, reason in unsplit.items()
+        f"choice: '{name}' is replicated: {reason} cannot be divided by 2" for name, reason in unsplit.items()
     )
     call = compiled.programs[-1].executable.call
     splits = call.spec.splits if engine == "torch" else {n: tuple(s) for n, s in call.shardings.specs.items()}
