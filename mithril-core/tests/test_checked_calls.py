@@ -63,7 +63,7 @@ def test_layer_constructor_blames_the_right_argument():
         Dropout(0.1, 0.2)
 
 
-def test_names_are_near_whatever_their_case():
+def test_suggestions_ignore_case():
     assert closest("ReLU", ["Relu", "Elu"], 1) == ["Relu"]
     assert closest(3, ["input"]) == []
     with pytest.raises(AttributeError, match="did you mean 'Relu'"):

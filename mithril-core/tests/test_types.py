@@ -17,18 +17,18 @@ from mithril.base.tensor_type import TensorType
 
 
 @pytest.mark.parametrize("one", ALL, ids=str)
-def test_there_is_one_object_per_dtype(one):
+def test_dtypes_are_singletons(one):
     for spelling in (one, one.name, one.short, one.numpy, one.numpy.type, np.zeros(1, one.numpy).dtype):
         assert dtype(spelling) is one
     assert pickle.loads(pickle.dumps(one)) is one and copy.deepcopy(one) is one and copy.copy(one) is one
     assert one.numpy.itemsize == one.itemsize
 
 
-def test_python_types_mean_the_defaults():
+def test_python_types_map_to_default_dtypes():
     assert [dtype(t).name for t in (bool, int, float)] == ["bool", "int32", "float32"]
 
 
-def test_a_misspelt_dtype_gets_the_nearest():
+def test_misspelled_dtype_is_suggested():
     with pytest.raises(DTypeError) as error:
         dtype("flaot32")
     assert "float32" in str(error.value)
@@ -89,7 +89,7 @@ def test_unrepresentable_integers_are_errors_with_a_remedy():
         ("uint8", True, "uint8"),
     ],
 )
-def test_scalars_do_not_widen(array, scalar, expected):
+def test_scalars_do_not_upcast(array, scalar, expected):
     assert promote_scalar(dtype(array), scalar).name == expected
 
 

@@ -46,7 +46,7 @@ def net():
     return b.build({"y": y})
 
 
-def test_reads_like_code_by_hand():
+def test_source_is_readable():
     text = source(net())
     assert (
         text[text.index("def forward") :]
@@ -63,7 +63,7 @@ def forward(params, inputs):
     )
 
 
-def test_is_the_same_every_time():
+def test_source_is_deterministic():
     assert source(net()) == source(net())
 
 
@@ -77,7 +77,7 @@ def test_any_name_works(name):
     np.testing.assert_array_equal(result["y"], [1, 1])
 
 
-def test_outputs_may_be_inputs_constants_and_twice_the_same():
+def test_outputs_can_be_inputs_constants_and_duplicates():
     with Builder() as b:
         x = b.input("x", (2,))
         y = exp(x)
@@ -86,7 +86,7 @@ def test_outputs_may_be_inputs_constants_and_twice_the_same():
     assert [result[n].tolist() for n in "abcd"] == [[0, 0], [1, 1], [1, 1], [1, 2]]
 
 
-def test_memory_that_is_still_read_is_not_written_to():
+def test_live_buffers_are_not_overwritten():
     with Builder() as b:
         x = b.input("x", (4,))
         h = x + 1.0
@@ -98,7 +98,7 @@ def test_memory_that_is_still_read_is_not_written_to():
     np.testing.assert_array_equal(x, np.arange(4))
 
 
-def test_memory_seen_through_a_view_is_not_written_to():
+def test_buffers_aliased_by_views_are_not_overwritten():
     with Builder() as b:
         h = b.input("x", (2, 2)) + 1.0
         t = mithril_transpose(h)
@@ -180,7 +180,7 @@ def test_helpers_include_their_dependencies():
     assert text.count("def inner") == 1
 
 
-def test_a_helper_is_called_with_the_operands_and_attributes_that_its_parameters_name():
+def test_helper_parameters_select_operands_and_attributes():
     def clip(low, x, high):
         return np.minimum(np.maximum(x, low), high)
 
@@ -206,7 +206,7 @@ def test_operations_without_lowering_are_reported():
         source(b.build({"y": y}))
 
 
-def test_rows_with_conditions_come_first():
+def test_conditional_rows_take_precedence():
     selected = table()
     selected.row("exp", "np.exp2({x})", when=lambda node: node.result.dtype.name == "float64")
     for dtype, expected in (("float32", "np.exp("), ("float64", "np.exp2(")):
@@ -229,7 +229,7 @@ def test_transformers_run_in_order():
     assert "x = 3" in result
 
 
-def test_a_broken_result_is_shown_as_a_difference():
+def test_invalid_transformer_result_is_reported_as_diff():
     with pytest.raises(OptionError) as caught:
         transformed(TEXT, [lambda c: c.replace("x = 1", "x = = 1")])
     assert "-    x = 1" in str(caught.value)

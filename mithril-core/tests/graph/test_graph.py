@@ -87,7 +87,7 @@ def test_errors_name_operation_operands_and_origin():
         assert part in text
 
 
-def test_without_a_builder_values_have_nowhere_to_go():
+def test_node_without_builder_is_rejected():
     x = Value("x", TensorType(float32, (2,)))
     with pytest.raises(GraphError, match="no graph is being built here"):
         neg(x)
@@ -123,7 +123,7 @@ def test_regions_are_walked_without_recursion():
 
 
 # -- equality -----------------------------------------------------------------------------------------------------
-def test_equal_graphs_have_equal_hashes_whatever_the_inner_names():
+def test_structural_hash_ignores_inner_names():
     def build(name):
         with Builder() as b:
             x = b.input("x", (2,))
@@ -138,7 +138,7 @@ def test_equal_graphs_have_equal_hashes_whatever_the_inner_names():
     ("left", "right"),
     [(0.0, -0.0), (1.0, 1.0 + 1e-7), (float("nan"), 0.0), (2, 3)],
 )
-def test_numbers_count(left, right):
+def test_structural_hash_depends_on_constants(left, right):
     def build(number):
         with Builder() as b:
             x = b.input("x", (2,), "float64" if isinstance(number, float) else "int32")
@@ -149,7 +149,7 @@ def test_numbers_count(left, right):
     assert same(build(left), build(left))
 
 
-def test_attributes_operands_and_types_count():
+def test_structural_hash_depends_on_attributes_operands_and_types():
     def build(write, shape=(2, 3)):
         with Builder() as b:
             y = write(b.input("x", shape), b.input("z", shape))
@@ -170,25 +170,25 @@ def broken(graph, **changes):
     return graph.replaced(**changes)
 
 
-def test_a_sound_graph_is_returned():
+def test_valid_graph_is_returned():
     graph = small()
     assert verify(graph) is graph
 
 
-def test_use_before_definition():
+def test_use_before_definition_is_rejected():
     graph = small()
     with pytest.raises(VerificationError, match=r"operand %matmul of 'relu' is used before it is defined") as caught:
         verify(broken(graph, nodes=(graph.nodes[1], graph.nodes[0], *graph.nodes[2:])))
     assert "> %relu: f32[2, 4] = relu(%matmul)" in str(caught.value)
 
 
-def test_defined_twice():
+def test_value_defined_twice_is_rejected():
     graph = small()
     with pytest.raises(VerificationError, match="%matmul is defined twice"):
         verify(broken(graph, nodes=(graph.nodes[0], *graph.nodes)))
 
 
-def test_wrong_result_type():
+def test_wrong_result_type_is_rejected():
     graph = small()
     node = graph.nodes[1]
     wrong = node.replaced(results=(Value("relu", TensorType(float32, (9,))),))
@@ -196,7 +196,7 @@ def test_wrong_result_type():
         verify(broken(graph, nodes=(graph.nodes[0], wrong), results=(Output(wrong.result, "y"),)))
 
 
-def test_operands_that_do_not_fit():
+def test_mismatched_operands_are_rejected():
     graph = small()
     node = graph.nodes[0]
     wrong = node.replaced(operands=(node.operands[1], node.operands[0]))
@@ -212,7 +212,7 @@ def test_outputs_must_exist_and_have_distinct_names():
         verify(broken(graph, results=graph.results * 2))
 
 
-def test_inputs_must_be_sound():
+def test_invalid_inputs_are_rejected():
     x = Value("x", TensorType(float32, (2,)))
     with pytest.raises(VerificationError, match="unknown role 'weight'"):
         verify(Graph((Input(x, "weight"),), (), as_results(x)))
@@ -237,7 +237,7 @@ def test_errors_inside_a_region_are_found():
 
 
 # -- the editor ---------------------------------------------------------------------------------------------------
-def test_an_untouched_graph_comes_back_itself():
+def test_unchanged_graph_is_returned_unchanged():
     graph = small()
     assert graph.edit().freeze() is graph
 
@@ -276,7 +276,7 @@ def test_nodes_are_inserted_before_others():
     assert len(result.with_role("constant")) == 1
 
 
-def test_an_error_while_inserting_inserts_nothing():
+def test_failed_insertion_leaves_graph_unchanged():
     graph = small()
     editor = graph.edit()
     with pytest.raises(OperationError), editor.before(graph.nodes[1]):
@@ -291,7 +291,7 @@ def test_used_nodes_cannot_be_erased():
         graph.edit().erase(graph.nodes[0])
 
 
-def test_dead_chains_go_together():
+def test_dead_chain_is_erased():
     with Builder() as b:
         x = b.input("x", (2,))
         last = exp(neg(exp(neg(x))))
@@ -302,7 +302,7 @@ def test_dead_chains_go_together():
     assert [n.op.name for n in editor.freeze().nodes] == ["relu"]
 
 
-def test_use_counts_follow():
+def test_use_counts_follow_edits():
     graph = small()
     editor = graph.edit()
     value = graph.nodes[0].result
@@ -311,7 +311,7 @@ def test_use_counts_follow():
     assert (editor.use_count(value), editor.is_output(value)) == (2, True)
 
 
-def test_a_node_that_is_gone_is_refused():
+def test_erased_node_is_rejected():
     graph = small()
     editor = graph.edit()
     node = graph.nodes[3]
@@ -321,7 +321,7 @@ def test_a_node_that_is_gone_is_refused():
         editor.replace_node(node, node)
 
 
-def test_symbolic_sizes_print_where_they_stand():
+def test_symbolic_sizes_are_printed():
     with Builder() as b:
         x = b.input("x", (Dim("B", 1, 8), 3))
         y = sum(x, axis=1)

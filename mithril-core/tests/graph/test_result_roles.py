@@ -19,7 +19,7 @@ def counting(name="y"):
 
 
 @pytest.mark.parametrize("name", ["y", "grad/y", "state/steps 2", 'a "quoted" = name', "gradient(w)", "loss (mean)"])
-def test_roles_survive_text(name):
+def test_roles_round_trip(name):
     graph = gradients(counting(name), of=[name])
     again = parse(to_text(graph))
     assert same(again, graph)
@@ -27,7 +27,7 @@ def test_roles_survive_text(name):
     assert [(i.name, i.role, i.of) for i in again.inputs] == [(i.name, i.role, i.of) for i in graph.inputs]
 
 
-def test_text_says_roles():
+def test_text_contains_roles():
     text = to_text(gradients(counting()))
     assert "  cotangent(y) %grad/y: f32[3]" in text
     assert text.splitlines()[-2].startswith("  return y=%tanh, state(steps)=%add, check(0/low)=%add, gradient(w)=%")
@@ -40,7 +40,7 @@ def test_unusual_names_are_written():
     assert [r.name for r in parse(to_text(second)).results_of("gradient")] == ["grad/w", "grad/grad/w"]
 
 
-def test_a_text_from_before_roles_carries_its_state_on():
+def test_old_text_without_roles_keeps_states():
     text = """graph forward {
       input %x: float32[2]
       state %key: uint32[2]
@@ -61,13 +61,13 @@ def test_the_editor_keeps_roles():
     assert [(r.name, r.role, r.of) for r in result.results] == [(r.name, r.role, r.of) for r in graph.results]
 
 
-def test_other_values_need_as_many_as_there_are_results():
+def test_replaced_outputs_must_match_the_number_of_results():
     graph = counting()
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         graph.replaced(outputs=graph.outputs[:1])
 
 
-def test_unknown_roles_are_named():
+def test_unknown_roles_are_rejected():
     graph = counting()
     with pytest.raises(VerificationError, match="result 'y' has the unknown role 'loss'") as error:
         verify(graph.replaced(results=(Output(graph.outputs[0], "y", "loss"),)))

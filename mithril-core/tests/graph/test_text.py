@@ -35,7 +35,7 @@ from mithril_testing.constants import SHAPES, difference, values
 from mithril_testing.sample_graphs import sample_graphs
 
 
-def test_looks_like_this():
+def test_text_format():
     b = Builder("net")
     with b:
         x = b.input("x", (Dim("B", 1, 32), 3))
@@ -60,7 +60,7 @@ graph net {
 
 
 @pytest.mark.parametrize("graph", [g for _, g in sample_graphs()], ids=[n for n, _ in sample_graphs()])
-def test_sample_graphs_read_back(graph):
+def test_sample_graphs_round_trip(graph):
     result = parse(to_text(graph))
     assert same(result, graph)
     assert to_text(result) == to_text(graph)
@@ -81,7 +81,7 @@ def read_back(graph):
 
 
 @pytest.mark.parametrize("number", [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 0.1, 1 / 3, 3.4e38])
-def test_numbers_survive(number):
+def test_numbers_round_trip(number):
     result = read_back(around(lambda x: x * number, ((2,), "float64")))
     value = result.nodes[0].attributes["value"]
     assert (value == number or (math.isnan(value) and math.isnan(number))) and math.copysign(1, value) == math.copysign(
@@ -104,7 +104,7 @@ def test_numbers_survive(number):
     ],
     ids=str,
 )
-def test_constants_survive(data):
+def test_constants_round_trip(data):
     b = Builder()
     with b:
         y = neg(b.constant(data)) if data.dtype != bool else b.constant(data) & True
@@ -120,7 +120,7 @@ def test_colliding_names_are_numbered():
     assert same(parse(str(graph)), graph)
 
 
-def test_control_flow_survives():
+def test_control_flow_round_trips():
     def write(x):
         c = cond(sum(x) > 0.0, lambda: neg(x), lambda: exp(x) * 2.0)
         n = while_loop(lambda s: sum(s) < 10.0, lambda s: s + 1.0, c, max_trips=4)
@@ -152,7 +152,7 @@ def test_bad_text_is_a_parse_error(text, message):
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="graph {}%x:f32[2]=neg()\n ,.-'\"1", max_size=80))
-def test_any_text_gives_a_graph_or_a_parse_error(text):
+def test_any_text_parses_or_raises_parse_error(text):
     try:
         parse(text)
     except ParseError:
@@ -161,7 +161,7 @@ def test_any_text_gives_a_graph_or_a_parse_error(text):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_damaged_text_gives_a_graph_or_an_error_of_ours(data):
+def test_corrupt_text_parses_or_raises_mithril_error(data):
     from mithril.base.errors import MithrilError
 
     text = str(dict(sample_graphs())[data.draw(st.sampled_from(["mlp", "symbolic", "control"]))])
@@ -173,7 +173,7 @@ def test_damaged_text_gives_a_graph_or_an_error_of_ours(data):
         pass
 
 
-def test_axes_that_an_operand_does_not_have():
+def test_out_of_range_axes_are_rejected():
     from mithril.base.errors import MithrilError
 
     text = "graph g {\n  input %x: f32[2, 3]\n  %y: f32[2, 3] = layer_norm(%x, none, none, axes=[7])\n  return y=%y\n}"
@@ -224,7 +224,7 @@ def graphs(draw):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs())
-def test_random_graphs_read_back(graph):
+def test_random_graphs_round_trip(graph):
     verify(graph)
     text = str(graph)
     result = parse(text)
@@ -234,7 +234,7 @@ def test_random_graphs_read_back(graph):
 
 
 @pytest.mark.parametrize("kind", [d.name for d in ALL])
-def test_constants_of_every_dtype_and_rank_read_back(kind):
+def test_constants_of_every_dtype_and_rank_round_trip(kind):
     """In memory the constants of the graph that was read are those that were written."""
     arrays = {name: values(as_dtype(kind), shape) for name, shape in SHAPES.items()}
     b = Builder("constants")

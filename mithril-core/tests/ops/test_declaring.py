@@ -67,7 +67,7 @@ def test_optional_axis_is_checked_without_the_future_import():
 
 
 @pytest.mark.parametrize("annotation", [Axes, Ints])
-def test_annotations_that_lose_their_name_are_refused(annotation):
+def test_anonymous_annotations_are_rejected(annotation):
     def wrong(x, *, axes: annotation):
         """Does nothing."""
 
@@ -89,7 +89,7 @@ def test_annotations_that_lose_their_name_are_refused(annotation):
         ({"dtype": lambda kinds: kinds[0]}, "the dtype rule of operation 'declaring_test' failed: TypeError"),
     ],
 )
-def test_wrong_rules_are_the_authors_mistake(rules, message):
+def test_invalid_rules_name_their_declaration(rules, message):
     with pytest.raises(OperationError) as caught:
         build(declared(**rules))
     assert message in str(caught.value)

@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def test_the_least_recently_used_goes_first():
+def test_least_recently_used_entry_is_evicted_first():
     cache = LruCache(2)
     cache.put("a", 1)
     cache.put("b", 2)
@@ -53,7 +53,7 @@ def test_old_entries_are_swept_while_others_are_put():
     assert cache.cleanup() == 1 and len(cache) == 0
 
 
-def test_like_a_plain_model_of_itself():
+def test_cache_matches_reference_model():
     """Thousand random steps against an obvious list."""
     cache, plain, rng = LruCache(4), OrderedDict(), random.Random(0)
     for step in range(1000):
@@ -71,7 +71,7 @@ def test_like_a_plain_model_of_itself():
     assert len(cache) == len(plain)
 
 
-def test_a_failure_reaches_all_who_wait_and_is_not_kept():
+def test_failure_reaches_all_waiting_threads_and_is_not_cached():
     cache, started, go = LruCache(2), threading.Event(), threading.Event()
 
     def compute():
@@ -99,7 +99,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_kept():
     assert cache.get_or_compute("k", lambda: 5) == 5
 
 
-def test_a_value_that_needs_itself_is_reported():
+def test_recursive_computation_is_rejected():
     cache = LruCache(2)
     with pytest.raises(OptionError, match="requests 'k' from the same cache"):
         cache.get_or_compute("k", lambda: cache.get_or_compute("k", lambda: 1))
@@ -108,6 +108,6 @@ def test_a_value_that_needs_itself_is_reported():
 @pytest.mark.parametrize(
     "limits", [{"max_entries": 0}, {"max_entries": 1, "ttl": 0}, {"max_entries": 1, "max_bytes": 0}]
 )
-def test_limits_must_leave_room(limits):
+def test_limits_must_be_positive(limits):
     with pytest.raises(OptionError, match="limits of a cache must be positive"):
         LruCache(**limits)

@@ -27,7 +27,7 @@ def overlapping(buffers):
 @pytest.mark.parametrize("name", STRATEGIES)
 @settings(deadline=None, max_examples=150)
 @given(buffers=st.lists(spans, max_size=30))
-def test_no_two_that_live_at_once_overlap(name, buffers):
+def test_live_buffers_do_not_overlap(name, buffers):
     find_strategy(name)(buffers)
     assert not list(overlapping(buffers))
     assert all(b.offset >= 0 for b in buffers)
@@ -57,7 +57,7 @@ def rows_of(buffers):
         buffer.offset, offset = offset, offset + buffer.size
 
 
-def test_strategies_of_others():
+def test_custom_strategies():
     custom = plan(chain(), rows_of, {"B": 8})
     assert custom.strategy == "rows_of" and custom.size == sum(b.size for b in custom.buffers)
     assert find_strategy("mithril.backend.memory_plan:best_fit") is STRATEGIES["best_fit"]
@@ -92,7 +92,7 @@ def test_a_limit_names_the_two_numbers_and_the_largest():
         (".5 kB", 500),
     ],
 )
-def test_limits_as_people_write_them(limit, expected):
+def test_memory_limits_are_parsed(limit, expected):
     assert parse_bytes(limit) == expected
 
 
@@ -102,5 +102,5 @@ def test_invalid_limits_are_rejected(limit):
         parse_bytes(limit)
 
 
-def test_sizes_for_people():
+def test_byte_sizes_are_formatted():
     assert [format_bytes(n) for n in (0, 999, 1234567, 5e12)] == ["0 B", "999 B", "1.23 MB", "5 TB"]

@@ -15,7 +15,7 @@ from mithril.base.errors import OptionError
 KEY, OTHER = "ab" * 32, "cd" * 32
 
 
-def test_parts_come_back(tmp_path):
+def test_parts_round_trip(tmp_path):
     store = Store(tmp_path)
     assert store.get(KEY) is None
     store.put(KEY, {"a": b"one\n\0two", "b": b""})
@@ -26,7 +26,7 @@ def test_parts_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "noise", "header", "long line"])
-def test_damage_is_noticed_and_removed(tmp_path, damage):
+def test_corrupt_entries_are_removed(tmp_path, damage):
     store = Store(tmp_path)
     store.put(KEY, {"a": b"x" * 1000})
     file = store._file(KEY)
@@ -48,7 +48,7 @@ def test_damage_is_noticed_and_removed(tmp_path, damage):
     assert not file.exists()
 
 
-def test_the_entries_not_used_for_longest_go_first(tmp_path):
+def test_least_recently_used_entries_are_evicted_first(tmp_path):
     store = Store(tmp_path, limit=3500)
     for k in range(3):
         store.put(f"{k:02}" * 32, {"a": b"x" * 1000})
@@ -60,7 +60,7 @@ def test_the_entries_not_used_for_longest_go_first(tmp_path):
     assert store.info().bytes <= 3500
 
 
-def test_one_entry_larger_than_the_limit_is_kept_until_the_next(tmp_path):
+def test_oversized_entry_is_kept_until_the_next(tmp_path):
     store = Store(tmp_path, limit=10)
     store.put(KEY, {"a": b"x" * 1000})
     assert store.get(KEY) is not None
@@ -93,13 +93,13 @@ def test_partial_files_of_killed_writers_are_removed(tmp_path):
     assert not left.exists()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_unwritable_folder_is_rejected(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="the cache folder .* cannot be written"):
         Store(tmp_path / "file").put(KEY, {})
 
 
-def test_the_folder_may_be_named_by_the_environment(monkeypatch, tmp_path):
+def test_environment_selects_the_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("MITHRIL_CACHE_DIR", str(tmp_path))
     assert default_folder() == tmp_path
     monkeypatch.delenv("MITHRIL_CACHE_DIR")
