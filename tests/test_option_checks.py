@@ -37,7 +37,7 @@ def network() -> Model:
         ({"quantization_aware": {"blok": 2}}, "did you mean 'block'"),
         ({"mixed_precision": {"keep": ["linaer*"]}}, r"'linaer\*' in mixed_precision\['keep'\] matches no layer"),
         ({"mixed_precision": {"low": ["matmull"]}}, "unknown operation 'matmull'"),
-        ({"mixed_precision": {"dtype": "float8"}}, "unknown dtype in mixed_precision 'float8'"),
+        ({"mixed_precision": {"dtype": "float8"}}, "unknown dtype 'float8' in mixed_precision"),
         ({"quantization_aware": {"keep": ["haed"]}}, "did you mean 'head'"),
         ({"trainable": ["nosuch*"]}, "matches no parameter or input"),
         ({"shapes": {"input": [64, 16]}, "hints": {"input_batch_size_range": (1, 32)}}, "has 64 rows, outside of"),

@@ -143,13 +143,13 @@ def test_wrong_types(core, options, wrong):
 
 def test_keys_of_dictionaries_are_checked_by_their_declaration(site, core):
     assert refused(core, hints={"input_batchsize_range": (1, 4)}) == (
-        "unknown key of hints 'input_batchsize_range'\n"
+        "unknown key 'input_batchsize_range' of hints\n"
         "  known: input_batch_size_range, inference_priority\n"
         "hint: did you mean 'input_batch_size_range'?"
     )
     table = registry(site, Option("tile_options", bool | dict, {}, "Tiles.", keys={"width": int}))
     assert table.resolve({"tile_options": True})["tile_options"] is True
-    assert "unknown key of tile_options 'widht'" in refused(table, tile_options={"widht": 3})
+    assert "unknown key 'widht' of tile_options" in refused(table, tile_options={"widht": 3})
     assert "at ['width']: expected int, got 'x' (str)" in refused(table, tile_options={"width": "x"})
 
 

@@ -86,7 +86,7 @@ def with_last(graph, **changes):
     [
         ({"operands": ()}, "'softmax' has 0 operands, expected 1: x"),
         ({"op": "softmax"}, "the operation of a node is 'softmax', expected an operation"),
-        ({"attributes": {"axsi": 1}}, "unknown attribute of 'softmax' 'axsi'"),
+        ({"attributes": {"axsi": 1}}, "unknown attribute 'axsi' of 'softmax'"),
         ({"attributes": {"axis": 1, "axsi": 1}}, "did you mean 'axis'?"),
         ({"attributes": {}}, "'softmax' needs the attribute 'axis'"),
         ({"attributes": {"axis": -1}}, "attribute 'axis' of 'softmax' is -1, expected non-negative axes"),

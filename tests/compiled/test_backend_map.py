@@ -87,7 +87,7 @@ def test_state_and_randomness_cross_the_border():
 
 
 def test_mistakes():
-    with pytest.raises(ml.OptionError, match="unknown backend in backend_map 'othr'") as error:
+    with pytest.raises(ml.OptionError, match="unknown backend 'othr' in backend_map") as error:
         ml.compile(net("othr"), "numpy", shapes={"x": [4, 6]}, backend_map={"other": ml.NumpyBackend()})
     assert "layer 'middle'" in str(error.value) and "did you mean 'other'?" in str(error.value)
     with pytest.raises(ml.OptionError, match="requires a single backend"):

@@ -82,7 +82,7 @@ def test_visualize_writes_the_file(tmp_path, form):
 
 
 def test_mistakes_in_viz_options_are_the_users(tmp_path):
-    with pytest.raises(ml.OptionError, match="unknown key of viz_options 'formt'"):
+    with pytest.raises(ml.OptionError, match="unknown key 'formt' of viz_options"):
         ml.compile(net(), "numpy", shapes={"x": [3, 4]}, visualize=True, viz_options={"formt": "svg"})
     with pytest.raises(ml.OptionError, match="unknown picture format 'png'"):
         ml.compile(net(), "numpy", shapes={"x": [3, 4]}, visualize=True, viz_options={"format": "png"})

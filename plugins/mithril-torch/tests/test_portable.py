@@ -63,5 +63,5 @@ def test_integer_convolutions_are_refused(dtype):
     with Builder() as builder:
         x = builder.input("x", (1, 1, 3, 3), dtype)
         graph = builder.build({"y": OPS["conv"](x, x)})
-    with pytest.raises(UnsupportedError, match=f"backend 'torch' has no 'conv' of {dtype}"):
+    with pytest.raises(UnsupportedError, match=f"backend 'torch' does not support 'conv' of {dtype}"):
         TorchBackend().build(graph)

@@ -56,7 +56,7 @@ def test_layers_may_stay_and_blocks_must_fit():
     odd = trainer(network(), quantization_aware={"block": 64})
     odd.begin((X[:8], Y[:8]))
     assert any("'last' is not trained for 8 bits: 96" in d.message for d in odd.engine.decisions)
-    with pytest.raises(OptionError, match="unknown key of quantization_aware 'bit'"):
+    with pytest.raises(OptionError, match="unknown key 'bit' of quantization_aware"):
         trainer(network(), quantization_aware={"bit": 8}).begin((X[:8], Y[:8]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -124,16 +125,15 @@ def closest(word: object, candidates: Iterable[object], limit: int = 3) -> list[
     return [names[n] for n in difflib.get_close_matches(str(word).casefold(), list(names), n=limit, cutoff=0.6)]
 
 
-LISTED = 60  # maximal number of names that an error lists
+LISTED = 16  # maximal number of names that an error lists
 
 
 def unknown(kind: str, word: str, accepted: Sequence[str]) -> tuple[str, list[str], str | None]:
     """Return the ``what``, ``facts`` and ``hint`` of an error for an unknown name, with similar names first."""
     suggestions = closest(word, accepted)
-    rest = [name for name in sorted(accepted) if name not in suggestions]
-    if len(accepted) > LISTED:  # too many to read
-        shown = ", ".join(suggestions) + " and " if suggestions else ""
-        facts = [f"known: {shown}{len(rest)} {'others' if suggestions else 'names'}"]
-    else:
-        facts = ["known: " + ", ".join([*suggestions, *rest])] if accepted else []
-    return f"unknown {kind} '{word}'", facts, f"did you mean '{suggestions[0]}'?" if suggestions else None
+    shown = [*suggestions, *sorted(set(accepted) - set(suggestions))]
+    count = (len(suggestions) or 3) if len(shown) > LISTED else len(shown)
+    more = f" and {len(shown) - count} others" if len(shown) > count else ""
+    facts = [f"known: {', '.join(shown[:count])}{more}"] if accepted else []
+    noun, place = re.fullmatch(r"(.*?)( (?:of|in|for) .*?)?:?", kind).groups("")  # type: ignore[union-attr]
+    return f"unknown {noun} '{word}'{place}", facts, f"did you mean '{suggestions[0]}'?" if suggestions else None

@@ -84,6 +84,8 @@ class Calling:
             raise InputError("this model was compiled with inference=True: it has no training mode and no gradients")
         actual = self.with_defaults(inputs, train, params)
         differentiated = self._cotangent_names(cotangents, actual, train)
+        if wrt is not None and not differentiated:
+            raise InputError("wrt= requires output_gradients=", hint="pass output_gradients={'output': array}")
         kind = Kind(train, differentiated, None if wrt is None or not differentiated else tuple(wrt))
         program, arrays, checked, arguments = self.prepared(actual, params, state, kind, bound)
         if differentiated:
