@@ -46,11 +46,6 @@ def places(graph: Graph, default: Backend, backend_map: Mapping[str, Backend]) -
     return assignment
 
 
-def names_other_backends(graph: Graph, default: Backend) -> bool:
-    """Whether a layer of the graph requests another backend than the default."""
-    return any(node.tags.get(TAG, default.name) != default.name for node in graph.nodes if not node.is_constant)
-
-
 def pieces(graph: Graph, where: Mapping[Node, Backend]) -> list[tuple[Backend, list[Node]]]:
     """Group nodes into segments in topological order, with few changes of the backend."""
     waiting = {n: len({graph.producers[v] for v in n.operands if v in graph.producers} & where.keys()) for n in where}

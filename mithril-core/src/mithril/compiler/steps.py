@@ -33,7 +33,7 @@ from mithril.compiler.frontend import TraceRequest, source_of
 from mithril.compiler.input_types import input_specs, known_types, probe_types
 from mithril.compiler.memory_remedy import check_arguments, check_memory
 from mithril.compiler.observers import Observers
-from mithril.compiler.partition import Partitioned, names_other_backends
+from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
 from mithril.compiler.program_cache import ProgramCache, new_decisions
 from mithril.compiler.requirements import (
