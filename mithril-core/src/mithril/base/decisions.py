@@ -45,7 +45,7 @@ class Decisions:
         decision = Decision(kind, message, str(where))
         if self.strict and kind in STRICT_KINDS:
             raise StrictError(
-                f"strict=True does not allow this {kind}: {message}",
+                f"strict=True: {kind}: {message}",
                 facts=[str(where)],
                 hint="resolve the cause above, or compile without strict=True to only record this decision",
             )
