@@ -190,7 +190,7 @@ ROWS: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
     ({"xla_optimization_level": 0}, only("jax", running, "xla_optimization_level")),
     ({"jax_options": {"precision": "highest"}}, only("jax", running, "jax_options")),
     ({"pjit": True}, on(("jax",), SAYS("pjit=True: there is one device"), foreign("pjit", "jax"))),
-    ({"parallelism": "data"}, on(("jax", "torch"), SAYS("requires the number of devices"), SAYS("parallelism"))),
+    ({"parallelism": "data"}, on(("jax", "torch"), SAYS("device_mesh=(4,)"), SAYS("parallelism"))),
     ({"tpu_options": {"simulate": True}}, on(EVERY, SAYS("tpu_options"))),
     ({"target_hardware": "nosuch"}, on(EVERY, ERROR("nosuch"))),
     ({"autodiff": "native"}, on(("torch", "jax"), EFFECT(training))),
