@@ -33,5 +33,5 @@ def attention(kernel: Kernel, name: str, machine: Machine) -> Any:
     match = attention_of(kernel.producers, kernel.anchor)
     assert match is not None
     sizes = Sizes.of(kernel, match, machine)
-    (DecodeAttention if sizes.in_place else BlockedAttention)(frame, match, sizes).write()
+    (DecodeAttention if sizes.reads_unpacked else BlockedAttention)(frame, match, sizes).write()
     return frame.finish()

@@ -44,7 +44,7 @@ class Sizes:
     block: int
     keys_tile: Tile
     values_tile: Tile
-    in_place: bool  # keys and values are read unpacked
+    reads_unpacked: bool  # keys and values are read unpacked
 
     @staticmethod
     def of(kernel: Kernel, attention: Attention, machine: Machine) -> Sizes:
@@ -65,9 +65,17 @@ class Sizes:
             for operand_view, k in zip(strides, (-2, -1), strict=True)
         ]
         full_vectors = lanes > 1 and keys >= lanes and inner % lanes == outer % lanes == 0
-        in_place = queries <= MAX_DECODE_QUERIES and full_vectors and all(unit_strides)
+        reads_unpacked = queries <= MAX_DECODE_QUERIES and full_vectors and all(unit_strides)
         return Sizes(
-            tuple(batch[:head_axes]), tuple(batch[head_axes:]), queries, keys, inner, outer, block, *tiles, in_place
+            tuple(batch[:head_axes]),
+            tuple(batch[head_axes:]),
+            queries,
+            keys,
+            inner,
+            outer,
+            block,
+            *tiles,
+            reads_unpacked,
         )
 
     @property
@@ -79,7 +87,7 @@ class Sizes:
         """Return the buffers of a thread with their sizes in elements, rounded up to whole vectors."""
         columns, lanes = self.values_tile.columns, machine.lanes()
         sizes = {"query": self.block * self.inner, "scores": self.block * self.row, "factors": self.block}
-        if not self.in_place:
+        if not self.reads_unpacked:
             sizes |= {"keys": self.row * self.inner, "values": count(self.outer, columns) * columns * self.keys}
         return {name: -(-n // lanes) * lanes for name, n in sizes.items()}
 

@@ -112,13 +112,13 @@ class WeightMatrix:
         row = row * elements + element
         return t.load(self.frame.outputs[self.frame.kernel.scratch[-1]], row * self.columns + lane)
 
-    def panel(self, group: Any, first: Any, width: int, spare: Matrix) -> Matrix:
+    def panel(self, group: Any, first: Any, width: int, panel_copy: Matrix) -> Matrix:
         """Return the panel of ``width`` channels: the transposed kernels themselves, or a copy."""
-        if not self.forward and self.covers_kernel and spare.row == self.columns:
+        if not self.forward and self.covers_kernel and panel_copy.row == self.columns:
             start = group * (count(self.out_channels, self.columns) * self.columns) + first
-            return Matrix(self.frame.outputs[self.frame.kernel.scratch[-1]], start * self.depth, spare.row, 1)
-        self.copy(group, first, width, spare)
-        return spare
+            return Matrix(self.frame.outputs[self.frame.kernel.scratch[-1]], start * self.depth, panel_copy.row, 1)
+        self.copy(group, first, width, panel_copy)
+        return panel_copy
 
     def copy(self, group: Any, first: Any, width: int, panel: Matrix) -> None:
         """Copy the columns of ``width`` channels to a panel."""

@@ -86,9 +86,8 @@ class Plan:
         """Estimate the cycles per element of the result."""
         lanes, cycles = machine.lanes(), self.depth / (2 * machine.lanes())
         working_set = self.depth * (self.pixels + self.tile(machine).columns)
-        cycles *= (
-            1 if self.reads_image or read_cycles(working_set) == read_cycles(0) else 1.2
-        )  # slower if the working set exceeds the L2 cache
+        # reads of columns are slower if the working set exceeds the L2 cache
+        cycles *= 1 if self.reads_image or read_cycles(working_set) == read_cycles(0) else 1.2
         columns = 0 if self.reads_image else 4 * self.depth / lanes / self.out_channels
         kernels = read_cycles(self.out_channels * self.depth) * self.depth / self.pixels  # once per slab
         if not self.by_channel:
@@ -280,8 +279,8 @@ class Columns:
                 start = group * size + channel * p.depth
                 panel = Matrix(self.reader.buffers[packed[0]], start, columns, 1)
             else:
-                spare = Matrix(self.panel_buffer, worker * (columns * p.depth), columns, 1)
-                panel = self.kernels.panel(group, channel, width, spare)
+                panel_copy = Matrix(self.panel_buffer, worker * (columns * p.depth), columns, 1)
+                panel = self.kernels.panel(group, channel, width, panel_copy)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 d, pixel = self.reader.split(row, (p.images, pixels_per_image)) if p.images > 1 else (0, row)

@@ -208,8 +208,8 @@ class Winograd:
                 continue
             with self.frame.share("panel", panels, work) as (worker, number):
                 number = number + first
-                spare = Matrix(self.panel_buffer, worker * (source.depth * columns), columns, 1)
-                panel = source.panel(0, number * columns, width, spare)
+                panel_copy = Matrix(self.panel_buffer, worker * (source.depth * columns), columns, 1)
+                panel = source.panel(0, number * columns, width, panel_copy)
                 with self.reader.loop("c", p.inner) as c, self.reader.loop("v", count(width, self.lanes)) as v:
                     self.transform_kernel(panel, number, c, v * self.lanes)
 

@@ -42,9 +42,9 @@ def write(frame: Frame, product: Product) -> None:
 # -- results ------------------------------------------------------------------------------------------------------
 def is_contiguous(product: Product, kernel: Kernel) -> bool:
     """Whether neighbors in a row of the result are contiguous in memory, also in all outputs of the epilogue."""
-    several = [n for n in product.right.sizes(product.right.free) if n != 1]
-    neighbors = not product.transposed or product.m == 1
-    return neighbors and (len(several) < 2 or kernel.outputs == [kernel.anchor.result])
+    nontrivial_sizes = [n for n in product.right.sizes(product.right.free) if n != 1]
+    is_adjacent = not product.transposed or product.m == 1
+    return is_adjacent and (len(nontrivial_sizes) < 2 or kernel.outputs == [kernel.anchor.result])
 
 
 def emit(frame: Frame, product: Product, batch_index: Index, row: Any, column: Any, total: t.Expr) -> None:

@@ -46,9 +46,9 @@ class Plan:
     """Blocking of a matrix product."""
 
     tile: Tile
-    depth: int  # of the contracted axis, per block
+    depth: int  # elements of the contracted axis per block
     group: int  # panels per group
-    copied: int  # rows of the left operand packed at a time, or 0 if tiles read the operand directly
+    packed_rows: int  # rows of the left operand packed at a time, or 0 if tiles read the operand directly
 
     @property
     def row_stride(self) -> int:
@@ -115,7 +115,7 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     needs_sums = plan.depth < product.k and result_for_sums(kernel, product) is None
     sizes = {
         "panel": threads * plan.group * plan.tile.columns * plan.depth,
-        "rows": plan.copied * plan.row_stride * (threads if per_thread_matrices(product, machine) else 1),
+        "rows": plan.packed_rows * plan.row_stride * (threads if per_thread_matrices(product, machine) else 1),
         "sums": product.matrices * product.m * product.n if needs_sums else 0,
     }
     return [Value(name, TensorType(product.kind, (size,))) for name, size in sizes.items() if size]
@@ -198,14 +198,14 @@ class Tiles:
 
     def matrix(self, batch_index: Index) -> None:
         p, plan, columns = self.product, self.plan, self.plan.tile.columns
-        if not plan.copied:  # every thread forms its sums to their ends: they wait for each other once
+        if not plan.packed_rows:  # each thread completes its sums, so threads synchronize once
             for first, panels, width in segments(p.n, columns):
                 with self.groups(first // columns, panels, width, p.m, p.work // p.matrices) as group:
                     for loop in self.parts(batch_index, 0, p.m):
                         with loop as part:
                             part.multiply(group)
             return
-        for first_row, blocks, rows in segments(p.m, plan.copied):
+        for first_row, blocks, rows in segments(p.m, plan.packed_rows):
             with self.reader.loop("block", blocks) as block:
                 for loop in self.parts(batch_index, first_row + block * rows, rows):
                     with loop as part:
@@ -284,7 +284,7 @@ class Part:
     def multiply(self, group: Group) -> None:
         """Multiply the rows with all panels of a group."""
         s, width = self.tiles, group.width
-        copied = not self.reads_in_place(width, group.rows)
+        copied = not self.reads_unpacked(width, group.rows)
         if copied:
             with s.reader.loop("panel", group.panels) as i:
                 self.copy_panel(group.number + i, group.slot + i, width)
@@ -318,12 +318,12 @@ class Part:
 
     def copy(self) -> Matrix:
         s, row_stride = self.tiles, self.tiles.plan.row_stride
-        start = (s.worker or 0) * (s.plan.copied * row_stride)
+        start = (s.worker or 0) * (s.plan.packed_rows * row_stride)
         return Matrix(s.scratch["rows"], start, row_stride, 1, s.product.kind, s.product.kind)
 
     def left(self, row: Any, k: Any) -> t.Expr:
         s = self.tiles
-        if s.plan.copied:
+        if s.plan.packed_rows:
             return s.reader.code.let(self.copy().element(row, k))
         row, k = self.row + row, self.begin + k
         if s.left is None:
@@ -331,7 +331,7 @@ class Part:
         return s.reader.code.let(s.left.matrix(self.batch_index, s.product.kind, s.reader).element(row, k))
 
     # -- the right operand ----------------------------------------------------------------------------------------
-    def reads_in_place(self, width: int, rows: int) -> bool:
+    def reads_unpacked(self, width: int, rows: int) -> bool:
         """Whether tiles read the operand unpacked: contiguous, and converting on each read costs less than packing."""
         s = self.tiles
         panel, fits_tile = self.stored_panel(0, width), rows <= s.plan.tile.rows
