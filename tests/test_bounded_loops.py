@@ -63,7 +63,7 @@ def test_a_loop_that_is_cut_off_raises(backend, name):
                 return outputs["output"], slopes["x"]
 
             if not ends:
-                with pytest.raises(ml.MithrilError, match=r"max_trips=6 rounds, and its condition still holds"):
+                with pytest.raises(ml.MithrilError, match=r"max_trips=6 while its condition still holds"):
                     run()
                 continue
             outputs, slope = run()
@@ -101,7 +101,7 @@ def test_a_step_with_a_loop_that_is_cut_off_raises(backend, name):
             continue
         before = {n: np.array(trainer.to_numpy(p)) for n, p in trainer.params.items()}
         for call in (trainer.step, lambda batch: trainer.evaluate([batch])):
-            with pytest.raises(ml.MithrilError, match=r"max_trips=6 rounds, and its condition still holds"):
+            with pytest.raises(ml.MithrilError, match=r"max_trips=6 while its condition still holds"):
                 call(batch)
         for n, p in trainer.params.items():
             np.testing.assert_array_equal(trainer.to_numpy(p), before[n])

@@ -28,7 +28,7 @@ def test_a_full_cache_of_keys_raises(backend: str, tmp_path: Any) -> None:
     for position in (0, 4):
         assert set(model({"query": x, "position": np.int32(position)})) == {"output"}
     for position in (5, 8, -1):
-        with pytest.raises(InputError, match="'MultiHeadAttention' has room for 8 positions"):
+        with pytest.raises(InputError, match="'MultiHeadAttention' holds 8 positions"):
             model({"query": x, "position": np.int32(position)})
 
 
@@ -37,7 +37,7 @@ def test_positions_behind_the_table_raise(backend: str) -> None:
     model = compiled(PositionalEmbedding(4), backend, input=[1, 3, 16], position=[])
     x = np.ones((1, 3, 16), np.float32)
     model({"input": x, "position": np.int32(1)})
-    with pytest.raises(InputError, match="'PositionalEmbedding' has room for 4 positions"):
+    with pytest.raises(InputError, match="'PositionalEmbedding' holds 4 positions"):
         model({"input": x, "position": np.int32(2)})
     free = compiled(PositionalEmbedding(4), backend, input=[1, "T", 16])
     assert free({"input": np.ones((1, 4, 16), np.float32)})["output"].shape == (1, 4, 16)
@@ -61,7 +61,7 @@ def test_a_full_cache_raises_inside_of_a_loop() -> None:
     program.bind(program.randomize_params(seed=0))
     x = np.ones((1, 1, 16), np.float32)
     program({"x": x, "n": np.int32(4)})
-    with pytest.raises(InputError, match="has room for 4 positions"):
+    with pytest.raises(InputError, match="holds 4 positions"):
         program({"x": x, "n": np.int32(5)})
 
 
@@ -73,5 +73,5 @@ def test_a_cached_program_still_raises(tmp_path: Any) -> None:
             model, "numpy", shapes={"query": [1, 4, 16], "position": []}, cache=True, cache_dir=str(tmp_path)
         )
         program.bind(program.randomize_params(seed=0))
-        with pytest.raises(InputError, match="has room for 8 positions"):
+        with pytest.raises(InputError, match="holds 8 positions"):
             program({"query": np.ones((1, 4, 16), np.float32), "position": np.int32(5)})

@@ -51,7 +51,7 @@ def test_few_sizes_are_compiled(backend):
     assert len(compiled.programs) <= 5
     assert bool(chosen(compiled)) == plugins.backend_class(backend)().capabilities.recompiles
     if chosen(compiled):
-        assert chosen(compiled) == ["batches are filled up to 1, 2, 4, 8, 12 rows, so that few sizes are compiled"]
+        assert chosen(compiled) == ["batches are padded to 1, 2, 4, 8, 12 rows, so that few sizes are compiled"]
 
 
 @pytest.mark.parametrize("rows", [0, 3])
@@ -84,7 +84,7 @@ def test_a_model_that_mixes_rows_keeps_every_size(backend):
     np.testing.assert_allclose(actual, (x @ w.T + b).mean(), rtol=1e-5)
     if plugins.backend_class(backend)().capabilities.recompiles:
         (message,) = chosen(compiled)
-        assert message.startswith("batches keep their sizes, each compiled for itself: 'mean' in layer 'all' at ")
+        assert message.startswith("batch bucketing disabled: 'mean' in layer 'all' at ")
 
 
 def test_a_u_net_is_bucketed(monkeypatch):
@@ -100,7 +100,7 @@ def test_a_u_net_is_bucketed(monkeypatch):
         (expected,) = plain.evaluate({n: np.asarray(p) for n, p in params.items()}, x).values()
         np.testing.assert_allclose(np.asarray(output), expected, rtol=1e-4, atol=1e-5)
     assert len(compiled.programs) == 1
-    assert chosen(compiled) == ["batches are filled up to 1, 2, 4, 8, 12 rows, so that few sizes are compiled"]
+    assert chosen(compiled) == ["batches are padded to 1, 2, 4, 8, 12 rows, so that few sizes are compiled"]
 
 
 def test_a_profile_sees_the_bucket():

@@ -32,7 +32,7 @@ def test_an_index_outside_names_the_layer(backend, rows):
         assert set(good) == {"vectors"}
         np.testing.assert_allclose(compiled.backend.to_numpy(good["vectors"]), table[[0, 4, 0]], rtol=1e-6)
         for bad, tokens in ((5, ints(0, 5, 1)), (-6, ints(-6, 4, 1))):
-            with pytest.raises(ml.InputError, match=f"index {bad} of .* is outside of 5 elements") as error:
+            with pytest.raises(ml.InputError, match=f"index {bad} of .* is out of range for 5 elements") as error:
                 compiled.evaluate(params, {"tokens": compiled.backend.array(tokens)})
             assert "words" in str(error.value) and "test_checks.py" in str(error.value)
 
@@ -55,7 +55,7 @@ def test_labels_are_checked_when_gradients_are_computed(backend):
     for _ in range(3):
         outputs, gradients = compiled.evaluate(params, {"x": x, "labels": ints(0, 3, 1)}, "output")
         assert set(outputs) == {"output"} and set(gradients) == set(params)
-        with pytest.raises(ml.InputError, match="4 of .* is outside of 4 "):
+        with pytest.raises(ml.InputError, match="4 of .* is out of range for 4 "):
             compiled.evaluate(params, {"x": x, "labels": ints(0, 4, 1)}, "output")
 
 
@@ -82,7 +82,7 @@ def test_several_indices_at_once():
     assert [c.size for c in checks] == [2, 3] and not in_regions
     indices = np.array([[0, 0], [1, 2], [-2, 1], [0, 4]], np.int32)
     outputs = evaluate(graph, {"x": np.zeros((2, 3), np.float32), "at": indices})
-    with pytest.raises(ml.InputError, match="index 4 of 'gather_nd' is outside of 3 elements"):
+    with pytest.raises(ml.InputError, match="index 4 of 'gather_nd' is out of range for 3 elements"):
         for check in checks:
             check.hold([outputs[name] for name in check.names], {})
 

@@ -158,7 +158,7 @@ def test_asking_for_a_profile_that_was_not_kept(backend, rows):
 def test_memory_report_adds_up(backend, rows):
     compiled = ml.compile(net(), backend, shapes={"x": [rows, 4]})
     if rows == "B":
-        with pytest.raises(ml.InputError, match="the size B of input 'x' is not known"):
+        with pytest.raises(ml.InputError, match="the size B of input 'x' is unknown"):
             compiled.memory_report()
     report = compiled.memory_report({"x": [3, 4]})
     assert report.parameters == 4 * (8 * 4 + 8 + 2 * 8 + 2)

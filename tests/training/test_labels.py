@@ -45,7 +45,7 @@ def test_label_outside_of_the_classes_ends_training(backend, loss, wrong):
             with pytest.raises(ml.InputError) as caught:
                 use((X, column) if use == trainer.step else [(X, column)])
             text = str(caught.value)
-            assert f"label {wrong} of '{loss}' is outside of 3 classes" in text
+            assert f"label {wrong} of '{loss}' is out of range for 3 classes" in text
             assert "accepted: 0 to 2" in text
             assert ("ignore_index=" in text) == (wrong < 0 and loss == "cross_entropy")
 
@@ -74,9 +74,9 @@ def test_negative_label_is_rejected_by_checks(backend, kind):
     compiled = ml.compile(model, backend, shapes={"x": [6, 3], "labels": [6]}, types={"labels": "int32"}, checks=True)
     params = compiled.randomize_params(seed=0)
     compiled.evaluate(params, {"x": X, "labels": np.abs(UNLABELED)})
-    with pytest.raises(ml.InputError, match="label -1 of .* is outside of 3 classes"):
+    with pytest.raises(ml.InputError, match="label -1 of .* is out of range for 3 classes"):
         compiled.evaluate(params, {"x": X, "labels": UNLABELED})
-    with pytest.raises(ml.InputError, match="label -1 of .* is outside of 3 classes"):
+    with pytest.raises(ml.InputError, match="label -1 of .* is out of range for 3 classes"):
         compiled.evaluate(params, {"x": X, "labels": UNLABELED}, "loss")
 
 

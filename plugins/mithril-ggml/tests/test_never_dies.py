@@ -158,7 +158,7 @@ def test_checks_name_the_index_outside():
             for wrong in (6, -7):
                 bad = good.copy()
                 bad[1] = wrong
-                with pytest.raises(InputError, match=f"index {wrong} of '{name}' is outside of 6 elements"):
+                with pytest.raises(InputError, match=f"index {wrong} of '{name}' is out of range for 6 elements"):
                     executable({}, {"t": table, "i": bad})
             ml.GGMLBackend(quantize=quantize).build(graph)({}, {"t": table, "i": bad})
 

@@ -280,7 +280,7 @@ def test_labels_outside_of_the_classes():
     trainer = ml.Trainer(model, ml.SGD(0.1), loss="cross_entropy", backend="numpy", progress=False)
     x, y = np.ones((4, 2), np.float32), np.array([0, 3, 2, 0], np.int64)
     for run in (lambda: trainer.step((x, y)), lambda: trainer.evaluate([(x, y)])):
-        with pytest.raises(InputError, match="label 3 of 'cross_entropy' is outside of 3 classes") as error:
+        with pytest.raises(InputError, match="label 3 of 'cross_entropy' is out of range for 3 classes") as error:
             run()
         assert "in 'target'" in str(error.value)
     trainer.step((x, y % 3))

@@ -1,7 +1,7 @@
-"""Batches rounded up to a few sizes, for backends that compile anew for each.
+"""Batch buckets: batch sizes rounded up to a few sizes, for backends that compile each size separately.
 
-``hints={"input_batch_size_range": (1, 32)}`` bounds them. Only where rows are apart, so that those that are filled up
-change nothing; their results are cut off again.
+``hints={"input_batch_size_range": (1, 32)}`` sets the bounds. Requires a model whose rows are independent, so that
+padding rows do not affect the others; their results are dropped.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from mithril.ops import first_mixed
 
 @dataclass(frozen=True)
 class Buckets:
-    """The sizes, and where inputs and outputs have their rows."""
+    """Batch sizes, and the batch axes of inputs and outputs."""
 
     sizes: tuple[int, ...]
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
 
     def size(self, rows: int) -> int:
-        """The bucket for so many rows."""
+        """Return the bucket for a number of rows."""
         return next((n for n in self.sizes if n >= rows > 0), rows)
 
     def rounded(self, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
-        """Input types with the bucket's size in place of their own."""
+        """Return input types with the batch size of the bucket."""
         out = dict(types)
         for name, axis in self.inputs.items():
             shape = types[name].shape
@@ -39,12 +39,12 @@ class Buckets:
         return out
 
     def rows(self, inputs: Mapping[str, Any]) -> int:
-        """How many rows a call has."""
+        """Return the number of rows of a call."""
         name, axis = next(iter(self.inputs.items()))
         return int(inputs[name].shape[axis])
 
-    def filled(self, backend: Backend, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs with copies of their last row up to the bucket's size."""
+    def pad_batch(self, backend: Backend, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Pad the inputs to the size of the bucket with copies of the last row."""
         rows = self.rows(inputs)
         size = self.size(rows)
         if size == rows:
@@ -52,8 +52,8 @@ class Buckets:
         resized = {name: backend.resized(inputs[name], axis, size) for name, axis in self.inputs.items()}
         return {**inputs, **resized}
 
-    def cut(self, backend: Backend, results: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
-        """The results without what the filling gave."""
+    def trim_batch(self, backend: Backend, results: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
+        """Remove the results of padding rows."""
         if self.size(rows) == rows:
             return results
         return {
@@ -64,30 +64,32 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Bucketed:
-    """An executable that is called with any number of rows."""
+    """An executable for any number of rows, which pads batches to buckets."""
 
     executable: Any
     buckets: Buckets
     backend: Backend
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        results = self.executable(params, self.buckets.filled(self.backend, inputs))
-        return self.buckets.cut(self.backend, results, self.buckets.rows(inputs))
+        results = self.executable(params, self.buckets.pad_batch(self.backend, inputs))
+        return self.buckets.trim_batch(self.backend, results, self.buckets.rows(inputs))
 
 
 def find_buckets(graph: Graph, decisions: Decisions) -> Buckets | None:
-    """The buckets for a traced graph whose inputs have one bounded symbol for the number of their rows."""
+    """Return the buckets of a traced graph if a bounded symbol for the batch is the only one in the input types."""
     free_symbols = symbols(*(n for i in graph.inputs for n in i.type.shape))
     if len(free_symbols) != 1 or free_symbols[0].high is None:
         return None
     rows = Dim(free_symbols[0].name, free_symbols[0].low, free_symbols[0].high)
     mixed = first_mixed(graph, rows)
     if mixed is not None:
-        decisions.record("choice", f"batches keep their sizes, each compiled for itself: {mixed} needs all rows")
+        decisions.record(
+            "choice", f"batch bucketing disabled: {mixed} depends on all rows, so padding would change results"
+        )
         return None
     sizes = _sizes(free_symbols[0])
     text = ", ".join(map(str, sizes))
-    decisions.record("choice", f"batches are filled up to {text} rows, so that few sizes are compiled")
+    decisions.record("choice", f"batches are padded to {text} rows, so that few sizes are compiled")
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     return Buckets(sizes, _axes({i.name: i.value for i in graph.arguments}, rows), _axes(outputs, rows))
 
@@ -97,7 +99,7 @@ def _axes(values: Mapping[str, Value], rows: Dim) -> dict[str, int]:
 
 
 def _sizes(symbol: Symbol) -> tuple[int, ...]:
-    """Powers of two between the bounds, and the upper bound."""
+    """Return the powers of two between the bounds, and the upper bound."""
     assert symbol.high is not None
     powers = (1 << k for k in range(symbol.high.bit_length()))
     return (*(n for n in powers if max(symbol.low, 1) <= n < symbol.high), symbol.high)

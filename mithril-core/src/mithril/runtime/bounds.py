@@ -1,8 +1,8 @@
-"""Loops that stop at their bound although their condition still holds, and positions behind the end of a buffer.
+"""Run-time checks of loop bounds and buffer positions.
 
-A call that runs such a loop, or writes to such a position, raises.
-A flag becomes a result of the program. It leaves a body as one more result of the ``if``, one more state of the
-``while``, one more carry of the ``scan`` around it.
+A call raises if a loop reaches ``max_trips`` while its condition still holds, or writes past the end of a buffer. The
+flag is a result of the program; it leaves a region as an additional result of the ``if``, state of the ``while`` or
+carry of the ``scan`` that contains it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mithril.ir import Builder, Graph, Input, Node, Output, Value, iterate, resu
 from mithril.ops import BOUNDED, PLACES
 
 FLAG = TensorType(as_dtype("int32"), ())
-STATES = {"while": "states", "scan": "carries"}  # the attribute that counts the values of a round
+STATES = {"while": "states", "scan": "carries"}  # attribute with the number of loop-carried values
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A result of a program that is 1 where a loop was cut off."""
+    """A result of a program that is 1 if a loop reached its bound."""
 
     name: str
     loop: str
@@ -35,18 +35,18 @@ class Bound:
         return (self.name,)
 
     def hold(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
-        """Raise where the loop was cut off."""
+        """Raise InputError if the loop reached its bound."""
         if np.any(values[0]):
             raise InputError(
-                f"the loop '{self.loop}' ran max_trips={self.trips} rounds, and its condition still holds",
-                facts=[self.where, "its results would be those of a loop that did not end"],
+                f"the loop '{self.loop}' reached max_trips={self.trips} while its condition still holds",
+                facts=[self.where, "the results would be those of an incomplete loop"],
                 hint=f"raise max_trips, for example While(..., max_trips={2 * max(self.trips, 1)})",
             )
 
 
 @dataclass(frozen=True)
 class Room:
-    """A result of a program that is 1 where a position was not one of a buffer, such as a cache of keys and values."""
+    """A result of a program that is 1 if a position is outside a buffer, such as a cache of keys and values."""
 
     name: str
     owner: str
@@ -58,20 +58,20 @@ class Room:
         return (self.name,)
 
     def hold(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
-        """Raise where a position was outside."""
+        """Raise InputError if a position was outside the buffer."""
         if np.any(values[0]):
             raise InputError(
-                f"'{self.owner}' has room for {self.size} positions, and this call reaches beyond them",
-                facts=[self.where, f"accepted: position and the number of new tokens together at most {self.size}"],
-                hint="begin again at position 0 with initial_state(), or build the layer for more positions",
+                f"'{self.owner}' holds {self.size} positions, and this call exceeds them",
+                facts=[self.where, f"accepted: position + number of new tokens <= {self.size}"],
+                hint="restart at position 0 with initial_state(), or create the layer with more positions",
             )
 
 
-KINDS = {kind.__name__: kind for kind in (Bound, Room)}  # by the name that cached programs have for them
+KINDS = {kind.__name__: kind for kind in (Bound, Room)}  # by the name in cached programs
 
 
 def with_bounds(graph: Graph) -> tuple[Graph, list[Bound | Room]]:
-    """Return the graph with those flags as results, and a ``Bound`` or ``Room`` for each."""
+    """Return the graph with the flags as results, and a ``Bound`` or ``Room`` for each."""
     if not any(BOUNDED in node.tags or PLACES in node.tags for node, _ in iterate(graph)):
         return graph, []
     marked, flags = _marked(graph)
@@ -89,7 +89,7 @@ def with_bounds(graph: Graph) -> tuple[Graph, list[Bound | Room]]:
 
 
 def _marked(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
-    """Return the graph, and a flag with its node for each that is or contains a bounded loop or a position."""
+    """Return the graph with a flag for each node that is or contains a bounded loop or a position."""
     from mithril import ops
 
     editor = graph.edit()
@@ -118,7 +118,7 @@ def _marked(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
 
 
 def _outside(node: Node) -> Value:
-    """Return the flag of integers that are no places of their buffer."""
+    """Return the flag for positions outside their buffer."""
     from mithril import ops
 
     places, size = node.result, int(node.tags[PLACES].partition(" ")[0])
@@ -128,7 +128,7 @@ def _outside(node: Node) -> Value:
 
 
 def _widened(node: Node, builder: Builder) -> tuple[Node, Value]:
-    """Add a result to the node: the flag of the loops inside."""
+    """Add a result to the node: the flag of the loops in its regions."""
     from mithril import ops
 
     result = Value(builder.unique("cut_off"), FLAG)
@@ -150,7 +150,7 @@ def _widened(node: Node, builder: Builder) -> tuple[Node, Value]:
 
 
 def _with_flag(region: Graph, place: int | None) -> Graph:
-    """Add the flag to the outputs of a body; with ``place`` to its inputs too, there, except out of a condition."""
+    """Add the flag to the outputs of a region (except a condition) and, with ``place``, to its inputs."""
     from mithril import ops
 
     marked, flags = _marked(region)

@@ -120,7 +120,7 @@ class Calls:
 
     def __init__(self, limit: int, decisions: Decisions, sizes: bool = False) -> None:
         self.limit = limit
-        self.sizes = sizes  # whether the backend itself compiles a program again for each size
+        self.sizes = sizes  # whether the backend recompiles a program for each size
         self.made = 0
         self.last: Last = refused
         self.last_gradients: Callable[[Any, Any, Any, bool | None, Any], Any] = refused_gradients
@@ -134,19 +134,19 @@ class Calls:
         return len(self._programs)
 
     def __iter__(self) -> Iterator[Program]:
-        """Iterate in the order in which they were made."""
+        """Iterate over the programs in order of creation."""
         with self._lock:
             ordered = sorted(self._programs.values(), key=lambda numbered: numbered[0])
         return iter([program for _, program in ordered])
 
     def keep(self, program: Program, params: Any, inputs: Any) -> None:
-        """Make this call, which was checked, the last one. An executable may have a better function for such."""
+        """Store this checked call as the last one; the executable may provide a fast path for repeated calls."""
         call = Call(program, params, inputs)
         better = getattr(program.call, "repeated", None)
         self.last = call.results if better is None else partial(self._repeat, program, call, better)
 
     def _repeat(self, program: Program, call: Call, better: Callable[..., Last], params: Any, inputs: Any) -> Any:
-        """Run a call like the last one; a second one shows that a better function is worth making."""
+        """Repeat the last call; the second repetition creates the fast path of the executable."""
         results = call.results(params, inputs)
         if results is not None and params is call.source:
             self.last = better(params, inputs, partial(self._repeat, program, call, better))
@@ -157,15 +157,15 @@ class Calls:
     def keep_gradients(
         self, program: Program, params: Any, inputs: Any, cotangents: Any, training: bool | None, wrt: Any
     ) -> None:
-        """Make this call with gradients, which was checked, the last one."""
+        """Store this checked call with gradients as the last one."""
         self.last_gradients = GradientCall(program, params, inputs, cotangents, training, wrt).results
 
     def forget_last(self) -> None:
-        """Let the next calls be checked again."""
+        """Discard the last calls, so that the next calls are checked again."""
         self.last, self.last_gradients = refused, refused_gradients
 
     def call(self, key: Hashable) -> Record | None:
-        """Return the record of a call like this one."""
+        """Return the record of an equivalent call, or None."""
         with self._lock:
             record = self._calls.get(key)
             if record is not None:
@@ -175,13 +175,13 @@ class Calls:
             return record
 
     def newest_types(self) -> dict[str, TensorType]:
-        """Return the types of the inputs of the last call that was recorded or repeated; empty before the first."""
+        """Return the input types of the last call, or an empty dictionary before the first call."""
         with self._lock:
             _, types = next(reversed(self._calls.values()), (None, {}))
             return types
 
     def remember(self, key: Hashable, record: Record) -> None:
-        """Keep the record of a call, and let others go."""
+        """Store the record of a call, and evict old records."""
         program = record[0]
         with self._lock:
             self._calls[key] = record
@@ -192,16 +192,16 @@ class Calls:
                 self._calls.popitem(last=False)
 
     def _forget_sizes(self, program: Program, keys: list[Hashable]) -> None:
-        """Drop all that the backend compiled for single sizes; those still in use are compiled once more."""
+        """Discard the backend's programs for single sizes; sizes in use are recompiled."""
         getattr(program.executable, "forget_sizes", _nothing)()
         for key in keys:
             del self._calls[key]
         self._decisions.record(
-            "evicted", f"a program was compiled for more than max_programs={self.limit} sizes: these are dropped"
+            "evicted", f"a program was compiled for more than max_programs={self.limit} sizes, which are evicted"
         )
 
     def make(self, request: Request, function: Callable[[Request], Program]) -> Program:
-        """Return the program for a request. Threads that ask meanwhile wait for the one that makes it."""
+        """Return the program for a request; concurrent requests wait for the thread that compiles it."""
         while True:
             with self._lock:
                 cached = self._programs.get(request)
@@ -228,16 +228,16 @@ class Calls:
     def _evict(self) -> None:
         while len(self._programs) > self.limit:
             request, (number, program) = self._programs.popitem(last=False)
-            self.forget_last()  # it may hold on to the program
+            self.forget_last()  # it may reference the program
             self._drop_calls(lambda other, program=program: other is program)  # type: ignore[misc]
-            getattr(program.executable, "forget_sizes", _nothing)()  # frameworks may hold on to the executable
+            getattr(program.executable, "forget_sizes", _nothing)()  # frameworks may reference the executable
             inputs = ", ".join(f"{name}: {t}" for name, t in request.types)
             self._decisions.record(
-                "evicted", f"program {number} for {inputs} was dropped: max_programs={self.limit} are kept"
+                "evicted", f"program {number} for {inputs} was evicted: the limit is max_programs={self.limit}"
             )
 
     def drop_bound(self) -> None:
-        """Forget the programs that have bound parameters inside."""
+        """Discard the programs that contain bound parameters as constants."""
         with self._lock:
             self.forget_last()
             for request in [r for r in self._programs if r.binding]:
@@ -250,4 +250,4 @@ class Calls:
 
 
 def _nothing() -> None:
-    """Stand in for executables that keep nothing for single sizes."""
+    """Do nothing, for executables without programs for single sizes."""

@@ -1,4 +1,4 @@
-"""From the arguments of a call to a program and its arguments: defaults, types, conversions, cotangents."""
+"""Checked calls: defaults, types, conversions and cotangents of the arguments, and the program to run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Arrays = Mapping[str, Any]
 
 
 class Compiler(Protocol):
-    """Makes programs on request."""
+    """The methods of the compiler that calls use."""
 
     def specialize(self, request: Request) -> Program: ...
 
@@ -42,7 +42,7 @@ class Compiler(Protocol):
 
 
 class Calling:
-    """The calls of one model that are checked; ``calls`` keeps those that may come again."""
+    """The checked calls of one model; ``calls`` records them for repetition."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Calling:
         wrt: Collection[str] | None,
         bound: Bound | None,
     ) -> Any:
-        """Check a call, convert its arguments, run it, and keep it where it may be repeated."""
+        """Check a call, convert its arguments, run it, and record it for repetition if possible."""
         self.backend.check_fork()
         train = bool(cotangents is not None if training is None else training)
         if train and self.inference:
@@ -116,15 +116,15 @@ class Calling:
             results: Mapping[str, Any] = program.call(params, inputs)
             return results
         buckets = program.bucketed.buckets if program.bucketed is not None else None
-        filled = inputs if buckets is None else buckets.filled(self.backend, inputs)
+        filled = inputs if buckets is None else buckets.pad_batch(self.backend, inputs)
         results = measured(self.model, program, params, filled, watching)
         if program.checked is not None:
             results = program.checked.approved(results, filled)
-        return results if buckets is None else buckets.cut(self.backend, results, buckets.rows(inputs))
+        return results if buckets is None else buckets.trim_batch(self.backend, results, buckets.rows(inputs))
 
     # -- inputs ------------------------------------------------------------------------------------------------------
     def with_defaults(self, inputs: Arrays, training: bool, params: Arrays | None = None) -> dict[str, Any]:
-        """Return the inputs by name, with the training flag where the model has one."""
+        """Return the inputs by name, including the training flag if the model has one."""
         if not isinstance(inputs, Mapping):
             if len(self.specs) == 1:
                 return {next(iter(self.specs)): inputs}
@@ -140,7 +140,7 @@ class Calling:
         return {name: arguments[name] for name in expected}
 
     def needs_params(self, inputs: Any) -> bool:
-        """Whether the model has parameters; where that depends on shapes, those of the inputs of this call tell."""
+        """Whether the model has parameters, if necessary for the shapes of these inputs."""
         try:
             return bool(self.parameters.types)
         except ShapeError:
@@ -175,16 +175,16 @@ class Calling:
         return program, concrete
 
     def _check_declared(self, resolved: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
-        """Given shapes against declared ones, before anything is compiled for them."""
+        """Check shapes of the call against declared shapes before compiling."""
         guards: Sequence[Any] = ()
         if not self.backend.capabilities.symbolic and not all(t.is_static for t in resolved.values()):
-            # Programs for exact sizes have no guards; sizes must fit nevertheless as on other backends.
-            with suppress(MithrilError):  # a model that only exact sizes decide
+            # Programs for exact sizes have no guards; the same sizes must be rejected as on other backends.
+            with suppress(MithrilError):  # a model that requires exact sizes
                 guards = self.compiler.probe(resolved).guards
         check_shapes(guards, resolved, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
 
     def made(self, request: Request) -> Program:
-        """Return the program for a request, compiled where there is none."""
+        """Return the program for a request, compiled on first use."""
         before = self.calls.made
         program = self.calls.make(request, self.compiler.specialize)
         if self.parameters.input_types is None:
@@ -201,7 +201,9 @@ class Calling:
         if backend.is_array(x) and x.dtype == backend.native_dtype(expected.dtype):
             return x
         if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is expected.dtype:
-            self.decisions.record("cast", f"input '{name}' comes as {type(x).__module__.split('.')[0]} array")
+            self.decisions.record(
+                "cast", f"input '{name}' is converted from a {type(x).__module__.split('.')[0]} array"
+            )
             return backend.array(x)
         rounds = self.parameters.rounds(expected.dtype)
         if rounds and backend.is_array(x) and array_type(name, x).dtype.is_float:
@@ -222,7 +224,7 @@ class Calling:
             outputs = self._output_names(arguments, training)
             if len(outputs) != 1:
                 raise InputError(
-                    "output_gradients must say which output each belongs to",
+                    "output_gradients requires the name of the output",
                     facts=[f"outputs: {', '.join(outputs)}"],
                     hint="output_gradients={'" + outputs[0] + "': g}",
                 )
@@ -254,7 +256,7 @@ class Calling:
                 scale = 1.0 if isinstance(cotangents, str) else float(cotangents[name])
                 if shape != ():
                     raise InputError(
-                        f"output '{name}' is no scalar, so its gradient needs an array",
+                        f"output '{name}' is not a scalar, so its gradient must be an array",
                         facts=[f"shape {list(shape)}"],
                         hint=f"output_gradients={{'{name}': array of that shape}}",
                     )
@@ -271,16 +273,16 @@ class Calling:
 
 
 def _are_same(arrays: Mapping[str, Any], inputs: Arrays) -> bool:
-    """Whether no input had to be converted, and none was added."""
+    """Whether all inputs are unchanged and none was added."""
     return isinstance(inputs, Mapping) and all(x is inputs.get(name) for name, x in arrays.items())
 
 
 def _split(results: Mapping[str, Any], differentiated: tuple[str, ...], state: Arrays | None, program: Program) -> Any:
-    """Return outputs, and with them gradients and new state where the caller requested these."""
+    """Return the outputs and, if requested, gradients and new state."""
     names = program.results
     if state is None and names.only_outputs:
         return results
-    parts: list[Any] = [{n: results[n] for n in names.outputs}]  # in order: not every backend keeps it
+    parts: list[Any] = [{n: results[n] for n in names.outputs}]  # in order, which not every backend preserves
     if differentiated:
         parts.append({owner: results[n] for owner, n in names.gradients})
     if state is not None:

@@ -1,4 +1,4 @@
-"""Named values inside a model, taken while it runs."""
+"""Capture of intermediate values at run time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def capture(
     state: Mapping[str, Any] | None = None,
     training: bool = False,
 ) -> dict[str, Any]:
-    """The model's own graph, before any pass, run with these values as its outputs."""
+    """Run the traced graph, before any pass, with these values as its outputs."""
     program, arguments = model.bound_call(params, inputs, state=state, training=training)
     graph = program.traced
     inner_inputs = {i.name for i in graph.inputs}
@@ -50,7 +50,7 @@ def capture(
 
 
 def until(graph: Graph, values: Collection[Value], names: Collection[str]) -> Graph:
-    """The part of the graph that computes some values, as its outputs."""
+    """Return the subgraph that computes `values`, with these values as its outputs."""
     needed, nodes = set(values), []
     for node in reversed(graph.nodes):
         if any(r in needed for r in node.results):

@@ -1,4 +1,4 @@
-"""The part of a compiled model that reports, captures and file formats read."""
+"""The interface of compiled models for reports, captures and file formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled model: what ``ml.compile`` returns, the same on every backend."""
+"""The compiled model that ``ml.compile`` returns, with the same interface on every backend."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from mithril.runtime.memory_report import MemoryReport
 
 Arrays = Mapping[str, Any]
-UNKNOWN: dict[str, Any] = {}  # the parameters where none are bound
+UNKNOWN: dict[str, Any] = {}  # parameters of a call without bound parameters
 
 
 class Compiler(Protocol):
-    """What makes programs on request: ``mithril.compiler.steps.Compiler``."""
+    """The interface of ``mithril.compiler.steps.Compiler``, which creates programs on request."""
 
     def specialize(self, request: Request) -> Program: ...
 
@@ -51,7 +51,7 @@ class Compiler(Protocol):
 
 
 class CompiledModel:
-    """A model made for one backend. Programs are specialized when the shapes of the inputs are known, and kept."""
+    """A model compiled for one backend. Programs are specialized for the types of inputs and cached."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class CompiledModel:
         watchers: tuple[Watcher, ...] = (),
     ) -> None:
         self.backend = backend
-        self.watchers = watchers  # of its calls, from the observers of its compilation
+        self.watchers = watchers  # watchers of calls, from the observers of the compilation
         if backend.unforkable:
             watch(self)
-        self.stages: dict[str, Graph] = {}  # of save_intermediates=True: the graph after each stage and pass
+        self.stages: dict[str, Graph] = {}  # graph after each stage and pass, for save_intermediates=True
         self.decisions = decisions
         self.options = options
         self.name = name
-        self.specs = dict(specs)  # what was known of each input before the first call
+        self.specs = dict(specs)  # properties of inputs that were known before the first call
         self.compiler = compiler
         limit, claims = options.get("max_programs", DEFAULT), backend.capabilities
         self._calls = Calls(limit, decisions, sizes=claims.symbolic and claims.recompiles)
@@ -83,7 +83,7 @@ class CompiledModel:
         )
 
     def forked(self) -> None:
-        """In a child process: have every call look at whether the framework survived."""
+        """Check in a child process at every call whether the framework survived the fork."""
         self._calls.forget_last()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -106,10 +106,10 @@ class CompiledModel:
     ) -> Any:
         """Run the model.
 
-        ``evaluate(params, inputs)`` gives the outputs by name; ``evaluate(inputs)`` does so with bound parameters.
-        ``output_gradients`` (arrays by output name, one array for a single output, or the name of a scalar output)
-        gives ``(outputs, gradients)``. With ``state`` the new state comes last. ``training`` decides dropout, batch
-        statistics and ``is_training``; left out, it is True exactly where gradients are asked for.
+        ``evaluate(params, inputs)`` returns the outputs by name; ``evaluate(inputs)`` uses the bound parameters.
+        With ``output_gradients`` (arrays by output name, one array for a single output, or the name of a scalar output)
+        the result is ``(outputs, gradients)``. With ``state``, the new state is the last item. ``training`` sets
+        dropout, batch statistics and ``is_training``; by default it is True if gradients are requested.
         """
         if surplus or unknown_names:
             reject_surplus(
@@ -146,7 +146,7 @@ class CompiledModel:
         wrt: Collection[str] | None = None,
         **unknown_names: Never,
     ) -> Any:
-        """``evaluate(inputs)`` with bound parameters; without any, fresh ones are bound, with a warning."""
+        """Run ``evaluate(inputs)`` with bound parameters; if there are none, bind random ones with a warning."""
         if surplus or unknown_names:
             reject_surplus(
                 "a compiled model", CompiledModel.__call__, (inputs, output_gradients, *surplus), unknown_names
@@ -161,25 +161,25 @@ class CompiledModel:
         return self.evaluate(inputs, None, output_gradients, state=state, training=training, wrt=wrt)
 
     def _bind_fresh(self, inputs: Any) -> None:
-        """Bind fresh parameters at a first call without any, with a warning; under ``strict`` that is an error."""
+        """Bind random parameters with a warning; raise InputError if ``strict``."""
         if self.decisions.strict:
             raise InputError("no parameters are bound to this model", hint=UNBOUND)
         seed = self.options.get("seed", 0)
         self.bind(self.randomize_params(inputs={} if inputs is None else inputs))
-        message = f"no parameters are bound: fresh ones of seed {seed} are used; {UNBOUND}"
+        message = f"no parameters are bound: using random parameters of seed {seed}; {UNBOUND}"
         self.decisions.record("assumed", message, warn=True)
 
     def bound_call(
         self, params: Arrays | None, inputs: Arrays, *, state: Arrays | None = None, training: bool = False
     ) -> tuple[Program, dict[str, Any]]:
-        """The program that a call without gradients runs, and all of its arguments by name."""
+        """Return the program of a call without gradients, and all of its arguments by name."""
         values = params if params is not None else self.params or {}
         complete = self._calling.with_defaults(inputs, training, values)
         program, _, checked_params, arguments = self._calling.prepared(complete, values, state, Kind(training))
         return program, {**checked_params, **arguments}
 
     def prepare(self, types: Mapping[str, TensorType]) -> None:
-        """Make the inference program for these input types now, not at the first call."""
+        """Compile the inference program for these input types before the first call."""
         self._calling.made(Request(tuple(types.items()), Kind()))
 
     # -- parameters and state ----------------------------------------------------------------------------------------
@@ -191,23 +191,23 @@ class CompiledModel:
 
     @checked()
     def bind(self, params: Arrays, state: Arrays | None = None) -> CompiledModel:
-        """Keep these parameters, so that ``compiled(inputs)`` needs none. Returns the model.
+        """Bind parameters for calls such as ``compiled(inputs)``, and return the model.
 
-        Where parameters' shapes follow from inputs of unknown shape, the first call checks them.
+        If shapes of parameters depend on inputs of unknown shape, the first call checks them.
         """
         self._parameters.bind(params, state)
         return self
 
     @checked()
     def initial_state(self, seed: int | None = None) -> dict[str, Any]:
-        """The state to begin with: running statistics, random key."""
+        """Return the initial state: running statistics, random key."""
         return self._parameters.initial_state(seed)
 
     @checked()
     def randomize_params(self, seed: int | None = None, inputs: Arrays | None = None) -> dict[str, Any]:
-        """Fresh parameters from the portable generator: one seed gives the same numbers on every backend.
+        """Return random initial parameters; a seed gives the same numbers on every backend.
 
-        ``inputs`` (sample arrays) are only needed where the parameters' shapes depend on inputs of unknown shape.
+        ``inputs`` (sample arrays) are required only if shapes of parameters depend on inputs of unknown shape.
         """
         if inputs is not None and self._parameters.input_types is None:
             self._calling.program(self._calling.with_defaults(inputs, False), Kind())
@@ -216,12 +216,12 @@ class CompiledModel:
 
     @checked()
     def save(self, path: str | os.PathLike[str], params: Arrays | None = None, state: Arrays | None = None) -> None:
-        """Write parameters (the bound ones if none are given) and state as safetensors."""
+        """Write parameters (default: the bound ones) and state to a safetensors file."""
         self._parameters.save(path, params, state)
 
     @checked()
     def load(self, path: str | os.PathLike[str]) -> CompiledModel:
-        """Read what ``save`` wrote and bind it. Everything must fit."""
+        """Read a file written by ``save`` and bind its parameters; names and shapes must match the model."""
         self._parameters.load(path)
         return self
 
@@ -229,16 +229,16 @@ class CompiledModel:
     def load_state_dict(self, tensors: Arrays, *, strict: bool = True) -> LoadReport:
         """Bind tensors of another framework's state dictionary by name and return a report.
 
-        Every parameter must be there, and every tensor must belong to the model. With ``strict=False`` parameters
-        that are missing keep their bound or fresh values, and other tensors are left out.
+        Names must match the parameters of the model exactly. With ``strict=False``, missing parameters keep their
+        bound or initial values, and unknown tensors are ignored.
         """
         return self._parameters.load_state_dict(tensors, strict)
 
     @checked()
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
-        """Write the model with its parameters for use without this process: ``model.gguf``, a folder of C, ...
+        """Write the model with its parameters to a file or directory, such as ``model.gguf`` or C source.
 
-        The format is told by the suffix or named; ``options`` are its own. `mithril plugins` lists formats.
+        The suffix or ``format`` selects the format; ``options`` belong to the format. `mithril plugins` lists formats.
         """
         from mithril.runtime.model_files import export
 
@@ -247,60 +247,60 @@ class CompiledModel:
     # -- inspection --------------------------------------------------------------------------------------------------
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The specializations made so far, without those that were evicted."""
+        """The cached programs, without evicted ones."""
         return tuple(self._calls)
 
     @property
     def interface(self) -> Graph:
-        """The graph as traced, before any pass: names, roles and types of everything.
+        """The traced graph before any pass, with names, roles and types.
 
-        It is the training graph wherever there is one, because only that knows every state, the random key among them.
+        It is the training graph if there is one, because only that graph has all states, including the random key.
         """
         return self._parameters.interface
 
     @property
     def graph(self) -> Graph:
-        """The newest program's graph after the passes; before the first specialization the traced one."""
+        """The graph of the latest program after the passes; before the first program, the traced graph."""
         programs = self.programs
         return programs[-1].graph if programs else self.interface
 
     @property
     def pipeline(self) -> PassManager:
-        """The passes that programs go through; print it."""
+        """The printable list of passes."""
         return self.compiler.pipeline()[0]
 
     @property
     def source(self) -> str | None:
-        """The newest program's generated source, where the backend generates one."""
+        """The generated source of the latest program, or None if the backend generates none."""
         programs = self.programs
         return programs[-1].executable.source if programs else None
 
     def get_shapes(self) -> dict[str, list[Any]]:
-        """Shape of every named tensor: inputs, parameters, state, inner results, outputs; unknown sizes are dims."""
+        """Return the shapes of all named tensors: inputs, parameters, state, intermediate values, outputs."""
         return {name: list(t.shape) for name, t in inspection.named_types(self.interface).items()}
 
     def get_types(self) -> dict[str, DType]:
-        """Dtype of every named tensor."""
+        """Return the dtypes of all named tensors."""
         return {name: t.dtype for name, t in inspection.named_types(self.interface).items()}
 
     def __getattr__(self, name: str) -> Any:
-        """Methods that plugins add: ``Export(name, loads, on="CompiledModel")``."""
+        """Return a method that a plugin adds with ``Export(name, loads, on="CompiledModel")``."""
         return partial(plugins.extension("CompiledModel", name), self)
 
     @checked()
     def memory_report(
         self, inputs: Arrays | Mapping[str, Collection[int]] | None = None, *, gradients: bool | None = None
     ) -> MemoryReport:
-        """Bytes per layer and at the peak, of the newest program; ``gradients`` asks for that with, or without, them.
+        """Report bytes per layer and peak memory of the latest program, with or without ``gradients`` if set.
 
-        ``inputs`` (arrays or shapes) fix unknown sizes; without, those of the last call do.
+        ``inputs`` (arrays or shapes) set unknown sizes; the default is the sizes of the last call.
         """
         from mithril.runtime.memory_report import memory_report
 
         return memory_report(self, inputs, gradients=gradients)
 
     def program_for(self, gradients: bool) -> Program | None:
-        """Return the newest program with gradients or without, and compile it where input types are known."""
+        """Return the latest program with or without gradients; compile it if the input types are known."""
         programs = self.programs
         matching = [p for p in programs if bool(p.request.kind.of) is gradients]
         if matching or not programs:
@@ -309,7 +309,7 @@ class CompiledModel:
 
     @property
     def last_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the inputs of the newest kind of call."""
+        """Shapes of the inputs of the last call."""
         return {name: t.shape for name, t in self._calls.newest_types().items()}  # type: ignore[misc]
 
     @checked()
@@ -322,24 +322,24 @@ class CompiledModel:
         state: Arrays | None = None,
         training: bool = False,
     ) -> dict[str, Any]:
-        """Values inside the model at run time, by name; all that have names of their own, unless ``names`` says which.
+        """Return intermediate values of a call by name: those in ``names``, or all values with user-defined names.
 
-        With ``save_intermediates=True`` and ``intermediate_dir`` they are also written there as safetensors.
+        With ``save_intermediates=True``, also write the values to ``intermediate_dir`` as safetensors.
         """
         from mithril.runtime.capture import capture
 
         return capture(self, params, inputs, names, state=state, training=training)
 
     def concrete(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-        """The graph that a program runs, with the sizes that its inputs have."""
+        """Return the graph of a program at the sizes of its inputs."""
         return inspection.concrete(program, shapes, self.compiler)
 
     def explain(self) -> str:
-        """What was decided on the user's behalf, and what the passes did."""
+        """Return the decisions of the compiler and the report of the passes."""
         return inspection.explanation(self.decisions, self.programs)
 
     def summary(self) -> str:
-        """A table of the parameters and programs."""
+        """Return a table of the parameters and programs."""
         from mithril.runtime.program_summary import summarize
 
         return summarize(self)

@@ -1,7 +1,7 @@
-"""Results of a program that every call inspects before it returns the others.
+"""Index checks (``checks=True``): the smallest and largest index of each lookup are results of the program.
 
-``checks=True``: an index out of range is an error on every backend; the smallest and the largest index of each look-up
-become results. Always: a loop with a bound that stopped there although its condition still held (``bounds.py``).
+Every call checks these results before it returns the others; an index out of range is an error on every backend. The
+checks of loop bounds (``bounds.py``) use the same mechanism and are always enabled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mithril.ir import Graph, Node, Output, Value, is_unchanged, iterate, result
 
 @dataclass(frozen=True)
 class Check:
-    """Two results of a program, and what they may be."""
+    """The smallest and largest index of a lookup, and their valid range."""
 
     low: str
     high: str
@@ -32,7 +32,7 @@ class Check:
         return self.low, self.high
 
     def hold(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
-        """Raise where an index is outside."""
+        """Raise InputError if an index is out of range."""
         low, high = map(int, values)
         size = int(substitute(self.size, sizes))
         if _lowest(size, self.negative) <= low and high < size:
@@ -47,19 +47,21 @@ def _lowest(size: int, negative: bool) -> int:
 def _outside(index: int, size: int, op: str, where: str, negative: bool) -> InputError:
     if negative:
         return InputError(
-            f"index {index} of '{op}' is outside of {size} elements",
-            facts=[where, f"accepted: {-size} to {size - 1}; negative ones count from the end"],
+            f"index {index} of '{op}' is out of range for {size} elements",
+            facts=[where, f"accepted: {-size} to {size - 1}; negative indices count from the end"],
         )
-    hint = f"mark rows without a label by ops.{op}(..., ignore_index={index})" if op == "cross_entropy" else None
+    hint = (
+        f"to ignore rows without a label, pass ops.{op}(..., ignore_index={index})" if op == "cross_entropy" else None
+    )
     return InputError(
-        f"label {index} of '{op}' is outside of {size} classes",
+        f"label {index} of '{op}' is out of range for {size} classes",
         facts=[where, f"accepted: 0 to {size - 1}"],
         hint=hint if index < 0 else None,
     )
 
 
 def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
-    """The graph with those results, the checks, and whether something inside of bodies is not looked at."""
+    """Return the graph with the added results, the checks, and whether lookups in regions are not checked."""
     from mithril import ops
 
     editor = graph.edit()
@@ -69,7 +71,7 @@ def with_checks(graph: Graph) -> tuple[Graph, list[Check], bool]:
         for lookup in lookups(node):
             with editor.before(node):
                 indices = lookup.written()
-                # With a zero among them, which is always inside, so that there is something even in an empty batch.
+                # Append a zero, which is always valid, because min and max of an empty batch do not exist.
                 flat = ops.reshape(indices, shape=(numel(indices.shape),))
                 extended = ops.concat(flat, ops.full(shape=(1,), value=0, dtype=flat.dtype), axis=0)
                 low = result("check", f"{len(checks)}/low", ops.min(extended))
@@ -91,12 +93,12 @@ class Lookup:
 
     indices: Value
     size: Size
-    ignored: int | None = None  # an index that stands for none
-    component: int | None = None  # where indices lie side by side along the last axis
+    ignored: int | None = None  # sentinel: no index
+    component: int | None = None  # offset on the last axis, if that axis holds index tuples
     negative: bool = True  # whether indices may count from the end; class labels may not
 
     def written(self) -> Any:
-        """The indices, written into the graph that is being built."""
+        """Add the computation of the indices to the current graph."""
         from mithril import ops
 
         if self.component is not None:
@@ -107,7 +109,7 @@ class Lookup:
 
 
 def lookups(node: Node) -> Iterator[Lookup]:
-    """What an operation looks up."""
+    """Yield the lookups of an operation."""
 
     def operand(k: int) -> Value:
         value = node.operands[k]
@@ -117,7 +119,7 @@ def lookups(node: Node) -> Iterator[Lookup]:
     op = node.op
     if op.labels is not None:
         labels = op.operands.index(op.labels)
-        indexed = operand(0 if labels else 1)  # the table or the scores that they name a part of
+        indexed = operand(0 if labels else 1)  # the table or scores that labels index
         if operand(labels).dtype.is_integer:
             size = indexed.shape[node.attributes.get("axis", 0)]
             tokens = "axis" not in node.attributes  # class labels do not count from the end
@@ -136,7 +138,7 @@ def lookups(node: Node) -> Iterator[Lookup]:
 
 @dataclass(frozen=True)
 class GivenIndices:
-    """An input whose elements are indices as they come: labels, tokens. They can be looked at before anything runs."""
+    """An input whose elements are used as indices directly (labels, tokens) and can be checked before the call."""
 
     name: str
     size: int
@@ -146,7 +148,7 @@ class GivenIndices:
     negative: bool = True
 
     def hold(self, array: np.ndarray[Any, Any]) -> None:
-        """Raise where an index is outside."""
+        """Raise InputError if an index is out of range."""
         if not array.size:
             return
         low, high, lowest = int(array.min()), int(array.max()), _lowest(self.size, self.negative)
@@ -159,14 +161,14 @@ class GivenIndices:
 
 
 def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
-    """The inputs that hold labels or tokens, and what they index. Other look-ups may count on being moved inside."""
+    """Return the inputs with labels or tokens. Other lookups are excluded, as models may rely on clamping."""
     checks: dict[GivenIndices, None] = {}
     inputs = {i.value: i.name for i in graph.with_role("input")}
     for node in graph.nodes:
         for lookup in lookups(node) if node.op.labels else ():
             value = lookup.indices
             while (producer := graph.producers.get(value)) is not None and is_unchanged(producer):
-                source = producer.operands[producer.results.index(value)]  # a barrier has one result for each operand
+                source = producer.operands[producer.results.index(value)]  # a barrier has one result per operand
                 assert source is not None
                 value = source
             plain = lookup.component is None and isinstance(lookup.size, int)
@@ -179,7 +181,7 @@ def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
 
 @dataclass(frozen=True)
 class Checked:
-    """An executable whose results are looked at before anybody gets them."""
+    """An executable that verifies the check results before it returns the others."""
 
     executable: Any
     checks: Sequence[Any]
@@ -190,7 +192,7 @@ class Checked:
         return self.approved(self.executable(params, inputs), inputs)
 
     def approved(self, results: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The results without those that were only there to be looked at."""
+        """Verify and remove the check results."""
         left = dict(results)
         sizes = self._sizes(inputs)
         for check in self.checks:

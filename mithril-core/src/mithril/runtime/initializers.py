@@ -1,4 +1,4 @@
-"""Initializers by name, drawn from the portable generator: one seed and one name give the same numbers everywhere."""
+"""Initializers by name. The portable generator returns the same numbers for a seed and a name on every platform."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mithril.ir import Input
 from mithril.ops import threefry
 
 Array = np.ndarray[Any, Any]
-BLOCK = 1 << 15  # pairs of words drawn at once: what fits a core's cache
+BLOCK = 1 << 15  # pairs of words per block, sized for the cache of a core
 Initializer = Callable[..., Array]
 INITIALIZERS: dict[str, Initializer] = {}
 
 
 def initialize(inputs: Iterable[Input], seed: int) -> dict[str, Array]:
-    """Arrays for inputs by name, each drawn with a key made of the seed and the name."""
+    """Return arrays for inputs by name, each drawn with a key derived from seed and name."""
     return {i.name: initial(i.name, i.type, str(i.tags.get("init", "zeros")), seed) for i in inputs}
 
 
 def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
-    """One array; ``init`` is the name of an initializer, with arguments where wanted: ``"normal(std=0.02)"``."""
+    """Return one array; ``init`` is the name of an initializer with optional arguments: ``"normal(std=0.02)"``."""
     if not is_static(type.shape):
         raise ShapeError(
             f"Cannot infer shape for tensor '{name}'",
@@ -43,7 +43,7 @@ def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
 
 @lru_cache(maxsize=4096)
 def parse(init: str) -> tuple[Initializer, tuple[tuple[str, Any], ...]]:
-    """The function and its keyword arguments."""
+    """Parse an initializer to its function and keyword arguments."""
     name = init.partition("(")[0]
     if name not in INITIALIZERS:
         message, facts, hint = unknown("initializer", name, list(INITIALIZERS))
@@ -58,7 +58,7 @@ def parse(init: str) -> tuple[Initializer, tuple[tuple[str, Any], ...]]:
             raise ValueError("arguments are given by name")
     except (SyntaxError, ValueError) as error:
         raise ModelError(
-            f"cannot read the initializer '{init}'",
+            f"cannot parse the initializer '{init}'",
             facts=[str(error), f"arguments of {name}: {', '.join(parameters) or 'none'}"],
             hint="write it like 'normal(std=0.02)'",
         ) from None
@@ -66,7 +66,7 @@ def parse(init: str) -> tuple[Initializer, tuple[tuple[str, Any], ...]]:
 
 
 class Draws:
-    """Random numbers of one parameter."""
+    """The random generator of one parameter."""
 
     def __init__(self, seed: int, name: str) -> None:
         words = np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
@@ -76,7 +76,7 @@ class Draws:
         self.key = np.concatenate([first, second])
 
     def next(self) -> Draws:
-        """Fresh numbers, independent of these."""
+        """Return an independent generator."""
         child = object.__new__(Draws)
         a, b = threefry(self.key, np.full(1, 0xFFFFFFFF, np.uint32), np.zeros(1, np.uint32))
         child.key = np.concatenate([a, b])
@@ -90,7 +90,7 @@ class Draws:
             yield slice(start, stop), *threefry(self.key, high, low)
 
     def uniform(self, n: int) -> Array:
-        """Floats in [0, 1) of 24 bits."""
+        """Return 24-bit floats in [0, 1)."""
         pairs = (n + 1) // 2
         out = np.empty((2, pairs), np.float32)
         for block, a, b in self._blocks(pairs):
@@ -99,7 +99,7 @@ class Draws:
         return out.reshape(-1)[:n]
 
     def normal(self, n: int) -> Array:
-        """Normal floats, two from each pair of words (Box and Muller)."""
+        """Return normal floats, two from each pair of words (Box-Muller)."""
         pairs = (n + 1) // 2
         out = np.empty((2, pairs), np.float32)
         scale, turn = np.float32(2.0**-24), np.float32(2.0**-24 * 2 * math.pi)
@@ -112,13 +112,13 @@ class Draws:
 
 
 def initializer(function: Initializer) -> Initializer:
-    """Enter a function ``(draws, shape, **arguments) -> array`` under its name."""
+    """Register a function ``(draws, shape, **arguments) -> array`` under its name."""
     INITIALIZERS[function.__name__] = function
     return function
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs and outputs of one unit: weights are [out, in, *kernel]."""
+    """Return fan-in and fan-out of weights [out, in, *kernel]."""
     if len(shape) < 2:
         size = shape[0] if shape else 1
         return size, size
@@ -163,7 +163,7 @@ def normal(draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float =
 def trunc_normal(
     draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
 ) -> Array:
-    """Normal numbers within ``low`` and ``high`` standard deviations; those outside are drawn again."""
+    """Return normal numbers between ``low`` and ``high`` standard deviations, by rejection."""
     if high - low < 0.1:
         raise ModelError(f"trunc_normal: the range {low} to {high} is too narrow", hint="use uniform")
     out = draws.normal(math.prod(shape))
@@ -179,7 +179,7 @@ def trunc_normal(
 
 @initializer
 def fan_in_uniform(draws: Draws, shape: tuple[int, ...], fan_in: int) -> Array:
-    """Uniform within 1 / sqrt(fan_in): torch's default for linear layers and convolutions."""
+    """Return uniform numbers in +-1 / sqrt(fan_in), torch's default for linear layers and convolutions."""
     bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
     return uniform(draws, shape, -bound, bound)
 
@@ -213,7 +213,7 @@ def lecun_normal(draws: Draws, shape: tuple[int, ...]) -> Array:
 
 @initializer
 def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
-    """Orthonormal rows or columns of the matrix [first axis, all others]."""
+    """Return orthonormal rows or columns of the matrix [first axis, all others]."""
     if len(shape) < 2:
         raise ModelError("orthogonal needs at least two axes", facts=[f"shape {list(shape)}"])
     rows, columns = shape[0], math.prod(shape[1:])
@@ -233,5 +233,5 @@ def identity(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
 
 @initializer
 def key(draws: Draws, shape: tuple[int, ...]) -> Array:
-    """A random key, for the state ``rng``."""
+    """Return a random key, for the state ``rng``."""
     return draws.key

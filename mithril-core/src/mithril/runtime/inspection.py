@@ -1,4 +1,4 @@
-"""Questions about a compiled model: shapes, types, graphs, decisions. None of them changes it."""
+"""Read-only queries of a compiled model: shapes, types, graphs, decisions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mithril.runtime.program import Kind, Program, Request
 
 
 class Lowering(Protocol):
-    """Lowers the graph of a request once more."""
+    """The interface for lowering the graph of a request again."""
 
     def lowered(self, request: Request) -> Graph: ...
 
 
 def named_types(interface: Graph) -> dict[str, TensorType]:
-    """Return types of inputs, outputs and inner values that the user named; names of operations are left out."""
+    """Return the types of inputs, outputs and intermediate values with user-defined names."""
     types = {i.name: i.type for i in interface.arguments}
     for node in interface.nodes:
         stem = node.op.name.rpartition(".")[2]
@@ -28,14 +28,14 @@ def named_types(interface: Graph) -> dict[str, TensorType]:
 
 
 def request_for(programs: tuple[Program, ...], gradients: bool) -> Request:
-    """Return a request like that of the newest program, with gradients of all outputs or without."""
+    """Return the request of the latest program, changed to gradients of all outputs or none."""
     newest = programs[-1]
     outputs = tuple(n for n, t in newest.interface.outputs.items() if t.dtype.is_float)
     return Request(newest.request.types, Kind(True, outputs) if gradients else Kind())
 
 
 def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: Lowering) -> Graph:
-    """Return the graph that a program runs, with the sizes that its inputs have."""
+    """Return the graph of a program at the sizes of its inputs."""
     graph: Graph = program.executable.graph
     static = all(v.type.is_static for node in graph.nodes for v in node.results)
     if static and all(shapes.get(name, t.shape) == t.shape for name, t in program.request.types):
@@ -45,7 +45,7 @@ def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: 
 
 
 def explanation(decisions: Decisions, programs: Iterable[Program]) -> str:
-    """Return all decisions, and the report of the passes for each program."""
+    """Return all decisions, and the report of passes for each program."""
     parts = [str(decisions)]
     for program in programs:
         types, kind = ", ".join(f"{n}: {t}" for n, t in program.request.types), program.request.kind

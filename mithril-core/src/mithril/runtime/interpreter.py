@@ -1,4 +1,4 @@
-"""A graph run operation by operation on a backend, each one an executable of its own."""
+"""Interpreter that runs a graph operation by operation, each compiled separately."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class _Step:
     run: Any  # inputs by name -> results by name
     operands: tuple[tuple[str, Value], ...]
     results: tuple[tuple[str, Value], ...]
-    dead: tuple[Value, ...]  # what nothing reads afterwards
+    dead: tuple[Value, ...]  # values without later uses
 
 
 class Stepped:
-    """``run`` gives what the whole graph gives, and tells a watcher how long each operation took.
+    """An executable that runs one operation at a time and reports its time to a watcher.
 
-    The graph must be static: the sizes of one operation are not known from its operands alone.
+    The graph must be static, because the sizes of an operation do not follow from its operands alone.
     """
 
     def __init__(self, graph: Graph, backend: Backend) -> None:
@@ -81,7 +81,7 @@ class Stepped:
         return self.backend.build_step(graph)
 
     def run(self, arguments: Mapping[str, Any], watch: Watch | None = None) -> dict[str, Any]:
-        """All outputs; ``watch(node, start, seconds)`` after each operation has really finished."""
+        """Run the graph and return its outputs; call ``watch(node, start, seconds)`` after each completed operation."""
         backend, clock = self.backend, time.perf_counter
         values = dict(self._constants)
         for i in self.graph.arguments:

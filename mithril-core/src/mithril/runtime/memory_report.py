@@ -1,4 +1,4 @@
-"""``memory_report()``: bytes of parameters, state, activations and gradients per layer, and the plan's peak."""
+"""``memory_report()``: bytes of parameters, state, activations and gradients per layer, and peak memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mithril.runtime.memory_usage import MemoryUse, memory_use, views_of
 
 @dataclass(slots=True)
 class LayerMemory:
-    """Bytes that belong to one layer. ``activations`` are what its operations make, before any reuse."""
+    """Bytes of one layer. ``activations`` counts the results of its operations without reuse of memory."""
 
     layer: str
     parameters: int = 0
@@ -28,7 +28,7 @@ class LayerMemory:
 
 @dataclass
 class MemoryReport:
-    """Print it for the table."""
+    """A printable memory report of a program, with one row per layer."""
 
     layers: list[LayerMemory]
     inputs: int
@@ -36,17 +36,17 @@ class MemoryReport:
     state: int
     gradients: int
     use: MemoryUse
-    values: int  # bytes of all values inside, without any reuse
+    values: int  # bytes of all intermediate values without reuse
     largest: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def workspace(self) -> int:
-        """The most bytes that values inside and results take at once."""
+        """Peak of intermediate values and results, in bytes."""
         return self.use.workspace
 
     @property
     def peak(self) -> int:
-        """Everything alive at the worst moment of a call."""
+        """Peak memory of a call: live buffers at the high-water mark, in bytes."""
         return self.use.peak
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class MemoryReport:
         ]
         saved = self.values / self.workspace if self.workspace else 1.0
         total, peak = format_bytes(self.values), format_bytes(self.workspace)
-        values = f"values inside and results {total}, at once {peak} ({saved:.1f}x less)"
+        values = f"intermediate values and results {total}, at once {peak} ({saved:.1f}x less)"
         return "\n".join(
             [
                 *columns(head, rows),
@@ -78,12 +78,12 @@ class MemoryReport:
 def memory_report(
     model: Compiled, inputs: Mapping[str, Any] | None = None, *, gradients: bool | None = None
 ) -> MemoryReport:
-    """Report on the newest program; ``gradients`` asks for that with them (True) or without (False)."""
+    """Report on the latest program, or on the latest one with (True) or without (False) ``gradients``."""
     program = model.program_for(gradients) if gradients is not None else next(reversed(model.programs), None)
     if program is None:
         raise InputError(
             "no program has been made yet, so its memory is not known",
-            hint="give shapes= to ml.compile, or run the model once",
+            hint="pass shapes= to ml.compile, or run the model once",
         )
     graph = program.executable.graph
     shapes = {**model.last_shapes, **{n: _shape(x) for n, x in (inputs or {}).items()}}
@@ -92,7 +92,7 @@ def memory_report(
     if unknown:
         if missing := [n for n, t in program.types.items() if not t.is_static and n not in shapes]:
             raise InputError(
-                f"the size {unknown[0].name} of input '{missing[0]}' is not known",
+                f"the size {unknown[0].name} of input '{missing[0]}' is unknown",
                 hint=f"memory_report({{'{missing[0]}': [sizes] or an array}})",
             )
         sizes = bind({n: t.shape for n, t in program.types.items()}, {n: shapes[n] for n in program.types})
@@ -110,7 +110,7 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 
 def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, int]) -> MemoryReport:
-    """Return the report of a graph as its backend runs it, with numbers for its symbols."""
+    """Return the report of a lowered graph, with numbers for its symbolic sizes."""
     rows: dict[str, LayerMemory] = {}
 
     def row(path: str) -> LayerMemory:

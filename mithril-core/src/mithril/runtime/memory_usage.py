@@ -1,7 +1,7 @@
-"""The memory that a program takes: one figure for reports, limits and remedies.
+"""Memory of a program: one figure for reports, limits and remedies.
 
-It is exact where the backend knows it (an arena, XLA's own analysis). Elsewhere it is an estimate from the lifetimes of
-values, with the views and the working memory that the backend declares.
+The figure is exact if the backend provides it (a planned arena, XLA's analysis), otherwise an estimate from the
+lifetimes of values, with the views and scratch memory that the backend declares.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of a program. ``workspace`` is the most that values inside and results take at once."""
+    """Bytes of a program. ``workspace`` is the peak of intermediate values and results."""
 
     inputs: int
-    parameters: int  # and constants
+    parameters: int  # including constants
     state: int
     workspace: int
     source: str  # "arena", "arena and NumPy", "XLA" or "estimate"
-    error: tuple[float, float] | None = None  # least and most of figures over measurements of small networks, less 1
+    error: tuple[float, float] | None = None  # range of estimate / measurement - 1 on small networks
 
     @property
     def outside(self) -> int:
-        """Bytes that the caller holds."""
+        """Bytes of inputs, parameters and state, which the caller owns."""
         return self.inputs + self.parameters + self.state
 
     @property
     def peak(self) -> int:
-        """Everything alive at the worst moment of a call."""
+        """Peak memory of a call, in bytes."""
         return self.outside + self.workspace
 
     @property
@@ -50,7 +50,7 @@ class MemoryUse:
 
     @property
     def label(self) -> str:
-        """How far the figure is to be trusted."""
+        """Source and error of the figure."""
         return SOURCES[self.source].format(error=_said(self.error))
 
 
@@ -62,7 +62,7 @@ def _said(error: tuple[float, float] | None) -> str:
 
 
 class ProgramMemory:
-    """The memory of one program as its backend runs it: the figure of every report, limit and picture."""
+    """The memory of one program on its backend, used by all reports, limits and drawings."""
 
     __slots__ = ("_figures", "backend", "executable")
 
@@ -76,7 +76,7 @@ class ProgramMemory:
         return self.executable.graph  # type: ignore[no-any-return]
 
     def at(self, sizes: Mapping[str, int]) -> MemoryUse:
-        """Return the figure for these sizes, which are planned once."""
+        """Return the memory for these sizes, which is planned once."""
         key = frozenset(sizes.items())
         if key not in self._figures:
             self._figures[key] = memory_use(self.graph, self.backend, sizes, self.executable)
@@ -86,7 +86,7 @@ class ProgramMemory:
 def memory_use(
     graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None, executable: Any = None
 ) -> MemoryUse:
-    """Return the memory of a decomposed graph; with its executable, the exact figure where the backend has one."""
+    """Return the memory of a decomposed graph; exact if the executable is passed and the backend supports it."""
     totals = dict.fromkeys(("input", "param", "constant", "state", "cotangent"), 0)
     for i in graph.inputs:
         totals[i.role] += nbytes(i.type, sizes)
@@ -104,7 +104,7 @@ def memory_use(
 
 
 def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> int:
-    """Return the most bytes of values, results and working memory at any step."""
+    """Return the peak of values, results and scratch memory over all steps, in bytes."""
     if backend.capabilities.memory == "holds":
         buffers = lifetimes(graph, sizes, in_place=backend.overwrites, views=views_of(graph, backend).__contains__)
         return sum(b.size for b in buffers) + sum(_working(node, backend, sizes) for node in graph.nodes)
@@ -122,7 +122,7 @@ def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None
 
 
 def views_of(graph: Graph, backend: Backend) -> set[Node]:
-    """Return the nodes that only look at memory: not a reshape of elements that another view has put out of order."""
+    """Return the nodes that are views, excluding reshapes of non-contiguous views."""
     views: set[Node] = set()
     strided: set[Value | None] = set()
     for node in graph.nodes:
@@ -139,13 +139,13 @@ def views_of(graph: Graph, backend: Backend) -> set[Node]:
 
 
 def _working(node: Node, backend: Backend, sizes: Mapping[str, int] | None) -> int:
-    """Return the bytes that an operation takes for itself while it runs; of control flow, those of its bodies."""
+    """Return the scratch memory of an operation in bytes; for control flow, that of its regions."""
     bodies = [alive(region, backend, sizes) for region in node.regions]
     return max([backend.workspace(node, sizes or {}), *bodies])
 
 
 def largest_sizes(graph: Graph) -> Mapping[str, int] | None:
-    """Return open sizes at their upper bounds; None if one has no bound."""
+    """Return the upper bounds of symbolic sizes, or None if a size is unbounded."""
     free_symbols = symbols(*(d for i in graph.inputs for d in i.type.shape))
     if any(s.high is None for s in free_symbols):
         return None

@@ -1,4 +1,4 @@
-"""``ml.load`` and ``compiled.export``: models in files, in whatever formats plugins know."""
+"""``ml.load`` and ``compiled.export``: model files in the formats of plugins."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mithril.runtime.compiled import Compiled
 
 @checked()
 def load(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
-    """The model in a file or folder, its parameters bound: call it with inputs.
+    """Load a model with bound parameters from a file or directory.
 
-    The format is told by the suffix, or named. ``options`` are the format's own, such as ``backend=``.
+    The suffix or ``format`` selects the format. ``options`` belong to the format, such as ``backend=``.
     """
     text = os.fspath(path)
     if not os.path.exists(text):
@@ -27,7 +27,7 @@ def load(path: str | os.PathLike[str], *, format: str | None = None, **options: 
 
 
 def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
-    """Write a compiled model; a folder in its backend's own format, or else in the only format of folders."""
+    """Export a compiled model; directories use the backend's format, or the only directory format."""
     text = os.fspath(path)
     if format is None and _is_folder(text):
         format = _folder_format(compiled.backend)
@@ -35,7 +35,7 @@ def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | No
     if name.spec.backends and not compiled.backend.names() & set(name.spec.backends):
         raise UnsupportedError(
             f"files of the format '{name.spec.name}' cannot be written for backend '{compiled.backend.name}'",
-            facts=[f"offered by {name.origin} for: {', '.join(name.spec.backends)}"],
+            facts=[f"provided by {name.origin} for: {', '.join(name.spec.backends)}"],
             hint=f"compile the model for backend '{name.spec.backends[0]}'",
         )
     function = plugins.load_format(name, "saves")
@@ -44,7 +44,7 @@ def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | No
 
 
 def _folder_format(backend: Backend) -> str | None:
-    """Return the name of the format that folders are written in, or None if none or several could be meant."""
+    """Return the name of the directory format for the backend, or None if there is no unique one."""
     folders = {name: set(entry.spec.backends) for name, entry in plugins.formats().items() if not entry.spec.suffixes}
     native = [name for name, backends in folders.items() if backends & backend.names()]
     candidates = native or list(folders)
@@ -52,6 +52,6 @@ def _folder_format(backend: Backend) -> str | None:
 
 
 def _is_folder(path: str) -> bool:
-    """Whether a path names a folder: it exists as one, or has no suffix but a number's, as ``build-1.0`` has."""
+    """Whether a path is a directory or has no suffix (numbers as in ``build-1.0`` are not suffixes)."""
     suffix = os.path.splitext(path)[1]
     return os.path.isdir(path) or path.endswith(os.sep) or not suffix.strip(".0123456789")

@@ -1,4 +1,4 @@
-"""Parameters and state of a compiled model: checked, bound, baked into programs, saved, loaded."""
+"""Parameters and state of a compiled model: check, bind, embed in programs, save, load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNBOUND = "evaluate(params, inputs), or compiled.bind(params) once and then eval
 
 
 class Initial(Protocol):
-    """Knows what a model takes and begins with."""
+    """The methods of the compiler that parameters use."""
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
 
@@ -32,12 +32,12 @@ class Initial(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """The arguments of ``bind``. Replaced as a whole, so that a call reads all of one binding or all of another."""
+    """The arguments of ``bind``. Immutable and replaced atomically, so that a call uses a single binding."""
 
     values: dict[str, Any]
-    passed: dict[str, Any]  # as parameters of calls without any: none of those that are inside of programs
-    number: int = 0  # counts bindings whose parameters are inside of programs
-    constants: Mapping[str, Any] | None = None  # those, and the state, as NumPy arrays
+    passed: dict[str, Any]  # parameters to pass to programs, without embedded ones
+    number: int = 0  # counter of bindings whose parameters are embedded in programs
+    constants: Mapping[str, Any] | None = None  # embedded parameters and state as NumPy arrays
 
 
 class Parameters:
@@ -60,13 +60,13 @@ class Parameters:
     # -- names and types ---------------------------------------------------------------------------------------------
     @property
     def interface(self) -> Graph:
-        """The traced graph; the training graph wherever there is one, because only that knows every state."""
+        """The traced graph; the training graph if there is one, because only that graph has all states."""
         if self._interface is None:
             self._interface = self.source.probe(self.input_types)
         return self._interface
 
     def see_again(self) -> None:
-        """Trace the interface again: the types of inputs have become known."""
+        """Discard the interface, as the types of inputs are now known."""
         self._interface = None
 
     @property
@@ -79,7 +79,7 @@ class Parameters:
 
     # -- values of a call --------------------------------------------------------------------------------------------
     def checked(self, program: Program, params: Arrays) -> Arrays:
-        """Return parameters as the program takes them; the same mapping where nothing is to be converted."""
+        """Return the converted parameters, or the same mapping if no conversion is needed."""
         expected = program.interface.params
         if not isinstance(params, Mapping):
             raise InputError(f"params must be a dictionary of arrays by name, got {type(params).__name__}")
@@ -96,7 +96,7 @@ class Parameters:
         return converted if any(converted[name] is not params[name] for name in expected) else params
 
     def checked_state(self, program: Program, state: Arrays | None) -> Arrays:
-        """Return the state that the program begins with."""
+        """Return the state for a call, converted to the types of the program."""
         expected = program.interface.states
         if not expected:
             return {}
@@ -110,14 +110,14 @@ class Parameters:
         missing = [n for n in expected if n not in state]
         if missing:
             raise InputError(
-                "the state does not fit the model",
+                "the state does not match the model",
                 facts=[f"missing: {', '.join(missing[:8])}"],
-                hint="start from compiled.initial_state() and pass on what evaluate returns",
+                hint="start with compiled.initial_state() and pass the state that evaluate returns",
             )
         return {name: self._convert(name, state[name], t.dtype) for name, t in expected.items()}
 
     def rounds(self, dtype: DType) -> bool:
-        """Whether floats of any size become this one: the precision of the backend."""
+        """Whether floats of all sizes are converted to this dtype, the precision of the backend."""
         return self.backend.precision is not None and dtype is self.backend.dtype
 
     def _convert(self, name: str, x: Any, expected: DType) -> Any:
@@ -126,7 +126,7 @@ class Parameters:
             return x
         actual = array_type(name, x).dtype
         if self.rounds(expected) and actual.is_float:
-            self.decisions.record("cast", f"parameters given as {actual} are converted to {expected}")
+            self.decisions.record("cast", f"parameters are converted from {actual} to {expected}")
             return backend.array(x, dtype=expected)
         array = to_numpy(x)
         if actual is not expected:
@@ -139,14 +139,14 @@ class Parameters:
 
     # -- values of the model -----------------------------------------------------------------------------------------
     def initial(self, role: str, seed: int | None) -> dict[str, Any]:
-        """Return fresh parameters or states."""
+        """Return initial parameters or states."""
         self.backend.check_fork()
         start = self.seed if seed is None else seed
         arrays = self.source.initial(self.interface.with_role(role), start)
         return {name: self.backend.array(array) for name, array in arrays.items()}
 
     def initial_state(self, seed: int | None = None) -> dict[str, Any]:
-        """Return the state to begin with; with ``seed`` a fresh one, else always the same."""
+        """Return the initial state: a new one with ``seed``, otherwise always the same."""
         if seed is not None:
             return self.initial("state", seed)
         if self.state is None:
@@ -154,7 +154,7 @@ class Parameters:
         return self.state
 
     def bind(self, params: Arrays, state: Arrays | None = None) -> None:
-        """Keep parameters, and with ``static_inference`` put them inside of the programs."""
+        """Bind parameters and, with ``static_inference``, embed them in the programs."""
         try:
             expected = self.types
         except ShapeError:
@@ -173,7 +173,7 @@ class Parameters:
         self.calls.drop_bound()
 
     def _baked(self, values: dict[str, Any], params: Arrays) -> Bound:
-        """Return a binding for programs that have these parameters, and the state, inside."""
+        """Return a binding for programs with embedded parameters and state."""
         for name, t in self.types.items():
             shape = tuple(getattr(params[name], "shape", ()))
             if shape != t.shape:
@@ -184,20 +184,20 @@ class Parameters:
 
     # -- files -------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], params: Arrays | None, state: Arrays | None) -> None:
-        """Write parameters, the bound ones if none are given, and state as safetensors."""
+        """Write parameters (default: the bound ones) and state as safetensors."""
         values = params if params is not None else self.bound.values if self.bound is not None else None
         if values is None:
-            raise InputError("there are no parameters to save", hint="save(path, params), or bind(params) before")
+            raise InputError("there are no parameters to save", hint="call save(path, params), or bind(params) first")
         missing_or_unknown("parameter", self.types, values)
         states = (state if state is not None else self.state) or {}
         tensors = {name: self.backend.to_numpy(x) for name, x in (*values.items(), *states.items())}
         weight_files.save_file(tensors, path, {"format": "mithril", "states": json.dumps(sorted(states))})
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Bind the contents of a file; everything must fit."""
+        """Bind the tensors of a file; names and shapes must match."""
         tensors = weight_files.load_file(path)
         states = self.state_types
-        saved = weight_files.saved_states(path)  # a model for inference has less state than the one that was trained
+        saved = weight_files.saved_states(path)  # an inference model has less state than the training model
         read = {n: t for n, t in tensors.items() if n not in saved or n in states}
         params, report = weight_files.match(self.types, {n: t for n, t in read.items() if n not in states})
         states_loaded, state_report = weight_files.match({n: t for n, t in states.items() if n in tensors}, tensors)
@@ -207,7 +207,7 @@ class Parameters:
         self._bind_loaded(params, states_loaded)
 
     def load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:
-        """Bind those tensors that belong to the model."""
+        """Bind the tensors whose names and shapes match the model."""
         expected, states = self.types, self.state_types
         arrays, report = weight_files.match({**expected, **{n: t for n, t in states.items() if n in tensors}}, tensors)
         if strict and not report.complete:
@@ -229,9 +229,9 @@ class Parameters:
 
 def _unfit(subject: str, report: weight_files.LoadReport, tensors: str) -> InputError:
     return InputError(
-        f"{subject} does not fit this model",
+        f"{subject} does not match this model",
         facts=str(report).splitlines(),
-        hint=f"rename or remove tensors, or compiled.load_state_dict({tensors}, strict=False) for those that fit",
+        hint=f"rename or remove tensors, or compiled.load_state_dict({tensors}, strict=False) to load those that match",
     )
 
 

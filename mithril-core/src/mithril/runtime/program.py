@@ -1,4 +1,4 @@
-"""One executable of a compiled model: for one signature, forward only or with gradients."""
+"""Programs of a compiled model: one executable for one signature, with or without gradients."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from mithril.runtime.memory_usage import ProgramMemory
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a program computes besides the outputs."""
+    """The mode of a program and the gradients that it computes."""
 
     training: bool = False
-    of: tuple[str, ...] = ()  # outputs that get a cotangent; empty: no gradients
-    wrt: tuple[str, ...] | None = None  # inputs whose gradients are wanted; None: all parameters
+    of: tuple[str, ...] = ()  # outputs with cotangents; empty: no gradients
+    wrt: tuple[str, ...] | None = None  # inputs to differentiate; None: all parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the compiler is asked for."""
+    """The key of a program: input types, kind, and bound parameters."""
 
-    types: tuple[tuple[str, TensorType], ...]  # of the model's inputs, in order
+    types: tuple[tuple[str, TensorType], ...]  # types of the model's inputs, in order
     kind: Kind
-    binding: int = 0  # which parameters are baked in: 0 for none, else the number of the bind() they came by
-    constants: Mapping[str, Any] = field(default_factory=dict, compare=False)  # these parameters, as NumPy
+    binding: int = 0  # number of the bind() whose parameters are constants of the program; 0: none
+    constants: Mapping[str, Any] = field(default_factory=dict, compare=False)  # these parameters as NumPy arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What a call is checked against, without looking at any operation."""
+    """The types and guards that calls are checked against, without access to the graph."""
 
     params: Mapping[str, TensorType]
     states: Mapping[str, TensorType]
@@ -47,7 +47,7 @@ class Interface:
 
     @staticmethod
     def of(traced: Graph, graph: Graph) -> Interface:
-        """Inputs of what runs; outputs and assumptions of the model."""
+        """Return the interface: inputs of the optimized graph, outputs and guards of the traced graph."""
         return Interface(
             {i.name: i.type for i in graph.with_role("param")},
             {i.name: i.type for i in graph.with_role("state")},
@@ -58,15 +58,15 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Names of a program's results by what they are to the caller, in order."""
+    """Names of a program's results by role, in order."""
 
     outputs: tuple[str, ...]
-    gradients: tuple[tuple[str, str], ...] = ()  # the input, and the name of the result
-    states: tuple[tuple[str, str], ...] = ()  # the state, and the name of the result
+    gradients: tuple[tuple[str, str], ...] = ()  # input, result name
+    states: tuple[tuple[str, str], ...] = ()  # state, result name
 
     @staticmethod
     def of(traced: Graph, gradients: Iterable[Output] = ()) -> Results:
-        """Of a model's graph, and of the gradients that were asked for besides."""
+        """Return the result names of a traced graph and of the requested gradients."""
         return Results(
             tuple(r.name for r in traced.results if r.role != "state"),
             tuple((r.of, r.name) for r in gradients),
@@ -80,21 +80,21 @@ class Results:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Program:
-    """The answer: the graphs before and after the passes, and what runs."""
+    """A compiled program: the graphs before and after the passes, and the executable."""
 
     request: Request
-    before: LazyGraph  # the graph as traced
-    after: LazyGraph  # and after the passes
+    before: LazyGraph  # traced graph
+    after: LazyGraph  # graph after the passes
     interface: Interface
     executable: Any
     results: Results
-    report: Any = None  # of the passes
+    report: Any = None  # report of the passes
     backend: Backend = field(kw_only=True)
     memory: ProgramMemory = field(init=False)
     timed: bool = False  # whether a profile has run it before
-    checked: Checked | None = None  # the executable where checks=True
-    bucketed: Bucketed | None = None  # the executable for batches that are rounded up
-    stepped: dict[Any, Any] = field(default_factory=dict)  # by shapes: ways to run it operation by operation
+    checked: Checked | None = None  # executable with run-time checks
+    bucketed: Bucketed | None = None  # executable that pads batches
+    stepped: dict[Any, Any] = field(default_factory=dict)  # interpreters by input shapes
 
     def __post_init__(self) -> None:
         self.memory = ProgramMemory(self.backend, self.executable)
@@ -107,7 +107,7 @@ class Program:
 
     @property
     def call(self) -> Any:
-        """What a call of the model calls."""
+        """The executable that calls of the model run."""
         return self.bucketed or self.checked or self.executable
 
     @property

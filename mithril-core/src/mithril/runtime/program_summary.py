@@ -1,4 +1,4 @@
-"""A table of a compiled model: per layer its output, parameters and operations."""
+"""Summary table of a compiled model: output, parameters and operations of each layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mithril.runtime.compiled import Compiled
 
 
 def summarize(model: Compiled) -> str:
-    """Layers with the shape they give, their parameters and floating-point operations, then the totals."""
+    """Return a table of layers with output shapes, parameters and floating-point operations, and the totals."""
     graph = model.interface
     rows = layer_rows(graph)
     table = columns(
@@ -28,7 +28,7 @@ def summarize(model: Compiled) -> str:
 
 
 class Row:
-    """What one layer adds up to."""
+    """The totals of one layer."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class Row:
 
 
 def layer_rows(graph: Graph) -> list[Row]:
-    """One row per layer path in order of execution; sizes that are not known count as one."""
+    """Return one row per layer path in order of execution; symbolic sizes count as 1."""
     rows: dict[str, Row] = {}
     for node in graph.nodes:
         if node.is_constant:

@@ -1,4 +1,4 @@
-"""What a compiled model is called with: checking and converting inputs, and the signature a program is made for."""
+"""Inputs of compiled models: checks, conversions, and the signature of a program."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from mithril.base import (
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input of a model as far as it is known before the first call."""
+    """Properties of a model input that are known before the first call."""
 
     name: str
-    shape: Shape | None = None  # None: not even the rank is known
+    shape: Shape | None = None  # None: unknown rank
     dtype: DType | None = None
-    where: str = ""  # the layer that reads it first, for messages
-    declared: bool = False  # the user said the dtype: types= or IOKey
-    required: bool = True  # False: the model has a default for it
-    alike: str = ""  # a connection of nearly the same name, which a layer produces
+    where: str = ""  # first layer that uses the input, for messages
+    declared: bool = False  # whether the user declared the dtype (types= or IOKey)
+    required: bool = True  # False: the model has a default value
+    alike: str = ""  # a similar name of a connection that a layer produces
 
     @property
     def misspelling(self) -> str | None:
-        """The hint that the input may be a misspelled connection, or None if no name is near."""
+        """The hint that the input may be a misspelled connection, or None without a similar name."""
         return f"no layer produces '{self.name}'; did you mean '{self.alike}'?" if self.alike else None
 
     @property
@@ -53,7 +53,7 @@ class InputSpec:
 def missing_or_unknown(
     kind: str, expected: Mapping[str, Any], actual: Mapping[str, Any], params: Mapping[str, Any] | None = None
 ) -> None:
-    """Raise unless ``given`` has exactly the wanted names. Inputs may have been put among ``params`` by mistake."""
+    """Raise InputError unless ``actual`` has exactly the expected names; ``params`` may contain misplaced inputs."""
     missing = [name for name in expected if name not in actual]
     extra = [name for name in actual if name not in expected]
     if not missing and not extra:
@@ -61,22 +61,22 @@ def missing_or_unknown(
     facts, hint = [], None
     for name in missing[:8]:
         similar = closest(name, extra, 1)
-        facts.append(f"missing: '{name}'" + (f" (there is a '{similar[0]}')" if similar else ""))
+        facts.append(f"missing: '{name}'" + (f" (similar: '{similar[0]}')" if similar else ""))
     facts += [f"unknown: '{name}'" for name in extra[:8]]
     if len(missing) + len(extra) > 8:
-        facts.append(f"({len(missing)} missing, {len(extra)} unknown in all)")
+        facts.append(f"({len(missing)} missing, {len(extra)} unknown in total)")
     facts.append("expected: " + (", ".join(list(expected)[:20]) + (", ..." if len(expected) > 20 else "") or "none"))
     if kind == "input":
         hint = next((spec.misspelling for n in missing if (spec := expected[n]).misspelling), None)
         if misplaced := [n for n in missing if isinstance(params, Mapping) and n in params]:
             hint = f"'{misplaced[0]}' is an input, trainable or not: move it from the parameters to the inputs"
     if missing and kind == "parameter":
-        hint = "params = compiled.randomize_params() makes a complete set"
-    raise InputError(f"the {kind}s do not fit the model", facts=facts, hint=hint)
+        hint = "params = compiled.randomize_params() returns a complete set"
+    raise InputError(f"the {kind}s do not match the model", facts=facts, hint=hint)
 
 
 def array_type(name: str, x: Any) -> TensorType:
-    """The type of whatever was given for an input."""
+    """Return the type of an input value."""
     shape, kind = getattr(x, "shape", None), getattr(x, "dtype", None)
     if shape is not None and kind is not None:
         return TensorType(_dtype_of(name, kind), tuple(int(n) for n in shape))
@@ -88,24 +88,24 @@ def _dtype_of(name: str, kind: Any) -> DType:
     try:
         return as_dtype(kind)
     except DTypeError:
-        raise InputError(f"input '{name}' has the dtype {kind}, which no model can take") from None
+        raise InputError(f"input '{name}' has the unsupported dtype {kind}") from None
 
 
 def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
-    """Lists and Python numbers as arrays of the default dtypes; anything ragged or foreign is an error."""
+    """Convert lists and Python numbers to arrays of the default dtypes; raise InputError for other objects."""
     if isinstance(x, np.ndarray):
         return to_numpy(x)
     try:
         array = np.asarray(x)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(f"input '{name}' is no array: {error}", facts=[f"got {type(x).__name__}"]) from None
+        raise InputError(f"input '{name}' is not an array: {error}", facts=[f"got {type(x).__name__}"]) from None
     if array.dtype == object or (array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16"):
         raise InputError(
-            f"input '{name}' is no array of numbers",
+            f"input '{name}' is not an array of numbers",
             facts=[f"got {type(x).__name__} with elements of {array.dtype}"],
-            hint="give an array of the backend, a NumPy array, or nested lists of equal lengths",
+            hint="pass an array of the backend, a NumPy array, or nested lists of equal lengths",
         )
-    if not isinstance(x, np.generic) and not hasattr(x, "dtype"):  # Python numbers carry no dtype of their own
+    if not isinstance(x, np.generic) and not hasattr(x, "dtype"):  # Python numbers have no dtype
         array = array.astype({"f": np.float32, "i": np.int32}.get(array.dtype.kind, array.dtype), copy=False)
     return array
 
@@ -113,21 +113,21 @@ def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
 def adapt(
     name: str, array: np.ndarray[Any, Any], target: DType, decisions: Decisions, *, rounds: bool = False
 ) -> np.ndarray[Any, Any]:
-    """The array with the wanted dtype where that loses nothing or, with ``rounds``, only places; else an error."""
+    """Cast the array to ``target`` if the cast is lossless or ``rounds`` is set; raise InputError otherwise."""
     source = as_dtype(array.dtype)
     if source is target:
         return array
     if source.is_bool or (source.is_integer and target.is_float) or (rounds and source.is_float and target.is_float):
-        decisions.record("cast", f"input '{name}' given as {source} is converted to {target}")
+        decisions.record("cast", f"input '{name}' is converted from {source} to {target}")
         return array.astype(target.numpy)
     if source.is_integer and target.is_integer:
         low, high = target.limits
         if array.size and (int(array.min()) < low or int(array.max()) > high):
             raise InputError(
-                f"input '{name}' has values that do not fit {target}",
-                facts=[f"given {source} from {array.min()} to {array.max()}", f"{target} holds {low} to {high}"],
+                f"input '{name}' has values out of range for {target}",
+                facts=[f"got {source} from {array.min()} to {array.max()}", f"{target} supports {low} to {high}"],
             )
-        decisions.record("cast", f"input '{name}' given as {source} is converted to {target}")
+        decisions.record("cast", f"input '{name}' is converted from {source} to {target}")
         return array.astype(target.numpy)
     raise InputError(
         f"Type mismatch: expected {target}, got {source}",
@@ -137,7 +137,7 @@ def adapt(
 
 
 def settle(spec: InputSpec, actual: TensorType, default_float: DType) -> TensorType:
-    """The type a program is made for: what was declared where it was, else what was given."""
+    """Return the type of a program's input: the declared type or, where undeclared, the type of the call."""
     shape: Shape = spec.shape if spec.shape is not None else actual.shape
     if spec.dtype is not None and (spec.declared or spec.dtype.is_float == actual.dtype.is_float):
         return TensorType(spec.dtype, shape)
@@ -149,7 +149,7 @@ def settle(spec: InputSpec, actual: TensorType, default_float: DType) -> TensorT
 def check_shapes(
     guards: Iterable[Guard], types: Mapping[str, TensorType], actual: Mapping[str, tuple[int, ...]]
 ) -> dict[str, int]:
-    """Bind the symbolic sizes to those given and check what was assumed of them."""
+    """Bind the symbolic sizes to those of a call and check the guards."""
     declared = {name: t.shape for name, t in types.items()}
     try:
         values = bind(declared, actual)

@@ -1,4 +1,4 @@
-"""Watchers of calls: told how long each call of a compiled model took, and each of its operations."""
+"""Watchers, which are notified of the time of each call of a compiled model and of its operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mithril.runtime.program import Program
 
 
 class Watcher(Protocol):
-    """Receives events. ``stepped``: calls are also run operation by operation."""
+    """The interface of watchers. If ``stepped`` is set, calls also run operation by operation."""
 
     stepped: bool
 
@@ -25,7 +25,7 @@ class Watcher(Protocol):
 
 
 class Watched(Protocol):
-    """The part of a compiled model that measuring a call reads."""
+    """The attributes of a compiled model that the measurement of calls uses."""
 
     name: str
     backend: Backend
@@ -75,7 +75,7 @@ def measured(
 def operation_times(
     model: Watched, program: Program, arguments: Mapping[str, Any], watching: Sequence[Watcher]
 ) -> None:
-    """Run the program once more, operation by operation; its first such run is repeated, to warm up."""
+    """Run the program again, operation by operation; repeat the first such run as warm-up."""
     shapes = tuple((name, tuple(a.shape)) for name, a in arguments.items())
     stepped = program.stepped.get(shapes)
     if stepped is None:
@@ -92,7 +92,7 @@ def operation_times(
 
 
 def cost(node: Node) -> dict[str, Any]:
-    """Floating-point operations and bytes of a static node, and its result's type."""
+    """Return floating-point operations, bytes and result type of a static node."""
     num_bytes = sum(nbytes(v.type) for v in (*node.operands, *node.results) if v is not None)
     flops = node.op.flops
     types = [None if v is None else v.type for v in node.operands]

@@ -1,4 +1,4 @@
-"""Parameters on disk and from elsewhere: safetensors, and torch-style state dictionaries by name."""
+"""Weight files: safetensors, and state dictionaries in the style of torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from mithril.backend import to_numpy
 from mithril.base import InputError, TensorType, closest, files, storable
 
-COUNTERS = ("num_batches_tracked",)  # ends of names in torch's state dictionaries that hold no weights
+COUNTERS = ("num_batches_tracked",)  # name suffixes in torch's state dictionaries that are not weights
 
 
 def save_file(
     tensors: Mapping[str, np.ndarray[Any, Any]], path: str | os.PathLike[str], metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file; the old file stays whole until the new one is complete."""
+    """Write a safetensors file atomically."""
     from safetensors.numpy import save_file as save
 
     strange = [name for name, a in tensors.items() if not storable(name) or np.asarray(a).dtype.kind in "OUSM"]
@@ -32,22 +32,22 @@ def save_file(
 
 
 def load_file(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Read a safetensors file; a damaged one is a clear error."""
+    """Read a safetensors file; raise InputError if it is missing or corrupt."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file as load
 
     try:
-        import ml_dtypes  # noqa: F401  (teaches NumPy bfloat16, which safetensors then can give)
+        import ml_dtypes  # noqa: F401  (registers bfloat16 in NumPy, which safetensors requires)
 
         return dict(load(path))
     except FileNotFoundError:
         raise InputError(f"there is no file '{os.fspath(path)}'") from None
     except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise InputError(f"'{os.fspath(path)}' is no safetensors file that can be read", facts=[str(error)]) from None
+        raise InputError(f"'{os.fspath(path)}' is not a readable safetensors file", facts=[str(error)]) from None
 
 
 def saved_states(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Return the names of the tensors in a file of ours that are state and no parameters."""
+    """Return the names of the state tensors in a file written by ``save``."""
     from safetensors import safe_open
 
     with safe_open(path, "numpy") as file:
@@ -56,17 +56,17 @@ def saved_states(path: str | os.PathLike[str]) -> frozenset[str]:
 
 @dataclass
 class LoadReport:
-    """What became of a state dictionary's entries."""
+    """The result of loading a state dictionary, by entry."""
 
     loaded: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # wanted by the model, not given
-    unexpected: list[str] = field(default_factory=list)  # given, not wanted
-    ignored: list[str] = field(default_factory=list)  # counters of torch, which change no result
-    mismatched: list[str] = field(default_factory=list)  # of another shape
+    missing: list[str] = field(default_factory=list)  # in the model, not in the dictionary
+    unexpected: list[str] = field(default_factory=list)  # in the dictionary, not in the model
+    ignored: list[str] = field(default_factory=list)  # torch's counters, which do not affect results
+    mismatched: list[str] = field(default_factory=list)  # different shape
 
     @property
     def complete(self) -> bool:
-        """Whether every tensor of the model was loaded, and every tensor of the dictionary has a place in the model."""
+        """Whether all tensors of the model were loaded and all tensors of the dictionary were used."""
         return not (self.missing or self.mismatched or self.unexpected)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class LoadReport:
 def match(
     declared: Mapping[str, TensorType], actual: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray[Any, Any]], LoadReport]:
-    """Tensors of a state dictionary that fit the model by name and shape, and a report of the rest."""
+    """Return the tensors of a state dictionary that match the model by name and shape, and a report."""
     report = LoadReport()
     out: dict[str, np.ndarray[Any, Any]] = {}
     for name, expected in declared.items():

@@ -28,7 +28,7 @@ def check(draft: Draft, node: Node, indices: Tensor, *sizes: int) -> None:
             if bad.any():
                 position = tuple(int(k) for k in np.argwhere(bad)[0])
                 raise InputError(
-                    f"index {column[position]} of '{name}' is outside of {size} elements",
+                    f"index {column[position]} of '{name}' is out of range for {size} elements",
                     facts=[f"at position {list(position)} of the indices", location],
                 )
 
