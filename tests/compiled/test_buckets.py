@@ -27,7 +27,7 @@ def net() -> Model:
 
 
 def chosen(compiled):
-    return [d.message for d in compiled.decisions.of("choice") if "batches" in d.message]
+    return [d.message for d in compiled.decisions.of("choice") if "batch" in d.message]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 11, 12])
