@@ -17,7 +17,7 @@ from mithril.ir import Builder, declare, traits
 from mithril.ir.evaluation import evaluate
 from mithril.ir.samples import sample
 from mithril.ir.type_rules import numeric
-from mithril.ops.row_independence import first_mixed
+from mithril.ops.row_independence import first_row_mixing_node
 from mithril_cbackend.graph.int8_weights import quantized
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.strategy import choose
@@ -92,10 +92,10 @@ def test_the_kit_checks_it(acme):
 
 def test_batches_can_be_bucketed(acme):
     B = Dim("B", 1, 64)
-    assert first_mixed(chain(acme[1], B), B) is None
+    assert first_row_mixing_node(chain(acme[1], B), B) is None
     with Builder() as b:
         y = acme[0](b.input("q", (B, 3, 4)), b.input("k", (B, 5, 4)))
-    assert first_mixed(b.build({"y": y}), B) is None
+    assert first_row_mixing_node(b.build({"y": y}), B) is None
 
 
 @pytest.mark.parametrize(

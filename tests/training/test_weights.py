@@ -127,8 +127,8 @@ def test_weights_are_arguments_of_the_layers_in_a_trainer(backend):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (CrossEntropy(weight=[1.0, 2.0]), r"expected weight \[3\], one for each class, got \[2\]"),
-        (CrossEntropy(weight=np.ones((6, 3))), r"expected weight \[3\], one for each class, got \[6, 3\]"),
+        (CrossEntropy(weight=[1.0, 2.0]), r"expected weight \[3\], one per class, got \[2\]"),
+        (CrossEntropy(weight=np.ones((6, 3))), r"expected weight \[3\], one per class, got \[6, 3\]"),
         (BinaryCrossEntropyWithLogits(pos_weight=np.ones((6, 1))), r"got pos_weight \[6, 1\] for logits \[6, 3\]"),
     ],
 )

@@ -70,18 +70,18 @@ def test_branches_capture_outer_values():
 @pytest.mark.parametrize(
     ("then", "other", "error", "text"),
     [
-        (lambda v: (v, v), lambda v: v, OperationError, "then gives 2 results, else 1"),
+        (lambda v: (v, v), lambda v: v, OperationError, "then returns 2 results, else 1"),
         (
             lambda v: v,
             lambda v: ops.cast(v, dtype="float64"),
             DTypeError,
-            "result 0 of else is float64, but then gives float32",
+            "result 0 of else is float64, but then returns float32",
         ),
         (
             lambda v: (v, v),
             lambda v: (v, v[:2]),
             ShapeError,
-            "result 1 of else has another shape: it is f32[2], but then gives f32[3]",
+            "result 1 of else is f32[2], but then returns f32[3]",
         ),
         (lambda v: "no", lambda v: v, OperationError, "the then of a control flow operation returned a str"),
         (lambda v: None, lambda v: v, OperationError, "returned a NoneType"),
@@ -101,7 +101,7 @@ def test_errors_say_where():
         with b.at(Origin("net.gate", "model.py", 4)), pytest.raises(ShapeError) as caught:
             ops.cond(p, lambda v: v, lambda v: v[:2], x)
     assert "layer 'net.gate' at model.py:4" in str(caught.value)
-    assert "hint: bring both to one shape" in str(caught.value)
+    assert "hint: reshape or broadcast one of them" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -155,19 +155,19 @@ def test_while_captures_outer_values():
             "the condition of 'while' is bool[3], expected a scalar",
         ),
         (lambda s: s[0], lambda s: s, DTypeError, "the condition of 'while' is int32, expected bool"),
-        (lambda s: (s[0] < 3, s[0] < 4), lambda s: s, OperationError, "gives 2 results, expected one bool"),
-        (lambda s: s[0] < 3, lambda s: s[0], OperationError, "the body of 'while' gives 1 states, but it was given 2"),
+        (lambda s: (s[0] < 3, s[0] < 4), lambda s: s, OperationError, "returns 2 results, expected one bool"),
+        (lambda s: s[0] < 3, lambda s: s[0], OperationError, "the body of 'while' returns 1 states, but takes 2"),
         (
             lambda s: s[0] < 3,
             lambda s: (s[0] + 1, s[1][:1]),
             ShapeError,
-            "state 1 of 'while' after the body has another shape",
+            "state 1 of 'while' after the body is f32[1], but before it was f32[3]",
         ),
         (
             lambda s: s[0] < 3,
             lambda s: (s[0] * 0.5, s[1]),
             DTypeError,
-            "state 0 of 'while' after the body is float32, but before it is int32",
+            "state 0 of 'while' after the body is float32, but before it was int32",
         ),
     ],
 )
@@ -180,7 +180,7 @@ def test_states_that_change_their_type(cond, body, error, text):
 
 
 def test_while_takes_no_negative_bound():
-    with Builder(), pytest.raises(OperationError, match="at most -1 trips"):
+    with Builder(), pytest.raises(OperationError, match="requires max_trips of at least 0, got -1"):
         ops.while_loop(lambda i: i < 3, lambda i: i + 1, 0, max_trips=-1)
 
 
@@ -252,8 +252,8 @@ def test_lengths_that_cannot_be_compared_become_a_guard():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda x: ops.scan(lambda c, r: (c, r), 0.0), OperationError, "'scan' without sequences needs a length"),
-        (lambda x: ops.scan(lambda c, r: c, 0.0, x), OperationError, "the body of 'scan' returns a pair"),
+        (lambda x: ops.scan(lambda c, r: (c, r), 0.0), OperationError, "'scan' without sequences requires a length"),
+        (lambda x: ops.scan(lambda c, r: c, 0.0, x), OperationError, "the body of 'scan' must return a pair"),
         (
             lambda x: ops.scan(lambda c, r: (c, r), 0.0, x, length=5),
             ShapeError,
@@ -268,10 +268,18 @@ def test_lengths_that_cannot_be_compared_become_a_guard():
         (
             lambda x: ops.scan(lambda c, r: (c + r, r), 0.0, x),
             ShapeError,
-            "state 0 of 'scan' after the body has another shape: it is f32[3], but before it is f32[]",
+            "state 0 of 'scan' after the body is f32[3], but before it was f32[]",
         ),
-        (lambda x: ops.scan(lambda c, r: (c, r), 0.0, "text"), OperationError, "control flow cannot work on a str"),
-        (lambda x: ops.scan(lambda c, r: (c, r), 0.0, length=-2), ShapeError, "'scan' cannot have the length -2"),
+        (
+            lambda x: ops.scan(lambda c, r: (c, r), 0.0, "text"),
+            OperationError,
+            "control flow does not support operands of type str",
+        ),
+        (
+            lambda x: ops.scan(lambda c, r: (c, r), 0.0, length=-2),
+            ShapeError,
+            "'scan' requires a length of at least 0, got -2",
+        ),
     ],
 )
 def test_scans_that_do_not_fit(call, error, text):

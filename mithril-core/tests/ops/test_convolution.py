@@ -152,7 +152,7 @@ X, W = np.zeros((1, 4, 5, 5), np.float32), np.zeros((6, 4, 3, 3), np.float32)
             ),
         ),
         (X, W[:, :1], {"groups": 3}, ShapeError, "hint: groups must divide the 4 channels of the image"),
-        (X, W[:3, :2], {"groups": 2}, ShapeError, "2 groups cannot share 3 out channels\n"),
+        (X, W[:3, :2], {"groups": 2}, ShapeError, "2 groups do not divide the 3 output channels\n"),
         (
             X,
             W,
@@ -163,7 +163,7 @@ X, W = np.zeros((1, 4, 5, 5), np.float32), np.zeros((6, 4, 3, 3), np.float32)
                 "  size 5 with padding 0 and 0\n  kernel 3 with dilation 3"
             ),
         ),
-        (X[0, 0], W, {}, ShapeError, "over 1, 2 or 3 spatial axes, but the operand has rank 2"),
+        (X[0, 0], W, {}, ShapeError, "requires 1, 2 or 3 spatial axes, but the operand has rank 2"),
         (X[0], W, {}, ShapeError, "the kernel [6, 4, 3, 3] has rank 4, the image [4, 5, 5] has rank 3"),
         (
             X,
@@ -172,7 +172,7 @@ X, W = np.zeros((1, 4, 5, 5), np.float32), np.zeros((6, 4, 3, 3), np.float32)
             ShapeError,
             "'stride' has 3 entries for 2 spatial axes\n  got (1, 2, 3)\n  accepted: 1 or 2",
         ),
-        (X, W, {"stride": (0,)}, ShapeError, "'stride' must be at least 1 everywhere, got (0, 0)"),
+        (X, W, {"stride": (0,)}, ShapeError, "'stride' must be at least 1 for all axes, got (0, 0)"),
         (X, W, {"padding": ((-1, 0),)}, ShapeError, "'padding' must be at least 0"),
         (X, W, {"groups": 0}, OperationError, "'groups' must be at least 1, got 0"),
     ],
@@ -193,7 +193,7 @@ def test_errors_of_the_gradients_and_the_transpose():
         ops.conv_transpose(X, np.zeros((4, 2, 3, 3), np.float32), stride=(2, 2), output_padding=(1, 2))
     with pytest.raises(ShapeError, match="the image has 4 channels, the kernel takes 6"):
         ops.conv_transpose(X, W)
-    with pytest.raises(ShapeError, match="leaves nothing of spatial axis 0\n  its size would be -1"):
+    with pytest.raises(ShapeError, match="is too large for spatial axis 0\n  its size would be -1"):
         ops.conv_transpose(X, np.zeros((4, 2, 3, 3), np.float32), padding=((4, 4),))
 
 

@@ -44,7 +44,7 @@ def test_take_with_empty_indices():
     with pytest.raises(ShapeError) as caught:
         ops.take(X[:, :0], np.zeros((2,), np.int32), axis=1)
     assert str(caught.value) == (
-        "axis 1 is empty, so no position points into it\n  operand [3, 0, 5], positions [2]\n"
+        "cannot index axis 1: its size is 0\n  operand [3, 0, 5], positions [2]\n"
         "  in take(x: f32[3, 0, 5], indices: i32[2], axis=1)"
     )
 
@@ -53,7 +53,7 @@ def test_positions_must_be_integers():
     with pytest.raises(DTypeError, match="positions must be integers, not float32") as caught:
         ops.take(X, np.ones(2, np.float32))
     assert "hint: cast them" in str(caught.value)
-    with pytest.raises(DTypeError, match="one_hot needs integers, not float32"):
+    with pytest.raises(DTypeError, match="one_hot requires integers, got float32"):
         ops.one_hot(np.ones(2, np.float32), depth=3)
 
 
@@ -98,7 +98,7 @@ def test_scatter_promotes_and_checks_updates():
     assert result.dtype == np.float32
     with pytest.raises(ShapeError, match=r"updates have shape \[2\], expected \[1, 4, 5\]"):
         ops.scatter(X, np.array([1]), np.zeros(2, np.float32))
-    with pytest.raises(DTypeError, match="bool elements do not add up"):
+    with pytest.raises(DTypeError, match="cannot add bool elements"):
         ops.scatter_add(np.zeros(3, bool), np.array([1]), np.ones(1, bool))
 
 
@@ -135,7 +135,7 @@ def test_narrow_positions_reach_along_wide_axes():
 
 
 def test_along_axis_errors():
-    with pytest.raises(ShapeError, match="need the operand's rank 3, got rank 1"):
+    with pytest.raises(ShapeError, match="must have the rank 3 of the operand, got rank 1"):
         ops.take_along_axis(X, np.array([1]), axis=0)
     with pytest.raises(ShapeError, match="axis 1 of the operand and of the positions: 4 and 2 differ"):
         ops.take_along_axis(X, np.zeros((1, 2, 5), np.int32), axis=0)
@@ -178,7 +178,7 @@ def test_several_axes_with_nothing_to_do():
 
 
 def test_several_axes_errors():
-    with pytest.raises(ShapeError, match="an axis of their own, the last\n  got a scalar"):
+    with pytest.raises(ShapeError, match="one entry per indexed axis\n  got a scalar"):
         ops.gather_nd(X, np.int32(1))
     with pytest.raises(ShapeError, match="address more axes than the operand"):
         ops.gather_nd(X, np.zeros((2, 4), np.int32))
@@ -186,7 +186,7 @@ def test_several_axes_errors():
         ops.gather_nd(X, np.zeros((2, 2, 1), np.int32), batch_dims=1)
     with pytest.raises(ShapeError, match="batch_dims from 0 to 1"):
         ops.gather_nd(X, np.zeros((3, 1), np.int32), batch_dims=2)
-    with Builder() as b, pytest.raises(ShapeError, match="'K' is not known"):
+    with Builder() as b, pytest.raises(ShapeError, match="must have a static size, got 'K'"):
         ops.gather_nd(b.input("x", (3, 4)), b.input("i", (2, Dim("K")), "int32"))
 
 
@@ -218,7 +218,7 @@ def test_one_hot():
     assert result.dtype == np.float32
     assert [tuple(map(int, i)) for i in np.argwhere(result)] == [(0, 0, 0), (0, 1, 2), (1, 1, 7)]
     assert ops.one_hot(np.int32(1), depth=2, dtype="bool").tolist() == [False, True]
-    with pytest.raises(ShapeError, match="cannot have the depth -1"):
+    with pytest.raises(ShapeError, match="requires a depth of at least 0, got -1"):
         ops.one_hot(np.int32(1), depth=-1)
 
 

@@ -150,16 +150,16 @@ X = np.zeros((1, 2, 5, 5), np.float32)
     ("call", "text"),
     [
         (lambda: ops.max_pool(X, kernel=(6,)), "a window of 6 does not fit spatial axis 0 of size 5"),
-        (lambda: ops.max_pool(X[0, 0], kernel=(2,)), "pooling needs spatial axes, but the operand has rank 2"),
+        (lambda: ops.max_pool(X[0, 0], kernel=(2,)), "pooling requires spatial axes, but the operand has rank 2"),
         (lambda: ops.avg_pool(X, kernel=(2, 2, 2)), "'kernel' has 3 entries for 2 spatial axes"),
         (lambda: ops.avg_pool(X, kernel=(0,)), "'kernel' must be at least 1"),
         (
             lambda: ops.avg_pool(X, kernel=(2,), padding=((2, 0),)),
-            "padding 2 and 0 of spatial axis 0 holds a whole window of 2\n  accepted: at most 1 on each side",
+            "padding 2 and 0 of spatial axis 0 contains an entire window of 2\n  accepted: at most 1 on each side",
         ),
         (lambda: ops.adaptive_avg_pool(X, size=(0,)), "'size' must be at least 1"),
-        (lambda: ops.adaptive_max_pool(X[:, :, :0], size=(2,)), "spatial axis 0 is empty"),
-        (lambda: ops.global_avg_pool(X[0, 0]), "pooling needs spatial axes"),
+        (lambda: ops.adaptive_max_pool(X[:, :, :0], size=(2,)), "cannot pool spatial axis 0: its size is 0"),
+        (lambda: ops.global_avg_pool(X[0, 0]), "pooling requires spatial axes"),
         (
             lambda: ops.avg_pool_grad(X, shape=(1, 2, 5, 6), kernel=(1,)),
             "the cotangent has shape [1, 2, 5, 5], expected [1, 2, 5, 6]",
@@ -189,5 +189,5 @@ def test_symbolic_sizes():
         assert ops.adaptive_avg_pool(x, size=(1,)).shape == (n, 3, 1, 1)
         assert ops.adaptive_max_pool(x, size=(1,)).shape == (n, 3, 1, 1)
         assert not b.guards
-        with pytest.raises(ShapeError, match="adaptive pooling to 2 needs the size of spatial axis 0, which is 'H'"):
+        with pytest.raises(ShapeError, match="adaptive pooling to 2 requires a static size of spatial axis 0, got 'H'"):
             ops.adaptive_avg_pool(x, size=(2,))

@@ -9,7 +9,7 @@ from mithril import ops
 from mithril.base.dims import Dim
 from mithril.ir import Builder
 from mithril.ir.evaluation import evaluate
-from mithril.ops.row_independence import first_mixed
+from mithril.ops.row_independence import first_row_mixing_node
 
 B = Dim("B", 1, 64)
 ROWS = 5
@@ -112,7 +112,7 @@ def test_independent_rows(name):
     """The derived answer is true: rows have the same results among other rows."""
     write, *shapes = APART[name]
     graph = graph_of(write, *shapes)
-    assert first_mixed(graph, B) is None
+    assert first_row_mixing_node(graph, B) is None
     rng = np.random.default_rng(0)
     more = {
         i.name: rng.normal(size=[2 * ROWS if n == B else n for n in i.type.shape]).astype("f") for i in graph.inputs
@@ -128,9 +128,9 @@ def test_independent_rows(name):
 @pytest.mark.parametrize("name", MIXED)
 def test_rows_that_are_not(name):
     write, reason, *shapes = MIXED[name]
-    mixing_node = first_mixed(graph_of(write, *shapes), B)
+    mixing_node = first_row_mixing_node(graph_of(write, *shapes), B)
     assert mixing_node is not None and mixing_node.startswith(reason), mixing_node
 
 
 def test_an_input_with_rows_along_two_axes():
-    assert first_mixed(graph_of(lambda x: x, (B, B)), B) == "input 'x0' of shape [B, B]"
+    assert first_row_mixing_node(graph_of(lambda x: x, (B, B)), B) == "input 'x0' of shape [B, B]"

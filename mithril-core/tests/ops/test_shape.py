@@ -34,15 +34,15 @@ def test_reshape_errors_say_what_does_not_fit():
     with pytest.raises(ShapeError) as caught:
         ops.reshape(X, shape=(5, 5))
     assert str(caught.value) == (
-        "cannot reshape [2, 3, 4] to [5, 5]\n  24 elements do not make 25\n  in reshape(x: f32[2, 3, 4], shape=[5, 5])"
+        "cannot reshape [2, 3, 4] to [5, 5]\n  24 elements cannot fill 25\n  in reshape(x: f32[2, 3, 4], shape=[5, 5])"
     )
-    with pytest.raises(ShapeError, match="24 elements are no multiple of 5"):
+    with pytest.raises(ShapeError, match="24 elements are not a multiple of 5"):
         ops.reshape(X, shape=(5, -1))
-    with pytest.raises(ShapeError, match="may hold one -1"):
+    with pytest.raises(ShapeError, match="can contain only one -1"):
         ops.reshape(X, shape=(-1, -1))
-    with pytest.raises(ShapeError, match="cannot hold -2"):
+    with pytest.raises(ShapeError, match="cannot contain -2"):
         ops.reshape(X, shape=(-2, 12))
-    with pytest.raises(ShapeError, match="undetermined beside a size 0"):
+    with pytest.raises(ShapeError, match="cannot infer the -1 in .*: another size is 0"):
         ops.reshape(np.zeros((0, 3)), shape=(0, -1))
 
 
@@ -65,12 +65,12 @@ def test_transpose_reverses_by_default_and_takes_negative_axes():
     np.testing.assert_array_equal(ops.transpose(X), X.T)
     np.testing.assert_array_equal(ops.transpose(X, perm=(-1, 0, 1)), X.transpose(2, 0, 1))
     with pytest.raises(
-        ShapeError, match=r"\[0, 0, 1\] is no permutation of the axes of rank 3\n  accepted: each of 0 to 2 once"
+        ShapeError, match=r"\[0, 0, 1\] is not a permutation of the axes of rank 3\n  accepted: each of 0 to 2 once"
     ):
         ops.transpose(X, perm=(0, 0, 1))
     with pytest.raises(ShapeError, match="accepted: -3 to 2"):
         ops.transpose(X, perm=(0, 1, 3))
-    with pytest.raises(ShapeError, match="no permutation"):
+    with pytest.raises(ShapeError, match="not a permutation"):
         ops.transpose(X, perm=(0, 1))
 
 
@@ -107,7 +107,7 @@ def test_flip_squeeze_unsqueeze_stack():
     with pytest.raises(ShapeError, match="cannot squeeze axis 0: its size is 2, not 1"):
         ops.squeeze(X, axis=0)
     assert ops.unsqueeze(X, axis=(0, -1)).shape == (1, 2, 3, 4, 1)
-    with pytest.raises(ShapeError, match="named twice"):
+    with pytest.raises(ShapeError, match="duplicate axis"):
         ops.unsqueeze(X, axis=(0, -4 - 1))
     np.testing.assert_array_equal(ops.stack(X, X + 1, axis=-2), np.stack([X, X + 1], -2))
     with pytest.raises(ShapeError, match="operand 1"):
@@ -141,7 +141,7 @@ def test_triangles(k):
 
 def test_triangles_keep_nan_out_and_need_a_matrix():
     assert ops.tril(np.full((2, 2), np.nan, np.float32))[0, 1] == 0
-    with pytest.raises(ShapeError, match="needs a matrix, got rank 1"):
+    with pytest.raises(ShapeError, match="require a matrix, got rank 1"):
         ops.tril(np.ones(3))
 
 
@@ -149,9 +149,9 @@ def test_full_checks_its_value():
     assert ops.full(shape=(2,), value=200, dtype="uint8").tolist() == [200, 200]
     assert ops.full(shape=(), value=float("inf")).dtype == np.float32
     for value in (300, -1, 2.5, float("nan")):
-        with pytest.raises(DTypeError, match="is no uint8\n  accepted: whole numbers from 0 to 255"):
+        with pytest.raises(DTypeError, match="is not a valid uint8\n  accepted: integers from 0 to 255"):
             ops.full(shape=(2,), value=value, dtype="uint8")
-    with pytest.raises(ShapeError, match="cannot hold -1"):
+    with pytest.raises(ShapeError, match="cannot contain -1"):
         ops.full(shape=(-1,), value=0)
 
 
@@ -161,7 +161,7 @@ def test_iota_and_eye():
     assert ops.iota(shape=(0,)).shape == (0,)
     with pytest.raises(ShapeError, match="axis 0 is out of range for rank 0"):
         ops.iota(shape=())
-    with pytest.raises(DTypeError, match="cannot count in bool"):
+    with pytest.raises(DTypeError, match="iota does not support bool"):
         ops.iota(shape=(2,), dtype="bool")
     for n, m, k in [(3, None, 0), (2, 4, 1), (4, 2, -2), (0, 3, 0)]:
         np.testing.assert_array_equal(ops.eye(n=n, m=m, k=k), np.eye(n, m, k))

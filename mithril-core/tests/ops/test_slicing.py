@@ -90,13 +90,13 @@ def test_indexing_needs_no_rank():
         (4, ShapeError, "index 4 is out of range for axis 0 of size 4\n  accepted: -4 to 3"),
         ((0, -7), ShapeError, "index -7 is out of range for axis 1 of size 6"),
         ((0, 0, 0), ShapeError, "an index for 3 axes, but the operand has rank 2"),
-        ((Ellipsis, Ellipsis), OperationError, "more than once"),
-        (X > 3, OperationError, "cannot be a mask"),
-        (True, OperationError, "a bool is no index"),
-        ("a", OperationError, "an index cannot hold a str"),
+        ((Ellipsis, Ellipsis), OperationError, "only one '...'"),
+        (X > 3, OperationError, "cannot index with a bool mask"),
+        (True, OperationError, "cannot index with a bool:"),
+        ("a", OperationError, "an index cannot contain a str"),
         (slice("a"), OperationError, "the stop of a slice cannot be a str"),
         (slice(None, None, 0), ShapeError, "the step of axis 0 is 0"),
-        (([0], [1]), OperationError, "one array of integers"),
+        (([0], [1]), OperationError, "only one integer array"),
     ],
 )
 def test_indexing_errors(index, error, text):
@@ -137,7 +137,7 @@ def test_symbolic_positions_are_guarded():
 def test_slice_errors():
     with pytest.raises(ShapeError, match="got 1 starts, 2 stops, 1 steps, 1 axes"):
         cut(X, starts=(0,), stops=(1, 2), steps=(1,), axes=(0,))
-    with pytest.raises(ShapeError, match="named twice"):
+    with pytest.raises(ShapeError, match="duplicate axis"):
         cut(X, starts=(0, 0), stops=(1, 2), steps=(1, 1), axes=(1, -1))
     np.testing.assert_array_equal(cut(X, starts=(END,), stops=(-END,), steps=(-1,), axes=(0,)), X[::-1])
 
@@ -150,15 +150,15 @@ def test_pad_is_that_of_numpy(mode, widths):
 
 
 def test_pad_errors():
-    with pytest.raises(OperationError, match="pad has no mode 'wrap'\n  known: constant, reflect, edge"):
+    with pytest.raises(OperationError, match="unknown mode 'wrap' of pad\n  known: constant, reflect, edge"):
         pad(X, widths=((1, 1), (1, 1)), mode="wrap")
     with pytest.raises(ShapeError, match="widths for 1 axes, but the operand has rank 2"):
         pad(X, widths=((1, 1),))
     with pytest.raises(ShapeError, match="pad width -1 of axis 0 is negative"):
         pad(X, widths=((-1, 1), (0, 0)))
-    with pytest.raises(ShapeError, match="too large to reflect its 4 elements\n  accepted: at most 3"):
+    with pytest.raises(ShapeError, match="too large to reflect 4 elements\n  accepted: at most 3"):
         pad(X, widths=((4, 0), (0, 0)), mode="reflect")
-    with pytest.raises(ShapeError, match="axis 0 is empty"):
+    with pytest.raises(ShapeError, match="cannot repeat the edge of axis 0: its size is 0"):
         pad(X[:0], widths=((1, 0), (0, 0)), mode="edge")
 
 
@@ -188,7 +188,7 @@ def test_split_of_a_symbolic_axis_guards_the_total():
 def test_select_errors():
     with pytest.raises(ShapeError, match="2 positions for 1 axes"):
         select(X, index=(0, 1), axes=(0,))
-    with pytest.raises(ShapeError, match="accepted: none, the axis is empty"):
+    with pytest.raises(ShapeError, match="accepted: none, as the axis is empty"):
         select(X[:0], index=(0,), axes=(0,))
 
 

@@ -88,7 +88,7 @@ def test_it_fires_on_its_pattern(rule):
 def test_the_default_level_applies_it_where_both_sides_agree(rule, dtype):
     """Values and gradients at kinks, infinities, nan and the largest numbers."""
     types = [TensorType(as_dtype(dtype if d == "float32" else d), s) for d, s in kit(rule).types]
-    before, _ = rule.sides(types)
+    before, _ = rule.both_graphs(types)
     levels = Levels(before, NumpyBackend())
     for seed in range(3):
         for gradient in [False, True] if levels.of else [False]:

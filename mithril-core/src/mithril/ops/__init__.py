@@ -1,7 +1,7 @@
-"""Every operation, declared once; a file per family.
+"""Operations, each declared once, with one file per family.
 
-``from mithril.ops import exp, matmul`` gives operations by name; calling one with graph values appends a node, with
-NumPy arrays computes the meaning.
+``from mithril.ops import exp, matmul`` imports operations by name. Called with graph values, an operation appends a
+node; called with NumPy arrays, it computes the reference result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mithril.ops.elementwise import CENTRAL, TAIL
 from mithril.ops.nn import ACTIVATIONS
 from mithril.ops.python_indexing import getitem
 from mithril.ops.random import threefry
-from mithril.ops.row_independence import first_mixed
+from mithril.ops.row_independence import first_row_mixing_node
 from mithril.ops.shape import spread
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
     "binary",
     "composite",
     "cond",
-    "first_mixed",
+    "first_row_mixing_node",
     "getitem",
     "if_op",
     "op",
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Operations by name, those of installed plugins included."""
+    """Return the names of all operations, including those of installed plugins."""
     from mithril.base import operations
 
     return sorted({*globals(), *operations()})

@@ -1,4 +1,4 @@
-"""Activations: composites, with gradients of their own where a training graph should keep them whole."""
+"""Activations: composites, with explicit gradients for those that training graphs should not decompose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mithril.ops.elementwise import (
 from mithril.ops.reduction import max as max_, sum as sum_
 from mithril.ops.shape import reshape
 from mithril.ops.slicing import split
-from mithril.ops.upcast import down, up
+from mithril.ops.upcast import downcast, upcast
 
 ANY = (sample((3, 4)), sample(Arr((2, 5), low=-12.0, high=12.0), label="wide"))
 
@@ -37,12 +37,12 @@ def relu(x):
 
 @relu.vjp
 def _(g, y, x):
-    return (where(greater(y, 0), g, 0.0),)  # of the result, so that x need not be kept
+    return (where(greater(y, 0), g, 0.0),)  # depends on the result only, so that x is not saved
 
 
 @composite(elementwise=True, promotes="same", flops=2, samples=ANY, precision="follow", activation="relu6")
 def relu6(x):
-    """x between 0 and 6."""
+    """min(max(x, 0), 6)"""
     return clip(x, low=0.0, high=6.0)
 
 
@@ -60,7 +60,7 @@ def _(g, y, x):
     activation="leaky_relu",
 )
 def leaky_relu(x, *, slope: float = 0.01):
-    """x, times slope where negative."""
+    """x, or slope * x where negative."""
     return where(greater(x, 0.0), x, x * slope)
 
 
@@ -71,7 +71,7 @@ def _(g, y, x, *, slope):
 
 @composite(promotes="float", flops=2, samples=[sample((2, 3, 4), (3,)), sample((2, 3), (), label="one slope")])
 def prelu(x, slope):
-    """x, times a learned slope where negative: one slope, or one per channel (axis 1)."""
+    """x, or slope * x where negative, with one learned slope or one per channel (axis 1)."""
     if len(slope.shape) == 1 and len(x.shape) > 2:
         slope = reshape(slope, shape=(slope.shape[0], *[1] * (len(x.shape) - 2)))
     return where(greater(x, 0.0), x, x * slope)
@@ -105,7 +105,7 @@ def _(g, y, x, *, alpha):
     activation="celu",
 )
 def celu(x, *, alpha: float = 1.0):
-    """x, or alpha * (exp(x / alpha) - 1) where negative: smooth for every alpha."""
+    """x, or alpha * (exp(x / alpha) - 1) where negative; continuously differentiable for every alpha."""
     from mithril.ops.elementwise import expm1
 
     return where(greater(x, 0.0), x, expm1(minimum(x, 0.0) * (1.0 / alpha)) * alpha)
@@ -113,13 +113,13 @@ def celu(x, *, alpha: float = 1.0):
 
 @composite(elementwise=True, promotes="float", flops=15, samples=ANY, precision="follow", activation="selu")
 def selu(x):
-    """The self-normalizing elu."""
+    """Self-normalizing elu: elu(x, 1.6733) * 1.0507."""
     return elu(x, alpha=1.6732632423543772) * 1.0507009873554805
 
 
 @composite(elementwise=True, promotes="float", flops=3, samples=ANY, precision="follow", activation="hard_tanh")
 def hard_tanh(x, *, low: float = -1.0, high: float = 1.0):
-    """x between two bounds."""
+    """min(max(x, low), high)"""
     return clip(x, low=low, high=high)
 
 
@@ -131,20 +131,20 @@ def hard_sigmoid(x):
 
 @composite(elementwise=True, promotes="float", flops=5, samples=ANY, precision="follow", activation="hard_swish")
 def hard_swish(x):
-    """x times hard_sigmoid(x)."""
+    """x * hard_sigmoid(x)"""
     return x * clip(x * (1.0 / 6.0) + 0.5, low=0.0, high=1.0)
 
 
 @composite(elementwise=True, promotes="float", flops=4, samples=[sample((3, 4), bound=0.5)])
 def softshrink(x, *, bound: float = 0.5):
-    """x moved towards 0 by the bound, and no further."""
+    """sign(x) * max(|x| - bound, 0)"""
     return x - clip(x, low=-bound, high=bound)
 
 
 # -- sigmoids -----------------------------------------------------------------------------------------------------
 @composite(elementwise=True, promotes="float", flops=16, samples=ANY, precision="follow", activation="sigmoid")
 def sigmoid(x):
-    """1 / (1 + exp(-x)); exp never overflows into the result."""
+    """1 / (1 + exp(-x)); an overflow of exp yields 0."""
     return reciprocal(exp(-x) + 1.0)
 
 
@@ -155,7 +155,7 @@ def _(g, y, x):
 
 @composite(elementwise=True, promotes="float", flops=28, samples=ANY, activation="log_sigmoid")
 def log_sigmoid(x):
-    """log(sigmoid(x)), exact for large negative x."""
+    """log(sigmoid(x)), accurate for large negative x."""
     return -softplus(-x)
 
 
@@ -178,7 +178,7 @@ def softsign(x):
 
 @composite(elementwise=True, promotes="float", flops=18, samples=ANY, precision="follow", activation="silu")
 def silu(x):
-    """x times sigmoid(x)."""
+    """x * sigmoid(x)"""
     return x * sigmoid(x)
 
 
@@ -190,7 +190,7 @@ def _(g, y, x):
 
 @composite(elementwise=True, promotes="float", flops=45, samples=ANY, activation="mish")
 def mish(x):
-    """x times tanh(softplus(x))."""
+    """x * tanh(softplus(x))"""
     return x * tanh(softplus(x))
 
 
@@ -210,22 +210,22 @@ def _(g, y, x):
     activation="gelu",
 )
 def gelu(x, *, approximate: str = "none"):
-    """x times the normal distribution function: exact by erf, or approximately by tanh."""
+    """x * Phi(x) with the normal distribution function Phi, computed with erf or approximated with tanh."""
     from mithril.base import OperationError, unknown
 
     if approximate == "none":
-        return down(up(x) * ((erf(up(x) * math.sqrt(0.5)) + 1.0) * 0.5), x)
+        return downcast(upcast(x) * ((erf(upcast(x) * math.sqrt(0.5)) + 1.0) * 0.5), x)
     if approximate != "tanh":
-        what, facts, hint = unknown("approximation of gelu", approximate, ["none", "tanh"])
-        raise OperationError(what, facts=facts, hint=hint)
-    z = up(x)
+        message, facts, hint = unknown("approximation of gelu", approximate, ["none", "tanh"])
+        raise OperationError(message, facts=facts, hint=hint)
+    z = upcast(x)
     inner = (z + z * z * z * 0.044715) * math.sqrt(2.0 / math.pi)
-    return down(z * ((tanh(inner) + 1.0) * 0.5), x)
+    return downcast(z * ((tanh(inner) + 1.0) * 0.5), x)
 
 
 @gelu.vjp
 def _(g, y, x, *, approximate):
-    z = up(x)
+    z = upcast(x)
     if approximate == "none":
         phi = (erf(z * math.sqrt(0.5)) + 1.0) * 0.5
         slope = phi + z * exp(z * z * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
@@ -233,7 +233,7 @@ def _(g, y, x, *, approximate):
         t = tanh((z + z * z * z * 0.044715) * math.sqrt(2.0 / math.pi))
         inner = (z * z * (3.0 * 0.044715) + 1.0) * math.sqrt(2.0 / math.pi)
         slope = (t + 1.0) * 0.5 + z * (1.0 - t * t) * inner * 0.5
-    return (down(up(g) * slope, x),)
+    return (downcast(upcast(g) * slope, x),)
 
 
 # -- over an axis -------------------------------------------------------------------------------------------------
@@ -248,31 +248,31 @@ ROWS = (
 
 @composite(promotes="float", flops=per_input(17), samples=ROWS)
 def softmax(x, *, axis: Axis = -1):
-    """exp(x) normalized to sum one along an axis; of a row of -inf it is nan."""
-    z = up(x)
+    """exp(x) / sum(exp(x)) along an axis; nan for rows of -inf."""
+    z = upcast(x)
     e = exp(z - max_(z, axis=axis, keepdims=True))
-    return down(e / sum_(e, axis=axis, keepdims=True), x)
+    return downcast(e / sum_(e, axis=axis, keepdims=True), x)
 
 
 @softmax.vjp
 def _(g, y, x, *, axis):
-    p, c = up(y), up(g)
+    p, c = upcast(y), upcast(g)
     t = c * p
-    return (down(t - p * sum_(t, axis=axis, keepdims=True), x),)
+    return (downcast(t - p * sum_(t, axis=axis, keepdims=True), x),)
 
 
 @composite(promotes="float", flops=per_input(17), samples=ROWS)
 def log_softmax(x, *, axis: Axis = -1):
     """log(softmax(x)) without underflow."""
-    z = up(x)
+    z = upcast(x)
     shifted = z - max_(z, axis=axis, keepdims=True)
-    return down(shifted - log(sum_(exp(shifted), axis=axis, keepdims=True)), x)
+    return downcast(shifted - log(sum_(exp(shifted), axis=axis, keepdims=True)), x)
 
 
 @log_softmax.vjp
 def _(g, y, x, *, axis):
-    c = up(g)
-    return (down(c - exp(up(y)) * sum_(c, axis=axis, keepdims=True), x),)
+    c = upcast(g)
+    return (downcast(c - exp(upcast(y)) * sum_(c, axis=axis, keepdims=True), x),)
 
 
 @composite(
@@ -282,7 +282,7 @@ def _(g, y, x, *, axis):
     precision="follow",
 )
 def glu(x, *, axis: Axis = -1):
-    """One half of an axis, gated by the sigmoid of the other."""
+    """a * sigmoid(b), where a and b are the first and second half of an axis."""
     half = x.shape[axis] // 2
     a, b = split(x, sizes=(half, half), axis=axis)
     return a * sigmoid(b)
@@ -290,7 +290,7 @@ def glu(x, *, axis: Axis = -1):
 
 @composite(promotes="float", flops=per_input(10), samples=[sample((3, 4))], precision="follow")
 def swiglu(x, *, axis: Axis = -1):
-    """One half of an axis, gated by the silu of the other."""
+    """silu(a) * b, where a and b are the first and second half of an axis."""
     half = x.shape[axis] // 2
     a, b = split(x, sizes=(half, half), axis=axis)
     return silu(a) * b

@@ -1,4 +1,4 @@
-"""Attention and rotary positions."""
+"""Attention and rotary position embedding."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mithril.ir import bools, composite, exactly, sample
 from mithril.ops.activations import softmax
 from mithril.ops.creation import iota
 from mithril.ops.elementwise import greater_equal, neg, where
-from mithril.ops.products import matmul
+from mithril.ops.products import matmul, unbroadcast
 from mithril.ops.reduction import sum
 from mithril.ops.shape import concat, reshape, stack, transpose
 from mithril.ops.slicing import split
-from mithril.ops.upcast import down, kind, up
+from mithril.ops.upcast import downcast, dtype_of, upcast
 
 INF = float("inf")
-# With causality the first query may attend to nothing: the mask takes the first key from it.
+# With ``causal`` the first query may attend to the first key only, which this mask excludes.
 UNSEEN = exactly(False, True, True, True, True, False, True, True, True, dtype="bool", shape=(1, 1, 3, 3))
 SAMPLES = (
     sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 5)),
@@ -37,40 +37,43 @@ def _flops(types: Any, results: Any, attributes: Any) -> Any:
 
 @composite(promotes="float", promoted=("q", "k", "v"), flops=_flops, tolerance=4.0, samples=SAMPLES, precision="low")
 def attention(q, k, v, mask=None, *, causal: bool = False, scale: float | None = None):
-    """Scaled dot-product attention of [batch, heads, positions, size]; several query heads may share a key head.
+    """Scaled dot-product attention of [batch, heads, positions, size]; several query heads can share a key head.
 
-    ``mask`` broadcasts to [batch, heads, queries, keys]: bool (True attends) or added to the scores. ``causal`` counts
-    from the end: the queries are the last positions of the keys.
+    ``mask`` broadcasts to [batch, heads, queries, keys]: bool (True attends) or added to the scores. With ``causal``
+    the queries are aligned with the last positions of the keys.
     """
     _check(q, k, v)
     p = _weights(q, k, mask, causal, scale)
-    y = matmul(p, _grouped(up(v), p))
-    return down(reshape(y, shape=(*q.shape[:3], v.shape[3])), q)
+    y = matmul(p, _grouped(upcast(v), p))
+    return downcast(reshape(y, shape=(*q.shape[:3], v.shape[3])), q)
 
 
 def _check(q: Any, k: Any, v: Any) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if len(x.shape) != 4:
             raise ShapeError(f"'{name}' has rank {len(x.shape)}, expected [batch, heads, positions, size]")
-    for what, a, b in (
+    for description, a, b in (
         ("batch sizes of q and k", q.shape[0], k.shape[0]),
         ("sizes of q and k", q.shape[3], k.shape[3]),
         ("heads of k and v", k.shape[1], v.shape[1]),
         ("positions of k and v", k.shape[2], v.shape[2]),
     ):
         if type(a) is int and type(b) is int and a != b:
-            raise ShapeError(f"the {what} differ: {a} and {b}")
+            raise ShapeError(f"the {description} differ: {a} and {b}")
     if mod(q.shape[1], k.shape[1]) != 0:
-        raise ShapeError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly", hint="use a multiple")
+        raise ShapeError(
+            f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly",
+            hint=f"use a multiple of {k.shape[1]} query heads",
+        )
 
 
 def _grouped(x: Any, p: Any) -> Any:
-    """Keys or values with an axis for the query heads that share them: [batch, key heads, 1, positions, size]."""
+    """Insert an axis for the query heads that share a key head: [batch, key heads, 1, positions, size]."""
     return reshape(x, shape=(x.shape[0], x.shape[1], 1, *x.shape[2:])) if len(p.shape) == 5 else x
 
 
 def _split_heads(x: Any, heads: Any) -> Any:
-    """[batch, heads, ...] as [batch, key heads, sharing, ...], where heads are shared."""
+    """Reshape [batch, heads, ...] to [batch, key heads, query heads per key head, ...] if key heads are shared."""
     return x if x.shape[1] == heads else reshape(x, shape=(x.shape[0], heads, x.shape[1] // heads, *x.shape[2:]))
 
 
@@ -79,9 +82,9 @@ def _factor(q: Any, scale: float | None) -> float:
 
 
 def _weights(q: Any, k: Any, mask: Any, causal: bool, scale: float | None) -> Any:
-    """How much each query attends to each key."""
-    shared = _split_heads(up(q), k.shape[1])
-    keys = transpose(up(k), perm=(0, 1, 3, 2))
+    """Return the attention weights: [..., queries, keys]."""
+    shared = _split_heads(upcast(q), k.shape[1])
+    keys = transpose(upcast(k), perm=(0, 1, 3, 2))
     scores = matmul(shared * _factor(q, scale), _grouped(keys, shared))
     if mask is not None:
         full = mask if len(mask.shape) == 4 else reshape(mask, shape=(*[1] * (4 - len(mask.shape)), *mask.shape))
@@ -89,7 +92,7 @@ def _weights(q: Any, k: Any, mask: Any, causal: bool, scale: float | None) -> An
             h = full.shape[1]
             heads = (1, 1) if type(h) is int and h == 1 else (k.shape[1], h // k.shape[1])
             full = reshape(full, shape=(full.shape[0], *heads, *full.shape[2:]))
-        scores = where(full, scores, -INF) if kind(full).is_bool else scores + down(full, scores)
+        scores = where(full, scores, -INF) if dtype_of(full).is_bool else scores + downcast(full, scores)
     if causal:
         n, m = q.shape[2], k.shape[2]
         rows, columns = iota(shape=(n, m), axis=0), iota(shape=(n, m), axis=1)
@@ -107,15 +110,15 @@ def _size(n: Any) -> Any:
 
 @attention.vjp
 def _(g, y, q, k, v, mask, *, causal, scale):
-    """The weights are computed again: kernels keep none, and where attention is written out they are found equal."""
+    """Recompute the weights: kernels do not save them, and CSE merges the two copies if attention is decomposed."""
     p = _weights(q, k, mask, causal, scale)
-    c = _split_heads(up(g), k.shape[1])
-    shared = _split_heads(up(q), k.shape[1])
-    t = matmul(c, transpose(_grouped(up(v), p), perm=_last_swapped(len(p.shape))))
+    c = _split_heads(upcast(g), k.shape[1])
+    shared = _split_heads(upcast(q), k.shape[1])
+    t = matmul(c, transpose(_grouped(upcast(v), p), perm=_last_swapped(len(p.shape))))
     # sum(p * t) over keys equals sum(g * y) over sizes
-    s = p * (t - sum(c * _split_heads(up(y), k.shape[1]), axis=-1, keepdims=True))
+    s = p * (t - sum(c * _split_heads(upcast(y), k.shape[1]), axis=-1, keepdims=True))
     factor = _factor(q, scale)
-    gq = reshape(matmul(s, _grouped(up(k), p)) * factor, shape=q.shape)
+    gq = reshape(matmul(s, _grouped(upcast(k), p)) * factor, shape=q.shape)
     swap = _last_swapped(len(p.shape))
     gk = matmul(transpose(s, perm=swap), shared * factor)
     gv = matmul(transpose(p, perm=swap), c)
@@ -123,20 +126,12 @@ def _(g, y, q, k, v, mask, *, causal, scale):
         gk, gv = sum(gk, axis=2), sum(gv, axis=2)
     gm = None
     if mask is not None and mask.dtype.is_float:
-        gm = down(_summed_to(reshape(s, shape=(*q.shape[:3], k.shape[2])), mask.shape), mask)
-    return down(gq, q), down(gk, k), down(gv, v), gm
+        gm = downcast(unbroadcast(reshape(s, shape=(*q.shape[:3], k.shape[2])), mask.shape), mask)
+    return downcast(gq, q), downcast(gk, k), downcast(gv, v), gm
 
 
 def _last_swapped(rank: int) -> tuple[int, ...]:
     return (*range(rank - 2), rank - 1, rank - 2)
-
-
-def _summed_to(x: Any, shape: Any) -> Any:
-    extra = len(x.shape) - len(shape)
-    if extra:
-        x = sum(x, axis=tuple(range(extra)))
-    axes = tuple(n for n, (d, w) in enumerate(zip(x.shape, shape, strict=True)) if type(w) is int and w == 1 and d != 1)
-    return sum(x, axis=axes, keepdims=True) if axes else x
 
 
 # -- rotary positions ---------------------------------------------------------------------------------------------
@@ -148,9 +143,9 @@ ROTARY = (
 
 @composite(promotes="same", flops=6, samples=ROTARY)
 def rotary_embedding(x, cos, sin, *, interleaved: bool = False):
-    """Pairs of the last axis turned by angles given by cosine and sine of [positions, size / 2].
+    """Rotation of pairs along the last axis by angles whose cosine and sine are [positions, size / 2].
 
-    A pair is the k-th of each half, or with ``interleaved`` the neighbors 2k and 2k+1.
+    A pair consists of the k-th element of each half, or with ``interleaved`` of the elements 2k and 2k+1.
     """
     return _rotated(x, cos, sin, interleaved)
 
@@ -160,15 +155,15 @@ def _rotated(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
     if interleaved:
         pairs = reshape(x, shape=(*x.shape[:-1], half, 2))
         a, b = (reshape(p, shape=(*x.shape[:-1], half)) for p in split(pairs, sizes=(1, 1), axis=-1))
-        turned = stack(a * cos - b * sin, b * cos + a * sin, axis=-1)
-        return reshape(turned, shape=tuple(x.shape))
+        rotated = stack(a * cos - b * sin, b * cos + a * sin, axis=-1)
+        return reshape(rotated, shape=tuple(x.shape))
     a, b = split(x, sizes=(half, half), axis=-1)
     return concat(a * cos - b * sin, b * cos + a * sin, axis=-1)
 
 
 @rotary_embedding.vjp
 def _(g, y, x, cos, sin, *, interleaved):
-    """Turning back; the angles get their share as well."""
+    """Rotate the cotangent back; cosine and sine have gradients as well."""
     half = x.shape[-1] // 2
     gx = _rotated(g, cos, neg(sin), interleaved)
     if interleaved:
@@ -179,4 +174,4 @@ def _(g, y, x, cos, sin, *, interleaved):
         )
     else:
         (a, b), (u, w) = (split(z, sizes=(half, half), axis=-1) for z in (x, g))
-    return gx, _summed_to(a * u + b * w, cos.shape), _summed_to(a * w - b * u, sin.shape)
+    return gx, unbroadcast(a * u + b * w, cos.shape), unbroadcast(a * w - b * u, sin.shape)

@@ -1,4 +1,4 @@
-"""Constants and changes of dtype: what every other family builds on."""
+"""Constants and casts, which all other families use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ constant.no_vjp("a constant does not depend on anything")
     axes="... -> ...",
 )
 def cast(x, *, dtype: DType):
-    """Change the dtype. Floats to integers round towards zero and saturate; nan becomes 0."""
+    """Conversion to another dtype. Floats to integers round towards zero and saturate; nan becomes 0."""
     return cast_reference(x, dtype)
 
 
@@ -38,19 +38,19 @@ def _(g, y, x, *, dtype):
     return (cast(g, dtype=x.dtype) if x.dtype.is_float and dtype.is_float else None,)
 
 
-def cast_reference(x: np.ndarray[Any, Any], to: DType) -> np.ndarray[Any, Any]:
+def cast_reference(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     source = as_dtype(x.dtype)
-    if to.is_bool:
+    if dtype.is_bool:
         return np.asarray(x != 0)
-    if not to.is_integer:
-        return x.astype(to.numpy)
-    low, high = to.limits
+    if not dtype.is_integer:
+        return x.astype(dtype.numpy)
+    low, high = dtype.limits
     if source.is_float:
-        wide = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
-        inside = np.clip(wide, low, high)
-        made = np.where(inside >= float(high), 0, inside).astype(to.numpy)  # float(high) may round above high
-        return np.where(wide >= float(high), np.asarray(high, to.numpy), made)
+        truncated = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
+        clipped = np.clip(truncated, low, high)
+        result = np.where(clipped >= float(high), 0, clipped).astype(dtype.numpy)  # float(high) may round above high
+        return np.where(truncated >= float(high), np.asarray(high, dtype.numpy), result)
     if source.is_integer:
         source_low, source_high = source.limits
-        return np.clip(x, max(low, source_low), min(high, source_high)).astype(to.numpy)
-    return x.astype(to.numpy)
+        return np.clip(x, max(low, source_low), min(high, source_high)).astype(dtype.numpy)
+    return x.astype(dtype.numpy)

@@ -1,7 +1,7 @@
-"""Control flow: ``if``, ``while`` and ``scan`` with regions for bodies; barriers against optimization and gradients.
+"""Control flow: ``if``, ``while`` and ``scan`` with regions; barriers against optimization and gradients.
 
-The operations take what their regions read as operands; ``cond``, ``while_loop`` and ``scan`` build them from Python
-functions and find out themselves what those functions read from outside.
+All values that a region uses are operands of the operation. ``cond``, ``while_loop`` and ``scan`` build regions from
+Python functions and add the values that these functions capture.
 """
 
 from __future__ import annotations
@@ -34,45 +34,53 @@ Types = Sequence[TensorType | None]
 Array = np.ndarray[Any, Any]
 
 
-# -- what regions must look like ----------------------------------------------------------------------------------
-def _given(op: str, types: Types) -> list[TensorType]:
+# -- checks of regions --------------------------------------------------------------------------------------------
+def _operand_types(op: str, types: Types) -> list[TensorType]:
     if any(t is None for t in types):
-        raise OperationError(f"operation '{op}' takes no absent operands")
+        raise OperationError(f"operation '{op}' requires all operands, got None")
     return [t for t in types if t is not None]
 
 
-def _regions(op: str, regions: Sequence[Graph], names: Sequence[str]) -> None:
+def _check_regions(op: str, regions: Sequence[Graph], names: Sequence[str]) -> None:
     if len(regions) != len(names):
         raise OperationError(
             f"operation '{op}' needs {len(names)} regions, got {len(regions)}", facts=[", ".join(names)]
         )
 
 
-def _takes(op: str, region: Graph, which: str, types: Sequence[TensorType]) -> None:
-    """The region's inputs are these."""
+def _check_inputs(op: str, region: Graph, which: str, types: Sequence[TensorType]) -> None:
+    """Check that the inputs of a region have these types."""
     inputs = region.arguments
     if len(inputs) != len(types):
-        raise OperationError(f"the {which} of '{op}' takes {len(inputs)} values, but {len(types)} are given")
+        raise OperationError(f"the {which} of '{op}' takes {len(inputs)} values, got {len(types)}")
     for i, t in zip(inputs, types, strict=True):
-        _agree(f"the {which} of '{op}': input '{i.name}'", i.type, t, "it is given")
+        _check_type(f"the {which} of '{op}': input '{i.name}'", i.type, t, "its operand is")
 
 
-def _agree(what: str, found: TensorType, wanted: TensorType, why: str) -> None:
-    if found.dtype is not wanted.dtype:
-        hint = f"cast one of them: cast(x, dtype='{wanted.dtype}')"
+def _check_type(description: str, actual: TensorType, expected: TensorType, relation: str) -> None:
+    if actual.dtype is not expected.dtype:
+        hint = f"cast one of them: cast(x, dtype='{expected.dtype}')"
         raise DTypeError(
-            f"{what} is {found.dtype}, but {why} {wanted.dtype}", facts=[f"{found} and {wanted}"], hint=hint
+            f"{description} is {actual.dtype}, but {relation} {expected.dtype}",
+            facts=[f"{actual} and {expected}"],
+            hint=hint,
         )
-    if found.shape != wanted.shape:
-        raise ShapeError(f"{what} has another shape: it is {found}, but {why} {wanted}", hint="bring both to one shape")
+    if actual.shape != expected.shape:
+        raise ShapeError(
+            f"{description} is {actual}, but {relation} {expected}", hint="reshape or broadcast one of them"
+        )
 
 
-def _truth(op: str, what: str, found: TensorType) -> None:
-    """A condition is a bool scalar."""
-    if not found.dtype.is_bool:
-        raise DTypeError(f"{what} of '{op}' is {found.dtype}, expected bool", facts=[str(found)], hint="compare: x > 0")
-    if found.shape:
-        raise ShapeError(f"{what} of '{op}' is {found}, expected a scalar", hint="reduce it with any(x) or all(x)")
+def _check_condition(op: str, description: str, actual: TensorType) -> None:
+    """Check that a condition is a bool scalar."""
+    if not actual.dtype.is_bool:
+        raise DTypeError(
+            f"{description} of '{op}' is {actual.dtype}, expected bool", facts=[str(actual)], hint="compare: x > 0"
+        )
+    if actual.shape:
+        raise ShapeError(
+            f"{description} of '{op}' is {actual}, expected a scalar", hint="reduce it with any(x) or all(x)"
+        )
 
 
 def _run(region: Graph, arrays: Sequence[Array]) -> tuple[Array, ...]:
@@ -82,96 +90,96 @@ def _run(region: Graph, arrays: Sequence[Array]) -> tuple[Array, ...]:
 
 # -- if -----------------------------------------------------------------------------------------------------------
 def _if_infer(types: Types, attributes: Mapping[str, Any], regions: Sequence[Graph]) -> tuple[TensorType, ...]:
-    _regions("if", regions, ("then", "else"))
-    pred, *rest = _given("if", types)
-    _truth("if", "the condition", pred)
+    _check_regions("if", regions, ("then", "else"))
+    pred, *rest = _operand_types("if", types)
+    _check_condition("if", "the condition", pred)
     then, other = regions
-    _takes("if", then, "then branch", rest)
-    _takes("if", other, "else branch", rest)
+    _check_inputs("if", then, "then branch", rest)
+    _check_inputs("if", other, "else branch", rest)
     if len(then.outputs) != len(other.outputs):
         raise OperationError(
-            f"the branches of 'if' differ: then gives {len(then.outputs)} results, else {len(other.outputs)}",
-            hint="both branches return the same number of values",
+            f"the branches of 'if' differ: then returns {len(then.outputs)} results, else {len(other.outputs)}",
+            hint="return the same number of values from both branches",
         )
     for k, (a, b) in enumerate(zip(then.outputs, other.outputs, strict=True)):
-        _agree(f"the branches of 'if' differ: result {k} of else", b.type, a.type, "then gives")
+        _check_type(f"the branches of 'if' differ: result {k} of else", b.type, a.type, "then returns")
     return tuple(v.type for v in then.outputs)
 
 
-@op(name="if", infer=_if_infer, results=(), no_axes="its regions say it")
+@op(name="if", infer=_if_infer, results=(), no_axes="its regions decide")
 def if_op(*operands, regions):
-    """What the first region gives where the condition (operand 0) is True, else the second; both take the others."""
+    """The results of the first region if operand 0 is True, else of the second; both take the other operands."""
     return _run(regions[0] if operands[0] else regions[1], operands[1:])
 
 
 def cond(pred: Any, then: Callable[..., Any], else_: Callable[..., Any], *xs: Any) -> Any:
-    """``then(*xs)`` where ``pred`` is True, else ``else_(*xs)``; only the chosen one is computed.
+    """Return ``then(*xs)`` if ``pred`` is True, else ``else_(*xs)``; only the selected branch runs.
 
-    The functions may read values from outside. Both return as many values, of the same dtypes and shapes.
+    The functions may capture values. Both must return the same number of values, of the same dtypes and shapes.
     """
     if not is_building():
-        return _computed(cond, pred, then, else_, *xs)
+        return _evaluate(cond, pred, then, else_, *xs)
     builder = Builder.current()
     choice, values = _value(builder, pred), [_value(builder, x) for x in xs]
     inputs = [(_stem(v, "x"), v.type) for v in values]
     bodies = [Body(name, function, inputs) for name, function in (("then", then), ("else", else_))]
     results = [as_tuple(body.returned) for body in bodies]
     if len(results[0]) != len(results[1]):
-        counts = f"then gives {len(results[0])} results, else {len(results[1])}"
+        counts = f"then returns {len(results[0])} results, else {len(results[1])}"
         raise OperationError(
-            f"the branches of 'if' differ: {counts}", hint="both branches return the same number of values"
+            f"the branches of 'if' differ: {counts}", hint="return the same number of values from both branches"
         )
     dtypes = [_first_dtype(pair) for pair in zip(*results, strict=True)]
     regions, captured = close(
         [(b, name_outputs("result", b.results(r, dtypes))) for b, r in zip(bodies, results, strict=True)]
     )
-    made = builder.emit(if_op, [choice, *values, *captured], {}, regions, "chosen")
-    return made if isinstance(bodies[0].returned, (tuple, list)) else made[0]
+    selected = builder.emit(if_op, [choice, *values, *captured], {}, regions, "chosen")
+    return selected if isinstance(bodies[0].returned, (tuple, list)) else selected[0]
 
 
 # -- while --------------------------------------------------------------------------------------------------------
-BOUNDED = "bounded"  # the tag of a loop that a call may not leave at its bound, with who asked for that
-PLACES = (
-    "places"  # the tag of integers that must be places of a buffer, with its size and owner: "8 MultiHeadAttention"
-)
+# tag of a loop whose calls raise if ``max_trips`` stops it; its value names the layer that set the tag
+BOUNDED = "bounded"
+# tag of integers that index a buffer; its value is the buffer's size and owner: "8 MultiHeadAttention"
+PLACES = "places"
 
 
 def _while_infer(types: Types, attributes: Mapping[str, Any], regions: Sequence[Graph]) -> tuple[TensorType, ...]:
-    _regions("while", regions, ("condition", "body"))
-    given = _given("while", types)
-    states = given[: _count("while", "states", attributes["states"], len(given))]
+    _check_regions("while", regions, ("condition", "body"))
+    operands = _operand_types("while", types)
+    states = operands[: _count("while", "states", attributes["states"], len(operands))]
     trips = attributes["max_trips"]
     if trips is not None and trips < 0:
-        raise OperationError(f"'while' cannot make at most {trips} trips")
+        raise OperationError(f"'while' requires max_trips of at least 0, got {trips}")
     condition, body = regions
-    _takes("while", condition, "condition", given)
-    _takes("while", body, "body", given)
+    _check_inputs("while", condition, "condition", operands)
+    _check_inputs("while", body, "body", operands)
     if len(condition.outputs) != 1:
-        raise OperationError(f"the condition of 'while' gives {len(condition.outputs)} results, expected one bool")
-    _truth("while", "the condition", condition.outputs[0].type)
-    _states("while", body.outputs, states)
+        raise OperationError(f"the condition of 'while' returns {len(condition.outputs)} results, expected one bool")
+    _check_condition("while", "the condition", condition.outputs[0].type)
+    _check_states("while", body.outputs, states)
     return tuple(states)
 
 
-def _count(op: str, name: str, wanted: int, given: int) -> int:
-    if not 0 <= wanted <= given:
-        raise OperationError(f"'{op}' has {name}={wanted}, but {given} operands")
-    return wanted
+def _count(op: str, name: str, count: int, available: int) -> int:
+    if not 0 <= count <= available:
+        raise OperationError(f"'{op}' has {name}={count}, but {available} operands")
+    return count
 
 
-def _states(op: str, outputs: Sequence[Value], states: Sequence[TensorType]) -> None:
+def _check_states(op: str, outputs: Sequence[Value], states: Sequence[TensorType]) -> None:
     if len(outputs) < len(states):
         raise OperationError(
-            f"the body of '{op}' gives {len(outputs)} values, but there are {len(states)} states",
-            hint="the body returns every state anew",
+            f"the body of '{op}' returns {len(outputs)} values for {len(states)} states",
+            hint="return a new value for every state from the body",
         )
     for k, (v, t) in enumerate(zip(outputs, states, strict=False)):
-        _agree(f"state {k} of '{op}' after the body", v.type, t, "before it is")
+        _check_type(f"state {k} of '{op}' after the body", v.type, t, "before it was")
 
 
-@op(name="while", infer=_while_infer, results=(), no_axes="its regions say it")
+@op(name="while", infer=_while_infer, results=(), no_axes="its regions decide")
 def while_op(*operands, states: int, max_trips: int | None = None, regions):
-    """States, replaced by what the body gives as long as the condition holds, at most ``max_trips`` times."""
+    """``while condition(*states): states = body(*states)``, at most ``max_trips`` times."""
     current, rest, trips = operands[:states], operands[states:], 0
     while (max_trips is None or trips < max_trips) and _run(regions[0], (*current, *rest))[0]:
         current, trips = _run(regions[1], (*current, *rest)), trips + 1
@@ -179,12 +187,12 @@ def while_op(*operands, states: int, max_trips: int | None = None, regions):
 
 
 def while_loop(cond: Callable[..., Any], body: Callable[..., Any], init: Any, max_trips: int | None = None) -> Any:
-    """``while cond(state): state = body(state)``, at most ``max_trips`` times; a tuple of states is given as a tuple.
+    """Run ``while cond(state): state = body(state)``, at most ``max_trips`` times, and return the last state.
 
-    With ``max_trips`` it can be differentiated.
+    A tuple of states is passed as a tuple. Gradients require ``max_trips``.
     """
     if not is_building():
-        return _computed(while_loop, cond, body, init, max_trips)
+        return _evaluate(while_loop, cond, body, init, max_trips)
     builder = Builder.current()
     several = isinstance(init, (tuple, list))
     states = [_value(builder, x) for x in as_tuple(init)]
@@ -196,58 +204,60 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], init: Any, ma
 
     test, step = Body("condition", cond, inputs, call), Body("body", body, inputs, call)
     after = as_tuple(step.returned)
-    _same_count("while", after, states)
+    _check_state_count("while", after, states)
     outcome = test.results(as_tuple(test.returned), [None] * len(as_tuple(test.returned)))
     regions, captured = close(
         [(test, name_outputs("holds", outcome)), (step, name_outputs("state", step.results(after, dtypes)))]
     )
     attributes = while_op.complete({"states": len(states), "max_trips": max_trips})
-    made = builder.emit(while_op, [*states, *captured], attributes, regions, "loop")
-    return made if several else made[0]
+    final = builder.emit(while_op, [*states, *captured], attributes, regions, "loop")
+    return final if several else final[0]
 
 
-def _same_count(op: str, after: Sequence[Any], before: Sequence[Any]) -> None:
-    if len(after) != len(before):
+def _check_state_count(op: str, new_states: Sequence[Any], old_states: Sequence[Any]) -> None:
+    if len(new_states) != len(old_states):
         raise OperationError(
-            f"the body of '{op}' gives {len(after)} states, but it was given {len(before)}",
-            hint="the body returns every state anew, in the same order",
+            f"the body of '{op}' returns {len(new_states)} states, but takes {len(old_states)}",
+            hint="return a new value for every state from the body, in the same order",
         )
 
 
 # -- scan ---------------------------------------------------------------------------------------------------------
 def _scan_infer(types: Types, attributes: Mapping[str, Any], regions: Sequence[Graph]) -> tuple[TensorType, ...]:
-    _regions("scan", regions, ("body",))
-    given = _given("scan", types)
+    _check_regions("scan", regions, ("body",))
+    operands = _operand_types("scan", types)
     carries, length = attributes["carries"], attributes["length"]
-    last = _count("scan", "carries + sequences", carries + attributes["sequences"], len(given))
-    if not assume(0, "<=", length, "a scan has no negative length"):
-        raise ShapeError(f"'scan' cannot have the length {length}")
+    last = _count("scan", "carries + sequences", carries + attributes["sequences"], len(operands))
+    if not assume(0, "<=", length, "the length of a scan is not negative"):
+        raise ShapeError(f"'scan' requires a length of at least 0, got {length}")
     elements = []
-    for k, t in enumerate(given[carries:last]):
+    for k, t in enumerate(operands[carries:last]):
         if not t.shape:
-            raise ShapeError(f"sequence {k} of 'scan' is a scalar", hint="sequences have the steps as their first axis")
-        if not assume(t.shape[0], "==", length, "a scan's sequences have its length"):
+            raise ShapeError(
+                f"sequence {k} of 'scan' is a scalar", hint="use the first axis of sequences for the steps"
+            )
+        if not assume(t.shape[0], "==", length, "all sequences of a scan have its length"):
             raise ShapeError(
                 f"sequence {k} of 'scan' has {t.shape[0]} steps, but the length is {length}", facts=[str(t)]
             )
         elements.append(TensorType(t.dtype, t.shape[1:]))
     body = regions[0]
-    _takes("scan", body, "body", [*given[:carries], *elements, *given[last:]])
-    _states("scan", body.outputs, given[:carries])
+    _check_inputs("scan", body, "body", [*operands[:carries], *elements, *operands[last:]])
+    _check_states("scan", body.outputs, operands[:carries])
     stacked = [TensorType(v.dtype, (length, *v.shape)) for v in body.outputs[carries:]]
-    return (*given[:carries], *stacked)
+    return (*operands[:carries], *stacked)
 
 
-@op(name="scan", infer=_scan_infer, results=(), no_axes="its regions say it")
+@op(name="scan", infer=_scan_infer, results=(), no_axes="its regions decide")
 def scan_op(*operands, carries: int, sequences: int, length: Size, reverse: bool = False, regions):
-    """The body once per step: carries go from step to step, sequences give elements, further results are stacked."""
+    """A loop over the first axis of the sequences: carries pass between steps, other results are stacked."""
     states = operands[:carries]
     inputs, rest = operands[carries : carries + sequences], operands[carries + sequences :]
     rows: list[tuple[Array, ...]] = []
     for step in reversed(range(length)) if reverse else range(length):
-        made = _run(regions[0], (*states, *(x[step] for x in inputs), *rest))
-        states = made[:carries]
-        rows.append(made[carries:])
+        results = _run(regions[0], (*states, *(x[step] for x in inputs), *rest))
+        states = results[:carries]
+        rows.append(results[carries:])
     if reverse:
         rows.reverse()
     outputs = regions[0].outputs[carries:]
@@ -261,14 +271,15 @@ def scan_op(*operands, carries: int, sequences: int, length: Size, reverse: bool
 def scan(
     body: Callable[..., Any], init: Any, xs: Any = None, length: Size | None = None, reverse: bool = False
 ) -> tuple[Any, Any]:
-    """``carry, y = body(carry, x)`` for every ``x`` along the first axis of ``xs``: the last carry and the stacked ys.
+    """Run ``carry, y = body(carry, x)`` for each ``x`` along the first axis of ``xs``; return last carry, stacked ys.
 
-    ``init`` and ``xs`` may be tuples, which the body gets as tuples; without ``xs`` it gets None and ``length`` counts.
-    ``y`` may be None, a value or a tuple. ``reverse`` goes from the last element to the first; ys keep their places.
+    ``init`` and ``xs`` may be tuples, which the body receives as tuples. Without ``xs`` it receives None, and
+    ``length`` is the number of steps. ``y`` is None, a value or a tuple. ``reverse`` runs from the last element to the
+    first; the order of the ys does not change.
     """
     if not is_building():
-        made: tuple[Any, Any] = _computed(scan, body, init, xs, length, reverse)
-        return made
+        result: tuple[Any, Any] = _evaluate(scan, body, init, xs, length, reverse)
+        return result
     builder = Builder.current()
     states = [_value(builder, x) for x in as_tuple(init)]
     inputs = [] if xs is None else [_value(builder, x) for x in as_tuple(xs)]
@@ -276,7 +287,9 @@ def scan(
     bound = [(_stem(v, "carry"), v.type) for v in states]
     for k, x in enumerate(inputs):
         if not x.shape:
-            raise ShapeError(f"sequence {k} of 'scan' is a scalar", hint="sequences have the steps as their first axis")
+            raise ShapeError(
+                f"sequence {k} of 'scan' is a scalar", hint="use the first axis of sequences for the steps"
+            )
         bound.append((_stem(x, "x"), TensorType(x.dtype, x.shape[1:])))
 
     def call(function: Callable[..., Any], *values: Value) -> Any:
@@ -288,9 +301,9 @@ def scan(
 
     step = Body("body", body, bound, call)
     if not isinstance(step.returned, (tuple, list)) or len(step.returned) != 2:
-        raise OperationError("the body of 'scan' returns a pair: the carry and what is to be stacked (or None)")
+        raise OperationError("the body of 'scan' must return a pair: the carry, and the values to stack or None")
     after, y = as_tuple(step.returned[0]), step.returned[1]
-    _same_count("scan", after, states)
+    _check_state_count("scan", after, states)
     ys = () if y is None else as_tuple(y)
     dtypes: list[DType | None] = [v.dtype for v in states]
     outputs = step.results([*after, *ys], dtypes + [None] * len(ys))
@@ -306,29 +319,29 @@ def scan(
 
 
 def _length(inputs: Sequence[Value], length: Size | None) -> Size:
-    found = next((x.shape[0] for x in inputs if x.shape), None)
-    if found is None and length is None:
-        raise OperationError("'scan' without sequences needs a length", hint="scan(body, init, xs) or length=8")
-    if found is None or (length is not None and equal(found, length) is not True):
+    steps = next((x.shape[0] for x in inputs if x.shape), None)
+    if steps is None and length is None:
+        raise OperationError("'scan' without sequences requires a length", hint="pass xs, or length=8")
+    if steps is None or (length is not None and equal(steps, length) is not True):
         assert length is not None
-        return length  # where sequences differ from it, the shape rule says so
-    return found
+        return length  # the shape rule reports sequences of another length
+    return steps
 
 
-# -- helpers of all three -----------------------------------------------------------------------------------------
-def _value(builder: Builder, given: Any) -> Value:
-    if isinstance(given, Value):
-        return given
-    if isinstance(given, (bool, int, float, np.ndarray, np.generic)):
-        return builder.constant(given)
+# -- shared helpers -----------------------------------------------------------------------------------------------
+def _value(builder: Builder, operand: Any) -> Value:
+    if isinstance(operand, Value):
+        return operand
+    if isinstance(operand, (bool, int, float, np.ndarray, np.generic)):
+        return builder.constant(operand)
     raise OperationError(
-        f"control flow cannot work on a {type(given).__name__}",
-        facts=[f"got {given!r}", "accepted: values, NumPy arrays, Python numbers"],
+        f"control flow does not support operands of type {type(operand).__name__}",
+        facts=[f"got {operand!r}", "accepted: values, NumPy arrays, Python numbers"],
     )
 
 
 def _stem(value: Value, otherwise: str) -> str:
-    """What a value is called inside; constants get the name of their part."""
+    """Return the name of a value in a region; constants have the name of their role."""
     return otherwise if value.name.startswith("constant") else value.name
 
 
@@ -336,11 +349,11 @@ def _first_dtype(candidates: Sequence[Any]) -> DType | None:
     return next((v.dtype for v in candidates if isinstance(v, Value)), None)
 
 
-def _computed(helper: Callable[..., Any], *arguments: Any) -> Any:
-    """The helper on arrays, where no graph is being built: traced and run by the references."""
+def _evaluate(helper: Callable[..., Any], *arguments: Any) -> Any:
+    """Trace a helper into a graph and evaluate it with the references, for calls on arrays."""
     builder = Builder("control")
     with builder:
-        made = helper(*arguments)
+        result = helper(*arguments)
     leaves: dict[str, Value] = {}
 
     def collect(part: Any) -> Any:
@@ -350,7 +363,7 @@ def _computed(helper: Callable[..., Any], *arguments: Any) -> Any:
             leaves[str(len(leaves))] = part
         return part
 
-    collect(made)
+    collect(result)
     arrays = iter(evaluate(builder.build(leaves), {}).values())
 
     def restore(part: Any) -> Any:
@@ -358,7 +371,7 @@ def _computed(helper: Callable[..., Any], *arguments: Any) -> Any:
             return tuple(restore(p) for p in part)
         return None if part is None else next(arrays)
 
-    return restore(made)
+    return restore(result)
 
 
 # -- barriers -----------------------------------------------------------------------------------------------------
@@ -372,7 +385,7 @@ def _computed(helper: Callable[..., Any], *arguments: Any) -> Any:
     moves=True,
 )
 def barrier(*xs):
-    """The operands unchanged, as many results; optimization neither merges nor moves anything across it."""
+    """The operands, unchanged; optimizations do not merge or move operations across the barrier."""
     return xs
 
 
@@ -388,11 +401,11 @@ def _(rows, has_rows, *xs):
 
 @composite(samples=[sample((2, 3), gradient=False), sample(ints((3,)), label="int")])
 def stop_gradient(x):
-    """The operand unchanged; no gradient passes."""
+    """The operand, unchanged; gradients do not flow through it."""
     return x
 
 
-stop_gradient.no_vjp("that is what it is for")
+stop_gradient.no_vjp("it stops gradients by definition")
 
 
 __all__ = [

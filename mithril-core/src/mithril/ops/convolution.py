@@ -1,8 +1,8 @@
 """Convolution over one, two or three spatial axes, and its two gradients as operations.
 
-Convolution is linear in the image and in the kernel, so the three primitives are each other's gradients at every order.
-Images are ``[batch, channels, *spatial]``, kernels ``[out channels, in channels / groups, *spatial]``. One number given
-for stride or dilation, one pair for padding, holds for all spatial axes.
+Convolution is linear in the image and in the kernel, so gradients of any order use the same three primitives. Images
+are ``[batch, channels, *spatial]``, kernels ``[out channels, in channels / groups, *spatial]``. A single stride or
+dilation, or a single pair for padding, applies to all spatial axes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from mithril.base import (
     TensorType,
     assume,
     at_most,
-    dtype as as_dtype,
     equal,
     floordiv,
     product,
 )
 from mithril.ir import Ints, Pairs, composite, numeric, op, sample, shape_text
+from mithril.ops.upcast import to_float32
 
 Array = np.ndarray[Any, Any]
 
 
 # -- attributes and shapes, shared with pooling --------------------------------------------------------------------
 def per_axis(attributes: dict[str, Any], names: Sequence[str], rank: int) -> dict[str, Any]:
-    """Attributes given once are repeated for each of ``rank`` spatial axes."""
+    """Repeat attributes with one entry for each of ``rank`` spatial axes, and check them."""
     for name in names:
         value = attributes[name]
         if len(value) == 1:
@@ -45,15 +45,15 @@ def per_axis(attributes: dict[str, Any], names: Sequence[str], rank: int) -> dic
                 f"'{name}' has {len(value)} entries for {rank} spatial axes",
                 facts=[f"got {value}", f"accepted: 1 or {rank}"],
             )
-        least = 0 if name in ("padding", "output_padding") else 1
+        minimum = 0 if name in ("padding", "output_padding") else 1
         numbers = [n for pair in value for n in pair] if name == "padding" else value
-        if any(at_most(least, n) is False for n in numbers):
-            raise ShapeError(f"'{name}' must be at least {least} everywhere, got {value}")
+        if any(at_most(minimum, n) is False for n in numbers):
+            raise ShapeError(f"'{name}' must be at least {minimum} for all axes, got {value}")
     return attributes
 
 
 def windows_fit(axis: int, size: Size, kernel: Size, stride: int, padding: tuple[Size, Size], dilation: int) -> Size:
-    """How many windows fit into one axis, or an error saying what is too small."""
+    """Return the number of windows along an axis; raise ShapeError if the window is larger than the padded axis."""
     reach = (kernel - 1) * dilation + 1
     padded = size + padding[0] + padding[1]
     if not assume(reach, "<=", padded, f"a window fits spatial axis {axis}"):
@@ -63,7 +63,7 @@ def windows_fit(axis: int, size: Size, kernel: Size, stride: int, padding: tuple
                 f"size {size} with padding {padding[0]} and {padding[1]}",
                 f"kernel {kernel}" + (f" with dilation {dilation}" if dilation != 1 else ""),
             ],
-            hint="pad more, or use a smaller kernel",
+            hint="increase the padding, or use a smaller kernel",
         )
     return floordiv(padded - reach, stride) + 1
 
@@ -72,7 +72,7 @@ def _conv_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -
     rank = types[0].rank - 2 if types[0] is not None else 0
     if rank not in (1, 2, 3):
         raise ShapeError(
-            f"a convolution is over 1, 2 or 3 spatial axes, but the operand has rank {rank + 2}",
+            f"a convolution requires 1, 2 or 3 spatial axes, but the operand has rank {rank + 2}",
             facts=["accepted: [batch, channels, *spatial] of rank 3, 4 or 5"],
         )
     if attributes["groups"] < 1:
@@ -81,19 +81,22 @@ def _conv_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -
 
 
 def conv_shape(x: Shape, w: Shape, *, stride: Ints, padding: Pairs, dilation: Ints, groups: int) -> Shape:
-    """The result's shape, or an error naming what does not fit."""
+    """Return the shape of the result; raise ShapeError if image, kernel and groups do not match."""
     if len(w) != len(x):
         raise ShapeError(f"the kernel {shape_text(w)} has rank {len(w)}, the image {shape_text(x)} has rank {len(x)}")
     out_channels, per_group = w[0], w[1]
-    if not assume(per_group * groups, "==", x[1], "a kernel's channels match the image's"):
-        whole = x[1] % groups == 0
+    if not assume(per_group * groups, "==", x[1], "kernel and image have the same number of channels"):
+        is_divisible = x[1] % groups == 0
         raise ShapeError(
             f"the image has {x[1]} channels, the kernel takes {per_group} in each of {groups} groups",
-            facts=[f"accepted: a kernel [out channels, {floordiv(x[1], groups)}, ...]"] if whole else [],
-            hint=None if whole else f"groups must divide the {x[1]} channels of the image",
+            facts=[f"accepted: a kernel [out channels, {floordiv(x[1], groups)}, ...]"] if is_divisible else [],
+            hint=None if is_divisible else f"groups must divide the {x[1]} channels of the image",
         )
-    if not assume(groups, "divides", out_channels, "groups share the result's channels"):
-        raise ShapeError(f"{groups} groups cannot share {out_channels} out channels", hint="groups must divide them")
+    if not assume(groups, "divides", out_channels, "groups divide the output channels"):
+        raise ShapeError(
+            f"{groups} groups do not divide the {out_channels} output channels",
+            hint="use a number of groups that divides them",
+        )
     rows = zip(x[2:], w[2:], stride, padding, dilation, strict=True)
     return (x[0], out_channels, *(windows_fit(k, *row) for k, row in enumerate(rows)))
 
@@ -108,33 +111,27 @@ def _weight_grad_shape(x: Shape, g: Shape, *, shape: Shape, **attributes: Any) -
     return shape
 
 
-def _expect(given: Shape, what: str, expected: Shape) -> None:
-    if len(given) != len(expected) or not all(
-        assume(a, "==", b, f"the {what} has the result's shape") for a, b in zip(given, expected, strict=True)
+def _expect(actual: Shape, name: str, expected: Shape) -> None:
+    if len(actual) != len(expected) or not all(
+        assume(a, "==", b, f"the {name} has the shape of the result") for a, b in zip(actual, expected, strict=True)
     ):
-        raise ShapeError(f"the {what} has shape {shape_text(given)}, expected {shape_text(expected)}")
+        raise ShapeError(f"the {name} has shape {shape_text(actual)}, expected {shape_text(expected)}")
 
 
 def _cost(image: int, kernel: int) -> Any:
-    """Two operations per product; ``image`` says which operand (or -1, the result) is the convolution's result."""
+    """Return a flop count: two per multiplication; ``image`` and ``kernel`` are operand indices, or -1: the result."""
 
     def flops(types: Sequence[Any], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
-        made = results[0] if image < 0 else types[image]
+        output = results[0] if image < 0 else types[image]
         weights = results[0] if kernel < 0 else types[kernel]
-        return product(made.shape) * product(weights.shape[1:]) * 2
+        return product(output.shape) * product(weights.shape[1:]) * 2
 
     return flops
 
 
-# -- the reference: windows as rows of a matrix -------------------------------------------------------------------
-def accumulating(x: Array) -> Array:
-    """16-bit floats as float32, in which sums are formed."""
-    kind = as_dtype(x.dtype)
-    return x.astype(np.float32) if kind.is_float and kind.bits < 32 else x
-
-
+# -- the reference: im2col and a matrix product -------------------------------------------------------------------
 def windows(x: Array, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, fill: Any = 0) -> Array:
-    """``[batch, channels, *windows, *kernel]``, a view of the padded image."""
+    """Return a view of the padded image: ``[batch, channels, *windows, *kernel]``."""
     rank = len(kernel)
     if any(a or b for a, b in padding):
         x = np.pad(x, ((0, 0), (0, 0), *padding), constant_values=fill)
@@ -149,21 +146,23 @@ def windows(x: Array, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, 
     return view[steps]
 
 
-def places(shape: Sequence[int], kernel: Ints, stride: Ints, dilation: Ints) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """For every element of the kernel: its position, and the elements of a padded image that meet it."""
-    for at in every(*map(range, kernel)):
-        steps = zip(at, shape, stride, dilation, strict=True)
-        yield at, (..., *(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in steps))
+def tap_slices(
+    shape: Sequence[int], kernel: Ints, stride: Ints, dilation: Ints
+) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Yield the index of each kernel element and the slices of the padded image that it is multiplied with."""
+    for index in every(*map(range, kernel)):
+        steps = zip(index, shape, stride, dilation, strict=True)
+        yield index, (..., *(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in steps))
 
 
-def cropped(x: Array, padding: Any) -> Array:
-    """The image without its padding."""
-    inside = [slice(a, n - b) for n, (a, b) in zip(x.shape[2:], padding, strict=True)]
-    return x[(slice(None), slice(None), *inside)]
+def unpad(x: Array, padding: Any) -> Array:
+    """Return the image without its padding."""
+    interior = [slice(a, n - b) for n, (a, b) in zip(x.shape[2:], padding, strict=True)]
+    return x[(slice(None), slice(None), *interior)]
 
 
 def _columns(x: Array, kernel: Any, stride: Ints, padding: Any, dilation: Ints, groups: int) -> Array:
-    """``[groups, batch * windows, channels / groups * kernel]``."""
+    """Return the im2col matrix: ``[groups, batch * windows, channels / groups * kernel]``."""
     view = windows(x, kernel, stride, padding, dilation)
     n, channels, rank = view.shape[0], view.shape[1], len(kernel)
     split = view.reshape(n, groups, channels // groups, *view.shape[2:])
@@ -173,15 +172,15 @@ def _columns(x: Array, kernel: Any, stride: Ints, padding: Any, dilation: Ints, 
 
 
 def _by_group(g: Array, groups: int) -> Array:
-    """A result-shaped array as ``[groups, batch * windows, channels / groups]``."""
+    """Reshape an array of the result's shape to ``[groups, batch * windows, channels / groups]``."""
     n, channels, count = g.shape[0], g.shape[1], math.prod(g.shape[2:])
     split = g.reshape(n, groups, channels // groups, count)
     return split.transpose(1, 0, 3, 2).reshape(groups, n * count, channels // groups)
 
 
 def _kernels(w: Array, groups: int) -> Array:
-    """``[groups, out channels / groups, channels / groups * kernel]``."""
-    return accumulating(w).reshape(groups, w.shape[0] // groups, math.prod(w.shape[1:]))
+    """Return the kernel as matrices: ``[groups, out channels / groups, channels / groups * kernel]``."""
+    return to_float32(w).reshape(groups, w.shape[0] // groups, math.prod(w.shape[1:]))
 
 
 UNEVEN: dict[str, Any] = {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2), "groups": 2}
@@ -207,10 +206,10 @@ SAMPLES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
 def conv(x, w, *, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,), groups: int = 1):
     """Convolution of ``x [batch, channels, *spatial]`` with ``w [out, channels / groups, *kernel]``.
 
-    The kernel is not mirrored. 16-bit floats accumulate in float32.
+    The kernel is not flipped. 16-bit floats accumulate in float32.
     """
     shape = conv_shape(x.shape, w.shape, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    columns = _columns(accumulating(x), w.shape[2:], stride, padding, dilation, groups)
+    columns = _columns(to_float32(x), w.shape[2:], stride, padding, dilation, groups)
     kernels = _kernels(w, groups)
     out = np.matmul(columns, kernels.transpose(0, 2, 1))  # [groups, batch * windows, out / groups]
     out = out.reshape(groups, x.shape[0], math.prod(shape[2:]), w.shape[0] // groups).transpose(1, 0, 3, 2)
@@ -226,7 +225,7 @@ def _(g, y, x, w, **attributes):
 
 
 def _result(x: Shape, w: Shape, attributes: Mapping[str, Any]) -> Shape:
-    """The result's shape for a sample."""
+    """Return the shape of the result of a sample."""
     rank = len(x) - 2
     filled = {"stride": (1,) * rank, "padding": ((0, 0),) * rank, "dilation": (1,) * rank, "groups": 1, **attributes}
     return conv_shape(x, w, **filled)
@@ -246,17 +245,17 @@ def _result(x: Shape, w: Shape, attributes: Mapping[str, Any]) -> Shape:
 def conv_input_grad(
     g, w, *, shape: Shape, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,), groups: int = 1
 ):
-    """The cotangent of a convolution's image of the given shape: each result element spread over its window."""
+    """Input gradient of ``conv`` for an image of the given shape; ``g`` is the cotangent of the result."""
     kernel = w.shape[2:]
-    columns = np.matmul(_by_group(accumulating(g), groups), _kernels(w, groups))
+    columns = np.matmul(_by_group(to_float32(g), groups), _kernels(w, groups))
     rank = len(kernel)
     columns = columns.reshape(groups, shape[0], *g.shape[2:], shape[1] // groups, *kernel)
     columns = columns.transpose(1, 0, 2 + rank, *range(2, 2 + rank), *range(3 + rank, 3 + 2 * rank))
     columns = columns.reshape(shape[0], shape[1], *g.shape[2:], *kernel)
     padded = np.zeros((*shape[:2], *(n + a + b for n, (a, b) in zip(shape[2:], padding, strict=True))), columns.dtype)
-    for at, where in places(g.shape[2:], kernel, stride, dilation):
-        padded[where] += columns[(..., *at)]
-    return cropped(padded, padding).astype(g.dtype)
+    for index, window in tap_slices(g.shape[2:], kernel, stride, dilation):
+        padded[window] += columns[(..., *index)]
+    return unpad(padded, padding).astype(g.dtype)
 
 
 @conv_input_grad.vjp
@@ -278,10 +277,10 @@ def _(gg, y, g, w, *, shape, **attributes):
 def conv_weight_grad(
     x, g, *, shape: Shape, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,), groups: int = 1
 ):
-    """The cotangent of a convolution's kernel of the given shape: windows weighted by the result's cotangent."""
-    columns = _columns(accumulating(x), shape[2:], stride, padding, dilation, groups)
-    made = np.matmul(_by_group(accumulating(g), groups).transpose(0, 2, 1), columns)
-    return made.reshape(shape).astype(x.dtype)
+    """Weight gradient of ``conv`` for a kernel of the given shape; ``g`` is the cotangent of the result."""
+    columns = _columns(to_float32(x), shape[2:], stride, padding, dilation, groups)
+    grad = np.matmul(_by_group(to_float32(g), groups).transpose(0, 2, 1), columns)
+    return grad.reshape(shape).astype(x.dtype)
 
 
 @conv_weight_grad.vjp
@@ -318,8 +317,8 @@ def conv_transpose(
 ):
     """Transposed convolution of ``x [batch, channels, *spatial]`` with ``w [channels, out / groups, *kernel]``.
 
-    The convolution with the same attributes leads back to ``x``'s shape; ``output_padding`` says which of the sizes
-    that do so is meant, and is smaller than the stride.
+    A convolution with the same attributes maps the result's shape to that of ``x``. With strides several sizes do;
+    ``output_padding``, smaller than the stride, selects one of them.
     """
     if len(x.shape) != len(w.shape):
         raise ShapeError(f"the kernel has rank {len(w.shape)}, the image has rank {len(x.shape)}")
@@ -336,7 +335,7 @@ def conv_transpose(
         size = (x.shape[2 + k] - 1) * step + reach - before - after + extra
         if at_most(1, size) is False:
             raise ShapeError(
-                f"padding {before} and {after} leaves nothing of spatial axis {k}", facts=[f"its size would be {size}"]
+                f"padding {before} and {after} is too large for spatial axis {k}", facts=[f"its size would be {size}"]
             )
         sizes.append(size)
     shape = (x.shape[0], w.shape[1] * groups, *sizes)

@@ -13,32 +13,32 @@ from mithril.ir import Axis, always, composite, like, normalize_axis, number, op
 from mithril.ops.shape import stack
 
 
-def _made_shape(*, shape: Shape, **_: Any) -> Shape:
+def _creation_shape(*, shape: Shape, **_: Any) -> Shape:
     for d in shape:
         if type(d) is int and d < 0:
-            raise ShapeError(f"a shape cannot hold {d}", facts=[f"got {shape_text(shape)}"])
+            raise ShapeError(f"a shape cannot contain {d}", facts=[f"got {shape_text(shape)}"])
     return shape
 
 
-def _fills(_: Any, attributes: Mapping[str, Any]) -> DType:
+def _fill_dtype(_: Any, attributes: Mapping[str, Any]) -> DType:
     kind: DType = attributes["dtype"]
     value = attributes["value"]
     if kind.is_integer:
         low, high = kind.limits
         if not math.isfinite(value) or int(value) != value or not low <= value <= high:
-            raise DTypeError(f"{value!r} is no {kind}", facts=[f"accepted: whole numbers from {low} to {high}"])
+            raise DTypeError(f"{value!r} is not a valid {kind}", facts=[f"accepted: integers from {low} to {high}"])
     return kind
 
 
 @op(
-    shape=_made_shape,
-    dtype=_fills,
+    shape=_creation_shape,
+    dtype=_fill_dtype,
     samples=[sample(shape=(2, 3), value=1.5), sample(shape=(), value=7, dtype="int32", label="scalar")],
     axes="-> *s | shape=result",
     moves=True,
 )
 def full(*, shape: Shape, value: number, dtype: DType = float32):
-    """An array whose elements all equal a number."""
+    """An array filled with one number."""
     return np.full(shape, value, dtype.numpy)
 
 
@@ -47,8 +47,8 @@ full.no_vjp("it has no operands")
 
 def _iota_shape(*, shape: Shape, axis: int, dtype: DType) -> Shape:
     if not 0 <= axis < len(shape):
-        raise ShapeError(f"iota counts along axis {axis}, but its shape is {shape_text(shape)}")
-    return _made_shape(shape=shape)
+        raise ShapeError(f"iota has no axis {axis}: its shape is {shape_text(shape)}")
+    return _creation_shape(shape=shape)
 
 
 def _iota_form(types: Any, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -56,22 +56,22 @@ def _iota_form(types: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-def _countable(dtypes: Any, attributes: Mapping[str, Any]) -> DType:
+def _iota_dtype(dtypes: Any, attributes: Mapping[str, Any]) -> DType:
     kind: DType = attributes["dtype"]
     if kind.is_bool:
-        raise DTypeError("iota cannot count in bool", facts=["accepted: integers and floats"])
+        raise DTypeError("iota does not support bool", facts=["accepted: integers and floats"])
     return kind
 
 
 @op(
     shape=_iota_shape,
-    dtype=_countable,
+    dtype=_iota_dtype,
     canonical=_iota_form,
     samples=[sample(shape=(5,)), sample(shape=(2, 3), axis=-1, dtype="float32", label="axis")],
     axes="-> *s | s[axis] count, shape=result",
 )
 def iota(*, shape: Shape, axis: int = 0, dtype: DType = int32):
-    """0, 1, 2, ... along an axis, the same for all others."""
+    """0, 1, 2, ... along an axis, broadcast along the others."""
     line = np.arange(int(shape[axis])).astype(dtype.numpy)
     return np.broadcast_to(line.reshape([-1 if k == axis else 1 for k in range(len(shape))]), tuple(map(int, shape)))
 
@@ -81,7 +81,7 @@ iota.no_vjp("it has no operands")
 
 def _matrix(x: Shape, *, k: int) -> Shape:
     if len(x) < 2:
-        raise ShapeError(f"a triangle needs a matrix, got rank {len(x)}", facts=["accepted: rank 2 and more"])
+        raise ShapeError(f"tril and triu require a matrix, got rank {len(x)}", facts=["accepted: rank 2 or more"])
     return x
 
 
@@ -99,7 +99,7 @@ def _triangle(x: np.ndarray[Any, Any], k: int, *, lower: bool) -> np.ndarray[Any
     linear="x",
 )
 def tril(x, *, k: int = 0):
-    """The last two axes on and below diagonal ``k``; zero above."""
+    """The lower triangle of the last two axes, up to diagonal ``k``; zero above."""
     return _triangle(x, k, lower=True)
 
 
@@ -117,7 +117,7 @@ def _(g, y, x, *, k):
     linear="x",
 )
 def triu(x, *, k: int = 0):
-    """The last two axes on and above diagonal ``k``; zero below."""
+    """The upper triangle of the last two axes, from diagonal ``k``; zero below."""
     return _triangle(x, k, lower=False)
 
 
@@ -128,7 +128,7 @@ def _(g, y, x, *, k):
 
 @composite(samples=[sample(n=3), sample(n=2, m=4, k=1, dtype="int32", label="shifted")])
 def eye(*, n: Size, m: Size | None = None, k: int = 0, dtype: DType = float32):
-    """Ones on diagonal ``k`` of an n by m matrix (m is n unless given), zeros elsewhere."""
+    """Ones on diagonal ``k`` of an n by m matrix (default: n by n), zeros elsewhere."""
     shape = (n, n if m is None else m)
     row, column = iota(shape=shape, axis=0), iota(shape=shape, axis=1)
     return operation("cast")(operation("equal")(row + k if k else row, column), dtype=dtype)
@@ -137,7 +137,7 @@ def eye(*, n: Size, m: Size | None = None, k: int = 0, dtype: DType = float32):
 # -- shapes as values ---------------------------------------------------------------------------------------------
 @op(shape=lambda *, value: (), dtype=always(int32), samples=[sample(value=3)], axes="->")
 def size_value(*, value: Size):
-    """A size as an int32 scalar; it is a number once the symbols in it are known."""
+    """A size as an int32 scalar, computed at run time if it is symbolic."""
     return np.asarray(value, np.int32)
 
 

@@ -1,4 +1,4 @@
-"""Slices at computed places: parts of known size, whose starts are values."""
+"""Dynamic slices: the size is static or symbolic, the starts are values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _fits(x: Shape, starts: Shape, sizes: Shape) -> None:
             f"starts have shape {shape_text(starts)}, expected [{len(x)}]: one per axis of {shape_text(x)}"
         )
     if len(sizes) != len(x):
-        raise ShapeError(f"a part {shape_text(sizes)} cannot be taken from {shape_text(x)}: the ranks differ")
+        raise ShapeError(f"cannot slice {shape_text(sizes)} from {shape_text(x)}: the ranks differ")
     for axis, (size, n) in enumerate(zip(sizes, x, strict=True)):
         if not assume(0, "<=", size, "a size is not negative") or not assume(
             size, "<=", n, f"a slice fits axis {axis}"
@@ -56,7 +56,7 @@ def _window(x: Array, starts: Array, sizes: Sequence[Size]) -> tuple[slice, ...]
     linear="x",
 )
 def dynamic_slice(x, starts, *, sizes: Shape):
-    """A part of known size at computed starts, one per axis; a part that would overrun is moved inside."""
+    """A slice of static size whose starts, one per axis, are computed; starts are clamped so that it is in bounds."""
     return x[_window(x, starts, sizes)]
 
 
@@ -85,7 +85,7 @@ def _update_shape(x: Shape, update: Shape, starts: Shape) -> Shape:
     linear="x update",
 )
 def dynamic_update_slice(x, update, starts):
-    """``x`` with a part overwritten at computed starts; a part that would overrun is moved inside."""
+    """``x`` with a slice overwritten at computed starts, which are clamped so that the update is in bounds."""
     out = x.copy()
     out[_window(x, starts, update.shape)] = update
     return out
@@ -101,12 +101,12 @@ def _(g, y, x, update, starts):
 
 
 def _in_front(starts: Any) -> Any:
-    """Starts of all rows at once."""
+    """Prepend a start of 0 for the axis of the rows."""
     return concat(full(shape=(1,), value=0, dtype=starts.dtype), starts)
 
 
 def _begin(starts: Any, k: int, n: Size, size: Size) -> Any:
-    """Return the first position along axis ``k`` of each row, ``[rows, 1]``: not negative, and moved inside."""
+    """Return the clamped start of each row along axis ``k``: ``[rows, 1]``."""
     start = wide_positions(starts)[:, k : k + 1]
     select, less = operation("where"), operation("less")
     last = operation("cast")(size_value(value=n - size), dtype=start.dtype)
@@ -116,7 +116,7 @@ def _begin(starts: Any, k: int, n: Size, size: Size) -> Any:
 
 @dynamic_slice.vmap
 def _(rows, has_rows, x, starts, *, sizes):
-    """Starts of their mapped for each row: positions along one axis after the other."""
+    """Gather along each axis in turn if the starts differ between rows."""
     if not has_rows[1]:
         return dynamic_slice(x, _in_front(starts), sizes=(rows, *sizes))
     x = x if has_rows[0] else spread(x, rows)
@@ -130,7 +130,7 @@ def _(rows, has_rows, x, starts, *, sizes):
 
 @dynamic_update_slice.vmap
 def _(rows, has_rows, x, update, starts):
-    """Starts of their mapped for each row: each element is the old one or that of the update."""
+    """Select each element from the operand or the update if the starts differ between rows."""
     x, update = (v if mapped else spread(v, rows) for v, mapped in zip((x, update), has_rows, strict=False))
     if not has_rows[2]:
         return dynamic_update_slice(x, update, _in_front(starts))

@@ -1,4 +1,4 @@
-"""Element-wise operations: tables of name, reference, dtype, cost and gradient."""
+"""Elementwise operations: tables of name, reference, dtype, cost and gradient."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from mithril.ir import (
 )
 from mithril.ops.basic import cast
 
-Array = Any  # a NumPy array; its operators are typed too narrowly for dtypes chosen at run time
+Array = Any  # a NumPy array; the type hints of its operators are too narrow for dynamic dtypes
 ANY = (sample((3, 4)), sample((), label="scalar"))
 POSITIVE = (sample(positive((3, 4))),)
 INSIDE = (sample(Arr((3, 4), low=-0.9, high=0.9)),)
 PAIR = (sample((3, 4), (3, 4)), sample((2, 1, 4), (3, 1), label="broadcast"))
 INT_PAIR = (sample(ints((3, 4), -5, 5), ints((3, 4), -3, 3), label="int"),)
-NO_STEPS = "it is constant wherever it has a derivative"
+NO_STEPS = "it is piecewise constant"
 
 
-# -- references that NumPy does not have --------------------------------------------------------------------------
+# -- references missing in NumPy ----------------------------------------------------------------------------------
 _erf64 = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -65,13 +65,13 @@ def _erfinv(x: Array) -> Array:
         inner, outer = kind(a) + inner * central, kind(b) + outer * tail
     y = np.where(w < 5, inner, outer) * z
     if kind is np.float64:
-        for _ in range(2):  # two Newton steps take the single-precision start to double precision
+        for _ in range(2):  # two Newton steps refine the single-precision result to double precision
             y = y - np.where(np.isfinite(y), (_erf(y) - z) / (2 / math.sqrt(math.pi) * np.exp(-y * y)), 0)
     return np.asarray(np.where(np.abs(z) == 1, z * np.inf, y), dtype=x.dtype)
 
 
 def _sign(x: Array) -> Array:
-    return np.sign(x) + x.dtype.type(0)  # +0 of both zeros in every dtype
+    return np.sign(x) + x.dtype.type(0)  # +0 for both zeros in every dtype
 
 
 def _floordiv(a: Array, b: Array) -> Array:
@@ -88,28 +88,28 @@ def _mod(a: Array, b: Array) -> Array:
 
 def _pow(a: Array, b: Array) -> Array:
     if a.dtype.kind not in "iu":
-        a, b = np.broadcast_arrays(a, b)  # written out, as of a single exponent 0.5 NumPy takes the square root
+        a, b = np.broadcast_arrays(a, b)  # materialized: for a scalar exponent 0.5 NumPy computes the square root
         return np.power(a, b.copy())
-    whole = np.power(a, np.maximum(b, 0))
+    power = np.power(a, np.maximum(b, 0))
     unit = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b & 1), 0)) if a.dtype.kind == "i" else (a == 1)
-    return np.where(b < 0, unit, whole).astype(a.dtype)
+    return np.where(b < 0, unit, power).astype(a.dtype)
 
 
 def _shift_left(a: Array, b: Array) -> Array:
     bits = a.dtype.itemsize * 8
-    inside = (b >= 0) & (b < bits)
-    return np.where(inside, np.left_shift(a, np.where(inside, b, 0)), 0).astype(a.dtype)
+    in_range = (b >= 0) & (b < bits)
+    return np.where(in_range, np.left_shift(a, np.where(in_range, b, 0)), 0).astype(a.dtype)
 
 
 def _shift_right(a: Array, b: Array) -> Array:
     bits = a.dtype.itemsize * 8
-    inside = (b >= 0) & (b < bits)
+    in_range = (b >= 0) & (b < bits)
     past = np.right_shift(a, np.asarray(bits - 1, a.dtype)) if a.dtype.kind == "i" else np.zeros_like(a)
-    return np.where(inside, np.right_shift(a, np.where(inside, b, 0)), past).astype(a.dtype)
+    return np.where(in_range, np.right_shift(a, np.where(in_range, b, 0)), past).astype(a.dtype)
 
 
-def _share(a: Any, b: Any, g: Any, wins: Any) -> Any:
-    """The part of g for the operand that wins; a tie sends half to each."""
+def _tie_gradient(a: Any, b: Any, g: Any, wins: Any) -> Any:
+    """Return the gradient of one operand of maximum or minimum; in a tie both get half."""
     return g * where(equal(a, b), 0.5, cast(wins, dtype=g.dtype))
 
 
@@ -117,7 +117,7 @@ def _pow_vjp(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
     nothing = equal(b, 0.0)
     slope = where(nothing, 0.0, b * pow(a, where(nothing, 1.0, b - 1.0)))
     zero = equal(a, 0.0)
-    return g * slope, g * where(zero, 0.0, y * log(where(zero, 1.0, a)))  # nan of a negative base
+    return g * slope, g * where(zero, 0.0, y * log(where(zero, 1.0, a)))  # nan for a negative base
 
 
 # -- one operand --------------------------------------------------------------------------------------------------
@@ -125,11 +125,13 @@ def _pow_vjp(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
 neg = unary("neg", np.negative, "-x", dtype=numeric, vjp=lambda g, y, x: -g, samples=ANY, linear="x")
 abs = unary("abs", np.abs, "Absolute value; the gradient at 0 is 0.", dtype=numeric,
             vjp=lambda g, y, x: g * sign(x), samples=ANY)  # fmt: skip
-sign: Op = unary("sign", _sign, "-1, 0 or 1; nan of nan.", dtype=numeric, no_vjp=NO_STEPS, samples=ANY)
-exp = unary("exp", np.exp, "e to the x.", flops=12, vjp=lambda g, y, x: g * y, samples=ANY)
-expm1 = unary("expm1", np.expm1, "exp(x) - 1, exact near 0.", flops=14, vjp=lambda g, y, x: g * (y + 1.0), samples=ANY)
+sign: Op = unary("sign", _sign, "-1, 0 or 1; nan for nan.", dtype=numeric, no_vjp=NO_STEPS, samples=ANY)
+exp = unary("exp", np.exp, "Exponential, e to the power of x.", flops=12, vjp=lambda g, y, x: g * y, samples=ANY)
+expm1 = unary(
+    "expm1", np.expm1, "exp(x) - 1, accurate near 0.", flops=14, vjp=lambda g, y, x: g * (y + 1.0), samples=ANY
+)
 log = unary("log", np.log, "Natural logarithm.", flops=12, vjp=lambda g, y, x: g / x, samples=POSITIVE)
-log1p = unary("log1p", np.log1p, "log(1 + x), exact near 0.", flops=14, vjp=lambda g, y, x: g / (x + 1.0),
+log1p = unary("log1p", np.log1p, "log(1 + x), accurate near 0.", flops=14, vjp=lambda g, y, x: g / (x + 1.0),
               samples=(sample(Arr((3, 4), low=-0.5, high=3.0)),))  # fmt: skip
 sqrt = unary("sqrt", np.sqrt, "Square root.", flops=4, vjp=lambda g, y, x: g * 0.5 / y, samples=POSITIVE)
 sin = unary("sin", np.sin, "Sine.", flops=14, vjp=lambda g, y, x: g * cos(x), samples=ANY)
@@ -155,23 +157,23 @@ acosh = unary("acosh", np.arccosh, "Inverse hyperbolic cosine.", flops=18,
               vjp=lambda g, y, x: g * rsqrt(x * x - 1.0), samples=(sample(positive((3, 4), 1.2, 4.0)),))  # fmt: skip
 atanh = unary("atanh", np.arctanh, "Inverse hyperbolic tangent.", flops=18,
               vjp=lambda g, y, x: g / (1.0 - x * x), samples=INSIDE)  # fmt: skip
-erf = unary("erf", _erf, "The error function.", flops=20,
+erf = unary("erf", _erf, "Error function.", flops=20,
             vjp=lambda g, y, x: g * exp(-(x * x)) * (2.0 / math.sqrt(math.pi)), samples=ANY)  # fmt: skip
-erfinv = unary("erfinv", _erfinv, "The inverse of the error function on (-1, 1).", flops=30, tolerance=4.0,
+erfinv = unary("erfinv", _erfinv, "Inverse of the error function on (-1, 1).", flops=30, tolerance=4.0,
                vjp=lambda g, y, x: g * exp(y * y) * (math.sqrt(math.pi) / 2.0), samples=INSIDE)  # fmt: skip
-floor = unary("floor", np.floor, "The next integer below.", no_vjp=NO_STEPS, samples=ANY)
-ceil = unary("ceil", np.ceil, "The next integer above.", no_vjp=NO_STEPS, samples=ANY)
-round = unary("round", np.round, "The nearest integer; halves to the even one.", no_vjp=NO_STEPS, samples=ANY)
-trunc = unary("trunc", np.trunc, "The integer part.", no_vjp=NO_STEPS, samples=ANY)
-isnan = unary("isnan", np.isnan, "Whether x is nan.", dtype=boolean, no_vjp="it gives a bool", samples=ANY)
-logical_not = unary("logical_not", np.logical_not, "not x, of bools.", dtype=logical, no_vjp="it gives a bool",
+floor = unary("floor", np.floor, "Largest integer not above x.", no_vjp=NO_STEPS, samples=ANY)
+ceil = unary("ceil", np.ceil, "Smallest integer not below x.", no_vjp=NO_STEPS, samples=ANY)
+round = unary("round", np.round, "Nearest integer; halves round to even.", no_vjp=NO_STEPS, samples=ANY)
+trunc = unary("trunc", np.trunc, "Integer part: rounding towards zero.", no_vjp=NO_STEPS, samples=ANY)
+isnan = unary("isnan", np.isnan, "Whether x is nan.", dtype=boolean, no_vjp="its result is a bool", samples=ANY)
+logical_not = unary("logical_not", np.logical_not, "not x, for bools.", dtype=logical, no_vjp="its result is a bool",
                     samples=(sample(bools((3, 4))),))  # fmt: skip
 bitwise_not = unary(
     "bitwise_not",
     np.invert,
-    "All bits flipped; not x of bools.",
+    "All bits inverted; not x for bools.",
     dtype=integral,
-    no_vjp="it gives integers",
+    no_vjp="its results are integers",
     samples=(sample(ints((3, 4), -9, 9)), sample(bools((3, 4)))),
 )
 
@@ -182,30 +184,31 @@ sub = binary("sub", np.subtract, "a - b", dtype=numeric, vjp=lambda g, y, a, b: 
              linear="a b")  # fmt: skip
 mul = binary("mul", np.multiply, "a * b", dtype=numeric, commutative=True, vjp=lambda g, y, a, b: (g * b, g * a),
              linear="a | b", samples=PAIR + INT_PAIR)  # fmt: skip
-div = binary("div", np.divide, "a / b, of floats.", dtype=floating, promotes="float", flops=4, linear="a",
+div = binary("div", np.divide, "a / b, for floats.", dtype=floating, promotes="float", flops=4, linear="a",
              vjp=lambda g, y, a, b: (g / b, -(g * y / b)), samples=(sample((3, 4), positive((3, 4))),
              sample((2, 1, 4), positive((3, 1)), label="broadcast")))  # fmt: skip
-floordiv = binary("floordiv", _floordiv, "a // b towards minus infinity; integers by 0 give 0.", dtype=numeric,
-                  no_vjp=NO_STEPS, flops=5, samples=(sample((3, 4), positive((3, 4))), *INT_PAIR))  # fmt: skip
-mod = binary("mod", _mod, "What floordiv leaves, with the sign of b; integers by 0 give 0.", dtype=numeric, flops=6,
+floordiv = binary("floordiv", _floordiv, "a // b, rounded towards minus infinity; 0 for integers divided by 0.",
+                  dtype=numeric, no_vjp=NO_STEPS, flops=5,
+                  samples=(sample((3, 4), positive((3, 4))), *INT_PAIR))  # fmt: skip
+mod = binary("mod", _mod, "Remainder of floordiv, with the sign of b; 0 for integers modulo 0.", dtype=numeric, flops=6,
              vjp=lambda g, y, a, b: (g, -(g * floordiv(a, b))),
              samples=(sample((3, 4), positive((3, 4), 0.7, 1.3)), *INT_PAIR))  # fmt: skip
-pow = binary("pow", _pow, "a to the b. Integers with a negative exponent give 0, except of 1 and -1.", dtype=numeric,
-             flops=24, vjp=_pow_vjp, tolerance=4.0,
+pow = binary("pow", _pow, "a to the power of b; for negative integer exponents 0, except for bases 1 and -1.",
+             dtype=numeric, flops=24, vjp=_pow_vjp, tolerance=4.0,
              samples=(sample(positive((3, 4)), (3, 4)), sample(ints((3, 4), -3, 3), ints((3, 4), -2, 3), label="int"),
                       sample((3, 4), exactly(2.0, shape=()), label="square")))  # fmt: skip
-atan2 = binary("atan2", np.arctan2, "The angle of the point (b, a).", dtype=floating, promotes="float", flops=20,
+atan2 = binary("atan2", np.arctan2, "Angle of the point (b, a).", dtype=floating, promotes="float", flops=20,
                vjp=lambda g, y, a, b: (g * b / (a * a + b * b), -(g * a / (a * a + b * b))), samples=PAIR)  # fmt: skip
-maximum = binary("maximum", np.maximum, "The larger; nan wins. A tie shares the gradient.", commutative=True,
-                 vjp=lambda g, y, a, b: (_share(a, b, g, greater(a, b)), _share(a, b, g, less(a, b))),
+maximum = binary("maximum", np.maximum, "max(a, b); nan propagates. Ties split the gradient evenly.", commutative=True,
+                 vjp=lambda g, y, a, b: (_tie_gradient(a, b, g, greater(a, b)), _tie_gradient(a, b, g, less(a, b))),
                  samples=PAIR + INT_PAIR)  # fmt: skip
-minimum = binary("minimum", np.minimum, "The smaller; nan wins. A tie shares the gradient.", commutative=True,
-                 vjp=lambda g, y, a, b: (_share(a, b, g, less(a, b)), _share(a, b, g, greater(a, b))),
+minimum = binary("minimum", np.minimum, "min(a, b); nan propagates. Ties split the gradient evenly.", commutative=True,
+                 vjp=lambda g, y, a, b: (_tie_gradient(a, b, g, less(a, b)), _tie_gradient(a, b, g, greater(a, b))),
                  samples=PAIR + INT_PAIR)  # fmt: skip
 
 
 def _comparison(name: str, reference: Any, doc: str, commutative: bool = False) -> Any:
-    return binary(name, reference, doc, dtype=boolean, commutative=commutative, no_vjp="it gives a bool",
+    return binary(name, reference, doc, dtype=boolean, commutative=commutative, no_vjp="its result is a bool",
                   samples=PAIR + INT_PAIR)  # fmt: skip
 
 
@@ -218,28 +221,28 @@ greater_equal = _comparison("greater_equal", np.greater_equal, "a >= b")
 
 
 def _bools(name: str, reference: Any, doc: str) -> Any:
-    return binary(name, reference, doc, dtype=logical, commutative=True, no_vjp="it gives a bool",
+    return binary(name, reference, doc, dtype=logical, commutative=True, no_vjp="its result is a bool",
                   samples=(sample(bools((3, 4)), bools((1, 4))),))  # fmt: skip
 
 
-logical_and = _bools("logical_and", np.logical_and, "a and b, of bools.")
-logical_or = _bools("logical_or", np.logical_or, "a or b, of bools.")
-logical_xor = _bools("logical_xor", np.logical_xor, "Either a or b, of bools.")
+logical_and = _bools("logical_and", np.logical_and, "a and b, for bools.")
+logical_or = _bools("logical_or", np.logical_or, "a or b, for bools.")
+logical_xor = _bools("logical_xor", np.logical_xor, "Exactly one of a and b, for bools.")
 
 
 def _bits(name: str, reference: Any, doc: str, commutative: bool = True) -> Any:
     rule = integral if commutative else integer
     samples = (sample(ints((3, 4), 0, 9), ints((3, 4), 0, 5)),)
     return binary(
-        name, reference, doc, dtype=rule, commutative=commutative, no_vjp="it gives integers", samples=samples
+        name, reference, doc, dtype=rule, commutative=commutative, no_vjp="its results are integers", samples=samples
     )
 
 
 bitwise_and = _bits("bitwise_and", np.bitwise_and, "Bits set in both.")
 bitwise_or = _bits("bitwise_or", np.bitwise_or, "Bits set in either.")
-bitwise_xor = _bits("bitwise_xor", np.bitwise_xor, "Bits set in one of the two.")
-shift_left = _bits("shift_left", _shift_left, "Bits moved up; past the width everything is 0.", commutative=False)
-shift_right = _bits("shift_right", _shift_right, "Bits moved down, the sign copied in.", commutative=False)
+bitwise_xor = _bits("bitwise_xor", np.bitwise_xor, "Bits set in exactly one operand.")
+shift_left = _bits("shift_left", _shift_left, "Left shift; 0 for shifts beyond the width.", commutative=False)
+shift_right = _bits("shift_right", _shift_right, "Right shift, arithmetic for signed integers.", commutative=False)
 
 
 # -- with a condition or attributes -------------------------------------------------------------------------------
@@ -257,7 +260,7 @@ def _where_dtype(dtypes: Any, attributes: Any) -> Any:
     samples=[sample(bools((3, 4)), (3, 4), (3, 4)), sample(bools((3, 1)), (4,), (1, 4), label="broadcast")],
 )
 def where(condition, a, b):
-    """a where the condition holds, else b."""
+    """a where the condition is True, else b."""
     return np.where(condition, a, b)
 
 
@@ -283,7 +286,7 @@ def _(g, y, condition, a, b):
     precision="follow",
 )
 def clip(x, *, low: float | None = None, high: float | None = None):
-    """x kept between low and high; nan stays nan. The gradient at the bounds themselves passes."""
+    """min(max(x, low), high); nan propagates. The gradient at the bounds is 1."""
     kind = x.dtype.type
     out = x if low is None else np.maximum(x, kind(low))
     return out if high is None else np.minimum(out, kind(high))
@@ -294,18 +297,18 @@ clip.elementwise = True
 
 @clip.vjp
 def _(g, y, x, *, low, high):
-    inside = g
+    masked = g
     if low is not None:
-        inside = where(less(x, low), 0.0, inside)
+        masked = where(less(x, low), 0.0, masked)
     if high is not None:
-        inside = where(greater(x, high), 0.0, inside)
-    return (inside,)
+        masked = where(greater(x, high), 0.0, masked)
+    return (masked,)
 
 
-# -- made of others -----------------------------------------------------------------------------------------------
+# -- composites ---------------------------------------------------------------------------------------------------
 @composite(elementwise=True, promotes="same", samples=ANY, flops=1, precision="full")
 def square(x):
-    """x times x."""
+    """x * x"""
     return x * x
 
 
@@ -340,7 +343,7 @@ def log2(x):
 
 @composite(elementwise=True, promotes="float", samples=ANY, flops=1)
 def isinf(x):
-    """Whether x is an infinity."""
+    """Whether x is infinite."""
     return equal(abs(x), math.inf)
 
 
@@ -350,5 +353,5 @@ def isfinite(x):
     return less(abs(x), math.inf)
 
 
-isinf.no_vjp("it gives a bool")
-isfinite.no_vjp("it gives a bool")
+isinf.no_vjp("its result is a bool")
+isfinite.no_vjp("its result is a bool")

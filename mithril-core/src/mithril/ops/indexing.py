@@ -1,7 +1,7 @@
-"""Reading and writing at positions that are computed: take, gather, scatter, dynamic slices.
+"""Indexing by computed positions: take, gather, scatter, one-hot.
 
-One rule for every position: a negative one counts from the end, and what is still outside is clamped to the nearest
-element. Writing follows the same rule, so that each scatter is the exact reverse of its gather.
+Negative positions count from the end, and out-of-range positions are clamped to the nearest element. Gather and
+scatter use the same rule, so each scatter-add is the exact adjoint of its gather.
 """
 
 from __future__ import annotations
@@ -31,54 +31,54 @@ from mithril.ops.shape import concat, reshape, spread, stack, transpose, unsquee
 Array = np.ndarray[Any, Any]
 
 
-# -- what the operations share ------------------------------------------------------------------------------------
+# -- shared helpers -----------------------------------------------------------------------------------------------
 def indexed(k: int) -> Any:
-    """The first operand's dtype; operand ``k`` holds positions."""
+    """Return a dtype rule: the result has the dtype of operand 0, and operand ``k`` holds integer positions."""
 
     def rule(dtypes: Sequence[DType | None], _: Mapping[str, Any]) -> DType:
-        positions, found = dtypes[k], dtypes[0]
-        assert found is not None
+        positions, dtype = dtypes[k], dtypes[0]
+        assert dtype is not None
         assert positions is not None
         if not positions.is_integer:
             raise DTypeError(
                 f"positions must be integers, not {positions}", hint="cast them: cast(indices, dtype='int32')"
             )
-        return found
+        return dtype
 
     return rule
 
 
-def _added(dtypes: Sequence[DType | None], attributes: Mapping[str, Any]) -> DType:
-    """As ``_indexed``, of numbers."""
-    found: DType = indexed(1)(dtypes, attributes)
-    if found.is_bool:
-        raise DTypeError("bool elements do not add up", hint="cast them to an integer")
-    return found
+def _addable(dtypes: Sequence[DType | None], attributes: Mapping[str, Any]) -> DType:
+    """Return the dtype of operand 0, which must be numeric; operand 1 holds integer positions."""
+    dtype: DType = indexed(1)(dtypes, attributes)
+    if dtype.is_bool:
+        raise DTypeError("cannot add bool elements", hint="cast them to an integer")
+    return dtype
 
 
-def _reaches(x: Shape, axes: Sequence[int], positions: Shape) -> None:
-    """Raise where positions point into an axis without elements."""
+def _check_not_empty(x: Shape, axes: Sequence[int], positions: Shape) -> None:
+    """Raise ShapeError if positions index an empty axis."""
     if 0 in positions:
         return
     for axis in axes:
-        if x[axis] in positions:  # empty together
+        if x[axis] in positions:  # if the axis is empty, there are no positions either
             continue
-        if not assume(1, "<=", x[axis], f"axis {axis} has an element to point at"):
+        if not assume(1, "<=", x[axis], f"the indexed axis {axis} is not empty"):
             raise ShapeError(
-                f"axis {axis} is empty, so no position points into it",
+                f"cannot index axis {axis}: its size is 0",
                 facts=[f"operand {shape_text(x)}, positions {shape_text(positions)}"],
             )
 
 
 def _expect_updates(updates: Shape, expected: Shape) -> None:
     if len(updates) != len(expected) or not all(
-        assume(a, "==", b, "updates match the places they go to") for a, b in zip(updates, expected, strict=True)
+        assume(a, "==", b, "updates match the indexed elements") for a, b in zip(updates, expected, strict=True)
     ):
         raise ShapeError(f"updates have shape {shape_text(updates)}, expected {shape_text(expected)}")
 
 
 def positions_in(indices: Array, size: int) -> Array:
-    """Positions counted from the front and clamped, as int64."""
+    """Convert positions to int64, non-negative and clamped to the axis."""
     if indices.dtype.kind == "u":
         indices = np.minimum(indices, indices.dtype.type(min(size - 1, np.iinfo(indices.dtype).max)))
     signed: Array = indices.astype(np.int64)
@@ -90,13 +90,13 @@ def zeros_like(like: Any) -> Any:
 
 
 def wide_positions(indices: Any) -> Any:
-    """Positions in a dtype that counts any axis: at least 32 bits."""
+    """Cast positions of less than 32 bits to int32, which can index any axis."""
     return indices if as_dtype(indices.dtype).bits >= 32 else operation("cast")(indices, dtype="int32")
 
 
 # -- along one axis -----------------------------------------------------------------------------------------------
 def _take_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
-    _reaches(x, (axis,), indices)
+    _check_not_empty(x, (axis,), indices)
     return (*x[:axis], *indices, *x[axis + 1 :])
 
 
@@ -115,7 +115,7 @@ def _take_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
     linear="x",
 )
 def take(x, indices, *, axis: Axis = 0):
-    """Elements at integer positions along an axis; the positions' axes take that axis' place."""
+    """Elements at integer positions along an axis, which the axes of ``indices`` replace."""
     return np.take(x, positions_in(indices, x.shape[axis]), axis) if indices.size else _none(x, indices, axis)
 
 
@@ -134,7 +134,7 @@ def _(rows, has_rows, x, indices, *, axis):
 
 
 def take_in_rows(x: Any, indices: Any, axis: int) -> Any:
-    """``take`` with positions of its own for each row of both operands, as a gather of whole axes."""
+    """Return ``take`` for each row of both operands, computed by one ``gather_nd``."""
     first = transpose(x, perm=(0, axis + 1, *(k for k in range(1, x.ndim) if k != axis + 1)))
     y = gather_nd(first, unsqueeze(indices, axis=(-1,)), batch_dims=1)
     count = indices.ndim - 1
@@ -142,8 +142,8 @@ def take_in_rows(x: Any, indices: Any, axis: int) -> Any:
     return transpose(y, perm=(0, *outer, *range(1, 1 + count), *range(1 + count + axis, y.ndim)))
 
 
-def _rows(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
-    """A scatter along ``axis`` by one along the first axis."""
+def _scatter_along_axis(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
+    """Apply a scatter along ``axis`` by moving the axis to the front."""
     count = indices.ndim
     expected = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     _expect_updates(updates.shape, expected)
@@ -151,10 +151,10 @@ def _rows(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
         return function(x, unsqueeze(indices, axis=(-1,)), updates)
     rank = x.ndim
     first = (axis, *(k for k in range(rank) if k != axis))
-    moved = (*range(axis, axis + count), *(k for k in range(rank - 1 + count) if not axis <= k < axis + count))
+    updates_perm = (*range(axis, axis + count), *(k for k in range(rank - 1 + count) if not axis <= k < axis + count))
     back = (*range(1, axis + 1), 0, *range(axis + 1, rank))
-    made = function(transpose(x, perm=first), unsqueeze(indices, axis=(-1,)), transpose(updates, perm=moved))
-    return transpose(made, perm=back)
+    result = function(transpose(x, perm=first), unsqueeze(indices, axis=(-1,)), transpose(updates, perm=updates_perm))
+    return transpose(result, perm=back)
 
 
 @composite(
@@ -167,8 +167,8 @@ def _rows(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
     ],
 )
 def scatter(x, indices, updates, *, axis: Axis = 0):
-    """``x`` with rows replaced at integer positions along an axis; of several updates of one row the last wins."""
-    return _rows(scatter_nd, x, indices, updates, axis)
+    """``x`` with elements replaced at integer positions along an axis; for repeated positions the last update wins."""
+    return _scatter_along_axis(scatter_nd, x, indices, updates, axis)
 
 
 @composite(
@@ -181,18 +181,18 @@ def scatter(x, indices, updates, *, axis: Axis = 0):
     ],
 )
 def scatter_add(x, indices, updates, *, axis: Axis = 0):
-    """``x`` with updates added at integer positions along an axis; several updates of one row add up."""
-    return _rows(scatter_nd_add, x, indices, updates, axis)
+    """``x`` with updates added at integer positions along an axis; updates at repeated positions add up."""
+    return _scatter_along_axis(scatter_nd_add, x, indices, updates, axis)
 
 
-# -- along one axis, with positions of their own for every element ------------------------------------------------
+# -- along one axis, with separate positions for each element -----------------------------------------------------
 def _along_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
     if len(x) != len(indices):
-        raise ShapeError(f"positions along an axis need the operand's rank {len(x)}, got rank {len(indices)}")
+        raise ShapeError(f"positions must have the rank {len(x)} of the operand, got rank {len(indices)}")
     for k, (n, size) in enumerate(zip(x, indices, strict=True)):
         if k != axis:
             expect_equal(f"axis {k} of the operand and of the positions", n, size)
-    _reaches(x, (axis,), indices)
+    _check_not_empty(x, (axis,), indices)
     return indices
 
 
@@ -209,7 +209,7 @@ def _along_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
     linear="x",
 )
 def take_along_axis(x, indices, *, axis: Axis):
-    """Element by element along an axis: ``result[i, j] = x[i, indices[i, j]]`` for the last of two."""
+    """Elements selected along an axis: ``result[i, j] = x[i, indices[i, j]]`` for the last of two axes."""
     if indices.size == 0:
         return np.empty(indices.shape, x.dtype)
     return np.take_along_axis(x, positions_in(indices, x.shape[axis]), axis)
@@ -238,7 +238,7 @@ def _along(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
     axes="*i t@axis *j, *i k@axis *j, *i k@axis *j -> *i t@axis *j | t index indices, k whole",
 )
 def scatter_along_axis(x, indices, updates, *, axis: Axis):
-    """``x`` with elements replaced: ``x[i, indices[i, j]] = updates[i, j]``; the last of several wins."""
+    """``x`` with elements replaced: ``x[i, indices[i, j]] = updates[i, j]``; the last of repeated updates wins."""
     return _along(scatter_nd, x, indices, updates, axis)
 
 
@@ -252,18 +252,18 @@ def scatter_along_axis(x, indices, updates, *, axis: Axis):
     axes="*i t@axis *j, *i k@axis *j, *i k@axis *j -> *i t@axis *j | t index indices, k sum into x",
 )
 def scatter_add_along_axis(x, indices, updates, *, axis: Axis):
-    """``x`` with elements added: ``x[i, indices[i, j]] += updates[i, j]``, several adding up."""
+    """``x`` with updates added: ``x[i, indices[i, j]] += updates[i, j]``; repeated updates add up."""
     return _along(scatter_nd_add, x, indices, updates, axis)
 
 
 # -- several axes at once -----------------------------------------------------------------------------------------
 def _depth(x: Shape, indices: Shape, batch: int) -> int:
-    """How many axes the positions in the last axis of ``indices`` address."""
+    """Return the number of axes that ``indices`` addresses: the size of its last axis."""
     if not indices:
-        raise ShapeError("positions in several axes need an axis of their own, the last", facts=["got a scalar"])
+        raise ShapeError("positions require a last axis with one entry per indexed axis", facts=["got a scalar"])
     depth = indices[-1]
     if not isinstance(depth, int):
-        raise ShapeError(f"the last axis of the positions says how many axes they address: '{depth}' is not known")
+        raise ShapeError(f"the last axis of the positions must have a static size, got '{depth}'")
     if batch < 0 or batch >= len(indices) or depth + batch > len(x):
         raise ShapeError(
             f"positions {shape_text(indices)} with {batch} batch axes address more axes than "
@@ -277,12 +277,12 @@ def _gather_shape(x: Shape, indices: Shape, *, batch_dims: int) -> Shape:
     depth = _depth(x, indices, batch_dims)
     for k in range(batch_dims):
         expect_equal(f"batch axis {k} of the operand and of the positions", x[k], indices[k])
-    _reaches(x, range(batch_dims, batch_dims + depth), indices[:-1])
+    _check_not_empty(x, range(batch_dims, batch_dims + depth), indices[:-1])
     return (*indices[:-1], *x[batch_dims + depth :])
 
 
-def _flat(x: Array, indices: Array) -> tuple[Array, Array]:
-    """``x`` as rows, and the number of the row that each position means, in row-major order."""
+def _rows_and_index(x: Array, indices: Array) -> tuple[Array, Array]:
+    """Return ``x`` as a matrix of rows, and the row index of each position, in row-major order."""
     depth = indices.shape[-1]
     row = np.zeros(indices.shape[:-1], np.int64)
     for k in range(depth):
@@ -305,14 +305,14 @@ def _flat(x: Array, indices: Array) -> tuple[Array, Array]:
     linear="x",
 )
 def gather_nd(x, indices, *, batch_dims: int = 0):
-    """Elements at positions in several axes: the last axis of ``indices`` holds one position per axis addressed."""
+    """Elements at positions in several axes: the last axis of ``indices`` has one position per indexed axis."""
     if indices[..., :1].size == 0 and indices.shape[-1]:
         return np.empty((*indices.shape[:-1], *x.shape[batch_dims + indices.shape[-1] :]), x.dtype)
     if batch_dims:
         grid = np.indices(indices.shape[:-1])[:batch_dims]
         indices = np.concatenate([*(axis[..., None] for axis in grid), indices.astype(np.int64)], -1)
-    rows, at = _flat(x, indices)
-    return rows[at].reshape((*indices.shape[:-1], *x.shape[indices.shape[-1] :]))
+    rows, row = _rows_and_index(x, indices)
+    return rows[row].reshape((*indices.shape[:-1], *x.shape[indices.shape[-1] :]))
 
 
 @gather_nd.vjp
@@ -327,7 +327,7 @@ def _(g, y, x, indices, *, batch_dims):
 
 def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
     depth = _depth(x, indices, 0)
-    _reaches(x, range(depth), indices[:-1])
+    _check_not_empty(x, range(depth), indices[:-1])
     _expect_updates(updates, (*indices[:-1], *x[depth:]))
     return x
 
@@ -348,11 +348,11 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
     linear="x updates",
 )
 def scatter_nd(x, indices, updates):
-    """``x`` with elements replaced at positions in several axes; of several updates of one place the last wins."""
+    """``x`` with elements replaced at positions in several axes; for repeated positions the last update wins."""
     if indices.size == 0 and indices.shape[-1]:
         return x
-    rows, at = _flat(x.copy(), indices)
-    rows[at] = updates.reshape(at.size, rows.shape[1])
+    rows, row = _rows_and_index(x.copy(), indices)
+    rows[row] = updates.reshape(row.size, rows.shape[1])
     return rows.reshape(x.shape)
 
 
@@ -370,7 +370,7 @@ def _(g, y, x, indices, updates):
 
 @op(
     shape=_scatter_shape,
-    dtype=_added,
+    dtype=_addable,
     promotes="same",
     promoted=("x", "updates"),
     flops=lambda types, results, attributes: product(types[2].shape),
@@ -384,14 +384,14 @@ def _(g, y, x, indices, updates):
     linear="x updates",
 )
 def scatter_nd_add(x, indices, updates):
-    """``x`` with updates added at positions in several axes; several updates of one place add up."""
+    """``x`` with updates added at positions in several axes; updates at repeated positions add up."""
     if indices.size == 0 and indices.shape[-1]:
         return x
     kind = as_dtype(x.dtype)
-    narrow = kind.is_float and kind.bits < 32  # 16-bit floats add up in float32
-    rows, at = _flat(x.astype(np.float32 if narrow else x.dtype), indices)
-    added = updates.reshape(at.size, rows.shape[1]).astype(rows.dtype)
-    np.add.at(rows, at, added)
+    narrow = kind.is_float and kind.bits < 32  # 16-bit floats accumulate in float32
+    rows, row = _rows_and_index(x.astype(np.float32 if narrow else x.dtype), indices)
+    added = updates.reshape(row.size, rows.shape[1]).astype(rows.dtype)
+    np.add.at(rows, row, added)
     return rows.reshape(x.shape).astype(x.dtype)
 
 
@@ -401,7 +401,7 @@ def _(g, y, x, indices, updates):
 
 
 def _scatter_rows(function: Any) -> Any:
-    """Return the rule of a scatter whose positions differ between rows: the row is one more position."""
+    """Return the vmap rule of a scatter whose positions differ between rows: it prepends the row to each position."""
 
     def rule(rows: Size, has_rows: tuple[bool, ...], x: Any, indices: Any, updates: Any) -> Any:
         if not has_rows[1]:
@@ -423,12 +423,12 @@ scatter_nd_add.vmap(_scatter_rows(scatter_nd_add))
     samples=[sample(ints((3,), 0, 3), depth=4), sample(ints((2, 2), -1, 3), depth=3, dtype="int32", label="outside")]
 )
 def one_hot(x, *, depth: int, dtype: DType = float32):
-    """A last axis of ``depth`` with 1 at the position that the integer says; all 0 where it is outside."""
+    """1 at position ``x`` of a new last axis of size ``depth``, else 0; all 0 for out-of-range integers."""
     kind = as_dtype(x.dtype)
     if not kind.is_integer:
-        raise DTypeError(f"one_hot needs integers, not {kind}", hint="cast them: cast(x, dtype='int32')")
+        raise DTypeError(f"one_hot requires integers, got {kind}", hint="cast them: cast(x, dtype='int32')")
     if depth < 0:
-        raise ShapeError(f"one_hot cannot have the depth {depth}")
+        raise ShapeError(f"one_hot requires a depth of at least 0, got {depth}")
     x = wide_positions(x)
     places = iota(shape=(*x.shape, depth), axis=len(x.shape), dtype=x.dtype)
     return operation("cast")(operation("equal")(unsqueeze(x, axis=(-1,)), places), dtype=dtype)

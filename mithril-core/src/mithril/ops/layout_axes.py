@@ -1,4 +1,4 @@
-"""Axes of reshapes and barriers, which no string describes."""
+"""Axes of reshapes and barriers, which cannot be declared as strings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mithril.ir import OpAxes, Role, unknown_axes
 
 
 def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> OpAxes:
-    """Return the common factors of two shapes of one size; sizes that are cut unevenly are not split."""
+    """Factor both shapes of a reshape into common factors; sizes without a common factor are mixed."""
     before, after = shapes[0] or (), results[0]
     left: list[list[str]] = [[] for _ in before]
     right: list[list[str]] = [[] for _ in after]
     sizes: dict[str, Size] = {}
     roles: dict[str, Role] = {}
-    # Axes of size 1 carry no factor: they may be anywhere.
+    # Axes of size 1 have no factor, so their position does not matter.
     rest = [[(k, n) for k, n in enumerate(shape) if n != 1] for shape in (before, after)]
     if any(n == 0 for n in (*before, *after)):
         return _tangled(before, after)
@@ -44,7 +44,7 @@ def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], 
 
 
 def _common(a: Size, b: Size) -> Size:
-    """Return the largest factor with which both sizes can begin."""
+    """Return the largest common factor of two sizes that is known statically."""
     if isinstance(a, int) and isinstance(b, int):
         return gcd(a, b)
     return a if a == b else b if mod(a, b) == 0 else a if mod(b, a) == 0 else 1
@@ -58,7 +58,7 @@ def _tangled(before: Shape, after: Shape) -> OpAxes:
 
 
 def barrier_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> OpAxes:
-    """Return axes of values that pass through next to each other."""
+    """Return the axes of a barrier: each result has the axes of its operand."""
     axes = tuple(tuple((f"x{k}_{i}",) for i in range(len(s or ()))) for k, s in enumerate(shapes))
     sizes = {f"x{k}_{i}": n for k, s in enumerate(shapes) for i, n in enumerate(s or ())}
     return OpAxes(axes, axes, sizes, {}, tuple(results))

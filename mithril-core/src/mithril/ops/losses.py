@@ -13,9 +13,9 @@ from mithril.ops.control_flow import stop_gradient
 from mithril.ops.creation import iota
 from mithril.ops.elementwise import abs as abs_, equal, exp, greater, less, log, maximum, minimum, sqrt, where
 from mithril.ops.indexing import take, take_along_axis
-from mithril.ops.reduction import mean, sized, sum
+from mithril.ops.reduction import mean, size_as_divisor, sum
 from mithril.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
-from mithril.ops.upcast import down, kind, up
+from mithril.ops.upcast import downcast, dtype_of, upcast
 
 REDUCTIONS = ("mean", "sum", "none")
 PAIR = (
@@ -33,10 +33,10 @@ WITH_LOGITS = [
 
 def _reduced(x: Any, reduction: str, like: Any) -> Any:
     if reduction not in REDUCTIONS:
-        what, facts, hint = unknown("reduction", reduction, REDUCTIONS)
-        raise OperationError(what, facts=facts, hint=hint)
-    made = mean(x) if reduction == "mean" else sum(x) if reduction == "sum" else x
-    return down(made, like)
+        message, facts, hint = unknown("reduction", reduction, REDUCTIONS)
+        raise OperationError(message, facts=facts, hint=hint)
+    reduced = mean(x) if reduction == "mean" else sum(x) if reduction == "sum" else x
+    return downcast(reduced, like)
 
 
 # -- classes ------------------------------------------------------------------------------------------------------
@@ -75,53 +75,53 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     ignore_index: int | None = None,
 ):
-    """Negative log likelihood of labels (class numbers without the axis, or probabilities with it) under logits.
+    """Negative log likelihood of labels: class indices, or probabilities of the shape of the logits.
 
-    ``weight`` has one factor for each class; the mean over class numbers then divides by the factors of its rows.
+    ``weight`` has one factor per class; for class indices the mean is then weighted by the factors of the labels.
     """
-    p = log_softmax(up(logits), axis=axis)
+    p = log_softmax(upcast(logits), axis=axis)
     if weight is not None:
         _expect_weight(weight.shape, logits.shape, axis)
-        weight = cast(weight, dtype=kind(p))
+        weight = cast(weight, dtype=dtype_of(p))
     classes = p.shape[axis]
-    if kind(labels).is_float:
+    if dtype_of(labels).is_float:
         _expect_probabilities(logits.shape, labels.shape)
-        target = up(labels)
+        target = upcast(labels)
         if label_smoothing:
             target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
         if weight is not None:
             target = target * _along(weight, axis, p)
         return _reduced(-sum(p * target, axis=axis), reduction, logits)
     _expect_classes("cross_entropy", "logits", logits.shape, labels.shape, axis)
-    kept = None if ignore_index is None else equal(labels, ignore_index) ^ True
-    classed = labels if kept is None else where(kept, labels, 0)
+    counted = None if ignore_index is None else equal(labels, ignore_index) ^ True
+    classed = labels if counted is None else where(counted, labels, 0)
     picked = squeeze(take_along_axis(p, unsqueeze(classed, axis=(axis,)), axis=axis), axis=(axis,))
-    share = None if weight is None else take(weight, classed, axis=0)
-    loss = -picked if share is None else -picked * share
+    factor = None if weight is None else take(weight, classed, axis=0)
+    loss = -picked if factor is None else -picked * factor
     if label_smoothing:
         spread = p if weight is None else p * _along(weight, axis, p)
         loss = loss * (1.0 - label_smoothing) - mean(spread, axis=axis) * label_smoothing
-    if kept is not None:
-        loss = where(kept, loss, 0.0)
-        share = cast(kept, dtype=kind(loss)) if share is None else where(kept, share, 0.0)
-    if reduction == "mean" and share is not None:
-        return down(sum(loss) / sum(share), logits)
+    if counted is not None:
+        loss = where(counted, loss, 0.0)
+        factor = cast(counted, dtype=dtype_of(loss)) if factor is None else where(counted, factor, 0.0)
+    if reduction == "mean" and factor is not None:
+        return downcast(sum(loss) / sum(factor), logits)
     return _reduced(loss, reduction, logits)
 
 
 def _expect_weight(weight: Any, logits: Any, axis: int) -> None:
-    """Raise unless there is one factor for each class."""
+    """Raise ShapeError unless there is one weight per class."""
     if len(weight) == 1 and assume(weight[0], "==", logits[axis], "the weight of 'cross_entropy'"):
         return
     raise ShapeError(
-        f"'cross_entropy' expected weight {shape_text((logits[axis],))}, one for each class, got {shape_text(weight)}",
+        f"'cross_entropy' expected weight {shape_text((logits[axis],))}, one per class, got {shape_text(weight)}",
         facts=[f"logits {shape_text(logits)}"],
-        hint='for one for each sample: ops.mean(ops.cross_entropy(logits, labels, reduction="none") * weight)',
+        hint='for weights per sample use ops.mean(ops.cross_entropy(logits, labels, reduction="none") * weight)',
     )
 
 
 def _along(weight: Any, axis: int, like: Any) -> Any:
-    """One number for each class, shaped so that it broadcasts against the logits."""
+    """Reshape a vector with one entry per class to broadcast against the logits."""
     return reshape(weight, shape=tuple(d if k == axis else 1 for k, d in enumerate(like.shape)))
 
 
@@ -129,14 +129,14 @@ def _expect_probabilities(logits: Any, labels: Any) -> None:
     if len(labels) != len(logits):
         raise ShapeError(
             f"'cross_entropy' got float labels {shape_text(labels)} for logits {shape_text(logits)}: "
-            "float labels are probabilities, one for each class",
-            hint="for class numbers cast the labels to int: labels.astype('int32')",
+            "float labels are probabilities, one per class",
+            hint="for class indices cast the labels to int: labels.astype('int32')",
         )
     expect_paired("cross_entropy", {"logits": logits, "labels": labels}, scalar=False)
 
 
 def _expect_classes(op: str, name: str, scores: Any, labels: Any, axis: int) -> None:
-    """Raise unless there is one class number for each row of scores."""
+    """Raise ShapeError unless there is one class index per row of scores."""
     rows = tuple(d for k, d in enumerate(scores) if k != axis)
     if len(labels) == len(rows) and all(
         assume(a, "==", b, f"labels of '{op}'") for a, b in zip(rows, labels, strict=True)
@@ -146,9 +146,9 @@ def _expect_classes(op: str, name: str, scores: Any, labels: Any, axis: int) -> 
     if labels == (*rows, 1):
         hint = "drop the last axis: labels[:, 0] in the data, or ops.squeeze(labels, axis=(-1,))"
     elif len(labels) == len(scores):
-        hint = "for one-hot labels use floats, labels.astype('float32'), or class numbers, labels.argmax(-1)"
+        hint = "for one-hot labels pass floats, labels.astype('float32'), or class indices, labels.argmax(-1)"
     raise ShapeError(
-        f"'{op}' expected labels {shape_text(rows)}, one class number for each row, got {shape_text(labels)}",
+        f"'{op}' expected labels {shape_text(rows)}, one class index per row, got {shape_text(labels)}",
         facts=[f"{name} {shape_text(scores)}"],
         hint=hint,
     )
@@ -156,58 +156,58 @@ def _expect_classes(op: str, name: str, scores: Any, labels: Any, axis: int) -> 
 
 def _number(n: Any) -> float:
     if type(n) is not int:
-        raise ShapeError(f"the number of classes must be known, got {n}")
+        raise ShapeError(f"the number of classes must be static, got '{n}'")
     return float(n)
 
 
 @cross_entropy.vjp
 def _(g, y, logits, labels, weight, *, axis, reduction, label_smoothing, ignore_index):
-    """softmax minus the target, scaled: one pass over the logits."""
-    z = log_softmax(up(logits), axis=axis)
-    p, cotangent = exp(z), up(g)
+    """Return softmax minus target, scaled: one pass over the logits."""
+    z = log_softmax(upcast(logits), axis=axis)
+    p, cotangent = exp(z), upcast(g)
     span = None if weight is None else _along(cast(weight, dtype=z.dtype), axis, z)
-    hot, kept = None, None
+    hot, counted = None, None
     if not labels.dtype.is_float:
-        kept = None if ignore_index is None else equal(labels, ignore_index) ^ True
-        hot = _one_hot(labels if kept is None else where(kept, labels, 0), axis, z)
-    target = up(labels) if hot is None else hot
+        counted = None if ignore_index is None else equal(labels, ignore_index) ^ True
+        hot = _one_hot(labels if counted is None else where(counted, labels, 0), axis, z)
+    target = upcast(labels) if hot is None else hot
     if label_smoothing:
         target = target * (1.0 - label_smoothing) + label_smoothing / _number(z.shape[axis])
     weighed = target if span is None else target * span
-    plain = hot is not None and span is None  # then the target adds up to one
+    plain = hot is not None and span is None  # the target then sums to 1
     gz = (p if plain else p * sum(weighed, axis=axis, keepdims=True)) - weighed
     if reduction == "mean":
-        cotangent = cotangent / _rows(z, hot, kept, span, axis)
+        cotangent = cotangent / _mean_divisor(z, hot, counted, span, axis)
     if reduction == "none":
         cotangent = unsqueeze(cotangent, axis=(axis,))
-    if kept is not None:
-        cotangent = cotangent * unsqueeze(cast(kept, dtype=z.dtype), axis=(axis,))
+    if counted is not None:
+        cotangent = cotangent * unsqueeze(cast(counted, dtype=z.dtype), axis=(axis,))
     gl, gw = None, None
     if hot is None:
         slope = z if span is None else z * span
-        gl = down(-(cotangent * slope) * (1.0 - label_smoothing), labels)
+        gl = downcast(-(cotangent * slope) * (1.0 - label_smoothing), labels)
         if gl.shape != labels.shape:
             gl = broadcast_to(gl, shape=labels.shape)
     if weight is not None and weight.dtype.is_float:
-        each = -(target * z)
+        terms = -(target * z)
         if reduction == "mean" and hot is not None:
-            each = each - hot * up(y)  # the divisor depends on the weight as well
-        gw = down(sum(each * cotangent, axis=tuple(k for k in range(len(z.shape)) if k != axis)), weight)
-    return down(gz * cotangent, logits), gl, gw
+            terms = terms - hot * upcast(y)  # the divisor of the mean depends on the weight as well
+        gw = downcast(sum(terms * cotangent, axis=tuple(k for k in range(len(z.shape)) if k != axis)), weight)
+    return downcast(gz * cotangent, logits), gl, gw
 
 
-def _rows(z: Any, hot: Any, kept: Any, span: Any, axis: int) -> Any:
-    """The divisor of the mean: the number of rows, or their weights together."""
-    if hot is None or (kept is None and span is None):
-        return sized(product(tuple(d for k, d in enumerate(z.shape) if k != axis)), z.dtype)
+def _mean_divisor(z: Any, hot: Any, counted: Any, span: Any, axis: int) -> Any:
+    """Return the divisor of the mean: the number of counted rows, or the sum of their weights."""
+    if hot is None or (counted is None and span is None):
+        return size_as_divisor(product(tuple(d for k, d in enumerate(z.shape) if k != axis)), z.dtype)
     if span is None:
-        return sum(cast(kept, dtype=z.dtype))
-    share = sum(hot * span, axis=axis)
-    return sum(share if kept is None else where(kept, share, 0.0))
+        return sum(cast(counted, dtype=z.dtype))
+    factor = sum(hot * span, axis=axis)
+    return sum(factor if counted is None else where(counted, factor, 0.0))
 
 
 def _one_hot(labels: Any, axis: int, like: Any) -> Any:
-    """Class numbers as rows of zeros and a one, along the axis."""
+    """Convert class indices to one-hot vectors along an axis."""
     rank = len(like.shape)
     numbers = iota(shape=tuple(like.shape[axis] if k == axis else 1 for k in range(rank)), axis=axis)
     return cast(equal(unsqueeze(cast(labels, dtype="int32"), axis=(axis,)), numbers), dtype=like.dtype)
@@ -223,16 +223,16 @@ def _one_hot(labels: Any, axis: int, like: Any) -> Any:
     labels="labels",
 )
 def nll_loss(log_probabilities, labels, *, axis: Axis = -1, reduction: str = "mean"):
-    """Negative log likelihood of class numbers, from log probabilities."""
+    """Negative log likelihood of class indices, from log probabilities."""
     _expect_classes("nll_loss", "log_probabilities", log_probabilities.shape, labels.shape, axis)
-    picked = take_along_axis(up(log_probabilities), unsqueeze(labels, axis=(axis,)), axis=axis)
+    picked = take_along_axis(upcast(log_probabilities), unsqueeze(labels, axis=(axis,)), axis=axis)
     return _reduced(-squeeze(picked, axis=(axis,)), reduction, log_probabilities)
 
 
 def _bounded_log(p: Any, eps: float) -> Any:
-    """Return log(p), at least -100, with the derivatives of log above eps and the slope 1 / eps below.
+    """Return log(p), at least -100, with the derivative of log above eps and 1 / eps below.
 
-    So a wrong prediction that is certain still learns.
+    A prediction that is certain but wrong thus still has a gradient.
     """
     steady = stop_gradient(p)
     is_inner = less(eps, steady)
@@ -243,71 +243,71 @@ def _bounded_log(p: Any, eps: float) -> Any:
 
 @composite(promotes="float", samples=[sample(Arr((3, 4), low=0.1, high=0.9), Arr((3, 4), low=0.0, high=1.0))])
 def binary_cross_entropy(probabilities, targets, *, reduction: str = "mean", eps: float = 1e-12):
-    """Of probabilities; a logarithm is cut off at -100, its slope at 1 / eps; nan outside of 0 to 1."""
+    """Binary cross entropy of probabilities, with logarithms of at least -100 and slope at most 1 / eps."""
     expect_paired("binary_cross_entropy", {"probabilities": probabilities.shape, "targets": targets.shape})
-    p, t = up(probabilities), up(targets)
+    p, t = upcast(probabilities), upcast(targets)
     loss = -(t * _bounded_log(p, eps) + (1.0 - t) * _bounded_log(1.0 - p, eps))
     return _reduced(loss, reduction, probabilities)
 
 
 @composite(promotes="float", tolerance=2.0, samples=WITH_LOGITS)
 def binary_cross_entropy_with_logits(logits, targets, pos_weight=None, *, reduction: str = "mean"):
-    """Of logits: stable where the probability is 0 or 1.
+    """Binary cross entropy of logits, stable for probabilities close to 0 or 1.
 
-    ``pos_weight`` is a factor of the loss where the target is 1: one number, or one for each of the last axes.
+    ``pos_weight`` is a factor for targets of 1: a scalar, or an array that matches the last axes of the logits.
     """
     expect_paired("binary_cross_entropy_with_logits", {"logits": logits.shape, "targets": targets.shape})
-    z, t = up(logits), up(targets)
+    z, t = upcast(logits), upcast(targets)
     if pos_weight is None:
         return _reduced(softplus(z) - z * t, reduction, logits)
     _expect_trailing(pos_weight.shape, logits.shape)
-    loss = t * up(pos_weight) * softplus(-z) + (1.0 - t) * softplus(z)
+    loss = t * upcast(pos_weight) * softplus(-z) + (1.0 - t) * softplus(z)
     return _reduced(loss, reduction, logits)
 
 
 def _expect_trailing(weight: Any, logits: Any) -> None:
-    """Raise unless the weight has the sizes of the last axes."""
+    """Raise ShapeError unless the weight has the sizes of the last axes of the logits."""
     last = logits[len(logits) - len(weight) :]
     reason = "'pos_weight' has the last sizes of the logits"
     if len(weight) <= len(logits) and all(assume(a, "==", b, reason) for a, b in zip(last, weight, strict=True)):
         return
     raise ShapeError(
         f"'binary_cross_entropy_with_logits' got pos_weight {shape_text(weight)} for logits {shape_text(logits)}",
-        facts=[f"accepted: one number, or the last sizes of the logits, such as {shape_text(logits[-1:])}"],
-        hint="for one for each sample, use reduction='none' and multiply the losses",
+        facts=[f"accepted: a scalar, or the last sizes of the logits, such as {shape_text(logits[-1:])}"],
+        hint="for weights per sample use reduction='none' and multiply the losses",
     )
 
 
 # -- distances ----------------------------------------------------------------------------------------------------
 @composite(promotes="float", samples=PAIR, precision="full")
 def mse_loss(predictions, targets, *, reduction: str = "mean"):
-    """Squared difference."""
+    """(prediction - target)^2"""
     expect_paired("mse_loss", {"predictions": predictions.shape, "targets": targets.shape})
-    d = up(predictions) - up(targets)
+    d = upcast(predictions) - upcast(targets)
     return _reduced(d * d, reduction, predictions)
 
 
 @composite(promotes="float", samples=PAIR, precision="full")
 def l1_loss(predictions, targets, *, reduction: str = "mean"):
-    """Absolute difference."""
+    """|prediction - target|"""
     expect_paired("l1_loss", {"predictions": predictions.shape, "targets": targets.shape})
-    return _reduced(abs_(up(predictions) - up(targets)), reduction, predictions)
+    return _reduced(abs_(upcast(predictions) - upcast(targets)), reduction, predictions)
 
 
 @composite(promotes="float", samples=PAIR, precision="full")
 def huber_loss(predictions, targets, *, delta: float = 1.0, reduction: str = "mean"):
-    """Half the squared difference up to delta, linear beyond."""
+    """d^2 / 2 for differences d up to delta, delta * (|d| - delta / 2) beyond."""
     expect_paired("huber_loss", {"predictions": predictions.shape, "targets": targets.shape})
-    d = abs_(up(predictions) - up(targets))
-    inside = minimum(d, delta)
-    return _reduced(inside * inside * 0.5 + (d - inside) * delta, reduction, predictions)
+    d = abs_(upcast(predictions) - upcast(targets))
+    clamped = minimum(d, delta)
+    return _reduced(clamped * clamped * 0.5 + (d - clamped) * delta, reduction, predictions)
 
 
 @composite(promotes="float", samples=PAIR, precision="full")
 def smooth_l1_loss(predictions, targets, *, beta: float = 1.0, reduction: str = "mean"):
-    """Absolute difference, rounded off below beta."""
+    """d^2 / (2 * beta) for differences d below beta, |d| - beta / 2 beyond."""
     expect_paired("smooth_l1_loss", {"predictions": predictions.shape, "targets": targets.shape})
-    d = abs_(up(predictions) - up(targets))
+    d = abs_(upcast(predictions) - upcast(targets))
     small = less(d, beta)
     return _reduced(where(small, d * d * (0.5 / beta), d - 0.5 * beta), reduction, predictions)
 
@@ -320,11 +320,11 @@ def smooth_l1_loss(predictions, targets, *, beta: float = 1.0, reduction: str = 
     ],
 )
 def kl_div(log_predictions, targets, *, reduction: str = "mean"):
-    """Target times (log target minus the prediction, which is a logarithm); a target of 0 adds nothing."""
+    """target * (log(target) - log_prediction), 0 for targets of 0."""
     expect_paired("kl_div", {"log_predictions": log_predictions.shape, "targets": targets.shape})
-    t = up(targets)
-    inside = greater(t, 0.0)
-    loss = where(inside, t * (log(where(inside, t, 1.0)) - up(log_predictions)), 0.0)
+    t = upcast(targets)
+    is_positive = greater(t, 0.0)
+    loss = where(is_positive, t * (log(where(is_positive, t, 1.0)) - upcast(log_predictions)), 0.0)
     return _reduced(loss, reduction, log_predictions)
 
 
@@ -332,23 +332,23 @@ def kl_div(log_predictions, targets, *, reduction: str = "mean"):
 def hinge_loss(predictions, targets, *, reduction: str = "mean"):
     """max(0, 1 - prediction * target) for targets of -1 and 1."""
     expect_paired("hinge_loss", {"predictions": predictions.shape, "targets": targets.shape})
-    return _reduced(maximum(1.0 - up(predictions) * up(targets), 0.0), reduction, predictions)
+    return _reduced(maximum(1.0 - upcast(predictions) * upcast(targets), 0.0), reduction, predictions)
 
 
 @composite(promotes="float", samples=[sample((3, 4), (3, 4)), sample((4, 3), (4, 3), axis=0, label="axis")])
 def cosine_similarity(a, b, *, axis: Axis = -1, eps: float = 1e-8):
-    """The cosine of the angle between vectors along an axis."""
-    u, v = up(a), up(b)
+    """Cosine of the angle between vectors along an axis."""
+    u, v = upcast(a), upcast(b)
     lengths = maximum(sqrt(sum(u * u, axis=axis)), eps) * maximum(sqrt(sum(v * v, axis=axis)), eps)
-    return down(sum(u * v, axis=axis) / lengths, a)
+    return downcast(sum(u * v, axis=axis) / lengths, a)
 
 
 @composite(promotes="float", samples=[sample((3, 4), (3, 4), (3, 4))])
 def triplet_loss(anchor, positive, negative, *, margin: float = 1.0, reduction: str = "mean"):
-    """max(0, margin + distance to the positive - distance to the negative)."""
+    """max(0, margin + |anchor - positive| - |anchor - negative|), with Euclidean distances along the last axis."""
     shapes = {"anchor": anchor.shape, "positive": positive.shape, "negative": negative.shape}
     expect_paired("triplet_loss", shapes, scalar=False)
-    a = up(anchor)
-    near, far = a - up(positive), a - up(negative)
-    d = sqrt(sum(near * near, axis=-1) + 1e-12) - sqrt(sum(far * far, axis=-1) + 1e-12)
+    a = upcast(anchor)
+    to_positive, to_negative = a - upcast(positive), a - upcast(negative)
+    d = sqrt(sum(to_positive * to_positive, axis=-1) + 1e-12) - sqrt(sum(to_negative * to_negative, axis=-1) + 1e-12)
     return _reduced(maximum(d + margin, 0.0), reduction, anchor)

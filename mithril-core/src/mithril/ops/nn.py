@@ -1,4 +1,4 @@
-"""Layers' operations: linear, embedding, dropout, resize, and rearrangements of images."""
+"""Operations of layers: linear, embedding, dropout, resize, pixel shuffle."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mithril.ops.products import matmul
 from mithril.ops.random import KEY, uniform
 from mithril.ops.reduction import sum
 from mithril.ops.shape import reshape, transpose
-from mithril.ops.upcast import down, kind, up
+from mithril.ops.upcast import downcast, dtype_of, upcast
 
-# Of ``linear``: the operations with an activation's name and a gradient of their own, and two variants.
+# The activations of ``linear``: all that declare a gradient, identity, and the approximate gelu.
 ACTIVATIONS: dict[str, Any] = {
     "none": lambda x: x,
     **{
@@ -49,12 +49,12 @@ def _linear_flops(types: Any, results: Any, attributes: Any) -> Any:
     precision="low",
 )
 def linear(x, w, b=None, *, activation: str = "none"):
-    """x times the transpose of w [out, in], plus b, through an activation."""
+    """activation(x @ w.T + b), with w [out, in]."""
     if len(w.shape) != 2:
         raise ShapeError(f"the weight of linear has rank {len(w.shape)}, expected [out, in]")
     if activation not in ACTIVATIONS:
-        what, facts, hint = unknown("activation of linear", activation, list(ACTIVATIONS))
-        raise OperationError(what, facts=facts, hint=hint)
+        message, facts, hint = unknown("activation of linear", activation, list(ACTIVATIONS))
+        raise OperationError(message, facts=facts, hint=hint)
     y = matmul(x, transpose(w, perm=(1, 0)))
     if b is not None:
         y = y + b
@@ -63,7 +63,7 @@ def linear(x, w, b=None, *, activation: str = "none"):
 
 @linear.vjp
 def _(g, y, x, w, b, *, activation):
-    """One product over all rows for the weight; activations whose slope follows from y are not computed again."""
+    """Use one product over all rows for the weight; recompute only activations whose derivative needs their input."""
     g = _through(activation, g, y, x, w, b)
     rows = product(x.shape[:-1])
     flat, cotangent = reshape(x, shape=(rows, x.shape[-1])), reshape(g, shape=(rows, w.shape[0]))
@@ -93,11 +93,13 @@ def _through(activation: str, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
     labels="indices",
 )
 def embedding(indices, table):
-    """Rows of a table [entries, size] by integer index."""
-    if not (kind(indices).is_integer):
+    """Rows of a table [entries, size], selected by integer index."""
+    if not (dtype_of(indices).is_integer):
         from mithril.base import DTypeError
 
-        raise DTypeError(f"embedding looks up integers, got {kind(indices)}", hint="cast the indices")
+        raise DTypeError(
+            f"embedding requires integers, got {dtype_of(indices)}", hint="cast them: cast(indices, dtype='int32')"
+        )
     if len(table.shape) != 2:
         raise ShapeError(f"the table of embedding has rank {len(table.shape)}, expected [entries, size]")
     return take(table, indices, axis=0)
@@ -120,19 +122,19 @@ def _(g, y, indices, table):
     precision="follow",
 )
 def dropout(x, key, *, p: float):
-    """Elements zero with probability p, the others divided by 1 - p; one key gives one mask on every backend."""
+    """x / (1 - p), with elements set to 0 with probability p; the mask for a key is the same on all backends."""
     return _dropped(x, x, key, p)
 
 
 def _dropped(x: Any, like: Any, key: Any, p: float) -> Any:
     if not 0.0 <= p <= 1.0:
-        raise OperationError(f"dropout p={p} is no probability", facts=["accepted: 0 to 1"])
+        raise OperationError(f"dropout p={p} is not a probability", facts=["accepted: 0 to 1"])
     if p == 0.0:
         return x * 1.0
     if p == 1.0:
         return x * 0.0
-    kept = greater_equal(uniform(key, shape=tuple(like.shape)), p)
-    return where(kept, x * (1.0 / (1.0 - p)), 0.0)
+    mask = greater_equal(uniform(key, shape=tuple(like.shape)), p)
+    return where(mask, x * (1.0 / (1.0 - p)), 0.0)
 
 
 @dropout.vjp
@@ -154,53 +156,53 @@ RESIZE = (
 
 @composite(promotes="float", flops=8, samples=RESIZE, precision="full")
 def resize(x, *, size: Shape, mode: str = "nearest", align_corners: bool = False):
-    """The spatial axes of [batch, channels, ...] brought to a size, by the nearest element or linearly.
+    """Resampling of the spatial axes of [batch, channels, ...] by nearest-neighbor or linear interpolation.
 
-    Positions are those of pixel centers; with ``align_corners`` the outer pixels' centers coincide.
+    Positions are pixel centers; with ``align_corners`` the centers of the corner pixels coincide.
     """
     if mode not in MODES:
-        what, facts, hint = unknown("mode of resize", mode, MODES)
-        raise OperationError(what, facts=facts, hint=hint)
+        message, facts, hint = unknown("mode of resize", mode, MODES)
+        raise OperationError(message, facts=facts, hint=hint)
     if len(size) != len(x.shape) - 2:
-        raise ShapeError(f"resize to {list(size)} needs an image of rank {len(size) + 2}, got rank {len(x.shape)}")
+        raise ShapeError(f"resize to {list(size)} requires an image of rank {len(size) + 2}, got rank {len(x.shape)}")
     for axis, n in enumerate(size, start=2):
         old = x.shape[axis]
         if type(old) is not int or type(n) is not int:
-            raise ShapeError("resize needs static spatial sizes", facts=[f"axis {axis}: {old} to {n}"])
+            raise ShapeError("resize requires static spatial sizes", facts=[f"axis {axis}: {old} to {n}"])
         if old != n:
             x = _nearest(x, axis, old, n) if mode == "nearest" else _linear(x, axis, old, n, align_corners)
     return x
 
 
 def _nearest(x: Any, axis: int, old: int, new: int) -> Any:
-    at = np.minimum(np.floor(np.arange(new) * (old / new)).astype(np.int32), old - 1)
-    return take(x, at, axis=axis)
+    indices = np.minimum(np.floor(np.arange(new) * (old / new)).astype(np.int32), old - 1)
+    return take(x, indices, axis=axis)
 
 
 def _linear(x: Any, axis: int, old: int, new: int, align_corners: bool) -> Any:
-    """One product with a small matrix that holds two weights per row."""
+    """Interpolate linearly along one axis, by a product with a matrix that has two weights per row."""
     if align_corners:
-        at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+        positions = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
     else:
-        at = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
-    low = np.minimum(np.floor(at).astype(int), old - 1)
+        positions = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
+    low = np.minimum(np.floor(positions).astype(int), old - 1)
     high = np.minimum(low + 1, old - 1)
-    share = at - low
+    fraction = positions - low
     weights = np.zeros((new, old))
-    np.add.at(weights, (np.arange(new), low), 1 - share)
-    np.add.at(weights, (np.arange(new), high), share)
-    wide = up(x)
-    matrix = weights.astype(kind(wide).numpy)
+    np.add.at(weights, (np.arange(new), low), 1 - fraction)
+    np.add.at(weights, (np.arange(new), high), fraction)
+    z = upcast(x)
+    matrix = weights.astype(dtype_of(z).numpy)
     last = len(x.shape) - 1
     swap = tuple(last if k == axis else axis if k == last else k for k in range(last + 1))
-    moved = wide if axis == last else transpose(wide, perm=swap)
-    y = matmul(moved, matrix.T)
-    return down(y if axis == last else transpose(y, perm=swap), x)
+    transposed = z if axis == last else transpose(z, perm=swap)
+    y = matmul(transposed, matrix.T)
+    return downcast(y if axis == last else transpose(y, perm=swap), x)
 
 
 @composite(samples=[sample((1, 8, 2, 3), factor=2)])
 def pixel_shuffle(x, *, factor: int):
-    """[N, C * f * f, H, W] to [N, C, H * f, W * f]: channels laid out as pixels."""
+    """Rearrangement of channels to pixels: [N, C * f * f, H, W] to [N, C, H * f, W * f]."""
     n, c, h, w = x.shape
     y = reshape(x, shape=(n, c // (factor * factor), factor, factor, h, w))
     return reshape(transpose(y, perm=(0, 1, 4, 2, 5, 3)), shape=(n, c // (factor * factor), h * factor, w * factor))

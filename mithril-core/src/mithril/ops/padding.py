@@ -23,11 +23,11 @@ def _pad_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) ->
 
 def _pad_shape(x: Shape, *, widths: Any, mode: str, value: Any) -> Shape:
     if mode not in PAD_MODES:
-        raise OperationError(f"pad has no mode '{mode}'", facts=["known: " + ", ".join(PAD_MODES)])
+        raise OperationError(f"unknown mode '{mode}' of pad", facts=["known: " + ", ".join(PAD_MODES)])
     if len(widths) != len(x):
         raise ShapeError(
             f"pad got widths for {len(widths)} axes, but the operand has rank {len(x)}",
-            hint="give one (before, after) pair per axis, (0, 0) where nothing is added",
+            hint="pass one (before, after) pair per axis, (0, 0) for no padding",
         )
     for axis, (size, (before, after)) in enumerate(zip(x, widths, strict=True)):
         for width in (before, after):
@@ -36,10 +36,10 @@ def _pad_shape(x: Shape, *, widths: Any, mode: str, value: Any) -> Shape:
             if width == 0 or mode == "constant":
                 continue
             if mode == "edge" and not assume(1, "<=", size, f"axis {axis} has an edge"):
-                raise ShapeError(f"axis {axis} is empty: it has no edge to repeat", hint="use mode='constant'")
+                raise ShapeError(f"cannot repeat the edge of axis {axis}: its size is 0", hint="use mode='constant'")
             if mode == "reflect" and not assume(width + 1, "<=", size, f"axis {axis} reflects its own elements"):
                 raise ShapeError(
-                    f"pad width {width} of axis {axis} is too large to reflect its {size} elements",
+                    f"pad width {width} of axis {axis} is too large to reflect {size} elements",
                     facts=[f"accepted: at most {size - 1}"],
                 )
     return tuple(before + size + after for size, (before, after) in zip(x, widths, strict=True))
@@ -60,7 +60,7 @@ def _pad_shape(x: Shape, *, widths: Any, mode: str, value: Any) -> Shape:
     moves=True,
 )
 def pad(x, *, widths: Pairs, mode: str = "constant", value: number = 0):
-    """Add elements before and after along each axis: a constant, the mirrored inside without the edge, or the edge."""
+    """x with elements added before and after each axis: a constant, the reflection without the edge, or the edge."""
     if mode == "constant":
         out = np.full([b + n + a for n, (b, a) in zip(x.shape, widths, strict=True)], value, x.dtype)
         out[tuple(builtins.slice(b, b + n) for n, (b, _) in zip(x.shape, widths, strict=True))] = x
@@ -68,9 +68,9 @@ def pad(x, *, widths: Pairs, mode: str = "constant", value: number = 0):
     for axis, (before, after) in enumerate(widths):
         if before or after:
             n = x.shape[axis]
-            at = np.arange(-int(before), n + int(after))
-            inside = np.clip(at, 0, n - 1)
-            x = np.take(x, inside if mode == "edge" else 2 * inside - at, axis)
+            position = np.arange(-int(before), n + int(after))
+            clamped = np.clip(position, 0, n - 1)
+            x = np.take(x, clamped if mode == "edge" else 2 * clamped - position, axis)
     return x
 
 
@@ -91,7 +91,7 @@ def _(g, y, x, *, widths, mode, value):
 
 
 def _folded(part: Any, axis: int, size: Size, mode: str, *, first: bool) -> Any:
-    """The cotangent of padded elements, brought back to the elements they were copied from."""
+    """Add up the cotangent of padding at the elements from which the padding was copied."""
     if mode == "edge":
         part, offset = operation("sum")(part, axis=axis, keepdims=True), 0
     else:

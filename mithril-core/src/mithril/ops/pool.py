@@ -1,7 +1,7 @@
-"""Pooling over spatial axes: maximum and average over windows, adaptive and global forms.
+"""Pooling over spatial axes: maximum and average, over windows, adaptive and global.
 
-Images are ``[batch, channels, *spatial]``. One number given for kernel, stride or dilation, one pair for padding, holds
-for all spatial axes. Padding never wins a maximum: it counts as minus infinity.
+Images are ``[batch, channels, *spatial]``. A single kernel size, stride or dilation, or a single pair for padding,
+applies to all spatial axes. Maxima treat padding as minus infinity.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from mithril.base import (
     product,
 )
 from mithril.ir import Ints, Pairs, always, composite, exactly, floating, numeric, op, sample, shape_text
-from mithril.ops.convolution import accumulating, cropped, per_axis, places, windows, windows_fit
+from mithril.ops.convolution import per_axis, tap_slices, unpad, windows, windows_fit
 from mithril.ops.creation import full
 from mithril.ops.indexing import scatter_add_along_axis, take
 from mithril.ops.shape import reshape, transpose
+from mithril.ops.upcast import to_float32
 
 Array = np.ndarray[Any, Any]
 
 
 # -- attributes and shapes ----------------------------------------------------------------------------------------
-def _spatial(types: Sequence[TensorType | None], least: int = 1) -> int:
+def _spatial(types: Sequence[TensorType | None], minimum: int = 1) -> int:
     rank = types[0].rank - 2 if types[0] is not None else 0
-    if rank < least:
+    if rank < minimum:
         raise ShapeError(
-            f"pooling needs spatial axes, but the operand has rank {rank + 2}",
+            f"pooling requires spatial axes, but the operand has rank {rank + 2}",
             facts=["accepted: [batch, channels, *spatial] of rank 3 or more"],
         )
     return rank
@@ -52,31 +53,31 @@ def _pool_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -
         reach = (kernel - 1) * step + 1
         if any(isinstance(p, int) and p >= reach for p in pair):
             raise ShapeError(
-                f"padding {pair[0]} and {pair[1]} of spatial axis {k} holds a whole window of {reach}",
+                f"padding {pair[0]} and {pair[1]} of spatial axis {k} contains an entire window of {reach}",
                 facts=[f"accepted: at most {reach - 1} on each side"],
             )
     return attributes
 
 
 def pool_shape(x: Shape, *, kernel: Ints, stride: Ints, padding: Pairs, dilation: Ints = (), **_: Any) -> Shape:
-    """One result element per window."""
+    """Return the shape of the result: one element per window."""
     rows = zip(x[2:], kernel, stride, padding, dilation or (1,) * len(kernel), strict=True)
     return (*x[:2], *(windows_fit(k, *row) for k, row in enumerate(rows)))
 
 
 def _expect_cotangent(g: Shape, expected: Shape) -> None:
     if len(g) != len(expected) or not all(
-        assume(a, "==", b, "a cotangent has the result's shape") for a, b in zip(g, expected, strict=True)
+        assume(a, "==", b, "a cotangent has the shape of the result") for a, b in zip(g, expected, strict=True)
     ):
         raise ShapeError(f"the cotangent has shape {shape_text(g)}, expected {shape_text(expected)}")
 
 
 def _cost(operand: int) -> Any:
-    """An operation per element of every window; the windows are those of the result or of an operand."""
+    """Return a flop count: one per window element; ``operand`` is the index of the pooled array, or -1: the result."""
 
     def flops(types: Sequence[Any], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
-        made = results[0] if operand < 0 else types[operand]
-        return product((*made.shape, *attributes["kernel"]))
+        output = results[0] if operand < 0 else types[operand]
+        return product((*output.shape, *attributes["kernel"]))
 
     return flops
 
@@ -109,7 +110,7 @@ SPECIAL = exactly(1.0, float("nan"), 3.0, 3.0, float("-inf"), float("-inf"), sha
     precision="follow",
 )
 def max_pool(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
-    """The largest element of each window; nan propagates."""
+    """Maximum of each window; nan propagates."""
     view = windows(x, kernel, stride, padding, dilation, _lowest(x))
     return np.max(view, axis=tuple(range(x.ndim, view.ndim)))
 
@@ -131,9 +132,9 @@ def _(g, y, x, *, kernel, stride, padding, dilation):
     axes="n c *h -> n c *p | h window, p whole",
 )
 def max_pool_positions(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
-    """Where the maximum of each window lies: its number, int32, among the channel's elements in row-major order.
+    """Argmax of each window, int32: an index into the flattened spatial axes.
 
-    The first of equal ones counts, nan counts as the largest; -1 where a window meets nothing but padding.
+    The first of equal maxima wins, nan is the largest; -1 for windows that contain only padding.
     """
     view = windows(x, kernel, stride, padding, dilation, _lowest(x))
     spatial = x.shape[2:]
@@ -142,11 +143,11 @@ def max_pool_positions(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs =
     count = math.prod(kernel)
     flat, numbers = (v.reshape(*v.shape[: x.ndim], count) for v in (view, numbers))
     top = np.max(flat, axis=-1, keepdims=True)
-    hits = ((flat == top) | ((flat != flat) & (top != top))) & (numbers >= 0)  # padding may equal -inf, and is no hit
+    hits = ((flat == top) | ((flat != flat) & (top != top))) & (numbers >= 0)  # excludes padding, which equals -inf
     first = np.argmax(hits, axis=-1)[..., None]
     numbers = np.broadcast_to(numbers, flat.shape)
-    found = np.where(np.take_along_axis(hits, first, -1), np.take_along_axis(numbers, first, -1), -1)
-    return found[..., 0].astype(np.int32)
+    indices = np.where(np.take_along_axis(hits, first, -1), np.take_along_axis(numbers, first, -1), -1)
+    return indices[..., 0].astype(np.int32)
 
 
 max_pool_positions.no_vjp("positions are integers")
@@ -164,12 +165,12 @@ max_pool_positions.no_vjp("positions are integers")
     axes="n c *p, n c *h -> n c *h | h window, p whole",
 )
 def max_pool_grad(g, x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
-    """The cotangent of ``max_pool``'s operand: each window's goes to its first maximum."""
-    at = max_pool_positions(x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
-    _expect_cotangent(tuple(g.shape), tuple(at.shape))
+    """Input gradient of ``max_pool``: the cotangent of each window is added to its first maximum."""
+    indices = max_pool_positions(x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+    _expect_cotangent(tuple(g.shape), tuple(indices.shape))
     lead, zero = tuple(x.shape[:2]), full(shape=(), value=0, dtype=g.dtype)
-    taken = operation("where")(operation("less")(at, 0), zero, g)
-    flat = [reshape(v, shape=(*lead, product(v.shape[2:]))) for v in (at, taken)]
+    masked = operation("where")(operation("less")(indices, 0), zero, g)
+    flat = [reshape(v, shape=(*lead, product(v.shape[2:]))) for v in (indices, masked)]
     none = full(shape=(*lead, product(x.shape[2:])), value=0, dtype=g.dtype)
     return reshape(scatter_add_along_axis(none, flat[0], flat[1], axis=2), shape=tuple(x.shape))
 
@@ -183,7 +184,7 @@ AVERAGE_SAMPLES: list[tuple[str, Shape, dict[str, Any]]] = [
 
 
 def _counts(shape: Sequence[Any], kernel: Ints, stride: Ints, padding: Any, count_include_pad: bool) -> Any:
-    """How many elements each window averages."""
+    """Return the number of elements in each mean."""
     if count_include_pad:
         return math.prod(kernel)
     counts = windows(np.ones((1, 1, *shape[2:])), kernel, stride, padding, (1,) * len(kernel))
@@ -202,8 +203,8 @@ def _counts(shape: Sequence[Any], kernel: Ints, stride: Ints, padding: Any, coun
     precision="follow",
 )
 def avg_pool(x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), count_include_pad: bool = True):
-    """The mean of each window, padding counted as zeros or not at all. 16-bit floats accumulate in float32."""
-    view = windows(accumulating(x), kernel, stride, padding, (1,) * len(kernel))
+    """Mean of each window, with or without padding, which is 0. 16-bit floats accumulate in float32."""
+    view = windows(to_float32(x), kernel, stride, padding, (1,) * len(kernel))
     total = np.sum(view, axis=tuple(range(x.ndim, view.ndim)))
     return (total / _counts(x.shape, kernel, stride, padding, count_include_pad)).astype(x.dtype)
 
@@ -243,13 +244,13 @@ def avg_pool_grad(
     padding: Pairs = ((0, 0),),
     count_include_pad: bool = True,
 ):
-    """The cotangent of ``avg_pool``'s operand of the given shape: each window's is shared evenly by its elements."""
-    share = accumulating(g)
+    """Input gradient of ``avg_pool`` for an operand of the given shape: windows distribute their cotangents evenly."""
+    share = to_float32(g)
     share = share / np.asarray(_counts(shape, kernel, stride, padding, count_include_pad), share.dtype)
     out = np.zeros((*shape[:2], *(n + a + b for n, (a, b) in zip(shape[2:], padding, strict=True))), share.dtype)
-    for _, where in places(g.shape[2:], kernel, stride, (1,) * len(kernel)):
-        out[where] += share
-    return cropped(out, padding).astype(g.dtype)
+    for _, window in tap_slices(g.shape[2:], kernel, stride, (1,) * len(kernel)):
+        out[window] += share
+    return unpad(out, padding).astype(g.dtype)
 
 
 @avg_pool_grad.vjp
@@ -259,29 +260,29 @@ def _(gg, y, g, *, shape, **attributes):
 
 # -- adaptive and global ------------------------------------------------------------------------------------------
 def _adaptive(x: Any, size: Ints) -> Ints:
-    """The result's spatial sizes, one for each axis."""
+    """Return the spatial sizes of the result, one per axis."""
     rank = _spatial([TensorType(as_dtype(x.dtype), tuple(x.shape))])
     sizes: Ints = per_axis({"size": size}, ("size",), rank)["size"]
     if all(n == 1 for n in sizes):
-        return sizes  # the whole axis, whatever its size
+        return sizes  # global pooling, which also supports symbolic sizes
     for k, n in enumerate(x.shape[2:]):
         if not isinstance(n, int):
             raise ShapeError(
-                f"adaptive pooling to {sizes[k]} needs the size of spatial axis {k}, which is '{n}'",
-                hint="give its size when compiling; only the size 1 needs none",
+                f"adaptive pooling to {sizes[k]} requires a static size of spatial axis {k}, got '{n}'",
+                hint="pass shapes=... with an int for this axis; only pooling to size 1 supports symbolic sizes",
             )
         if n == 0:
-            raise ShapeError(f"spatial axis {k} is empty: it has nothing to pool")
+            raise ShapeError(f"cannot pool spatial axis {k}: its size is 0")
     return sizes
 
 
 def _bounds(n: int, size: int) -> list[tuple[int, int]]:
-    """Windows that cover an axis of n with ``size`` pieces: they overlap where size does not divide n."""
+    """Return ``size`` windows that cover an axis of n elements; they overlap if ``size`` does not divide n."""
     return [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
 
 
 def _last(x: Any, axis: int) -> tuple[int, ...]:
-    """The permutation that exchanges an axis with the last."""
+    """Return the permutation that swaps an axis with the last."""
     perm = list(range(len(x.shape)))
     perm[axis], perm[-1] = perm[-1], perm[axis]
     return tuple(perm)
@@ -296,7 +297,7 @@ def _last(x: Any, axis: int) -> tuple[int, ...]:
     precision="full",
 )
 def adaptive_avg_pool(x, *, size: Ints):
-    """Means over windows chosen so that the result has the given spatial size."""
+    """Mean over windows that yield the given spatial size."""
     sizes = _adaptive(x, size)
     if all(n == 1 for n in sizes):
         return global_avg_pool(x)
@@ -305,18 +306,16 @@ def adaptive_avg_pool(x, *, size: Ints):
         kernel = tuple(n // m for n, m in zip(spatial, sizes, strict=True))
         return avg_pool(x, kernel=kernel, stride=kernel)
     kind = as_dtype(x.dtype)
-    wide = operation("cast")(x, dtype="float32") if not kind.is_float or kind.bits < 32 else x
+    y = operation("cast")(x, dtype="float32") if not kind.is_float or kind.bits < 32 else x
     for axis, (n, m) in enumerate(zip(spatial, sizes, strict=True), 2):
         if n == m:
             continue
-        weights = np.zeros(
-            (n, m), as_dtype(wide.dtype).numpy
-        )  # the mean over a box is the mean of means along its axes
+        weights = np.zeros((n, m), as_dtype(y.dtype).numpy)  # the mean over a box is the mean of means along its axes
         for i, (a, b) in enumerate(_bounds(n, m)):
             weights[a:b, i] = 1 / (b - a)
-        perm = _last(wide, axis)
-        wide = transpose(operation("matmul")(transpose(wide, perm=perm), weights), perm=perm)
-    return operation("cast")(wide, dtype=kind) if kind.is_float and kind.bits < 32 else wide
+        perm = _last(y, axis)
+        y = transpose(operation("matmul")(transpose(y, perm=perm), weights), perm=perm)
+    return operation("cast")(y, dtype=kind) if kind.is_float and kind.bits < 32 else y
 
 
 @composite(
@@ -327,7 +326,7 @@ def adaptive_avg_pool(x, *, size: Ints):
     ]
 )
 def adaptive_max_pool(x, *, size: Ints):
-    """Maxima over windows chosen so that the result has the given spatial size."""
+    """Maximum over windows that yield the given spatial size."""
     sizes = _adaptive(x, size)
     spatial = x.shape[2:]
     if not is_static(spatial):
@@ -339,22 +338,22 @@ def adaptive_max_pool(x, *, size: Ints):
     for k, (n, m) in enumerate(zip(spatial, sizes, strict=True)):
         pieces = _bounds(n, m)
         longest = max(b - a for a, b in pieces)  # shorter windows repeat their last element
-        at = np.array([min(a + j, b - 1) for a, b in pieces for j in range(longest)], np.int32)
+        indices = np.array([min(a + j, b - 1) for a, b in pieces for j in range(longest)], np.int32)
         kernel = tuple(longest if i == k else 1 for i in range(rank))
-        x = max_pool(take(x, at, axis=2 + k), kernel=kernel, stride=kernel)
+        x = max_pool(take(x, indices, axis=2 + k), kernel=kernel, stride=kernel)
     return x
 
 
 @composite(samples=[sample((2, 3, 4)), sample((1, 2, 3, 3), label="2d")])
 def global_avg_pool(x):
-    """The mean over all spatial axes, which stay with size 1."""
+    """Mean over all spatial axes, which have size 1 in the result."""
     _spatial([TensorType(as_dtype(x.dtype), tuple(x.shape))])
     return operation("mean")(x, axis=tuple(range(2, len(x.shape))), keepdims=True)
 
 
 @composite(samples=[sample((2, 3, 4)), sample((1, 2, 3, 3), label="2d")])
 def global_max_pool(x):
-    """The largest element over all spatial axes, which stay with size 1; equal ones share the cotangent."""
+    """Maximum over all spatial axes, which have size 1 in the result; equal maxima split the cotangent evenly."""
     _spatial([TensorType(as_dtype(x.dtype), tuple(x.shape))])
     return operation("max")(x, axis=tuple(range(2, len(x.shape))), keepdims=True)
 

@@ -1,4 +1,4 @@
-"""Products: matrices, general contractions, and Einstein sums made of them."""
+"""Products: matmul, general contractions, and einsum."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 
 from mithril.base import Shape, ShapeError, Size, TensorType, product
 from mithril.ir import Ints, broadcast, composite, expect_equal, ints, numeric, op, sample
-from mithril.ops.reduction import sum, wide
+from mithril.ops.reduction import sum
 from mithril.ops.shape import broadcast_to, reshape, transpose
+from mithril.ops.upcast import to_float32
 
 
 # -- matmul -------------------------------------------------------------------------------------------------------
 def _matmul_shape(a: Shape, b: Shape) -> Shape:
     if not a or not b:
-        raise ShapeError("matmul needs operands of rank 1 at least", hint="multiply scalars with *")
+        raise ShapeError("matmul requires operands of rank 1 or more", hint="multiply scalars with *")
     rows = a[:-1] if len(a) == 1 else a[-2:-1]
     columns = () if len(b) == 1 else b[-1:]
     expect_equal("the inner sizes of a matrix product", a[-1], b[-1] if len(b) == 1 else b[-2])
@@ -51,13 +52,13 @@ MATMULS = (
     linear="a | b",
 )
 def matmul(a, b):
-    """Matrix product as NumPy's: vectors count as rows or columns, leading axes broadcast."""
-    return np.matmul(wide(a), wide(b))
+    """Matrix product as in NumPy: vectors are rows or columns, leading axes broadcast."""
+    return np.matmul(to_float32(a), to_float32(b))
 
 
 @matmul.vjp
 def _(g, y, a, b):
-    """Both as products again; a weight shared by a batch gets one product over all rows."""
+    """Use products for both gradients; a weight shared by a batch has one product over all rows."""
     left, right = _matrix(a, row=True), _matrix(b, row=False)
     cotangent = g
     if len(b.shape) == 1:
@@ -70,14 +71,14 @@ def _(g, y, a, b):
         flat = reshape(left, shape=(rows, left.shape[-1]))
         gb = matmul(_swapped(flat), reshape(cotangent, shape=(rows, cotangent.shape[-1])))
     else:
-        gb = _summed(matmul(_swapped(left), cotangent), right.shape)
-    ga = _summed(matmul(cotangent, _swapped(right)), left.shape)
+        gb = unbroadcast(matmul(_swapped(left), cotangent), right.shape)
+    ga = unbroadcast(matmul(cotangent, _swapped(right)), left.shape)
     return reshape(ga, shape=a.shape), reshape(gb, shape=b.shape)
 
 
 @matmul.vmap
 def _(rows, has_rows, a, b):
-    """Vectors in all rows, as matrices."""
+    """Reshape mapped vectors to matrices if both operands are mapped."""
     vectors = [x.ndim - mapped == 1 for x, mapped in zip((a, b), has_rows, strict=True)]
     if not all(has_rows) or not any(vectors):
         return NotImplemented
@@ -102,8 +103,8 @@ def _swapped(x: Any) -> Any:
     return transpose(x, perm=(*range(rank - 2), rank - 1, rank - 2))
 
 
-def _summed(g: Any, shape: Shape) -> Any:
-    """g summed over the axes along which an operand of this shape was broadcast."""
+def unbroadcast(g: Any, shape: Shape) -> Any:
+    """Sum over the axes along which an operand of this shape was broadcast."""
     extra = len(g.shape) - len(shape)
     if extra:
         g = sum(g, axis=tuple(range(extra)))
@@ -113,8 +114,8 @@ def _summed(g: Any, shape: Shape) -> Any:
 
 # -- dot ----------------------------------------------------------------------------------------------------------
 def _free(rank: int, *used: Ints) -> tuple[int, ...]:
-    taken = {k for axes in used for k in axes}
-    return tuple(k for k in range(rank) if k not in taken)
+    excluded = {k for axes in used for k in axes}
+    return tuple(k for k in range(rank) if k not in excluded)
 
 
 def _dot_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
@@ -124,19 +125,19 @@ def _dot_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) ->
             axes = attributes[f"{kind}_{name}"]
             if any(not -t.rank <= k < t.rank for k in axes):
                 raise ShapeError(
-                    f"dot: {kind}_{name}={axes} names an axis that operand '{name}' does not have", facts=[str(t)]
+                    f"dot: {kind}_{name}={axes} contains an axis that operand '{name}' does not have", facts=[str(t)]
                 )
             attributes[f"{kind}_{name}"] = tuple(k % t.rank for k in axes)
-        both = attributes[f"contract_{name}"] + attributes[f"batch_{name}"]
-        if len(set(both)) != len(both):
-            raise ShapeError(f"dot: an axis of operand '{name}' is named twice", facts=[f"axes: {both}"])
+        pairs = attributes[f"contract_{name}"] + attributes[f"batch_{name}"]
+        if len(set(pairs)) != len(pairs):
+            raise ShapeError(f"dot: duplicate axis of operand '{name}'", facts=[f"axes: {pairs}"])
     return attributes
 
 
 def _dot_shape(a: Shape, b: Shape, *, contract_a: Ints, contract_b: Ints, batch_a: Ints, batch_b: Ints) -> Shape:
     for kind, left, right in (("contract", contract_a, contract_b), ("batch", batch_a, batch_b)):
         if len(left) != len(right):
-            raise ShapeError(f"dot: {kind}_a and {kind}_b name {len(left)} and {len(right)} axes")
+            raise ShapeError(f"dot: {kind}_a has {len(left)} axes, but {kind}_b has {len(right)}")
     for i, j in zip(contract_a, contract_b, strict=True):
         expect_equal("contracted axes", a[i], b[j])
     batch = tuple(expect_equal("batch axes", a[i], b[j]) for i, j in zip(batch_a, batch_b, strict=True))
@@ -145,7 +146,7 @@ def _dot_shape(a: Shape, b: Shape, *, contract_a: Ints, contract_b: Ints, batch_
 
 
 def _dot_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> str:
-    """Return the string of a contraction over any axes."""
+    """Return the axes string of a contraction."""
     names = []
     for side, shape in zip("ab", shapes, strict=True):
         batch, inner = attributes[f"batch_{side}"], attributes[f"contract_{side}"]
@@ -182,16 +183,16 @@ def _dot_flops(
     precision="low",
 )
 def dot(a, b, *, contract_a: Ints, contract_b: Ints, batch_a: Ints = (), batch_b: Ints = ()):
-    """General product: sums over the contracted axes; gives batch axes, then a's free axes, then b's."""
+    """General contraction: sums over the contracted axes; the result has batch axes, free axes of a, free axes of b."""
     free_a, free_b = _free(a.ndim, contract_a, batch_a), _free(b.ndim, contract_b, batch_b)
-    left = np.transpose(wide(a), (*batch_a, *free_a, *contract_a))
-    right = np.transpose(wide(b), (*batch_b, *contract_b, *free_b))
+    left = np.transpose(to_float32(a), (*batch_a, *free_a, *contract_a))
+    right = np.transpose(to_float32(b), (*batch_b, *contract_b, *free_b))
     batch = tuple(a.shape[k] for k in batch_a)
     rows, columns = tuple(a.shape[k] for k in free_a), tuple(b.shape[k] for k in free_b)
     inner = int(np.prod([a.shape[k] for k in contract_a], dtype=np.int64))
     m, n = int(np.prod(rows, dtype=np.int64)), int(np.prod(columns, dtype=np.int64))
-    made = np.matmul(left.reshape((*batch, m, inner)), right.reshape((*batch, inner, n)))
-    return made.reshape((*batch, *rows, *columns))
+    y = np.matmul(left.reshape((*batch, m, inner)), right.reshape((*batch, inner, n)))
+    return y.reshape((*batch, *rows, *columns))
 
 
 @dot.vjp
@@ -201,7 +202,7 @@ def _(g, y, a, b, *, contract_a, contract_b, batch_a, batch_b):
     batch = tuple(range(n))
     ga = dot(g, b, contract_a=tuple(range(n + p, n + p + q)), contract_b=free_b, batch_a=batch, batch_b=batch_b)
     gb = dot(g, a, contract_a=tuple(range(n, n + p)), contract_b=free_a, batch_a=batch, batch_b=batch_a)
-    # what comes back: batch axes, free axes, then the contracted axes in the other operand's order
+    # ga and gb have batch axes, free axes, then the contracted axes in the order of the other operand
     order_a = (*batch_a, *free_a, *(contract_a[contract_b.index(k)] for k in sorted(contract_b)))
     order_b = (*batch_b, *free_b, *(contract_b[contract_a.index(k)] for k in sorted(contract_a)))
     return _reordered(ga, order_a), _reordered(gb, order_b)
@@ -209,7 +210,7 @@ def _(g, y, a, b, *, contract_a, contract_b, batch_a, batch_b):
 
 @dot.vmap
 def _(rows, has_rows, a, b, **attributes):
-    """Rows of both are one more batch axis, rows of one a free axis of it, the first."""
+    """Treat the rows of both operands as a batch axis, the rows of one operand as its first free axis."""
     shifted = {n: tuple(k + has_rows[n.endswith("_b")] for k in axes) for n, axes in attributes.items()}
     if all(has_rows):
         shifted |= {n: (0, *shifted[n]) for n in ("batch_a", "batch_b")}
@@ -222,7 +223,7 @@ def _(rows, has_rows, a, b, **attributes):
 
 
 def _reordered(x: Any, order: tuple[int, ...]) -> Any:
-    """x, whose axis k is axis ``order[k]`` of the result."""
+    """Transpose x so that its axis k becomes axis ``order[k]``."""
     return transpose(x, perm=tuple(order.index(k) for k in range(len(order))))
 
 
@@ -242,7 +243,7 @@ def _reordered(x: Any, order: tuple[int, ...]) -> Any:
     precision="low",
 )
 def einsum(*xs, equation: str):
-    """Einstein summation: repeated letters are summed, ``->`` names the result, ``...`` stands for leading axes."""
+    """Einsum: sums over letters missing in the result, which follows ``->``; ``...`` matches any leading axes."""
     from mithril.ops.einsum_equation import contract
 
     return contract(xs, equation, dot, sum, transpose, reshape, broadcast_to)

@@ -1,4 +1,4 @@
-"""Indexing of symbolic tensors as NumPy does it: ``x[1, ::2, None, rows]``."""
+"""NumPy-style indexing of symbolic tensors: ``x[1, ::2, None, rows]``."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from mithril.ops.slicing import END, select, slice
 
 
 def getitem(x: Any, index: Any) -> Any:
-    """``x[index]`` as in NumPy: integers, slices, None, an Ellipsis, and at most one array of integers (``take``).
+    """Return ``x[index]`` as in NumPy: ints, slices, None, an Ellipsis, and at most one integer array (``take``).
 
-    Only operations are called on ``x``, so graph values and model connections are indexed alike. Axes after an Ellipsis
-    are counted from the end, so the rank need not be known.
+    Indexing only applies operations to ``x``, so it works for graph values and model connections. Axes after an
+    Ellipsis count from the end, so the rank can be unknown.
     """
     items = list(index) if isinstance(index, tuple) else [index]
-    at = [k for k, item in enumerate(items) if item is Ellipsis]
-    if len(at) > 1:
-        raise OperationError("an index holds '...' more than once")
+    ellipses = [k for k, item in enumerate(items) if item is Ellipsis]
+    if len(ellipses) > 1:
+        raise OperationError("an index can contain only one '...'")
     consuming = builtins.sum(item is not None and item is not Ellipsis for item in items)
     rank = getattr(x, "ndim", None)
     if isinstance(rank, int) and consuming > rank:
         raise ShapeError(f"an index for {consuming} axes, but the operand has rank {rank}", facts=[f"index {index!r}"])
-    split_at = at[0] if at else len(items)
+    split_at = ellipses[0] if ellipses else len(items)
     steps = _Steps()
     steps.add(items[:split_at], front=True)
     steps.add(items[split_at + 1 :][::-1], front=False)
@@ -42,7 +42,7 @@ def getitem(x: Any, index: Any) -> Any:
 
 
 class _Steps:
-    """What an index does, in order: slices, selected positions, new axes, one array of positions."""
+    """The operations of an index, in order: slices, selected positions, new axes, one array of positions."""
 
     def __init__(self) -> None:
         self.slices: list[tuple[int, Any, Any, int]] = []
@@ -52,30 +52,32 @@ class _Steps:
         self.array: tuple[int, Any] | None = None
 
     def add(self, items: Sequence[Any], *, front: bool) -> None:
-        """Take items in from the front, or from the back: then axis k is ``-k - 1``."""
-        axis = made = 0
+        """Add items from the front, or from the back, where axis k is ``-k - 1``."""
+        axis = result_axis = 0
         for item in items:
-            place, result = (axis, made) if front else (-axis - 1, -made - 1)
+            place, result = (axis, result_axis) if front else (-axis - 1, -result_axis - 1)
             if item is None:
                 self.new.append(result)
-                made += 1
+                result_axis += 1
                 continue
             axis += 1
             if isinstance(item, builtins.slice):
                 self._slice(item, place)
-                made += 1
+                result_axis += 1
             elif (position := _position(item)) is not None:
                 self.selected.append((place, position))
             else:
                 if self.array is not None:
-                    raise OperationError("an index may hold one array of integers", hint="use gather_nd for several")
+                    raise OperationError(
+                        "an index can contain only one integer array", hint="use gather_nd for several"
+                    )
                 self.array = (result, _array(item))
-                made += 1
+                result_axis += 1
 
     def _slice(self, item: Any, axis: int) -> None:
         step = 1 if item.step is None else _number(item.step, "step")
         if type(step) is not int:
-            raise OperationError(f"the step of a slice cannot be the size '{step}'", hint="steps must be known numbers")
+            raise OperationError(f"the step of a slice cannot be the symbolic size '{step}'", hint="use an int as step")
         if item.start is None and item.stop is None and step in (1, -1):
             if step == -1:
                 self.flips.append(axis)
@@ -102,23 +104,25 @@ class _Steps:
 
 
 def _position(item: Any) -> Any:
-    """A single position: an int or a size, else None."""
+    """Return a single position (an int or a size), or None if the item is not one."""
     if isinstance(item, Dim):
         return item
     if isinstance(item, (bool, np.bool_)):
-        raise OperationError("a bool is no index", hint="use where(mask, x, 0): shapes cannot depend on elements")
+        raise OperationError(
+            "cannot index with a bool: the result shape would depend on data", hint="use where(mask, x, 0)"
+        )
     return operator.index(item) if isinstance(item, (int, np.integer)) else None
 
 
-def _number(item: Any, what: str) -> Size:
+def _number(item: Any, name: str) -> Size:
     if isinstance(item, Dim):
         return item
     try:
         return operator.index(item)
     except TypeError:
         raise OperationError(
-            f"the {what} of a slice cannot be a {type(item).__name__}",
-            hint="use dynamic_slice for positions that are computed",
+            f"the {name} of a slice cannot be a {type(item).__name__}",
+            hint="use dynamic_slice for computed positions",
         ) from None
 
 
@@ -128,12 +132,12 @@ def _array(item: Any) -> Any:
     kind = getattr(item, "dtype", None)
     if kind is None and not hasattr(item, "__mithril_apply__"):
         raise OperationError(
-            f"an index cannot hold a {type(item).__name__}",
-            facts=["accepted: integers, slices, None, '...', one integer array"],
+            f"an index cannot contain a {type(item).__name__}",
+            facts=["accepted: ints, slices, None, '...', one integer array"],
         )
     if str(kind) == "bool":
         raise OperationError(
-            "an index cannot be a mask: the shape would depend on elements", hint="use where(mask, x, 0)"
+            "cannot index with a bool mask: the result shape would depend on data", hint="use where(mask, x, 0)"
         )
     return item
 

@@ -1,4 +1,4 @@
-"""Integers for floats: quantize, dequantize, and the pair of them that training can pass through."""
+"""Quantization: quantize, dequantize, and fake_quantize for quantization-aware training."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mithril.ops.basic import cast
 from mithril.ops.elementwise import clip, greater, less, logical_or, round, where
 from mithril.ops.reduction import sum
 from mithril.ops.shape import reshape, spread
-from mithril.ops.upcast import down, kind, up
+from mithril.ops.upcast import downcast, dtype_of, upcast
 
 
 def _along(p: Any, x: Any, axis: int | None) -> Any:
-    """A scale or zero point per element of an axis, broadcasting against x."""
+    """Reshape scales or zero points along an axis to broadcast against x."""
     if p is None or axis is None or len(p.shape) == 0:
         return p
     shape: tuple[Size, ...] = tuple(x.shape[k] if k == axis else 1 for k in range(len(x.shape)))
@@ -29,16 +29,16 @@ def _along(p: Any, x: Any, axis: int | None) -> Any:
     ]
 )
 def quantize(x, scale, zero_point=None, *, dtype: DType = int8, axis: Axis | None = None):
-    """round(x / scale) + zero_point, halves to even, saturating; one scale, or one per element of an axis."""
+    """round(x / scale) + zero_point, saturating, halves to even; one scale, or one per element of an axis."""
     if not dtype.is_integer:
-        raise OperationError(f"quantize gives integers, not {dtype}")
-    q = round(up(x) / up(_along(scale, x, axis)))
+        raise OperationError(f"quantize requires an integer dtype, got {dtype}", hint="pass dtype='int8'")
+    q = round(upcast(x) / upcast(_along(scale, x, axis)))
     if zero_point is not None:
-        q = q + cast(_along(zero_point, x, axis), dtype=kind(q))
+        q = q + cast(_along(zero_point, x, axis), dtype=dtype_of(q))
     return cast(q, dtype=dtype)
 
 
-quantize.no_vjp("integers have no gradient; fake_quantize has")
+quantize.no_vjp("its results are integers; fake_quantize has a gradient")
 
 
 @composite(
@@ -48,28 +48,28 @@ quantize.no_vjp("integers have no gradient; fake_quantize has")
     ]
 )
 def dequantize(x, scale, zero_point=None, *, axis: Axis | None = None):
-    """(x - zero_point) * scale, in the scale's dtype."""
-    wide = up(_along(scale, x, axis))
-    q = cast(x, dtype=kind(wide))
+    """(x - zero_point) * scale, in the dtype of the scale."""
+    s = upcast(_along(scale, x, axis))
+    q = cast(x, dtype=dtype_of(s))
     if zero_point is not None:
-        q = q - cast(_along(zero_point, x, axis), dtype=kind(wide))
-    return down(q * wide, scale)
+        q = q - cast(_along(zero_point, x, axis), dtype=dtype_of(s))
+    return downcast(q * s, scale)
 
 
 @composite(
-    tolerance=64.0,  # the gradient of the scale is a sum of rounding errors, which cancel
+    tolerance=64.0,  # cancellation: the gradient of the scale is a sum of rounding errors
     samples=[
         sample((3, 4), exactly(0.02, shape=())),
         sample((3, 4), positive((4,), 0.01, 0.02), axis=1, bits=4, label="axis"),
     ],
 )
 def fake_quantize(x, scale, *, bits: int = 8, axis: Axis | None = None):
-    """x on the grid of signed integers of so many bits times scale; the gradient passes straight through inside."""
+    """x rounded to signed ``bits``-bit integers times scale; the gradient in range is a straight-through estimator."""
     if not 2 <= bits <= 16:
-        raise OperationError(f"fake_quantize takes 2 to 16 bits, got {bits}")
+        raise OperationError(f"fake_quantize requires 2 to 16 bits, got {bits}")
     low, high = _range(bits)
-    wide = up(_along(scale, x, axis))
-    return down(clip(round(up(x) / wide), low=low, high=high) * wide, x)
+    s = upcast(_along(scale, x, axis))
+    return downcast(clip(round(upcast(x) / s), low=low, high=high) * s, x)
 
 
 def _range(bits: int) -> tuple[float, float]:
@@ -78,24 +78,24 @@ def _range(bits: int) -> tuple[float, float]:
 
 @fake_quantize.surrogate_vjp
 def _(g, y, x, scale, *, bits, axis):
-    """x: the cotangent inside the range, 0 outside. scale: the rounding error inside, the bound outside."""
+    """Return g in range, 0 outside for x; the derivative of the scale is the rounding error, or the bound outside."""
     low, high = _range(bits)
-    wide = up(_along(scale, x, axis))
-    q = up(x) / wide
-    outside = logical_or(less(q, low), greater(q, high))
-    gx = where(outside, 0.0, up(g))
-    slope = where(outside, clip(q, low=low, high=high), round(q) - q)
-    share = up(g) * slope
+    s = upcast(_along(scale, x, axis))
+    q = upcast(x) / s
+    saturated = logical_or(less(q, low), greater(q, high))
+    gx = where(saturated, 0.0, upcast(g))
+    slope = where(saturated, clip(q, low=low, high=high), round(q) - q)
+    terms = upcast(g) * slope
     if axis is None or len(scale.shape) == 0:
-        gs = reshape(sum(share), shape=scale.shape)
+        gs = reshape(sum(terms), shape=scale.shape)
     else:
-        gs = sum(share, axis=tuple(k for k in range(len(x.shape)) if k != axis))
-    return down(gx, x), down(gs, scale)
+        gs = sum(terms, axis=tuple(k for k in range(len(x.shape)) if k != axis))
+    return downcast(gx, x), downcast(gs, scale)
 
 
 @fake_quantize.vmap
 def _(rows, has_rows, x, scale, *, bits, axis):
-    """Use one scale for each row as a scale for each element of the rows' axis."""
+    """Use one scale per row as one scale per element of axis 0."""
     if not has_rows[1] or scale.ndim > 1:
         return NotImplemented
     return fake_quantize(x if has_rows[0] else spread(x, rows), scale, bits=bits, axis=0)

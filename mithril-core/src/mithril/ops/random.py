@@ -1,6 +1,6 @@
-"""Random numbers: Threefry-2x32 on counters, so that a key means the same numbers on every backend.
+"""Random numbers: Threefry-2x32 on counters, so that a key yields the same numbers on every backend.
 
-Words, uniforms, splits and folds equal ``jax.random``'s (partitionable form) bit for bit.
+Words, uniforms, splits and folds are bit-identical to those of ``jax.random`` (partitionable form).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 KEY = exactly(0, 42, dtype="uint32")
 OTHER_KEY = exactly(123456789, 987654321, dtype="uint32")
-NO_GRADIENT = "random numbers do not depend on anything"
+NO_GRADIENT = "random numbers are not differentiable"
 
 
 def threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
-    """Twenty rounds over pairs of 32-bit words."""
+    """Apply the 20 rounds of Threefry-2x32 to pairs of 32-bit words."""
     k0, k1 = np.uint32(key[0]), np.uint32(key[1])
     keys = (k0, k1, np.uint32(k0 ^ k1 ^ np.uint32(_PARITY)))
     with np.errstate(over="ignore"):
@@ -42,7 +42,7 @@ def threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
 
 
 def counters(n: int) -> tuple[Array, Array]:
-    """The 64-bit numbers 0 to n-1 as pairs of words."""
+    """Return the 64-bit counters 0 to n - 1 as high and low words."""
     count = np.arange(n, dtype=np.uint64)
     return (count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32)
 
@@ -50,12 +50,12 @@ def counters(n: int) -> tuple[Array, Array]:
 def _check_key(key: Shape) -> None:
     expect_rank("key", key, 1)
     if key[0] != 2:
-        raise ShapeError(f"a random key is two words, got {key[0]}", hint="make one with split_key or fold_in")
+        raise ShapeError(f"a random key has 2 words, got {key[0]}", hint="create keys with split_key or fold_in")
 
 
 def _key_dtype(dtypes: Any, _: Any) -> DType:
     if dtypes[0] is not uint32:
-        raise OperationError(f"a random key is uint32, got {dtypes[0]}")
+        raise OperationError(f"a random key must be uint32, got {dtypes[0]}")
     return uint32
 
 
@@ -97,7 +97,7 @@ def _split_shape(key: Shape, *, num: int) -> Shape:
     random=True,
 )
 def split_key(key, *, num: int = 2):
-    """Independent keys from one, as rows."""
+    """``num`` independent keys derived from one, as rows."""
     high, low = counters(num)
     return np.stack(threefry(key, high, low), axis=1)
 
@@ -130,24 +130,26 @@ for _op in (random_bits, split_key, fold_in):
     _op.no_vjp(NO_GRADIENT)
 
 
-# -- keys that differ between rows: in sequence, as the counters of each key begin at 0 ----------------------------
-def _each(draw: Any, *operands: Any) -> Any:
+# -- keys that differ between rows: a scan, as the counters of each key start at 0 ---------------------------------
+def _per_row(draw: Any, *operands: Any) -> Any:
     return scan(lambda carry, row: (carry, draw(*row)), (), operands)[1]
 
 
 @random_bits.vmap
 def _(rows, has_rows, key, *, shape):
-    return _each(lambda row: random_bits(row, shape=shape), key)
+    return _per_row(lambda row: random_bits(row, shape=shape), key)
 
 
 @split_key.vmap
 def _(rows, has_rows, key, *, num):
-    return _each(lambda row: split_key(row, num=num), key)
+    return _per_row(lambda row: split_key(row, num=num), key)
 
 
 @fold_in.vmap
 def _(rows, has_rows, key, data):
-    return _each(fold_in, *(v if mapped else spread(v, rows) for v, mapped in zip((key, data), has_rows, strict=True)))
+    return _per_row(
+        fold_in, *(v if mapped else spread(v, rows) for v, mapped in zip((key, data), has_rows, strict=True))
+    )
 
 
 # -- distributions ------------------------------------------------------------------------------------------------
@@ -166,15 +168,15 @@ def uniform(key, *, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: DT
 
 
 def _unit(key: Any, shape: Shape, dtype: DType) -> Any:
-    """Multiples of 2**-mantissa in [0, 1)."""
+    """Return uniform multiples of 2**-mantissa in [0, 1)."""
     if dtype is float64:
-        both = split_key(key)
-        upper = shift_right(random_bits(both[0], shape=shape), 6)
-        lower = shift_right(random_bits(both[1], shape=shape), 6)
+        keys = split_key(key)
+        upper = shift_right(random_bits(keys[0], shape=shape), 6)
+        lower = shift_right(random_bits(keys[1], shape=shape), 6)
         return cast(upper, dtype=float64) * 2.0**-26 + cast(lower, dtype=float64) * 2.0**-52
     width = {float16: 10, bfloat16: 7}.get(dtype, 23)
     bits = random_bits(key, shape=shape)
-    # 24-bit integers are exact in float32, so every backend rounds alike: not at all
+    # 24-bit integers are exact in float32, so no backend rounds
     unit = cast(shift_right(bits, 32 - width), dtype="float32") * 2.0**-width
     return unit if width == 23 else cast(unit, dtype=dtype)
 
@@ -187,16 +189,16 @@ def _unit(key: Any, shape: Shape, dtype: DType) -> Any:
     ],
 )
 def normal(key, *, shape: Shape, dtype: DType = float32):
-    """Standard normal floats, by the inverse of the error function."""
-    wide = float64 if dtype is float64 else float32
-    smallest = -1.0 + (2.0**-53 if wide is float64 else 2.0**-24)
-    z = maximum(_unit(key, shape, wide) * 2.0 + smallest, smallest)
-    made = (erfinv(z) if wide is float64 else _single_erfinv(z)) * math.sqrt(2.0)
-    return made if wide is dtype else cast(made, dtype=dtype)
+    """Standard normal floats, computed with the inverse error function."""
+    compute = float64 if dtype is float64 else float32
+    smallest = -1.0 + (2.0**-53 if compute is float64 else 2.0**-24)
+    z = maximum(_unit(key, shape, compute) * 2.0 + smallest, smallest)
+    y = (erfinv(z) if compute is float64 else _single_erfinv(z)) * math.sqrt(2.0)
+    return y if compute is dtype else cast(y, dtype=dtype)
 
 
 def _single_erfinv(z: Any) -> Any:
-    """erfinv by its polynomials, spelled out: every library has its own, and one seed shall give one set of weights."""
+    """Compute erfinv by polynomials: results of libraries differ, but a seed must yield the same weights everywhere."""
     w = -log((1.0 - z) * (1.0 + z))
     central, tail = w - 2.5, sqrt(maximum(w, 5.0)) - 3.0
     inner, outer = central * CENTRAL[0] + CENTRAL[1], tail * TAIL[0] + TAIL[1]
@@ -209,7 +211,7 @@ def _single_erfinv(z: Any) -> Any:
 def bernoulli(key, *, shape: Shape, p: float):
     """True with probability p."""
     if not 0.0 <= p <= 1.0:
-        raise OperationError(f"a probability lies between 0 and 1, got {p}")
+        raise OperationError(f"p={p} is not a probability", facts=["accepted: 0 to 1"])
     return less(uniform(key, shape=shape), p)
 
 

@@ -1,4 +1,4 @@
-"""Reductions over axes, and running sums and products."""
+"""Reductions over axes, and cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from mithril.ir import (
     reduced,
     same_shape,
     sample,
+    shape_text,
 )
 from mithril.ops.basic import cast
 from mithril.ops.creation import full, iota, size_value
 from mithril.ops.elementwise import div, equal, exp, log, where
 from mithril.ops.shape import broadcast_to, concat, flip, reshape, transpose
+from mithril.ops.upcast import to_float32
 
 Array = np.ndarray[Any, Any]
 REDUCTIONS = (
@@ -41,20 +43,15 @@ REDUCTIONS = (
 INTEGERS = (sample(ints((3, 4), -3, 3), axis=1, label="int"),)
 
 
-def wide(x: Array) -> Array:
-    """16-bit floats as float32: what sums are accumulated in."""
-    return x.astype(np.float32) if as_dtype(x.dtype).is_float and x.dtype.itemsize == 2 else x
-
-
 def expand(g: Any, x: Any, axis: tuple[int, ...], keepdims: bool) -> Any:
-    """A reduced value spread over the axes again."""
+    """Broadcast a reduced value to the shape of the operand."""
     if not keepdims:
         g = reshape(g, shape=tuple(1 if k in axis else d for k, d in enumerate(x.shape)))
     return broadcast_to(g, shape=x.shape)
 
 
 def _count(x: Any, axis: Any) -> Any:
-    """How many elements are reduced, as a number or a symbolic size."""
+    """Return the number of reduced elements, an int or a symbolic size."""
     return product(x.shape[k] for k in axis)
 
 
@@ -67,8 +64,8 @@ def _count(x: Any, axis: Any) -> Any:
     linear="x",
 )
 def sum(x, *, axis: Axes = None, keepdims: bool = False):
-    """Sum over axes, accumulated in float32 at least; the dtype stays that of the operand."""
-    return np.sum(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
+    """Sum over axes, in the dtype of the operand; 16-bit floats accumulate in float32."""
+    return np.sum(to_float32(x), axis=axis, keepdims=keepdims, dtype=to_float32(x).dtype)
 
 
 @sum.vjp
@@ -86,27 +83,27 @@ def _(g, y, x, *, axis, keepdims):
 )
 def prod(x, *, axis: Axes = None, keepdims: bool = False):
     """Product over axes."""
-    return np.prod(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
+    return np.prod(to_float32(x), axis=axis, keepdims=keepdims, dtype=to_float32(x).dtype)
 
 
 @prod.vjp
 def _(g, y, x, *, axis, keepdims):
-    """The product of all others: exclusive running products from both ends, so that zeros do no harm."""
-    kept = tuple(k for k in range(len(x.shape)) if k not in axis)
+    """Multiply all other elements by exclusive cumulative products from both ends, which is exact for zeros."""
+    remaining = tuple(k for k in range(len(x.shape)) if k not in axis)
     from mithril.ops.shape import transpose
 
-    perm = kept + axis
-    flat = reshape(transpose(x, perm=perm), shape=(*(x.shape[k] for k in kept), _count(x, axis)))
-    others = cumprod(flat, axis=-1, exclusive=True) * cumprod(flat, axis=-1, exclusive=True, reverse=True)
-    back = reshape(others, shape=tuple(x.shape[k] for k in perm))
+    perm = remaining + axis
+    flat = reshape(transpose(x, perm=perm), shape=(*(x.shape[k] for k in remaining), _count(x, axis)))
+    products = cumprod(flat, axis=-1, exclusive=True) * cumprod(flat, axis=-1, exclusive=True, reverse=True)
+    back = reshape(products, shape=tuple(x.shape[k] for k in perm))
     inverse = tuple(perm.index(k) for k in range(len(perm)))
     return (expand(g, x, axis, keepdims) * transpose(back, perm=inverse),)
 
 
 def _extreme_vjp(g: Any, y: Any, x: Any, axis: tuple[int, ...], keepdims: bool) -> Any:
-    """The gradient goes to the extreme elements; ties share it."""
-    chosen = cast(equal(x, expand(y, x, axis, keepdims)), dtype=g.dtype)
-    share = chosen / expand(sum(chosen, axis=axis, keepdims=True), x, axis, True)
+    """Return the gradient of max or min: ties split it evenly."""
+    is_extreme = cast(equal(x, expand(y, x, axis, keepdims)), dtype=g.dtype)
+    share = is_extreme / expand(sum(is_extreme, axis=axis, keepdims=True), x, axis, True)
     return expand(g, x, axis, keepdims) * share
 
 
@@ -122,7 +119,7 @@ def _high(x: Array) -> Any:
 
 @op(shape=reduced, dtype=like, flops=per_input(1), samples=REDUCTIONS + INTEGERS, axes="*x -> *x~axis | x[axis] max")
 def max(x, *, axis: Axes = None, keepdims: bool = False):
-    """Largest element over axes; nan wins; of no elements the smallest value of the dtype."""
+    """Maximum over axes; nan propagates; the smallest value of the dtype for empty axes."""
     return np.max(x, axis=axis, keepdims=keepdims, initial=_low(x))
 
 
@@ -133,7 +130,7 @@ def _(g, y, x, *, axis, keepdims):
 
 @op(shape=reduced, dtype=like, flops=per_input(1), samples=REDUCTIONS + INTEGERS, axes="*x -> *x~axis | x[axis] min")
 def min(x, *, axis: Axes = None, keepdims: bool = False):
-    """Smallest element over axes; nan wins; of no elements the largest value of the dtype."""
+    """Minimum over axes; nan propagates; the largest value of the dtype for empty axes."""
     return np.min(x, axis=axis, keepdims=keepdims, initial=_high(x))
 
 
@@ -142,7 +139,7 @@ def _(g, y, x, *, axis, keepdims):
     return (_extreme_vjp(g, y, x, axis, keepdims),)
 
 
-# Both outcomes occur in each: a backend that gives a constant fails.
+# Both outcomes occur in each sample, so that a backend that returns a constant fails.
 BOOLS = (
     sample(exactly(*[False] * 12, *[True] * 12, dtype="bool", shape=(2, 3, 4)), axis=(1, 2)),
     sample(
@@ -169,16 +166,16 @@ def all(x, *, axis: Axes = None, keepdims: bool = False):
     return np.all(x, axis=axis, keepdims=keepdims)
 
 
-any.no_vjp("it gives a bool")
-all.no_vjp("it gives a bool")
+any.no_vjp("its result is a bool")
+all.no_vjp("its result is a bool")
 
 
 def _position_shape(x: Shape, *, axis: int, keepdims: bool) -> Shape:
-    if not assume(1, "<=", x[axis], "an axis without elements has no largest one"):
+    if not assume(1, "<=", x[axis], "argmax and argmin require a non-empty axis"):
         raise ShapeError(
-            f"axis {axis} of the operand has no elements, so that none is the largest",
-            facts=[f"the operand has the shape [{', '.join(map(str, x))}]"],
-            hint="give it at least one element",
+            f"argmax and argmin require a non-empty axis, but axis {axis} has size 0",
+            facts=[f"operand {shape_text(x)}"],
+            hint="pass an operand with at least one element along the axis",
         )
     return reduced(x, axis=(axis,), keepdims=keepdims)
 
@@ -200,7 +197,7 @@ POSITIONS = (
     axes="*x -> *x~axis | x[axis] whole",
 )
 def argmax(x, *, axis: Axis = -1, keepdims: bool = False):
-    """Position of the largest element, the first of equals; nan counts as the largest."""
+    """Position of the maximum, int32; the first of equal elements wins, nan is the largest."""
     return np.argmax(x, axis=axis, keepdims=keepdims).astype(np.int32)
 
 
@@ -212,14 +209,14 @@ def argmax(x, *, axis: Axis = -1, keepdims: bool = False):
     axes="*x -> *x~axis | x[axis] whole",
 )
 def argmin(x, *, axis: Axis = -1, keepdims: bool = False):
-    """Position of the smallest element, the first of equals; nan counts as the smallest."""
+    """Position of the minimum, int32; the first of equal elements wins, nan is the smallest."""
     return np.argmin(x, axis=axis, keepdims=keepdims).astype(np.int32)
 
 
-argmax.no_vjp("it gives positions")
-argmin.no_vjp("it gives positions")
+argmax.no_vjp("its results are positions")
+argmin.no_vjp("its results are positions")
 
-# -- running sums and products ------------------------------------------------------------------------------------
+# -- cumulative sums and products ---------------------------------------------------------------------------------
 RUNNING = (
     sample((3, 4)),
     sample((3, 4), axis=0, reverse=True, label="reverse"),
@@ -229,8 +226,8 @@ RUNNING = (
 )
 
 
-def _running(x: Array, accumulate: Any, start: int, axis: int, reverse: bool, exclusive: bool) -> Array:
-    z = np.flip(wide(x), axis) if reverse else wide(x)
+def _cumulative(x: Array, accumulate: Any, start: int, axis: int, reverse: bool, exclusive: bool) -> Array:
+    z = np.flip(to_float32(x), axis) if reverse else to_float32(x)
     out = accumulate(z, axis=axis, dtype=z.dtype)
     if exclusive:
         out = np.roll(out, 1, axis)
@@ -242,8 +239,8 @@ def _running(x: Array, accumulate: Any, start: int, axis: int, reverse: bool, ex
 
 @op(shape=same_shape, dtype=numeric, flops=per_input(1), samples=RUNNING, axes="*x -> *x | x[axis] whole", linear="x")
 def cumsum(x, *, axis: Axis = -1, reverse: bool = False, exclusive: bool = False):
-    """Running sum along an axis, from the end with ``reverse``, without the element itself with ``exclusive``."""
-    return _running(x, np.cumsum, 0, axis, reverse, exclusive)
+    """Cumulative sum along an axis, from the end with ``reverse``, without the element itself with ``exclusive``."""
+    return _cumulative(x, np.cumsum, 0, axis, reverse, exclusive)
 
 
 @cumsum.vjp
@@ -255,13 +252,13 @@ def _(g, y, x, *, axis, reverse, exclusive):
     shape=same_shape, dtype=numeric, flops=per_input(1), tolerance=4.0, samples=RUNNING, axes="*x -> *x | x[axis] whole"
 )
 def cumprod(x, *, axis: Axis = -1, reverse: bool = False, exclusive: bool = False):
-    """Running product along an axis, from the end with ``reverse``, without the element itself with ``exclusive``."""
-    return _running(x, np.cumprod, 1, axis, reverse, exclusive)
+    """Cumulative product along an axis; ``reverse`` starts at the end, ``exclusive`` excludes the element itself."""
+    return _cumulative(x, np.cumprod, 1, axis, reverse, exclusive)
 
 
 @cumprod.vjp
 def _(g, y, x, *, axis, reverse, exclusive):
-    """Divide by nothing, so that zeros are exact.
+    """Compute the gradient without division, so that it is exact for zeros.
 
     The gradient at i is the product of the elements before i times s_i = g_i + x_(i+1) s_(i+1).
     """
@@ -283,19 +280,19 @@ def _part(x: Any, axis: int, start: int | None, stop: int | None) -> Any:
 
 
 def _linear_recurrence(factors: Any, terms: Any, axis: int) -> Any:
-    """Return s with s_i = terms_i + factors_i s_(i+1), in as many steps as the size has binary digits."""
+    """Return s with s_i = terms_i + factors_i s_(i+1), in log2(size) steps."""
     n, step = terms.shape[axis], 1
     while step < n:
-        near, far = _part(factors, axis, 0, n - step), _part(factors, axis, step, None)
-        carried = _part(terms, axis, 0, n - step) + near * _part(terms, axis, step, None)
+        first, second = _part(factors, axis, 0, n - step), _part(factors, axis, step, None)
+        carried = _part(terms, axis, 0, n - step) + first * _part(terms, axis, step, None)
         terms = concat(carried, _part(terms, axis, n - step, None), axis=axis)
-        factors = concat(near * far, _part(factors, axis, n - step, None), axis=axis)
+        factors = concat(first * second, _part(factors, axis, n - step, None), axis=axis)
         step *= 2
     return terms
 
 
 def _cumprod_vjp_of_open_size(g: Any, x: Any, axis: int, reverse: bool, exclusive: bool) -> Any:
-    """Take products in a square of positions (i, j) in which x_i is replaced by one: dy_j/dx_i leaves x_i out."""
+    """Compute dy_j/dx_i for all pairs (i, j) as products in which 1 replaces x_i, then sum over j."""
     rank, n = len(x.shape), x.shape[axis]
     perm = (*(k for k in range(rank) if k != axis), axis)
     inverse = tuple(perm.index(k) for k in range(rank))
@@ -309,9 +306,9 @@ def _cumprod_vjp_of_open_size(g: Any, x: Any, axis: int, reverse: bool, exclusiv
     return transpose(sum(terms, axis=-1), perm=inverse)
 
 
-# -- made of others -----------------------------------------------------------------------------------------------
-def sized(count: Any, dtype: Any) -> Any:
-    """A number of elements as something to divide by."""
+# -- means and composites -----------------------------------------------------------------------------------------
+def size_as_divisor(count: Any, dtype: Any) -> Any:
+    """Return a number of elements as a divisor: a float, or a scalar computed at run time if it is symbolic."""
     return float(count) if type(count) is int else cast(size_value(value=count), dtype=dtype)
 
 
@@ -325,15 +322,15 @@ def sized(count: Any, dtype: Any) -> Any:
     linear="x",
 )
 def mean(x, *, axis: Axes = None, keepdims: bool = False):
-    """Arithmetic mean over axes, accumulated in float32 at least; nan where there is nothing."""
-    total = np.sum(wide(x), axis=axis, keepdims=keepdims, dtype=wide(x).dtype)
+    """Arithmetic mean over axes; 16-bit floats accumulate in float32; nan for empty axes."""
+    total = np.sum(to_float32(x), axis=axis, keepdims=keepdims, dtype=to_float32(x).dtype)
     axes = range(x.ndim) if axis is None else np.atleast_1d(axis)
     return total / total.dtype.type(math.prod(x.shape[k] for k in axes))
 
 
 @mean.vjp
 def _(g, y, x, *, axis, keepdims):
-    return (div(expand(g, x, axis, keepdims), sized(_count(x, axis), g.dtype)),)
+    return (div(expand(g, x, axis, keepdims), size_as_divisor(_count(x, axis), g.dtype)),)
 
 
 SINGLE = sample((3, 1), axis=1, ddof=1, label="ddof of one element", gradient=False)
@@ -346,15 +343,17 @@ SINGLE = sample((3, 1), axis=1, ddof=1, label="ddof of one element", gradient=Fa
     samples=[*REDUCTIONS[:4], sample((3, 4), axis=1, ddof=1, label="ddof"), SINGLE],
 )
 def var(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
-    """Variance over axes: the mean square distance from the mean, divided by n - ddof."""
+    """Variance over axes: the sum of squared deviations from the mean, divided by n - ddof."""
     kind = as_dtype(x.dtype)
     z = cast(x, dtype=float32) if kind.bits == 16 else x
     center = z - mean(z, axis=axis, keepdims=True)
     total = mean(center * center, axis=axis, keepdims=keepdims)
     if ddof:
         count = _count(z, axis)
-        n = sized(count, as_dtype(z.dtype))
-        total = total * (math.inf if count == ddof else n / (n - float(ddof)))  # 0 * inf: nan, as there is no variance
+        n = size_as_divisor(count, as_dtype(z.dtype))
+        total = total * (
+            math.inf if count == ddof else n / (n - float(ddof))
+        )  # 0 * inf is nan: the variance is undefined
     return cast(total, dtype=kind) if kind.bits == 16 else total
 
 
@@ -362,9 +361,9 @@ def var(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
     promotes="float", flops=per_input(14), samples=[*REDUCTIONS, sample((3, 0), axis=1, label="empty", gradient=False)]
 )
 def logsumexp(x, *, axis: Axes = None, keepdims: bool = False):
-    """log(sum(exp(x))) over axes without overflow; of rows of -inf it is -inf."""
+    """log(sum(exp(x))) over axes without overflow; -inf for rows of -inf."""
     top = max(x, axis=axis, keepdims=True)
-    shift = where(equal(top - top, 0.0), top, 0.0)  # infinities and nan are not subtracted
+    shift = where(equal(top - top, 0.0), top, 0.0)  # do not subtract infinities and nan
     total = log(sum(exp(x - shift), axis=axis, keepdims=True)) + shift
     if keepdims:
         return total

@@ -1,7 +1,7 @@
 """Row-independence analysis: does each output row depend only on the same input row?
 
-Rows run along the axes whose size is one given symbol, usually the batch's. Where rows are independent, a batch can be
-filled up with further rows and the results be cut without changing them.
+Rows are the elements of axes whose size is one symbol, usually the batch size. If rows are independent, a batch can be
+padded with additional rows, and the results trimmed, without changing them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from mithril.ir import Graph, Node, Value
 
 
 class _Mixed(Exception):
-    """A value has rows along several axes, or along a part of one."""
+    """Raised for a value with rows along several axes, or along part of an axis."""
 
 
-def first_mixed(graph: Graph, size: Dim) -> str | None:
+def first_row_mixing_node(graph: Graph, size: Dim) -> str | None:
     """Return the first node that mixes rows or depends on the row count, or None if there is none."""
     for i in graph.inputs:
         try:
@@ -34,7 +34,7 @@ def first_mixed(graph: Graph, size: Dim) -> str | None:
 
 
 def _row_axis(value: Value, size: Dim) -> int | None:
-    """Return the axis along which a value has rows."""
+    """Return the axis along which a value has rows, or None."""
     axes = [axis for axis, n in enumerate(value.shape) if _mentions(n, size)]
     if not axes:
         return None
@@ -57,11 +57,11 @@ def _is_independent(node: Node, size: Dim) -> bool:
     if all(axis is None for axis in (*operands, *results)) and not counted:
         return True
     if node.regions:  # a loop over rows has their number as an attribute; otherwise its body decides
-        return not counted and all(first_mixed(region, size) is None for region in node.regions)
+        return not counted and all(first_row_mixing_node(region, size) is None for region in node.regions)
     op = node.op
     if op.composite and not op.elementwise and op.declared_axes is None:
         types = [None if v is None else v.type for v in node.operands]
-        return first_mixed(op.decompose(types, node.attributes), size) is None
+        return first_row_mixing_node(op.decompose(types, node.attributes), size) is None
     axes = node.axes
     if any(name != axes.shape_attribute for name in counted):
         return False
@@ -71,7 +71,7 @@ def _is_independent(node: Node, size: Dim) -> bool:
 
 
 def _result_factor(axes: Any, result: int, axis: int) -> str | None:
-    """Return the factor of a result's rows, also of those that are only numbered: further rows do not change them."""
+    """Return the factor of a result's rows, including those of iota: additional rows do not change them."""
     (factor, *rest) = axes.results[result][axis] or ("",)
     counted = axes.role(factor) is not None and axes.role(factor).kind == "count"
     return factor if counted and not rest else axes.result_rows(axis, result)

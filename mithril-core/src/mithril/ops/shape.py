@@ -1,4 +1,4 @@
-"""Shapes: reshape, transpose, broadcast, join, reverse, and arrays made from a shape alone."""
+"""Shape operations: reshape, transpose, broadcast, concatenate, flip, repeat."""
 
 from __future__ import annotations
 
@@ -43,15 +43,17 @@ def _reshape_form(types: Sequence[TensorType | None], attributes: dict[str, Any]
     if not unknown or types[0] is None:
         return attributes
     if len(unknown) > 1:
-        raise ShapeError(f"a shape may hold one -1, got {shape_text(shape)}")
+        raise ShapeError(f"a shape can contain only one -1, got {shape_text(shape)}")
     total = product(types[0].shape)
     rest = product(d for k, d in enumerate(shape) if k != unknown[0])
     if rest == 0:
-        raise ShapeError(f"the -1 in {shape_text(shape)} is undetermined beside a size 0", hint="write the size out")
+        raise ShapeError(
+            f"cannot infer the -1 in {shape_text(shape)}: another size is 0", hint="replace -1 by the size"
+        )
     if type(total) is int and type(rest) is int and total % rest:
         raise ShapeError(
             f"cannot reshape {shape_text(types[0].shape)} to {shape_text(shape)}",
-            facts=[f"{total} elements are no multiple of {rest}"],
+            facts=[f"{total} elements are not a multiple of {rest}"],
         )
     attributes["shape"] = tuple(floordiv(total, rest) if k == unknown[0] else d for k, d in enumerate(shape))
     return attributes
@@ -60,7 +62,9 @@ def _reshape_form(types: Sequence[TensorType | None], attributes: dict[str, Any]
 def _reshape_shape(x: Shape, *, shape: Shape) -> Shape:
     for d in shape:
         if type(d) is int and d < 0:
-            raise ShapeError(f"a shape cannot hold {d}", facts=[f"got {shape_text(shape)}"], hint="one -1 is found out")
+            raise ShapeError(
+                f"a shape cannot contain {d}", facts=[f"got {shape_text(shape)}"], hint="use -1 for one size to infer"
+            )
     total = product(x)
     for k, d in enumerate(shape):
         rest = product(shape[:k] + shape[k + 1 :])
@@ -71,13 +75,13 @@ def _reshape_shape(x: Shape, *, shape: Shape) -> Shape:
     if not assume(product(left), "==", product(right), "a reshape keeps the number of elements"):
         raise ShapeError(
             f"cannot reshape {shape_text(x)} to {shape_text(shape)}",
-            facts=[f"{total} elements do not make {product(shape)}"],
+            facts=[f"{total} elements cannot fill {product(shape)}"],
         )
     return shape
 
 
 def _without_common(a: Shape, b: Shape) -> tuple[Shape, Shape]:
-    """Two shapes without the symbolic sizes that both have: what is left must agree."""
+    """Remove the symbolic sizes common to both shapes; the products of the remaining sizes must be equal."""
     left, right = list(a), list(b)
     for size in a:
         if isinstance(size, Dim) and size in right:
@@ -101,7 +105,7 @@ def _without_common(a: Shape, b: Shape) -> tuple[Shape, Shape]:
     linear="x",
 )
 def reshape(x, *, shape: Shape):
-    """The same elements in row-major order under another shape; one size may be -1 and is found out."""
+    """The same elements in row-major order with another shape; one size can be -1 and is inferred."""
     return np.reshape(x, shape)
 
 
@@ -121,13 +125,13 @@ def _transpose_form(types: Sequence[TensorType | None], attributes: dict[str, An
     rank, perm = types[0].rank, attributes["perm"]
     if perm is None:
         perm = tuple(reversed(range(rank)))
-    found = tuple(normalize_axis(p, rank) for p in perm)
-    if sorted(found) != list(range(rank)):
+    axes = tuple(normalize_axis(p, rank) for p in perm)
+    if sorted(axes) != list(range(rank)):
         raise ShapeError(
-            f"{list(perm)} is no permutation of the axes of rank {rank}",
-            facts=[f"accepted: each of 0 to {rank - 1} once" if rank else "accepted: no axis, it is a scalar"],
+            f"{list(perm)} is not a permutation of the axes of rank {rank}",
+            facts=[f"accepted: each of 0 to {rank - 1} once" if rank else "accepted: (), as the operand is a scalar"],
         )
-    attributes["perm"] = found
+    attributes["perm"] = axes
     return attributes
 
 
@@ -141,7 +145,7 @@ def _transpose_form(types: Sequence[TensorType | None], attributes: dict[str, An
     linear="x",
 )
 def transpose(x, *, perm: Ints | None = None):
-    """Axes in another order: axis k of the result is axis ``perm[k]``; without perm they are reversed."""
+    """Axes permuted: axis k of the result is axis ``perm[k]`` of x; the default reverses the axes."""
     return np.transpose(x, perm)
 
 
@@ -179,7 +183,7 @@ def _broadcast_shape(x: Shape, *, shape: Shape) -> Shape:
     linear="x",
 )
 def broadcast_to(x, *, shape: Shape):
-    """Repeat along axes of size 1 and new leading axes until the shape is reached."""
+    """x repeated along axes of size 1 and new leading axes to match the shape."""
     return np.broadcast_to(x, tuple(map(int, shape)))
 
 
@@ -193,14 +197,14 @@ def _(g, y, x, *, shape):
 
 
 def spread(x: Any, rows: Size) -> Any:
-    """x for each of some rows, which are a new first axis."""
+    """Broadcast x along a new first axis of size ``rows``."""
     return broadcast_to(x, shape=(rows, *x.shape))
 
 
-# -- joining and reversing ----------------------------------------------------------------------------------------
+# -- concatenation, reversal, repetition --------------------------------------------------------------------------
 def _concat_shape(*xs: Shape, axis: int) -> Shape:
     if not xs:
-        raise ShapeError("concat needs at least one operand")
+        raise ShapeError("concat requires at least one operand")
     first = list(xs[0])
     for k, x in enumerate(xs[1:], 1):
         if len(x) != len(first):
@@ -229,7 +233,7 @@ def _concat_shape(*xs: Shape, axis: int) -> Shape:
     linear="xs",
 )
 def concat(*xs, axis: Axis = 0):
-    """Operands one after the other along an axis; their other sizes are equal."""
+    """Operands concatenated along an axis; their other sizes must be equal."""
     return np.concatenate(xs, axis)
 
 
@@ -251,7 +255,7 @@ def _(g, y, *xs, axis):
     linear="x",
 )
 def flip(x, *, axis: Axes):
-    """Elements in reverse order along axes; None is all of them."""
+    """Elements in reverse order along axes; None means all axes."""
     return np.flip(x, axis)
 
 
@@ -262,65 +266,65 @@ def _(g, y, x, *, axis):
 
 @composite(samples=[sample((2, 1, 3, 1)), sample((1, 2, 1), axis=(-1,), label="axis")])
 def squeeze(x, *, axis: Ints | None = None):
-    """Drop axes of size 1: those named, else all whose size is known to be 1."""
+    """x without axes of size 1: those in ``axis``, or by default all whose static size is 1."""
     if axis is None:
-        gone = {k for k, d in enumerate(x.shape) if d == 1}
+        removed = {k for k, d in enumerate(x.shape) if d == 1}
     else:
-        gone = {normalize_axis(a, x.ndim) for a in axis}
-        for k in gone:
+        removed = {normalize_axis(a, x.ndim) for a in axis}
+        for k in removed:
             if equal(x.shape[k], 1) is False:
                 raise ShapeError(f"cannot squeeze axis {k}: its size is {x.shape[k]}, not 1")
-    return reshape(x, shape=tuple(d for k, d in enumerate(x.shape) if k not in gone))
+    return reshape(x, shape=tuple(d for k, d in enumerate(x.shape) if k not in removed))
 
 
 @composite(samples=[sample((2, 3), axis=(0,)), sample((2, 3), axis=(1, -1), label="two")])
 def unsqueeze(x, *, axis: Ints):
-    """New axes of size 1, at these places of the result."""
+    """x with new axes of size 1; ``axis`` lists their positions in the result."""
     rank = x.ndim + len(axis)
     new = {normalize_axis(a, rank) for a in axis}
     if len(new) != len(axis):
-        raise ShapeError(f"an axis is named twice in {tuple(axis)}")
+        raise ShapeError(f"duplicate axis in {tuple(axis)}")
     old = iter(x.shape)
     return reshape(x, shape=tuple(1 if k in new else next(old) for k in range(rank)))
 
 
 @composite(samples=[sample((2, 3), (2, 3)), sample((3,), (3,), (3,), axis=-1, label="last")])
 def stack(*xs, axis: int = 0):
-    """Operands of one shape along a new axis of the result."""
+    """Operands of equal shape, stacked along a new axis."""
     if not xs:
-        raise ShapeError("stack needs at least one operand")
-    at = normalize_axis(axis, xs[0].ndim + 1)
+        raise ShapeError("stack requires at least one operand")
+    position = normalize_axis(axis, xs[0].ndim + 1)
     for k, x in enumerate(xs[1:], 1):
         if x.ndim != xs[0].ndim:
             raise ShapeError(f"stack: operand {k} has shape {shape_text(x.shape)}, the first {shape_text(xs[0].shape)}")
-    return concat(*[unsqueeze(x, axis=(at,)) for x in xs], axis=at)
+    return concat(*[unsqueeze(x, axis=(position,)) for x in xs], axis=position)
 
 
 @composite(samples=[sample((2, 3), repeats=(2, 1)), sample((3,), repeats=(2, 3), label="more")])
 def tile(x, *, repeats: Ints):
-    """The whole array repeated along axes; more repeats than axes add axes in front."""
+    """The array repeated along each axis; additional entries of ``repeats`` add leading axes."""
     for count in repeats:
         if count < 0:
-            raise ShapeError(f"tile cannot repeat {count} times", facts=[f"repeats {list(repeats)}"])
+            raise ShapeError(f"tile: repeats must be at least 0, got {count}", facts=[f"repeats {list(repeats)}"])
     rank = max(len(repeats), x.ndim)
     counts = (1,) * (rank - len(repeats)) + tuple(repeats)
     sizes = (1,) * (rank - x.ndim) + tuple(x.shape)
     if all(c == 1 for c in counts):
         return x if rank == x.ndim else reshape(x, shape=sizes)
     inner = [(1, d) for d in sizes]
-    wide = reshape(x, shape=tuple(d for pair in inner for d in pair))
-    wide = broadcast_to(wide, shape=tuple(d for c, n in zip(counts, sizes, strict=True) for d in (c, n)))
-    return reshape(wide, shape=tuple(c * n for c, n in zip(counts, sizes, strict=True)))
+    y = reshape(x, shape=tuple(d for pair in inner for d in pair))
+    y = broadcast_to(y, shape=tuple(d for c, n in zip(counts, sizes, strict=True) for d in (c, n)))
+    return reshape(y, shape=tuple(c * n for c, n in zip(counts, sizes, strict=True)))
 
 
 @composite(samples=[sample((2, 3), repeats=2, axis=-1), sample((3,), repeats=3, axis=0, label="vector")])
 def repeat(x, *, repeats: int, axis: Axis):
-    """Each element ``repeats`` times in place along an axis."""
+    """Each element repeated ``repeats`` times along an axis."""
     if repeats < 0:
-        raise ShapeError(f"repeat cannot repeat {repeats} times")
+        raise ShapeError(f"repeat: repeats must be at least 0, got {repeats}")
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    wide = broadcast_to(reshape(x, shape=(*before, size, 1, *after)), shape=(*before, size, repeats, *after))
-    return reshape(wide, shape=(*before, size * repeats, *after))
+    y = broadcast_to(reshape(x, shape=(*before, size, 1, *after)), shape=(*before, size, repeats, *after))
+    return reshape(y, shape=(*before, size * repeats, *after))
 
 
 __all__ = [  # noqa: PLE0604

@@ -1,10 +1,10 @@
-"""Slicing, padding and Python indexing.
+"""Slicing: slice, select, split, roll.
 
-``slice`` holds its positions in one form, a Python slice as it stands: ``x[start:stop:step]``. Starts and stops are
-counted from the front and lie within the axis, save with a negative step: a stop past the beginning is ``-size - 1``,
-and where the size is not known a position counted from the end stays the negative number it is. Calls may count from
-the end and overrun with plain numbers, which are clamped as Python does; a symbolic position must lie within its axis,
-which is guarded. ``END`` and ``-END`` stand for "as far as the axis goes" where the size is not known yet.
+The canonical form of ``slice`` is a Python slice, ``x[start:stop:step]``, with non-negative starts and stops within
+the axis. Negative steps are an exception: a stop before the first element is ``-size - 1``, and a negative
+position along an axis of symbolic size is unchanged. In calls ints can count from the end, and are clamped as in
+Python; a guard checks that symbolic positions are within the axis. ``END`` and ``-END`` mean the end and the beginning
+of an axis whose size is not known yet.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ END = 2**63 - 1
 
 
 # -- slice --------------------------------------------------------------------------------------------------------
-def _within(position: Size, size: Size) -> bool:
-    """Whether ``position <= size`` for sure; ``min(k, size)`` is."""
+def _provably_at_most(position: Size, size: Size) -> bool:
+    """Whether ``position <= size`` is provable, as for ``min(k, size)``."""
     if at_most(position, size):
         return True
     call = _call(position)
     if call is None:
         return False
-    inner = [_within(arg, size) for arg in call.args]
+    inner = [_provably_at_most(arg, size) for arg in call.args]
     return any(inner) if call.function == "min" else call.function == "max" and all(inner)
 
 
 def _call(size: Size) -> Call | None:
-    """The ``min``, ``max``, ... that a size is nothing but."""
+    """Return the call of ``min``, ``max``, ... if the size is only such a call, or None."""
     if isinstance(size, Dim) and len(size.terms) == 1 and size.terms[0][1] == 1 and len(size.terms[0][0]) == 1:
         atom = size.terms[0][0][0]
         return atom if isinstance(atom, Call) else None
@@ -55,7 +55,7 @@ def _call(size: Size) -> Call | None:
 
 
 def _front(position: Size, size: Size) -> Size:
-    """A position of a positive step, counted from the front and clamped to the axis."""
+    """Canonicalize a position for a positive step: non-negative and clamped to the axis."""
     if isinstance(position, Dim):
         _, high = bounds(position)
         return size + position if high is not None and high < 0 else position
@@ -65,7 +65,7 @@ def _front(position: Size, size: Size) -> Size:
 
 
 def _back(position: Size, size: Size) -> Size:
-    """A position of a negative step; before the beginning is ``-size - 1``."""
+    """Canonicalize a position for a negative step; before the first element is ``-size - 1``."""
     before = -size - 1
     if isinstance(position, Dim):
         _, high = bounds(position)
@@ -78,7 +78,7 @@ def _back(position: Size, size: Size) -> Size:
         return before
     low, high = bounds(size + position)
     if low is None or low < 0:
-        return before if high is not None and high < 0 else position  # Python clamps it when the size is known
+        return before if high is not None and high < 0 else position  # clamped by Python when the size is known
     return size + position
 
 
@@ -86,10 +86,10 @@ def _one_form(start: Size, stop: Size, step: int, size: Size) -> tuple[Size, Siz
     if step > 0:
         ordered = type(start) is int and type(stop) is int and start <= stop and (start < 0) == (stop < 0)
         first, last = _front(start, size), _front(stop, size)
-        if ordered or (last == size and type(start) is int) or _within(first, last):
+        if ordered or (last == size and type(start) is int) or _provably_at_most(first, last):
             return first, last
         if isinstance(start, Dim) or isinstance(stop, Dim):
-            return first, first if at_most(last, first) else last  # their order is guarded by the shape rule
+            return first, first if at_most(last, first) else last  # the shape rule guards their order
         return first, maximum(first, last)
     first, last = _back(start, size), _back(stop, size)
     if at_most(_literal(first, size), _literal(last, size)):
@@ -98,7 +98,7 @@ def _one_form(start: Size, stop: Size, step: int, size: Size) -> tuple[Size, Siz
 
 
 def _literal(position: Size, size: Size) -> Size:
-    """A position of a negative step as the number it means: before the beginning is -1."""
+    """Return the actual index of a canonical position for a negative step; before the first element is -1."""
     if position == -size - 1:
         return -1
     _, high = bounds(position)
@@ -110,7 +110,7 @@ def _slice_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) 
     starts, stops, steps, axes = (attributes[n] for n in ("starts", "stops", "steps", "axes"))
     if not len(starts) == len(stops) == len(steps) == len(axes):
         raise ShapeError(
-            "a slice needs a start, a stop and a step for each axis",
+            "a slice requires one start, stop and step per axis",
             facts=[f"got {len(starts)} starts, {len(stops)} stops, {len(steps)} steps, {len(axes)} axes"],
         )
     rows = []
@@ -121,7 +121,7 @@ def _slice_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) 
         rows.append((k, step, *_one_form(start, stop, step, shape[k])))
     rows.sort(key=lambda row: row[0])
     if len({row[0] for row in rows}) != len(rows):
-        raise ShapeError(f"an axis is named twice in {tuple(axes)}")
+        raise ShapeError(f"duplicate axis in {tuple(axes)}")
     return {
         "starts": tuple(row[2] for row in rows),
         "stops": tuple(row[3] for row in rows),
@@ -144,10 +144,10 @@ def _slice_shape(x: Shape, *, starts: Shape, stops: Shape, steps: Ints, axes: In
         fits = True
         if step > 0 or _literal(low, size) == low:
             fits = assume(0, "<=", low, f"a slice of axis {axis} starts within it")
-        if not (step < 0 and high == size - 1) and not _within(high, size):
+        if not (step < 0 and high == size - 1) and not _provably_at_most(high, size):
             fits = fits and assume(high, "<=", size, f"a slice of axis {axis} stops within it")
         if not fits:
-            raise ShapeError(f"the slice {start}:{stop}:{step} leaves axis {axis} of size {size}")
+            raise ShapeError(f"the slice {start}:{stop}:{step} exceeds axis {axis} of size {size}")
         if step > 0 and not _ordered(low, high):
             assume(low, "<=", high, f"a slice of axis {axis} stops after it starts")
         out[axis] = _slice_size(start, stop, step, size)
@@ -155,8 +155,8 @@ def _slice_shape(x: Shape, *, starts: Shape, stops: Shape, steps: Ints, axes: In
 
 
 def _ordered(low: Size, high: Size) -> bool:
-    """Whether ``low <= high`` is sure, if only because the one form made it so by clamping."""
-    return _within(low, high) or _call(low) is not None or _call(high) is not None
+    """Whether ``low <= high`` is provable, or ensured by the clamping of the canonical form."""
+    return _provably_at_most(low, high) or _call(low) is not None or _call(high) is not None
 
 
 @op(
@@ -174,10 +174,10 @@ def _ordered(low: Size, high: Size) -> bool:
     linear="x",
 )
 def slice(x, *, starts: Shape, stops: Shape, steps: Ints, axes: Ints):
-    """Part of each axis named: ``x[start:stop:step]``; steps may be negative.
+    """``x[start:stop:step]`` along each of ``axes``; steps can be negative.
 
-    Numbers count from the end where negative and are clamped as in Python. See the head of the file for the form in
-    which positions reach backends.
+    Negative ints count from the end and are clamped as in Python. The docstring of the module describes the canonical
+    positions that backends receive.
     """
     index = [builtins.slice(None)] * x.ndim
     for start, stop, step, axis in zip(starts, stops, steps, axes, strict=True):
@@ -203,51 +203,53 @@ def _(g, y, x, *, starts, stops, steps, axes):
 
 
 def _spread(g: Any, axis: int, step: int, span: Size) -> Any:
-    """Elements ``step`` apart, zeros between them, over ``span`` places."""
+    """Insert ``step - 1`` zeros between elements; the new size is ``span``."""
     if step == 1:
         return g
     shape = g.shape
-    apart = operation("reshape")(g, shape=(*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    spaced = operation("reshape")(g, shape=(*shape[: axis + 1], 1, *shape[axis + 1 :]))
     widths = [(0, 0)] * (len(shape) + 1)
     widths[axis + 1] = (0, step - 1)
     long = (*shape[:axis], shape[axis] * step, *shape[axis + 1 :])
-    apart = operation("reshape")(operation("pad")(apart, widths=tuple(widths)), shape=long)
-    return slice(apart, starts=(0,), stops=(span,), steps=(1,), axes=(axis,))
+    spaced = operation("reshape")(operation("pad")(spaced, widths=tuple(widths)), shape=long)
+    return slice(spaced, starts=(0,), stops=(span,), steps=(1,), axes=(axis,))
 
 
 def narrow(x: Any, axis: int, start: Size, stop: Size) -> Any:
-    """``x[..., start:stop, ...]`` along one axis."""
+    """Return ``x[..., start:stop, ...]`` along one axis."""
     return slice(x, starts=(start,), stops=(stop,), steps=(1,), axes=(axis,))
 
 
 # -- composites ---------------------------------------------------------------------------------------------------
 @composite(samples=[sample((3, 4, 5), index=(-1, 2), axes=(0, 2))])
 def select(x, *, index: Shape, axes: Ints):
-    """One element along each axis named; those axes disappear. Negative positions count from the end."""
+    """The element at ``index`` along each of ``axes``, which are dropped; negative positions count from the end."""
     if len(index) != len(axes):
         raise ShapeError(f"select got {len(index)} positions for {len(axes)} axes")
-    named = [normalize_axis(a, x.ndim) for a in axes]
+    selected_axes = [normalize_axis(a, x.ndim) for a in axes]
     starts: list[Size] = []
     stops: list[Size] = []
-    for at, axis in zip(index, named, strict=True):
+    for position, axis in zip(index, selected_axes, strict=True):
         size = x.shape[axis]
-        if type(at) is int:
-            lowest: Size = -at if at < 0 else at + 1
+        if type(position) is int:
+            lowest: Size = -position if position < 0 else position + 1
             if at_most(lowest, size) is False:
                 raise ShapeError(
-                    f"index {at} is out of range for axis {axis} of size {size}",
-                    facts=[f"accepted: {-size} to {size - 1}" if size != 0 else "accepted: none, the axis is empty"],
+                    f"index {position} is out of range for axis {axis} of size {size}",
+                    facts=[f"accepted: {-size} to {size - 1}" if size != 0 else "accepted: none, as the axis is empty"],
                 )
-            at = at if at >= 0 else size + at
-        starts.append(at)
-        stops.append(at + 1)
-    part = slice(x, starts=tuple(starts), stops=tuple(stops), steps=(1,) * len(named), axes=tuple(named))
-    return operation("reshape")(part, shape=tuple(d for k, d in enumerate(x.shape) if k not in named))
+            position = position if position >= 0 else size + position
+        starts.append(position)
+        stops.append(position + 1)
+    part = slice(
+        x, starts=tuple(starts), stops=tuple(stops), steps=(1,) * len(selected_axes), axes=tuple(selected_axes)
+    )
+    return operation("reshape")(part, shape=tuple(d for k, d in enumerate(x.shape) if k not in selected_axes))
 
 
 @composite(results=(), samples=[sample((6, 2), sizes=(1, 3, 2)), sample((2, 4), sizes=(2, 2), axis=-1, label="axis")])
 def split(x, *, sizes: Shape, axis: Axis = 0):
-    """Consecutive parts of the given sizes along an axis."""
+    """Consecutive segments of the given sizes along an axis."""
     parts: list[Any] = []
     start: Size = 0
     for size in sizes:
@@ -257,29 +259,29 @@ def split(x, *, sizes: Shape, axis: Axis = 0):
     if equal(start, total) is False:
         raise ShapeError(f"split sizes {list(sizes)} add up to {start}, but axis {axis} has {total}")
     if equal(start, total) is None:
-        assume(start, "==", total, f"the parts of a split make up axis {axis}")
+        assume(start, "==", total, f"the sizes of a split add up to that of axis {axis}")
     return tuple(parts)
 
 
 @composite(samples=[sample((3, 4), shift=(1, -2), axis=(0, 1)), sample((5,), shift=(7,), axis=(0,), label="overrun")])
 def roll(x, *, shift: Ints, axis: Ints):
-    """Move elements ``shift`` places along axes; what leaves at one end comes in at the other.
+    """Elements shifted by ``shift`` positions along axes, wrapping around at the ends.
 
-    An axis of symbolic size must be at least as long as its shift, which is guarded.
+    A guard checks that an axis of symbolic size is at least as long as its shift.
     """
     if len(shift) != len(axis):
         raise ShapeError(f"roll got {len(shift)} shifts for {len(axis)} axes")
-    for places, where in zip(shift, axis, strict=True):
-        k = normalize_axis(where, x.ndim)
+    for offset, raw_axis in zip(shift, axis, strict=True):
+        k = normalize_axis(raw_axis, x.ndim)
         size = x.shape[k]
         if size == 0:
             continue
         if isinstance(size, Dim):
-            assume(abs(places), "<=", size, f"axis {k} is rolled by at most its size")
-            cut = size - places if places > 0 else -places
+            assume(abs(offset), "<=", size, f"axis {k} is rolled by at most its size")
+            cut = size - offset if offset > 0 else -offset
         else:
-            cut = size - places % size
-        if places != 0 and cut != size:
+            cut = size - offset % size
+        if offset != 0 and cut != size:
             x = operation("concat")(narrow(x, k, cut, size), narrow(x, k, 0, cut), axis=k)
     return x
 

@@ -44,7 +44,7 @@ SAMPLES = [
 
 @op(shape=same_shape, dtype=like, flops=_comparisons, samples=SAMPLES, axes="*x -> *x | x[axis] whole", moves=True)
 def sort(x, *, axis: Axis = -1, descending: bool = False):
-    """Elements in order along an axis; equal ones keep theirs, nan comes last in either direction."""
+    """Elements sorted along an axis; the sort is stable, and nan is last in either direction."""
     return np.take_along_axis(x, _order(x, axis, descending), axis)
 
 
@@ -56,7 +56,7 @@ def _(g, y, x, *, axis, descending):
 
 @op(shape=same_shape, dtype=always(int32), flops=_comparisons, samples=SAMPLES, axes="*x -> *x | x[axis] whole")
 def argsort(x, *, axis: Axis = -1, descending: bool = False):
-    """The positions, int32, that put the elements in order; equal ones keep theirs, nan comes last."""
+    """Positions, int32, that sort the elements; the sort is stable, and nan is last in either direction."""
     return _order(x, axis, descending).astype(np.int32)
 
 
@@ -72,10 +72,10 @@ argsort.no_vjp("positions are integers")
     ],
 )
 def top_k(x, *, k: int, axis: Axis = -1):
-    """The k largest elements along an axis, largest first, and their positions (int32); of equal ones the first."""
+    """The k largest elements along an axis, in descending order, and their positions (int32); ties in order."""
     size = x.shape[axis]
     if k < 0 or at_most(k, size) is False:
-        raise ShapeError(f"top_k cannot take {k} of {size} elements of axis {axis}", facts=[f"accepted: 0 to {size}"])
+        raise ShapeError(f"top_k: k={k} exceeds the {size} elements of axis {axis}", facts=[f"accepted: 0 to {size}"])
     indices = narrow(argsort(x, axis=axis, descending=True), axis, 0, k)
     return take_along_axis(x, indices, axis=axis), indices
 

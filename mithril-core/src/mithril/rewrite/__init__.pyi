@@ -1,4 +1,4 @@
-"""Rewriting graphs by rules: a rule is a pair of functions, ``before`` and ``after``."""
+"""Rewriting of graphs by rules, pairs of functions ``before`` and ``after``."""
 
 from mithril.rewrite.matching import Match as Match
 from mithril.rewrite.rules import (

@@ -11,7 +11,7 @@ from mithril.ir import Op
 
 
 class Placeholder(Operators):
-    """Stands for a value while ``before`` is called; an operation applied to one becomes part of the pattern."""
+    """A symbolic value for calling ``before``; operations on placeholders become part of the pattern."""
 
     __slots__ = ()
 
@@ -20,13 +20,13 @@ class Placeholder(Operators):
 
     def __getattr__(self, name: str) -> Any:
         raise RewriteError(
-            f"a pattern has no '{name}': it is matched before anything is known of its values",
-            hint="say what must hold in the rule's condition: when=lambda x: ...",
+            f"a placeholder has no '{name}': patterns are built without types",
+            hint="check it in the condition of the rule: when=lambda x: ...",
         )
 
 
 class Variable(Placeholder):
-    """An operand of ``before``: any value, the same one wherever it appears."""
+    """An operand of ``before``: matches any value, and the same value at each occurrence."""
 
     __slots__ = ("name",)
 
@@ -35,7 +35,7 @@ class Variable(Placeholder):
 
 
 class Capture(Placeholder):
-    """A keyword of ``before``: as an attribute any setting, as an operand any constant number."""
+    """A keyword of ``before``: matches any value of an attribute, or any constant scalar as an operand."""
 
     __slots__ = ("name",)
 
@@ -43,29 +43,29 @@ class Capture(Placeholder):
         self.name = name
 
 
-class Applied:
-    """An operation of the pattern."""
+class PatternOp:
+    """An operation in a pattern."""
 
     __slots__ = ("attributes", "op", "operands")
 
     def __init__(self, op: Op, operands: tuple[Any, ...], attributes: Mapping[str, Any]) -> None:
         self.op = op
         self.operands = operands  # placeholders, numbers, None
-        self.attributes = attributes  # as written; captures among them
+        self.attributes = attributes  # as written, with captures
 
 
-class Made(Placeholder):
-    """A result of an operation of the pattern."""
+class PatternResult(Placeholder):
+    """A result of an operation in a pattern."""
 
     __slots__ = ("applied", "index")
 
-    def __init__(self, applied: Applied, index: int) -> None:
+    def __init__(self, applied: PatternOp, index: int) -> None:
         self.applied = applied
         self.index = index
 
 
 class Pattern:
-    """What ``before`` describes, from its result down."""
+    """The expression that ``before`` returns, rooted at its result."""
 
     def __init__(self, before: Callable[..., Any], name: str) -> None:
         self.variables, self.captures = signature_of(before, name)
@@ -73,28 +73,26 @@ class Pattern:
             root = before(*map(Variable, self.variables), **{n: Capture(n) for n in self.captures})
         except RewriteError as error:
             raise error.with_facts(f"in rule '{name}'") from None
-        if not isinstance(root, Made):
+        if not isinstance(root, PatternResult):
             raise RewriteError(
-                f"rule '{name}': before() must return the one result of an operation",
-                facts=[f"it returned a {type(root).__name__}"],
+                f"rule '{name}': before() must return a single result of an operation",
+                facts=[f"got a {type(root).__name__}"],
             )
         self.root = root
         self.size = sum(1 for _ in operations(root.applied))
         self.depth = depth(root.applied)
-        unbound = set(self.variables) - {
-            v.name for a in operations(root.applied) for v in a.operands if isinstance(v, Variable)
-        }
-        if unbound:
+        used = {v.name for a in operations(root.applied) for v in a.operands if isinstance(v, Variable)}
+        if unbound := set(self.variables) - used:
             raise RewriteError(f"rule '{name}': before() never uses its operand '{sorted(unbound)[0]}'")
 
     @property
     def op(self) -> str:
-        """The operation at the root: where a match can begin."""
+        """The name of the root operation."""
         return self.root.applied.op.name
 
 
 def signature_of(before: Callable[..., Any], name: str) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Operands, and keywords with the values to try the rule with (None where it gives none)."""
+    """Return the operands, and the keywords with their defaults, which tests of the rule use (None if missing)."""
     operands, captures = [], {}
     for p in inspect.signature(before).parameters.values():
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty:
@@ -104,13 +102,13 @@ def signature_of(before: Callable[..., Any], name: str) -> tuple[tuple[str, ...]
         else:
             raise RewriteError(
                 f"rule '{name}': '{p.name}' is neither an operand nor a keyword",
-                hint="operands come first and have no default; what is to be captured follows a *: before(x, *, axis)",
+                hint="declare operands first, without defaults, and captured attributes after a *: before(x, *, axis)",
             )
     return tuple(operands), captures
 
 
 def apply(op: Op, operands: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-    """What calling an operation with placeholders gives."""
+    """Apply an operation to placeholders and return its results as placeholders."""
     try:
         slots = tuple(op.all_operands(operands))
     except MithrilError as error:
@@ -118,37 +116,37 @@ def apply(op: Op, operands: tuple[Any, ...], attributes: Mapping[str, Any]) -> A
     for operand in slots:
         if operand is not None and not isinstance(operand, (Placeholder, bool, int, float)):
             raise RewriteError(
-                f"a pattern cannot hold a {type(operand).__name__} as operand of '{op.name}'",
+                f"a pattern cannot contain a {type(operand).__name__} as an operand of '{op.name}'",
                 hint="make it an operand of before()",
             )
     unknown = [n for n in attributes if n not in op.attributes]
     missing = [n for n in op.attributes if n not in attributes and n not in op.defaults]
     if unknown or missing:
-        said = f"has no attribute '{unknown[0]}'" if unknown else f"needs the attribute '{missing[0]}'"
+        problem = f"has no attribute '{unknown[0]}'" if unknown else f"requires the attribute '{missing[0]}'"
         raise RewriteError(
-            f"operation '{op.name}' {said}", hint="a keyword of before() captures one: before(x, *, axis)"
+            f"operation '{op.name}' {problem}", hint="a keyword of before() captures one: before(x, *, axis)"
         )
-    made = Applied(op, slots, dict(attributes))
+    applied = PatternOp(op, slots, dict(attributes))
     if len(op.results) == 1:
-        return Made(made, 0)
+        return PatternResult(applied, 0)
     if not op.results:
         raise RewriteError(f"'{op.name}' has no fixed number of results and cannot be part of a pattern")
-    return tuple(Made(made, k) for k in range(len(op.results)))
+    return tuple(PatternResult(applied, k) for k in range(len(op.results)))
 
 
-def operations(root: Applied) -> Iterator[Applied]:
-    """Every operation of a pattern once, the root first."""
-    seen: dict[Applied, None] = {root: None}
+def operations(root: PatternOp) -> Iterator[PatternOp]:
+    """Yield each operation of a pattern once, starting at the root."""
+    seen: dict[PatternOp, None] = {root: None}
     pending = [root]
     while pending:
         current = pending.pop()
         yield current
         for operand in current.operands:
-            if isinstance(operand, Made) and operand.applied not in seen:
+            if isinstance(operand, PatternResult) and operand.applied not in seen:
                 seen[operand.applied] = None
                 pending.append(operand.applied)
 
 
-def depth(root: Applied) -> int:
-    """Operations on the longest path down the pattern."""
-    return 1 + max((depth(v.applied) for v in root.operands if isinstance(v, Made)), default=0)
+def depth(root: PatternOp) -> int:
+    """Return the number of operations on the longest path of the pattern."""
+    return 1 + max((depth(v.applied) for v in root.operands if isinstance(v, PatternResult)), default=0)

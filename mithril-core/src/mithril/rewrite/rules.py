@@ -1,4 +1,4 @@
-"""A rule: two functions and a condition; a rule set: rules that are applied together."""
+"""Rewrite rules: two functions and a condition; rule sets: rules that are applied together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mithril.rewrite.pattern import Pattern
 
 @dataclass(frozen=True)
 class Explanation:
-    """Whether a rule matches at a node, and if not, how far it got and what stopped it."""
+    """The outcome of a rule at a node: whether it matches, and if not, the furthest partial match and the reason."""
 
     node: Node
     matches: bool
@@ -25,18 +25,18 @@ class Explanation:
     reason: str = ""
 
     def __str__(self) -> str:
-        where = f" ({self.node.origin})" if str(self.node.origin) else ""
-        at = f"%{self.node.result.name} = {self.node.op.name}{where}: "
+        origin = f" ({self.node.origin})" if str(self.node.origin) else ""
+        prefix = f"%{self.node.result.name} = {self.node.op.name}{origin}: "
         if self.matches:
-            return at + "matches"
-        return at + f"{self.reached} of {self.size} operations match; {self.reason}"
+            return prefix + "matches"
+        return prefix + f"{self.reached} of {self.size} operations match; {self.reason}"
 
 
 class Rule:
-    """Where ``before`` describes a part of the graph, ``after`` may stand instead.
+    """A rewrite of subgraphs that ``before`` describes to those that ``after`` builds.
 
-    Positional parameters are operands: any values. Keyword-only parameters capture attributes, or numbers where they
-    stand as operands; their defaults are what the rule is tested with. Both functions are ordinary code on values.
+    Positional parameters are operands and match any value. Keyword-only parameters capture attributes, or constant
+    scalars if used as operands; tests of the rule use their defaults. Both functions are ordinary code on values.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Rule:
         self.when = when
         self.exact = exact
         self.name = name
-        self.origin = _place(before)
-        self.shared = shared  # whether inner values may have other readers, who keep their nodes
+        self.origin = _source_location(before)
+        self.shared = shared  # whether inner values can have other users, which keep the nodes alive
         self.pattern = Pattern(before, name)
         self._after_takes = self._keywords(after)
         self._when_takes = self._keywords(when) if when is not None else ()
 
     def _keywords(self, function: Callable[..., Any]) -> tuple[str, ...]:
-        """The captured keywords a function wants; it must take all operands."""
+        """Return the captured keywords that a function takes; check that it takes all operands."""
         positional, keywords, everything = 0, [], False
         for p in inspect.signature(function).parameters.values():
             if p.kind is p.VAR_KEYWORD:
@@ -90,36 +90,36 @@ class Rule:
 
     # -- applying ----------------------------------------------------------------------------------------------------
     def match(self, editor: Editor, node: Node) -> Match | str:
-        """The match rooted at a node, or why there is none."""
+        """Return the match rooted at a node, or the reason why there is none."""
         attempt = Attempt(editor, self.exact)
-        found = attempt.find(self.pattern, node, shared=self.shared)
-        if found is None:
+        match = attempt.find(self.pattern, node, shared=self.shared)
+        if match is None:
             return attempt.reason
         if self.when is not None:
             try:
-                said = self.when(*found.values.values(), **{n: found.captures[n] for n in self._when_takes})
+                verdict = self.when(*match.values.values(), **{n: match.captures[n] for n in self._when_takes})
             except MithrilError:
                 raise
             except Exception as cause:
                 raise self._error("when()", cause) from cause
-            if said is not True:
-                return said if isinstance(said, str) else "its condition does not hold"
-        return found
+            if verdict is not True:
+                return verdict if isinstance(verdict, str) else "its condition does not hold"
+        return match
 
     def apply(self, editor: Editor, node: Node) -> tuple[Value, list[Node]] | str:
-        """Replace the match rooted at a node: the new value and its new readers, or why nothing was done."""
-        found = self.match(editor, node)
-        if isinstance(found, str):
-            return found
-        if len({n.tags.get("backend") for n in found.nodes}) > 1:
-            return "its operations are to run on different backends"
+        """Replace the match rooted at a node; return the new value and its users, or the reason for no change."""
+        match = self.match(editor, node)
+        if isinstance(match, str):
+            return match
+        if len({n.tags.get("backend") for n in match.nodes}) > 1:
+            return "its operations are assigned to different backends"
         old = node.result
         try:
-            with editor.before(node) as builder, builder.at(_origin(found), node.tags):
-                new = self.after(*found.values.values(), **{n: found.captures[n] for n in self._after_takes})
-                _fits(new, old)
+            with editor.before(node) as builder, builder.at(_origin(match), node.tags):
+                new = self.after(*match.values.values(), **{n: match.captures[n] for n in self._after_takes})
+                _check_replacement(new, old)
         except MithrilError as error:
-            return f"after() does not fit: {error.what}"
+            return f"after() is not applicable: {error.what}"
         except Exception as cause:
             raise self._error("after()", cause) from cause
         readers = editor.replace_value(old, new)
@@ -127,17 +127,17 @@ class Rule:
         return new, readers
 
     def _error(self, function: str, cause: Exception) -> RewriteError:
-        """The author's mistake in one of the rule's functions."""
+        """Return the error for an exception in one of the rule's functions."""
         return RewriteError(
             f"{function} of rule '{self.name}' failed: {type(cause).__name__}: {cause}", facts=[f"from {self.origin}"]
         )
 
     def __call__(self, graph: Graph) -> Graph:
-        """The rule alone as a pass."""
+        """Apply only this rule, as a pass."""
         return RuleSet(self.name, [self])(graph)
 
     def explain(self, graph: Graph) -> list[Explanation]:
-        """For each place where a match could begin, the furthest first: does it match, and if not, why."""
+        """Explain the outcome at each node with the root operation, the furthest partial match first."""
         out = []
         editor = graph.edit()
         for node in editor.nodes():
@@ -145,31 +145,31 @@ class Rule:
                 continue
             attempt = Attempt(editor, self.exact)
             attempt.find(self.pattern, node, shared=self.shared)
-            said = self.match(editor, node)
-            if isinstance(said, Match):
-                said = self._misfit(said)
-            matches = not said
+            outcome = self.match(editor, node)
+            if isinstance(outcome, Match):
+                outcome = self._operand_mismatch(outcome)
+            matches = not outcome
             reached = self.pattern.size if attempt.furthest < 0 else attempt.furthest
-            out.append(Explanation(node, matches, reached, self.pattern.size, str(said)))
+            out.append(Explanation(node, matches, reached, self.pattern.size, str(outcome)))
         return sorted(out, key=lambda e: (not e.matches, -e.reached))
 
-    def _misfit(self, found: Match) -> str:
-        """What after() has against the operands of a match; empty where it takes them."""
-        given = {n: found.captures[n] for n in self._after_takes}
-        types = [v.type for v in found.values.values()]
+    def _operand_mismatch(self, match: Match) -> str:
+        """Return the reason why after() rejects the operands of a match; empty if it accepts them."""
+        captures = {n: match.captures[n] for n in self._after_takes}
+        types = [v.type for v in match.values.values()]
         try:
-            made = trace(lambda *values: self.after(*values, **given), types, list(found.values))
-            _fits(made.outputs[0], found.root.result)
+            graph = trace(lambda *values: self.after(*values, **captures), types, list(match.values))
+            _check_replacement(graph.outputs[0], match.root.result)
         except MithrilError as error:
-            return f"after() does not fit: {error.what}"
+            return f"after() is not applicable: {error.what}"
         return ""
 
-    def sides(self, types: Sequence[TensorType]) -> tuple[Graph, Graph]:
-        """Both functions as graphs for operands of these types; captured keywords take before()'s defaults."""
+    def both_graphs(self, types: Sequence[TensorType]) -> tuple[Graph, Graph]:
+        """Trace both functions for operands of these types; captured keywords have the defaults of before()."""
         missing = [n for n, v in self.pattern.captures.items() if v is None]
         if missing:
             raise RewriteError(
-                f"rule '{self.name}': '{missing[0]}' has no default to try the rule with",
+                f"rule '{self.name}': '{missing[0]}' has no default, which tests of the rule require",
                 hint=f"before(..., *, {missing[0]}=...)",
             )
         names = list(self.pattern.variables)
@@ -184,8 +184,8 @@ class Rule:
         return f"<rule {self.name}>"
 
 
-def _origin(found: Match) -> Origin:
-    """Of the operation that did most of the work: merged with an activation, a product is still its own layer's."""
+def _origin(match: Match) -> Origin:
+    """Return the origin of the costliest node: a product fused with an activation keeps the origin of the product."""
 
     def work(node: Node) -> int:
         flops: Any = node.op.flops
@@ -193,21 +193,21 @@ def _origin(found: Match) -> Origin:
         count: Size = flops(types, [v.type for v in node.results], node.attributes) if flops is not None else 0
         return int(substitute(count, {s.name: 1 << 10 for s in symbols(count)}))
 
-    origins = {node.origin for node in found.nodes}
-    return found.root.origin if len(origins) == 1 else max(found.nodes, key=work).origin
+    origins = {node.origin for node in match.nodes}
+    return match.root.origin if len(origins) == 1 else max(match.nodes, key=work).origin
 
 
-def _place(function: Callable[..., Any]) -> str:
-    """The author's file and line."""
+def _source_location(function: Callable[..., Any]) -> str:
+    """Return file and line of the function."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
-def _fits(new: Any, old: Value) -> None:
+def _check_replacement(new: Any, old: Value) -> None:
     if not isinstance(new, Value):
-        raise RewriteError(f"after() returned a {type(new).__name__}, no value")
+        raise RewriteError(f"after() must return a value, got a {type(new).__name__}")
     if new.type != old.type:
-        raise RewriteError(f"after() gives {new.type}, before() gives {old.type}")
+        raise RewriteError(f"after() returns {new.type}, but before() returns {old.type}")
 
 
 def rule(
@@ -219,50 +219,50 @@ def rule(
     when: Callable[..., Any] | None = None,
     shared: bool = False,
 ) -> Rule:
-    """A rewrite rule. ``exact`` promises equal results bit for bit, signed zeros and infinities included.
+    """Create a rewrite rule. ``exact`` asserts bit-identical results, including signed zeros and infinities.
 
-    ``when(operands..., captured keywords)`` returns True, or False or the reason why the rule must not be applied.
+    ``when(operands..., captured keywords)`` returns True, or else False or the reason why the rule is not applicable.
     """
-    chosen = name if name is not None else str(getattr(after, "__name__", "rule"))
-    if chosen == "<lambda>":
-        chosen = f"rule at line {after.__code__.co_firstlineno}"
-    return Rule(before, after, exact=exact, name=chosen, when=when, shared=shared)
+    rule_name = name if name is not None else str(getattr(after, "__name__", "rule"))
+    if rule_name == "<lambda>":
+        rule_name = f"rule at line {after.__code__.co_firstlineno}"
+    return Rule(before, after, exact=exact, name=rule_name, when=when, shared=shared)
 
 
-# -- applying rules until none matches: a worklist, readers before what they read, so that the largest match wins ----
+# -- application until a fixed point: a worklist with users before their operands, so that the largest match wins ----
 Observer = Callable[[Rule, Node, Value], None]
-FUEL = 8  # applications per node of the graph before rules are taken to undo each other
+FUEL = 8  # applications per node of the graph, beyond which rules are assumed to oscillate
 
 
 def rewrite(graph: Graph, rules: Sequence[Rule], observe: Observer | None = None) -> Graph:
-    """The graph with ``rules`` applied wherever they match, bodies of control flow included."""
+    """Apply ``rules`` wherever they match, including regions of control flow, and return the new graph."""
     by_op: dict[str, list[Rule]] = {}
     for one in rules:
         by_op.setdefault(one.pattern.op, []).append(one)
     reach = max((one.pattern.depth for one in rules), default=1)
-    made: dict[int, Graph] = {}
+    rewritten: dict[int, Graph] = {}
     for current in _inner_first(graph):
-        made[id(current)] = _Worklist(_with_bodies(current, made), by_op, reach, observe).run()
-    return made[id(graph)]
+        rewritten[id(current)] = _Worklist(_with_bodies(current, rewritten), by_op, reach, observe).run()
+    return rewritten[id(graph)]
 
 
 def _inner_first(graph: Graph) -> list[Graph]:
-    """A graph and all bodies within it, each after those it holds."""
-    found, pending = [], [graph]
+    """Return a graph and all its nested regions, inner regions first."""
+    graphs, pending = [], [graph]
     while pending:
         current = pending.pop()
-        found.append(current)
+        graphs.append(current)
         pending.extend(region for node in current.nodes for region in node.regions)
-    return found[::-1]
+    return graphs[::-1]
 
 
-def _with_bodies(graph: Graph, made: dict[int, Graph]) -> Graph:
-    """The graph with its nodes' bodies exchanged for those already rewritten."""
+def _with_bodies(graph: Graph, rewritten: dict[int, Graph]) -> Graph:
+    """Return the graph with the regions of its nodes replaced by the rewritten ones."""
     changed = False
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.regions:
-            regions = tuple(made[id(r)] for r in node.regions)
+            regions = tuple(rewritten[id(r)] for r in node.regions)
             if any(new is not old for new, old in zip(regions, node.regions, strict=True)):
                 node = node.replaced(regions=regions)
                 changed = True
@@ -285,55 +285,55 @@ class _Worklist:
         editor: Editor = self.graph.edit()
         pending = {node.result: None for node in self.graph.nodes if node.op.name in self.by_op}
         while pending:
-            value, _ = pending.popitem()  # the last: readers first
+            value, _ = pending.popitem()  # the last one, so that users come first
             node = editor.producer(value)
             if node is None or node.result is not value:
-                continue  # gone with an earlier match
-            done = self._apply_one(editor, node)
-            if done is not None:
-                pending.update(self._affected(editor, *done))
+                continue  # removed by an earlier match
+            change = self._apply_one(editor, node)
+            if change is not None:
+                pending.update(self._affected(editor, *change))
         return editor.freeze()
 
     def _apply_one(self, editor: Editor, node: Node) -> tuple[Value, list[Node]] | None:
         for one in self.by_op.get(node.op.name, ()):
-            done = one.apply(editor, node)
-            if isinstance(done, str):
+            change = one.apply(editor, node)
+            if isinstance(change, str):
                 continue
             self.recent.append(one.name)
             self.fuel -= 1
             if self.fuel < 0:
                 raise RewriteError(
-                    "rewriting does not come to an end: rules undo each other, or one makes what it matches",
-                    facts=[f"the last ones applied: {', '.join(self.recent)}"],
+                    "rewriting did not converge: two rules undo each other, or a rule matches its own output",
+                    facts=[f"last rules applied: {', '.join(self.recent)}"],
                 )
             if self.observe is not None:
-                self.observe(one, node, done[0])
-            return done
+                self.observe(one, node, change[0])
+            return change
         return None
 
     def _affected(self, editor: Editor, new: Value, readers: list[Node]) -> dict[Value, None]:
-        """Nodes whose match may have changed: what was made, what reads it within reach, and what lies below it."""
-        found: dict[Value, None] = {}
+        """Return the values whose match may have changed: the new ones, and users and operands within reach."""
+        values: dict[Value, None] = {}
         above = readers
         for step in range(self.reach - 1):
             results = [v for node in above for v in node.results]
-            found.update(dict.fromkeys(results))
+            values.update(dict.fromkeys(results))
             if step + 2 < self.reach:
                 above = [user for v in results for user in editor.users(v)]
         below = [new]
         for _ in range(self.reach):
             nodes = [n for n in map(editor.producer, below) if n is not None]
-            found.update(dict.fromkeys(n.result for n in nodes))
+            values.update(dict.fromkeys(n.result for n in nodes))
             below = [v for n in nodes for v in n.operands if v is not None]
         return {
             v: None
-            for v in reversed(found)
+            for v in reversed(values)
             if (node := editor.producer(v)) is not None and node.result is v and node.op.name in self.by_op
         }
 
 
 class RuleSet:
-    """Rules applied together until none matches: a pass, where one is wanted."""
+    """Rules applied together until none matches; a rule set is also a pass."""
 
     def __init__(self, name: str, rules: Iterable[Rule]) -> None:
         self.name = name
@@ -341,7 +341,7 @@ class RuleSet:
 
     @property
     def origin(self) -> str:
-        """The first rule's place."""
+        """File and line of the first rule."""
         return self.rules[0].origin if self.rules else ""
 
     @property
@@ -352,7 +352,7 @@ class RuleSet:
         return rewrite(graph, self.rules)
 
     def explain(self, graph: Graph) -> Mapping[str, list[Explanation]]:
-        """Every rule's explanation by its name."""
+        """Return the explanations of each rule, by its name."""
         return {r.name: r.explain(graph) for r in self.rules}
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from mithril.backend import Backend
 from mithril.base import Decisions, Dim, Symbol, TensorType, symbols
 from mithril.ir import Graph, Value
-from mithril.ops import first_mixed
+from mithril.ops import first_row_mixing_node
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def find_buckets(graph: Graph, decisions: Decisions) -> Buckets | None:
     if len(free_symbols) != 1 or free_symbols[0].high is None:
         return None
     rows = Dim(free_symbols[0].name, free_symbols[0].low, free_symbols[0].high)
-    mixed = first_mixed(graph, rows)
+    mixed = first_row_mixing_node(graph, rows)
     if mixed is not None:
         decisions.record(
             "choice", f"batch bucketing disabled: {mixed} depends on all rows, so padding would change results"

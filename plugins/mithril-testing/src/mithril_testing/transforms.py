@@ -155,7 +155,7 @@ class RuleConformance:
                 f"{type(self).__name__} gives {len(types)} types for {len(operands)} operands: {', '.join(operands)}",
                 hint='types = [("float32", (2, 3)), ...], one for each operand',
             )
-        return self.made().sides([TensorType(as_dtype(d), s) for d, s in types])  # type: ignore[no-any-return]
+        return self.made().both_graphs([TensorType(as_dtype(d), s) for d, s in types])  # type: ignore[no-any-return]
 
     def test_both_sides_fit(self) -> None:
         before, after = self.sides()
