@@ -149,7 +149,7 @@ class SourceBackend(Backend):
             raise GradientError(
                 f"autodiff='native' cannot differentiate '{on_host.op.name}': '{self.name}' runs its NumPy reference",
                 facts=[str(on_host.origin)],
-                hint="leave autodiff='native' out",
+                hint="omit autodiff='native'",
             )
         source = self._source(graph, options, gradients=True)
         forward = self.differentiated(self.loaded(source), tuple(of), tuple(wrt))
