@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from mithril.autodiff import gradients
@@ -79,10 +80,12 @@ class Levels:
         results = {**outputs, **{result_name("gradient", n): g for n, g in slopes.items()}}
         return {n: self.backend.to_numpy(a) for n, a in results.items()}
 
-    def _evaluated(self, arguments: Arrays, gradient: bool) -> dict[str, np.ndarray[Any, Any]]:
+    def _evaluated(
+        self, arguments: Arrays, gradient: bool, rounding: Callable[[Any], Any] | None = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
         renamed = dict(zip(self.graph.output_names, self.layer.outputs, strict=True))
         if not gradient:
-            return {renamed[n]: a for n, a in evaluate(self.graph, arguments).items()}
+            return {renamed[n]: a for n, a in evaluate(self.graph, arguments, rounding).items()}
         differentiated = {n: renamed[n] for n in self.graph.output_names if renamed[n] in self.of}
         wrt = [n for n, name in self.names.items() if name in self.wrt]
         backward = gradients(self.graph, differentiated, wrt)
@@ -90,22 +93,23 @@ class Levels:
         cotangents = {
             n: cotangent(o, self.of[o]) for n, o in zip(cotangent_names, differentiated.values(), strict=True)
         }
-        results = evaluate(backward, {**arguments, **cotangents})
+        results = evaluate(backward, {**arguments, **cotangents}, rounding)
         renamed |= {result_name("gradient", n): result_name("gradient", self.names[n]) for n in wrt}
         return {renamed[n]: a for n, a in results.items()}
 
-    def differences(
-        self, level: str, arguments: Arrays, *, gradient: bool, base: str = "none", floor: float = 0.0
-    ) -> list[str]:
-        """Return a line for each result that differs from level ``base`` by more than rounding and ``floor``."""
+    def differences(self, level: str, arguments: Arrays, *, gradient: bool, base: str = "none") -> list[str]:
+        """Return a line for each result that differs from level ``base`` by more than rounding explains."""
         expected = self.results(base, arguments, gradient=gradient)
         actual = self.results(level, arguments, gradient=gradient)
-        if not any(self._wrong(actual[n], e, floor).any() for n, e in expected.items()):
+        if not any(self._wrong(actual[n], e, 0.0).any() for n, e in expected.items()):
             return []
         shifted = [self.results(base, nudged(arguments, seed), gradient=gradient) for seed in range(3)]
+        reference = self._evaluated(arguments, gradient)
+        rounded = [self._evaluated(arguments, gradient, one_ulp(seed)) for seed in range(8)]
         lines = []
         for name, e in expected.items():
-            unsure = sensitivity(e, [m[name] for m in shifted]) + floor
+            unsure = sensitivity(e, [m[name] for m in shifted])
+            unsure = np.maximum(unsure, sensitivity(reference[name], [m[name] for m in rounded]))
             wrong = self._wrong(actual[name], e, unsure)
             if wrong.any():
                 index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
@@ -124,7 +128,8 @@ class Levels:
         with np.errstate(all="ignore"):
             scale = np.max(np.abs(e), where=np.abs(e) < LARGE, initial=0.0)
             close = np.abs(a - e) <= allowed.relative * np.abs(e) + allowed.absolute / FACTOR * scale + unsure
-            return ~(close | (a == e) | (np.isnan(a) & np.isnan(e)) | np.isinf(unsure))
+            denormal = np.maximum(np.abs(a), np.abs(e)) < float(ml_dtypes.finfo(expected.dtype).tiny)
+            return ~(close | denormal | (a == e) | (np.isnan(a) & np.isnan(e)) | np.isinf(unsure))
 
 
 def sensitivity(expected: Any, shifted: list[Any]) -> Any:
@@ -137,6 +142,21 @@ def sensitivity(expected: Any, shifted: list[Any]) -> Any:
             step = np.where((e == m) | (np.isnan(e) & np.isnan(m)), 0.0, 16 * np.abs(m - e))
         unsure = np.maximum(unsure, np.where(np.isnan(step), np.inf, step))
     return unsure
+
+
+def one_ulp(seed: int) -> Callable[[Any], Any]:
+    """Return a function that changes all elements of an intermediate result by up to one unit in the last place."""
+    rng = np.random.default_rng(seed)
+
+    def rounding(x: Any) -> Any:
+        kind = as_dtype(x.dtype)
+        if not kind.is_float:
+            return x
+        eps = float(ml_dtypes.finfo(kind.numpy).eps)
+        with np.errstate(all="ignore"):
+            return (np.asarray(x, np.float64) * rng.uniform(1 - eps, 1 + eps, np.shape(x))).astype(x.dtype)
+
+    return rounding
 
 
 def nudged(arguments: Arrays, seed: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -165,7 +185,6 @@ def extremes(kind: DType) -> np.ndarray[Any, Any]:
     values = special_array(kind)
     if not kind.is_float:
         return values
-    import ml_dtypes
 
     limits = ml_dtypes.finfo(kind.numpy)
     largest, smallest = float(limits.max), float(limits.tiny)
