@@ -25,18 +25,19 @@ def install(session: nox.Session, *what: str) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """One model on every backend: results compared, timings, a picture of the graph."""
+    """Run one model on every backend: compared results, timings, a picture of the graph."""
     install(session, *EVERYDAY)
     session.run("mithril", "demo", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style; ``nox -s lint -- fix`` mends what can be mended."""
+    """Check style and English; ``nox -s lint -- fix`` applies automatic fixes."""
     install(session, "ruff")
     fix = "fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
+    session.run("python", "tools/check_english.py")
 
 
 @nox.session
@@ -55,10 +56,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Every figure the documentation quotes, or those named: ``nox -s bench -- plugins``."""
+    """Run all benchmarks of the documentation, or selected ones: ``nox -s bench -- plugins``."""
     install(session, *map(str, DISTRIBUTIONS), "optax", "scikit-learn")
-    wanted = session.posargs or sorted(path.stem.removeprefix("bench_") for path in ROOT.glob("benchmarks/bench_*.py"))
-    for name in wanted:
+    names = session.posargs or sorted(path.stem.removeprefix("bench_") for path in ROOT.glob("benchmarks/bench_*.py"))
+    for name in names:
         session.run("python", f"benchmarks/bench_{name}.py")
 
 
@@ -90,10 +91,10 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=False)
 def fresh(session: nox.Session) -> None:
-    """The built wheels in an empty environment, and the README's main job there."""
+    """Install the built wheels in an empty environment and run the README's demo."""
     names = ["core", "passes", "tools", "numpy", "jax", "mlx"]
     wheels = [str(path) for name in names for path in ROOT.glob(f"dist/mithril_{name}-*.whl")]
     if len(wheels) != len(names):
         session.error("dist/ does not hold one wheel of each distribution: run `nox -s wheels fresh`")
-    install(session, *wheels)  # by path, so that no index is asked for them
+    install(session, *wheels)  # by path, not from an index
     session.run("mithril", "demo")

@@ -37,7 +37,7 @@ def cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     import mithril as ml
     from mithril.models import Linear, Model, Sequential
 
-    found = {}
+    seconds = {}
     for count in COUNTS:
         model = Model()
         for k in range(count // 2):
@@ -46,16 +46,16 @@ def cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
         params, inputs = compiled.randomize_params(0), {"input": np.ones((1, 1), np.float32)}
         program = emptied(compiled.programs[0].executable, params, inputs)
         fresh = {name: x.copy() for name, x in params.items()}
-        both = [params, fresh]
+        param_sets = [params, fresh]
 
-        def other(compiled: Any = compiled, both: Any = both, inputs: Any = inputs) -> Any:
-            both.reverse()
-            return compiled.evaluate(both[0], inputs)
+        def other(compiled: Any = compiled, param_sets: Any = param_sets, inputs: Any = inputs) -> Any:
+            param_sets.reverse()
+            return compiled.evaluate(param_sets[0], inputs)
 
         compiled.bind(params)
-        found[f"{count} parameters"] = (lambda c=compiled, p=params, x=inputs: c.evaluate(p, x), program)
-        found[f"{count} bound"] = (lambda c=compiled, x=inputs: c.evaluate(x), program)
-        found[f"{count} others each time"] = (other, program)
+        seconds[f"{count} parameters"] = (lambda c=compiled, p=params, x=inputs: c.evaluate(p, x), program)
+        seconds[f"{count} bound"] = (lambda c=compiled, x=inputs: c.evaluate(x), program)
+        seconds[f"{count} others each time"] = (other, program)
     trained = ml.compile(Sequential(Linear(1)), "numpy", shapes={"input": [1, 1]})
     weights, x = trained.randomize_params(0), {"input": np.ones((1, 1), np.float32)}
     slopes = {"output": np.ones((1, 1), np.float32)}
@@ -63,8 +63,8 @@ def cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     program = emptied(trained.programs[-1].executable, weights, {**x, "grad/output": slopes["output"]})
     trained.bind(weights)  # the record of the call is dropped
     trained.evaluate(weights, x, slopes)
-    found["gradients of 2"] = (lambda: trained.evaluate(weights, x, slopes), program)
-    return found
+    seconds["gradients of 2"] = (lambda: trained.evaluate(weights, x, slopes), program)
+    return seconds
 
 
 def worker() -> None:

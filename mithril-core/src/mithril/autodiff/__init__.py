@@ -1,9 +1,9 @@
 """Gradients: reverse mode, from a graph to a graph that computes the outputs and the gradients.
 
-The forward nodes stay the very same (a ``scan`` additionally keeps what its gradient needs); backward nodes follow
-them, each with the origin of the node it belongs to and the tag ``phase="backward"``. New inputs of the role
-``cotangent`` belong to the outputs, new results of the role ``gradient`` to the inputs. Where a name is taken, as it is
-in gradients of gradients, the name of that name is tried.
+The forward nodes are unchanged (a ``scan`` additionally saves its residuals); backward nodes follow them, each with the
+origin of its forward node and the tag ``phase="backward"``. New inputs of the role ``cotangent`` belong to the outputs,
+new results of the role ``gradient`` to the inputs. If a name is in use, as in gradients of gradients, the gradient name
+of that name is tried.
 """
 
 from mithril.autodiff import regions  # noqa: F401  (enters the gradients of control flow)
@@ -11,6 +11,6 @@ from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
     "gradient_graph": ("gradients", "value_and_gradients"),
-    "reverse": ("living", "zeros"),
+    "reverse": ("live_nodes", "zeros"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

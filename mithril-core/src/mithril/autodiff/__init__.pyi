@@ -1,15 +1,15 @@
 """Gradients: reverse mode, from a graph to a graph that computes the outputs and the gradients.
 
-The forward nodes stay the very same (a ``scan`` additionally keeps what its gradient needs); backward nodes follow
-them, each with the origin of the node it belongs to and the tag ``phase="backward"``. New inputs of the role
-``cotangent`` belong to the outputs, new results of the role ``gradient`` to the inputs. Where a name is taken, as it is
-in gradients of gradients, the name of that name is tried."""
+The forward nodes are unchanged (a ``scan`` additionally saves its residuals); backward nodes follow them, each with the
+origin of its forward node and the tag ``phase="backward"``. New inputs of the role ``cotangent`` belong to the outputs,
+new results of the role ``gradient`` to the inputs. If a name is in use, as in gradients of gradients, the gradient name
+of that name is tried."""
 
 from mithril.autodiff.gradient_graph import (
     gradients as gradients,
     value_and_gradients as value_and_gradients,
 )
 from mithril.autodiff.reverse import (
-    living as living,
+    live_nodes as live_nodes,
     zeros as zeros,
 )

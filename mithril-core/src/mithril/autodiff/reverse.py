@@ -14,25 +14,25 @@ BACKWARD = {"phase": "backward"}
 
 @dataclass(frozen=True)
 class Derivative:
-    """A graph taken apart into what it computed before and what computes the gradients."""
+    """A differentiated graph, split into forward and backward nodes."""
 
     inputs: tuple[Input, ...]  # those of the graph, constants of expanded composites, cotangents
     forward: tuple[Node, ...]
     backward: tuple[Node, ...]
     outputs: tuple[Value, ...]  # of the graph
-    given: tuple[Value, ...]  # the cotangents, an input for each output asked for
-    found: tuple[Value, ...]  # the gradients
+    cotangents: tuple[Value, ...]  # one input per differentiated output
+    gradients: tuple[Value, ...]  # one per target
     guards: tuple[Guard, ...]
 
 
 def differentiate(graph: Graph, of: Sequence[tuple[str, Value]], wrt: Sequence[Value]) -> Derivative:
-    """The gradients of some outputs (each with the name of its cotangent) for some inputs."""
-    expanded = decompose(graph, _Whole(graph, [v for _, v in of], wrt))
+    """Differentiate outputs (each with the name of its cotangent) by inputs."""
+    expanded = decompose(graph, CompositePolicy(graph, [v for _, v in of], wrt))
     outputs = dict(zip(graph.outputs, expanded.outputs, strict=True))
     return Reverse(expanded, [(name, outputs[v]) for name, v in of], wrt).run()
 
 
-def depending(graph: Graph, sources: Iterable[Value]) -> set[Value]:
+def differentiable_values(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     """Float values through which gradients flow to the sources."""
     active = set(sources)
     for node in graph.nodes:
@@ -46,11 +46,11 @@ def _is_constant(op: Op) -> bool:
     return op.gradient is None and bool(op.gradient_reason)
 
 
-class _Whole:
-    """Which nodes stay as they are: all but composites on the way that have no gradient of their own."""
+class CompositePolicy:
+    """Predicate of nodes that are not decomposed: all but differentiated composites without a gradient rule."""
 
     def __init__(self, graph: Graph, outputs: Sequence[Value], wrt: Sequence[Value]) -> None:
-        active = depending(graph, wrt)
+        active = differentiable_values(graph, wrt)
         way = {v for v in outputs if v in active}
         for node in reversed(graph.nodes):
             if any(v in way for v in node.results):
@@ -69,7 +69,7 @@ class Reverse:
 
     def __init__(self, graph: Graph, of: Sequence[tuple[str, Value]], wrt: Sequence[Value]) -> None:
         self.graph, self.of, self.wrt = graph, of, wrt
-        self.active = depending(graph, wrt)
+        self.active = differentiable_values(graph, wrt)
         self.cotangents: dict[Value, list[Value]] = {}
         self.exchanged: dict[Node, Sequence[Node]] = {}  # forward nodes that must keep more than they did
         # Values that have their names: those of the graph, cotangents, sums that were named before.
@@ -84,13 +84,13 @@ class Reverse:
                 self.builder.unique(v.name)
 
     def run(self) -> Derivative:
-        given = []
+        cotangent_values = []
         with self.builder as builder:
             cotangents = []
             for name, value in self.of:
                 cotangent = Value(builder.unique(name), value.type)
                 cotangents.append(Input(cotangent))
-                given.append(cotangent)
+                cotangent_values.append(cotangent)
                 self.named.add(cotangent)
                 if value in self.active:
                     self.cotangents.setdefault(value, []).append(cotangent)
@@ -99,17 +99,17 @@ class Reverse:
                     with builder.at(node.origin, {**node.tags, **BACKWARD}):
                         self._visit(node)
             with builder.at(NOWHERE, BACKWARD):
-                found = [self.sum(v) if v in self.cotangents else zeros(v.type) for v in self.wrt]
+                gradients = [self.sum(v) if v in self.cotangents else zeros(v.type) for v in self.wrt]
         forward: Sequence[Node] = self.graph.nodes
         if self.exchanged:
-            forward = [made for node in forward for made in self.exchanged.get(node, (node,))]
+            forward = [replacement for node in forward for replacement in self.exchanged.get(node, (node,))]
         return Derivative(
             (*builder.inputs, *cotangents),
             tuple(forward),
-            tuple(living(builder.nodes, found)),
+            tuple(live_nodes(builder.nodes, gradients)),
             self.graph.outputs,
-            tuple(given),
-            tuple(found),
+            tuple(cotangent_values),
+            tuple(gradients),
             tuple(builder.guards),
         )
 
@@ -126,29 +126,29 @@ class Reverse:
             else:
                 self._apply(op, node, cotangents)
         except MithrilError as error:
-            where = f"from {node.origin}" if str(node.origin) else ""
-            raise error.with_facts(f"in the gradient of '{op.name}'", where) from error.__cause__
+            location = f"from {node.origin}" if str(node.origin) else ""
+            raise error.with_facts(f"in the gradient of '{op.name}'", location) from error.__cause__
 
     def _apply(self, op: Op, node: Node, cotangents: Sequence[Value | None]) -> None:
         gradient = op.gradient
         assert gradient is not None
         if len(op.results) == 1:
-            made = gradient(cotangents[0], node.results[0], *node.operands, **node.attributes)
+            results = gradient(cotangents[0], node.results[0], *node.operands, **node.attributes)
         else:
             filled = tuple(zeros(v.type) if c is None else c for c, v in zip(cotangents, node.results, strict=True))
-            made = gradient(filled, node.results, *node.operands, **node.attributes)
-        made = made if isinstance(made, (tuple, list)) else (made,)
-        if len(made) != len(node.operands):
+            results = gradient(filled, node.results, *node.operands, **node.attributes)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        if len(results) != len(node.operands):
             raise GradientError(
-                f"the gradient of '{op.name}' gave {len(made)} cotangents for {len(node.operands)} operands",
+                f"the gradient of '{op.name}' gave {len(results)} cotangents for {len(node.operands)} operands",
                 facts=[f"declared at {op.declared_at}"],
             )
-        for operand, cotangent in zip(node.operands, made, strict=True):
+        for operand, cotangent in zip(node.operands, results, strict=True):
             if cotangent is not None and operand is not None:
                 self._add(op, operand, cotangent)
 
     def _add(self, op: Op, operand: Value, cotangent: Any) -> None:
-        """A cotangent of an operand, summed back over the axes along which the operand was broadcast."""
+        """Add a cotangent of an operand, summed over the axes along which the operand was broadcast."""
         if operand not in self.active:
             return
         if not isinstance(cotangent, Value):
@@ -163,7 +163,7 @@ class Reverse:
         self.cotangents.setdefault(operand, []).append(cotangent)
 
     def sum(self, value: Value) -> Value:
-        """All that reached a value, added up as a balanced tree."""
+        """Sum the cotangents of a value in a balanced tree."""
         parts = self.cotangents[value]
         add = operation("add")
         while len(parts) > 1:
@@ -179,16 +179,16 @@ def _way_out(op: Op) -> str:
     return f"declare one with @{op.name}.vjp, or put stop_gradient(x) before it"
 
 
-def living(nodes: Sequence[Node], wanted: Collection[Value | None]) -> list[Node]:
-    """The nodes that some values need, in order."""
-    needed = set(wanted)
-    kept = []
+def live_nodes(nodes: Sequence[Node], targets: Collection[Value | None]) -> list[Node]:
+    """Return the ancestors of `targets` in graph order."""
+    needed = set(targets)
+    live = []
     for node in reversed(nodes):
         if any(v in needed for v in node.results):
             needed.update(node.operands)
-            kept.append(node)
-    kept.reverse()
-    return kept
+            live.append(node)
+    live.reverse()
+    return live
 
 
 def zeros(t: TensorType) -> Value:
@@ -199,10 +199,10 @@ def zeros(t: TensorType) -> Value:
 def reduce_to(x: Value, shape: Shape) -> Value:
     """x summed to a shape that broadcasts to its own; a cotangent smaller than its operand is spread first."""
     with collect_guards():  # the operation itself has assumed them already
-        wide = broadcast(x.shape, shape)
-    if wide != x.shape:
-        x = operation("broadcast_to")(x, shape=wide)
-    extra = len(wide) - len(shape)
+        broadcast_shape = broadcast(x.shape, shape)
+    if broadcast_shape != x.shape:
+        x = operation("broadcast_to")(x, shape=broadcast_shape)
+    extra = len(broadcast_shape) - len(shape)
     if extra:
         x = operation("sum")(x, axis=tuple(range(extra)))
     axes = tuple(k for k, (d, w) in enumerate(zip(x.shape, shape, strict=True)) if w == 1 and d != 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mithril.autodiff import gradients, living, value_and_gradients, zeros
+from mithril.autodiff import gradients, live_nodes, value_and_gradients, zeros
 from mithril.base import GradientError, Size, TensorType, numel
 from mithril.ir import Builder, Graph, Input, Output, Value
 from mithril.ops import eye, reshape, transpose
@@ -121,7 +121,7 @@ def _free(name: str, graph: Graph) -> str:
 def _without(graph: Graph, results: Sequence[Output], linear: Sequence[Input], renamed: Mapping[Value, Input]) -> Graph:
     """Return the graph of these results; they are linear in some inputs, on which they cannot depend."""
     values = {r.value for r in results}
-    nodes = living(graph.nodes, values)
+    nodes = live_nodes(graph.nodes, values)
     read = {v for node in nodes for v in node.operands} | values
     builder = Builder(graph.name)
     builder.guards = dict.fromkeys(graph.guards)

@@ -106,8 +106,8 @@ class _Search:
         in_front = [c for c in candidates if not any(c.axis_places)]
         outermost_first = sorted(self._factors(), key=lambda j: sum(k or 0 for k in (*j.operands, *j.results)))
         inserted = self._first(in_front)
-        if inserted is None and (joined := next(filter(self._joins, outermost_first), None)) is not None:
-            return joined
+        if inserted is None and (neighbor := next(filter(self._joins, outermost_first), None)) is not None:
+            return neighbor
         return inserted or self._first([c for c in candidates if any(c.axis_places)])
 
     def _first(self, candidates: Sequence[Inserted]) -> Inserted | None:

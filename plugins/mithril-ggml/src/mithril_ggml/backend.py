@@ -84,11 +84,13 @@ class GGMLBackend(Backend):
         reason = "programs are graphs of ggml, not a text; compiled.export('model.gguf') writes a file"
         options.reject(self.name, ("file_path", "template_path", "code_transformers"), reason)
         self.check(graph)
-        asked = _threads(options.num_threads) or self.num_threads
-        if asked is not None and self.recipe is None:
-            what = f"num_threads={asked} is that of ggml's operations; products of float32 use the threads of NumPy"
-            options.decisions.record("choice", what)
-        threads = asked or 1
+        num_threads = _threads(options.num_threads) or self.num_threads
+        if num_threads is not None and self.recipe is None:
+            message = (
+                f"num_threads={num_threads} is that of ggml's operations; products of float32 use the threads of NumPy"
+            )
+            options.decisions.record("choice", message)
+        threads = num_threads or 1
         return build(
             graph,
             options,
@@ -115,8 +117,8 @@ class GGMLBackend(Backend):
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         programs = executable.programs if isinstance(executable, SizedExecutable) else (executable,)
-        own = [p.memory for p in programs if isinstance(p, GGMLExecutable)]
-        standing = max((memory.total - memory.fixed for memory in own), default=0)
+        memories = [p.memory for p in programs if isinstance(p, GGMLExecutable)]
+        standing = max((memory.total - memory.fixed for memory in memories), default=0)
         return super().measured_memory(run) + standing
 
     # -- arrays ------------------------------------------------------------------------------------------------------

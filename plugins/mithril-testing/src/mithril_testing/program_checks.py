@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mithril.autodiff import gradients, living
+from mithril.autodiff import gradients, live_nodes
 from mithril.backend import Backend
 from mithril.base import UnsupportedError, bool_, dtype as as_dtype, float32
 from mithril.ir import Graph, Value, as_results, decompose
@@ -246,7 +246,7 @@ class ProgramChecks:
 
 def _part(graph: Graph, results: Mapping[str, Value]) -> Graph:
     """Return the graph of some values, without the inputs that they do not read."""
-    nodes = tuple(living(graph.nodes, list(results.values())))
+    nodes = tuple(live_nodes(graph.nodes, list(results.values())))
     read = {v for node in nodes for v in node.operands} | set(results.values())
     inputs = tuple(i for i in graph.inputs if i.value in read)
     return graph.replaced(inputs=inputs, nodes=nodes, results=as_results(results))

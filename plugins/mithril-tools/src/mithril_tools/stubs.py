@@ -122,6 +122,6 @@ def annotation_text(annotation: Any, imports: Imports) -> str:
         return str(kind.__name__)
     if kind.__name__ == "Callable":
         parameters, result = arguments
-        taken = "..." if parameters is ... else f"[{', '.join(annotation_text(p, imports) for p in parameters)}]"
-        return f"Callable[{taken}, {annotation_text(result, imports)}]"
+        signature = "..." if parameters is ... else f"[{', '.join(annotation_text(p, imports) for p in parameters)}]"
+        return f"Callable[{signature}, {annotation_text(result, imports)}]"
     return f"{kind.__name__}[{', '.join('...' if a is ... else annotation_text(a, imports) for a in arguments)}]"

@@ -195,9 +195,9 @@ def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, gradie
     """Return a key of everything that the result depends on, or None if that cannot be determined."""
     shapes = [(n, a.dtype.name, a.shape) for n, a in arrays.items()]
     try:
-        flat, own = flatten(model), (type(backend), backend.identity())
+        flat, backend_key = flatten(model), (type(backend), backend.identity())
         return fingerprint(
-            "tune", flat, own, shapes, dict(options), dict(knobs), gradients_of, machine(), stamps(backend)
+            "tune", flat, backend_key, shapes, dict(options), dict(knobs), gradients_of, machine(), stamps(backend)
         )
     except UnhashableObject:
         return None

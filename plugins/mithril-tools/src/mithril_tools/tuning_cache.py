@@ -66,8 +66,8 @@ def _key(model: Any, backend: Any, shapes: Mapping[str, Any]) -> str | None:
     sizes = {n: list(shape) for n, shape in sorted(shapes.items())}
     if not all(isinstance(size, int) for shape in sizes.values() for size in shape):
         return None
-    own = (type(backend), backend.identity())
+    backend_key = (type(backend), backend.identity())
     try:
-        return fingerprint("winners", flatten(model), own, sizes, machine(), stamps(backend))
+        return fingerprint("winners", flatten(model), backend_key, sizes, machine(), stamps(backend))
     except UnhashableObject:
         return None

@@ -23,17 +23,17 @@ def describe(distribution: str, as_json: bool) -> None:
 
     installed = sorted({plugin.distribution for plugin in plugins.found()})
     if distribution not in installed:
-        near = closest(distribution, installed)
+        suggestions = closest(distribution, installed)
         raise PluginError(
             f"no plugin of a distribution '{distribution}' is installed",
             facts=[f"installed: {', '.join(installed) or 'none'}"],
-            hint=f"did you mean '{near[0]}'?" if near else f"pip install {distribution}",
+            hint=f"did you mean '{suggestions[0]}'?" if suggestions else f"pip install {distribution}",
         )
     names = entry(distribution)
     if as_json:
         print_json({distribution: names})
         return
-    show([{"kind": kind, "names": ", ".join(some)} for kind, some in names.items()], ["kind", "names"], console())
+    show([{"kind": kind, "names": ", ".join(members)} for kind, members in names.items()], ["kind", "names"], console())
 
 
 @click.command()
