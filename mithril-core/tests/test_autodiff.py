@@ -528,9 +528,9 @@ def test_an_unbounded_while():
     with pytest.raises(GradientError) as caught:
         gradients(graph, ["y"], ["x"])
     assert str(caught.value) == (
-        "a 'while' without a bound on its trips has no gradient\n  in the gradient of 'while'\n"
+        "a 'while' without max_trips has no gradient\n  in the gradient of 'while'\n"
         "  from layer 'net.loop' at model.py:5\n"
-        "hint: give one: While(..., max_trips=...), while_loop(..., max_trips=...)"
+        "hint: pass a bound: While(..., max_trips=...), while_loop(..., max_trips=...)"
     )
     built_aside = built(
         lambda x: ops.stop_gradient(ops.while_loop(lambda v: ops.sum(v) < 10.0, lambda v: v * 1.5, x)) * x, (3,)
