@@ -41,8 +41,8 @@ def heads(batch: int, count: int, queries: int, keys: int, size: int, values: in
 
 def graph_of(function: Any, arrays: Arrays) -> Graph:
     with Builder() as b:
-        made = function(*(b.input(n, a.shape, a.dtype.name) for n, a in arrays.items()))
-    return decompose(b.build({"y": made}), CBackend().lowers)
+        result = function(*(b.input(n, a.shape, a.dtype.name) for n, a in arrays.items()))
+    return decompose(b.build({"y": result}), CBackend().lowers)
 
 
 def kinds(graph: Graph, **machine: Any) -> list[str]:
@@ -52,16 +52,18 @@ def kinds(graph: Graph, **machine: Any) -> list[str]:
 
 
 def run(graph: Graph, arrays: Arrays, **machine: Any) -> np.ndarray[Any, Any]:
-    made = compile_graph.compiled(graph, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), CompileTarget())
-    return np.array(made({}, arrays)["y"])
+    executable = compile_graph.compiled(
+        graph, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), CompileTarget()
+    )
+    return np.array(executable({}, arrays)["y"])
 
 
 def check(function: Any, arrays: Arrays, *, alone: bool = True, **machine: Any) -> None:
     """The result is that of NumPy, and there is one kernel of attention; ``alone``, there is no other."""
     graph = graph_of(function, arrays)
-    found = kinds(graph, **machine)
-    assert found.count("attention") == 1, found
-    assert not alone or found == ["attention"], found
+    templates = kinds(graph, **machine)
+    assert templates.count("attention") == 1, templates
+    assert not alone or templates == ["attention"], templates
     expected = np.asarray(function(*arrays.values()))
     largest = float(np.nanmax(np.abs(expected), initial=1e-30))
     np.testing.assert_allclose(run(graph, arrays, **machine), expected, rtol=2e-5, atol=2e-5 * largest)
@@ -184,10 +186,10 @@ def test_heads_are_read_and_written_as_they_lie(options: dict[str, Any]) -> None
     outputs = compiled.evaluate(params, x)
     expected = evaluate(compiled.programs[0].traced, {**params, **x})
     np.testing.assert_allclose(outputs["output"], expected["output"], rtol=1e-4, atol=1e-5)
-    found = kinds(compiled.programs[0].executable.graph)
-    assert found.count("attention") == 1
+    templates = kinds(compiled.programs[0].executable.graph)
+    assert templates.count("attention") == 1
     if "rotary" not in options:  # which has kernels of its own
-        assert sorted(found) == ["attention", *["matmul"] * 4]
+        assert sorted(templates) == ["attention", *["matmul"] * 4]
 
 
 def test_scores_are_not_in_the_arena() -> None:

@@ -17,18 +17,18 @@ X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
 
 
 def model():
-    made = Model()
-    made += Linear(32, name="first")
-    made += Relu()
-    made += Linear(10, name="last")
-    return made
+    model = Model()
+    model += Linear(32, name="first")
+    model += Relu()
+    model += Linear(10, name="last")
+    return model
 
 
 def compiled(folder, **options):
-    made = ml.compile(
+    compiled_model = ml.compile(
         model(), "c", shapes={"input": [5, 16]}, inference=True, cache=True, cache_dir=str(folder), **options
     )
-    return made.bind(made.randomize_params(seed=1))
+    return compiled_model.bind(compiled_model.randomize_params(seed=1))
 
 
 @pytest.fixture
@@ -88,29 +88,29 @@ def test_other_options_make_another_program(tmp_path):
 
 def test_another_processor_makes_another_program(tmp_path, monkeypatch):
     compiled(tmp_path)
-    made = []
+    builds = []
     monkeypatch.setattr("mithril_cbackend.backend.fingerprint", lambda: "another")
     monkeypatch.setattr(
-        compile_graph, "compiled", lambda *given, build=compile_graph.compiled: made.append(1) or build(*given)
+        compile_graph, "compiled", lambda *given, build=compile_graph.compiled: builds.append(1) or build(*given)
     )
     compiled(tmp_path)
-    assert made
+    assert builds
 
 
 def test_without_a_linker_the_model_runs_and_says_that_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(program_cache, "HOST", toolchains.Toolchain(("no-such-compiler",), "", ""))
-    made = compiled(tmp_path)
-    assert made({"input": X})["output"].shape == (5, 10)
-    assert "backend 'c' cannot save this program" in str(made.decisions)
+    compiled_model = compiled(tmp_path)
+    assert compiled_model({"input": X})["output"].shape == (5, 10)
+    assert "backend 'c' cannot save this program" in str(compiled_model.decisions)
 
 
 def test_a_damaged_entry_is_made_anew(tmp_path, monkeypatch):
     expected = compiled(tmp_path)({"input": X})["output"].copy()
     load = program_cache.Layout.load
     monkeypatch.setattr(program_cache.Layout, "load", lambda parts: load({**parts, "layout": b"{}"}))
-    made = compiled(tmp_path)
-    np.testing.assert_array_equal(made({"input": X})["output"], expected)
-    assert "recompiled, as the entry cannot be read" in str(made.decisions)
+    compiled_model = compiled(tmp_path)
+    np.testing.assert_array_equal(compiled_model({"input": X})["output"], expected)
+    assert "recompiled, as the entry cannot be read" in str(compiled_model.decisions)
 
 
 SCRIPT = """
@@ -133,14 +133,14 @@ if "tvm" not in sys.modules:  # and the compiler can still come later
 
 
 def test_a_second_process_needs_no_compiler_even_for_two_threads(tmp_path):
-    said = []
+    messages = []
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        said.append(done.stdout.strip())
-    assert said == ["True", "False"]
+        messages.append(done.stdout.strip())
+    assert messages == ["True", "False"]
 
 
 GPT = """

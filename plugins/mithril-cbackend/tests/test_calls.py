@@ -18,8 +18,8 @@ def compiled():
     model += Linear(32, name="first")
     model += Relu()
     model += Linear(10, name="last")
-    made = ml.compile(model, "c", shapes={"input": [5, 16]}, inference=True)
-    return made.bind(made.randomize_params(seed=1))
+    compiled_model = ml.compile(model, "c", shapes={"input": [5, 16]}, inference=True)
+    return compiled_model.bind(compiled_model.randomize_params(seed=1))
 
 
 X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
@@ -27,19 +27,19 @@ X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
 
 def test_results_that_are_held_stay_as_they_are(compiled):
     first = compiled({"input": X})["output"]
-    part, kept = first[1:2], first.copy()
+    part, expected = first[1:2], first.copy()
     compiled({"input": X * 2})
-    assert (first == kept).all()
+    assert (first == expected).all()
     del first
     compiled({"input": X * 3})
-    assert (part == kept[1:2]).all()
+    assert (part == expected[1:2]).all()
 
 
 def test_a_loop_that_keeps_the_last_result_allocates_two_arrays(compiled):
     seen = set()
     for _ in range(10):
-        kept = compiled({"input": X})["output"]
-        seen.add(kept.ctypes.data)
+        result = compiled({"input": X})["output"]
+        seen.add(result.ctypes.data)
     assert len(seen) == 2
 
 
@@ -52,8 +52,8 @@ def test_views_are_copied(compiled):
     wide = np.zeros((5, 32), np.float32)
     wide[:, ::2] = X
     np.testing.assert_array_equal(compiled({"input": wide[:, ::2]})["output"], expected)
-    turned = {n: np.asfortranarray(x) for n, x in compiled.params.items()}
-    np.testing.assert_array_equal(compiled.evaluate(turned, {"input": X})["output"], expected)
+    transposed = {n: np.asfortranarray(x) for n, x in compiled.params.items()}
+    np.testing.assert_array_equal(compiled.evaluate(transposed, {"input": X})["output"], expected)
 
 
 @pytest.fixture
@@ -108,8 +108,8 @@ def test_the_short_way_is_for_the_same_names(quickly, inputs):
 
 
 def test_results_of_the_short_way_that_are_held_stay(compiled):
-    held = [compiled({"input": X * k})["output"] for k in range(6)]
-    for k, y in enumerate(held):
+    results = [compiled({"input": X * k})["output"] for k in range(6)]
+    for k, y in enumerate(results):
         np.testing.assert_array_equal(y, compiled.programs[-1].executable(compiled.params, {"input": X * k})["output"])
 
 
@@ -152,10 +152,10 @@ def test_threads_call_one_executable(compiled, short, monkeypatch):
     wrong = []
 
     def work(k):
-        given = {"input": inputs[k]}
+        inputs_k = {"input": inputs[k]}
         for turn in range(200):
-            made = program(compiled.params, given) if turn % 3 == k % 3 else compiled(given)
-            if not (made["output"] == expected[k]).all():
+            outputs = program(compiled.params, inputs_k) if turn % 3 == k % 3 else compiled(inputs_k)
+            if not (outputs["output"] == expected[k]).all():
                 wrong.append(k)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
@@ -171,9 +171,9 @@ def test_every_batch_size_has_its_own_program():
     model += Linear(3, name="l")
     compiled = ml.compile(model, "c", shapes={"input": [ml.Dim("B", 1, 32), 16]}, inference=True)
     compiled.bind(compiled.randomize_params(seed=1, inputs={"input": X}))
-    whole = compiled({"input": X})["output"].copy()
+    expected = compiled({"input": X})["output"].copy()
     for n in (1, 3, 5):
-        np.testing.assert_allclose(compiled({"input": X[:n]})["output"], whole[:n], rtol=1e-6)
+        np.testing.assert_allclose(compiled({"input": X[:n]})["output"], expected[:n], rtol=1e-6)
     assert len(compiled.programs) == 3
     with pytest.raises(ml.MithrilError):
         compiled({"input": np.zeros((33, 16), np.float32)})
@@ -183,8 +183,8 @@ def test_open_sizes_are_held_to_what_other_backends_hold_them_to():
     """Two axes without a size are two unknown sizes that must be equal, although C is compiled for exact ones."""
     model = Model()
     model |= Add()(left="a", right="b", output="output")
-    made = ml.compile(model, "c", shapes={"a": [None, 3], "b": [None, 3]})
+    compiled_model = ml.compile(model, "c", shapes={"a": [None, 3], "b": [None, 3]})
     x = np.ones((3, 3), np.float32)
-    assert made({"a": x, "b": x})["output"].shape == (3, 3)
+    assert compiled_model({"a": x, "b": x})["output"].shape == (3, 3)
     with pytest.raises(InputError, match="a_0 == b_0"):
-        made({"a": x, "b": x[:1]})
+        compiled_model({"a": x, "b": x[:1]})

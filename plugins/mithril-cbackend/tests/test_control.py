@@ -16,8 +16,8 @@ X = np.linspace(0.1, 1.2, 12, dtype=np.float32).reshape(3, 4)
 def graph_of(function, *others):
     with Builder() as b:
         x = b.input("x", X.shape)
-        made = function(x, *(b.input(n, (), dtype) for n, dtype in others))
-    return b.build({"y": made})
+        result = function(x, *(b.input(n, (), dtype) for n, dtype in others))
+    return b.build({"y": result})
 
 
 def same(graph, *calls):
@@ -25,9 +25,9 @@ def same(graph, *calls):
     executable = CBackend().build(decompose(graph, CBackend().lowers))
     for inputs in calls:
         expected = evaluate(graph, inputs)
-        got = executable({}, inputs)
+        actual = executable({}, inputs)
         for name, reference in expected.items():
-            np.testing.assert_allclose(got[name], reference, rtol=1e-5, atol=1e-6, err_msg=str(inputs))
+            np.testing.assert_allclose(actual[name], reference, rtol=1e-5, atol=1e-6, err_msg=str(inputs))
 
 
 def flags(*values):

@@ -46,11 +46,11 @@ def _threads_share_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(function: Any, arrays: Arrays, **options: Any) -> None:
     with Builder() as b:
-        made = function(*(b.input(n, a.shape) for n, a in arrays.items()))
+        result = function(*(b.input(n, a.shape) for n, a in arrays.items()))
     machine = Machine(machine_code.host_cpu(), **{"threads": 1, **options})
-    found = np.array(compile_graph.compiled(b.build({"y": made}), machine, CompileTarget())({}, arrays)["y"])
+    actual = np.array(compile_graph.compiled(b.build({"y": result}), machine, CompileTarget())({}, arrays)["y"])
     expected = np.asarray(function(*arrays.values()))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))
 
 
 SHARED = ("three, stride 2", "seven, stride 2", "groups, stride 2", "depthwise", "ragged", "high")

@@ -109,8 +109,8 @@ MODELS = [mlp, wide, normalized, image, attention, words, statistics, cached, br
 
 def compiled(build, **options):
     model, shapes = build()
-    made = ml.compile(model, "c", shapes=shapes, inference=True, **options)
-    return made.bind(made.randomize_params(seed=1))
+    compiled_model = ml.compile(model, "c", shapes=shapes, inference=True, **options)
+    return compiled_model.bind(compiled_model.randomize_params(seed=1))
 
 
 def make(folder, *arguments):
@@ -121,10 +121,10 @@ def make(folder, *arguments):
 
 def check(folder, *arguments):
     """Compile and run the test; the largest difference, by the largest magnitude."""
-    said = make(folder, "check", *arguments)
-    found = re.findall(r"largest difference (\S+) of (\S+)", said)
-    assert found, said
-    return max(float(apart) / float(largest) for apart, largest in found)
+    output = make(folder, "check", *arguments)
+    errors = re.findall(r"largest difference (\S+) of (\S+)", output)
+    assert errors, output
+    return max(float(error) / float(largest) for error, largest in errors)
 
 
 STRICT = "-std=c11 -O1 -march=native -ffp-contract=fast -fwrapv -Wall -Wextra -Wpedantic -Wstrict-prototypes -Werror"
@@ -178,8 +178,8 @@ def test_valgrind_is_silent(tmp_path):
 def test_parallel_loops_are_openmp(tmp_path, monkeypatch):
     monkeypatch.setattr(compile_graph, "processors", lambda: 2)
     model = stacked(Linear(256, name="l"), Relu())
-    made = ml.compile(model, "c", shapes={"input": [64, 256]}, inference=True, num_threads=2)
-    made.bind(made.randomize_params(seed=1)).export(tmp_path)
+    compiled_model = ml.compile(model, "c", shapes={"input": [64, 256]}, inference=True, num_threads=2)
+    compiled_model.bind(compiled_model.randomize_params(seed=1)).export(tmp_path)
     assert "PARALLEL" in (tmp_path / "model.c").read_text()
     assert check(tmp_path, "CC=gcc", "THREADS=1", "RUN=env OMP_NUM_THREADS=2") <= 1e-6
 
@@ -210,8 +210,8 @@ def test_large_weights_stay_in_their_file(tmp_path):
 
 @needs("cc", "make")
 def test_a_shared_library_runs_with_weights_set_one_by_one(tmp_path):
-    made = compiled(mlp)
-    exported = made.export(tmp_path, name="net", library="shared")
+    compiled_model = compiled(mlp)
+    exported = compiled_model.export(tmp_path, name="net", library="shared")
     assert exported.code_bytes > 500
     library = ctypes.CDLL(str(exported.library))
     sizes = dict(re.findall(r"#define (\w+) (\d+)", (tmp_path / "net.h").read_text()))
@@ -219,19 +219,19 @@ def test_a_shared_library_runs_with_weights_set_one_by_one(tmp_path):
     arena = np.zeros(int(sizes["NET_ARENA_BYTES"]), np.uint8)
     pointer = net.ctypes.data_as(ctypes.c_void_p)
     library.net_init(pointer, arena.ctypes.data_as(ctypes.c_void_p))
-    for name, x in made.params.items():
+    for name, x in compiled_model.params.items():
         assert library.net_set_weight(pointer, name.encode(), x.ctypes.data_as(ctypes.c_void_p)) == 0
     assert library.net_set_weight(pointer, b"missing", None) == -1
     x = np.random.default_rng(3).standard_normal((5, 16)).astype(np.float32)
     y = np.zeros(int(sizes["NET_OUTPUT_SIZE"]), np.float32)
     library.net_run(pointer, x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p))
-    np.testing.assert_allclose(y.reshape(5, 10), made({"input": x})["output"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(y.reshape(5, 10), compiled_model({"input": x})["output"], rtol=1e-5, atol=1e-6)
 
 
 def test_programs_of_baked_weights_are_exported(tmp_path):
-    made = compiled(mlp, static_inference=True)
-    made({"input": np.ones((5, 16), np.float32)})
-    exported = made.export(tmp_path)
+    compiled_model = compiled(mlp, static_inference=True)
+    compiled_model({"input": np.ones((5, 16), np.float32)})
+    exported = compiled_model.export(tmp_path)
     assert not exported.contents.params
     assert len(exported.contents.weights) >= 4 * (16 * 32 + 32 * 10)
 
@@ -258,16 +258,16 @@ def test_armv7_gives_the_same(tmp_path):
 @needs("gcc", "make")
 def test_int8_weights_are_a_quarter_and_the_report_says_what_they_cost(tmp_path):
     model = stacked(Linear(256, name="l"), Relu(), Linear(64, name="m"))
-    made = ml.compile(
+    compiled_model = ml.compile(
         model,
         "c",
         shapes={"input": [3, 128]},
         mobile_options={"platform": "linux", "arch": "x86_64", "quantization": "int8"},
     )
-    made.bind(made.randomize_params(seed=1))
-    exported = made.export(tmp_path, library=None)
-    whole = sum(x.nbytes for x in made.params.values())
-    assert len(exported.contents.weights) < 0.3 * whole
+    compiled_model.bind(compiled_model.randomize_params(seed=1))
+    exported = compiled_model.export(tmp_path, library=None)
+    float_bytes = sum(x.nbytes for x in compiled_model.params.values())
+    assert len(exported.contents.weights) < 0.3 * float_bytes
     assert 0 < exported.quantization_error < 0.02
     assert "int8 weights change the results by" in str(exported)
     assert check(tmp_path, "CC=gcc", "RUN=") <= 1e-6
@@ -308,16 +308,16 @@ def test_smaller_code_where_size_matters(tmp_path):
 def test_a_missing_compiler_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("ANDROID_NDK_HOME", raising=False)
-    made = compiled(mlp, mobile_options={"arch": "arm64-v8a"})
+    compiled_model = compiled(mlp, mobile_options={"arch": "arm64-v8a"})
     with pytest.raises(BackendError) as error:
-        made.export(tmp_path / "c")
+        compiled_model.export(tmp_path / "c")
     assert str(error.value) == (
         "no C compiler is installed for the exported code\n"
         "  looked for: aarch64-linux-android24-clang\n"
         "hint: set ANDROID_NDK_HOME to the directory of Android's NDK; or call export(..., library=None) and compile "
         "elsewhere with the Makefile"
     )
-    assert made.export(tmp_path / "c", library=None).library is None
+    assert compiled_model.export(tmp_path / "c", library=None).library is None
 
 
 @pytest.mark.parametrize(
@@ -337,8 +337,8 @@ def test_mobile_options_are_checked(given, message):
 def test_target_hardware_mobile_is_arm64():
     if "mobile_arm64" not in ml.plugins.targets():
         pytest.skip("mithril-targets, which knows telephones, is not installed")
-    made = compiled(mlp, target_hardware="mobile")
-    assert made.programs[-1].executable.target.arch == "arm64-v8a"
+    compiled_model = compiled(mlp, target_hardware="mobile")
+    assert compiled_model.programs[-1].executable.target.arch == "arm64-v8a"
     assert compiled(mlp, target_hardware="mobile_x86").programs[-1].executable.target.arch == "x86_64"
     with pytest.raises(MithrilError, match="conflicts with target_hardware='mobile'"):
         compiled(mlp, target_hardware="mobile", mobile_options={"arch": "x86_64"})
@@ -365,18 +365,18 @@ def test_any_name_and_any_dtype(tmp_path):
     with Builder() as b:
         values = [b.input(f"{'int' if k == 0 else f'in.{kind}'}", (3, 4), kind) for k, kind in enumerate(kinds)]
         scalar, empty = b.input("9 lives", ()), b.input('quo"ted', (0, 3))
-        made = {
+        results = {
             f"{k}/{kind}": ops.logical_not(v) if kind == "bool" else v + v
             for k, (kind, v) in enumerate(zip(kinds, values, strict=True))
         }
-        made |= {
+        results |= {
             "int": scalar * 2.0,
             "return": empty + 1.0,
             "self": scalar,
             "in.int8": values[4],
             "*/": values[2] * 3.0,
         }
-    graph = decompose(b.build(made), CBackend().lowers)
+    graph = decompose(b.build(results), CBackend().lowers)
     mithril_cbackend.export_program(CBackend().build(graph), tmp_path, {}, name="odd")
     assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT.replace('-Wpedantic ', '')}") <= 1e-6
 
@@ -391,10 +391,10 @@ def test_names_of_users_are_data(tmp_path):
     model = Model()
     for k, name in enumerate(HOSTILE):
         model |= Linear(3, name=f"{name} {k}")(input=name, output=f"{name}!")
-    made = ml.compile(model, "c", shapes={name: [2, 3] for name in HOSTILE}, inference=True)
-    made.bind(made.randomize_params(seed=1)).export(tmp_path)
+    compiled_model = ml.compile(model, "c", shapes={name: [2, 3] for name in HOSTILE}, inference=True)
+    compiled_model.bind(compiled_model.randomize_params(seed=1)).export(tmp_path)
     assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT} -Wcomment -Wtrigraphs -Wbidi-chars=any") <= 1e-6
-    for name in made.params:
+    for name in compiled_model.params:
         assert c_quoted(name) in (tmp_path / "model.c").read_text()
 
 
@@ -479,9 +479,9 @@ int main(void) {
 @needs("cc", "make")
 def test_run_returns_1_where_a_loop_is_cut_off(tmp_path):
     model, shapes = endless()
-    made = ml.compile(model, "c", shapes=shapes, types={"limit": "int32"}, inference=True)
-    made = made.bind(made.randomize_params(seed=1))
-    mithril_cbackend.export(made, tmp_path, inputs={"limit": np.int32(9)})
+    compiled_model = ml.compile(model, "c", shapes=shapes, types={"limit": "int32"}, inference=True)
+    compiled_model = compiled_model.bind(compiled_model.randomize_params(seed=1))
+    mithril_cbackend.export(compiled_model, tmp_path, inputs={"limit": np.int32(9)})
     header = (tmp_path / "model.h").read_text()
     assert "check" not in header
     assert "model_run returns 1 if a loop reached max_trips" in header
@@ -495,8 +495,8 @@ def test_run_returns_1_where_a_loop_is_cut_off(tmp_path):
 
 @needs("cc", "make")
 def test_full_cache_returns_1_and_keeps_its_state(tmp_path):
-    made = compiled(cached)
-    mithril_cbackend.export(made, tmp_path, inputs={"position": np.int32(5)})
+    compiled_model = compiled(cached)
+    mithril_cbackend.export(compiled_model, tmp_path, inputs={"position": np.int32(5)})
     assert "index is past the end of a buffer" in (tmp_path / "model.h").read_text()
     test = (tmp_path / "model_test.c").read_text()
     assert test.count("!= 1) return EXIT_FAILURE") == 3

@@ -45,9 +45,9 @@ def test_units_in_the_last_place(name: str) -> None:
     x[1000:60_000] = np.clip(rng.standard_normal(59_000) * np.exp(rng.uniform(-20, 1, 59_000)), low, high)
     x = x.astype(np.float32)
     expected = truth(x.astype(np.float64))
-    apart = np.abs(compiled(ours, x).astype(np.float64) - expected) / np.spacing(np.abs(expected).astype(np.float32))
-    worst = int(np.argmax(apart))
-    assert apart[worst] <= units, f"{name}({x[worst]!r}) is {apart[worst]:.1f} units off"
+    error = np.abs(compiled(ours, x).astype(np.float64) - expected) / np.spacing(np.abs(expected).astype(np.float32))
+    worst = int(np.argmax(error))
+    assert error[worst] <= units, f"{name}({x[worst]!r}) is {error[worst]:.1f} units off"
 
 
 def test_ends_and_special_values() -> None:
@@ -74,11 +74,11 @@ def test_softmax_and_its_kin() -> None:
         return exp(x - max(x, axis=-1, keepdims=True))
 
     expected = np.exp(x.astype(np.float64))
-    apart = np.abs(compiled(less_largest, x) - expected) / np.spacing(expected.astype(np.float32))
-    assert apart.max() <= 2
+    error = np.abs(compiled(less_largest, x) - expected) / np.spacing(expected.astype(np.float32))
+    assert error.max() <= 2
     far = np.array([[0.0, -88.0, -1e30, -np.inf, *[-3.0] * 29]], np.float32)
-    made = compiled(less_largest, far)[0]
-    assert made[:4].tolist() == [1.0, 0.0, 0.0, 0.0]
+    result = compiled(less_largest, far)[0]
+    assert result[:4].tolist() == [1.0, 0.0, 0.0, 0.0]
     for bad in (np.nan, np.inf):
         far[0, 5] = bad
         assert np.isnan(compiled(softmax, far)).all()

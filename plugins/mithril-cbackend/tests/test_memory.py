@@ -70,8 +70,8 @@ def test_more_equal_blocks_are_more_calls_of_the_same_kernels():
 def counted(function, *shapes):
     """Kernel calls of a function of inputs, which gives what its references give."""
     with Builder() as b:
-        made = function(*(b.input(f"x{k}", s) for k, s in enumerate(shapes)))
-    graph = decompose(b.build({"y": made}), CBackend().lowers)
+        result = function(*(b.input(f"x{k}", s) for k, s in enumerate(shapes)))
+    graph = decompose(b.build({"y": result}), CBackend().lowers)
     executable = CBackend().build(graph)
     draw = np.random.default_rng(0)
     inputs = {f"x{k}": draw.standard_normal(s).astype(np.float32) for k, s in enumerate(shapes)}

@@ -22,8 +22,8 @@ def compiled(**options):
     return ml.compile(model, "c", shapes={"input": [64, 256]}, inference=True, **options)
 
 
-def machine(made):
-    return made.programs[-1].executable.machine
+def machine(compiled_model):
+    return compiled_model.programs[-1].executable.machine
 
 
 def test_threads_and_vectors_are_those_asked_for(monkeypatch):
@@ -34,13 +34,13 @@ def test_threads_and_vectors_are_those_asked_for(monkeypatch):
         ({"vector_bytes": 16}, 2, 16),
         ({"vectorize": False}, 2, 4),
     ):
-        made = compiled(cpu_options=given)
-        assert machine(made).threads == threads
-        assert width is None or machine(made).vector_bytes == width
-        assert not list(made.decisions)
-        params = made.randomize_params(seed=0)
+        compiled_model = compiled(cpu_options=given)
+        assert machine(compiled_model).threads == threads
+        assert width is None or machine(compiled_model).vector_bytes == width
+        assert not list(compiled_model.decisions)
+        params = compiled_model.randomize_params(seed=0)
         expected = np.tanh(X @ params["l.weight"].T + params["l.bias"])
-        np.testing.assert_allclose(made.evaluate(params, {"input": X})["output"], expected, atol=1e-5)
+        np.testing.assert_allclose(compiled_model.evaluate(params, {"input": X})["output"], expected, atol=1e-5)
 
 
 def test_source_shows_threads_and_vectors(monkeypatch):
@@ -53,18 +53,18 @@ def test_source_shows_threads_and_vectors(monkeypatch):
 
 def test_more_threads_than_there_are_is_said(monkeypatch):
     monkeypatch.setattr(compile_graph, "processors", lambda: 2)
-    made = compiled(num_threads=64)
-    assert machine(made).threads == 2
-    assert "using 2 instead of 64 threads" in str(made.decisions)
+    compiled_model = compiled(num_threads=64)
+    assert machine(compiled_model).threads == 2
+    assert "using 2 instead of 64 threads" in str(compiled_model.decisions)
     with pytest.raises(ml.MithrilError, match="instead of 64 threads"):
         compiled(num_threads=64, strict=True)
 
 
 def test_another_processor_of_the_same_kind():
     older = [n for n in ("x86-64-v2", "cortex-a53") if n in machine_code.cpu_names()]
-    made = compiled(cpu_options={"cpu": older[0]})
-    assert machine(made).cpu == older[0]
-    made.evaluate(made.randomize_params(), {"input": X})
+    compiled_model = compiled(cpu_options={"cpu": older[0]})
+    assert machine(compiled_model).cpu == older[0]
+    compiled_model.evaluate(compiled_model.randomize_params(), {"input": X})
 
 
 def test_a_processor_that_nobody_knows():
@@ -130,13 +130,13 @@ def test_file_path_holds_the_source_that_is_shown(tmp_path):
     path = tmp_path / "net.c"
     model = Model()
     model += Linear(3, name="l")
-    made = ml.compile(model, "c", shapes={"input": [2, 4]}, file_path=path)
-    assert path.read_text() == made.source
-    params, x = made.randomize_params(seed=0), np.ones((2, 4), np.float32)
-    made.evaluate(params, {"input": x}, output_gradients={"output": np.ones((2, 3), np.float32)})
+    compiled_model = ml.compile(model, "c", shapes={"input": [2, 4]}, file_path=path)
+    assert path.read_text() == compiled_model.source
+    params, x = compiled_model.randomize_params(seed=0), np.ones((2, 4), np.float32)
+    compiled_model.evaluate(params, {"input": x}, output_gradients={"output": np.ones((2, 3), np.float32)})
     forward, gradients = path.read_text(), (tmp_path / "net.grad.c").read_text()
-    assert forward != gradients == made.programs[-1].executable.source
-    assert "net.grad.c" in str(made.decisions)
+    assert forward != gradients == compiled_model.programs[-1].executable.source
+    assert "net.grad.c" in str(compiled_model.decisions)
 
 
 @pytest.mark.parametrize("backend", ["c", "ggml"])
@@ -157,8 +157,8 @@ def test_options_of_generated_python_are_refused(backend, option, tmp_path):
 def test_threads_of_the_backend():
     model = Model()
     model += Linear(3, name="l")
-    made = ml.compile(model, ml.CBackend(num_threads=1), shapes={"input": [2, 4]})
-    assert made.programs[-1].executable.machine.threads == 1
+    compiled_model = ml.compile(model, ml.CBackend(num_threads=1), shapes={"input": [2, 4]})
+    assert compiled_model.programs[-1].executable.machine.threads == 1
     for wrong in (0, -1, 1.5, "2", True):
         with pytest.raises(MithrilError, match="num_threads"):
             ml.CBackend(num_threads=wrong)

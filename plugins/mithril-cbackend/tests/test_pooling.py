@@ -29,8 +29,8 @@ WINDOWS: dict[str, dict[str, Any]] = {
 
 def run(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> np.ndarray[Any, Any]:
     with Builder() as b:
-        made = function(b.input("x", x.shape, x.dtype.name))
-    graph = b.build({"y": made})
+        result = function(b.input("x", x.shape, x.dtype.name))
+    graph = b.build({"y": result})
     program = compile_graph.compiled(
         graph, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), CompileTarget()
     )
@@ -88,7 +88,7 @@ def test_nan_and_infinities() -> None:
     x[0, 0, 8:, :9] = -np.inf
     x[0, 0, 0, 30] = np.inf
     for name in ("halves", "ResNet", "neighbors"):
-        made = run(lambda x: ops.max_pool(x, **WINDOWS[name]), x)
-        np.testing.assert_array_equal(made, ops.max_pool(x, **WINDOWS[name]))
-        assert 1 <= np.isnan(made).sum() <= 9
-        assert np.isneginf(made).any()
+        actual = run(lambda x: ops.max_pool(x, **WINDOWS[name]), x)
+        np.testing.assert_array_equal(actual, ops.max_pool(x, **WINDOWS[name]))
+        assert 1 <= np.isnan(actual).sum() <= 9
+        assert np.isneginf(actual).any()

@@ -36,8 +36,8 @@ def random(*shape: int, dtype: Any = np.float32) -> Array:
 
 def graph_of(function: Any, arrays: dict[str, Array], known: tuple[str, ...] = ()) -> Graph:
     with Builder() as b:
-        made = function(*(b.input(n, a.shape, as_dtype(a.dtype)) for n, a in arrays.items()))
-    graph = b.build({"y": made})
+        result = function(*(b.input(n, a.shape, as_dtype(a.dtype)) for n, a in arrays.items()))
+    graph = b.build({"y": result})
     inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i for i in graph.inputs]
     return graph.replaced(inputs=tuple(inputs))
 
@@ -47,14 +47,16 @@ def check(
 ) -> None:
     arrays = {f"x{k}": a for k, a in enumerate(given)}
     executable = compile_graph.compiled(graph_of(function, arrays, known), machine, CompileTarget())
-    made = np.array(executable({}, {n: a for n, a in arrays.items() if n not in known})["y"])
+    actual = np.array(executable({}, {n: a for n, a in arrays.items() if n not in known})["y"])
     expected = np.asarray(function(*given))
-    assert made.dtype == expected.dtype
-    if made.dtype.kind in "iu":
-        np.testing.assert_array_equal(made, expected)
+    assert actual.dtype == expected.dtype
+    if actual.dtype.kind in "iu":
+        np.testing.assert_array_equal(actual, expected)
     else:
-        wide = expected.astype(np.float64)
-        np.testing.assert_allclose(made.astype(np.float64), wide, rtol=rtol, atol=rtol * float(np.abs(wide).max()))
+        reference = expected.astype(np.float64)
+        np.testing.assert_allclose(
+            actual.astype(np.float64), reference, rtol=rtol, atol=rtol * float(np.abs(reference).max())
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -134,8 +136,8 @@ def test_schedules_say_how_much_is_summed_at_a_time(dtype: Any) -> None:
     assert product is not None
     parted = [text for text in schedules(kernel.anchor, BASE) if text.count("x") == 2]
     depths = []
-    for chosen in parted:
-        machine = replace(BASE, schedules={str(product): chosen})
+    for schedule in parted:
+        machine = replace(BASE, schedules={str(product): schedule})
         depths.append(plan_of(product, kernel, machine).depth)
         check(matmul, x, w, machine=machine, rtol=1e-5)
     assert depths == [208, 304, 600]  # of at most 256, 512 and 600: equal parts, whole vectors

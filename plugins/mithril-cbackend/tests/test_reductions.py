@@ -19,9 +19,9 @@ RNG = np.random.default_rng(0)
 
 def check(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> None:
     with Builder() as b:
-        made = function(b.input("x", x.shape, x.dtype.name))
+        result = function(b.input("x", x.shape, x.dtype.name))
     program = compile_graph.compiled(
-        b.build({"y": made}), Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), CompileTarget()
+        b.build({"y": result}), Machine(machine_code.host_cpu(), **{"threads": 1, **machine}), CompileTarget()
     )
     np.testing.assert_allclose(program({}, {"x": x})["y"], function(x), rtol=1e-5, atol=1e-5)
 

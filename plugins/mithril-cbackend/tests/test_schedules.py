@@ -51,25 +51,25 @@ def random(*shape: int) -> np.ndarray[Any, Any]:
 def graph_of(function: Any, arrays: dict[str, np.ndarray[Any, Any]], known: tuple[str, ...] = ()) -> Graph:
     """A graph of one function; ``known`` arrays are constants of it."""
     with Builder() as b:
-        made = function(*(b.input(n, a.shape) for n, a in arrays.items()))
-    graph = b.build({"y": made})
+        result = function(*(b.input(n, a.shape) for n, a in arrays.items()))
+    graph = b.build({"y": result})
     inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i for i in graph.inputs]
     return graph.replaced(inputs=tuple(inputs))
 
 
 def run(graph: Graph, arrays: dict[str, np.ndarray[Any, Any]], machine: Machine) -> np.ndarray[Any, Any]:
     executable: Executable = compile_graph.compiled(graph, machine, CompileTarget())
-    given = {n: a for n, a in arrays.items() if n in {i.name for i in graph.arguments}}
-    return np.array(executable({}, given)["y"])
+    inputs = {n: a for n, a in arrays.items() if n in {i.name for i in graph.arguments}}
+    return np.array(executable({}, inputs)["y"])
 
 
 def check(
     function: Any, arrays: dict[str, np.ndarray[Any, Any]], *, known: tuple[str, ...] = (), **machine: Any
 ) -> None:
     graph = graph_of(function, arrays, known)
-    made = run(graph, arrays, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}))
+    actual = run(graph, arrays, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}))
     expected = np.asarray(function(*arrays.values()))
-    np.testing.assert_allclose(made, expected, rtol=2e-5, atol=2e-5 * float(np.abs(expected).max()))
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5 * float(np.abs(expected).max()))
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ IMAGES = {
 @pytest.mark.parametrize("known", [(), ("w",)])
 @pytest.mark.parametrize("name", list(IMAGES))
 def test_convolutions(name: str, known: tuple[str, ...]) -> None:
-    (batch, channels), size, made, kernel, stride, padding, groups = IMAGES[name]
+    (batch, channels), size, filters, kernel, stride, padding, groups = IMAGES[name]
     rank = len(size)
     how = {
         "stride": (stride,) * rank,
@@ -147,8 +147,8 @@ def test_convolutions(name: str, known: tuple[str, ...]) -> None:
         "dilation": (1,) * rank,
         "groups": groups,
     }
-    arrays = {"x": random(batch, channels, *size), "w": random(made, channels // groups, *kernel)}
-    arrays["b"] = random(made, *(1,) * rank)
+    arrays = {"x": random(batch, channels, *size), "w": random(filters, channels // groups, *kernel)}
+    arrays["b"] = random(filters, *(1,) * rank)
     check(lambda x, w, b: relu(conv(x, w, **how) + b), arrays, known=known)
     if rank == 2:
         check(lambda x, w, b: conv(x, w, **how) + b, arrays, known=known, threads=2, vector_bytes=32)
@@ -156,7 +156,7 @@ def test_convolutions(name: str, known: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("name", list(IMAGES))
 def test_gradients_of_convolutions(name: str) -> None:
-    (batch, channels), size, made, kernel, stride, padding, groups = IMAGES[name]
+    (batch, channels), size, filters, kernel, stride, padding, groups = IMAGES[name]
     rank = len(size)
     how = {
         "stride": (stride,) * rank,
@@ -164,7 +164,7 @@ def test_gradients_of_convolutions(name: str) -> None:
         "dilation": (1,) * rank,
         "groups": groups,
     }
-    x, w = random(batch, channels, *size), random(made, channels // groups, *kernel)
+    x, w = random(batch, channels, *size), random(filters, channels // groups, *kernel)
     g = np.asarray(np.asarray(conv(x, w, **how)), order="C")
     check(lambda g, w: conv_input_grad(g, w, shape=x.shape, **how), {"g": g, "w": w})
     check(lambda x, g: conv_weight_grad(x, g, shape=w.shape, **how), {"x": x, "g": g})
@@ -219,9 +219,9 @@ def test_special_values_in_rows() -> None:
     x = random(4, 40)
     x[0, 3], x[1, 5], x[2] = np.nan, np.inf, -np.inf
     graph = graph_of(softmax, {"x": x})
-    made = run(graph, {"x": x}, Machine(machine_code.host_cpu(), 1))
+    actual = run(graph, {"x": x}, Machine(machine_code.host_cpu(), 1))
     with np.errstate(invalid="ignore"):
-        np.testing.assert_allclose(made, np.asarray(softmax(x)), rtol=1e-5)
+        np.testing.assert_allclose(actual, np.asarray(softmax(x)), rtol=1e-5)
 
 
 # -- transposes ---------------------------------------------------------------------------------------------------

@@ -68,6 +68,6 @@ def compiled(tmp_path_factory):
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 @pytest.mark.parametrize("case", CASES, ids=[c.id for c in CASES])
 def test_c_and_machine_code_agree(case, compiled):
-    expected, got = compiled.run(case, case.inputs())
-    for name, array in got.items():
+    expected, actual = compiled.run(case, case.inputs())
+    for name, array in actual.items():
         assert_close(array, expected[name], tolerance(as_dtype(array.dtype), case.op.tolerance), name)

@@ -41,13 +41,13 @@ def test_a_step_is_one_function_of_one_arena_and_gives_what_the_references_say(e
     step = engine.prepare(batch)
     assert isinstance(step.run, Executable)
     assert step.run.program.plan.size <= 1.05 * step.run.program.plan.peak
-    kept = {n: np.array(x) for n, x in engine.arrays.items()}
-    rates = {i.name: np.float32(1e-2) for i in step.graph.arguments if i.name not in {**kept, **batch}}
-    expected = evaluate(step.graph, {**kept, **batch, **rates})
-    got = step.run(engine.arrays, {**batch, **rates})
-    assert got.keys() == expected.keys()
+    initial = {n: np.array(x) for n, x in engine.arrays.items()}
+    rates = {i.name: np.float32(1e-2) for i in step.graph.arguments if i.name not in {**initial, **batch}}
+    expected = evaluate(step.graph, {**initial, **batch, **rates})
+    outputs = step.run(engine.arrays, {**batch, **rates})
+    assert outputs.keys() == expected.keys()
     for name, reference in expected.items():
-        np.testing.assert_allclose(got[name], reference, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(outputs[name], reference, atol=2e-5, err_msg=name)
 
 
 def test_steps_after_the_second_allocate_no_arrays(engine):
@@ -63,18 +63,18 @@ def test_steps_after_the_second_allocate_no_arrays(engine):
 def test_a_step_trains_in_exported_c(engine, tmp_path):
     """Three steps of the C give the loss of three steps here, and the weights that they leave."""
     batch = {"input": X[:16], "target": Y[:16]}
-    given = {**batch, "learning_rate": np.float32(1e-2)}
+    inputs = {**batch, "learning_rate": np.float32(1e-2)}
     step = engine.prepare(batch)
     exported = mithril_cbackend.export_program(
-        step.run, tmp_path, engine.arrays, given, name="trainer", library="shared"
+        step.run, tmp_path, engine.arrays, inputs, name="trainer", library="shared"
     )
-    said = subprocess.run(["make", "-C", tmp_path, "check"], capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert "report/loss: largest difference" in said.stdout
+    process = subprocess.run(["make", "-C", tmp_path, "check"], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "report/loss: largest difference" in process.stdout
     carried = dict(engine.arrays)
     for _ in range(5):
-        made = step.run(carried, given)
-        carried = {n: np.array(made[n]) for n in carried}
+        outputs = step.run(carried, inputs)
+        carried = {n: np.array(outputs[n]) for n in carried}
     library = ctypes.CDLL(str(exported.library))
     library.trainer_get.restype = ctypes.c_void_p
     model = np.zeros(exported.contents.program.slots + 1, np.int64)
@@ -88,9 +88,9 @@ def test_a_step_trains_in_exported_c(engine, tmp_path):
     for _ in range(5):
         library.trainer_run(self, *addresses, ctypes.c_void_p(loss.ctypes.data), ctypes.c_void_p(finite.ctypes.data))
     assert finite[0] == 1
-    np.testing.assert_allclose(loss[0], made["report/loss"], rtol=1e-4)
+    np.testing.assert_allclose(loss[0], outputs["report/loss"], rtol=1e-4)
     for name in ("conv.weight", "head.bias", "optimizer/v/norm.weight"):
         x = carried[name]
         address = library.trainer_get(self, name.encode())
-        got = np.ctypeslib.as_array((ctypes.c_float * x.size).from_address(address)).reshape(x.shape)
-        np.testing.assert_allclose(got, x, rtol=1e-3, atol=1e-5, err_msg=name)
+        actual = np.ctypeslib.as_array((ctypes.c_float * x.size).from_address(address)).reshape(x.shape)
+        np.testing.assert_allclose(actual, x, rtol=1e-3, atol=1e-5, err_msg=name)

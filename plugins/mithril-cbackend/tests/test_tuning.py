@@ -43,8 +43,8 @@ def run(graph: Graph, machine: Machine, *arrays: np.ndarray[Any, Any]) -> np.nda
 
 def two(function: Any, *arrays: np.ndarray[Any, Any]) -> Graph:
     with Builder() as b:
-        made = function(*(b.input(f"x{k}", a.shape) for k, a in enumerate(arrays)))
-    return b.build({"y": made})
+        result = function(*(b.input(f"x{k}", a.shape) for k, a in enumerate(arrays)))
+    return b.build({"y": result})
 
 
 def test_every_schedule_of_a_product_is_right() -> None:
@@ -52,12 +52,12 @@ def test_every_schedule_of_a_product_is_right() -> None:
     graph = two(product, x, w)
     machine = Machine(machine_code.host_cpu(), 1)
     (node,) = graph.nodes
-    found = matmul.schedules(node, machine)
-    assert "8x32" in found
+    schedules = matmul.schedules(node, machine)
+    assert "8x32" in schedules
     name = str(matmul_form.product_of(node))
-    for chosen in found:
-        made = run(graph, Machine(machine.cpu, 1, schedules={name: chosen}), x, w)
-        np.testing.assert_allclose(made, x @ w, rtol=1e-4, atol=1e-4, err_msg=chosen)
+    for schedule in schedules:
+        actual = run(graph, Machine(machine.cpu, 1, schedules={name: schedule}), x, w)
+        np.testing.assert_allclose(actual, x @ w, rtol=1e-4, atol=1e-4, err_msg=schedule)
 
 
 def test_every_schedule_of_a_convolution_is_right() -> None:
@@ -69,11 +69,11 @@ def test_every_schedule_of_a_convolution_is_right() -> None:
     found = direct_convolution.schedules(node, machine)
     assert len(found) > 3 and direct_convolution.DIRECT in found
     texts = set()
-    for chosen in found:
-        schedules = {direct_convolution.signature(node): chosen}
+    for schedule in found:
+        schedules = {direct_convolution.signature(node): schedule}
         executable = compile_graph.compiled(graph, Machine(machine.cpu, 1, schedules=schedules), CompileTarget())
-        made = executable({}, {"x0": x, "x1": w})["y"]
-        np.testing.assert_allclose(made, np.asarray(conv(x, w, **how)), rtol=1e-4, atol=1e-4, err_msg=chosen)
+        actual = executable({}, {"x0": x, "x1": w})["y"]
+        np.testing.assert_allclose(actual, np.asarray(conv(x, w, **how)), rtol=1e-4, atol=1e-4, err_msg=schedule)
         texts.add(executable.source)
     assert len(texts) == len(found)
 
@@ -85,15 +85,15 @@ def model_of(features: int = 256) -> Model:
 
 
 def compiled(backend: Any = "c", **options: Any) -> Any:
-    made = ml.compile(model_of(), backend, shapes={"input": [64, 128]}, inference=True, **options)
-    params, x = made.randomize_params(0), random(64, 128)
-    (y,) = made.evaluate(params, {"input": x}).values()
+    compiled_model = ml.compile(model_of(), backend, shapes={"input": [64, 128]}, inference=True, **options)
+    params, x = compiled_model.randomize_params(0), random(64, 128)
+    (y,) = compiled_model.evaluate(params, {"input": x}).values()
     np.testing.assert_allclose(y, x @ params["l.weight"].T + params["l.bias"], rtol=1e-4, atol=1e-4)
-    return made
+    return compiled_model
 
 
-def schedules_of(made: Any) -> Any:
-    return made.programs[0].executable.machine.schedules
+def schedules_of(compiled_model: Any) -> Any:
+    return compiled_model.programs[0].executable.machine.schedules
 
 
 def choices() -> list[str]:
@@ -109,14 +109,14 @@ OTHER, BETTER = choices()[:2]
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operations that were measured; a tile that is not the usual one wins each time."""
-    found: list[str] = []
+    names: list[str] = []
 
     def other(operation: tuning.Operation, machine: Machine, compiled: tuning.Compile) -> str:
-        found.append(operation.name)
+        names.append(operation.name)
         return OTHER
 
     monkeypatch.setattr(tuning, "fastest", other)
-    return found
+    return names
 
 
 def test_level_high_measures_once_and_keeps_what_won(tmp_path: Path, asked: list[str]) -> None:
@@ -140,9 +140,9 @@ def test_operations_are_those_of_all_regions_the_largest_first() -> None:
     x, w, v = random(16, 32), random(32, 32), random(32, 64)
     with Builder() as b:
         x, w, v = (b.input(n, a.shape) for n, a in (("x", x), ("w", w), ("v", v)))
-        made = product(product(product(x, w), w), v)
-    found = tuning.operations(b.build({"y": made}))
-    assert [(o.name, o.count, o.multiplications) for o in found.values()] == [
+        result = product(product(product(x, w), w), v)
+    operations = tuning.operations(b.build({"y": result}))
+    assert [(o.name, o.count, o.multiplications) for o in operations.values()] == [
         ("16x64x32", 1, 16 * 64 * 32),
         ("16x32x32", 2, 16 * 32 * 32),
     ]
@@ -159,17 +159,19 @@ def test_tiles_are_combined_with_depths() -> None:
 @pytest.fixture
 def file(tmp_path: Path, asked: list[str]) -> Path:
     """What level high has found, written to be shipped."""
-    made = compiled(optimization_level="high", cache_dir=str(tmp_path / "cache"))
-    mithril_cbackend.save_schedules(tmp_path / "schedules.json", made)
+    compiled_model = compiled(optimization_level="high", cache_dir=str(tmp_path / "cache"))
+    mithril_cbackend.save_schedules(tmp_path / "schedules.json", compiled_model)
     asked.clear()
     return tmp_path / "schedules.json"
 
 
 def test_what_a_file_has_is_used_at_every_level_and_not_measured(tmp_path: Path, file: Path, asked: list[str]) -> None:
     for level in ("medium", "high"):
-        made = compiled(ml.CBackend(schedules=file), optimization_level=level, cache_dir=str(tmp_path / "other"))
-        assert schedules_of(made) == {NAME: OTHER}
-        assert "choice: schedules: from the file for 1 of 1 operations" in map(str, made.decisions)
+        compiled_model = compiled(
+            ml.CBackend(schedules=file), optimization_level=level, cache_dir=str(tmp_path / "other")
+        )
+        assert schedules_of(compiled_model) == {NAME: OTHER}
+        assert "choice: schedules: from the file for 1 of 1 operations" in map(str, compiled_model.decisions)
     assert not asked
     assert not schedules_of(compiled())
     assert ml.CBackend(schedules=file).with_precision("bfloat16").schedules.machines
@@ -178,19 +180,19 @@ def test_what_a_file_has_is_used_at_every_level_and_not_measured(tmp_path: Path,
 def test_schedules_of_another_machine_are_not_used_and_that_is_said(file: Path) -> None:
     (machine,) = json.loads(file.read_text())["machines"]
     file.write_text(file.read_text().replace(machine, "z80, 1 threads, vectors of 1 bytes"))
-    made = compiled(ml.CBackend(schedules=file))
-    assert not schedules_of(made)
-    said = f"ignored: schedules: the file has no entry for {machine}, only for z80, 1 threads, vectors of 1 bytes"
-    assert said in map(str, made.decisions)
+    compiled_model = compiled(ml.CBackend(schedules=file))
+    assert not schedules_of(compiled_model)
+    message = f"ignored: schedules: the file has no entry for {machine}, only for z80, 1 threads, vectors of 1 bytes"
+    assert message in map(str, compiled_model.decisions)
     with pytest.raises(StrictError):
         compiled(ml.CBackend(schedules=file), strict=True)
 
 
 def test_schedules_that_the_templates_no_longer_have_are_not_used(file: Path) -> None:
     file.write_text(file.read_text().replace(OTHER, "4x31"))
-    made = compiled(ml.CBackend(schedules=file))
-    assert not schedules_of(made)
-    assert f"ignored: schedules: unknown schedule '4x31' for {NAME}" in map(str, made.decisions)
+    compiled_model = compiled(ml.CBackend(schedules=file))
+    assert not schedules_of(compiled_model)
+    assert f"ignored: schedules: unknown schedule '4x31' for {NAME}" in map(str, compiled_model.decisions)
 
 
 @pytest.mark.parametrize(
@@ -239,22 +241,22 @@ def test_a_search_keeps_what_makes_the_program_faster(
     times = {OTHER: 0.5, BETTER: 0.4}  # of the usual time; the second is faster only by itself
 
     def raced(calls: Any, **_: Any) -> dict[Any, float]:
-        found = {}
+        result = {}
         for name, call in calls.items():
             machine = call.executable.machine
-            chosen = machine.schedules.get(NAME, "")
-            whole = bool(call.executable.params)
-            found[name] = times.get(chosen, 1.0) if not (whole and chosen == BETTER) else 2.0
-        return found
+            schedule = machine.schedules.get(NAME, "")
+            is_program = bool(call.executable.params)
+            result[name] = times.get(schedule, 1.0) if not (is_program and schedule == BETTER) else 2.0
+        return result
 
     monkeypatch.setattr(offline_tuning, "time_interleaved", raced)
-    made = compiled()
-    found = mithril_cbackend.tune_offline(made, seconds=20, store=tmp_path)
-    (row,) = found.rows
+    compiled_model = compiled()
+    result = mithril_cbackend.tune_offline(compiled_model, seconds=20, store=tmp_path)
+    (row,) = result.rows
     assert row.finalists[0] == (BETTER, 0.4) and row.selected == OTHER and row.tried > 5
-    assert (found.default_seconds, found.seconds, found.speedup) == (1.0, 0.5, 2.0)
-    assert f"selected '{OTHER}'" in str(found)
-    found.save(tmp_path / "schedules.json")
+    assert (result.default_seconds, result.seconds, result.speedup) == (1.0, 0.5, 2.0)
+    assert f"selected '{OTHER}'" in str(result)
+    result.save(tmp_path / "schedules.json")
     assert schedules_of(compiled(ml.CBackend(schedules=tmp_path / "schedules.json"))) == {NAME: OTHER}
     assert schedules_of(compiled(optimization_level="high", cache_dir=str(tmp_path))) == {NAME: OTHER}
     assert not asked
@@ -262,9 +264,9 @@ def test_a_search_keeps_what_makes_the_program_faster(
 
 def test_a_search_ends_in_time_and_tries_no_more_than_asked(tmp_path: Path) -> None:
     begin = time.perf_counter()
-    found = mithril_cbackend.tune_offline(compiled(), seconds=0.5, trials=2, store=tmp_path)
+    result = mithril_cbackend.tune_offline(compiled(), seconds=0.5, trials=2, store=tmp_path)
     assert time.perf_counter() - begin < 10
-    assert found.rows[0].tried <= 2 and found.seconds > 0
+    assert result.rows[0].tried <= 2 and result.seconds > 0
     with pytest.raises(OptionError, match="trials=0"):
         mithril_cbackend.tune_offline(compiled(), trials=0)
 

@@ -32,15 +32,15 @@ def random(*shape: int) -> np.ndarray[Any, Any]:
 
 def graph_of(function: Any, arrays: Arrays, known: tuple[str, ...] = ()) -> Graph:
     with Builder() as b:
-        made = function(*(b.input(n, a.shape) for n, a in arrays.items()))
-    graph = b.build({"y": made})
+        result = function(*(b.input(n, a.shape) for n, a in arrays.items()))
+    graph = b.build({"y": result})
     inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i for i in graph.inputs]
     return graph.replaced(inputs=tuple(inputs))
 
 
 def run(graph: Graph, arrays: Arrays, machine: Machine) -> np.ndarray[Any, Any]:
-    given = {i.name: arrays[i.name] for i in graph.arguments}
-    return np.array(compile_graph.compiled(graph, machine, CompileTarget())({}, given)["y"])
+    inputs = {i.name: arrays[i.name] for i in graph.arguments}
+    return np.array(compile_graph.compiled(graph, machine, CompileTarget())({}, inputs)["y"])
 
 
 def ways(function: Any, arrays: Arrays, known: tuple[str, ...] = (), **machine: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -50,10 +50,10 @@ def ways(function: Any, arrays: Arrays, known: tuple[str, ...] = (), **machine: 
     node = next(n for n in graph.nodes if n.op.name.startswith("conv"))
     names = [str(p) for p in winograd.plans(node, usual)]
     assert names
-    chosen = {
+    plans = {
         n: Machine(usual.cpu, usual.threads, usual.vector_bytes, {direct_convolution.signature(node): n}) for n in names
     }
-    return {n: run(graph, arrays, m) for n, m in chosen.items()}
+    return {n: run(graph, arrays, m) for n, m in plans.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -73,17 +73,17 @@ SIZES = {
 @pytest.mark.parametrize("known", [(), ("w",)])
 @pytest.mark.parametrize("name", list(SIZES))
 def test_every_way_to_cut_it(name: str, known: tuple[str, ...]) -> None:
-    batch, channels, made, height, width = SIZES[name]
-    arrays = {"x": random(batch, channels, height, width), "w": random(made, channels, 3, 3)}
-    arrays |= {"b": random(made, 1, 1), "r": random(batch, made, height, width)}
+    batch, channels, filters, height, width = SIZES[name]
+    arrays = {"x": random(batch, channels, height, width), "w": random(filters, channels, 3, 3)}
+    arrays |= {"b": random(filters, 1, 1), "r": random(batch, filters, height, width)}
 
     def block(x: Any, w: Any, b: Any, r: Any) -> Any:
         return maximum(conv(x, w, **DENSE) + b + r, 0.0)
 
     expected = np.asarray(block(*arrays.values()))
     options = {"threads": 2, "vector_bytes": 32} if known else {}
-    for plan, found in ways(block, arrays, known, **options).items():
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=plan)
+    for plan, actual in ways(block, arrays, known, **options).items():
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, err_msg=plan)
 
 
 @pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((2, 1), (0, 3))])
@@ -91,8 +91,8 @@ def test_borders(padding: Any) -> None:
     arrays = {"x": random(2, 4, 9, 11), "w": random(16, 4, 3, 3)}
     how = {**DENSE, "padding": padding}
     expected = np.asarray(conv(*arrays.values(), **how))
-    for found in ways(lambda x, w: conv(x, w, **how), arrays).values():
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for actual in ways(lambda x, w: conv(x, w, **how), arrays).values():
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_gradient_of_the_image() -> None:
@@ -102,8 +102,8 @@ def test_the_gradient_of_the_image() -> None:
         return conv_input_grad(g, w, shape=(2, 20, 8, 8), **DENSE)
 
     expected = np.asarray(back(*arrays.values()))
-    for found in ways(back, arrays).values():
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
+    for actual in ways(back, arrays).values():
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-5)
 
 
 def test_it_is_chosen_where_there_are_channels_enough() -> None:
@@ -126,8 +126,8 @@ def test_no_less_exact_than_sums_of_products() -> None:
     node = plain.nodes[0]
     schedule = {direct_convolution.signature(node): direct_convolution.DIRECT}
     direct = np.abs(run(plain, arrays, Machine(machine_code.host_cpu(), 1, 64, schedule)) - exact).max()
-    for found in ways(lambda x, w: conv(x, w, **DENSE), arrays).values():
-        assert np.abs(found - exact).max() <= direct
+    for actual in ways(lambda x, w: conv(x, w, **DENSE), arrays).values():
+        assert np.abs(actual - exact).max() <= direct
 
 
 def test_infinities_stay_where_they_are_met() -> None:
@@ -135,10 +135,10 @@ def test_infinities_stay_where_they_are_met() -> None:
     arrays["x"][0, 1, 5, 6], arrays["x"][0, 2, 11, 0], arrays["x"][0, 3, 0, 10] = np.inf, np.nan, -np.inf
     with np.errstate(invalid="ignore"):
         expected = np.asarray(conv(*arrays.values(), **DENSE))
-    for found in ways(lambda x, w: conv(x, w, **DENSE), arrays).values():
-        assert (np.isfinite(found) == np.isfinite(expected)).all()
+    for actual in ways(lambda x, w: conv(x, w, **DENSE), arrays).values():
+        assert (np.isfinite(actual) == np.isfinite(expected)).all()
         finite = np.isfinite(expected)
-        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual[finite], expected[finite], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("make")), reason="no C compiler")
