@@ -84,7 +84,7 @@ NOUN_LIKE = re.compile(r"property|overload|hookspec|vjp|jvp|\bop\b|composite|com
 
 def prose_findings(text: str) -> Iterator[Finding]:
     """Yield (offset, code, message) for a piece of prose."""
-    text = re.sub(r"``[^`]*``|`[^`\n]*`|\"[^\"\n]*\"|>>> .*", lambda m: "x" * len(m[0]), text)
+    text = re.sub(r"``[^`]*``|`[^`\n]*`|\"[^\"\n]*\"|(?<!\w)'[\w.-]+'(?!\w)|>>> .*", lambda m: "x" * len(m[0]), text)
     for m in re.finditer(r"\bwhat\b(?!-|')", text, re.I):
         before, after = text[: m.start()], text[m.end() :]
         previous = re.search(r"([\w']+)[^\w.;:,(]*$", before)

@@ -168,14 +168,12 @@ def mithril_options() -> Sequence[Option]:
     """Keywords of ``ml.compile`` that the passes and the picture answer to."""
     return [
         Option("gradient_checkpointing", bool, False, "Recompute in the backward part instead of keeping values."),
-        Option(
-            "checkpoint_segments", Positive | None, None, "Segments to recompute; None chooses what needs least memory."
-        ),
+        Option("checkpoint_segments", Positive | None, None, "Segments to recompute; None minimizes memory."),
         Option(
             "mixed_precision",
             bool | Mapping[str, Any],
             False,
-            "Products in 16 bits; keep names layers that stay as they are, low and full operations.",
+            "Products in 16 bits; keep: layers to exclude; low, full: operations by precision.",
             aliases=("torch_options.enable_amp",),
             keys={"dtype": Any, "keep": Layers, "low": str | Sequence[str], "full": str | Sequence[str]},
         ),

@@ -60,7 +60,9 @@ def mithril_options() -> Sequence[Option]:
             affects="shown",
             needs_steps=True,
         ),
-        Option("intermediate_dir", Path | None, None, "Folder for what save_intermediates writes.", affects="shown"),
+        Option(
+            "intermediate_dir", Path | None, None, "Directory for the files of save_intermediates.", affects="shown"
+        ),
         Option("profile", bool, False, "Record the time of each compile stage and of each operation.", affects="shown"),
         Option(
             "profile_output",
