@@ -1,4 +1,4 @@
-"""Attention as one kernel: found in graphs of primitives, equal to what separate kernels give, whatever the sizes."""
+"""Attention as one kernel: matched in graphs of primitives, equal to separate kernels for all sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def heads(batch: int, count: int, queries: int, keys: int, size: int, values: int | None = None) -> Arrays:
-    """Queries, keys and values of so many heads."""
+    """Return queries, keys and values of `count` heads."""
     return {
         "q": random(batch, count, queries, size),
         "k": random(batch, count, keys, size),
@@ -46,7 +46,7 @@ def graph_of(function: Any, arrays: Arrays) -> Graph:
 
 
 def kinds(graph: Graph, **machine: Any) -> list[str]:
-    """The templates of a graph's kernels."""
+    """Return the templates of a graph's kernels."""
     steps = fusion.group(graph, Machine(machine_code.host_cpu(), **{"threads": 1, **machine})).steps
     return [s.kind for s in steps if isinstance(s, Kernel)]
 
@@ -58,12 +58,12 @@ def run(graph: Graph, arrays: Arrays, **machine: Any) -> np.ndarray[Any, Any]:
     return np.array(executable({}, arrays)["y"])
 
 
-def check(function: Any, arrays: Arrays, *, alone: bool = True, **machine: Any) -> None:
-    """The result is that of NumPy, and there is one kernel of attention; ``alone``, there is no other."""
+def check(function: Any, arrays: Arrays, *, only_kernel: bool = True, **machine: Any) -> None:
+    """Compare with NumPy, and require one kernel of attention; with ``only_kernel``, no other kernel."""
     graph = graph_of(function, arrays)
     templates = kinds(graph, **machine)
     assert templates.count("attention") == 1, templates
-    assert not alone or templates == ["attention"], templates
+    assert not only_kernel or templates == ["attention"], templates
     expected = np.asarray(function(*arrays.values()))
     largest = float(np.nanmax(np.abs(expected), initial=1e-30))
     np.testing.assert_allclose(run(graph, arrays, **machine), expected, rtol=2e-5, atol=2e-5 * largest)
@@ -120,15 +120,22 @@ def test_matrices_without_heads() -> None:
 # -- masks --------------------------------------------------------------------------------------------------------
 def test_masks() -> None:
     q, k, v = heads(2, 3, 37, 50, 16).values()
-    whole = RNG.random((2, 3, 37, 50)) < 0.7
-    for mask in (whole, whole[:, :1], whole[:1, :, :1], random(1, 3, 37, 50), random(37, 50), random(1, 1, 1, 50)):
+    full_mask = RNG.random((2, 3, 37, 50)) < 0.7
+    for mask in (
+        full_mask,
+        full_mask[:, :1],
+        full_mask[:1, :, :1],
+        random(1, 3, 37, 50),
+        random(37, 50),
+        random(1, 1, 1, 50),
+    ):
         check(ops.attention, {"q": q, "k": k, "v": v, "mask": mask})
-    check(lambda *given: ops.attention(*given, causal=True), {"q": q, "k": k, "v": v, "mask": whole})
+    check(lambda *given: ops.attention(*given, causal=True), {"q": q, "k": k, "v": v, "mask": full_mask})
 
 
 def test_queries_that_see_no_key_give_nan() -> None:
     arrays = heads(1, 2, 70, 40, 16)
-    check(causal, arrays)  # the first thirty stand before all keys
+    check(causal, arrays)  # the first thirty precede all keys
     mask = np.ones((1, 1, 70, 40), bool)
     mask[..., 5, :] = mask[..., 69, :] = False
     check(ops.attention, arrays | {"mask": mask})
@@ -156,9 +163,9 @@ def test_how_many_keys_are_seen_may_be_known_late() -> None:
         assert kinds(graph) == ["attention"]
         program = compile_graph.compiled(graph, Machine(machine_code.host_cpu(), 1), CompileTarget())
         for position in (0, 31, 32, 60, 99, 2**31 - 100):
-            given = arrays | {"position": np.full(1, position, np.int32)}
-            expected = np.asarray(cached(*given.values()))
-            np.testing.assert_allclose(program({}, given)["y"], expected, rtol=2e-5, atol=2e-5, err_msg=str(position))
+            inputs = arrays | {"position": np.full(1, position, np.int32)}
+            expected = np.asarray(cached(*inputs.values()))
+            np.testing.assert_allclose(program({}, inputs)["y"], expected, rtol=2e-5, atol=2e-5, err_msg=str(position))
 
 
 def test_a_window_of_keys() -> None:
@@ -166,8 +173,8 @@ def test_a_window_of_keys() -> None:
 
     def window(q: Any, k: Any, v: Any) -> Any:
         rows, columns = (ops.iota(shape=(60, 60), axis=axis, dtype="int32") for axis in (0, 1))
-        near = ops.less(rows + -16, columns)
-        return ops.attention(q, k, v, ops.logical_and(near, ops.greater_equal(rows, columns)))
+        in_window = ops.less(rows + -16, columns)
+        return ops.attention(q, k, v, ops.logical_and(in_window, ops.greater_equal(rows, columns)))
 
     check(window, heads(1, 2, 60, 60, 16))
 
@@ -179,7 +186,7 @@ def layer(causal: bool = True, **options: Any) -> Model:
 
 
 @pytest.mark.parametrize("options", [{}, {"rotary": True}, {"kv_heads": 1}, {"bias": False}], ids=str)
-def test_heads_are_read_and_written_as_they_lie(options: dict[str, Any]) -> None:
+def test_heads_are_accessed_without_transposes(options: dict[str, Any]) -> None:
     compiled = ml.compile(layer(**options), "c", shapes={"input": [2, 30, 48]}, inference=True)
     params = compiled.randomize_params(0)
     x = {"input": random(2, 30, 48)}
@@ -193,8 +200,8 @@ def test_heads_are_read_and_written_as_they_lie(options: dict[str, Any]) -> None
 
 
 def test_scores_are_not_in_the_arena() -> None:
-    given = heads(1, 8, 512, 512, 16)
-    executable = compile_graph.compiled(graph_of(causal, given), Machine(machine_code.host_cpu(), 1), CompileTarget())
+    inputs = heads(1, 8, 512, 512, 16)
+    executable = compile_graph.compiled(graph_of(causal, inputs), Machine(machine_code.host_cpu(), 1), CompileTarget())
     assert executable.program.arena < 1 << 20  # scores are 8 MiB
 
 

@@ -65,25 +65,25 @@ def test_baked_weights_are_kept(tmp_path, nothing_is_built):
 
 def test_constants_begin_at_whole_lines_of_the_cache():
     draw = np.random.default_rng(0)
-    given = {
+    settings = {
         3: draw.random(3) > 0.5,
         5: draw.random((2, 7)),
         4: np.float32(2).reshape(()),
         6: np.zeros((0, 3), np.int8),
     }
-    layout = Layout(64, 7, [("w", 1)], [("x", 2)], [("y", 0, (2,), "float32")], frozenset({"add"}), given)
+    layout = Layout(64, 7, [("w", 1)], [("x", 2)], [("y", 0, (2,), "float32")], frozenset({"add"}), settings)
     again = Layout.load(layout.dump())
     assert (again.arena, again.params, again.results, again.lowered) == (64, [("w", 1)], layout.results, {"add"})
-    for slot, x in given.items():
+    for slot, x in settings.items():
         np.testing.assert_array_equal(again.constants[slot], x)
         assert again.constants[slot].dtype == x.dtype
         assert x.size == 0 or again.constants[slot].ctypes.data % 64 == 0
 
 
 def test_other_options_make_another_program(tmp_path):
-    wide = compiled(tmp_path).programs[-1].executable.machine
+    wide_machine = compiled(tmp_path).programs[-1].executable.machine
     narrow = compiled(tmp_path, cpu_options={"vectorize": False}).programs[-1].executable.machine
-    assert wide.vector_bytes != narrow.vector_bytes == 4
+    assert wide_machine.vector_bytes != narrow.vector_bytes == 4
 
 
 def test_another_processor_makes_another_program(tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_without_a_linker_the_model_runs_and_says_that_nothing_is_kept(tmp_path,
     assert "backend 'c' cannot save this program" in str(compiled_model.decisions)
 
 
-def test_a_damaged_entry_is_made_anew(tmp_path, monkeypatch):
+def test_a_damaged_entry_is_rebuilt(tmp_path, monkeypatch):
     expected = compiled(tmp_path)({"input": X})["output"].copy()
     load = program_cache.Layout.load
     monkeypatch.setattr(program_cache.Layout, "load", lambda parts: load({**parts, "layout": b"{}"}))

@@ -1,4 +1,4 @@
-"""Calling what was built: what may be given, what is kept, and that two threads may call at once."""
+"""Calls of programs: accepted arguments, retained results, concurrent calls."""
 
 import sys
 import threading
@@ -25,7 +25,7 @@ def compiled():
 X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
 
 
-def test_results_that_are_held_stay_as_they_are(compiled):
+def test_retained_results_do_not_change(compiled):
     first = compiled({"input": X})["output"]
     part, expected = first[1:2], first.copy()
     compiled({"input": X * 2})
@@ -49,9 +49,9 @@ def test_results_begin_at_whole_lines_of_the_cache(compiled):
 
 def test_views_are_copied(compiled):
     expected = compiled({"input": X})["output"].copy()
-    wide = np.zeros((5, 32), np.float32)
-    wide[:, ::2] = X
-    np.testing.assert_array_equal(compiled({"input": wide[:, ::2]})["output"], expected)
+    strided = np.zeros((5, 32), np.float32)
+    strided[:, ::2] = X
+    np.testing.assert_array_equal(compiled({"input": strided[:, ::2]})["output"], expected)
     transposed = {n: np.asfortranarray(x) for n, x in compiled.params.items()}
     np.testing.assert_array_equal(compiled.evaluate(transposed, {"input": X})["output"], expected)
 
@@ -179,7 +179,7 @@ def test_every_batch_size_has_its_own_program():
         compiled({"input": np.zeros((33, 16), np.float32)})
 
 
-def test_open_sizes_are_held_to_what_other_backends_hold_them_to():
+def test_open_sizes_are_checked_as_on_other_backends():
     """Two axes without a size are two unknown sizes that must be equal, although C is compiled for exact ones."""
     model = Model()
     model |= Add()(left="a", right="b", output="output")

@@ -15,6 +15,6 @@ class TestC(BackendConformance):
 
     @pytest.fixture(autouse=True)
     def _text_alone(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What compares texts needs no machine code, which takes ten times as long."""
+        """Skip machine code for tests that compare sources: it takes ten times as long."""
         if request.function.__name__ == "test_same_source_twice":
             monkeypatch.setattr(machine_code, "compiled", lambda *_: {RUN: None})

@@ -21,7 +21,7 @@ def graph_of(function, *others):
 
 
 def same(graph, *calls):
-    """One executable, called with these inputs one after the other."""
+    """Build one executable and call it with these inputs in sequence."""
     executable = CBackend().build(decompose(graph, CBackend().lowers))
     for inputs in calls:
         expected = evaluate(graph, inputs)
@@ -70,8 +70,8 @@ def test_a_loop_in_a_loop_with_a_branch_inside():
 
 def test_a_scan_with_a_branch_inside():
     def body(carry, row):
-        made = ops.cond(ops.sum(row) > 2.0, lambda u: u * 2, lambda u: u - 1.0, carry + row)
-        return made, ops.sum(made)
+        result = ops.cond(ops.sum(row) > 2.0, lambda u: u * 2, lambda u: u - 1.0, carry + row)
+        return result, ops.sum(result)
 
     graph = graph_of(lambda x: ops.scan(body, ops.full(shape=(4,), value=0.0, dtype="float32"), x)[1])
     same(graph, *({"x": X * k} for k in (1, 0.2, 4)))

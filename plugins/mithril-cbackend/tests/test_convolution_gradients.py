@@ -67,7 +67,7 @@ def test_gradients_of_two_threads(name: str) -> None:
 
 
 def gradients(name: str, **options: int) -> None:
-    batch, channels, sizes, made, kernel, stride, padding, dilation, groups = CASES[name]
+    batch, channels, sizes, out_channels, kernel, stride, padding, dilation, groups = CASES[name]
     rank = len(sizes)
     how = {
         "stride": (stride,) * rank,
@@ -76,7 +76,7 @@ def gradients(name: str, **options: int) -> None:
         "groups": groups,
     }
     x = RNG.standard_normal((batch, channels, *sizes)).astype(np.float32)
-    w = RNG.standard_normal((made, channels // groups, *kernel)).astype(np.float32)
+    w = RNG.standard_normal((out_channels, channels // groups, *kernel)).astype(np.float32)
     g = RNG.standard_normal(np.asarray(conv(x, w, **how)).shape).astype(np.float32)
     b = RNG.standard_normal((channels, *(1,) * rank)).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Exported C: compiled without warnings, without Python and TVM, gives what the model gives."""
+"""Exported C: compiles without warnings, Python and TVM, and computes the results of the model."""
 
 import ctypes
 import re
@@ -276,7 +276,7 @@ def test_int8_weights_are_a_quarter_and_the_report_says_what_they_cost(tmp_path)
 @needs("gcc", "make")
 @pytest.mark.parametrize("rows", [1, 40])
 def test_products_read_int8_weights_where_they_are(tmp_path, rows):
-    """Nothing wide is stored, whichever way the weights lie; nor of a table whose rows are taken."""
+    """No upcast copy is stored, for either orientation of the weights or for rows of a table."""
     with Builder() as b:
         x, ids = b.input("x", (rows, 48)), b.input("ids", (rows,), int32)
         w, v, table = b.param("w", (48, 300)), b.param("v", (300, 64)), b.param("table", (100, 64))
@@ -321,7 +321,7 @@ def test_a_missing_compiler_is_said(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"archh": "arm64-v8a"}, "mobile_options"),
         ({"arch": "arm9"}, "'arch'"),
@@ -329,9 +329,9 @@ def test_a_missing_compiler_is_said(tmp_path, monkeypatch):
         ({"quantization": "int2"}, "'quantization'"),
     ],
 )
-def test_mobile_options_are_checked(given, message):
+def test_mobile_options_are_checked(options, message):
     with pytest.raises(MithrilError, match=message):
-        compiled(mlp, mobile_options=given)
+        compiled(mlp, mobile_options=options)
 
 
 def test_target_hardware_mobile_is_arm64():
@@ -445,7 +445,7 @@ def test_a_folder_may_have_a_dot_in_its_name(tmp_path):
 
 
 def endless():
-    """A loop whose condition still holds after its last round."""
+    """Build a loop whose condition still holds after its last iteration."""
     body = Model()
     body |= Linear(4, name="l")(input="h", output="next")
     model = Model()

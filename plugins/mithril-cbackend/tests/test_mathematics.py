@@ -1,4 +1,4 @@
-"""How far our own exp, log, tanh, erf and their kin are from the truth, in units of the last place."""
+"""Errors of the own exp, log, tanh, erf and similar functions, in units of the last place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compiled(function: Function, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any
 
 @pytest.mark.parametrize("name", list(TRUTH))
 def test_units_in_the_last_place(name: str) -> None:
-    ours, truth, low, high, units = TRUTH[name]
+    function, truth, low, high, units = TRUTH[name]
     rng = np.random.default_rng(0)
     x = rng.uniform(low, high, 200_003)
     if low > 0:
@@ -45,7 +45,9 @@ def test_units_in_the_last_place(name: str) -> None:
     x[1000:60_000] = np.clip(rng.standard_normal(59_000) * np.exp(rng.uniform(-20, 1, 59_000)), low, high)
     x = x.astype(np.float32)
     expected = truth(x.astype(np.float64))
-    error = np.abs(compiled(ours, x).astype(np.float64) - expected) / np.spacing(np.abs(expected).astype(np.float32))
+    error = np.abs(compiled(function, x).astype(np.float64) - expected) / np.spacing(
+        np.abs(expected).astype(np.float32)
+    )
     worst = int(np.argmax(error))
     assert error[worst] <= units, f"{name}({x[worst]!r}) is {error[worst]:.1f} units off"
 
@@ -56,18 +58,18 @@ def test_ends_and_special_values() -> None:
     )
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(compiled(exp, special), np.exp(special), rtol=1e-6, atol=1e-37)
-        for ours, truth in ((tanh, np.tanh), (log, np.log), (expm1, np.expm1), (log1p, np.log1p)):
-            np.testing.assert_allclose(compiled(ours, special), truth(special), rtol=1e-6, atol=1e-37)
+        for function, truth in ((tanh, np.tanh), (log, np.log), (expm1, np.expm1), (log1p, np.log1p)):
+            np.testing.assert_allclose(compiled(function, special), truth(special), rtol=1e-6, atol=1e-37)
 
 
 def test_nan_with_any_bits_stays_nan() -> None:
     bits = (np.arange(1, 4097, dtype=np.uint32) * 1021 & 0x7FFFFF | 0x7F800000).astype(np.uint32)
-    for ours in (exp, tanh, log, erf):
-        assert np.isnan(compiled(ours, bits.view(np.float32))).all()
+    for function in (exp, tanh, log, erf):
+        assert np.isnan(compiled(function, bits.view(np.float32))).all()
 
 
-def test_softmax_and_its_kin() -> None:
-    """Exponentials of what is at most 0 are made with fewer instructions, and are as near to the truth."""
+def test_softmax_and_similar() -> None:
+    """Exponentials of values up to 0 use fewer instructions with the same accuracy."""
     x = np.linspace(-87.0, 0.0, 100_001, dtype=np.float32)[None]
 
     def less_largest(x: Any) -> Any:
@@ -82,5 +84,5 @@ def test_softmax_and_its_kin() -> None:
     for bad in (np.nan, np.inf):
         far[0, 5] = bad
         assert np.isnan(compiled(softmax, far)).all()
-    nan = np.full((1, 40), np.array(0x7FC00001, np.uint32).view(np.float32))  # one that is told from others
+    nan = np.full((1, 40), np.array(0x7FC00001, np.uint32).view(np.float32))  # a recognizable payload
     assert np.isnan(compiled(less_largest, nan)).all()

@@ -1,4 +1,4 @@
-"""One arena: hardly larger than what lives at once, and kernels that compute the same are one function."""
+"""One arena: close to the live peak; equal kernels share one function."""
 
 import itertools
 
@@ -46,14 +46,14 @@ def program(model, shapes):
     [(encoder(3), {"input": [2, 24, 32]}), (convolutions(), {"input": [1, 3, 32, 32]})],
     ids=["encoder", "convolutions"],
 )
-def test_the_arena_is_hardly_larger_than_what_lives_at_once(model, shapes):
+def test_the_arena_is_close_to_the_live_peak(model, shapes):
     plan = program(model, shapes).plan
     assert plan.size <= 1.05 * plan.peak
     assert plan.size < 0.7 * plan.total  # values that do not live together share bytes
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20), st.integers(0, 6)), max_size=24))
-def test_what_lives_together_shares_no_bytes(rows):
+def test_live_buffers_do_not_overlap(rows):
     buffers = [Buffer([], 64 * size, start, start + length) for size, start, length in rows]
     smallest(buffers)
     for a, b in itertools.combinations(buffers, 2):
@@ -68,7 +68,7 @@ def test_more_equal_blocks_are_more_calls_of_the_same_kernels():
 
 
 def counted(function, *shapes):
-    """Kernel calls of a function of inputs, which gives what its references give."""
+    """Count the kernel calls of a function, after comparing it with its references."""
     with Builder() as b:
         result = function(*(b.input(f"x{k}", s) for k, s in enumerate(shapes)))
     graph = decompose(b.build({"y": result}), CBackend().lowers)
@@ -92,7 +92,7 @@ def test_what_follows_a_convolution_runs_in_it():
     assert counted(function, (1, 4, 16, 16), (8, 4, 3, 3), (8,)) == 1
 
 
-def test_what_a_sum_reads_is_computed_in_it():
+def test_operands_of_a_sum_are_fused_into_it():
     assert counted(lambda x: ops.sum(ops.exp(x) * 2.0, axis=1), (7, 50)) == 1
 
 
@@ -117,8 +117,8 @@ def test_optimize_size_takes_convolutions_with_small_buffers():
     fast, small = program(), program(optimize_size=True)
     params = fast.randomize_params(seed=0)
     x = {"input": np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)}
-    results = [made.evaluate(params, x)["output"] for made in (fast, small)]
+    results = [compiled_model.evaluate(params, x)["output"] for compiled_model in (fast, small)]
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
-    sizes = [made.programs[-1].executable.layout.arena for made in (fast, small)]
+    sizes = [compiled_model.programs[-1].executable.layout.arena for compiled_model in (fast, small)]
     activations = 2 * 16 * 32 * 32 * 4
     assert sizes[1] < 2 * activations < sizes[0]

@@ -26,15 +26,15 @@ def machine(compiled_model):
     return compiled_model.programs[-1].executable.machine
 
 
-def test_threads_and_vectors_are_those_asked_for(monkeypatch):
+def test_threads_and_vectors_are_as_requested(monkeypatch):
     monkeypatch.setattr(compile_graph, "processors", lambda: 2)
-    for given, threads, width in (
+    for requested, threads, width in (
         ({"num_threads": 1}, 1, None),
         ({"num_threads": 2}, 2, None),
         ({"vector_bytes": 16}, 2, 16),
         ({"vectorize": False}, 2, 4),
     ):
-        compiled_model = compiled(cpu_options=given)
+        compiled_model = compiled(cpu_options=requested)
         assert machine(compiled_model).threads == threads
         assert width is None or machine(compiled_model).vector_bytes == width
         assert not list(compiled_model.decisions)
@@ -67,8 +67,8 @@ def test_another_processor_of_the_same_kind():
     compiled_model.evaluate(compiled_model.randomize_params(), {"input": X})
 
 
-def test_a_processor_that_nobody_knows():
-    with pytest.raises(OptionError, match="CPU in cpu_options 'znver55'"):
+def test_unknown_cpu_is_rejected():
+    with pytest.raises(OptionError, match="unknown CPU 'znver55' in cpu_options"):
         compiled(cpu_options={"cpu": "znver55"})
 
 
@@ -88,11 +88,11 @@ def test_this_computer_lacks_nothing_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"), [({"threads": 2}, "'threads'"), ({"vector_bytes": 12}, "invalid vector_bytes 12")]
+    ("options", "message"), [({"threads": 2}, "'threads'"), ({"vector_bytes": 12}, "invalid vector_bytes 12")]
 )
-def test_other_keys_and_values_are_refused(given, message):
+def test_other_keys_and_values_are_refused(options, message):
     with pytest.raises(OptionError, match=message):
-        compiled(cpu_options=given)
+        compiled(cpu_options=options)
 
 
 def test_a_failing_pass_of_tvm_is_said_with_the_layer(monkeypatch):

@@ -34,20 +34,20 @@ def random(*shape: int, dtype: Any = np.float32) -> Array:
     return RNG.standard_normal(shape).astype(dtype)
 
 
-def graph_of(function: Any, arrays: dict[str, Array], known: tuple[str, ...] = ()) -> Graph:
+def graph_of(function: Any, arrays: dict[str, Array], constants: tuple[str, ...] = ()) -> Graph:
     with Builder() as b:
         result = function(*(b.input(n, a.shape, as_dtype(a.dtype)) for n, a in arrays.items()))
     graph = b.build({"y": result})
-    inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i for i in graph.inputs]
+    inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in constants else i for i in graph.inputs]
     return graph.replaced(inputs=tuple(inputs))
 
 
 def check(
-    function: Any, *given: Array, machine: Machine = BASE, known: tuple[str, ...] = (), rtol: float = 2e-5
+    function: Any, *given: Array, machine: Machine = BASE, constants: tuple[str, ...] = (), rtol: float = 2e-5
 ) -> None:
     arrays = {f"x{k}": a for k, a in enumerate(given)}
-    executable = compile_graph.compiled(graph_of(function, arrays, known), machine, CompileTarget())
-    actual = np.array(executable({}, {n: a for n, a in arrays.items() if n not in known})["y"])
+    executable = compile_graph.compiled(graph_of(function, arrays, constants), machine, CompileTarget())
+    actual = np.array(executable({}, {n: a for n, a in arrays.items() if n not in constants})["y"])
     expected = np.asarray(function(*given))
     assert actual.dtype == expected.dtype
     if actual.dtype.kind in "iu":
@@ -110,7 +110,7 @@ def test_threads_wait_for_each_other_once() -> None:
         assert tir.text(function.primfunc).count("T.parallel(") == 1
 
 
-def test_sums_wait_in_a_result_or_beside_it() -> None:
+def test_partial_sums_are_stored_in_the_result_or_separately() -> None:
     arrays = {"x": random(20, 300), "w": random(300, 70)}
     for function, extra in (
         (lambda x, w: matmul(x, w) + 1.0, 0),
@@ -144,8 +144,8 @@ def test_schedules_say_how_much_is_summed_at_a_time(dtype: Any) -> None:
 
 
 def test_known_panels_are_read_in_parts() -> None:
-    check(matmul, *operands("NN", 20, 300, 70), machine=SMALL, known=("x1",))
-    check(LAYOUTS["NT"], *operands("NT", 20, 300, 70), machine=SMALL, known=("x1",))
+    check(matmul, *operands("NN", 20, 300, 70), machine=SMALL, constants=("x1",))
+    check(LAYOUTS["NT"], *operands("NT", 20, 300, 70), machine=SMALL, constants=("x1",))
 
 
 # -- dtypes -------------------------------------------------------------------------------------------------------
@@ -155,8 +155,8 @@ FLOATS = {np.float16: 2e-3, ml_dtypes.bfloat16: 1e-2, np.float64: 1e-12}
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_other_floats(dtype: Any, layout: str) -> None:
-    for m, known in ((1, ()), (5, ("x1",)), (40, ()), (40, ("x1",))):
-        check(LAYOUTS[layout], *operands(layout, m, 50, 70, dtype=dtype), rtol=FLOATS[dtype], known=known)
+    for m, constants in ((1, ()), (5, ("x1",)), (40, ()), (40, ("x1",))):
+        check(LAYOUTS[layout], *operands(layout, m, 50, 70, dtype=dtype), rtol=FLOATS[dtype], constants=constants)
     check(LAYOUTS[layout], *operands(layout, 20, 300, 70, dtype=dtype), rtol=FLOATS[dtype], machine=SMALL)
 
 
@@ -167,13 +167,13 @@ def test_integers_wrap_around(dtype: str) -> None:
 
 
 def test_narrow_numbers_are_widened_as_they_are_read() -> None:
-    """A cast of an operand is no kernel of its own, and nothing wide is stored."""
-    wide = lambda x, w: matmul(x, cast(turned(w), dtype="float32"))  # noqa: E731
+    """A cast of an operand is fused, and no upcast copy is stored."""
+    product_of_cast = lambda x, w: matmul(x, cast(turned(w), dtype="float32"))  # noqa: E731
     for m in (1, 3, 40):
         x, w = random(m, 300), random(70, 300, dtype=np.int8)
-        check(wide, x, w)
-        check(wide, x, w, known=("x1",))
-        program = programs.write(graph_of(wide, {"x": x, "w": w}), BASE)
+        check(product_of_cast, x, w)
+        check(product_of_cast, x, w, constants=("x1",))
+        program = programs.write(graph_of(product_of_cast, {"x": x, "w": w}), BASE)
         assert program.calls == 1
         assert program.arena < 4 * w.size
 

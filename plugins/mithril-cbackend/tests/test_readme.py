@@ -1,4 +1,4 @@
-"""The README's blocks, run one after the other: Python here, C by gcc."""
+"""The README's blocks, run in sequence: Python here, C by gcc."""
 
 import re
 import shutil

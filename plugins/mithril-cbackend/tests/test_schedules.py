@@ -48,12 +48,12 @@ def random(*shape: int) -> np.ndarray[Any, Any]:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def graph_of(function: Any, arrays: dict[str, np.ndarray[Any, Any]], known: tuple[str, ...] = ()) -> Graph:
-    """A graph of one function; ``known`` arrays are constants of it."""
+def graph_of(function: Any, arrays: dict[str, np.ndarray[Any, Any]], constants: tuple[str, ...] = ()) -> Graph:
+    """Build a graph of one function; arrays in ``constants`` are constants of it."""
     with Builder() as b:
         result = function(*(b.input(n, a.shape) for n, a in arrays.items()))
     graph = b.build({"y": result})
-    inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i for i in graph.inputs]
+    inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in constants else i for i in graph.inputs]
     return graph.replaced(inputs=tuple(inputs))
 
 
@@ -64,9 +64,9 @@ def run(graph: Graph, arrays: dict[str, np.ndarray[Any, Any]], machine: Machine)
 
 
 def check(
-    function: Any, arrays: dict[str, np.ndarray[Any, Any]], *, known: tuple[str, ...] = (), **machine: Any
+    function: Any, arrays: dict[str, np.ndarray[Any, Any]], *, constants: tuple[str, ...] = (), **machine: Any
 ) -> None:
-    graph = graph_of(function, arrays, known)
+    graph = graph_of(function, arrays, constants)
     actual = run(graph, arrays, Machine(machine_code.host_cpu(), **{"threads": 1, **machine}))
     expected = np.asarray(function(*arrays.values()))
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5 * float(np.abs(expected).max()))
@@ -82,14 +82,14 @@ WIDTHS = pytest.mark.parametrize("vector_bytes", [64, 32, 16, 4])
 
 # -- products -----------------------------------------------------------------------------------------------------
 @WIDTHS
-@pytest.mark.parametrize("known", [(), ("w",)])
+@pytest.mark.parametrize("constants", [(), ("w",)])
 @pytest.mark.parametrize("m, k, n", [(1, 100, 70), (3, 64, 32), (5, 33, 17), (37, 45, 50), (64, 16, 33), (20, 7, 4)])
-def test_products(m: int, k: int, n: int, known: tuple[str, ...], vector_bytes: int) -> None:
+def test_products(m: int, k: int, n: int, constants: tuple[str, ...], vector_bytes: int) -> None:
     for function, w in (
         (lambda x, w: relu(matmul(x, w)), random(k, n)),
         (lambda x, w: matmul(x, transpose(w, perm=(1, 0))), random(n, k)),
     ):
-        check(function, {"x": random(m, k), "w": w}, known=known, vector_bytes=vector_bytes)
+        check(function, {"x": random(m, k), "w": w}, constants=constants, vector_bytes=vector_bytes)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -136,9 +136,9 @@ IMAGES = {
 }
 
 
-@pytest.mark.parametrize("known", [(), ("w",)])
+@pytest.mark.parametrize("constants", [(), ("w",)])
 @pytest.mark.parametrize("name", list(IMAGES))
-def test_convolutions(name: str, known: tuple[str, ...]) -> None:
+def test_convolutions(name: str, constants: tuple[str, ...]) -> None:
     (batch, channels), size, filters, kernel, stride, padding, groups = IMAGES[name]
     rank = len(size)
     how = {
@@ -149,9 +149,9 @@ def test_convolutions(name: str, known: tuple[str, ...]) -> None:
     }
     arrays = {"x": random(batch, channels, *size), "w": random(filters, channels // groups, *kernel)}
     arrays["b"] = random(filters, *(1,) * rank)
-    check(lambda x, w, b: relu(conv(x, w, **how) + b), arrays, known=known)
+    check(lambda x, w, b: relu(conv(x, w, **how) + b), arrays, constants=constants)
     if rank == 2:
-        check(lambda x, w, b: conv(x, w, **how) + b, arrays, known=known, threads=2, vector_bytes=32)
+        check(lambda x, w, b: conv(x, w, **how) + b, arrays, constants=constants, threads=2, vector_bytes=32)
 
 
 @pytest.mark.parametrize("name", list(IMAGES))
@@ -188,8 +188,8 @@ def softmax(x: Any) -> Any:
 
 
 def normalized(x: Any, s: Any, b: Any) -> Any:
-    apart = x - mean(x, axis=-1, keepdims=True)
-    return apart / sqrt(mean(apart * apart, axis=-1, keepdims=True) + 1e-5) * s + b
+    centered = x - mean(x, axis=-1, keepdims=True)
+    return centered / sqrt(mean(centered * centered, axis=-1, keepdims=True) + 1e-5) * s + b
 
 
 @WIDTHS
@@ -207,11 +207,11 @@ def test_softmax_and_normalization_are_one_kernel_each() -> None:
     assert kernels_of(normalized, {"x": random(8, 64), "s": random(64), "b": random(64)}) == ["rows"]
 
 
-def test_rows_of_other_kernels_stay_apart() -> None:
-    """A sum that is read at other places than its own row's is no part of a kernel of rows."""
+def test_rows_of_other_kernels_stay_separate() -> None:
+    """A sum that is used outside its own row is not fused into a kernel of rows."""
     x = random(64, 64)
-    turned = lambda x: x * transpose(sum(x, axis=-1, keepdims=True), perm=(1, 0))  # noqa: E731
-    check(turned, {"x": x})
+    with_transposed_sum = lambda x: x * transpose(sum(x, axis=-1, keepdims=True), perm=(1, 0))  # noqa: E731
+    check(with_transposed_sum, {"x": x})
     check(lambda x: transpose(softmax(x), perm=(1, 0)) + softmax(x), {"x": x})
 
 
@@ -247,8 +247,8 @@ def test_a_transpose_of_no_axes() -> None:
 
 # -- in C ---------------------------------------------------------------------------------------------------------
 @pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("make")), reason="no C compiler")
-@pytest.mark.parametrize("known", [False, True])
-def test_exported_c_has_the_same_schedules(tmp_path: Path, known: bool) -> None:
+@pytest.mark.parametrize("constant", [False, True])
+def test_exported_c_has_the_same_schedules(tmp_path: Path, constant: bool) -> None:
     x = IOKey("input")
     h: Any = Relu()(Conv2d(16, 24, kernel_size=3, padding=1, name="c1")(x))
     h = Relu()(Conv2d(24, 32, kernel_size=3, stride=2, padding=1, name="c2")(h))
@@ -257,7 +257,7 @@ def test_exported_c_has_the_same_schedules(tmp_path: Path, known: bool) -> None:
     h = softmax_layer(Linear(64, name="l")(reshape(h, shape=(8, 32))), axis=-1)
     h = transpose(tanh(h * 2.0), perm=(1, 0))
     model = Model.create(inputs=x, outputs=matmul(h, transpose(h, perm=(1, 0))))
-    options = {"static_inference": True} if known else {"inference": True}
+    options = {"static_inference": True} if constant else {"inference": True}
     compiled = ml.compile(model, "c", shapes={"input": [1, 16, 12, 12]}, **options)
     compiled.bind(compiled.randomize_params(0))
     compiled.evaluate({"input": random(1, 16, 12, 12)})

@@ -1,4 +1,4 @@
-"""Both emitters start from the same loops: the C that is shown and exported gives what the machine code gives."""
+"""Both emitters start from the same loops: exported C and machine code compute the same."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ from mithril_cbackend.program import compile_graph, program as programs
 from mithril_testing.cases import backend_cases
 from mithril_testing.compare import assert_close, tolerance
 
-OTHERS = ("add", "exp", "sum", "matmul")  # what stands for the ways 16 and 64 bits are read and written
+OTHERS = ("add", "exp", "sum", "matmul")  # representatives of 16-bit and 64-bit loads and stores
 CASES = [
     c
     for c in backend_cases(CBackend.dtypes)
@@ -51,7 +51,7 @@ class Compiled:
         in_c.library(folder / "k.so", printed, machine.lanes())
 
     def run(self, case, inputs):
-        """What the machine code gives, and what the C gives."""
+        """Return the results of the machine code and of the C."""
         executable = CBackend().build(lowered(case))
         return executable({}, inputs), in_c.call(executable, self.library[f"entry_{CASES.index(case)}"], inputs)
 

@@ -36,7 +36,7 @@ def engine():
     return trainer.engine
 
 
-def test_a_step_is_one_function_of_one_arena_and_gives_what_the_references_say(engine):
+def test_a_step_is_one_function_with_one_arena_and_matches_the_references(engine):
     batch = {"input": X[:16], "target": Y[:16]}
     step = engine.prepare(batch)
     assert isinstance(step.run, Executable)
@@ -56,7 +56,7 @@ def test_steps_after_the_second_allocate_no_arrays(engine):
     for _ in range(6):
         engine.step(batch, rates)
         seen.append({x.ctypes.data for x in engine.arrays.values()})
-    assert set.union(*seen[2:]) <= seen[0] | seen[1]  # what one step writes, the next but one writes over
+    assert set.union(*seen[2:]) <= seen[0] | seen[1]  # the buffers of a step are reused two steps later
 
 
 @pytest.mark.skipif(None in (shutil.which("gcc"), shutil.which("make")), reason="there is no gcc")

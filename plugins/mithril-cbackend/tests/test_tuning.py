@@ -1,4 +1,4 @@
-"""Schedules found by measuring: each of the grid is right, what won is used, kept and not measured again."""
+"""Tuned schedules: every candidate is correct, and winners are used, stored and not measured again."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def test_every_schedule_of_a_convolution_is_right() -> None:
     graph = two(lambda x, w: conv(x, w, **how), x, w)
     machine = Machine(machine_code.host_cpu(), 1)
     (node,) = graph.nodes
-    found = direct_convolution.schedules(node, machine)
-    assert len(found) > 3 and direct_convolution.DIRECT in found
+    candidates = direct_convolution.schedules(node, machine)
+    assert len(candidates) > 3 and direct_convolution.DIRECT in candidates
     texts = set()
-    for schedule in found:
+    for schedule in candidates:
         schedules = {direct_convolution.signature(node): schedule}
         executable = compile_graph.compiled(graph, Machine(machine.cpu, 1, schedules=schedules), CompileTarget())
         actual = executable({}, {"x0": x, "x1": w})["y"]
         np.testing.assert_allclose(actual, np.asarray(conv(x, w, **how)), rtol=1e-4, atol=1e-4, err_msg=schedule)
         texts.add(executable.source)
-    assert len(texts) == len(found)
+    assert len(texts) == len(candidates)
 
 
 def model_of(features: int = 256) -> Model:
@@ -97,7 +97,7 @@ def schedules_of(compiled_model: Any) -> Any:
 
 
 def choices() -> list[str]:
-    """What the templates have for this product."""
+    """Return the candidates of the templates for this product."""
     graph = two(product, random(64, 128), random(128, 256))
     return matmul.schedules(graph.nodes[0], Machine(machine_code.host_cpu(), 1, vector_bytes()))
 
@@ -107,8 +107,8 @@ OTHER, BETTER = choices()[:2]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The operations that were measured; a tile that is not the usual one wins each time."""
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the measured operations; a tile other than the default wins each time."""
     names: list[str] = []
 
     def other(operation: tuning.Operation, machine: Machine, compiled: tuning.Compile) -> str:
@@ -119,14 +119,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_level_high_measures_once_and_keeps_what_won(tmp_path: Path, asked: list[str]) -> None:
+def test_level_high_measures_once_and_stores_the_winner(tmp_path: Path, measured: list[str]) -> None:
     options = {"optimization_level": "high", "cache_dir": str(tmp_path)}
     first = compiled(**options)
-    assert asked == [NAME]
+    assert measured == [NAME]
     assert any("1 operations, 1 differ from the default" in str(d) for d in first.decisions)
     assert schedules_of(first) == {NAME: OTHER}
     compiled(**options)
-    assert len(asked) == 1
+    assert len(measured) == 1
 
 
 def test_the_fastest_is_measured() -> None:
@@ -157,22 +157,24 @@ def test_tiles_are_combined_with_depths() -> None:
 
 # -- files --------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def file(tmp_path: Path, asked: list[str]) -> Path:
-    """What level high has found, written to be shipped."""
+def file(tmp_path: Path, measured: list[str]) -> Path:
+    """Write the schedules that level high found to a file."""
     compiled_model = compiled(optimization_level="high", cache_dir=str(tmp_path / "cache"))
     mithril_cbackend.save_schedules(tmp_path / "schedules.json", compiled_model)
-    asked.clear()
+    measured.clear()
     return tmp_path / "schedules.json"
 
 
-def test_what_a_file_has_is_used_at_every_level_and_not_measured(tmp_path: Path, file: Path, asked: list[str]) -> None:
+def test_schedules_of_a_file_are_used_at_every_level_without_measuring(
+    tmp_path: Path, file: Path, measured: list[str]
+) -> None:
     for level in ("medium", "high"):
         compiled_model = compiled(
             ml.CBackend(schedules=file), optimization_level=level, cache_dir=str(tmp_path / "other")
         )
         assert schedules_of(compiled_model) == {NAME: OTHER}
         assert "choice: schedules: from the file for 1 of 1 operations" in map(str, compiled_model.decisions)
-    assert not asked
+    assert not measured
     assert not schedules_of(compiled())
     assert ml.CBackend(schedules=file).with_precision("bfloat16").schedules.machines
 
@@ -196,7 +198,7 @@ def test_schedules_that_the_templates_no_longer_have_are_not_used(file: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, ": No such file or directory"),
         ("{", "is not a schedules file: "),
@@ -206,11 +208,11 @@ def test_schedules_that_the_templates_no_longer_have_are_not_used(file: Path) ->
         ('{"format": "mithril-cbackend schedules", "version": 1, "machines": {"a": {"b": 1}}}', "must map machines"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, text: str | None, said: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "schedules.json"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(OptionError, match=said):
+    with pytest.raises(OptionError, match=message):
         ml.CBackend(schedules=file)
 
 
@@ -235,9 +237,7 @@ def test_programs_on_disk_are_those_of_their_schedules(tmp_path: Path, file: Pat
 
 
 # -- searching ----------------------------------------------------------------------------------------------------
-def test_a_search_keeps_what_makes_the_program_faster(
-    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_keeps_faster_schedules(tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     times = {OTHER: 0.5, BETTER: 0.4}  # of the usual time; the second is faster only by itself
 
     def raced(calls: Any, **_: Any) -> dict[Any, float]:
@@ -259,7 +259,7 @@ def test_a_search_keeps_what_makes_the_program_faster(
     result.save(tmp_path / "schedules.json")
     assert schedules_of(compiled(ml.CBackend(schedules=tmp_path / "schedules.json"))) == {NAME: OTHER}
     assert schedules_of(compiled(optimization_level="high", cache_dir=str(tmp_path))) == {NAME: OTHER}
-    assert not asked
+    assert not measured
 
 
 def test_a_search_ends_in_time_and_tries_no_more_than_asked(tmp_path: Path) -> None:

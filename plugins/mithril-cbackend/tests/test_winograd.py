@@ -30,11 +30,11 @@ def random(*shape: int) -> np.ndarray[Any, Any]:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def graph_of(function: Any, arrays: Arrays, known: tuple[str, ...] = ()) -> Graph:
+def graph_of(function: Any, arrays: Arrays, constants: tuple[str, ...] = ()) -> Graph:
     with Builder() as b:
         result = function(*(b.input(n, a.shape) for n, a in arrays.items()))
     graph = b.build({"y": result})
-    inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in known else i for i in graph.inputs]
+    inputs = [Input(i.value, "constant", arrays[i.name], i.tags) if i.name in constants else i for i in graph.inputs]
     return graph.replaced(inputs=tuple(inputs))
 
 
@@ -43,9 +43,11 @@ def run(graph: Graph, arrays: Arrays, machine: Machine) -> np.ndarray[Any, Any]:
     return np.array(compile_graph.compiled(graph, machine, CompileTarget())({}, inputs)["y"])
 
 
-def ways(function: Any, arrays: Arrays, known: tuple[str, ...] = (), **machine: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """The result of every plan of Winograd."""
-    graph = graph_of(function, arrays, known)
+def ways(
+    function: Any, arrays: Arrays, constants: tuple[str, ...] = (), **machine: Any
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the result of every Winograd plan."""
+    graph = graph_of(function, arrays, constants)
     usual = Machine(machine_code.host_cpu(), **{"threads": 1, **machine})
     node = next(n for n in graph.nodes if n.op.name.startswith("conv"))
     names = [str(p) for p in winograd.plans(node, usual)]
@@ -70,9 +72,9 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("known", [(), ("w",)])
+@pytest.mark.parametrize("constants", [(), ("w",)])
 @pytest.mark.parametrize("name", list(SIZES))
-def test_every_way_to_cut_it(name: str, known: tuple[str, ...]) -> None:
+def test_every_way_to_cut_it(name: str, constants: tuple[str, ...]) -> None:
     batch, channels, filters, height, width = SIZES[name]
     arrays = {"x": random(batch, channels, height, width), "w": random(filters, channels, 3, 3)}
     arrays |= {"b": random(filters, 1, 1), "r": random(batch, filters, height, width)}
@@ -81,8 +83,8 @@ def test_every_way_to_cut_it(name: str, known: tuple[str, ...]) -> None:
         return maximum(conv(x, w, **DENSE) + b + r, 0.0)
 
     expected = np.asarray(block(*arrays.values()))
-    options = {"threads": 2, "vector_bytes": 32} if known else {}
-    for plan, actual in ways(block, arrays, known, **options).items():
+    options = {"threads": 2, "vector_bytes": 32} if constants else {}
+    for plan, actual in ways(block, arrays, constants, **options).items():
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, err_msg=plan)
 
 
