@@ -81,3 +81,10 @@ def test_reference_pages_are_complete():
 def test_known_names_are_those_of_the_plugins():
     """``python -m mithril_tools.known`` writes the file again."""
     assert Path(pip_hints.__file__).with_name("known.json").read_text() == known_text()
+
+
+def test_stubs_and_pages_equal_their_regeneration():
+    """``python docs/render.py`` writes the stubs of the public face and the rooms, and the reference pages."""
+    command = [sys.executable, str(PROJECT / "docs" / "render.py"), "--check"]
+    outcome = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr

@@ -65,7 +65,7 @@ def test_the_user_chooses_dtype_layers_and_operations():
     assert dtypes(small(chain(), {"dtype": "float16"}))["matmul"] == "float16"
     assert dtypes(small(chain(), {"full": ["relu"]}))["relu"] == "float32"
     assert dtypes(small(chain(), {"low": ["exp"]}))["exp"] == "bfloat16"
-    with pytest.raises(ml.OptionError, match="unknown dtype in mixed_precision"):
+    with pytest.raises(ml.OptionError, match="unknown dtype 'float64' in mixed_precision"):
         small(chain(), {"dtype": "float64"})
     with pytest.raises(ml.OptionError, match="unknown key 'keeps' of mixed_precision"):
         ml.compile(Model(Linear(2)), "numpy", shapes={"input": [2, 2]}, mixed_precision={"keeps": []})

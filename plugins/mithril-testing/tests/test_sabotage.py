@@ -99,7 +99,7 @@ def test_a_wrong_shape_is_found():
 
 def test_a_deleted_lowering_is_found():
     cls = kit({}, ops=("sinh",))
-    with pytest.raises(MithrilError, match="no way to run"):
+    with pytest.raises(MithrilError, match="does not support"):
         run_all(cls, "test_forward")
 
 
@@ -108,7 +108,7 @@ def test_a_deleted_lowering_that_only_gradients_need_is_found():
     lowerings._rows.pop("mul")
     cls = kit(tables={"portable": lowerings})
     run_all(cls, "test_forward")
-    with pytest.raises(MithrilError, match="no way to run"):
+    with pytest.raises(MithrilError, match="does not support"):
         run_all(cls, "test_gradient")
 
 

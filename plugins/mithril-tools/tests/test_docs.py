@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 from pathlib import Path
 
 import pytest
-
-import mithril
-from mithril_tools.stubs import face_stub
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -40,10 +36,3 @@ def test_every_hook_has_its_heading_and_signature(render):
     text = (DOCS / "plugins.md").read_text()
     for hook in HOOKS:
         assert text.count(f"## `{hook}`\n\n```python\ndef {hook}(") == 1
-
-
-def test_stub_of_the_public_face_is_generated():
-    """``python docs/render.py`` writes it again."""
-    stub = Path(mithril.__file__).with_suffix(".pyi").read_text()
-    assert stub == face_stub()
-    ast.parse(stub)
