@@ -13,7 +13,7 @@ from mithril.passes import random_arguments
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes import composite_matching
 from mithril_testing.cases import backend_cases
-from mithril_testing.levels import Levels, special_arguments
+from mithril_testing.levels import REFERENCE, Levels, special_arguments
 from mithril_testing.random_graphs import random_graph
 
 # The product of a padding zero with an infinite weight is unspecified.
@@ -76,3 +76,19 @@ def test_a_rule_that_changes_gradients_at_kinks_is_noticed(monkeypatch):
         y = operations()["maximum"](b.input("x", (3,)), 0.0)
     lines = differences(b.build({"y": y}), [{"x": np.array([-1.0, 0.0, 1.0], np.float32)}], ("medium",))
     assert len(lines) == 1 and "grad/in0" in lines[0]
+
+
+class WrongGradient(Levels):
+    """Levels whose first gradient is 2 % too large at level medium."""
+
+    def results(self, level, arguments, *, gradient):
+        results = super().results(level, arguments, gradient=gradient)
+        first = min((n for n in results if n not in self.of), default=None)
+        return {n: x * np.float32(1.02) if n == first and level == "medium" else x for n, x in results.items()}
+
+
+@pytest.mark.parametrize("seed", [2, 4, 7, 9, 28])
+def test_wrong_gradient_is_found_despite_rounding(seed):
+    graph = random_graph(seed)
+    arguments = random_arguments(graph, seed)
+    assert WrongGradient(graph, NumpyBackend()).differences("medium", arguments, gradient=True, base=REFERENCE)

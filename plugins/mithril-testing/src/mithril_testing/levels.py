@@ -19,6 +19,7 @@ from mithril_testing.sample_arrays import special_array
 REFERENCE = "reference"
 LEVELS = ("low", "medium", "high")
 FACTOR = 256.0  # of the tolerance of a dtype: passes may reorder a whole program
+ULPS = 4.0  # rounding errors of an operation, in units of its last place
 LARGE = 1e4  # elements above do not count where cancellation is allowed for
 MODERATE = 40.0  # squares of smaller numbers add up within the range of float16
 NUDGE = 4e-6  # relative change of all inputs that shows how much rounding a result amplifies
@@ -109,7 +110,8 @@ class Levels:
         lines = []
         for name, e in expected.items():
             unsure = sensitivity(e, [m[name] for m in shifted])
-            unsure = np.maximum(unsure, sensitivity(reference[name], [m[name] for m in rounded]))
+            spread = sensitivity(reference[name], [m[name] for m in rounded], factor=ULPS)
+            unsure = np.maximum(unsure, np.where(np.isinf(spread), 0.0, spread))  # rounding breaks ties, as of max
             wrong = self._wrong(actual[name], e, unsure)
             if wrong.any():
                 index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
@@ -132,14 +134,14 @@ class Levels:
             return ~(close | denormal | (a == e) | (np.isnan(a) & np.isnan(e)) | np.isinf(unsure))
 
 
-def sensitivity(expected: Any, shifted: list[Any]) -> Any:
-    """Return how far elements go when all inputs are nudged; infinite where they become finite or stop being so."""
+def sensitivity(expected: Any, shifted: list[Any], factor: float = 16.0) -> Any:
+    """Return how far elements go in the shifted results, times a factor; infinite where finiteness changes."""
     e = expected.astype(np.float64)
     unsure = np.zeros(e.shape)
     for other in shifted:
         m = other.astype(np.float64)
         with np.errstate(all="ignore"):
-            step = np.where((e == m) | (np.isnan(e) & np.isnan(m)), 0.0, 16 * np.abs(m - e))
+            step = np.where((e == m) | (np.isnan(e) & np.isnan(m)), 0.0, factor * np.abs(m - e))
         unsure = np.maximum(unsure, np.where(np.isnan(step), np.inf, step))
     return unsure
 
