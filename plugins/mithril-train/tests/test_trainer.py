@@ -293,7 +293,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path):
     subject.save(tmp_path / "a.safetensors")
     other = trainer(optimizer=ml.SGD(0.1))
     other.load(tmp_path / "a.safetensors")
-    with pytest.raises(InputError, match="do not fit"):
+    with pytest.raises(InputError, match="checkpoint tensors do not match the model"):
         other.begin((X[:16], Y[:16]))
     subject.compiled.save(tmp_path / "b.safetensors")
     with pytest.raises(InputError, match="is not a training checkpoint"):

@@ -253,7 +253,7 @@ class Engine:
 
     def restore(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Restore the arrays of ``to_numpy``. Names and shapes must match."""
-        missing_or_unknown("tensor of the checkpoint", self.arrays, tensors)
+        missing_or_unknown("checkpoint tensor", self.arrays, tensors)
         for name, x in self.arrays.items():
             if tuple(x.shape) != tensors[name].shape:
                 raise InputError(
