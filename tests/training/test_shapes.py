@@ -36,7 +36,7 @@ def test_loss_of_a_column_and_a_row_is_rejected(loss, backend):
     with pytest.raises(ml.ShapeError) as caught:
         regression(loss, backend).step((X, X[:, 0]))
     text = str(caught.value)
-    assert f"'{loss}' expected" in text
+    assert f"'{loss}' requires" in text
     assert "got [16, 1] and [16]" in text
     assert "targets[:, None] in the data" in text
     regression(loss, backend).step((X, np.abs(X[:, :1]).clip(0, 1)))
@@ -128,7 +128,7 @@ def test_labels_that_do_not_pair_with_rows_are_rejected(labels, message):
 
 
 def test_triplets_do_not_broadcast():
-    with pytest.raises(ml.ShapeError, match="'triplet_loss' expected 'anchor' and 'negative'"):
+    with pytest.raises(ml.ShapeError, match="'triplet_loss' requires 'anchor' and 'negative'"):
         ops.triplet_loss(np.ones((4, 2), np.float32), np.ones((4, 2), np.float32), np.ones((1, 2), np.float32))
 
 
