@@ -6,10 +6,9 @@ complete error. A test compares the page with its regeneration, so the page show
 
 from __future__ import annotations
 
+import contextlib
 import linecache
-import os
 import re
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ def error_of(prelude: str, code: str) -> str:
     from mithril import MithrilError
 
     source = "mistake.py"
-    with scratch_directory(), warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names: dict[str, object] = {"__name__": "mistake"}
         exec(compile(prelude, "prelude.py", "exec"), names)
@@ -50,35 +49,10 @@ def error_of(prelude: str, code: str) -> str:
     return "no error"
 
 
-def scratch_directory() -> _Scratch:
-    return _Scratch()
-
-
-class _Scratch:
-    """An empty working directory for one block."""
-
-    def __enter__(self) -> None:
-        self.before, self.folder = Path.cwd(), tempfile.TemporaryDirectory()
-        os.chdir(self.folder.name)
-
-    def __exit__(self, *_: object) -> None:
-        os.chdir(self.before)
-        self.folder.cleanup()
-
-
 def blocks(page: str) -> Iterator[tuple[str, str]]:
     """Yield each mistake of a page with its error."""
     yield from ((m[1], m[2] or "") for m in list(BLOCK.finditer(page))[1:])
 
 
-def main() -> None:
-    """Rewrite the page; with ``--check`` only report whether it is up to date."""
-    old = PAGE.read_text()
-    new = regenerated(old)
-    if "--check" in sys.argv:
-        sys.exit(old != new)
-    PAGE.write_text(new)
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(regenerated(PAGE.read_text()))
