@@ -69,6 +69,8 @@ class Source(Protocol):
     def outputs(self) -> Sequence[str]: ...
     @property
     def layers(self) -> Sequence[str]: ...  # paths of the layers
+    @property
+    def pretrained(self) -> Mapping[str, Any]: ...  # arrays of parameters and states by name, complete once traced
 
     def expects(self, name: str) -> tuple[tuple[Any, ...] | None, Any] | None:
         """Return the shape and dtype that the first user of an input expects, or None if unknown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class Declared:
 
 class GraphSource:
     """The source of a graph, with the graph's own inputs, parameters and states."""
+
+    pretrained: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, graph: Graph, *, outputs: Sequence[str] | None = None, inference: bool = False) -> None:
         self.name = graph.name

@@ -165,6 +165,8 @@ class Compiler:
                 watchers=self.observers.watchers,
             )
             self._prepare(compiled)
+            if self.source.pretrained:
+                compiled.bind_pretrained()
         return compiled
 
     def _prepare(self, compiled: CompiledModel) -> None:
@@ -346,6 +348,11 @@ class Compiler:
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
         """Return the model's initial values of parameters and states."""
         return self.source.initial(inputs, seed)
+
+    @property
+    def pretrained(self) -> Mapping[str, Any]:
+        """The arrays that the model provides for parameters and states."""
+        return self.source.pretrained
 
     def pipeline(self) -> tuple[PassManager, PassContext]:
         """Return the passes of the level with the changes of user and plugins, and their context."""

@@ -76,6 +76,10 @@ class TransformedSource:
     def layers(self) -> Sequence[str]:
         return self.inner.layers
 
+    @property
+    def pretrained(self) -> Mapping[str, Any]:
+        return self.inner.pretrained
+
     def __fingerprint__(self) -> tuple[Any, ...]:
         return (self.inner, self.change, tuple(self.chosen or ()))
 

@@ -35,6 +35,10 @@ class LayerSource:
     def layers(self) -> Sequence[str]:
         return [call.path for call in self.flat.layer_calls]
 
+    @property
+    def pretrained(self) -> Mapping[str, Any]:
+        return self.flat.pretrained
+
     def __fingerprint__(self) -> tuple[Any, ...]:
         return (self.flat,)
 
@@ -59,4 +63,4 @@ class LayerSource:
         )
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        return initialize(inputs, seed)
+        return initialize(inputs, seed, self.flat.pretrained)

@@ -41,6 +41,9 @@ class Compiler(Protocol):
 
     def pipeline(self) -> tuple[PassManager, PassContext]: ...
 
+    @property
+    def pretrained(self) -> Arrays: ...
+
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]: ...
 
     def buckets(self, training: bool) -> Buckets | None: ...
@@ -128,7 +131,10 @@ class CompiledModel:
             if results is not None:
                 return results
         if params is UNKNOWN and self._calling.needs_params(inputs):
-            raise InputError("no parameters are bound to this model", hint=UNBOUND)
+            if not self.bind_pretrained(inputs):
+                raise InputError("no parameters are bound to this model", hint=UNBOUND)
+            bound = self._parameters.bound
+            params = UNKNOWN if bound is None else bound.passed
         usual = state is None or isinstance(state, Mapping), training is None or isinstance(training, (bool, np.bool_))
         if not all(usual) or isinstance(wrt, str) or not isinstance(wrt, Collection | None):
             check_call("evaluate", CompiledModel.evaluate, (), {"state": state, "training": training, "wrt": wrt}, {})
@@ -161,12 +167,17 @@ class CompiledModel:
         return self.evaluate(inputs, None, output_gradients, state=state, training=training, wrt=wrt)
 
     def _bind_fresh(self, inputs: Any) -> None:
-        """Bind random parameters with a warning; raise InputError if ``strict``."""
+        """Bind pretrained parameters, else random ones with a warning; raise InputError if ``strict``."""
+        if self.bind_pretrained(inputs):
+            return
         if self.decisions.strict:
             raise InputError("no parameters are bound to this model", hint=UNBOUND)
         seed = self.options.get("seed", 0)
         self.bind(self.randomize_params(inputs={} if inputs is None else inputs))
-        message = f"no parameters are bound: using random parameters of seed {seed}; {UNBOUND}"
+        params = self.params or {}
+        drawn = params.keys() - self.compiler.pretrained.keys()
+        which = "" if len(drawn) == len(params) else f" for {len(drawn)} of {len(params)} parameters"
+        message = f"no parameters are bound: using random parameters of seed {seed}{which}; {UNBOUND}"
         self.decisions.record("assumed", message, warn=True)
 
     def bound_call(
@@ -198,6 +209,11 @@ class CompiledModel:
         self._parameters.bind(params, state)
         return self
 
+    def bind_pretrained(self, inputs: Arrays | None = None) -> bool:
+        """Bind the arrays that the model provides, and return whether it provides one for every parameter."""
+        self._determine_sizes(inputs)
+        return self._parameters.bind_pretrained()
+
     @checked()
     def initial_state(self, seed: int | None = None) -> dict[str, Any]:
         """Return the initial state: running statistics, random key."""
@@ -205,14 +221,18 @@ class CompiledModel:
 
     @checked()
     def randomize_params(self, seed: int | None = None, inputs: Arrays | None = None) -> dict[str, Any]:
-        """Return random initial parameters; a seed gives the same numbers on every backend.
+        """Return initial parameters: pretrained arrays, and random ones that depend only on the seed.
 
         ``inputs`` (sample arrays) are required only if shapes of parameters depend on inputs of unknown shape.
         """
+        self._determine_sizes(inputs)
+        return self._parameters.initial("param", seed)
+
+    def _determine_sizes(self, inputs: Any) -> None:
+        """Determine unknown sizes of the interface from sample inputs."""
         if inputs is not None and self._parameters.input_types is None:
             self._calling.program(self._calling.with_defaults(inputs, False), Kind())
             self._parameters.see_again()
-        return self._parameters.initial("param", seed)
 
     @checked()
     def save(self, path: str | os.PathLike[str], params: Arrays | None = None, state: Arrays | None = None) -> None:

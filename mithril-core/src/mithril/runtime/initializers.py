@@ -6,13 +6,14 @@ import ast
 import inspect
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from mithril.base import ModelError, ShapeError, TensorType, is_static, unknown, utf8
+from mithril.backend import to_numpy
+from mithril.base import ModelError, ShapeError, TensorType, equal, is_static, unknown, utf8
 from mithril.ir import Input
 from mithril.ops import threefry
 
@@ -22,9 +23,27 @@ Initializer = Callable[..., Array]
 INITIALIZERS: dict[str, Initializer] = {}
 
 
-def initialize(inputs: Iterable[Input], seed: int) -> dict[str, Array]:
-    """Return arrays for inputs by name, each drawn with a key derived from seed and name."""
-    return {i.name: initial(i.name, i.type, str(i.tags.get("init", "zeros")), seed) for i in inputs}
+def initialize(inputs: Iterable[Input], seed: int, pretrained: Mapping[str, Any] | None = None) -> dict[str, Array]:
+    """Return arrays for inputs by name: pretrained, else drawn with a key derived from seed and name."""
+    arrays = pretrained or {}
+    return {
+        i.name: _loaded(i, arrays[i.name])
+        if i.name in arrays
+        else initial(i.name, i.type, str(i.tags.get("init", "zeros")), seed)
+        for i in inputs
+    }
+
+
+def _loaded(declared: Input, array: Any) -> Array:
+    """Return a pretrained array with the dtype of the input, without a copy if possible."""
+    loaded = to_numpy(array)
+    shape = declared.type.shape
+    if len(shape) != loaded.ndim or any(equal(a, b) is False for a, b in zip(shape, loaded.shape, strict=True)):
+        raise ShapeError(
+            f"the pretrained array of '{declared.name}' has shape {list(loaded.shape)}, expected {list(shape)}",
+            hint="replace or remove it in the pretrained mapping of the layer",
+        )
+    return np.asarray(loaded, dtype=declared.type.dtype.numpy, order="C")
 
 
 def initial(name: str, type: TensorType, init: str, seed: int) -> Array:

@@ -27,6 +27,9 @@ class Initial(Protocol):
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
 
+    @property
+    def pretrained(self) -> Arrays: ...
+
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]: ...
 
 
@@ -152,6 +155,17 @@ class Parameters:
         if self.state is None:
             self.state = self.initial("state", None)
         return self.state
+
+    def bind_pretrained(self) -> bool:
+        """Bind pretrained arrays if the model provides one for every parameter."""
+        try:
+            names = {i.name for i in self.interface.with_role("param")}
+        except ShapeError:  # the first call determines the sizes of the inputs
+            return False
+        if not names or not names <= self.source.pretrained.keys():
+            return False
+        self.bind(self.initial("param", None))
+        return True
 
     def bind(self, params: Arrays, state: Arrays | None = None) -> None:
         """Bind parameters and, with ``static_inference``, embed them in the programs."""

@@ -71,10 +71,16 @@ class FlatModel:
     names: dict[int, str] = field(default_factory=dict)  # the user's name of a slot
     declared: dict[int, IOKey] = field(default_factory=dict)  # shapes and dtypes to check
     owned: dict[tuple[int, str], int] = field(default_factory=dict)  # a model used twice has one slot per parameter
+    pretrained: dict[str, Any] = field(default_factory=dict)  # arrays of parameters and states by full name
     slots: int = 0
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return fields(self, skip=("owned",))
+        return fields(self, skip=("owned", "pretrained"))
+
+    def adopt(self, path: str, arrays: Mapping[str, Any]) -> None:
+        """Add the pretrained arrays of a layer; those of the models around it take precedence."""
+        for name, array in arrays.items():
+            self.pretrained.setdefault(_join(path, name), array)
 
     def new_slot(self) -> int:
         self.slots += 1
@@ -103,6 +109,7 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
     model = model if isinstance(model, Model) else _as_model(model)
     flat = FlatModel(name=_identifier(model), inference=inference)
     top = _Frame(model, "", model.tags or NO_TAGS, {}, iter(topological_order(model)))
+    flat.adopt("", model.pretrained)
     _enter_inputs(flat, top, {})
     outputs_by_name = model.output_connections(outputs)
     if not outputs_by_name:
@@ -143,6 +150,7 @@ def _as_model(layer: Layer) -> Model:
     model = Model()
     step = Step(layer, (), {t: t for t in layer.outputs}, layer.location)
     model.attach(step)
+    model.pretrained = layer.pretrained
     step.name = ""
     model.chosen_outputs = dict(step.results)
     return model
@@ -227,6 +235,7 @@ def _enter_model(flat: FlatModel, outer: _Frame, step: Step) -> _Frame:
     assert isinstance(step.layer, Model)
     model = step.layer
     path = _join(outer.path, step.name)
+    flat.adopt(path, model.pretrained)
     bound = {terminal: _source(flat, outer, binding) for terminal, binding in step.bindings.items()}
     frame = _Frame(model, path, _merged(outer.tags, model.tags), {}, iter(topological_order(model)))
     _enter_inputs(flat, frame, bound)
@@ -271,8 +280,8 @@ def _layer_call(flat: FlatModel, frame: _Frame, step: Step) -> LayerCall:
             flat.names[slot] = connection.name
         if connection.key is not None:
             _declare(flat, slot, connection.key)
-    tags = _merged(frame.tags, layer.tags)
-    return LayerCall(_join(frame.path, step.name), layer, step.location, tags, tuple(operands), weights, results)
+    path, tags = _join(frame.path, step.name), _merged(frame.tags, layer.tags)
+    return LayerCall(path, layer, step.location, tags, tuple(operands), weights, results)
 
 
 def _source(flat: FlatModel, frame: _Frame, source: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 from mithril.backend import check_call, constructor, is_ours
@@ -36,6 +37,9 @@ class Layer(metaclass=LayerMeta):
 
     ``build`` runs when the shapes of the inputs are known. Within it, ``self.param`` returns a parameter,
     ``self.training`` is True in a training graph, and layers stored as attributes can be called like functions.
+
+    ``pretrained`` holds arrays for parameters and states, by name relative to the layer (``"blocks.0.weight"``). They
+    replace the random initial values, and a compiled model whose parameters are all pretrained starts with them bound.
     """
 
     inputs: tuple[str, ...] = ("input",)
@@ -45,6 +49,7 @@ class Layer(metaclass=LayerMeta):
     scalars = False  # whether ``build`` accepts Python numbers instead of values
     output_alias = False  # "output" also refers to the first output, regardless of its name
 
+    pretrained: Mapping[str, Any] = MappingProxyType({})
     name: str | None
     tags: dict[str, Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -52,8 +57,9 @@ class Layer(metaclass=LayerMeta):
     _children: dict[int, str]
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        # the fields repeat the arguments; the location and the names of children do not affect the result
-        return fields(self, skip=("location", "arguments", "_children"))
+        # the fields repeat the arguments; the location, the names of children and the values of parameters do not
+        # affect programs
+        return fields(self, skip=("location", "arguments", "_children", "pretrained"))
 
     def build(self, *inputs: Any) -> Any:
         """Build the operations of the layer and return its outputs."""
@@ -119,6 +125,7 @@ class Layer(metaclass=LayerMeta):
         """Return a copy with separate parameters; child layers keep their names."""
         copy = object.__new__(type(self))
         memo[id(self)] = copy
+        memo[id(self.pretrained)] = self.pretrained  # arrays are shared: nothing writes to them
         copy.__dict__.update({n: deepcopy(v, memo) for n, v in self.__dict__.items() if n != "_children"})
         copy.__dict__["_children"] = {id(memo[old]): name for old, name in self._children.items() if old in memo}
         return copy

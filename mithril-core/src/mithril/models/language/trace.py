@@ -34,6 +34,7 @@ def trace_model(
     constants = constants or {}
     _check_names("constant", constants, flat)
     context = Context(builder, training=training and not flat.inference, dtype=dtype, frozen=_Frozen(trainable))
+    context.pretrained = flat.pretrained  # layers within layers add theirs
     with builder, context.active():
         slots: list[Any] = [None] * flat.slots
         for decl in flat.inputs:
@@ -120,6 +121,8 @@ def run_flat(
     for slot, param in flat.params.items():
         if slots[slot] is None:
             slots[slot] = LazyParam(f"{scope}.{param.name}" if scope else param.name, param.key)
+    if flat.pretrained is not context.pretrained:
+        context.adopt(scope, flat.pretrained)
     sizes: dict[str, Any] = {}
     declared = flat.declared
     for slot, key in declared.items():

@@ -28,6 +28,7 @@ class Builds(Protocol):
 
     tags: dict[str, Any]
     scalars: bool
+    pretrained: Mapping[str, Any]
 
     @property
     def inputs(self) -> tuple[str, ...]: ...
@@ -88,6 +89,7 @@ class Context:
             int, str
         ] = {}  # id of a layer -> prefix of its parameters: the path of its first use
         self.states: dict[str, Value] = {}  # current values
+        self.pretrained: dict[str, Any] = {}  # arrays by full name
         self.inputs_of_states: dict[str, Value] = {}  # their values before this call
         self.updated: dict[str, Value] = {}
         self.draws = 0
@@ -106,6 +108,11 @@ class Context:
         """The prefix of the parameter names of the current layer."""
         return self.parameter_scopes[id(self._current)]
 
+    def adopt(self, scope: str, arrays: Mapping[str, Any]) -> None:
+        """Add the pretrained arrays of a layer; those of the layers around it take precedence."""
+        for name, array in arrays.items():
+            self.pretrained.setdefault(f"{scope}.{name}" if scope else name, array)
+
     # -- running a layer ---------------------------------------------------------------------------------------------
     def run(
         self,
@@ -121,6 +128,8 @@ class Context:
         self.path, self.location, self.tags, self.operands, self.bound = path, location, tags, operands, bound
         self._current = layer
         self.parameter_scopes.setdefault(id(layer), path)
+        if layer.pretrained:
+            self.adopt(self.parameter_scope, layer.pretrained)
         builder = Builder.current()
         origin = Origin(path, location.file, location.line)
         outer, builder.origin, builder.tags = (builder.origin, builder.tags), origin, tags or None

@@ -94,6 +94,11 @@ class GraphCompiler:
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
         return self.graph
 
+    @property
+    def pretrained(self) -> Mapping[str, Any]:
+        """Empty: the loader binds the arrays of the file."""
+        return {}
+
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
         """Initial states; parameters come from the file."""
         return initialize(inputs, seed)
