@@ -16,9 +16,8 @@ import numpy as np
 from interleaved import interleaved
 
 import mithril as ml
-from mithril.base import time_interleaved
-from mithril.compiler import make_backend
-from mithril.plugins import resolve_options
+from mithril.compiler import make_backend, resolve_options
+from mithril.system import time_interleaved
 from mithril_mlx import (
     MlxAutoTuner,
     MlxBatchOptimizer,

@@ -81,7 +81,7 @@ def commands() -> str:
 
 def options() -> str:
     """Render a table of options per installed owner."""
-    from mithril.plugins import option_rows
+    from mithril.compiler import option_rows
 
     owners: dict[str, list[str]] = {}
     for row in option_rows():

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.compiler import option_rows
 from mithril.models import Add, BatchNorm1d, Dropout, Linear, Model, Relu
-from mithril.plugins import option_rows
 
 BACKENDS = ("numpy", "torch", "jax", "mlx", "c", "ggml")
 X = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)

@@ -12,7 +12,8 @@ import pytest
 
 import mithril
 from mithril import plugins
-from mithril.plugins import option_registry, pip_hints
+from mithril.compiler import option_registry
+from mithril.plugins import pip_hints
 from mithril_tools.known import known_text
 
 PROJECT = Path(__file__).parents[1]

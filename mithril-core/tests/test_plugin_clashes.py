@@ -14,11 +14,11 @@ from mithril import plugins
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
 from mithril.base.errors import PassError, StrictError
+from mithril.compiler import option_registry
 from mithril.ir import iterate
 from mithril.ir.evaluation import evaluate
 from mithril.models import Model, Relu
 from mithril.passes import Pass, PassManager, pass_
-from mithril.plugins import option_registry
 from mithril.plugins.loader import PluginWarning
 
 PASSES = """

@@ -25,6 +25,7 @@ from mithril import (
     ProfilerSpec,
     hookimpl,
 )
+from mithril.backend import plugin_lowerings
 from mithril.base.errors import PluginError
 from mithril.plugins.loader import PluginWarning
 
@@ -187,7 +188,7 @@ class OneNode:
 def test_two_lowerings_of_one_op(plugins):
     plugins.register(answering(lowerings=lowering_for("numpy")), "one")
     plugins.register(answering(lowerings=lowering_for("numpy")), "two")
-    (lowering,) = plugins.lowerings("numpy")["softmax"]
+    (lowering,) = plugin_lowerings("numpy", plugins)["softmax"]
     with pytest.raises(PluginError, match="the lowering on 'numpy' of 'softmax' is claimed by two plugins"):
         lowering.applies(OneNode())
     assert [p.state for p in plugins.all()] == ["clash", "clash"]
@@ -198,7 +199,7 @@ def test_lowering_of_the_plugin_that_declares_the_operation_wins(plugins):
     declares = answering(lowerings=lowering_for("numpy"))
     declares.mithril_ops = lambda: [OpsSpec("some.module", ("softmax",))]
     plugins.register(declares, "two")
-    (lowering,) = plugins.lowerings("numpy")["softmax"]
+    (lowering,) = plugin_lowerings("numpy", plugins)["softmax"]
     assert lowering.origin == "two"
     assert lowering.applies(OneNode())
     assert [p.state for p in plugins.all()] == ["clash", "loaded"]
@@ -207,7 +208,7 @@ def test_lowering_of_the_plugin_that_declares_the_operation_wins(plugins):
 def test_one_plugin_with_two_unconditional_lowerings(plugins):
     twice = [Lowering("softmax", f"{HERE}:thing"), Lowering("softmax", f"{HERE}:Thing")]
     plugins.register(answering(lowerings=lambda backend: twice), "one")
-    (lowering,) = plugins.lowerings("numpy")["softmax"]
+    (lowering,) = plugin_lowerings("numpy", plugins)["softmax"]
     with pytest.raises(PluginError, match="the lowering on 'numpy' of 'softmax' is claimed twice"):
         lowering.applies(OneNode())
 

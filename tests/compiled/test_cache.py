@@ -10,8 +10,8 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.base.disk_cache import Store
 from mithril.models import BatchNorm1d, Layer, Linear, Model, Relu
+from mithril.system.disk_cache import Store
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import mithril as ml
-from mithril.base.cpu_stopwatch import Stopwatch, lower_quartile
 from mithril.models import Linear, Model, Relu, Sequential
+from mithril.system.cpu_stopwatch import Stopwatch, lower_quartile
 from mithril_tools import calibrate as module, cli
 
 

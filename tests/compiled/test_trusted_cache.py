@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base import disk_cache, files
-from mithril.base.disk_cache import Store
 from mithril.base.errors import OptionError
 from mithril.models import Linear, Model
+from mithril.system import disk_cache, files
+from mithril.system.disk_cache import Store
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 X = np.ones((2, 3), np.float32)
@@ -83,7 +83,7 @@ def test_forged_entries_are_dropped(tmp_path, monkeypatch, how):
 
 
 def test_the_key_is_secret_and_made_once(tmp_path):
-    code = "from mithril.base.disk_cache import Store; import sys; Store(sys.argv[1]).put('ab' * 32, {'a': b'x'})"
+    code = "from mithril.system.disk_cache import Store; import sys; Store(sys.argv[1]).put('ab' * 32, {'a': b'x'})"
     running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / f"c{k}")]) for k in range(4)]
     assert [p.wait() for p in running] == [0] * 4
     file = disk_cache.key_file()

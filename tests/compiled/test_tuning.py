@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.disk_cache import Store
-from mithril.base.interleaved_timing import time_interleaved
 from mithril.models import BatchNorm1d, Linear, Model, Relu
+from mithril.system.disk_cache import Store
+from mithril.system.interleaved_timing import time_interleaved
 
 X = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
 
@@ -41,7 +41,7 @@ def test_candidates_are_timed_interleaved_and_slow_ones_dropped():
 
 def test_waiting_for_a_processor_is_left_out_of_long_calls(monkeypatch):
     """As if others had the processor for half of the time."""
-    from mithril.base import cpu_stopwatch
+    from mithril.system import cpu_stopwatch
 
     monkeypatch.setattr(cpu_stopwatch, "run_queue_seconds", lambda: 0.5 * time.perf_counter())
     times = time_interleaved({"long": lambda: time.sleep(0.02)}, seconds=0.1)

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from mithril.base.disk_cache import Store, default_folder
 from mithril.base.errors import OptionError
+from mithril.system.disk_cache import Store, default_folder
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -68,7 +68,7 @@ def test_oversized_entry_is_kept_until_the_next(tmp_path):
 
 def test_writers_in_several_processes(tmp_path):
     code = (
-        "import sys; from mithril.base.disk_cache import Store; s = Store(sys.argv[1]);"
+        "import sys; from mithril.system.disk_cache import Store; s = Store(sys.argv[1]);"
         f"[s.put('{KEY}', {{'a': bytes([int(sys.argv[2])]) * 50000}}) for _ in range(30)]"
     )
     running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(n)]) for n in (1, 2)]

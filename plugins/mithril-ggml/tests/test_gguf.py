@@ -115,9 +115,8 @@ def test_the_gguf_package_reads_it(tmp_path):
 def test_long_names_and_odd_values(tmp_path):
     """Names beyond ggml's limit, scalars, many axes, empty arrays, every dtype, large constants."""
     from mithril.base.registry import operation as op
-    from mithril.compiler import make_backend
+    from mithril.compiler import make_backend, resolve_options
     from mithril.ir import Builder
-    from mithril.plugins import resolve_options
     from mithril.runtime.compiled_model import CompiledModel
     from mithril.runtime.signature import InputSpec
     from mithril_ggml.gguf.load import GraphCompiler

@@ -66,11 +66,11 @@ def doubled(draft, node, x):
 
 def test_a_third_party_may_lower_better(monkeypatch):
     """A lowering receives the draft, the node and its operands, and returns the result."""
-    from mithril import plugins
-    from mithril.plugins.plugin_lowering import PluginLowering
+    from mithril.backend import PluginLowering
+    from mithril_ggml.lowering import table
 
     lowering = PluginLowering("tanh", "ggml", "third 1.0", f"{__name__}:doubled")
-    monkeypatch.setattr(plugins, "lowerings", lambda backend: {"tanh": (lowering,)} if backend == "ggml" else {})
+    monkeypatch.setattr(table, "plugin_lowerings", lambda backend: {"tanh": (lowering,)})
     with Builder() as b:
         y = op("tanh")(b.input("x", (4,)))
     assert (ml.GGMLBackend().build(b.build({"y": y}))({}, {"x": np.ones(4, np.float32)})["y"] == 2).all()

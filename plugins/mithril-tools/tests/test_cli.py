@@ -235,7 +235,7 @@ def test_installed_command_runs():
 
 
 def test_cache_is_shown_and_cleared(mithril, tmp_path):
-    from mithril.base.disk_cache import Store
+    from mithril.system.disk_cache import Store
 
     Store(tmp_path).put("ab" * 32, {"a": b"x" * 100})
     assert "1 entries" in mithril("cache", "info", "--dir", str(tmp_path))

@@ -40,10 +40,12 @@ HOMES = {
     "codegen.source": ("Source", "template_texts"),
     "forking": ("watch",),
     "host_calls": ("check_results", "host_function"),
+    "lazy_graph": ("LazyGraph",),
     "memory_plan": (
         *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes", "lifetimes"),
         *("nbytes", "parse_bytes", "peak_bytes", "plan"),
     ),
+    "plugin_lowering": ("Label", "PluginLowering", "applicable", "blamed", "plugin_lowerings"),
     "source_backend": ("Forward", "SourceBackend", "SourceExecutable"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

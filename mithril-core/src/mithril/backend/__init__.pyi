@@ -72,6 +72,7 @@ from mithril.backend.host_calls import (
     check_results as check_results,
     host_function as host_function,
 )
+from mithril.backend.lazy_graph import LazyGraph as LazyGraph
 from mithril.backend.memory_plan import (
     ALIGNMENT as ALIGNMENT,
     Buffer as Buffer,
@@ -85,6 +86,13 @@ from mithril.backend.memory_plan import (
     parse_bytes as parse_bytes,
     peak_bytes as peak_bytes,
     plan as plan,
+)
+from mithril.backend.plugin_lowering import (
+    Label as Label,
+    PluginLowering as PluginLowering,
+    applicable as applicable,
+    blamed as blamed,
+    plugin_lowerings as plugin_lowerings,
 )
 from mithril.backend.source_backend import (
     Forward as Forward,

@@ -14,6 +14,7 @@ from mithril.backend import memory_plan
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
 from mithril.backend.forking import require_unforked
+from mithril.backend.lazy_graph import LazyGraph
 from mithril.base import (
     ALL,
     BackendError,
@@ -25,11 +26,11 @@ from mithril.base import (
     dtype as as_dtype,
     unknown,
 )
-from mithril.ir import Graph, LazyGraph, Node, decompose, is_view, iterate
+from mithril.ir import Graph, Node, decompose, is_view, iterate
 from mithril.ops import scan_op
 
 if TYPE_CHECKING:
-    from mithril.plugins import PluginLowering
+    from mithril.backend.plugin_lowering import PluginLowering
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 

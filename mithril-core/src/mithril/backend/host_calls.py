@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from mithril.backend.plugin_lowering import Label, PluginLowering, blamed
 from mithril.base import MithrilError, operation, substitute
 from mithril.ir import Node
-from mithril.plugins import Label, PluginLowering, blamed
 
 Types = Sequence[tuple[Any, tuple[int, ...]]]  # framework dtype and shape of each result
 Array = np.ndarray[Any, Any]

@@ -15,9 +15,10 @@ from mithril.backend.capabilities import Capabilities
 from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.source import Source, from_template, transformed
+from mithril.backend.lazy_graph import LazyGraph
+from mithril.backend.plugin_lowering import PluginLowering, plugin_lowerings
 from mithril.base import GradientError, UnsupportedError
-from mithril.ir import Graph, LazyGraph, Node, iterate
-from mithril.plugins import PluginLowering
+from mithril.ir import Graph, Node, iterate
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
@@ -80,7 +81,7 @@ class SourceBackend(Backend):
         table = self._made_tables.get(key)
         if table is None:
             base = self.tables.get(semantics) or self.tables["portable"]
-            extra = plugins.lowerings(self.name)
+            extra = plugin_lowerings(self.name)
             table = self._made_tables[key] = base.extend(extra) if extra else base
         return table
 

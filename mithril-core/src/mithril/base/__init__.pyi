@@ -1,20 +1,12 @@
-"""Base types and utilities: errors, decisions, dtypes, symbolic sizes, registry, files on disk, timing."""
+"""Base types and utilities: errors, decisions, dtypes, symbolic sizes, guards, the registry of operations."""
 
-from mithril.base import (
-    files as files,
-    registry as registry,
-)
+from mithril.base import registry as registry
 from mithril.base.annotations import (
     Layers as Layers,
     Least as Least,
     Positive as Positive,
     describe as describe,
     mismatch as mismatch,
-)
-from mithril.base.cpu_stopwatch import (
-    Lap as Lap,
-    Stopwatch as Stopwatch,
-    lower_quartile as lower_quartile,
 )
 from mithril.base.decisions import (
     Decision as Decision,
@@ -41,7 +33,6 @@ from mithril.base.dims import (
     substitute as substitute,
     symbols as symbols,
 )
-from mithril.base.disk_cache import Store as Store
 from mithril.base.dtypes import (
     ALL as ALL,
     DEFAULT_FLOAT as DEFAULT_FLOAT,
@@ -90,28 +81,17 @@ from mithril.base.errors import (
     closest as closest,
     unknown as unknown,
 )
-from mithril.base.fingerprints import (
-    UnhashableObject as UnhashableObject,
-    fields as fields,
-    fingerprint as fingerprint,
-    package_version_key as package_version_key,
-)
 from mithril.base.guards import (
     Guard as Guard,
     assume as assume,
     bind as bind,
     collect_guards as collect_guards,
 )
-from mithril.base.interleaved_timing import time_interleaved as time_interleaved
 from mithril.base.levels import (
     LEVELS as LEVELS,
     PASS_LEVELS as PASS_LEVELS,
     STAGES as STAGES,
     STAGE_ALIASES as STAGE_ALIASES,
-)
-from mithril.base.lru_cache import (
-    Counts as Counts,
-    LruCache as LruCache,
 )
 from mithril.base.operator_overloads import Operators as Operators
 from mithril.base.patterns import (
@@ -134,10 +114,6 @@ from mithril.base.registry import (
     operation_names as operation_names,
     operations as operations,
     register as register,
-)
-from mithril.base.tables import (
-    columns as columns,
-    si as si,
 )
 from mithril.base.tensor_type import TensorType as TensorType
 from mithril.base.version import __version__ as __version__

@@ -7,6 +7,10 @@ HOMES = {
     "frontend": ("InputDeclaration", "Source", "TraceRequest", "source_of"),
     "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
     "memory_remedy": ("check_memory",),
+    "option_table": (
+        *("OptionRegistry", "Settings", "declared_options", "default_settings", "fitted", "option_registry"),
+        *("option_rows", "resolve_options"),
+    ),
     "pass_pipeline": ("installed",),
     "steps": ("Compiler", "compile"),
     "transformed": ("Transformed",),

@@ -13,6 +13,16 @@ from mithril.compiler.input_types import (
     probe_types as probe_types,
 )
 from mithril.compiler.memory_remedy import check_memory as check_memory
+from mithril.compiler.option_table import (
+    OptionRegistry as OptionRegistry,
+    Settings as Settings,
+    declared_options as declared_options,
+    default_settings as default_settings,
+    fitted as fitted,
+    option_registry as option_registry,
+    option_rows as option_rows,
+    resolve_options as resolve_options,
+)
 from mithril.compiler.pass_pipeline import installed as installed
 from mithril.compiler.steps import (
     Compiler as Compiler,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mithril import plugins
 from mithril.backend import Backend
 from mithril.base import BackendError, OptionError
-from mithril.plugins import Settings
+from mithril.compiler.option_table import Settings
 
 
 def backend_names(backend: Backend, settings: Settings) -> set[str]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from mithril import plugins
 from mithril.base import LEVELS, STAGES, OptionError, PassError, unknown
+from mithril.compiler.option_table import option_registry
 from mithril.passes import Pass, PassManager, as_pass, placement_of
-from mithril.plugins import CompileContext, PipelineDraft, PluginWarning, option_registry
+from mithril.plugins import CompileContext, PipelineDraft, PluginWarning
 
 CHECKS = {"none": "none", "structure": "structure", "numeric": "numeric"}
 

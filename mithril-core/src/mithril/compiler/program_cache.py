@@ -2,7 +2,7 @@
 
 The key covers the model layer by layer, input types, options, passes with versions, plugins, libraries, the files of
 the packages involved, and templates. An entry holds graphs and generated source as text, machine code, names and
-decisions, signed with the user's key (base/disk_cache.py). Nothing is unpickled.
+decisions, signed with the user's key (system/disk_cache.py). Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -18,26 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.backend import BuildOptions, template_texts
+from mithril.backend import BuildOptions, LazyGraph, template_texts
 from mithril.base import (
     Decision,
     Decisions,
     MithrilError,
-    Store,
     TensorType,
-    UnhashableObject,
     __version__,
     dtype as as_dtype,
-    fingerprint,
-    package_version_key,
     parse_dim,
     symbols,
 )
 from mithril.compiler.frontend import Source
-from mithril.ir import Graph, LazyGraph, parse, to_text
+from mithril.compiler.option_table import declared_options
+from mithril.ir import Graph, parse, to_text
 from mithril.passes import PassRecord, PipelineReport
-from mithril.plugins import declared_options
 from mithril.runtime import KINDS, Checked, Interface, Program, Request, Results
+from mithril.system import Store, UnhashableObject, fingerprint, package_version_key
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext

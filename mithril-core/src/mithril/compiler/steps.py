@@ -15,7 +15,7 @@ import numpy as np
 
 from mithril import plugins
 from mithril.autodiff import gradients
-from mithril.backend import Backend, BuildOptions, Executable, checked
+from mithril.backend import Backend, BuildOptions, Executable, LazyGraph, checked
 from mithril.base import (
     BackendError,
     Decisions,
@@ -33,6 +33,7 @@ from mithril.compiler.frontend import TraceRequest, source_of
 from mithril.compiler.input_types import input_specs, known_types, probe_types
 from mithril.compiler.memory_remedy import check_arguments, check_memory
 from mithril.compiler.observers import Observers
+from mithril.compiler.option_table import Settings, declared_options, fitted, resolve_options
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
 from mithril.compiler.program_cache import ProgramCache, new_decisions
@@ -51,9 +52,9 @@ from mithril.compiler.requirements import (
     require_no_promotion,
     require_static,
 )
-from mithril.ir import Graph, Input, LazyGraph, Output, result, verify
+from mithril.ir import Graph, Input, Output, result, verify
 from mithril.passes import PassContext, PassManager, PipelineReport
-from mithril.plugins import CompileContext, HardwareTarget, Settings, declared_options, fitted, resolve_options
+from mithril.plugins import CompileContext, HardwareTarget
 from mithril.runtime import (
     Buckets,
     Checked,

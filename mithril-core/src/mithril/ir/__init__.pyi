@@ -34,6 +34,7 @@ from mithril.ir.builder import (
     trace as trace,
 )
 from mithril.ir.core import (
+    Attributes as Attributes,
     Graph as Graph,
     Input as Input,
     NOWHERE as NOWHERE,
@@ -60,19 +61,7 @@ from mithril.ir.evaluation import (
     evaluate as evaluate,
     rounding_spread as rounding_spread,
 )
-from mithril.ir.formats import (
-    to_dot as to_dot,
-    to_json as to_json,
-)
-from mithril.ir.lazy_graph import LazyGraph as LazyGraph
 from mithril.ir.parser import parse as parse
-from mithril.ir.regions import (
-    Body as Body,
-    Region as Region,
-    as_tuple as as_tuple,
-    close as close,
-    name_outputs as name_outputs,
-)
 from mithril.ir.result_names import (
     cotangent_name as cotangent_name,
     result as result,

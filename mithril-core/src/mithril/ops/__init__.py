@@ -38,6 +38,7 @@ from mithril.ops.elementwise import CENTRAL, TAIL
 from mithril.ops.nn import ACTIVATIONS
 from mithril.ops.python_indexing import getitem
 from mithril.ops.random import threefry
+from mithril.ops.regions import Body, Region, as_tuple, close, name_outputs
 from mithril.ops.row_independence import first_row_mixing_node
 from mithril.ops.shape import spread
 
@@ -47,13 +48,18 @@ __all__ = [
     "CENTRAL",
     "PLACES",
     "TAIL",
+    "Body",
     "Op",
+    "Region",
+    "as_tuple",
     "binary",
+    "close",
     "composite",
     "cond",
     "first_row_mixing_node",
     "getitem",
     "if_op",
+    "name_outputs",
     "op",
     "scan",
     "scan_op",

@@ -12,22 +12,9 @@ from typing import Any
 import numpy as np
 
 from mithril.base import DType, DTypeError, OperationError, ShapeError, Size, TensorType, assume, equal
-from mithril.ir import (
-    Body,
-    Builder,
-    Graph,
-    Value,
-    as_tuple,
-    close,
-    composite,
-    evaluate,
-    ints,
-    is_building,
-    name_outputs,
-    op,
-    sample,
-)
+from mithril.ir import Builder, Graph, Value, composite, evaluate, ints, is_building, op, sample
 from mithril.ops.layout_axes import barrier_axes
+from mithril.ops.regions import Body, as_tuple, close, name_outputs
 from mithril.ops.shape import spread
 
 Types = Sequence[TensorType | None]

@@ -20,11 +20,6 @@ HOMES = {
         *("unregister",),
     ),
     "loader": ("HOOKS", "Plugin", "PluginWarning", "Problem", "WRAPPABLE"),
-    "option_table": (
-        *("OptionRegistry", "Settings", "declared_options", "default_settings", "fitted", "option_registry"),
-        *("option_rows", "resolve_options"),
-    ),
-    "plugin_lowering": ("Label", "PluginLowering", "applicable", "blamed"),
     "specs": (
         *("BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
         *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft", "ProfilerSpec"),

@@ -16,22 +16,6 @@ from mithril.plugins.loader import (
     Problem as Problem,
     WRAPPABLE as WRAPPABLE,
 )
-from mithril.plugins.option_table import (
-    OptionRegistry as OptionRegistry,
-    Settings as Settings,
-    declared_options as declared_options,
-    default_settings as default_settings,
-    fitted as fitted,
-    option_registry as option_registry,
-    option_rows as option_rows,
-    resolve_options as resolve_options,
-)
-from mithril.plugins.plugin_lowering import (
-    Label as Label,
-    PluginLowering as PluginLowering,
-    applicable as applicable,
-    blamed as blamed,
-)
 from mithril.plugins.specs import (
     BackendSpec as BackendSpec,
     Command as Command,

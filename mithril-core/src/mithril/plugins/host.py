@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -11,7 +12,6 @@ from mithril.plugins import pip_hints
 from mithril.plugins.hook_calls import HookCalls, LastAnswers
 from mithril.plugins.loader import Loader, Plugin, Problem
 from mithril.plugins.pass_places import Placement, placement
-from mithril.plugins.plugin_lowering import PluginLowering
 from mithril.plugins.specs import (
     BackendSpec,
     Command,
@@ -27,6 +27,15 @@ from mithril.plugins.specs import (
     ProfilerSpec,
 )
 from mithril.plugins.tables import Answers, Registered, Table, clash_problem, name_owner
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringOffer:
+    """A lowering of a plugin; ``clash`` returns the error if several plugins provide it and none owns it."""
+
+    spec: Lowering
+    origin: str
+    clash: Callable[[], PluginError] | None = None
 
 
 class Plugins(Answers, HookCalls):
@@ -201,8 +210,8 @@ class Plugins(Answers, HookCalls):
             known_ops: dict[str, list[Registered[OpsSpec]]] = self._tables["mithril_ops"]
         return known_ops
 
-    def lowerings(self, backend: str) -> Mapping[str, tuple[PluginLowering, ...]]:
-        """Return the plugins' lowerings for ``backend`` by operation. A lowering with several owners raises on use."""
+    def lowerings(self, backend: str) -> Mapping[str, tuple[LoweringOffer, ...]]:
+        """Return the lowerings that plugins offer for ``backend``, by operation."""
         key = f"mithril_lowerings {backend}"
         with self.loader.lock:
             if key not in self._tables:
@@ -211,7 +220,7 @@ class Plugins(Answers, HookCalls):
                     if self._is_of_an_operation(answer):
                         offers.setdefault(answer.spec.op, []).append(answer)
                 self._tables[key] = {op: self._lowerings_of(op, backend, group) for op, group in sorted(offers.items())}
-            table: Mapping[str, tuple[PluginLowering, ...]] = self._tables[key]
+            table: Mapping[str, tuple[LoweringOffer, ...]] = self._tables[key]
         return table
 
     def _is_of_an_operation(self, answer: Registered[Lowering]) -> bool:
@@ -223,7 +232,7 @@ class Plugins(Answers, HookCalls):
             return False
         return True
 
-    def _lowerings_of(self, op: str, backend: str, offers: list[Registered[Lowering]]) -> tuple[PluginLowering, ...]:
+    def _lowerings_of(self, op: str, backend: str, offers: list[Registered[Lowering]]) -> tuple[LoweringOffer, ...]:
         """Return the lowerings of one plugin, conditional ones first, or one lowering that raises the conflict."""
         rivals = {id(offer.plugin): offer for offer in offers}
         owner = name_owner(op, list(rivals.values())) or self._declares(op, list(rivals.values()))
@@ -235,8 +244,8 @@ class Plugins(Answers, HookCalls):
                 if loser not in owned or len(rivals) == 1:
                     self.loader.problem(loser.plugin, clash)
         if clash is not None and (owner is None or len(rivals) == 1):
-            return (PluginLowering(op, backend, offers[0].origin, offers[0].spec.loads, clash=clash.error),)
-        return tuple(PluginLowering(op, backend, o.origin, o.spec.loads, o.spec.when) for o in owned)
+            return (LoweringOffer(offers[0].spec, offers[0].origin, clash.error),)
+        return tuple(LoweringOffer(o.spec, o.origin) for o in owned)
 
     def _declares(self, op: str, rivals: list[Registered[Lowering]]) -> Registered[Lowering] | None:
         """Return the claim of the plugin that declares the operation."""

@@ -42,6 +42,10 @@ from mithril.runtime.signature import (
     missing_or_unknown as missing_or_unknown,
     settle as settle,
 )
+from mithril.runtime.tables import (
+    columns as columns,
+    si as si,
+)
 from mithril.runtime.watching import (
     Watcher as Watcher,
     watch as watch,

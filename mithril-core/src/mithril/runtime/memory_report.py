@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import Backend, format_bytes, nbytes
-from mithril.base import InputError, bind, columns, symbols
+from mithril.base import InputError, bind, symbols
 from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
 from mithril.runtime.memory_usage import MemoryUse, memory_use, views_of
+from mithril.runtime.tables import columns
 
 
 @dataclass(slots=True)

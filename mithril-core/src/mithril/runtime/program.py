@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.backend import Backend
+from mithril.backend import Backend, LazyGraph
 from mithril.base import Guard, TensorType
-from mithril.ir import Graph, LazyGraph, Output
+from mithril.ir import Graph, Output
 from mithril.runtime.batch_buckets import Bucketed
 from mithril.runtime.index_checks import Checked
 from mithril.runtime.memory_usage import ProgramMemory

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import columns, is_static, numel, si
+from mithril.base import is_static, numel
 from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
+from mithril.runtime.tables import columns, si
 
 
 def summarize(model: Compiled) -> str:

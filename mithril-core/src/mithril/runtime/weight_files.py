@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import InputError, TensorType, closest, files, storable
+from mithril.base import InputError, TensorType, closest, storable
+from mithril.system import files
 
 COUNTERS = ("num_batches_tracked",)  # name suffixes in torch's state dictionaries that are not weights
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mithril.base import GradientError
-from mithril.ir import Graph, Value, as_tuple
+from mithril.ir import Graph, Value
+from mithril.ops import as_tuple
 from mithril.transforms.derivatives import (
     grad_graph,
     hessian_graph,

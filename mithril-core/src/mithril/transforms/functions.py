@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from mithril.base import GraphError, TensorType
-from mithril.ir import Builder, Graph, Region, Value, as_tuple, evaluate, is_building
+from mithril.ir import Builder, Graph, Value, evaluate, is_building
+from mithril.ops import Region, as_tuple
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.backend import Backend, BuildOptions, Capabilities, as_numpy
+from mithril.backend import Backend, BuildOptions, Capabilities, LazyGraph, PluginLowering, as_numpy
 from mithril.base import ALL, DType, OptionError, ShapeError, UnsupportedError, dtype as as_dtype, is_static
-from mithril.ir import Graph, LazyGraph, Node
-from mithril.plugins import PluginLowering
+from mithril.ir import Graph, Node
 from mithril_cbackend.cpu_info import fingerprint, processors
 from mithril_cbackend.schedule.schedules import Schedules
 

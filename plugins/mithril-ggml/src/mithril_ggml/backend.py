@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.backend import Backend, BuildOptions, Capabilities, Form, as_numpy, parse_bytes
+from mithril.backend import Backend, BuildOptions, Capabilities, Form, LazyGraph, PluginLowering, as_numpy, parse_bytes
 from mithril.base import OptionError, dtype as as_dtype
-from mithril.ir import Graph, LazyGraph, Node
+from mithril.ir import Graph, Node
 from mithril.ops import conv_input_grad, conv_weight_grad
-from mithril.plugins import PluginLowering
 from mithril_ggml import lowering
 from mithril_ggml.library.library import features
 from mithril_ggml.program.dynamic_shapes import SizedExecutable

@@ -19,7 +19,7 @@ import jaxlib
 from jax.experimental.compilation_cache import compilation_cache
 
 from mithril.backend import Forward
-from mithril.base import Store
+from mithril.system import Store
 
 _LOCK = RLock()  # the settings belong to the process
 _CACHE_ALL = {

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mithril.base import OptionError, files
+from mithril.base import OptionError
+from mithril.system import files
 
 VARIABLE = "MITHRIL_MLX_BLAS"
 SYSTEM = ("openblas", "mkl_rt", "blis")

@@ -10,9 +10,10 @@ from typing import Any
 
 from mithril import Graph, Node, pass_
 from mithril.backend import Backend, BuildOptions
-from mithril.base import OptionError, Store, fingerprint, numel, package_version_key, time_interleaved
+from mithril.base import OptionError, numel
 from mithril.ir import Builder, Editor, is_product
 from mithril.passes import PassContext, random_arguments
+from mithril.system import Store, fingerprint, package_version_key, time_interleaved
 from mithril_passes.op_variants import Way, is_measurable, ways
 from mithril_passes.specialization import at_home
 

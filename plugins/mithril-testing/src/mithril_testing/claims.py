@@ -16,9 +16,9 @@ import pytest
 
 from mithril import plugins
 from mithril.autodiff import gradients
-from mithril.backend import Backend, BuildOptions, Capabilities, Executable
+from mithril.backend import Backend, BuildOptions, Capabilities, Executable, LazyGraph
 from mithril.base import MithrilError, bfloat16, float16, operation
-from mithril.ir import Builder, Graph, LazyGraph, Value, cotangent_name, to_text
+from mithril.ir import Builder, Graph, Value, cotangent_name, to_text
 from mithril.ops import cond
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.running import Array, Arrays

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import checked, format_bytes, parse_bytes
-from mithril.base import InputError, MemoryLimitError, time_interleaved
+from mithril.base import InputError, MemoryLimitError
 from mithril.runtime import CompiledModel
+from mithril.system import time_interleaved
 from mithril_tools.benchmark import batch_of, resized
 
 GAIN = 0.05  # relative speedup below which a larger batch is not worth its latency

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import InputError, Lap, Stopwatch, Store, fingerprint, lower_quartile
-from mithril.compiler import compile as compile_model, make_backend
+from mithril.base import InputError
+from mithril.compiler import compile as compile_model, make_backend, resolve_options
 from mithril.ir import Graph
-from mithril.plugins import resolve_options
 from mithril.runtime import CompiledModel
+from mithril.system import Lap, Stopwatch, Store, fingerprint, lower_quartile
 from mithril_tools.calibration_models import Case, corpus
 from mithril_tools.cost_model import PLAIN, CostModel, Estimate, Sample
 from mithril_tools.op_timing import distinct

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import nbytes
-from mithril.base import InputError, columns, operation
+from mithril.base import InputError, operation
 from mithril.ir import Graph, Node, attributes_key, is_product, is_view, sample_nodes
 from mithril.ops import scan_op
+from mithril.runtime import columns
 
 CLASSES = ("product", "reduction", "elementwise", "move", "loop")
 CALL, SMALLEST, BEYOND = 0, slice(1, 1 + len(CLASSES)), slice(1 + len(CLASSES), None)

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions, checked
-from mithril.base import Decisions, InputError, OptionError, dtype as as_dtype, files
+from mithril.base import Decisions, InputError, OptionError, dtype as as_dtype
 from mithril.compiler import compile as compile_model
 from mithril.ir import Graph, Node, Output, Value, evaluate, to_text
 from mithril.runtime import CompiledModel, save_file, until
+from mithril.system import files
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 CHUNK = 256  # values compared per run: bounds the memory that keeping intermediate results takes

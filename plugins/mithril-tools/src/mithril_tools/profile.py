@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
 from mithril.backend import checked
-from mithril.base import InputError, columns, si
-from mithril.runtime import watch
+from mithril.base import InputError
+from mithril.runtime import columns, si, watch
 from mithril_tools.trace_events import Recorder
 
 if TYPE_CHECKING:

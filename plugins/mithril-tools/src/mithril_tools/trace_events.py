@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base import OptionError, files
+from mithril.base import OptionError
+from mithril.system import files
 
 SECTIONS = ("compile", "run")
 

@@ -16,19 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import (
-    LEVELS,
-    MithrilError,
-    OptionError,
-    Store,
-    UnhashableObject,
-    dtype as as_dtype,
-    fingerprint,
-    time_interleaved,
-)
-from mithril.compiler import compile as compile_model, make_backend
+from mithril.base import LEVELS, MithrilError, OptionError, dtype as as_dtype
+from mithril.compiler import compile as compile_model, make_backend, resolve_options
 from mithril.models import flatten
-from mithril.plugins import resolve_options
+from mithril.system import Store, UnhashableObject, fingerprint, time_interleaved
 from mithril_tools.diff import TOLERANCE, relative_error
 from mithril_tools.tuning_cache import keep, machine, searching, stamps
 

@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from mithril import __version__
-from mithril.base import Store, UnhashableObject, fingerprint, package_version_key
 from mithril.models import flatten
+from mithril.system import Store, UnhashableObject, fingerprint, package_version_key
 
 _searching: ContextVar[bool] = ContextVar("searching", default=False)
 

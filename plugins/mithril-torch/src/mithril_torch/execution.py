@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from mithril.backend import BuildOptions, Forward
-from mithril.base import BackendError, OptionError, Store, files, unknown
+from mithril.base import BackendError, OptionError, unknown
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import if_op, while_op
+from mithril.system import Store, files
 from mithril_torch.autograd import Differentiated
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"

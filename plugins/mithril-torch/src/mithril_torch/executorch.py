@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from mithril.backend import format_bytes
-from mithril.base import BackendError, InputError, OptionError, UnsupportedError, files, symbols
+from mithril.base import BackendError, InputError, OptionError, UnsupportedError, symbols
 from mithril.ir import Graph
+from mithril.system import files
 
 DELEGATES = (None, "xnnpack")
 

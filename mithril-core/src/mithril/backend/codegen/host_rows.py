@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.backend import host_calls
+from mithril.backend.plugin_lowering import PluginLowering, blamed
 from mithril.base import quoted
-from mithril.plugins import PluginLowering, blamed
 
 Call = Any  # codegen.call.Call and codegen.emit.FunctionEmitter, which import this module
 FunctionEmitter = Any

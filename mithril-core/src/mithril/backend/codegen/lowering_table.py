@@ -12,9 +12,9 @@ from typing import Any
 
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.shared import HELPERS, Dialect
+from mithril.backend.plugin_lowering import PluginLowering
 from mithril.base import Dim, DType, OperationError, Registry, int32, operation_name, quoted
 from mithril.ir import Node, Op
-from mithril.plugins import PluginLowering
 
 When = Callable[[Node], bool]
 Function = Callable[[Call], str | None]

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import BackendError, OptionError, files, quoted, utf8
+from mithril.base import BackendError, OptionError, quoted, utf8
+from mithril.system import files
 
 SIGNATURE = "def forward(params, inputs):"
 CLOSING = "return outputs"

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base import DType, ModelError, closest, dtype as as_dtype, fields
+from mithril.base import DType, ModelError, closest, dtype as as_dtype
 from mithril.models.language.connection import NO_DEFAULT, Connection, Constant, IOKey, Step
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.models.language.source_location import SourceLocation
+from mithril.system import fields
 
 TRAINING_FLAG = "is_training"
 NO_TAGS: Mapping[str, Any] = {}

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from mithril.backend import check_call, constructor, is_ours
-from mithril.base import ModelError, OptionError, fields
+from mithril.base import ModelError, OptionError
 from mithril.ir import Value
 from mithril.models.language.connection import Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
 from mithril.models.language.trace_context import Context, active
+from mithril.system import fields
 
 
 class LayerMeta(type):

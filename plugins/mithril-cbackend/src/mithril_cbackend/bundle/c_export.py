@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
-from mithril.base import InputError, UnsupportedError, files
+from mithril.base import InputError, UnsupportedError
 from mithril.runtime import CompiledModel
+from mithril.system import files
 from mithril_cbackend import toolchains
 from mithril_cbackend.bundle import export_files
 from mithril_cbackend.bundle.export_contents import Contents

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mithril import plugins
+from mithril.backend import PluginLowering, applicable, blamed, plugin_lowerings
 from mithril.ir import Node
-from mithril.plugins import PluginLowering, applicable, blamed
 
 
 def plugin_lowering(node: Node) -> PluginLowering | None:
     """Return the lowering that a plugin provides for a node."""
-    return applicable(plugins.lowerings("c"), node)
+    return applicable(plugin_lowerings("c"), node)
 
 
 def is_primitive(node: Node) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mithril.backend import BuildOptions
-from mithril.base import BackendError, OptionError, UnsupportedError, files, unknown
-from mithril.ir import Graph, LazyGraph, decompose
+from mithril.backend import BuildOptions, LazyGraph
+from mithril.base import BackendError, OptionError, UnsupportedError, unknown
+from mithril.ir import Graph, decompose
+from mithril.system import files
 from mithril_cbackend.compile_target import VECTOR_BYTES, CompileTarget
 from mithril_cbackend.cpu_info import l2_bytes, processors, vector_bytes
 from mithril_cbackend.graph import fusion

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from mithril.backend import BuildOptions
-from mithril.ir import LazyGraph
+from mithril.backend import BuildOptions, LazyGraph
 from mithril_cbackend import module_loader
 from mithril_cbackend.compile_target import resolve_target
 from mithril_cbackend.graph.call_layout import Layout

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mithril.base import OptionError, Store, time_interleaved
+from mithril.base import OptionError
+from mithril.system import Store, time_interleaved
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import executables

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mithril.base import OptionError, files
+from mithril.base import OptionError
+from mithril.system import files
 
 if TYPE_CHECKING:
     from mithril.runtime import CompiledModel

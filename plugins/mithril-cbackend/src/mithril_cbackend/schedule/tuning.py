@@ -13,9 +13,10 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import BuildOptions
-from mithril.base import Store, fingerprint, float32, package_version_key, time_interleaved
+from mithril.base import float32
 from mithril.ir import Builder, Graph, Input, Node, Value, iterate
 from mithril.passes import random_arguments
+from mithril.system import Store, fingerprint, package_version_key, time_interleaved
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.fusion import constant_elements
 from mithril_cbackend.lowering.conv import direct_convolution

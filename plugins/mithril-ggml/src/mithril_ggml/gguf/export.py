@@ -13,20 +13,10 @@ import numpy as np
 
 import mithril
 from mithril import ops
-from mithril.base import (
-    Decisions,
-    Dim,
-    DType,
-    InputError,
-    MithrilError,
-    OptionError,
-    ShapeError,
-    TensorType,
-    files,
-    storable,
-)
+from mithril.base import Decisions, Dim, DType, InputError, MithrilError, OptionError, ShapeError, TensorType, storable
 from mithril.ir import Graph, Input, Value, decompose, to_text
 from mithril.runtime import InputSpec, Kind as ProgramKind, Request
+from mithril.system import files
 from mithril_ggml import lowering
 from mithril_ggml.gguf.reader import MAX_NAME
 from mithril_ggml.library.quant_types import stored

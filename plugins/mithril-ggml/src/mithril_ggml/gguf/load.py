@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import Backend, BuildOptions
+from mithril.backend import Backend, BuildOptions, LazyGraph
 from mithril.base import Decisions, InputError, MithrilError, TensorType
-from mithril.compiler import make_backend
-from mithril.ir import Graph, Input, LazyGraph, parse
+from mithril.compiler import make_backend, resolve_options
+from mithril.ir import Graph, Input, parse
 from mithril.passes import PassContext, PassManager
-from mithril.plugins import resolve_options
 from mithril.runtime import CompiledModel, InputSpec, Interface, Program, Request, Results, initialize
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.gguf.export import FORMAT

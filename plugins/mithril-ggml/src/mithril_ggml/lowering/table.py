@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril import plugins
-from mithril.backend import check_results, host_function
+from mithril.backend import PluginLowering, applicable, blamed, check_results, host_function, plugin_lowerings
 from mithril.base import DType, Registry, float32, int32
 from mithril.ir import Node, Op, reads_rows
-from mithril.plugins import PluginLowering, applicable, blamed
 from mithril_ggml.library.library import ggml
 from mithril_ggml.program.program_builder import Draft, static
 from mithril_ggml.program.strided_tensor import Tensor
@@ -45,7 +43,7 @@ def lowers(node: Node) -> bool:
 
 def plugin_lowering(node: Node) -> PluginLowering | None:
     """Return the lowering that a plugin provides for a node."""
-    return applicable(plugins.lowerings("ggml"), node)
+    return applicable(plugin_lowerings("ggml"), node)
 
 
 def falls_back(node: Node) -> bool:

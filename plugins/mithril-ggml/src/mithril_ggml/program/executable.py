@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import ALIGNMENT, format_bytes
+from mithril.backend import ALIGNMENT, LazyGraph, format_bytes
 from mithril.base import BackendError, InputError, MemoryLimitError, visible
-from mithril.ir import Graph, LazyGraph
+from mithril.ir import Graph
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import compute, ggml, machine_memory
 from mithril_ggml.library.quant_types import stored

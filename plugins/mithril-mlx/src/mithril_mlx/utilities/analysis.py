@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril.backend import MemoryPlan, format_bytes, nbytes, plan
-from mithril.base import InputError, Lap, Stopwatch, lower_quartile
+from mithril.base import InputError
 from mithril.ir import Graph
 from mithril.passes import random_arguments
 from mithril.runtime import Stepped
+from mithril.system import Lap, Stopwatch, lower_quartile
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.function_import import import_function
 from mithril_mlx.utilities.fusion_opportunities import PLAIN, FusionOpportunity, lowered, opportunities, rewritten

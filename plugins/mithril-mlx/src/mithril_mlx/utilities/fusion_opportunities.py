@@ -8,10 +8,10 @@ from typing import Any
 
 from mithril import ops, plugins
 from mithril.backend import BuildOptions, nbytes
-from mithril.base import time_interleaved
 from mithril.ir import Builder, Graph, Node, Output, Value
 from mithril.passes import random_arguments
 from mithril.rewrite import Rule, RuleSet
+from mithril.system import time_interleaved
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.fusion import ELIMINATE

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from mlx.utils import tree_flatten, tree_map
 
 from mithril.backend import parse_bytes
-from mithril.base import Counts, LruCache
 from mithril_mlx.mlx_loader import mx
+from mithril_mlx.utilities.lru_cache import Counts, LruCache
 
 
 class CacheSize(NamedTuple):

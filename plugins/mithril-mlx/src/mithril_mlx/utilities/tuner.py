@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import BackendError, InputError, Store, fingerprint, time_interleaved
+from mithril.base import BackendError, InputError
+from mithril.system import Store, fingerprint, time_interleaved
 from mithril_mlx.mlx_loader import BLAS, mx
 from mithril_mlx.utilities.tensor_cache import seconds
 from mithril_tools.diff import relative_error

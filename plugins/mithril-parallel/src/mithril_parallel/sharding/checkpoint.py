@@ -18,8 +18,9 @@ import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import InputError, dtype as as_dtype, files
+from mithril.base import InputError, dtype as as_dtype
 from mithril.runtime import CompiledModel, save_file
+from mithril.system import files
 
 Index = tuple[slice, ...]
 

@@ -99,7 +99,7 @@ def _sizes(text: str) -> list[int]:
 def cache(action: str, folder: Path | None, as_json: bool) -> None:
     """Show or clear the disk cache of cache=True."""
     from mithril.backend import format_bytes
-    from mithril.base import Store
+    from mithril.system import Store
 
     store = Store(folder)
     if action == "clear":

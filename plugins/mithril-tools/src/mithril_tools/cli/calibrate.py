@@ -30,7 +30,7 @@ def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) ->
     the machine or a version changes.
     """
     import mithril as ml
-    from mithril.base import si
+    from mithril.runtime import si
 
     names = [n for n in backends.split(",") if n] or sorted(plugins.backends())
     if not names:

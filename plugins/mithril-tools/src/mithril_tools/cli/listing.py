@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from mithril import plugins as installed
 from mithril.base import PASS_LEVELS
-from mithril.plugins import PassSpec, Plugin, Registered, option_registry, option_rows, pip_hints
+from mithril.compiler import option_registry, option_rows
+from mithril.plugins import PassSpec, Plugin, Registered, pip_hints
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 if TYPE_CHECKING:

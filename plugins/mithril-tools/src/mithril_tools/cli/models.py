@@ -219,8 +219,7 @@ def random_inputs(model: Any, overrides: dict[str, Any], seed: int) -> dict[str,
     import numpy as np
 
     from mithril.base import float32, substitute, symbols
-    from mithril.compiler import TRAINING_FLAG, input_specs, probe_types, source_of
-    from mithril.plugins import resolve_options
+    from mithril.compiler import TRAINING_FLAG, input_specs, probe_types, resolve_options, source_of
 
     source = source_of(model, outputs=None, inference=overrides["inference"])
     try:

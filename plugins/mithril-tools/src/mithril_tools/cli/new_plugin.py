@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from mithril import __version__
-from mithril.base import files
+from mithril.system import files
 
 TEMPLATES = Path(__file__).parents[1] / "new_plugin"
 

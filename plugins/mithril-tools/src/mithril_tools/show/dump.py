@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mithril.base import files
-from mithril.ir import Graph, to_dot, to_json, to_text
+from mithril.ir import Graph, to_text
+from mithril.system import files
+from mithril_tools.show.graph_formats import to_dot, to_json
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mithril.base import files
 from mithril.ir import Graph, to_text
+from mithril.system import files
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext

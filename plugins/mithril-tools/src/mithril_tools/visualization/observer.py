@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril import CompileContext, Graph, OptionError
-from mithril.base import files, unknown
-from mithril.ir import to_dot
+from mithril.base import unknown
+from mithril.system import files
+from mithril_tools.show.graph_formats import to_dot
 from mithril_tools.visualization.page import html
 from mithril_tools.visualization.picture import Look, svg
 

@@ -18,9 +18,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
 
-from mithril.base import BackendError, MemoryLimitError, TensorType, files
+from mithril.base import BackendError, MemoryLimitError, TensorType
 from mithril.ir import Graph, Input, result_name
 from mithril.plugins import HardwareTarget
+from mithril.system import files
 from mithril_parallel.mesh import Split, replicated
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.placing.strategy import Strategy

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import InputError, files
+from mithril.base import InputError
 from mithril.runtime import load_file
+from mithril.system import files
 
 FORMAT = "mithril-training-1"
 

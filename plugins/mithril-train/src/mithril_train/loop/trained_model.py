@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril.base import Dim, MithrilError, OptionError, ShapeError, TensorType, closest
-from mithril.compiler import Transformed, compile as compile_model
+from mithril.compiler import Transformed, compile as compile_model, option_registry
 from mithril.models import Layer
-from mithril.plugins import option_registry
 from mithril.runtime import CompiledModel
 from mithril_train.engine.engine import Engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mithril.ir.core import Graph
+from mithril.ir import Graph, parse
 
 
 class LazyGraph:
@@ -20,14 +20,8 @@ class LazyGraph:
     def get(self) -> Graph:
         if self._graph is None:
             assert self._make is not None
-            self._graph, self._make = _parsed(self._make) if isinstance(self._make, str) else self._make(), None
+            self._graph, self._make = parse(self._make) if isinstance(self._make, str) else self._make(), None
         return self._graph
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.get(), name)
-
-
-def _parsed(text: str) -> Graph:
-    from mithril.ir.parser import parse
-
-    return parse(text)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril.base import visible
-from mithril.ir.attribute_texts import attribute_text
-from mithril.ir.core import Graph, Node, Value
+from mithril.ir import Graph, Node, Value, attribute_text
 
 LABEL = 60  # characters of attributes on a node
 

@@ -1,4 +1,4 @@
-"""``base/lru_cache.py``: eviction in order of use, limits, versions, one computation for all who wait."""
+"""``utilities/lru_cache.py``: eviction in order of use, limits, versions, one computation for all who wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import OrderedDict
 import pytest
 
 from mithril.base.errors import OptionError
-from mithril.base.lru_cache import LruCache
+from mithril_mlx.utilities.lru_cache import LruCache
 
 
 class Clock:

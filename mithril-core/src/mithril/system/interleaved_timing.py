@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mithril.base.cpu_stopwatch import Stopwatch
+from mithril.system.cpu_stopwatch import Stopwatch
 
 K = TypeVar("K")
 # Seconds. Longer calls are likely to be preempted; for shorter ones, reading the run-queue wait costs too much.

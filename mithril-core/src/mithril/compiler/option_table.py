@@ -9,11 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mithril.base import OptionError, closest, describe, mismatch, unknown
-from mithril.plugins.host import Plugins, default
-from mithril.plugins.loader import Plugin, Problem
-from mithril.plugins.pip_hints import option_owner
-from mithril.plugins.specs import Option
-from mithril.plugins.tables import Registered, name_owner
+from mithril.plugins import Option, Plugin, Plugins, Problem, Registered, default, name_owner, pip_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +172,7 @@ class OptionRegistry:
                 facts=["declared by: " + ", ".join(origins)],
                 hint="pip uninstall one of them, or add it to MITHRIL_DISABLE_PLUGINS",
             )
-        owner = option_owner(keyword)
+        owner = pip_hints.option_owner(keyword)
         if owner is not None:
             return self._unowned(keyword, owner)
         words = [*self.by_name, *(alias for alias in self.aliases if "." not in alias)]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mithril.base import files
-from mithril.base.errors import OptionError
+from mithril.base import OptionError
+from mithril.system import files
 
 SUFFIX = ".mithril"
 LIMIT = 2 << 30  # total bytes; least recently used entries are evicted first

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from mithril.base.errors import MithrilError, OptionError
+from mithril.base import MithrilError, OptionError
 
 ABANDONED = 3600.0  # seconds since its last change after which a part counts as left over by a killed process
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base import DType, OperationError, Size, TensorType
-from mithril.ir.builder import Builder
-from mithril.ir.core import Attributes, Graph, Input, Op, Value, as_results
+from mithril.ir import Builder, Graph, Input, Op, Value, as_results
 
 
 class Region(Builder):
@@ -56,7 +55,7 @@ class Region(Builder):
         dtype: Any = "float32",
         role: str = "input",
         data: np.ndarray[Any, Any] | None = None,
-        tags: Attributes | None = None,
+        tags: Mapping[str, Any] | None = None,
         of: str = "",
     ) -> Value:
         return self.local(self.outer.input(name, shape, dtype, role, data, tags, of))

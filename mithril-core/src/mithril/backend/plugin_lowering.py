@@ -7,11 +7,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from mithril.base import MithrilError, PluginError
-
-Node = Any  # mithril.ir.Node, which cannot be imported here (import cycle)
+from mithril.ir import Node
+from mithril.plugins import Plugins, default
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +123,16 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 def applicable(lowerings: Mapping[str, Sequence[PluginLowering]], node: Node) -> PluginLowering | None:
     """Return the plugin lowering of a node, or None."""
     return next((one for one in lowerings.get(node.op.name, ()) if one.applies(node)), None)
+
+
+def plugin_lowerings(backend: str, source: Plugins = default) -> Mapping[str, tuple[PluginLowering, ...]]:
+    """Return the plugins' lowerings for a backend by operation. A lowering with several owners raises on use."""
+    return _lowerings(backend, source, source.generation())
+
+
+@lru_cache(maxsize=64)
+def _lowerings(backend: str, source: Plugins, generation: object) -> Mapping[str, tuple[PluginLowering, ...]]:
+    return {
+        op: tuple(PluginLowering(op, backend, o.origin, o.spec.loads, o.spec.when, o.clash) for o in offers)
+        for op, offers in source.lowerings(backend).items()
+    }

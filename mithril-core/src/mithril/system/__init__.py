@@ -1,0 +1,12 @@
+"""The machine below a program: files and caches on disk, fingerprints as their keys, timing."""
+
+from mithril.base.lazy_exports import lazy_exports
+
+HOMES = {
+    "": ("files",),
+    "cpu_stopwatch": ("Lap", "Stopwatch", "lower_quartile"),
+    "disk_cache": ("Store",),
+    "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_version_key"),
+    "interleaved_timing": ("time_interleaved",),
+}
+__all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

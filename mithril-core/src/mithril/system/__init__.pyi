@@ -1,0 +1,16 @@
+"""The machine below a program: files and caches on disk, fingerprints as their keys, timing."""
+
+from mithril.system import files as files
+from mithril.system.cpu_stopwatch import (
+    Lap as Lap,
+    Stopwatch as Stopwatch,
+    lower_quartile as lower_quartile,
+)
+from mithril.system.disk_cache import Store as Store
+from mithril.system.fingerprints import (
+    UnhashableObject as UnhashableObject,
+    fields as fields,
+    fingerprint as fingerprint,
+    package_version_key as package_version_key,
+)
+from mithril.system.interleaved_timing import time_interleaved as time_interleaved
