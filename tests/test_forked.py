@@ -36,7 +36,7 @@ uses = {
 child = os.fork()
 if child:
     os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-signal.alarm(60)
+signal.alarm(300)
 for name, use in uses.items():
     try:
         use()

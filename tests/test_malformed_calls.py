@@ -19,7 +19,7 @@ from mithril.base.errors import MithrilError
 from mithril.compiler.options import mithril_options as core_options
 from mithril.models import Linear, Model
 
-SECONDS = 30
+SECONDS = 120
 FAST, ALL = 250, 2000
 X = np.ones((2, 3), np.float32)
 JUNK = [

@@ -317,14 +317,17 @@ def test_plugin_that_prints_does_not_reach_stdout(site, installed, capsys):
     assert (out, err) == ("", "hello\nagain\n")
 
 
+UNTIL_NAMED = "import sys, time\nwhile not sys.stderr.getvalue(): time.sleep(0.01)"
+
+
 def test_slow_plugin_is_named(site, installed, capsys, monkeypatch):
-    monkeypatch.setattr("mithril.plugins.loader.SLOW", 0.05)
-    site.install("aaa-kit", "import time; time.sleep(0.4)", entry="aaa", version="3.1")
+    monkeypatch.setattr("mithril.plugins.loader.SLOW", 0.5)
+    site.install("aaa-kit", UNTIL_NAMED, entry="aaa", version="3.1")
     site.install("mithril-good", "")
     installed()
     plugins.all()
     err = capsys.readouterr().err
-    assert "importing plugin 'aaa' of aaa-kit 3.1 takes longer than 0.05 seconds" in err
+    assert "importing plugin 'aaa' of aaa-kit 3.1 takes longer than 0.5 seconds" in err
     assert "MITHRIL_DISABLE_PLUGINS=aaa" in err
     assert "good" not in err
 

@@ -378,7 +378,7 @@ def test_threads_do_not_mix_up_their_passes(plugins):
 
     def work(number):
         def last(pass_, graph, context):
-            barrier.wait(5)
+            barrier.wait(60)
             return graph + number
 
         results[number] = plugins.run_pass(Doubling(), 100, None, last)
@@ -387,7 +387,7 @@ def test_threads_do_not_mix_up_their_passes(plugins):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert results == {1: 101, 2: 102}
 
 

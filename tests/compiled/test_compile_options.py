@@ -287,13 +287,13 @@ def test_strict_turns_notes_into_errors():
 
 def test_timeout_stops_a_slow_pass():
     def slow(graph):
-        time.sleep(5)
+        time.sleep(60)
         return graph
 
     start = time.monotonic()
     with pytest.raises(CompileTimeoutError, match="Compilation timed out after 0.2 seconds"):
         ml.compile(mlp(), "numpy", shapes={"x": [2, 3]}, custom_passes=[slow], timeout=0.2)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 30
 
 
 def test_custom_passes_run_and_are_checked():

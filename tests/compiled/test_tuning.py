@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -11,8 +9,14 @@ import mithril as ml
 from mithril.models import BatchNorm1d, Linear, Model, Relu
 from mithril.system.disk_cache import Store
 from mithril.system.interleaved_timing import time_interleaved
+from mithril_testing.fake_clock import FakeClock
 
 X = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return FakeClock(monkeypatch)
 
 
 def net():
@@ -24,13 +28,13 @@ def net():
 
 
 # -- measuring ----------------------------------------------------------------------------------------------------
-def test_candidates_are_timed_interleaved_and_slow_ones_dropped():
+def test_candidates_are_timed_interleaved_and_slow_ones_dropped(clock):
     calls = {"fast": 0, "slow": 0}
 
     def way(name, seconds):
         def call():
             calls[name] += 1
-            time.sleep(seconds)
+            clock.sleep(seconds)
 
         return call
 
@@ -39,19 +43,19 @@ def test_candidates_are_timed_interleaved_and_slow_ones_dropped():
     assert calls["slow"] <= 4 < calls["fast"]
 
 
-def test_waiting_for_a_processor_is_left_out_of_long_calls(monkeypatch):
+def test_waiting_for_a_processor_is_left_out_of_long_calls(clock, monkeypatch):
     """As if others had the processor for half of the time."""
     from mithril.system import cpu_stopwatch
 
-    monkeypatch.setattr(cpu_stopwatch, "run_queue_seconds", lambda: 0.5 * time.perf_counter())
-    times = time_interleaved({"long": lambda: time.sleep(0.02)}, seconds=0.1)
-    assert 0.008 < times["long"] < 0.016
-    times = time_interleaved({"short": lambda: time.sleep(0.0002)}, seconds=0.02)
-    assert times["short"] >= 0.0002
+    monkeypatch.setattr(cpu_stopwatch, "run_queue_seconds", lambda: 0.5 * clock.now)
+    times = time_interleaved({"long": lambda: clock.sleep(0.02)}, seconds=0.1)
+    assert times["long"] == pytest.approx(0.01, rel=0.01)
+    times = time_interleaved({"short": lambda: clock.sleep(0.0002)}, seconds=0.02)
+    assert times["short"] == pytest.approx(0.00022, rel=0.01)
 
 
 # -- tuning -------------------------------------------------------------------------------------------------------
-def test_the_faster_choice_wins_and_is_kept(tmp_path, monkeypatch):
+def test_the_faster_choice_wins_and_is_kept(tmp_path, monkeypatch, clock):
     """One of the choices is made slow."""
     from mithril.runtime import compiled_model as module
 
@@ -59,7 +63,7 @@ def test_the_faster_choice_wins_and_is_kept(tmp_path, monkeypatch):
 
     def evaluate(self, *arguments, **keywords):
         if self.options["optimization_level"] == "medium":
-            time.sleep(0.004)
+            clock.sleep(0.004)
         return original(self, *arguments, **keywords)
 
     monkeypatch.setattr(module.CompiledModel, "evaluate", evaluate)
@@ -103,7 +107,7 @@ def test_a_damaged_store_is_measured_again(tmp_path):
     assert Store(tmp_path).info().entries == 2  # the answer to this question, and the winner for level high
 
 
-def test_level_high_uses_tuned_options(tmp_path, monkeypatch):
+def test_level_high_uses_tuned_options(tmp_path, monkeypatch, clock):
     """The default is slow, and so is high: from then on compiling at level high gives the winner."""
     from mithril.runtime import compiled_model as module
 
@@ -111,7 +115,7 @@ def test_level_high_uses_tuned_options(tmp_path, monkeypatch):
 
     def evaluate(self, *arguments, **keywords):
         if self.options["optimization_level"] != "low":
-            time.sleep(0.004)
+            clock.sleep(0.004)
         return original(self, *arguments, **keywords)
 
     def high(shape=(16, 8), **options):

@@ -102,9 +102,12 @@ def test_gpt_token_by_token_equals_the_full_sequence():
 
 
 def cost(make, types):
-    start = time.process_time()
-    graph = trace_model(flatten(make()), types)
-    return time.process_time() - start, graph
+    best = float("inf")
+    for _ in range(3):
+        start = time.process_time()
+        graph = trace_model(flatten(make()), types)
+        best = min(best, time.process_time() - start)
+    return best, graph
 
 
 def test_building_is_cheap():

@@ -167,5 +167,5 @@ def test_twelve_blocks_compile_in_seconds_and_load_in_no_time(tmp_path):
         done = subprocess.run([sys.executable, "-c", GPT, str(tmp_path)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         times.append(float(done.stdout))
-    assert times[0] < 20
-    assert times[1] < 2
+    assert times[0] < 60
+    assert times[1] < 0.25 * times[0]

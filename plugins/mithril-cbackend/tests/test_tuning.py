@@ -265,7 +265,7 @@ def test_a_search_keeps_faster_schedules(tmp_path: Path, measured: list[str], mo
 def test_a_search_ends_in_time_and_tries_no_more_than_asked(tmp_path: Path) -> None:
     begin = time.perf_counter()
     result = mithril_cbackend.tune_offline(compiled(), seconds=0.5, trials=2, store=tmp_path)
-    assert time.perf_counter() - begin < 10
+    assert time.perf_counter() - begin < 60
     assert result.rows[0].tried <= 2 and result.seconds > 0
     with pytest.raises(OptionError, match="trials=0"):
         mithril_cbackend.tune_offline(compiled(), trials=0)

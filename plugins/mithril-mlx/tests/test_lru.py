@@ -76,7 +76,7 @@ def test_failure_reaches_all_waiting_threads_and_is_not_cached():
 
     def compute():
         started.set()
-        go.wait(5)
+        go.wait(60)
         raise ValueError("no")
 
     errors = []
@@ -89,12 +89,12 @@ def test_failure_reaches_all_waiting_threads_and_is_not_cached():
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
     threads[0].start()
-    started.wait(5)
+    started.wait(60)
     for thread in threads[1:]:
         thread.start()
     go.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert errors.count("no") == 3
     assert cache.get_or_compute("k", lambda: 5) == 5
 

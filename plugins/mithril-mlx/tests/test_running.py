@@ -42,7 +42,7 @@ def in_a_process(code, **environment):
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
         env={**os.environ, **environment},
     )

@@ -84,18 +84,18 @@ def test_threads_compute_once():
     def compute():
         computed.append(1)
         started.set()
-        go.wait(5)
+        go.wait(60)
         return mx.full((2,), 7.0)
 
     results = []
     threads = [threading.Thread(target=lambda: results.append(cache.get_or_compute("x", compute))) for _ in range(4)]
     threads[0].start()
-    started.wait(5)
+    started.wait(60)
     for thread in threads[1:]:
         thread.start()
     go.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert computed == [1] and [x.tolist() for x in results] == [[7.0, 7.0]] * 4
     assert cache.counts.misses == 1 and cache.counts.hits == 3
 

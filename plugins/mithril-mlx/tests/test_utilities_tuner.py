@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 
 import pytest
@@ -11,6 +10,7 @@ import mithril as ml
 from mithril_mlx import MlxAutoTuner
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities import tuner as module
+from mithril_testing.fake_clock import FakeClock
 
 TIMES = {"batch_size_16": 0.100, "batch_size_32": 0.080, "batch_size_64": 0.120}
 
@@ -89,11 +89,12 @@ def test_a_gain_within_the_noise_changes_nothing():
     assert MlxAutoTuner(False).benchmark_operation("op", list(times), times.get) == "default"
 
 
-def test_ways_are_timed_and_wrong_ones_never_win():
+def test_ways_are_timed_and_wrong_ones_never_win(monkeypatch):
+    clock = FakeClock(monkeypatch)
     x = mx.ones((64, 64))
 
     def slow(x):
-        time.sleep(0.005)
+        clock.sleep(0.005)
         return x @ x
 
     ways = {"slow": slow, "fast": lambda x: x @ x, "wrong": lambda x: x, "broken": lambda x: x @ mx.ones((3,))}

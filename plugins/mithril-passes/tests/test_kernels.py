@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,6 +21,7 @@ from mithril_passes.kernel_selection import kernel_choice
 from mithril_passes.op_variants import WAYS, ways
 from mithril_passes.specialization import specialize_operations
 from mithril_testing import PassConformance
+from mithril_testing.fake_clock import FakeClock
 
 ONE = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
 UNEVEN = {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2), "groups": 3}
@@ -147,13 +147,19 @@ class Sluggish(NumpyBackend):
 
     name = "numpy"
     built = 0
+    clock: FakeClock
 
     def build(self, graph, options=None):
         executable = super().build(graph, options or BuildOptions())
         type(self).built += 1
         if not any(n.op.name == "conv" for n in graph.nodes):
             return executable
-        return lambda params, inputs: (time.sleep(0.003), executable(params, inputs))[1]
+        return lambda params, inputs: (self.clock.sleep(0.003), executable(params, inputs))[1]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr(Sluggish, "clock", FakeClock(monkeypatch), raising=False)
 
 
 def large_conv():
@@ -180,7 +186,7 @@ def test_fast_operations_are_unchanged(tmp_path):
             executable = NumpyBackend.build(self, graph, options)
             if any(n.op.name == "conv" for n in graph.nodes):
                 return executable
-            return lambda params, inputs: (time.sleep(0.003), executable(params, inputs))[1]
+            return lambda params, inputs: (self.clock.sleep(0.003), executable(params, inputs))[1]
 
     graph = large_conv()
     assert kernel_choice(graph, PassContext(backend=Fast(), options={"cache_dir": tmp_path})) is graph

@@ -178,7 +178,7 @@ def _runs(pid):
 
 
 def _gone(pids):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         if not any(map(_runs, pids)):
             return True

@@ -264,7 +264,7 @@ def test_concurrent_processes_compile_without_output():
     running = [
         subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=-1, stderr=-1, text=True, env=quiet) for _ in range(3)
     ]
-    outputs = [p.communicate(timeout=120) for p in running]
+    outputs = [p.communicate(timeout=300) for p in running]
     assert [p.returncode for p in running] == [0, 0, 0], outputs
     assert len({out for out, _ in outputs}) == 1
     assert all(err == "" for _, err in outputs)

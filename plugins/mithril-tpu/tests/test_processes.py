@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 MODELS = str(Path(__file__).parents[2] / "mithril-parallel" / "tests")
-SECONDS = 150
+SECONDS = 300
 SCRIPT = """
     import os, sys
     port, count, rank, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]

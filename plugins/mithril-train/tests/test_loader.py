@@ -95,7 +95,7 @@ def test_an_error_in_a_worker_surfaces_with_its_traceback(kind):
 def test_processes_end_when_the_loop_is_left():
     for _ in DataLoader(Squares(100, sleep=0.01), batch_size=2, num_workers=2, worker="process"):
         break
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while multiprocessing.active_children() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not multiprocessing.active_children()
@@ -141,7 +141,7 @@ def test_ctrl_c_and_kill_leave_no_process_behind(number, tmp_path):
     process.send_signal(getattr(signal, number))
     _, errors = process.communicate(timeout=120)
     assert (b"KeyboardInterrupt" in errors) == (number == "SIGINT")
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while any(map(alive, workers)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(alive, workers))
@@ -162,10 +162,10 @@ def test_threads_end_when_the_loop_is_left():
     before = threading.active_count()
     for _ in DataLoader(Squares(50, sleep=0.001), batch_size=2, num_workers=3):
         break
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_torch_data_sets_are_read():
