@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from mithril.system import cpu_stopwatch, interleaved_timing
+from mithril.system import Stopwatch, time_interleaved
 
 TICK = 20e-6  # seconds between two readings, so that limits of time are reached
 
@@ -14,9 +15,9 @@ class FakeClock:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.now = 0.0
-        for module in (cpu_stopwatch, interleaved_timing):
-            monkeypatch.setattr(module, "time", self)
-        monkeypatch.setattr(cpu_stopwatch, "run_queue_seconds", lambda: 0.0)
+        for stopwatch in (Stopwatch, time_interleaved):
+            monkeypatch.setattr(sys.modules[stopwatch.__module__], "time", self)
+        monkeypatch.setattr(sys.modules[Stopwatch.__module__], "run_queue_seconds", lambda: 0.0)
 
     def perf_counter(self) -> float:
         """Return the seconds so far."""
