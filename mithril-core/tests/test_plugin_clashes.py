@@ -159,7 +159,7 @@ def test_alias_taken_by_a_stranger(site, installed):
 def test_third_party_passes_are_named(site, installed):
     standard_and_thief(site, name="shiny")
     installed()
-    assert [str(d) for d in compiled().decisions] == ["choice: pass 'shiny' by aaa-kit 1.0"]
+    assert [str(d) for d in compiled().decisions] == ["plugin: pass 'shiny' by aaa-kit 1.0"]
 
 
 def test_amendments_and_wrappers_are_named(site, installed):

@@ -5,6 +5,7 @@ from mithril.base.lazy_exports import lazy_exports
 HOMES = {
     "": ("memory_plan",),
     "arrays": ("as_numpy", "to_numpy"),
+    "attribution": ("annotated", "attributed"),
     "base": ("Backend", "BuildOptions", "Executable"),
     "capabilities": ("Capabilities", "Form", "Prefers"),
     "checked_calls": ("CheckedType", "check_call", "checked", "constructor", "is_ours", "reject_surplus"),

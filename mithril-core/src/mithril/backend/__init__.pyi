@@ -5,6 +5,10 @@ from mithril.backend.arrays import (
     as_numpy as as_numpy,
     to_numpy as to_numpy,
 )
+from mithril.backend.attribution import (
+    annotated as annotated,
+    attributed as attributed,
+)
 from mithril.backend.base import (
     Backend as Backend,
     BuildOptions as BuildOptions,

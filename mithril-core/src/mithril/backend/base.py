@@ -114,6 +114,11 @@ class BuildOptions:
     def template_path(self) -> str | Path | None:
         return self.settings["template_path"]  # type: ignore[no-any-return]
 
+    @property
+    def plugins(self) -> list[str]:
+        """The parts of plugins that took part so far, for comments in generated code."""
+        return [decision.message for decision in self.decisions.of("plugin")]
+
     def source_path(self, graph: Graph, gradients: bool = False) -> Path | None:
         """Return the path of a program's source, ``model.c``, or ``model.grad.c`` for a program with gradients."""
         if self.file_path is None:
@@ -258,7 +263,7 @@ class Backend(metaclass=CheckedType):
         lowered = decompose(graph, lambda node: self.lowers(node, options) or self.falls_back(node, options), self.name)
         for node, _ in iterate(lowered):
             if (lowering := self.plugin_lowering(node, options)) is not None:
-                options.decisions.record("choice", f"'{node.op.name}' on {self.name}: lowering by {lowering.origin}")
+                options.decisions.record("plugin", f"'{node.op.name}' on {self.name}: lowering by {lowering.origin}")
             elif self.falls_back(node, options):
                 options.decisions.record(
                     "fallback", f"'{node.op.name}' on {self.name}: no lowering, so its NumPy reference runs"

@@ -175,7 +175,7 @@ class SourceBackend(Backend):
 
     def generate(self, graph: Graph, options: BuildOptions) -> tuple[str, Mapping[str, Any]]:
         """Return the text of the module, by the user's template and code transformers, and its large constants."""
-        parts = emit(graph, self.table(options))
+        parts = emit(graph, self.table(options), options.plugins)
         text = from_template(options.template_path, parts) if options.template_path is not None else render(parts)
         if options.code_transformers:
             text = transformed(text, options.code_transformers)

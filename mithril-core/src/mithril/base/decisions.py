@@ -11,7 +11,7 @@ from mithril.base.errors import OptionWarning, StrictError
 
 # Kinds that strict=True turns into errors: the behavior deviates from the user's request or expectation.
 STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade"})
-KINDS = STRICT_KINDS | {"choice", "cast", "assumed", "deferred", "evicted", "specialized"}
+KINDS = STRICT_KINDS | {"choice", "cast", "assumed", "deferred", "evicted", "plugin", "specialized"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import numpy as np
 
 from mithril import plugins
+from mithril.backend import attributed
 from mithril.base import DType, TensorType
 from mithril.ir import Graph, Input
 from mithril.plugins import FrontendSpec
@@ -94,16 +96,35 @@ def is_model(target: Any) -> bool:
 def source_of(model: Any, *, outputs: Sequence[str] | None, inference: bool) -> Source:
     """Return the source of a model, created by the frontend that accepts its class."""
     classes = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__}
-    frontend = _frontend(classes)
-    source: Source = frontend(model, outputs=outputs, inference=inference)
+    core = next((spec for spec in CORE if classes.intersection(spec.accepts)), None)
+    entries = plugins.frontends().items() if core is None else ()
+    name = next((name for name, entry in entries if classes.intersection(entry.spec.accepts)), None)
+    if name is not None:
+        return PluginSource(name, model, outputs=outputs, inference=inference)
+    source: Source = resolve_name((core or CORE[0]).loads)(model, outputs=outputs, inference=inference)
     return source
 
 
-def _frontend(classes: set[str]) -> Any:
-    for spec in CORE:
-        if classes.intersection(spec.accepts):
-            return resolve_name(spec.loads)
-    for name, registered in plugins.frontends().items():
-        if classes.intersection(registered.spec.accepts):
-            return plugins.load_frontend(name)
-    return resolve_name(CORE[0].loads)
+class PluginSource:
+    """The source of a frontend of a plugin, which is named in errors of the frontend."""
+
+    def __init__(self, name: str, model: Any, **settings: Any) -> None:
+        self.origin = f"frontend '{name}' by {plugins.frontends()[name].origin}"
+        self._named = partial(attributed, f"the frontend '{name}'", plugins.frontends()[name].plugin)
+        frontend = plugins.load_frontend(name)
+        with self._named():
+            self._source: Source = frontend(model, **settings)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return self.origin, *self._source.__fingerprint__()
+
+    def graph(self, types: Mapping[str, TensorType], request: TraceRequest) -> Graph:
+        with self._named():
+            return self._source.graph(types, request)
+
+    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        with self._named():
+            return self._source.initial(inputs, seed)

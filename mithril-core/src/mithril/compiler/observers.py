@@ -9,11 +9,12 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mithril import plugins
+from mithril.base import MithrilError
 from mithril.ir import Graph
 from mithril.runtime import Watcher
 
 if TYPE_CHECKING:
-    from mithril.plugins import CompileContext
+    from mithril.plugins import CompileContext, Plugin
 
 
 class Observer(Protocol):
@@ -30,31 +31,37 @@ class Observers:
     """The observers of one compilation."""
 
     def __init__(self, context: CompileContext) -> None:
-        self.watching_now: list[Observer] = plugins.observers(context)
+        self.watching_now: list[tuple[Plugin, Observer]] = plugins.observers(context)
         self._mark = time.perf_counter()
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
         """Watchers of the model's calls, from the observers of its compilation."""
-        return tuple(o.watcher for o in self.watching_now if hasattr(o, "watcher"))
+        return tuple(o.watcher for _, o in self.watching_now if hasattr(o, "watcher"))
 
     def stage(self, name: str, graph: Graph | None) -> None:
         """Notify observers that a stage has ended, which started at the end of the previous stage."""
         if self.watching_now:
             start, self._mark = self._mark, time.perf_counter()
-            for observer in self.watching_now:
-                observer.stage(name, graph, start, self._mark - start)
+            self._notify("stage", name, graph, start, self._mark - start)
             self._mark = time.perf_counter()
 
     def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:
         """Notify observers that a pass has ended."""
-        for observer in self.watching_now:
-            observer.passed(name, before, after, start, seconds)
+        self._notify("passed", name, before, after, start, seconds)
 
     def begin(self) -> None:
         """Restart the clock before compiling another program."""
         self._mark = time.perf_counter()
 
     def end(self, result: Any, error: BaseException | None) -> None:
-        for observer in self.watching_now:
-            observer.end(result, error)
+        self._notify("end", result, error)
+
+    def _notify(self, event: str, *arguments: Any) -> None:
+        for plugin, observer in self.watching_now:
+            try:
+                getattr(observer, event)(*arguments)
+            except MithrilError as error:  # a refusal, such as a path that cannot be written
+                raise error.with_facts(f"in an observer of {plugin.origin}") from None
+            except Exception as cause:
+                plugins.report(plugin, f"mithril_observers: {type(observer).__name__}.{event}", cause)

@@ -40,7 +40,7 @@ def chosen(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
             names.remove(name)
     draft = plugins.amend_pipeline(PipelineDraft(names), context.target, context.level)
     for change in draft.changes:
-        context.decisions.record("choice", change)
+        context.decisions.record("plugin", change)
     names = [draft.replaced.get(n, n) for n in names if n not in draft.removed]
     names += [n for n in draft.added if n not in names]
     passes = [*names, *settings["custom_passes"]]
@@ -74,7 +74,7 @@ def _record_providers(names: Iterable[str], context: CompileContext) -> None:
     for name in names:
         entry = plugins.pass_spec(name)
         if not entry.plugin.first_party:
-            context.decisions.record("choice", f"pass '{name}' by {entry.origin}")
+            context.decisions.record("plugin", f"pass '{name}' by {entry.origin}")
         for fault in plugins.pass_placement(name).faults:
             record_fault(context, f"{fault.what} ({fault.hint})")
         for option in entry.spec.options:

@@ -37,6 +37,7 @@ from mithril.compiler.option_table import Settings, declared_options, fitted, re
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
 from mithril.compiler.program_cache import ProgramCache, new_decisions
+from mithril.compiler.provenance import record_operations, record_providers
 from mithril.compiler.requirements import (
     check_layers,
     check_sizes,
@@ -144,8 +145,7 @@ class Compiler:
             self._stage("flatten", None)
             passes = chosen(settings, self.context)  # fail early on invalid names
             record_clashes(self.context)
-            for decider in plugins.deciders():
-                self.decisions.record("choice", f"{decider} takes part")
+            record_providers(self.context, self.source)
             self.specs = input_specs(self.source, settings)
             note_planning(settings, self.backend, self.decisions)
             note_precision(settings, self.backend, self.decisions)
@@ -281,6 +281,7 @@ class Compiler:
             check_trainable(self.settings["trainable"], traced)
         check_layers(self.settings.peek(), declared_options(), traced, self.source.layers)
         note_graph(traced, self.settings, self.decisions)
+        record_operations(traced, self.decisions)
         self._stage("types", traced)
         kind = request.kind
         graph, checks = self._with_checks(traced)

@@ -15,9 +15,9 @@ HOMES = {
         *("commands", "compile_begin", "compile_end", "compile_stage", "deciders", "detect_targets", "export"),
         *("exports", "extension", "extensions", "format_of", "formats", "found", "frontends", "generation"),
         *("import_op", "load_command", "load_format", "load_frontend", "load_pass", "load_profiler", "lowerings"),
-        *("observers", "op_names", "options", "pass_aliases", "pass_placement", "pass_spec", "pass_table"),
-        *("passes", "profilers", "provided", "register", "reload", "reserve", "run_pass", "target", "targets"),
-        *("unregister",),
+        *("report", "observers", "op_names", "op_plugin", "options", "pass_aliases", "pass_placement", "pass_spec"),
+        *("pass_table", "passes", "profilers", "provided", "register", "reload", "reserve", "run_pass", "target"),
+        *("targets", "unregister"),
     ),
     "loader": ("HOOKS", "Plugin", "PluginWarning", "Problem", "WRAPPABLE"),
     "specs": (

@@ -112,9 +112,10 @@ class HookCalls:
         )
         return [(plugin.origin, dict(answer)) for plugin, answer in advice if answer]
 
-    def observers(self, context: CompileContext) -> list[Any]:
-        """Return the observers of a compilation."""
-        return [one for _, answer in self._observe("mithril_observers", context=context) for one in answer or ()]
+    def observers(self, context: CompileContext) -> list[tuple[Plugin, Any]]:
+        """Return the observers of a compilation, with their plugins."""
+        answers = self._observe("mithril_observers", context=context)
+        return [(plugin, one) for plugin, answer in answers for one in answer or ()]
 
     def compile_begin(self, context: CompileContext) -> None:
         """Notify observers that a compilation starts."""
@@ -141,10 +142,14 @@ class HookCalls:
             except (TimeoutError, OptionError):
                 raise  # the time limit of the compilation, or an invalid option of the user
             except Exception as cause:
-                problem = answer_problem(plugin, hook, cause)
-                self.loader.problem(plugin, problem)
-                warnings.warn(str(problem.error()), PluginWarning, stacklevel=3)
+                self.report(plugin, hook, cause)
         return answers
+
+    def report(self, plugin: Plugin, hook: str, cause: Exception) -> None:
+        """Record an exception of a plugin's observer, and warn."""
+        problem = answer_problem(plugin, hook, cause)
+        self.loader.problem(plugin, problem)
+        warnings.warn(str(problem.error()), PluginWarning, stacklevel=4)
 
     def amend_pipeline(self, draft: PipelineDraft, target: HardwareTarget | None, level: str) -> PipelineDraft:
         """Collect the changes of all plugins in ``draft``; raise PluginError if two plugins conflict."""

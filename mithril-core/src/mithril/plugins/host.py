@@ -181,6 +181,11 @@ class Plugins(Answers, HookCalls):
             answers: list[Registered[Option]] = self._tables["mithril_options"]
         return answers
 
+    def op_plugin(self, name: str) -> Plugin | None:
+        """Return the plugin that declares an operation, or None for operations of the core."""
+        claims = self._ops().get(name, ())
+        return claims[0].plugin if claims else None
+
     def op_names(self) -> tuple[str, ...]:
         """Return the names of operations that plugins declare."""
         return tuple(sorted(self._ops()))
@@ -287,15 +292,12 @@ class Plugins(Answers, HookCalls):
         answers = self.ask("mithril_exports", Export)
         return {answer.spec.name: answer for answer in answers if answer.spec.on == "CompiledModel"}
 
-    def extension(self, kind: str, name: str) -> Callable[..., Any]:
-        """Return the function that a plugin adds to a class of the core as the method ``name``."""
+    def extension(self, kind: str, name: str) -> tuple[Callable[..., Any], Plugin]:
+        """Return the function that a plugin adds to a class of the core as the method ``name``, and the plugin."""
         if not name.startswith("_"):
             for answer in self.ask("mithril_exports", Export):
                 if answer.spec.on == kind and answer.spec.name == name:
-                    function: Callable[..., Any] = self.load_named(
-                        "method", f"{kind}.{name}", answer.spec.loads, answer
-                    )
-                    return function
+                    return self.load_named("method", f"{kind}.{name}", answer.spec.loads, answer), answer.plugin
         home = pip_hints.METHODS.get(name)
         hint = f"; {home} provides it: pip install {home}" if home else ""
         raise AttributeError(f"'{kind}' object has no attribute '{name}'{hint}")

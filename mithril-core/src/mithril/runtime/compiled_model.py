@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Never, Protocol
 import numpy as np
 
 from mithril import plugins
-from mithril.backend import check_call, checked, reject_surplus, watch
+from mithril.backend import annotated, check_call, checked, reject_surplus, watch
 from mithril.base import Decisions, DType, InputError, TensorType, UnsupportedError
 from mithril.ir import Graph, Input
 from mithril.runtime import inspection
@@ -305,7 +305,8 @@ class CompiledModel:
 
     def __getattr__(self, name: str) -> Any:
         """Return a method that a plugin adds with ``Export(name, loads, on="CompiledModel")``."""
-        return partial(plugins.extension("CompiledModel", name), self)
+        function, plugin = plugins.extension("CompiledModel", name)
+        return partial(annotated(function, f"the method '{name}'", plugin), self)
 
     @checked()
     def memory_report(

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from mithril import plugins
-from mithril.backend import Backend, check_call, checked
+from mithril.backend import Backend, annotated, check_call, checked
 from mithril.base import InputError, UnsupportedError
 from mithril.runtime.compiled import Compiled
 
@@ -21,7 +21,7 @@ def load(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     if not os.path.exists(text):
         raise InputError(f"there is no file '{text}'")
     name = plugins.format_of(text, format)
-    function = plugins.load_format(name, "loads")
+    function = annotated(plugins.load_format(name, "loads"), f"the file format '{name.spec.name}'", name.plugin)
     check_call(f"format '{name}'", function, (path,), options, {})
     return function(path, **options)
 
@@ -38,7 +38,7 @@ def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | No
             facts=[f"provided by {name.origin} for: {', '.join(name.spec.backends)}"],
             hint=f"compile the model for backend '{name.spec.backends[0]}'",
         )
-    function = plugins.load_format(name, "saves")
+    function = annotated(plugins.load_format(name, "saves"), f"the file format '{name.spec.name}'", name.plugin)
     check_call(f"format '{name}'", function, (compiled, path), options, {})
     return function(compiled, path, **options)
 

@@ -20,5 +20,6 @@ def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads
     machine = compile_graph.machine(options, target, num_threads)
     machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
     executable = compile_graph.compiled(graph, machine, target)
+    executable.plugins = options.plugins
     compile_graph.write_source(executable, graph, options)
     return executable

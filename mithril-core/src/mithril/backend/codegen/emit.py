@@ -24,14 +24,15 @@ FILE_BYTES = 1 << 14  # constants of at least this size are stored in an array f
 RELEASE_ELEMENTS = 1 << 10  # values of at least this size are deleted after their last use, if the table says so
 
 
-def emit(graph: Graph, table: Lowerings) -> dict[str, Any]:
-    """Return the parts of the module for ``render``: ``imports``, ``helpers``, ``constants``, ``body``, ..."""
+def emit(graph: Graph, table: Lowerings, plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the parts of the module for ``render``; ``plugins`` are the parts of plugins that took part."""
     module = Module(table)
     writer = FunctionEmitter(graph, table, module)
     body = writer.function()
     return {
         "backend": table.name,
         "graph": graph,
+        "plugins": plugins,
         "imports": [*module.imports, *(["import base64", "import numpy"] if module.constants else [])],
         "helpers": list(module.helpers.values()),
         "constants": module.constants,
@@ -49,7 +50,7 @@ def render(parts: dict[str, Any]) -> str:
     extra = ["import ml_dtypes"] if "ml_dtypes." in body else []
     blocks = [
         docstring(f"{graph.name}: generated for {parts['backend']}."),
-        "\n".join(dict.fromkeys([*parts["imports"], *extra])),
+        "\n".join([*(f"# {visible(line)}" for line in parts["plugins"]), *dict.fromkeys([*parts["imports"], *extra])]),
     ]
     if any(" = _array(" in line or "(_array(" in line for line in parts["constants"]):
         blocks.append("\n\n" + ARRAY_FROM_TEXT.strip())

@@ -70,7 +70,9 @@ def write_source(executable: Executable, graph: Graph, options: BuildOptions) ->
 def rebuild(graph: Graph, executable: Executable) -> Executable:
     """Decompose and compile another graph for the machine and target of an executable."""
     lowered = decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")
-    return compiled(lowered, executable.machine, executable.target)
+    result = compiled(lowered, executable.machine, executable.target)
+    result.plugins = executable.plugins
+    return result
 
 
 def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executable:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mithril.backend import LazyGraph
-from mithril.base import InputError, dtype as as_dtype
+from mithril.base import InputError, c_visible, dtype as as_dtype
 from mithril.ir import Graph
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Array, Layout, aligned
@@ -107,6 +107,7 @@ class Executable:
         self.short: bool | None = None  # whether runs keep the GIL; None before the first run
         self._graph, self._write = graph, write
         self.lowered = layout.lowered
+        self.plugins: list[str] = []  # the parts of plugins that took part, for comments
         self.host_steps: list[HostStep] = []  # called by the machine code, so they must live as long
         self.lock = threading.Lock()
         self.arena = aligned(layout.arena)
@@ -150,7 +151,8 @@ class Executable:
         """Kernels and driver as readable C."""
         from mithril_cbackend.program.c_printer import module_text
 
-        return module_text(self.program, self.machine.lanes())
+        above = "".join(f"/* {c_visible(line)} */\n" for line in self.plugins)
+        return above + module_text(self.program, self.machine.lanes())
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         self.lock.acquire()  # ``with`` takes longer

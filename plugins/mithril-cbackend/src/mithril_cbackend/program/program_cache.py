@@ -44,6 +44,7 @@ def revive(parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) 
         return compile_graph.written(graph.get(), machine)
 
     executable = Executable(graph, Layout.load(parts), resolve_target(options.settings), code, write)
+    executable.plugins = options.plugins
     if options.file_path is not None:
         from mithril_cbackend.program import compile_graph
 

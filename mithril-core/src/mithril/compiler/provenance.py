@@ -1,0 +1,41 @@
+"""Provenance: the parts of third-party distributions that take part in a compilation, as decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mithril import plugins
+from mithril.base import Decisions
+from mithril.ir import Graph, iterate
+from mithril.plugins import CompileContext, Registered
+
+
+def record_providers(context: CompileContext, source: Any) -> None:
+    """Record the backend, target, options and frontend of third parties, and all deciders."""
+    settings: Any = context.options
+    options = {entry.spec.name: entry for entry in plugins.options()}
+    parts = [
+        *_of("backend", [context.backend.name], plugins.backends()),
+        *_of("hardware target", [settings["target_hardware"]], plugins.targets()),
+        *_of("option", settings.given, options),
+        *([source.origin] if hasattr(source, "origin") else []),
+        *(f"{decider} takes part" for decider in plugins.deciders()),
+    ]
+    for part in parts:
+        context.decisions.record("plugin", part)
+
+
+def _of(kind: str, names: Iterable[Any], entries: Mapping[str, Registered[Any]]) -> Iterator[str]:
+    for name in names:
+        entry = entries.get(name)
+        if entry is not None and not entry.plugin.first_party:
+            yield f"{kind} '{name}' by {entry.origin}"
+
+
+def record_operations(graph: Graph, decisions: Decisions) -> None:
+    """Record the operations of third parties in a graph."""
+    for name in sorted({node.op.name for node, _ in iterate(graph)}):
+        plugin = plugins.op_plugin(name)
+        if plugin is not None and not plugin.first_party:
+            decisions.record("plugin", f"operation '{name}' by {plugin.origin}")
