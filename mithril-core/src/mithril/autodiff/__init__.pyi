@@ -5,6 +5,10 @@ origin of its forward node and the tag ``phase="backward"``. New inputs of the r
 new results of the role ``gradient`` to the inputs. If a name is in use, as in gradients of gradients, the gradient name
 of that name is tried."""
 
+from mithril.autodiff.framework_gradients import (
+    require_framework_gradients as require_framework_gradients,
+    with_marked_surrogates as with_marked_surrogates,
+)
 from mithril.autodiff.gradient_graph import (
     gradients as gradients,
     value_and_gradients as value_and_gradients,

@@ -297,6 +297,13 @@ class Backend(metaclass=CheckedType):
             f"backend '{self.name}' has no automatic differentiation of its own", hint='use autodiff="graph" instead'
         )
 
+    def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Callable[..., dict[str, Any]]:
+        """Return ``forward(params, inputs)`` of a graph, in operations that the framework differentiates."""
+        raise UnsupportedError(
+            f"backend '{self.name}' has no automatic differentiation of its own",
+            hint="compile for torch, jax or mlx, or pass output_gradients= to evaluate",
+        )
+
     # -- memory ------------------------------------------------------------------------------------------------------
     def is_view(self, node: Node) -> bool:
         """Whether the results of the node alias its operands."""

@@ -145,18 +145,28 @@ class SourceBackend(Backend):
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:
         options = options or BuildOptions()
-        on_host = next((node for node, _ in iterate(graph) if self.falls_back(node, options)), None)
-        if on_host is not None:
-            raise GradientError(
-                f"autodiff='native' cannot differentiate '{on_host.op.name}': '{self.name}' runs its NumPy reference",
-                facts=[str(on_host.origin)],
-                hint="omit autodiff='native'",
-            )
-        source = self._source(graph, options, gradients=True)
+        source = self._differentiable_source(graph, options, "autodiff='native'", "omit autodiff='native'")
         forward = self.differentiated(self.loaded(source), tuple(of), tuple(wrt))
         executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
         executable.differentiated = True
         return executable
+
+    def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Forward:
+        if self.capabilities.autodiff != "native":
+            return super().differentiable(graph, options)
+        hint = "replace the operation, or compile for another backend"
+        return self.loaded(self._differentiable_source(graph, options or BuildOptions(), "a framework", hint))
+
+    def _differentiable_source(self, graph: Graph, options: BuildOptions, subject: str, hint: str) -> Source:
+        """Return source without host calls; in GradientError, ``subject`` names the differentiation."""
+        on_host = next((node for node, _ in iterate(graph) if self.falls_back(node, options)), None)
+        if on_host is not None:
+            raise GradientError(
+                f"{subject} cannot differentiate '{on_host.op.name}': '{self.name}' runs its NumPy reference",
+                facts=[str(on_host.origin)],
+                hint=hint,
+            )
+        return self._source(graph, options, gradients=True)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         """Add gradients of the framework to the generated function; its cotangents are named by ``cotangent_name``."""

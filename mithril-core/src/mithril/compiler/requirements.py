@@ -9,7 +9,6 @@ from mithril import ops
 from mithril.backend import Backend, find_strategy, format_bytes, nbytes
 from mithril.base import (
     Decisions,
-    GradientError,
     Layers,
     OptionError,
     ShapeError,
@@ -168,17 +167,6 @@ def require_static(graph: Graph) -> None:
                 raise ShapeError(
                     f"Cannot infer shape for tensor '{value.name}'", facts=[f"it is {value.type}", _origin(node)]
                 )
-
-
-def require_derived_gradients(graph: Graph) -> None:
-    for node, _ in iterate(graph):
-        op = node.op
-        if op.surrogate:
-            raise GradientError(
-                f"autodiff='native' would ignore the custom gradient of '{op.name}'",
-                facts=[str(node.origin), op.doc.splitlines()[0]],
-                hint="omit autodiff='native'",
-            )
 
 
 def require_no_promotion(graph: Graph) -> None:

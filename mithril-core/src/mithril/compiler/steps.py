@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mithril import plugins
-from mithril.autodiff import gradients
+from mithril.autodiff import gradients, require_framework_gradients, with_marked_surrogates
 from mithril.backend import Backend, BuildOptions, Executable, LazyGraph, checked
 from mithril.base import (
     BackendError,
@@ -48,7 +48,6 @@ from mithril.compiler.requirements import (
     note_precision,
     note_target_memory,
     outside_of_batches,
-    require_derived_gradients,
     require_no_control_flow,
     require_no_promotion,
     require_static,
@@ -241,6 +240,22 @@ class Compiler:
         if release is not None:
             release(lambda: self.lowered(request))
 
+    def differentiable(self, request: Request) -> tuple[Interface, Results, Callable[..., Any]]:
+        """Return the generated function of a request for the framework's own differentiation, and its interface."""
+        if self.settings["static_inference"]:
+            raise InputError(
+                "static_inference=True embeds the parameters in the program: it has no gradients",
+                hint="use inference=True instead",
+            )
+        if self.settings["backend_map"]:
+            raise OptionError("a function of one framework requires a single backend, but backend_map names others")
+        with self.deadline, self._quietly():
+            optimized = self._optimized(request, for_framework=True)
+            options = BuildOptions(self.settings, inference=self.inference, decisions=self.decisions)
+            lowered = self._decomposed(optimized.graph, self.backend, options)
+            forward = self.backend.differentiable(lowered, options)
+        return Interface.of(optimized.traced, optimized.graph), optimized.results, forward
+
     def buckets(self, training: bool) -> Buckets | None:
         """Return the batch buckets if hints bound the batch and the backend compiles for each size, else None."""
         if training not in self._buckets:
@@ -267,10 +282,10 @@ class Compiler:
 
     def _decomposed(self, graph: Graph, backend: Backend, options: BuildOptions) -> Graph:
         """Decompose a graph to operations of the backend; clean it, as decompositions repeat subexpressions."""
-        decomposed = backend.decomposed(graph, options)
+        decomposed = backend.decomposed(with_marked_surrogates(graph), options)
         return decomposed if decomposed is graph else self.optimize(decomposed, only="clean")[0]
 
-    def _optimized(self, request: Request) -> _Optimized:
+    def _optimized(self, request: Request, *, for_framework: bool = False) -> _Optimized:
         self.observers.begin()
         self._typed = False
         traced = self.trace(dict(request.types), training=request.kind.training)
@@ -287,7 +302,7 @@ class Compiler:
         graph, checks = self._with_checks(traced)
         derivatives: Sequence[Output] = ()
         wrt = kind.wrt if kind.wrt is not None else self._default_wrt(traced) if kind.of else ()
-        native = self.settings["autodiff"] == "native" and bool(kind.of)
+        native = for_framework or (self.settings["autodiff"] == "native" and bool(kind.of))
         if kind.of:
             if native:
                 derivatives = [result("gradient", name, traced.input(name).value) for name in wrt]
@@ -300,8 +315,11 @@ class Compiler:
         graph, report = self.optimize(graph, then_gradients=native)
         self._stage("optimize", graph)
         note_target_memory(graph, self.context.target, self.decisions)
-        if native:
-            require_derived_gradients(graph)
+        if for_framework:
+            subject, hint = f"the autodiff of '{self.backend.name}'", "pass output_gradients= to evaluate instead"
+            require_framework_gradients(graph, subject, hint)
+        elif native:
+            require_framework_gradients(graph, "autodiff='native'", "omit autodiff='native'")
         return _Optimized(traced, graph, Results.of(traced, derivatives), wrt, native, report, checks)
 
     def _with_checks(self, traced: Graph) -> tuple[Graph, list[Any]]:

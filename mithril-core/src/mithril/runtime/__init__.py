@@ -13,6 +13,7 @@ HOMES = {
     "memory_usage": ("MemoryUse", "ProgramMemory", "largest_sizes", "memory_use"),
     "model_files": ("load",),
     "program": ("Interface", "Kind", "Program", "Request", "Results"),
+    "pure_function": ("PureFunction", "PureProgram"),
     "signature": ("InputSpec", "adapt", "array_type", "as_numpy", "missing_or_unknown", "settle"),
     "tables": ("columns", "si"),
     "watching": ("Watcher", "watch"),

@@ -34,6 +34,10 @@ from mithril.runtime.program import (
     Request as Request,
     Results as Results,
 )
+from mithril.runtime.pure_function import (
+    PureFunction as PureFunction,
+    PureProgram as PureProgram,
+)
 from mithril.runtime.signature import (
     InputSpec as InputSpec,
     adapt as adapt,

@@ -158,9 +158,7 @@ class Calling:
         cached = self.calls.call(key)
         if cached is not None:
             return cached
-        resolved = {name: settle(self.specs[name], t, self.backend.dtype) for name, t in actual.items()}
-        self._check_declared(resolved, actual)
-        concrete = {n: TensorType(t.dtype, actual[n].shape) for n, t in resolved.items()}
+        resolved, concrete = self.types(actual)
         buckets = self.compiler.buckets(kind.training) if not kind.of else None
         symbolic = self.backend.capabilities.symbolic
         types = resolved if symbolic else concrete if buckets is None else buckets.rounded(concrete)
@@ -173,6 +171,12 @@ class Calling:
         self.compiler.check_call(program, {n: t.shape for n, t in concrete.items()})  # type: ignore[misc]
         self.calls.remember(key, (program, concrete))
         return program, concrete
+
+    def types(self, actual: Mapping[str, TensorType]) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
+        """Return the types that inputs of these types are converted to: with declared symbols, and at their sizes."""
+        resolved = {name: settle(self.specs[name], t, self.backend.dtype) for name, t in actual.items()}
+        self._check_declared(resolved, actual)
+        return resolved, {n: TensorType(t.dtype, actual[n].shape) for n, t in resolved.items()}
 
     def _check_declared(self, resolved: Mapping[str, TensorType], actual: Mapping[str, TensorType]) -> None:
         """Check shapes of the call against declared shapes before compiling."""

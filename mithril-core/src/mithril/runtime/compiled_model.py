@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, Protocol
 
@@ -18,7 +18,8 @@ from mithril.runtime.batch_buckets import Buckets
 from mithril.runtime.call import DEFAULT, Calls
 from mithril.runtime.calling import Calling
 from mithril.runtime.parameters import UNBOUND, Parameters
-from mithril.runtime.program import Kind, Program, Request
+from mithril.runtime.program import Interface, Kind, Program, Request, Results
+from mithril.runtime.pure_function import PureFunction
 from mithril.runtime.signature import InputSpec
 from mithril.runtime.watching import Watcher, watchers
 from mithril.runtime.weight_files import LoadReport
@@ -51,6 +52,8 @@ class Compiler(Protocol):
     def lowered(self, request: Request) -> Graph: ...
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
+
+    def differentiable(self, request: Request) -> tuple[Interface, Results, Callable[..., Any]]: ...
 
 
 class CompiledModel:
@@ -188,6 +191,15 @@ class CompiledModel:
         complete = self._calling.with_defaults(inputs, training, values)
         program, _, checked_params, arguments = self._calling.prepared(complete, values, state, Kind(training))
         return program, {**checked_params, **arguments}
+
+    @checked()
+    def to_function(self, *, training: bool = False) -> PureFunction:
+        """Return the model as a pure function ``f(params, inputs)`` of the framework's arrays.
+
+        It contains only operations of the framework, so that the framework's own transformations apply: ``jax.grad``,
+        ``jax.vmap``, ``torch.func``, ``mx.grad``. Given a state, ``f(params, inputs, state)`` also returns the new one.
+        """
+        return PureFunction(self.specs, self._calling, self.compiler, self.backend, training=training)
 
     def prepare(self, types: Mapping[str, TensorType]) -> None:
         """Compile the inference program for these input types before the first call."""

@@ -23,7 +23,7 @@ from mithril.backend import (
     SourceExecutable,
     as_numpy,
 )
-from mithril.base import BackendError, OptionError, dtype as as_dtype
+from mithril.base import BackendError, OptionError, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_jax import process_config
@@ -170,6 +170,14 @@ class JaxBackend(SourceBackend):
                 hint="omit autodiff",
             )
         return super().build_with_gradients(graph, of, wrt, options)
+
+    def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Forward:
+        if self.mesh is not None:
+            raise UnsupportedError(
+                "a program over several devices has no pure function",
+                hint="compile without device_mesh=, and shard the function by jax.jit(f, in_shardings=...)",
+            )
+        return super().differentiable(graph, options)
 
     def loaded(self, source: Source) -> Forward:
         """Load a source with 64-bit types enabled, so that 64-bit constants keep their dtype."""

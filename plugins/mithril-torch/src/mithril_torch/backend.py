@@ -21,7 +21,7 @@ from mithril.backend import (
     as_numpy,
     nbytes,
 )
-from mithril.base import ALL, BackendError, DType, dtype as as_dtype
+from mithril.base import ALL, BackendError, DType, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril_torch.autograd import Differentiated
@@ -123,6 +123,14 @@ class TorchBackend(SourceBackend):
         if mesh is not None:
             raise program.native_autodiff_error(mesh)
         return super().build_with_gradients(graph, of, wrt, options)
+
+    def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Forward:
+        if program.mesh_for(self, options or BuildOptions()) is not None:
+            raise UnsupportedError(
+                "a program over several devices has no function for PyTorch's autograd",
+                hint="compile without device_mesh=, and distribute the module by torch.distributed",
+            )
+        return super().differentiable(graph, options)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":

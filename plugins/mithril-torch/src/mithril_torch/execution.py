@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,8 +12,9 @@ from typing import Any
 
 import torch
 
+from mithril.autodiff import require_framework_gradients
 from mithril.backend import BuildOptions, Forward
-from mithril.base import BackendError, OptionError, unknown
+from mithril.base import BackendError, GradientError, OptionError, unknown
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import if_op, while_op
 from mithril.system import Store, files
@@ -140,16 +142,42 @@ def runner(
     elif running.capture:
         run = Captured(forward, running.compiler if running.jit else None)
     setting = _settings(running)
+    differentiable = functools.cache(lambda: is_differentiable(graph, on_host))
+
+    def mode(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+        """Return whether autograd records the call: it does if one of the arguments requires a gradient."""
+        arguments = (*params.values(), *inputs.values())
+        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in arguments)
+        return torch.set_grad_enabled(recorded and not isinstance(forward, Differentiated) and differentiable())
 
     def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        with torch.no_grad():
+        with mode(params, inputs):
             return run(params, inputs)  # type: ignore[no-any-return]
 
     def call_with_settings(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        with torch.no_grad(), setting():  # type: ignore[misc]
+        with mode(params, inputs), setting():  # type: ignore[misc]
             return run(params, inputs)  # type: ignore[no-any-return]
 
     return call if setting is None else call_with_settings
+
+
+def is_differentiable(graph: Graph, on_host: Callable[[Node], bool]) -> bool:
+    """Whether autograd may record the program: not if it computes gradients itself.
+
+    Raise GradientError if autograd would silently return other gradients or zeros.
+    """
+    if graph.with_role("cotangent"):
+        return False
+    hint = "pass output_gradients= to evaluate, or call it under torch.no_grad()"
+    called = next((node for node, _ in iterate(graph) if on_host(node)), None)
+    if called is not None:
+        raise GradientError(
+            f"autograd cannot differentiate '{called.op.name}', which runs as its NumPy reference",
+            facts=[str(called.origin)],
+            hint=hint,
+        )
+    require_framework_gradients(graph, "autograd", hint)
+    return True
 
 
 def _branching(graph: Graph) -> Node | None:
@@ -242,6 +270,8 @@ class Captured:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         params, inputs = dict(params), dict(inputs)
+        if torch.is_grad_enabled():  # kernels that were captured without gradients have none
+            return self.forward(params, inputs)
         key = tuple((n, x.shape, x.dtype) for arguments in (params, inputs) for n, x in arguments.items())
         if key not in self.modules:
             module = make_fx(self.forward)(params, inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril import BackendSpec, FileFormat, Option, hookimpl
+from mithril import BackendSpec, Export, FileFormat, Option, hookimpl
 
 
 @hookimpl
@@ -20,6 +20,12 @@ def mithril_backends() -> Sequence[BackendSpec]:
             summary="generated PyTorch source, eager or torch.compile",
         )
     ]
+
+
+@hookimpl
+def mithril_exports() -> Sequence[Export]:
+    """``compiled.to_module()``."""
+    return [Export("to_module", "mithril_torch.module:to_module", on="CompiledModel")]
 
 
 @hookimpl

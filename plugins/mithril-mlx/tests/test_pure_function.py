@@ -1,0 +1,26 @@
+"""``compiled.to_function()``: MLX's own transformations of compiled models."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import mithril as ml
+from mithril.models import LayerNorm, Linear, Model, Tanh
+from mithril_mlx.mlx_loader import mx
+
+
+def test_grad_and_vmap():
+    m = Model()
+    m += Linear(6, name="first")(input="x")
+    m += Tanh()
+    m += LayerNorm(name="norm")
+    m += Linear(2, name="second")(output="y")
+    compiled = ml.compile(m, "mlx", shapes={"x": ["B", 5]})
+    function, params = compiled.to_function(), compiled.randomize_params(0)
+    x = mx.array(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
+    expected, gradients = compiled.evaluate(params, {"x": x}, {"y": mx.ones((4, 2))})
+    derived = mx.grad(lambda p: function(p, x)["y"].sum())(params)
+    for name, g in gradients.items():
+        np.testing.assert_allclose(np.array(derived[name]), np.array(g), rtol=1e-4, atol=1e-6)
+    per_row = mx.vmap(lambda row: function(params, row[None])["y"][0])(x)
+    np.testing.assert_allclose(np.array(per_row), np.array(expected["y"]), rtol=1e-5, atol=1e-6)

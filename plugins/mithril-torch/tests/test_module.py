@@ -1,0 +1,210 @@
+"""Compiled models in PyTorch's autograd: ``to_module()``, ``to_function()`` and ``evaluate``."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import mithril as ml
+from mithril import ops
+from mithril.base import GradientError, InputError, UnsupportedError
+from mithril.models import (
+    BatchNorm1d,
+    Dropout,
+    LayerNorm,
+    Linear,
+    Model,
+    MultiHeadAttention,
+    Relu,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+class HandWritten(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.bn = torch.nn.BatchNorm1d(16)
+        self.second = torch.nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.bn(self.first(x))))
+
+
+def model(dropout=0.0):
+    m = Model()
+    m += Linear(16, name="first")(input="x")
+    m += BatchNorm1d(name="bn")
+    m += Relu()
+    if dropout:
+        m += Dropout(dropout)
+    m += Linear(3, name="second")(output="y")
+    return m
+
+
+def x_and_labels(n=6):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+
+
+def test_a_torch_optimizer_trains_the_module_like_a_hand_written_one():
+    torch.manual_seed(0)
+    twin = HandWritten()
+    module = ml.compile(model(), "torch", shapes={"x": ["B", 8]}).to_module()
+    state = twin.state_dict()
+    del state["bn.num_batches_tracked"]
+    module.load_state_dict(state)
+    assert [n for n, _ in module.named_parameters()] == [n for n, _ in twin.named_parameters()]
+    for net in (twin, module):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        net.train()
+        for n in (6, 5, 6):
+            x, labels = x_and_labels(n)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), labels).backward()
+            optimizer.step()
+        net.eval()
+    x, _ = x_and_labels()
+    torch.testing.assert_close(module(x), twin(x), rtol=1e-5, atol=1e-6)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[name], rtol=1e-5, atol=1e-6)
+    assert not module.training and module(x).shape == (6, 3)
+
+
+def test_every_parameter_of_many_layers_has_the_gradient_of_the_graph():
+    m = Model()
+    m += LayerNorm()(input="x")
+    m += MultiHeadAttention(8, 2, name="attention")
+    m += Linear(2)(output="y")
+    compiled = ml.compile(m, "torch", shapes={"x": ["B", 5, 8]})
+    module = compiled.to_module()
+    x, g = torch.randn(3, 5, 8), torch.randn(3, 5, 2)
+    module(x).backward(g)
+    _, gradients = compiled.evaluate(dict(module.named_parameters()), {"x": x}, {"y": g})
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_torch_func_and_torch_compile_around_the_module():
+    module = ml.compile(model(), "torch", shapes={"x": ["B", 8]}).to_module().eval()
+    x, labels = x_and_labels()
+
+    def loss(params):
+        return torch.nn.functional.cross_entropy(torch.func.functional_call(module, params, (x,)), labels)
+
+    params = {n: p.detach() for n, p in module.named_parameters()}
+    gradients = torch.func.grad(loss)(params)
+    torch.nn.functional.cross_entropy(module(x), labels).backward()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad)
+    per_row = torch.func.vmap(lambda row: module(row[None])[0])(x)
+    torch.testing.assert_close(per_row, module(x))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), module(x))
+    torch.testing.assert_close(compiled(x[:3]), module(x[:3]))
+    hessian = torch.func.hessian(lambda row: module(row).square().sum())(x[:1])
+    assert hessian.abs().sum() > 0
+
+
+def test_dropout_draws_anew_in_training_only():
+    module = ml.compile(model(0.5), "torch", shapes={"x": ["B", 8]}).to_module()
+    x, _ = x_and_labels()
+    assert module.training and not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module(x))
+    again = copy.deepcopy(module)
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again(x), module(x)) and again.first.weight is not module.first.weight
+
+
+def test_evaluate_takes_part_in_autograd():
+    compiled = ml.compile(model(), "torch", shapes={"x": ["B", 8]})
+    params = {n: p.requires_grad_() for n, p in compiled.randomize_params(0).items()}
+    x, _ = x_and_labels()
+    g = torch.randn(6, 3)
+    y = compiled.evaluate(params, {"x": x})["y"]
+    y.backward(g)
+    _, gradients = compiled.evaluate({n: p.detach() for n, p in params.items()}, {"x": x}, {"y": g}, training=False)
+    for name, p in params.items():
+        torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        assert not compiled.evaluate(params, {"x": x})["y"].requires_grad
+    assert not compiled.evaluate(params, {"x": x}, {"y": g})[1]["first.weight"].requires_grad
+
+
+class RoundedWeight(ml.models.Layer):
+    """Weights that reach the output only after rounding."""
+
+    surrogate = False
+
+    def build(self, x):
+        w = self.param("w", (8, 3), "normal")
+        return x @ (ops.fake_quantize(w, 0.1) if self.surrogate else ops.round(w))
+
+
+class Surrogate(RoundedWeight):
+    surrogate = True
+
+
+@pytest.mark.parametrize(
+    "layer, text", [(RoundedWeight, "zeros as the gradient of 'w'"), (Surrogate, "custom gradient")]
+)
+def test_silent_zero_gradients_are_refused(layer, text):
+    compiled = ml.compile(layer(), "torch", shapes={"input": ["B", 8]})
+    with pytest.raises(GradientError, match=text):
+        compiled.to_module()
+    params = {n: p.requires_grad_() for n, p in compiled.randomize_params(0).items()}
+    x, _ = x_and_labels()
+    with pytest.raises(GradientError, match=text):
+        compiled.evaluate(params, {"input": x})
+    with torch.no_grad():
+        compiled.evaluate(params, {"input": x})
+
+
+def test_programs_for_inference():
+    x, _ = x_and_labels()
+    compiled = ml.compile(model(), "torch", shapes={"x": ["B", 8]}, inference=True)
+    module = compiled.to_module()
+    module(x).sum().backward()
+    assert all(p.grad.abs().sum() > 0 for n, p in module.named_parameters() if n != "first.bias")
+    with pytest.raises(InputError, match="no training mode"):
+        module.train()
+    static = ml.compile(model(), "torch", shapes={"x": [6, 8]}, static_inference=True)
+    with pytest.raises(InputError, match="embeds the parameters"):
+        static.to_module()
+
+
+def test_wrong_calls_name_the_inputs():
+    module = ml.compile(model(), "torch", shapes={"x": ["B", 8]}).to_module()
+    with pytest.raises(InputError, match="axis 1 of input 'x' is 9"):
+        module(torch.randn(2, 9))
+    with pytest.raises(InputError, match="expected float32, got torch.float64"):
+        module(torch.randn(2, 8, dtype=torch.float64))
+    with pytest.raises(InputError, match="forward expects the inputs x"):
+        module()
+    with pytest.raises(InputError, match="shapes of the inputs"):
+        ml.compile(model(), "torch").to_module()
+    clash = Model()
+    clash += Linear(2, name="forward")(input="x", output="y")
+    with pytest.raises(UnsupportedError, match=r"forward.weight"):
+        ml.compile(clash, "torch", shapes={"x": ["B", 8]}).to_module()
+
+
+def test_the_pure_function_returns_new_states():
+    compiled = ml.compile(model(), "torch", shapes={"x": ["B", 8]})
+    function = compiled.to_function(training=True)
+    params, state = compiled.randomize_params(0), compiled.initial_state()
+    x, _ = x_and_labels()
+    outputs, new = function(params, {"x": x}, state)
+    expected, expected_state = compiled.evaluate(params, {"x": x}, training=True, state=state)
+    torch.testing.assert_close(outputs["y"], expected["y"])
+    torch.testing.assert_close(new, expected_state)
+    with pytest.raises(InputError, match="the model has a state"):
+        function(params, {"x": x})
+    with pytest.raises(InputError, match="parameters do not match"):
+        function({}, {"x": x}, state)
+    assert np.isfinite(outputs["y"].numpy()).all()
