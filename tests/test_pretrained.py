@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base import fingerprint
 from mithril.models import BatchNorm1d, Layer, Linear, Model, Relu
+from mithril.system import fingerprint
 
 BACKENDS = sorted(ml.plugins.backends())
 generator = np.random.default_rng(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from mithril.ir import Graph, cotangent_name
 from mithril.runtime.batch_buckets import Bucketed, Buckets
 from mithril.runtime.call import Calls
 from mithril.runtime.parameters import Bound, Parameters
-from mithril.runtime.program import Kind, Program, Request
+from mithril.runtime.program import Interface, Kind, Program, Request, Results
 from mithril.runtime.signature import (
     InputSpec,
     adapt,
@@ -39,6 +39,8 @@ class Compiler(Protocol):
     def buckets(self, training: bool) -> Buckets | None: ...
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
+
+    def differentiable(self, request: Request) -> tuple[Interface, Results, Callable[..., Any]]: ...
 
 
 class Calling:

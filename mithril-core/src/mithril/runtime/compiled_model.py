@@ -199,7 +199,7 @@ class CompiledModel:
         It contains only operations of the framework, so that the framework's own transformations apply: ``jax.grad``,
         ``jax.vmap``, ``torch.func``, ``mx.grad``. Given a state, ``f(params, inputs, state)`` also returns the new one.
         """
-        return PureFunction(self.specs, self._calling, self.compiler, self.backend, training=training)
+        return PureFunction(self._calling, training=training)
 
     def prepare(self, types: Mapping[str, TensorType]) -> None:
         """Compile the inference program for these input types before the first call."""

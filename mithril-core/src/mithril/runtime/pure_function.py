@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from mithril.backend import Backend
 from mithril.base import InputError, TensorType
 from mithril.runtime.calling import Calling
 from mithril.runtime.program import Interface, Kind, Request, Results
-from mithril.runtime.signature import InputSpec, array_type, check_shapes, missing_or_unknown
+from mithril.runtime.signature import array_type, check_shapes, missing_or_unknown
 
 Arrays = Mapping[str, Any]
-
-
-class Compiler(Protocol):
-    """The method of the compiler that pure functions use."""
-
-    def differentiable(self, request: Request) -> tuple[Interface, Results, Callable[..., Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +31,10 @@ class PureProgram:
 class PureFunction:
     """The function that ``CompiledModel.to_function`` returns; it generates code per combination of input types."""
 
-    def __init__(
-        self, specs: Mapping[str, InputSpec], calling: Calling, compiler: Compiler, backend: Backend, *, training: bool
-    ) -> None:
+    def __init__(self, calling: Calling, *, training: bool) -> None:
         if training and calling.inference:
             raise InputError("this model was compiled with inference=True: it has no training mode")
-        self.specs, self.calling, self.compiler, self.backend = specs, calling, compiler, backend
-        self.training = training
+        self.calling, self.backend, self.training = calling, calling.backend, training
         self._by_types: dict[tuple[TensorType, ...], PureProgram] = {}
         self._programs: dict[Any, PureProgram] = {}
 
@@ -54,7 +44,7 @@ class PureFunction:
         program = self._by_types.get(key)
         if program is None:
             request = Request(tuple(types.items()), Kind(self.training))
-            program = self._by_types[key] = PureProgram(dict(types), *self.compiler.differentiable(request))
+            program = self._by_types[key] = PureProgram(dict(types), *self.calling.compiler.differentiable(request))
         return program
 
     def _program_of(self, arguments: Arrays) -> PureProgram:

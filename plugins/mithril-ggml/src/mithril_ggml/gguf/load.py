@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -79,6 +79,10 @@ class GraphCompiler:
         graph = LazyGraph(self.graph)
         interface = Interface.of(self.graph, self.graph)
         return Program(request, graph, graph, interface, executable, Results.of(self.graph), backend=self.backend)
+
+    def differentiable(self, request: Request) -> Never:
+        """Raise InputError: quantized weights have no gradients."""
+        raise InputError("a model loaded from a GGUF file is for inference only: it has no gradients")
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Files carry no limit."""
