@@ -45,7 +45,8 @@ def error_of(prelude: str, code: str) -> str:
         try:
             exec(compile(code, source, "exec"), names)
         except (MithrilError, AttributeError) as error:  # unknown names of modules are AttributeErrors
-            return re.sub(r"and \d+ others", "and others", str(error).rstrip())  # the number depends on plugins
+            text = f"{type(error).__name__}: {error}".rstrip()
+            return re.sub(r"and \d+ others", "and others", text)  # the number depends on plugins
     return "no error"
 
 

@@ -1,82 +1,38 @@
-"""Writes the reference parts of docs/plugins.md, cli.md and options.md from the code; ``--check`` only compares.
+"""Writes the reference parts of pages, the stubs and the table of backends from the code; ``--check`` only compares.
 
 Each page keeps its hand-written beginning, up to the line that marks where the reference starts.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 import sys
-import textwrap
 from pathlib import Path
 
+from mithril_tools.reference import entries
+from mithril_tools.reference.operations import COVERAGE, coverage_text
+
 DOCS = Path(__file__).parent
-DESCRIPTORS = (
-    "BackendSpec",
-    "PassSpec",
-    "HardwareTarget",
-    "Found",
-    "ProfilerSpec",
-    "Option",
-    "OpsSpec",
-    "Lowering",
-    "Export",
-    "FrontendSpec",
-    "FileFormat",
-    "Command",
-)
 MARK = "<!-- from here on written by docs/render.py -->"
 
 
 def hooks() -> str:
     """Render every hook with its signature, purpose and example; then the descriptors."""
-    from mithril.plugins import HOOKS, WRAPPABLE, hooks, specs
+    from mithril.plugins import HOOKS, specs
 
-    parts = []
-    for name in HOOKS:
-        function = getattr(hooks, name)
-        words, example = _split(inspect.getdoc(function) or "")
-        note = "\n\nMay be wrapped with `@hookimpl(wrapper=True)`." if name in WRAPPABLE else ""
-        signature = str(inspect.signature(function)).replace("'", "")
-        parts.append(
-            f"## `{name}`\n\n```python\ndef {name}{signature}\n```\n\n{words}{note}\n\n```python\n{example}\n```"
-        )
+    parts = [f"## `{name}`\n\n{entries.hook_text(name)}" for name in HOOKS]
     parts.append("## Descriptors\n\nAll are importable from `mithril`.")
-    for name in DESCRIPTORS:
-        parts.append(f"### `{name}`\n\n```python\n{_declaration(getattr(specs, name))}\n```")
+    for name in entries.DESCRIPTORS:
+        parts.append(f"### `{name}`\n\n```python\n{entries.declaration(getattr(specs, name))}\n```")
     return "\n\n".join(parts)
-
-
-def _split(documentation: str) -> tuple[str, str]:
-    words, _, example = documentation.partition(">>> ")
-    lines = [re.sub(r"^(>>> |\.\.\. |\.\.\.$)", "", line) for line in (">>> " + example).splitlines()]
-    return words.strip().replace("``", "`"), "\n".join(lines)
-
-
-def _declaration(cls: type) -> str:
-    source = textwrap.dedent(inspect.getsource(cls))
-    return source.partition("\n    def ")[0].rstrip()
 
 
 def commands() -> str:
     """Render the help text of each command of mithril's own distributions."""
-    import click
-
     from mithril import plugins
     from mithril_tools import cli
 
-    group = click.Context(cli.main, info_name="mithril", **cli.main.context_settings)
-
-    def help_of(name: str, command: click.Command) -> str:
-        context = click.Context(command, info_name=name, parent=group, max_content_width=100, terminal_width=100)
-        return command.get_help(context)
-
-    commands = {name: cli._load(loads) for name, (loads, _) in cli.COMMANDS.items()}
-    commands |= {name: plugins.load_command(name) for name, e in plugins.commands().items() if e.plugin.first_party}
-    return "\n\n".join(
-        f"## `mithril {n}`\n\n```\n{help_of(n, command)}\n```" for n, command in sorted(commands.items())
-    )
+    names = {*cli.COMMANDS, *(name for name, e in plugins.commands().items() if e.plugin.first_party)}
+    return "\n\n".join(f"## `mithril {n}`\n\n```\n{entries.command_help(n)}\n```" for n in sorted(names))
 
 
 def options() -> str:
@@ -134,6 +90,7 @@ def stubs() -> dict[str, tuple[Path, str, str]]:
 def main() -> int:
     stale = []
     pages = {**{name: page(name) for name in PAGES}, "architecture.md": architecture(), **stubs()}
+    pages["coverage.json"] = (COVERAGE, COVERAGE.read_text() if COVERAGE.exists() else "", coverage_text())
     for name, (path, text, expected) in pages.items():
         if text != expected:
             stale.append(name)

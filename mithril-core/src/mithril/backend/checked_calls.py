@@ -202,6 +202,11 @@ class CheckedType(ABCMeta):
     of this project's classes are checked.
     """
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The parameters of the constructor, for ``help`` and for editors."""
+        return _signature(constructor(cls))
+
     def __call__(cls, *args: Any, **options: Any) -> Any:
         check_call(
             cls.__name__, constructor(cls), args, options, getattr(cls, "argument_hints", {}), types=is_ours(cls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from inspect import Signature, signature
+from inspect import Parameter, Signature
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from mithril.ir.axes import AxesRule
 
 ShapeRule = Callable[..., Any]
 DTypeRule = Callable[[Sequence[DType | None], Mapping[str, Any]], Any]
-NOTHING = object()
+NOTHING = Parameter.empty
 SCALARS = (bool, int, float)  # without NumPy's scalars, which have a dtype
 
 
@@ -90,9 +90,11 @@ class Declaration:
 
     @property
     def __signature__(self) -> Signature:
-        """The parameters of the reference, for editors and ``inspect.signature``."""
-        parameters = signature(self.reference).parameters.values()
-        return Signature([p for p in parameters if p.name != "regions"])
+        """The operands and attributes, for editors and ``inspect.signature``."""
+        kind = Parameter.VAR_POSITIONAL if self.variadic else Parameter.POSITIONAL_OR_KEYWORD
+        operands = [Parameter(n, kind, default=None if n in self.optional else NOTHING) for n in self.operands]
+        attributes = [(a, {"default": a.default, "annotation": a.annotation}) for a in self.attributes.values()]
+        return Signature([*operands, *(Parameter(a.name, Parameter.KEYWORD_ONLY, **more) for a, more in attributes)])
 
     @cached_property
     def defaults(self) -> dict[str, Any]:

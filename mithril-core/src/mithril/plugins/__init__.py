@@ -7,7 +7,7 @@ modules but no framework; looking up one backend imports the module of its plugi
 from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
-    "": ("pip_hints",),
+    "": ("hooks", "pip_hints"),
     "hooks": ("hookimpl",),
     "host": ("Plugins", "default"),
     "host:default": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from inspect import Parameter, Signature, signature
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,13 @@ from mithril.system import fields
 
 class LayerMeta(type):
     """Metaclass that adds ``name=`` to every layer and reports invalid constructor arguments with the user's line."""
+
+    @property
+    def __signature__(cls) -> Signature:
+        """The parameters of the constructor and ``name``, for ``help`` and for editors."""
+        parameters = cls.constructor_parameters()  # type: ignore[attr-defined]  # mypy takes the metaclass for the class
+        keyword = Parameter("name", Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
+        return Signature(sorted([*parameters, keyword], key=lambda p: p.kind))
 
     def __call__(cls, *args: Any, name: str | None = None, **options: Any) -> Any:
         layer: Any = object.__new__(cls)  # type: ignore[arg-type]  # mypy takes the metaclass for the class
@@ -69,6 +77,11 @@ class Layer(metaclass=LayerMeta):
     def expects(self, terminal: str) -> tuple[tuple[Any, ...] | None, Any] | None:
         """Return the expected shape (None for any size) and dtype of an input, or None if unknown before tracing."""
         return None
+
+    @classmethod
+    def constructor_parameters(cls) -> list[Parameter]:
+        """Return the parameters of the constructor, without ``self``."""
+        return [p for n, p in signature(constructor(cls)).parameters.items() if n != "self"]
 
     # -- for use in build ---------------------------------------------------------------------------------------------
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import Parameter
 from typing import Any, cast
 
 import numpy as np
@@ -40,6 +41,19 @@ class OperationLayer(Layer):
         self.optional = tuple(names[k] for k in optional if op.operands[k] not in self.constants)
         self.outputs = ("output",) if len(op.results) == 1 else op.results
 
+    @classmethod
+    def constructor_parameters(cls) -> list[Parameter]:
+        """Return the attributes of the operation, its optional operands, and ``in_place``."""
+        if not cls.op_name:
+            return super().constructor_parameters()
+        op = operation(cls.op_name)
+        attributes = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in op.__signature__.parameters.values()
+                      if p.name in op.attributes]  # fmt: skip
+        required = [p for p in attributes if p.default is p.empty]
+        optional = [Parameter(n, Parameter.KEYWORD_ONLY, default=None) for n in op.operands if n in op.optional]
+        in_place = Parameter("in_place", Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+        return [*required, *(p for p in attributes if p not in required), *optional, in_place]
+
     def expects(self, terminal: str) -> Any:
         return (None, "int32") if terminal == operation(self.op_name).labels else None
 
@@ -65,7 +79,7 @@ def _numbers(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 def layer_of(title: str, op_name: str) -> type[OperationLayer]:
     """Create the layer class of an operation."""
-    body = {"op_name": op_name, "__doc__": f"The operation ``{op_name}`` as a layer.", "__module__": __name__}
+    body = {"op_name": op_name, "__doc__": operation(op_name).doc, "__module__": __name__}
     return cast("type[OperationLayer]", LayerMeta(title, (OperationLayer,), body))
 
 

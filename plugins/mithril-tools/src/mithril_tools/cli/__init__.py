@@ -35,6 +35,10 @@ COMMANDS = {
         "mithril_tools.cli.models:diff_command",
         "Run MODEL on several backends, or after each pass, and report the first op that differs.",
     ),
+    "docs": (
+        "mithril_tools.cli.docs:docs",
+        "Print the page of an operation, layer, option, error or pass; without a name, open the reference.",
+    ),
     "doctor": (
         "mithril_tools.cli.doctor:doctor",
         "Report versions, devices, threads, and why a plugin did not load.",

@@ -1,0 +1,50 @@
+"""All pages by kind and name, and the search for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from mithril.base import closest
+from mithril_tools.reference.entries import class_pages, command_pages, hook_pages, option_pages, pass_pages
+from mithril_tools.reference.error_pages import error_pages
+from mithril_tools.reference.guides import guide_pages
+from mithril_tools.reference.layers import layer_pages
+from mithril_tools.reference.operations import operation_pages
+from mithril_tools.reference.page import Page
+
+# Kind -> the title of its index, and its pages.
+KINDS: dict[str, tuple[str, Callable[[], Iterator[Page]]]] = {
+    "operation": ("Operations", operation_pages),
+    "layer": ("Layers", layer_pages),
+    "class": ("Public names", class_pages),
+    "option": ("Options", option_pages),
+    "pass": ("Passes", pass_pages),
+    "hook": ("Hooks", hook_pages),
+    "error": ("Errors", error_pages),
+    "command": ("Commands", command_pages),
+    "guide": ("Guides", guide_pages),
+}
+PREFIXES = ("ml", "mithril", "ops", "models")
+
+
+@cache
+def pages(kind: str) -> dict[str, Page]:
+    """Return the pages of a kind by name."""
+    return {page.name: page for page in KINDS[kind][1]()}
+
+
+def find(name: str) -> list[Page]:
+    """Return the pages with this name, written ``softmax``, ``ml.ops.softmax`` or ``SOFTMAX``; empty if none has it."""
+    short = name.removesuffix(".md")
+    while short.partition(".")[0] in PREFIXES and "." in short:
+        short = short.partition(".")[2]
+    everything = [page for kind in KINDS for page in pages(kind).values()]
+    exact = [page for page in everything if page.name == short]
+    key = short.lower().replace("_", "-")
+    return exact or [page for page in everything if page.name.lower().replace("_", "-") == key]
+
+
+def suggestions(name: str) -> list[str]:
+    """Return the names of pages nearest to a name that has none."""
+    return closest(name, {page.name for kind in KINDS for page in pages(kind).values()})

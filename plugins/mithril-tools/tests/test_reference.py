@@ -1,0 +1,127 @@
+"""Every operation, layer, option, pass, hook, error and command has a page that is computed from its declaration."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import mithril as ml
+import mithril.models as models
+from mithril import base, plugins
+from mithril.base import operations
+from mithril.compiler import option_rows
+from mithril_tools import cli
+from mithril_tools.reference import KINDS, find, guides, pages
+from mithril_tools.reference.layers import EXAMPLES, NO_EXAMPLE, layer_classes
+from mithril_tools.reference.sources import source_of
+
+
+def names_of(kind):
+    return {
+        "operation": lambda: {*operations()},
+        "layer": lambda: {*layer_classes()},
+        "option": lambda: {row["name"] for row in option_rows()},
+        "pass": lambda: {*plugins.passes()},
+        "hook": lambda: {*plugins.HOOKS},
+        "error": lambda: {n for n in base.__all__ if n.endswith(("Error", "Warning"))},
+        "command": lambda: {f"mithril {name}" for name in cli.COMMANDS},
+        "guide": lambda: {path.stem for path in guides.folder().glob("*.md")},
+        "class": lambda: {n for names in ml._HOME.values() for n in names if not n.endswith(("Error", "Warning"))},
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_name_has_a_page(kind):
+    listed = pages(kind)
+    assert names_of(kind) <= set(listed)
+    for page in listed.values():
+        assert page.summary, page.name
+        assert len(page.text()) > len(page.name) + 20, page.name
+
+
+@pytest.mark.parametrize("name", sorted(operations()))
+def test_page_of_an_operation_is_complete(name):
+    text, op = find(name)[0].text(), operations()[name]
+    for attribute in op.attributes.values():
+        assert f"| `{attribute.name}` | attribute |" in text
+    assert op.doc.partition("\n")[0].replace("``", "`") in text
+    assert "## Meaning" in text and "## Types" in text and "## Gradient" in text and "## Backends" in text
+    assert ("## Example" in text) == bool(op.samples)
+
+
+def test_examples_of_layers_are_complete():
+    wrapped = {n for n, cls in layer_classes().items() if getattr(cls, "op_name", "")}
+    assert set(layer_classes()) - wrapped - set(EXAMPLES) == NO_EXAMPLE & set(layer_classes())
+    assert not NO_EXAMPLE & set(EXAMPLES)
+
+
+def test_example_shows_computed_numbers():
+    text = find("softmax")[0].text()
+    rows = re.search(r"## Example.*?```text\n(.*?)```", text, re.S)[1]
+    numbers = [float(word) for word in rows.replace("[", " ").replace("]", " ").split()]
+    assert sum(numbers) == pytest.approx(rows.count("]\n"), abs=1e-3)  # each row adds up to 1
+
+
+def test_source_of_a_lambda_in_a_table():
+    assert source_of(ml.ops.tanh.gradient) == "lambda g, y, x: g * (1.0 - y * y)"
+    body = ast.parse(source_of(ml.ops.softmax.reference))
+    assert isinstance(body.body[0], ast.FunctionDef) and ast.get_docstring(body.body[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("softmax", ["operation"]),
+        ("ml.ops.softmax", ["operation"]),
+        ("Softmax", ["layer"]),
+        ("ml.models.Linear", ["layer"]),
+        ("optimize_for", ["option"]),
+        ("ShapeError", ["error"]),
+        ("ml.compile", ["class"]),
+        ("mithril_passes", ["hook"]),
+        ("compiling.md", ["guide"]),
+    ],
+)
+def test_names_as_in_code(name, kinds):
+    assert [page.kind for page in find(name)] == kinds
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.main, ["docs", *arguments])
+
+
+def test_command_prints_a_page():
+    printed = run("softmax")
+    assert printed.exit_code == 0 and "exp(x) / sum(exp(x))" in printed.output
+    assert "](" not in printed.output  # links are for the browser
+
+
+def test_command_suggests_names():
+    printed = run("sofmax")
+    assert printed.exit_code == 1 and "'log_softmax'" in printed.output
+
+
+def test_folder_of_html_pages_has_no_dead_link_and_needs_no_network(tmp_path):
+    assert run("--output", str(tmp_path)).exit_code == 0
+    files = sorted(tmp_path.rglob("*.html"))
+    assert len(files) == 1 + sum(len(pages(kind)) for kind in KINDS)
+    for path in files:
+        text = path.read_text()
+        assert not re.search(r'(src|href)="(https?:)?//[^"]*\.(js|css|woff2?)', text)
+        for target in re.findall(r'<a href="(?!https?:|#|mailto:)([^"#]+)', text):
+            assert (path.parent / target).exists(), f"{path}: {target}"
+
+
+def test_signatures_are_those_of_the_declarations():
+    assert list(inspect.signature(ml.ops.tanh).parameters) == ["x"]
+    assert inspect.signature(ml.ops.softmax).parameters["axis"].default == -1
+    assert list(inspect.signature(models.Softmax).parameters) == ["axis", "in_place", "name"]
+    assert "dimension" in inspect.signature(models.Linear).parameters
+    for name, op in operations().items():
+        names = list(inspect.signature(op).parameters)
+        assert names == [*op.operands, *op.attributes], name
+    for name, cls in layer_classes().items():
+        assert "name" in inspect.signature(cls).parameters, name
