@@ -3,7 +3,6 @@
 import ast
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner

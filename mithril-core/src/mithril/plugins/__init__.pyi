@@ -3,7 +3,10 @@
 ``from mithril import plugins; plugins.backends()``. Only this room uses pluggy. Listing names imports the plugin
 modules but no framework; looking up one backend imports the module of its plugin only."""
 
-from mithril.plugins import pip_hints as pip_hints
+from mithril.plugins import (
+    hooks as hooks,
+    pip_hints as pip_hints,
+)
 from mithril.plugins.hooks import hookimpl as hookimpl
 from mithril.plugins.host import (
     Plugins as Plugins,

@@ -16,7 +16,7 @@ from mithril_tools.reference.page import Page, fence, first_line, prose, section
 
 def error_classes() -> dict[str, type]:
     """Return the errors and warnings of mithril by name."""
-    names = {n: getattr(base, n) for n in base.__all__}
+    names = {n: getattr(base, n) for n in dir(base)}
     return {n: c for n, c in sorted(names.items()) if isinstance(c, type) and issubclass(c, Exception)}
 
 

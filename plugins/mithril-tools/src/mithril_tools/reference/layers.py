@@ -107,7 +107,7 @@ NO_EXAMPLE = {"Layer", "Metric", "Model", "If", "While"}  # base classes and con
 
 def layer_classes() -> dict[str, type[Layer]]:
     """Return the layers of the library by name."""
-    classes = {name: getattr(models, name) for name in models.__all__}
+    classes = {name: getattr(models, name) for name in dir(models)}
     return {n: c for n, c in sorted(classes.items()) if isinstance(c, type) and issubclass(c, Layer)}
 
 
@@ -136,7 +136,7 @@ def layer_text(cls: type[Layer]) -> str:
 def _arguments(cls: type[Layer]) -> str:
     rows = []
     for p in inspect.signature(cls).parameters.values():
-        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        stars = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
         accepts = "" if p.annotation is p.empty else f"`{p.annotation}`"
         rows.append((f"`{stars}{p.name}`", accepts, "" if p.default is p.empty else default_text(p.default)))
     return table(("name", "accepts", "default"), rows)
