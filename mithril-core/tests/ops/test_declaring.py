@@ -26,8 +26,8 @@ def kind(kinds, attributes):
     return kinds[0]
 
 
-def declared(shape=same, dtype=kind, results=("result",)):
-    @ml.op(shape=shape, dtype=dtype, results=results)
+def declared(shape=same, dtype=kind, results=("result",), canonical=None):
+    @ml.op(shape=shape, dtype=dtype, results=results, canonical=canonical)
     def declaring_test(x):
         """Call the reference, for tests."""
         return x
@@ -87,12 +87,33 @@ def test_anonymous_annotations_are_rejected(annotation):
         ({"shape": lambda x: (x,), "results": ("a", "b")}, "returned 1 shapes and 1 dtypes, expected 2 results"),
         ({"dtype": lambda kinds, attributes: "f32"}, "the dtype rule of operation 'declaring_test' returned 'f32'"),
         ({"dtype": lambda kinds: kinds[0]}, "the dtype rule of operation 'declaring_test' failed: TypeError"),
+        ({"canonical": lambda types, attributes: 1 // 0}, "the canonical rule of operation 'declaring_test' failed"),
     ],
 )
 def test_invalid_rules_name_their_declaration(rules, message):
     with pytest.raises(OperationError) as caught:
         build(declared(**rules))
     assert message in str(caught.value)
+    assert f"declared at {__file__}" in str(caught.value)
+
+
+def test_failing_body_and_gradient_name_their_declaration():
+    @ml.composite(name="declaring_body")
+    def body(x):
+        """Fails."""
+        raise KeyError("own")
+
+    with pytest.raises(
+        OperationError, match="the body of operation 'declaring_body' failed: KeyError: 'own'"
+    ) as caught:
+        build(body)
+    assert f"declared at {__file__}" in str(caught.value)
+    operation = declared()
+    operation.vjp(lambda g, y, x: 1 // 0)
+    with Builder("g") as b:
+        y = operation(b.param("x", (2, 3)))
+    with pytest.raises(ml.GradientError, match="the gradient of 'declaring_test' failed: ZeroDivisionError") as caught:
+        ml.gradients(b.build({"y": y}), ["y"], ["x"])
     assert f"declared at {__file__}" in str(caught.value)
 
 

@@ -128,6 +128,13 @@ class Reverse:
         except MithrilError as error:
             location = f"from {node.origin}" if str(node.origin) else ""
             raise error.with_facts(f"in the gradient of '{op.name}'", location) from error.__cause__
+        except TimeoutError:
+            raise
+        except Exception as cause:
+            raise GradientError(
+                f"the gradient of '{op.name}' failed: {type(cause).__name__}: {cause}",
+                facts=[f"declared at {op.declared_at}", f"from {node.origin}" if str(node.origin) else ""],
+            ) from cause
 
     def _apply(self, op: Op, node: Node, cotangents: Sequence[Value | None]) -> None:
         gradient = op.gradient

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -211,7 +211,8 @@ class Op(Declaration):
                 self._bodies.clear()
             names = [self.operand_name(k) for k in range(len(types))]
             with collect_guards() as guards:  # of the body's own Python code; the nodes' guards are in the graph
-                body = Op._trace(lambda *values: self.reference(*values, **attributes), types, names, self.name)
+                function = partial(self._rule, "body", self.reference, **attributes)
+                body = Op._trace(function, types, names, self.name)
             cached = self._bodies[key] = body.replaced(guards=(*body.guards, *guards)) if guards else body
         return cached
 

@@ -208,7 +208,8 @@ class Declaration:
                         attributes[name] = normalize_axes(value, rank)
                     elif value is not None:
                         attributes[name] = normalize_axis(value, rank)
-            return attributes if self.canonical_rule is None else self.canonical_rule(types, attributes)
+            rule = self.canonical_rule
+            return attributes if rule is None else self._rule("canonical", rule, types, attributes)
         except MithrilError as error:
             raise error.with_facts(self.call_text(types, attributes)) from None
 
@@ -241,8 +242,9 @@ class Declaration:
             raise self._rule_error(kind, f"failed: {type(cause).__name__}: {cause}") from cause
 
     def _rule_error(self, kind: str, message: str) -> OperationError:
+        part = kind if kind == "body" else f"{kind} rule"
         return OperationError(
-            f"the {kind} rule of operation '{self.name}' {message}", facts=[f"declared at {self.declared_at}"]
+            f"the {part} of operation '{self.name}' {message}", facts=[f"declared at {self.declared_at}"]
         )
 
     def _check_operands(self, types: Sequence[TensorType | None]) -> None:

@@ -90,7 +90,7 @@ class HookCalls:
             plugin = self._culprit(hook, error)
             if plugin is None:
                 raise
-            raise _decider_error(plugin, hook.name, error) from error
+            raise answer_problem(plugin, hook.name, error).error() from error
         finally:
             stack.pop()
 
@@ -160,7 +160,7 @@ class HookCalls:
             try:
                 implementation(draft=plugin_draft, target=target, level=level)
             except Exception as cause:
-                raise _decider_error(plugin, "mithril_amend_pipeline", cause) from cause
+                raise answer_problem(plugin, "mithril_amend_pipeline", cause).error() from cause
             fates = dict.fromkeys(plugin_draft.removed, "leave it out") | {
                 name: f"run '{by}' instead" for name, by in plugin_draft.replaced.items()
             }
@@ -181,7 +181,3 @@ class HookCalls:
             draft.removed += [name for name in plugin_draft.removed if name not in draft.removed]
             draft.replaced |= plugin_draft.replaced
         return draft
-
-
-def _decider_error(plugin: Plugin, hook: str, cause: Exception) -> PluginError:
-    return answer_problem(plugin, hook, cause).error()
