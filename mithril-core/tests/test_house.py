@@ -27,8 +27,9 @@ TODAY = json.loads(Path(__file__).with_name("house_violations.json").read_text()
 # Ground first. A file imports rooms of lower floors and files of its own room; rooms on one floor are not tied.
 FLOORS = [
     {"base": 1650},
-    {"ir": 3800},
-    {"ops": 6150, "rewrite": 720, "passes": 550, "plugins": 2000, "system": 650},
+    {"ir": 3050},
+    {"rewrite": 720, "passes": 550, "plugins": 2000, "system": 650, "axes": 900},
+    {"ops": 6150},
     {"backend": 3650, "autodiff": 700},
     {"runtime": 3250, "transforms": 1500},
     {"compiler": 3000},
@@ -244,7 +245,6 @@ def test_no_file_bears_the_name_of_an_export(name):
 SLOTS = {
     "mithril": {"registry.core_plugin", "registry.face_names", "registry.sources"},
     "mithril.ir.apply": {"Op._apply", "Op._evaluate"},
-    "mithril.ir.axes_of_bodies": {"Op._body_axes"},
     "mithril.ir.builder": {"Op._trace"},
     "mithril.ir.editor": {"Graph._editor"},
     "mithril.ir.text": {"Graph._printer"},
@@ -465,7 +465,7 @@ def test_kernel_runs_with_every_other_room_closed():
 
 def test_kernel_stays_small():
     lines = sum(len(p.read_text().splitlines()) for m, p in CORE_MODULES.items() if room(m) in KERNEL_ROOMS)
-    assert lines <= 8_500
+    assert lines <= 7_750
 
 
 GRAPH = """

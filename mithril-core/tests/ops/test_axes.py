@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from mithril import ops
+from mithril.axes import axes_of, call_axes
 from mithril.base.dims import Dim
 from mithril.base.errors import OperationError
 from mithril.base.registry import operations
@@ -70,7 +71,7 @@ def test_bodies_tell_most_axes():
 
 def test_axes_of_attention():
     """Examples, heads that share keys, queries and columns of the values can be split."""
-    axes = node(ops.attention, (2, 4, 6, 8), (2, 2, 5, 8), (2, 2, 5, 10)).axes
+    axes = axes_of(node(ops.attention, (2, 4, 6, 8), (2, 2, 5, 8), (2, 2, 5, 10)))
     split = {(k, axis) for k, fs in enumerate(axes.operands[:3]) for axis in range(4) if _split(axes, fs[axis])}
     assert split == {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 3)}
     heads = axes.operands[0][1][0]
@@ -84,20 +85,20 @@ def _split(axes, factors):
 
 def test_shapes_that_fit_do_not_suffice():
     """Half of the channels with as many groups has the right shape and the wrong numbers."""
-    axes = node(lambda x: ops.group_norm(x, groups=2), (2, 8, 3)).axes
+    axes = axes_of(node(lambda x: ops.group_norm(x, groups=2), (2, 8, 3)))
     assert axes.operands[0][0][0] in axes.parallel
     assert not _split(axes, axes.operands[0][1])
 
 
 def test_a_bias_has_no_contracted_axis():
-    axes = node(ops.linear, (4, 6), (8, 6), (8,)).axes
+    axes = axes_of(node(ops.linear, (4, 6), (8, 6), (8,)))
     assert not _split(axes, axes.operands[0][1])
     assert axes.operands[1][0] == axes.operands[2][0] == axes.results[0][1]
 
 
 # -- the notation -------------------------------------------------------------------------------------------------
 def test_a_product_of_matrices():
-    axes = node(ops.matmul, (7, 1, 3, 4), (5, 4, 2)).axes
+    axes = axes_of(node(ops.matmul, (7, 1, 3, 4), (5, 4, 2)))
     assert axes.operands == ((("...1",), (), ("m",), ("k",)), (("...0",), ("k",), ("n",)))
     assert axes.results == ((("...1",), ("...0",), ("m",), ("n",)),)
     assert axes.sizes == {"...1": 7, "...0": 5, "m": 3, "k": 4, "n": 2}
@@ -111,12 +112,12 @@ def test_a_product_of_matrices():
     [(((4,), (4, 5)), "n"), (((3, 4), (4,)), "m"), (((2, 3, 4), (4,)), "...0 m"), (((4,), (4,)), "")],
 )
 def test_products_of_vectors_lack_rows_or_columns(shapes, expected):
-    axes = node(ops.matmul, *shapes).axes
+    axes = axes_of(node(ops.matmul, *shapes))
     assert " ".join(f[0] for f in axes.results[0]) == expected
 
 
 def test_groups_are_a_factor_of_channels():
-    axes = node(lambda x, w: ops.conv(x, w, groups=2), (2, 4, 7), (6, 2, 3)).axes
+    axes = axes_of(node(lambda x, w: ops.conv(x, w, groups=2), (2, 4, 7), (6, 2, 3)))
     assert axes.operands[0] == (("n",), ("g", "c"), ("h0",))
     assert axes.cut({"g": 1}) == {"groups": 1}
     assert axes.is_product
@@ -124,38 +125,38 @@ def test_groups_are_a_factor_of_channels():
 
 
 def test_layouts_and_views():
-    transposed = node(lambda x: ops.transpose(x, perm=(1, 0, 2)), (2, 3, 4)).axes
+    transposed = axes_of(node(lambda x: ops.transpose(x, perm=(1, 0, 2)), (2, 3, 4)))
     assert (transposed.is_layout, transposed.is_view) == (True, False)
-    unmoved = node(lambda x: ops.transpose(x, perm=(1, 0, 2)), (1, 3, 4)).axes
+    unmoved = axes_of(node(lambda x: ops.transpose(x, perm=(1, 0, 2)), (1, 3, 4)))
     assert (unmoved.is_layout, unmoved.is_view) == (True, True)
     for write, view in ((lambda x: ops.reshape(x, shape=(8, 3)), True), (lambda x: ops.flip(x, axis=0), False)):
-        axes = node(write, (2, 3, 4)).axes
+        axes = axes_of(node(write, (2, 3, 4)))
         assert (axes.is_layout, axes.is_view) == (view, view)
-    assert not node(lambda x: x + 1.0, (2, 3)).axes.is_layout
+    assert not axes_of(node(lambda x: x + 1.0, (2, 3))).is_layout
 
 
 def test_a_reshape_has_the_common_factors_of_its_shapes():
     B = Dim("B", 1, 64)
-    axes = node(lambda x: ops.reshape(x, shape=(B, 3, 2, 4)), (B, 3, 8)).axes
+    axes = axes_of(node(lambda x: ops.reshape(x, shape=(B, 3, 2, 4)), (B, 3, 8)))
     assert axes.operands[0] == (("f0",), ("f1",), ("f2", "f3"))
     assert axes.results[0] == (("f0",), ("f1",), ("f2",), ("f3",))
-    merged = node(lambda x: ops.reshape(x, shape=(3, 4)), (2, 6)).axes
+    merged = axes_of(node(lambda x: ops.reshape(x, shape=(3, 4)), (2, 6)))
     assert merged.parallel == ()
 
 
 def test_look_ups_and_rows():
-    axes = node(lambda x, i: ops.take(x, ops.cast(i, dtype="int32"), axis=0), (5, 3), (4,)).axes
+    axes = axes_of(node(lambda x, i: ops.take(x, ops.cast(i, dtype="int32"), axis=0), (5, 3), (4,)))
     assert axes.lookups == ((1, 0, 0),)
     assert axes.reads_rows(0) == "rows"
-    assert node(ops.matmul, (3, 4), (4, 5)).axes.reads_rows(1) == "columns"
+    assert axes_of(node(ops.matmul, (3, 4), (4, 5))).reads_rows(1) == "columns"
     assert node(lambda a, b: ops.einsum(a, b, equation="ik,jk->ij"), (3, 4), (5, 4)).op.name == "einsum"
-    dot = node(lambda a, b: ops.dot(a, b, contract_a=(1,), contract_b=(1,)), (3, 4), (5, 4)).axes
+    dot = axes_of(node(lambda a, b: ops.dot(a, b, contract_a=(1,), contract_b=(1,)), (3, 4), (5, 4)))
     assert (dot.reads_rows(0), dot.reads_rows(1)) == ("rows", "rows")
 
 
 def test_sizes_that_a_guard_equates_are_one_factor():
     B = Dim("B", 1, 64)
-    axes = node(lambda x, y: x + y, (B, 2), (3, 2)).axes
+    axes = axes_of(node(lambda x, y: x + y, (B, 2), (3, 2)))
     assert axes.parallel == ("...0",)
 
 
@@ -194,7 +195,7 @@ def test_wrong_axes_are_reported_with_the_sample_and_the_factor():
 def test_a_primitive_without_axes_is_whole():
     silent = Op(**{**vars_of(operations()["tanh"]), "name": "tests.silent", "elementwise": False})
     value = node(ops.tanh, (2, 3))
-    axes = silent.axes([value.operands[0].type], {})
+    axes = call_axes(silent, [value.operands[0].type], {})
     assert axes.parallel == ()
     assert missing_axes(silent).startswith("'tests.silent' has neither axes nor a reason")
 

@@ -9,8 +9,9 @@ import pytest
 
 from mithril import ops
 from mithril.autodiff import gradients
+from mithril.axes import sample_nodes, traits
 from mithril.base import operations
-from mithril.ir import Builder, evaluate, sample_nodes, traits
+from mithril.ir import Builder, evaluate
 from mithril.ops.nn import ACTIVATIONS
 from mithril_testing.traits import false_traits
 

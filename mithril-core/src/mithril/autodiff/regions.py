@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from mithril.autodiff.reverse import Derivative, Reverse, differentiable_values, differentiate, live_nodes
+from mithril.axes import is_cheap
 from mithril.base import GradientError, TensorType, operation
-from mithril.ir import Builder, Graph, Input, Node, Value, as_results, cotangent_name, is_cheap
+from mithril.ir import Builder, Graph, Input, Node, Value, as_results, cotangent_name
 from mithril.ops import cond, if_op, scan, scan_op, while_op
 
 Pairs = Iterator[tuple[Value, Value]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from mithril.axes import is_view
 from mithril.backend import memory_plan
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
@@ -26,7 +27,7 @@ from mithril.base import (
     dtype as as_dtype,
     unknown,
 )
-from mithril.ir import Graph, Node, decompose, is_view, iterate
+from mithril.ir import Graph, Node, decompose, iterate
 from mithril.ops import scan_op
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from importlib import import_module
 import numpy as np
 
 from mithril import ops
+from mithril.axes import is_view
 from mithril.base import MemoryLimitError, OptionError, TensorType, numel, substitute, unknown
-from mithril.ir import Graph, Node, Value, is_view
+from mithril.ir import Graph, Node, Value
 
 ALIGNMENT = 64
 

@@ -16,17 +16,13 @@ from mithril.ir.attribute_types import (
     normalize_axis as normalize_axis,
     number as number,
 )
-from mithril.ir.axes import (
-    Factors as Factors,
-    OpAxes as OpAxes,
-    Role as Role,
-    unknown_axes as unknown_axes,
-)
 from mithril.ir.axes_notation import (
+    Atom as Atom,
     Declaration as Declaration,
+    REDUCING as REDUCING,
+    axes_error as axes_error,
     parse_axes as parse_axes,
 )
-from mithril.ir.axes_of_bodies import body_axes as body_axes
 from mithril.ir.builder import (
     Builder as Builder,
     computing as computing,
@@ -46,7 +42,10 @@ from mithril.ir.core import (
     as_results as as_results,
     iterate as iterate,
 )
-from mithril.ir.declaration import Attribute as Attribute
+from mithril.ir.declaration import (
+    Attribute as Attribute,
+    limits_of as limits_of,
+)
 from mithril.ir.declare import (
     binary as binary,
     composite as composite,
@@ -80,24 +79,6 @@ from mithril.ir.text import (
     same as same,
     structural_hash as structural_hash,
     to_text as to_text,
-)
-from mithril.ir.traits import (
-    is_addition as is_addition,
-    is_cheap as is_cheap,
-    is_expensive as is_expensive,
-    is_fold as is_fold,
-    is_layout as is_layout,
-    is_matrix_transpose as is_matrix_transpose,
-    is_permutation as is_permutation,
-    is_product as is_product,
-    is_source as is_source,
-    is_unchanged as is_unchanged,
-    is_view as is_view,
-    is_windowed_product as is_windowed_product,
-    linear_in as linear_in,
-    precision as precision,
-    reads_rows as reads_rows,
-    sample_nodes as sample_nodes,
 )
 from mithril.ir.type_rules import (
     always as always,

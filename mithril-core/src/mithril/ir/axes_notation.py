@@ -1,4 +1,4 @@
-"""The notation of axes: parse a declaration, and resolve it for the shapes and attributes of one call.
+"""The notation of axes in the declaration of an operation; ``mithril.axes`` resolves it for each call.
 
 ``"operands -> results | clauses"``: terms are separated by commas, axes by spaces. An axis is ``m``, ``m?`` (present if
 the rank allows it), ``*h`` (any number; ``*b:batch_dims`` takes the number from an attribute, ``*t:d`` from the size of
@@ -11,13 +11,13 @@ clause is factors and their role, such as ``k sum``, ``x[axis] whole``, ``t inde
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from mithril.base import OperationError, Shape, Size, floordiv, product
-from mithril.ir.axes import ROLES, WHOLE, Factors, OpAxes, Role
+from mithril.base import OperationError
+
+REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all")
+ROLES = (*REDUCING, "whole", "window", "index", "count", "mixed")
 
 _TOKEN = re.compile(r"\([^)]*\)|\S+")
 _NAME = r"[A-Za-z_]\w*"
@@ -70,7 +70,7 @@ def parse_axes(text: str) -> Declaration:
     terms, _, roles = text.partition("|")
     left, arrow, right = terms.partition("->")
     if not arrow:
-        raise _wrong(text, "it has no '->'")
+        raise axes_error(text, "it has no '->'")
     operands = tuple(_term(text, t) for t in left.split(",")) if left.strip() else ()
     results = tuple(_term(text, t) for t in right.split(","))
     shape, clauses = "", []
@@ -82,14 +82,15 @@ def parse_axes(text: str) -> Declaration:
     names = {n for term in (*operands, *results) for a in term for n in a.names}
     selected = {name for clause in clauses for name, _ in clause.selectors}
     if selected - names - {"..."}:
-        raise _wrong(text, f"no operand or result has the factor '{min(selected - names)}'")
+        raise axes_error(text, f"no operand or result has the factor '{min(selected - names)}'")
     lost = names - {n for term in results for a in term for n in a.names} - selected
     if lost:
-        raise _wrong(text, f"factor '{min(lost)}' is in no result and has no role: is it summed?")
+        raise axes_error(text, f"factor '{min(lost)}' is in no result and has no role: is it summed?")
     return Declaration(text, operands, results, tuple(clauses), shape)
 
 
-def _wrong(text: str, reason: str) -> OperationError:
+def axes_error(text: str, reason: str) -> OperationError:
+    """Return the error for a declaration of axes that is not valid, or does not fit a call."""
     return OperationError(f"axes '{text}': {reason}", hint="an example is '... m k, ... k n -> ... m n | k sum'")
 
 
@@ -103,11 +104,11 @@ def _atom(text: str, token: str) -> Atom:
     if token.startswith("("):
         parts = [p.partition(":") for p in token[1:-1].split()]
         if len(parts) < 2 or any(count for _, _, count in parts[1:]):
-            raise _wrong(text, f"'{token}' is not a product of factors such as '(g:groups c)'")
+            raise axes_error(text, f"'{token}' is not a product of factors such as '(g:groups c)'")
         return Atom("product", tuple(name for name, _, _ in parts), parts[0][2])
     match = _ATOM.fullmatch(token)
     if match is None:
-        raise _wrong(text, f"'{token}' is not an axis")
+        raise axes_error(text, f"'{token}' is not an axis")
     entries = {k: v or "" for k, v in match.groupdict().items()}
     kind = "star" if entries["star"] else "optional" if entries["optional"] else "order" if entries["order"] else "axis"
     return Atom(kind, (entries["name"],), entries["count"], entries["at"], entries["without"], entries["order"])
@@ -118,198 +119,11 @@ def _clause(text: str, part: str) -> Clause:
     k = next((k for k, word in enumerate(words) if word in ROLES), None)
     selectors = [_SELECTOR.fullmatch(word) for word in words[: k or 0]]
     if k is None or not selectors or None in selectors:
-        raise _wrong(text, f"'{part}' is not a clause such as 'k sum', 'x[axis] whole' or 't index indices'")
+        raise axes_error(text, f"'{part}' is not a clause such as 'k sum', 'x[axis] whole' or 't index indices'")
     rest = words[k + 1 :]
     if words[k] == "index" and len(rest) != 1:
-        raise _wrong(text, f"'{part}' does not name its operand of indices")
+        raise axes_error(text, f"'{part}' does not name its operand of indices")
     if words[k] != "index" and rest and (words[k] != "sum" or rest[:-1] != ["into"]):
-        raise _wrong(text, f"'{part}' has too many words")
+        raise axes_error(text, f"'{part}' has too many words")
     entries = tuple((m["name"], m["by"] or "") for m in selectors if m is not None)
     return Clause(entries, words[k], rest[-1] if rest else "")
-
-
-# -- one call -----------------------------------------------------------------------------------------------------
-def resolve(
-    declaration: Declaration,
-    names: Sequence[str],
-    shapes: Sequence[Shape | None],
-    attributes: Mapping[str, Any],
-    results: Sequence[Shape],
-) -> OpAxes:
-    """Return the axes of a call; ``names`` are the names of its operands."""
-    terms = declaration.operands
-    if len(terms) == 1 and len(shapes) > 1:
-        terms = terms * len(shapes)
-    if len(terms) < len(shapes):
-        raise _wrong(declaration.text, f"it describes {len(terms)} operands, the call has {len(shapes)}")
-    pairs = [(t, s) for t, s in zip(terms, shapes, strict=False) if s is not None]
-    pairs += zip(declaration.results, results, strict=True)
-    return _Call(declaration, attributes, pairs, len(pairs) - len(results)).axes(names, shapes, results)
-
-
-class _Call:
-    """The lengths of stars, the factors of axes and the sizes of factors of one call."""
-
-    def __init__(
-        self,
-        declaration: Declaration,
-        attributes: Mapping[str, Any],
-        pairs: Sequence[tuple[tuple[Atom, ...], Shape]],
-        count: int,
-    ) -> None:
-        self.declaration, self.attributes, self.pairs = declaration, attributes, pairs
-        self.count = count  # of operands
-        self.lengths: dict[str, int] = {}
-        self.entries: dict[str, list[Size]] = {}  # the sizes of a factor at each of its occurrences
-        for _ in range(3):  # the length of a star in one term may follow from another term
-            for k, (term, shape) in enumerate(pairs):
-                self._measure(term, shape, is_result=k >= count)
-        self.axes_of = [self._factors(term, shape) for term, shape in pairs]
-        self._sizes()
-
-    # -- lengths
-    def _measure(self, term: Sequence[Atom], shape: Shape, is_result: bool) -> None:
-        singles = sum(1 for a in term if a.kind in ("axis", "product"))
-        for a in term:
-            if a.kind == "optional" and a.names[0] not in self.lengths and not is_result:
-                room = len(shape) - singles - sum(self.lengths.get(b.names[0], 0) for b in term if b.kind == "optional")
-                self.lengths[a.names[0]] = 1 if room > 0 else 0
-            if a.kind == "star" and a.count and a.names[0] not in self.lengths:
-                length = self.attributes.get(a.count, self._size_of(a.count))
-                if isinstance(length, int):
-                    self.lengths[a.names[0]] = length
-        position = next((k for k, a in enumerate(term) if a.at), None)
-        if position is not None:
-            offset = self.attributes[term[position].at]
-            self._only(term[:position], offset)
-            self._only(term[position + 1 :], len(shape) - offset - 1)
-        elif not any(a.kind == "dots" for a in term):
-            self._only(term, len(shape))
-
-    def _only(self, term: Sequence[Atom], rank: int) -> None:
-        """Assign the remaining axes to the one star of unknown length."""
-        unknown = [a for a in term if self._length(a) is None]
-        if len(unknown) == 1 and not unknown[0].without:
-            self.lengths[unknown[0].names[0]] = rank - sum(self._length(a) or 0 for a in term)
-
-    def _length(self, atom: Atom) -> int | None:
-        if atom.kind in ("axis", "product"):
-            return 1
-        if atom.kind == "dots":
-            return 0
-        length = self.lengths.get(atom.names[0])
-        if length is None or not atom.without or self.attributes.get("keepdims"):
-            return length
-        return length - len(_numbers(self.attributes[atom.without]))
-
-    def _size_of(self, factor: str) -> Size | None:
-        """Return the size of an axis that is first or last in a term; this needs no lengths of stars."""
-        for term, shape in self.pairs:
-            for k, atom in ((0, term[:1]), (-1, term[-1:])):
-                if atom and atom[0].kind == "axis" and atom[0].names[0] == factor and not atom[0].at and shape:
-                    return shape[k]
-        return None
-
-    # -- factors
-    def _factors(self, term: Sequence[Atom], shape: Shape) -> tuple[Factors, ...]:
-        lengths = [self._length(a) for a in term]
-        if None in lengths:
-            raise _wrong(self.declaration.text, f"the number of axes '{term[lengths.index(None)].names[0]}' is unknown")
-        room = len(shape) - sum(n or 0 for n in lengths)
-        out: list[Factors] = []
-        for a in term:
-            if a.kind == "dots":
-                room_axes = range(len(out), len(out) + room)
-                out += [() if shape[k] == 1 else (f"...{room - k + room_axes.start - 1}",) for k in room_axes]
-            else:
-                out += self._of_atom(a)
-        if len(out) != len(shape):
-            raise _wrong(self.declaration.text, f"a shape of rank {len(shape)} does not match it")
-        for k, factors in enumerate(out):
-            if len(factors) == 1:
-                self.entries.setdefault(factors[0], []).append(shape[k])
-        return tuple(out)
-
-    def _of_atom(self, atom: Atom) -> list[Factors]:
-        if atom.kind in ("axis", "product"):
-            return [atom.names]
-        name, count = atom.names[0], self.lengths[atom.names[0]]
-        if atom.kind == "optional":
-            return [(name,)] * count
-        if atom.kind == "order":
-            return [(f"{name}{k}",) for k in self.attributes[atom.order]]
-        out: list[Factors] = [(f"{name}{k}",) for k in range(count)]
-        if atom.without:
-            dropped = _numbers(self.attributes[atom.without])
-            keepdims = self.attributes.get("keepdims")
-            return [() if k in dropped else f for k, f in enumerate(out) if keepdims or k not in dropped]
-        return out
-
-    # -- sizes
-    def _sizes(self) -> None:
-        counted = {a.names[0]: a.count for term, _ in self.pairs for a in term if a.kind == "product" and a.count}
-        for f, attribute in counted.items():
-            self.entries.setdefault(f, []).append(self.attributes[attribute])
-        self.counted = counted
-        for factors, n in self._axes():
-            missing = [f for f in factors if f not in self.entries]
-            if len(factors) > 1 and len(missing) == 1:
-                covered = product(self.entries[f][0] for f in factors if f != missing[0])
-                self.entries[missing[0]] = [floordiv(n, covered) if covered != 0 else 0]
-
-    def _axes(self) -> Iterable[tuple[Factors, Size]]:
-        for axes, (_, shape) in zip(self.axes_of, self.pairs, strict=True):
-            yield from zip(axes, shape, strict=True)
-
-    def axes(self, names: Sequence[str], shapes: Sequence[Shape | None], results: Sequence[Shape]) -> OpAxes:
-        sizes = {f: entries[0] for f, entries in self.entries.items()}
-        several = [f for f, entries in self.entries.items() if any(n != entries[0] for n in entries)]
-        roles: dict[str, Role] = dict.fromkeys(several, WHOLE)
-        uneven = set(roles)
-        for axes, n in self._axes():
-            if len(axes) > 1 and product(sizes[f] for f in axes) != n:
-                roles.update(dict.fromkeys(axes, WHOLE))
-        unsaid = dict(roles)
-        for clause in self.declaration.clauses:
-            role = Role(clause.kind, list(names).index(clause.operand) if clause.operand else None)
-            for name, by in clause.selectors:
-                selected = [f for f in self._selected(name, by, uneven) if f in sizes]
-                roles.update(dict.fromkeys(selected, role))
-                for f in selected:
-                    unsaid.pop(f, None)
-        present = {f for axes in self.axes_of[self.count :] for factors in axes for f in factors}
-        lost = [f for f in sizes if f not in present and f not in roles]
-        if lost:
-            raise _wrong(self.declaration.text, f"factor '{lost[0]}' is in no result and has no role")
-        operands = iter(self.axes_of)
-        return OpAxes(
-            tuple(None if s is None else next(operands) for s in shapes),
-            tuple(operands),
-            sizes,
-            roles,
-            tuple(results),
-            self.declaration.shape_attribute,
-            self.counted,
-            uneven=tuple(unsaid),
-        )
-
-    def _selected(self, name: str, by: str, uneven: set[str]) -> Iterable[str]:
-        if name == "...":
-            return [f for f in self.entries if f.startswith("...")]
-        if name not in self.lengths or name in self.entries:
-            return [name]
-        every = [f"{name}{k}" for k in range(self.lengths[name])]
-        if not by:
-            return every
-        if by == "~":
-            return [f for f in every if f in uneven]
-        return [every[k] for k in _numbers(self.attributes[by]) if -len(every) <= k < len(every)]
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    """Return the axes that an attribute names; for pairs, such as padding, the axes of nonzero pairs."""
-    if isinstance(value, tuple):
-        if value and all(isinstance(v, tuple) for v in value):
-            return tuple(k for k, pair in enumerate(value) if any(n != 0 for n in pair))
-        return value
-    return () if value is None else (value,)

@@ -8,7 +8,7 @@ unchanged node.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,8 +28,6 @@ from mithril.base import (
     collect_guards,
     numel,
 )
-from mithril.ir.axes import OpAxes, unknown_axes
-from mithril.ir.axes_notation import parse_axes, resolve
 from mithril.ir.declaration import Declaration, limits_of
 
 Attributes = Mapping[str, Any]
@@ -82,12 +80,10 @@ class Op(Declaration):
 
     _inferred: dict[Any, tuple[tuple[TensorType, ...], tuple[Guard, ...]]] = field(default_factory=dict, repr=False)
     _bodies: dict[Any, Graph] = field(default_factory=dict, repr=False)
-    _axes: dict[Any, OpAxes] = field(default_factory=dict, repr=False)
-    # Set by ``ir.apply``, ``ir.builder`` and ``ir.axes_of_bodies``, which import this module.
+    # Set by ``ir.apply`` and ``ir.builder``, which import this module.
     _apply: ClassVar[Callable[..., Any]]
     _evaluate: ClassVar[Callable[..., Any]]
     _trace: ClassVar[Callable[..., Graph]]
-    _body_axes: ClassVar[Callable[..., OpAxes]]
 
     # -- declaring ---------------------------------------------------------------------------------------------------
     def vjp(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,36 +165,6 @@ class Op(Declaration):
             message = f"the attributes of operation '{self.name}' do not match its operands"
             raise ShapeError(message, facts=[self.call_text(types, attributes)]) from cause
 
-    # -- axes --------------------------------------------------------------------------------------------------------
-    def axes(
-        self,
-        types: Sequence[TensorType | None],
-        attributes: Mapping[str, Any],
-        results: Sequence[TensorType] | None = None,
-    ) -> OpAxes:
-        """Return the axes of a call; undeclared ones follow from the body of a composite, else they are all "whole"."""
-        key = (tuple(types), tuple(attributes.values()), limits_of(types))
-        axes = self._axes.get(key)
-        if axes is None:
-            if len(self._axes) > 4096:
-                self._axes.clear()
-            with collect_guards():  # discarded: type inference already recorded them
-                axes = self._axes[key] = self._resolve_axes(types, attributes, results or self.infer(types, attributes))
-        return axes
-
-    def _resolve_axes(
-        self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], results: Sequence[TensorType]
-    ) -> OpAxes:
-        shapes, result_shapes = [None if t is None else t.shape for t in types], [t.shape for t in results]
-        rule: Any = "... -> ..." if self.elementwise else self.declared_axes
-        if rule is None and self.composite:
-            return Op._body_axes(self, types, attributes)
-        if callable(rule):
-            rule = rule(shapes, attributes, result_shapes)
-        if isinstance(rule, str):
-            rule = resolve(parse_axes(rule), self.operands, shapes, attributes, result_shapes)
-        return replace(rule or unknown_axes(shapes, result_shapes), moves=self.moves)
-
     # -- meaning -----------------------------------------------------------------------------------------------------
     def decompose(self, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> Graph:
         """Return the body of a composite for operands of these types."""
@@ -216,20 +182,14 @@ class Op(Declaration):
             cached = self._bodies[key] = body.replaced(guards=(*body.guards, *guards)) if guards else body
         return cached
 
-    def flops(
+    def declared_flops(
         self, types: Sequence[TensorType | None], results: Sequence[TensorType], attributes: Mapping[str, Any]
     ) -> Size:
-        """Return the number of floating-point operations: ``cost`` per result element, or two per term of a product."""
+        """Return the floating-point operations by the declared ``cost``: a function, or a number per result element."""
         if callable(self.cost):
             return self.cost(types, results, attributes)
-        if not self.cost and not self.composite and not self.moves and self.infer_rule is None:
-            axes = self.axes(types, attributes, results)
-            if axes.is_product:
-                return axes.terms * 2
         elements = numel(results[0].shape)
-        if isinstance(elements, int):
-            return int(self.cost * elements)
-        return elements * int(self.cost)
+        return int(self.cost * elements) if isinstance(elements, int) else elements * int(self.cost)
 
 
 class Node:
@@ -264,12 +224,6 @@ class Node:
     def is_constant(self) -> bool:
         """Whether the node is a scalar constant, stored in its attribute ``value``."""
         return self.op.name == "constant"
-
-    @property
-    def axes(self) -> OpAxes:
-        """The axes of operands and results that share a loop, cached by the operation."""
-        types = [None if v is None else v.type for v in self.operands]
-        return self.op.axes(types, self.attributes, [v.type for v in self.results])
 
     def replaced(self, **changes: Any) -> Node:
         """Return a copy with some fields changed; the results stay the same values unless passed."""

@@ -28,7 +28,6 @@ from mithril.base import (
 )
 from mithril.ir.attribute_texts import attributes_text
 from mithril.ir.attribute_types import NORMALIZERS, attribute_error, normalize_axes, normalize_axis
-from mithril.ir.axes import AxesRule
 
 ShapeRule = Callable[..., Any]
 DTypeRule = Callable[[Sequence[DType | None], Mapping[str, Any]], Any]
@@ -76,7 +75,9 @@ class Declaration:
     region_gradient: Callable[..., Any] | None = None  # of an operation with regions
     surrogate: bool = False  # the gradient deliberately differs from the derivative of the reference
     opaque: bool = False  # must not be folded, merged or moved: barriers
-    declared_axes: str | AxesRule | None = None  # the axes that share a loop; element-wise operations need none
+    declared_axes: str | Callable[..., Any] | None = (
+        None  # the axes that share a loop; element-wise operations need none
+    )
     no_axes: str = ""  # the reason why no axes are declared: the operation needs its full operands
     moves: bool = False  # result elements are operand elements or a constant: no arithmetic
     linear: str = ""  # operands in which it is linear: "x", jointly "a b", separately "a | b"

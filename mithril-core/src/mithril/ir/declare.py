@@ -10,7 +10,6 @@ from typing import Any, Union, get_args, get_origin
 
 from mithril.base import OperationError, register
 from mithril.ir.attribute_types import NORMALIZERS
-from mithril.ir.axes import AxesRule
 from mithril.ir.axes_notation import parse_axes
 from mithril.ir.core import Op
 from mithril.ir.declaration import NOTHING, Attribute
@@ -108,7 +107,7 @@ def op(
     promoted: tuple[str, ...] | None = None,
     tolerance: float = 1.0,
     opaque: bool = False,
-    axes: str | AxesRule | None = None,
+    axes: str | Callable[..., Any] | None = None,
     no_axes: str = "",
     moves: bool = False,
     linear: str = "",
@@ -176,7 +175,7 @@ def composite(
     promoted: tuple[str, ...] | None = None,
     elementwise: bool = False,
     tolerance: float = 1.0,
-    axes: str | AxesRule | None = None,
+    axes: str | Callable[..., Any] | None = None,
     moves: bool = False,
     linear: str = "",
     precision: str | None = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mithril.axes import axes_of
 from mithril.base import Dim, symbols
 from mithril.ir import Graph, Node, Value
 
@@ -62,7 +63,7 @@ def _is_independent(node: Node, size: Dim) -> bool:
     if op.composite and not op.elementwise and op.declared_axes is None:
         types = [None if v is None else v.type for v in node.operands]
         return first_row_mixing_node(op.decompose(types, node.attributes), size) is None
-    axes = node.axes
+    axes = axes_of(node)
     if any(name != axes.shape_attribute for name in counted):
         return False
     factors = {axes.rows(k, axis) for k, axis in enumerate(operands) if axis is not None}

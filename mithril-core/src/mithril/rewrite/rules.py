@@ -6,9 +6,10 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from mithril.base import MithrilError, RewriteError, Size, TensorType, substitute, symbols
+from mithril.base import MithrilError, RewriteError, TensorType, substitute, symbols
 from mithril.ir import Editor, Graph, Node, Origin, Value, trace
 from mithril.rewrite.matching import Attempt, Match
 from mithril.rewrite.pattern import Pattern
@@ -187,10 +188,12 @@ class Rule:
 def _origin(match: Match) -> Origin:
     """Return the origin of the costliest node: a product fused with an activation keeps the origin of the product."""
 
-    def work(node: Node) -> int:
-        flops: Any = node.op.flops
+    def work(node: Node) -> float:
+        op = node.op
+        if not op.cost and not op.moves and len(node.operands) > 1:
+            return inf  # a product that leaves its cost to its axes
         types = [None if v is None else v.type for v in node.operands]
-        count: Size = flops(types, [v.type for v in node.results], node.attributes) if flops is not None else 0
+        count = op.declared_flops(types, [v.type for v in node.results], node.attributes)
         return int(substitute(count, {s.name: 1 << 10 for s in symbols(count)}))
 
     origins = {node.origin for node in match.nodes}

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from mithril.axes import axes_of, is_unchanged
 from mithril.base import InputError, Size, numel, substitute, symbols
-from mithril.ir import Graph, Node, Output, Value, is_unchanged, iterate, result
+from mithril.ir import Graph, Node, Output, Value, iterate, result
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def lookups(node: Node) -> Iterator[Lookup]:
     elif op.moves or op.linear:
         if op.composite or op.elementwise or node.regions:
             return
-        axes = node.axes
+        axes = axes_of(node)
         places = [fs[-1] for k, _, _ in axes.lookups[:1] if (fs := axes.operands[k])]
         stacked = any(axes.role(f) is not None for factors in places for f in factors)
         for component, (indices, table, axis) in enumerate(axes.lookups):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mithril.axes import flops
 from mithril.base import is_static, numel
 from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
@@ -46,10 +47,7 @@ def layer_rows(graph: Graph) -> list[Row]:
             continue
         row = rows.setdefault(node.origin.path or "(model)", Row(node.origin.path or "(model)"))
         row.output = str(node.result.type)
-        flops: Any = node.op.flops
-        if flops is not None:
-            types = [None if v is None else v.type for v in node.operands]
-            row.flops += _known(flops(types, [v.type for v in node.results], node.attributes))
+        row.flops += _known(flops(node))
     for i in graph.with_role("param"):
         path = i.name.rpartition(".")[0] or "(model)"
         row = rows.setdefault(path, Row(path))

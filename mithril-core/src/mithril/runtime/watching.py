@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from mithril.axes import flops
 from mithril.backend import Backend, nbytes
 from mithril.ir import Graph, Node
 from mithril.runtime.interpreter import Stepped
@@ -94,7 +95,4 @@ def operation_times(
 def cost(node: Node) -> dict[str, Any]:
     """Return floating-point operations, bytes and result type of a static node."""
     num_bytes = sum(nbytes(v.type) for v in (*node.operands, *node.results) if v is not None)
-    flops = node.op.flops
-    types = [None if v is None else v.type for v in node.operands]
-    count = int(flops(types, [v.type for v in node.results], node.attributes)) if flops is not None else 0
-    return {"flops": count, "bytes": num_bytes, "type": str(node.result.type)}
+    return {"flops": int(flops(node)), "bytes": num_bytes, "type": str(node.result.type)}

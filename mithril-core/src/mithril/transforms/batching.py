@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib.metadata import packages_distributions
 from typing import Any, NamedTuple
 
+from mithril.axes import call_axes
 from mithril.base import MithrilError, OperationError, Registry, Size, TensorType, product
 from mithril.ir import Builder, Graph, Node, Op, Value
 from mithril.ops import BOUNDED, PLACES, random_bits, reshape, scan, spread, transpose
@@ -187,7 +188,7 @@ class Batching:
             outer_size: dict[int, Size] = dict.fromkeys([*range(len(values)), *range(-len(expected), 0)], 1)
             changed = dict(attributes)
         else:
-            axes = op.axes(types, attributes, expected)
+            axes = call_axes(op, types, attributes, expected)
             outer_size = {
                 k: product(axes.sizes[f] for f in _before(fs[axis_at], place.factor))
                 for k, fs, axis_at in zip(

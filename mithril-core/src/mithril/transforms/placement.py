@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import product as combinations
 from typing import Any
 
+from mithril.axes import Factors, OpAxes, call_axes
 from mithril.base import Dim, MithrilError, Size, TensorType, is_static, substitute, symbols
-from mithril.ir import Declaration, Factors, Op, OpAxes, parse_axes
+from mithril.ir import Declaration, Op, parse_axes
 
 Types = Sequence[TensorType | None]
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107)
@@ -98,7 +99,7 @@ class _Search:
         ]
         self.attributes = {name: _at(value, sizes) for name, value in attributes.items()}
         self.expected = op.infer(self.types, self.attributes)
-        self.axes: OpAxes = op.axes(self.types, self.attributes, self.expected)
+        self.axes: OpAxes = call_axes(op, self.types, self.attributes, self.expected)
 
     def run(self) -> Inserted | Joined | None:
         """Prefer rows in front, then as part of an outer axis, then anywhere: the fewer elements move the better."""
@@ -183,7 +184,7 @@ class _Search:
         try:
             attributes = self.op.canonical(types, inserted.edited(self.attributes, self.size))
             results = self.op.infer(types, attributes)
-            axes: OpAxes = self.op.axes(types, attributes, results)
+            axes: OpAxes = call_axes(self.op, types, attributes, results)
         except Exception:  # bodies of composites get ranks that they were not written for
             return None
         factors = {axes.operands[k][p] for k, p in enumerate(inserted.axis_places) if p is not None}  # type: ignore[index]
@@ -252,7 +253,7 @@ class _Search:
         try:
             attributes = self.op.canonical(types, {**self.attributes, **axes.cut(local)})
             results = self.op.infer(types, attributes)
-            longer: OpAxes = self.op.axes(types, attributes, results)
+            longer: OpAxes = call_axes(self.op, types, attributes, results)
         except Exception:  # as above
             return False
         return [t.shape for t in results] == expected and self._same((*longer.operands, *longer.results), longer)

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from mithril import Graph, Node, pass_
+from mithril.axes import flops, is_product
 from mithril.backend import Backend, BuildOptions
 from mithril.base import OptionError, numel
-from mithril.ir import Builder, Editor, is_product
+from mithril.ir import Builder, Editor
 from mithril.passes import PassContext, random_arguments
 from mithril.system import Store, fingerprint, package_version_key, time_interleaved
 from mithril_passes.op_variants import Way, is_measurable, ways
@@ -51,8 +52,7 @@ def kernel_choice(graph: Graph, context: PassContext) -> Graph:
 def _size(node: Node) -> int:
     """Return the multiply-adds of a product, or the elements that another operation accesses."""
     if is_product(node):
-        types = [None if v is None else v.type for v in node.operands]
-        return int(node.op.flops(types, [v.type for v in node.results], node.attributes)) // 2
+        return int(flops(node)) // 2
     return sum(int(numel(v.shape)) for v in (*node.operands, *node.results) if v is not None)
 
 

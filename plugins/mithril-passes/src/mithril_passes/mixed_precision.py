@@ -15,8 +15,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mithril import Builder, Graph, Node, OptionError, Value, dtype as as_dtype, float32, pass_
+from mithril.axes import precision
 from mithril.base import operation, unknown
-from mithril.ir import precision
 from mithril.passes import PassContext
 
 SMALL = ("bfloat16", "float16")

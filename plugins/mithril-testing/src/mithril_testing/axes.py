@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mithril.axes import Factors, OpAxes, Role, call_axes
 from mithril.base import MithrilError, TensorType, dtype as as_dtype
-from mithril.ir import Factors, Op, OpAxes, Role, parse_axes
+from mithril.ir import Op, parse_axes
 from mithril_testing.cases import Case
 
 Array = np.ndarray[Any, Any]
@@ -57,7 +58,7 @@ def _splits(case: Case) -> Iterator[Split]:
     types = [None if a is None else TensorType(as_dtype(a.dtype), a.shape) for a in arrays]
     attributes = op.canonical(types, op.complete(case.sample.attributes))
     arrays = _promoted(op, arrays, types)
-    axes = op.axes(types, attributes)
+    axes = call_axes(op, types, attributes)
     complete = _results(op.evaluate(arrays, attributes))
     for factor in axes.uneven:
         sizes = "it has several sizes here and no role that allows this"
@@ -289,7 +290,7 @@ def _text(terms: str, clauses: Sequence[str]) -> str:
 
 def with_axes(op: Op, text: str) -> Op:
     """Return a copy of an operation with another declaration, not entered anywhere."""
-    return replace(op, declared_axes=text, _axes={})
+    return replace(op, declared_axes=text)
 
 
 def notices(op: Op, text: str) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from mithril.base import MithrilError, Size
+from mithril.axes import flops
+from mithril.base import MithrilError
 from mithril.ir import Arr, Builder, Graph, Sample, Value, decompose
 from mithril_testing.cases import Case, is_primitive
 
@@ -85,9 +86,7 @@ def _resized(shape: Any, growth: Mapping[int, int]) -> Any:
 
 
 def _work(node: Any) -> int:
-    operands = [None if v is None else v.type for v in node.operands]
-    count: Size = node.op.flops(operands, [v.type for v in node.results], node.attributes)
-    return int(count)  # sizes are known
+    return int(flops(node))  # sizes are known
 
 
 def joined(parts: Sequence[tuple[str, Graph]], name: str, finish: Any = None) -> Graph:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from mithril.axes import flops, is_product, is_view, operand_types, sample_nodes
 from mithril.backend import nbytes
 from mithril.base import InputError, operation
-from mithril.ir import Graph, Node, attributes_key, is_product, is_view, sample_nodes
+from mithril.ir import Graph, Node, attributes_key
 from mithril.ops import scan_op
 from mithril.runtime import columns
 
@@ -182,13 +183,10 @@ def size_of(node: Node) -> tuple[int, int, int]:
     """Return floating-point operations, bytes in and out, bytes out; for a loop, the sums over its iterations."""
     if node.regions:
         inner = np.array([size_of(n) for region in node.regions for n in worked(region.nodes)] or [(0, 0, 0)])
-        flops, bytes_moved, out = (int(turns(node) * total) // len(node.regions) for total in inner.sum(axis=0))
-        return flops, bytes_moved, out
-    types = [None if v is None else v.type for v in node.operands]
-    rule: Any = node.op.flops
-    flops = int(rule(types, [v.type for v in node.results], node.attributes)) if rule is not None else 0
+        operations, bytes_moved, out = (int(turns(node) * total) // len(node.regions) for total in inner.sum(axis=0))
+        return operations, bytes_moved, out
     out = sum(nbytes(v.type) for v in node.results)
-    return flops, out + sum(nbytes(t) for t in types if t is not None), out
+    return int(flops(node)), out + sum(nbytes(t) for t in operand_types(node) if t is not None), out
 
 
 def logarithms(node: Node) -> tuple[float, ...]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mithril.axes import flops
 from mithril.base import Dim, ModelError, TensorType, closest, dtype as as_dtype, is_static, numel
-from mithril.ir import Graph, Node
+from mithril.ir import Graph
 from mithril.models.language.flatten import FlatModel, flatten
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
@@ -60,7 +61,7 @@ def summarize(
     ]
     params = sum(_known(numel(i.type.shape)) for i in graph.with_role("param"))
     size = sum(_known(numel(i.type.shape)) * i.type.dtype.itemsize for i in graph.with_role("param"))
-    total = sum(_flops(node) for node in graph.nodes)
+    total = sum(_known(flops(node)) for node in graph.nodes)
     return "\n".join(
         [
             *columns(HEAD, rows, columns_available),
@@ -98,10 +99,10 @@ def layer_rows(graph: Graph, titles: Mapping[str, str]) -> list[Row]:
     for node in graph.nodes:
         if node.is_constant:
             continue
-        flops = _flops(node)
+        operations = _known(flops(node))
         for path in _prefixes(node.origin.path):
             row = rows.setdefault(path, Row(path, path.count(".") + 1, titles.get(path, "")))
-            row.flops += flops
+            row.flops += operations
             row.result = f"{node.result.type}"
             row.memory += sum(_known(numel(v.shape)) * v.dtype.itemsize for v in node.results)
     for i in graph.with_role("param"):
@@ -115,14 +116,6 @@ def _prefixes(path: str) -> list[str]:
     """Return the prefixes of a dotted path: "", "a", "a.b" and "a.b.c" for ``a.b.c``."""
     parts = path.split(".") if path else []
     return [".".join(parts[:k]) for k in range(len(parts) + 1)]
-
-
-def _flops(node: Node) -> int:
-    flops = node.op.flops
-    if flops is None:
-        return 0
-    types = [None if v is None else v.type for v in node.operands]
-    return _known(flops(types, [v.type for v in node.results], node.attributes))
 
 
 def _known(size: Any) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
+from mithril.axes import is_expensive
 from mithril.base import TensorType, dtype as as_dtype
-from mithril.ir import Graph, Node, Value, is_expensive
+from mithril.ir import Graph, Node, Value
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
+from mithril.axes import axes_of, is_matrix_transpose, is_product, linear_in, reads_rows
 from mithril.base import TensorType, float32, int8
-from mithril.ir import Graph, Input, Node, Value, is_matrix_transpose, is_product, linear_in, reads_rows
+from mithril.ir import Graph, Input, Node, Value
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
 MIN_ELEMENTS = 256  # smaller weights save too little memory
@@ -98,7 +99,7 @@ def scaled_axes(graph: Graph, value: Value) -> set[int]:
 
 def outer_axis(node: Node, value: Value) -> int:
     """Return the axis of a matmul result that comes from the rows or columns of the weight."""
-    axes = node.axes
+    axes = axes_of(node)
     read = axes.operands[node.operands.index(value)]
     assert read is not None
     (factor,) = read[0 if matmul_role(node, value) == "rows" else 1]

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mithril.axes import reads_rows
 from mithril.backend import PluginLowering, applicable, blamed, check_results, host_function, plugin_lowerings
 from mithril.base import DType, Registry, float32, int32
-from mithril.ir import Node, Op, reads_rows
+from mithril.ir import Node, Op
 from mithril_ggml.library.library import ggml
 from mithril_ggml.program.program_builder import Draft, static
 from mithril_ggml.program.strided_tensor import Tensor

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mithril import ops
+from mithril.axes import is_matrix_transpose, is_product, reads_rows
 from mithril.base import Decisions, float32
-from mithril.ir import Graph, Input, Node, Value, is_matrix_transpose, is_product, reads_rows
+from mithril.ir import Graph, Input, Node, Value
 from mithril_ggml.library.quant_types import Kind, fitting
 from mithril_ggml.library.repack import suits
 from mithril_ggml.lowering.table import has_row as lowered, reads_packed

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from mithril.ir import Graph, Node, Value, is_addition, is_permutation, is_source
+from mithril.axes import axes_of, is_addition, is_permutation, is_source
+from mithril.ir import Graph, Node, Value
 from mithril.ops import scan_op
 from mithril_parallel.mesh import Mesh, Split, replicated
 from mithril_parallel.placing.rules import OpSharding, broadcast_split, op_sharding, sizes
@@ -113,7 +114,7 @@ def _can_compute_any_part(node: Node) -> bool:
     """Whether any part of a result can be computed separately: a source, random numbers, or an element-wise result."""
     if is_source(node) or node.op.random or node.op.elementwise:
         return True
-    axes = node.axes if not node.regions else None
+    axes = axes_of(node) if not node.regions else None
     return axes is not None and not axes.roles and all(f.startswith("...") for f in axes.sizes)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mithril.ir import Node, OpAxes, Role, Value
+from mithril.axes import OpAxes, Role, axes_of
+from mithril.ir import Node, Value
 from mithril_parallel.mesh import Mesh, Split, base, replicated
 from mithril_parallel.placing.factors import divide
 
@@ -36,7 +37,7 @@ def op_sharding(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> OpSha
     if node.regions:
         needs = tuple(None if v is None else replicated(v.ndim) for v in node.operands)
         return OpSharding(needs, tuple(replicated(v.ndim) for v in node.results))
-    axes = node.axes
+    axes = axes_of(node)
     division = divide(axes, splits, mesh, lambda factor, role: _may_divide(axes, factor, role))
     gives = tuple(tuple(entry and base(entry) for entry in split) for split in division.result_splits)
     roles = [role for f in division.cuts if (role := axes.role(f)) is not None]

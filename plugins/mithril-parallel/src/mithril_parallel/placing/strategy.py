@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from mithril.axes import Factors, OpAxes, axes_of, is_product, is_unchanged, is_view
 from mithril.base import OptionError
-from mithril.ir import Factors, Graph, Input, Node, OpAxes, Value, decompose, is_product, is_unchanged, is_view
+from mithril.ir import Graph, Input, Node, Value, decompose
 from mithril_parallel.mesh import DATA, MODEL, Mesh, Split, replicated
 from mithril_parallel.placing.propagate import GraphSharding, propagate_node
 from mithril_parallel.placing.rules import OpSharding, op_sharding, sizes
@@ -162,7 +163,7 @@ def _weight_candidates(node: Node) -> list[_WeightAxes]:
     """Return the axes of the operands that can be weights of a product, the usual operand first."""
     if not is_product(node) or node.op.composite or len(node.operands) != 2:
         return []
-    candidates = [_weight_axes(node.axes, slot) for slot in (1, 0)]
+    candidates = [_weight_axes(axes_of(node), slot) for slot in (1, 0)]
     return [axes for axes in candidates if axes is not None]
 
 
@@ -180,7 +181,7 @@ def _weight_axes(axes: OpAxes, slot: int) -> _WeightAxes | None:
 
 def _permutation(node: Node) -> list[int]:
     """Return the operand axis of each result axis; an empty list if these are not the same axes."""
-    (operand,), (result,) = node.axes.operands, node.axes.results
+    (operand,), (result,) = axes_of(node).operands, axes_of(node).results
     if operand is None or len(set(operand)) != len(operand) or sorted(operand) != sorted(result):
         return []
     return [operand.index(factors) for factors in result]
@@ -212,7 +213,7 @@ class _WeightPairs:
                 self._split_product(position, node)
             elif node.op.elementwise:
                 self._split_bias(node)
-            elif node.axes.lookups:
+            elif axes_of(node).lookups:
                 self._split_table(node)
             propagate_node(self.sharding, node)
             if any(v in self.input_values for v in node.operands if v is not None):
@@ -309,11 +310,11 @@ class _WeightPairs:
 
     def _split_table(self, node: Node) -> None:
         """Split an embedding table by rows, unless its indices are independent of the model's inputs."""
-        ((indices, looked_up, axis), *_) = node.axes.lookups
+        ((indices, looked_up, axis), *_) = axes_of(node).lookups
         index_value, table = node.operands[indices], node.operands[looked_up]
         if index_value not in self.input_values or axis != 0 or table is None:
             return
-        if node.axes.reads_rows(looked_up) != "rows":
+        if axes_of(node).reads_rows(looked_up) != "rows":
             return
         parameter, chain = self._parameter_chain(table)
         if parameter is not None and not chain:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2, prod
 
-from mithril.ir import Node, Value, is_product, is_windowed_product
+from mithril.axes import flops, is_product, is_windowed_product
+from mithril.ir import Node, Value
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import Exchange, GraphSharding
@@ -63,8 +64,7 @@ def _flops(kernel: Kernel, sharding: GraphSharding, strips: frozenset[Value]) ->
 
         def count(inner: Node, times: int) -> None:
             share = _device_share(inner, sharding) * _margin_factor(inner, sharding, strips)
-            types = [None if v is None else v.type for v in inner.operands]
-            op_flops = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)
+            op_flops = flops(inner)
             if isinstance(op_flops, (int, float)):
                 counts[0 if is_product(inner) else 1] += float(op_flops) * times * share
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Graph, Node, Role, Value, is_source, is_unchanged
+from mithril.axes import Role, axes_of, is_source, is_unchanged
+from mithril.ir import Graph, Node, Value
 from mithril_parallel.mesh import Mesh, Split
 from mithril_parallel.placing.factors import Splits, divide, requested_cuts
 from mithril_parallel.placing.rules import sizes
@@ -40,7 +41,7 @@ def local_rule(graph: Graph, node: Node, splits: Splits, mesh: Mesh) -> LocalRul
         into = node.operands[role.operand] if role is not None and role.operand is not None else None
         return role is None or (role.kind in REDUCTIONS and (into is None or is_zero(graph, into)))
 
-    axes = node.axes
+    axes = axes_of(node)
     division = divide(axes, splits, mesh, allows)
     lost = any(division.cuts.get(f) != cut and cut.axis not in division.used for f, cut in requested_cuts(axes, splits))
     if lost and node.op.composite and not node.op.elementwise:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mithril import ops
+from mithril.axes import axes_of
 from mithril.base import operation
 from mithril.ir import Node
 from mithril_parallel.mesh import BLOCKS
@@ -79,7 +80,7 @@ def shard_row_aligned(local: LocalGraphBuilder, node: Node) -> bool:
 
 def _indexes_several_axes(node: Node) -> bool:
     """Whether each row of the indices addresses several axes."""
-    axes = node.axes
+    axes = axes_of(node)
     if not axes.lookups or node.op.composite:
         return False
     indices = axes.operands[axes.lookups[0][0]]

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
 
+from mithril.axes import flops, is_permutation, is_source
 from mithril.base import OptionError
-from mithril.ir import Graph, Input, Node, Output, Value, is_permutation, is_source
+from mithril.ir import Graph, Input, Node, Output, Value
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.placing.strategy import LINK, forward_nodes
 from mithril_parallel.sharding.collectives import chunk_sum
@@ -44,10 +45,9 @@ def cost(node: Node) -> float:
     total = [0.0]
 
     def count(inner: Node, times: int) -> None:
-        types = [None if v is None else v.type for v in inner.operands]
-        flops = inner.op.flops(types, [v.type for v in inner.results], inner.attributes)
+        operations = flops(inner)
         written = sum(prod(sizes(v)) * v.dtype.itemsize for v in inner.results)
-        total[0] += times * ((float(flops) if isinstance(flops, (int, float)) else 0.0) + _PER_BYTE * written)
+        total[0] += times * ((float(operations) if isinstance(operations, (int, float)) else 0.0) + _PER_BYTE * written)
 
     walk(node, count)
     return total[0]

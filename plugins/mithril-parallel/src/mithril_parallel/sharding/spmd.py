@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from mithril import ops
+from mithril.axes import linear_in
 from mithril.base import OperationError, TensorType, UnsupportedError
-from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results, linear_in
+from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results
 from mithril.ops import if_op, scan_op
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
 from mithril_parallel.placing.rules import sizes

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from mithril.ir import Node, OpAxes, Value, is_windowed_product
+from mithril.axes import OpAxes, axes_of, is_windowed_product
+from mithril.ir import Node, Value
 from mithril_parallel.placing.rules import sizes
 
 
 def computes_image(node: Node) -> bool:
     """Whether a node is a convolution or its gradient with respect to the image: examples stay separate."""
-    return is_windowed_product(node) and node.axes.rows(0, 0) is not None
+    return is_windowed_product(node) and axes_of(node).rows(0, 0) is not None
 
 
 def is_kernel_gradient(node: Node) -> bool:
     """Whether a node is a convolution's gradient with respect to the kernel: a product that sums over the examples."""
-    return is_windowed_product(node) and node.axes.rows(0, 0) is None
+    return is_windowed_product(node) and axes_of(node).rows(0, 0) is None
 
 
 def is_image_gradient(node: Node) -> bool:
     """Whether a node is a convolution's gradient with respect to the image, so that windows extend over its result."""
-    return computes_image(node) and any(node.axes.gives(f) for f in _windows(node.axes))
+    return computes_image(node) and any(axes_of(node).gives(f) for f in _windows(axes_of(node)))
 
 
 def is_pool(node: Node) -> bool:
     """Whether a node reads or writes through windows and is not a product: pools and their gradients."""
-    return not node.regions and not node.op.elementwise and bool(_windows(node.axes)) and not is_windowed_product(node)
+    return (
+        not node.regions and not node.op.elementwise and bool(_windows(axes_of(node))) and not is_windowed_product(node)
+    )
 
 
 def kernel_size(node: Node) -> tuple[int, ...]:

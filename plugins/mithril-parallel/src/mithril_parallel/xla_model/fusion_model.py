@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from mithril import ops
-from mithril.ir import Graph, Node, Value, is_expensive, is_fold, is_layout, is_product, is_source, is_unchanged
+from mithril.axes import axes_of, is_expensive, is_fold, is_layout, is_product, is_source, is_unchanged
+from mithril.ir import Graph, Node, Value
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.xla_model.convolutions import is_kernel_gradient
 
@@ -46,7 +47,7 @@ def pointwise(node: Node) -> bool:
     if node.op.elementwise or is_unchanged(node) or is_source(node):
         return True
     # slices, pads and concatenations, but not sorts or gathers
-    return node.op.moves and node.op.cost == 0 and not node.axes.lookups
+    return node.op.moves and node.op.cost == 0 and not axes_of(node).lookups
 
 
 def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> FusedGraph:

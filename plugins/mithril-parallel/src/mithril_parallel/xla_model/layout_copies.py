@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from math import prod
 
 from mithril import ops
-from mithril.ir import Node, Op, Value, is_windowed_product
+from mithril.axes import is_windowed_product
+from mithril.ir import Node, Op, Value
 from mithril_parallel.placing.propagate import GraphSharding
 from mithril_parallel.xla_model.convolutions import (
     image_size,

@@ -1,22 +1,84 @@
-"""Axes of a composite, derived from its body: an axis is parallel if it is parallel in every node it passes through."""
+"""The axes of a call: as its operation declares them or, for a composite without a declaration, derived from its body.
+
+An axis of a composite is parallel if it is parallel in every node of the body that it passes through.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import gcd
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from mithril.base import MithrilError, Size, TensorType
-from mithril.ir.axes import WHOLE, Factors, OpAxes
-from mithril.ir.core import Graph, Node, Op, Value
+from mithril.axes.op_axes import WHOLE, Factors, OpAxes, unknown_axes
+from mithril.axes.resolution import resolve
+from mithril.base import MithrilError, Size, TensorType, collect_guards
+from mithril.ir import Graph, Node, Op, Value, limits_of, parse_axes
+
+_CACHE: WeakKeyDictionary[Op, dict[Any, OpAxes]] = WeakKeyDictionary()
+CACHED_CALLS = 4096  # per operation
 
 # One use of a factor: the value, its axis, and the number of elements of the outer factors in that axis.
 Occurrence = tuple[Value, int, int]
 
 
-def body_axes(op: Op, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> OpAxes:
+def axes_of(node: Node) -> OpAxes:
+    """Return the axes of operands and results of a node that share a loop."""
+    return call_axes(node.op, operand_types(node), node.attributes, [v.type for v in node.results])
+
+
+def operand_types(node: Node) -> list[TensorType | None]:
+    """Return the types of the operands, None for absent ones."""
+    return [None if v is None else v.type for v in node.operands]
+
+
+def call_axes(
+    op: Op,
+    types: Sequence[TensorType | None],
+    attributes: Mapping[str, Any],
+    results: Sequence[TensorType] | None = None,
+) -> OpAxes:
+    """Return the axes of a call; undeclared ones follow from the body of a composite, else they are all "whole"."""
+    cache = _CACHE.setdefault(op, {})
+    key = (tuple(types), tuple(attributes.values()), limits_of(types))
+    axes = cache.get(key)
+    if axes is None:
+        if len(cache) > CACHED_CALLS:
+            cache.clear()
+        with collect_guards():  # discarded: type inference already recorded them
+            axes = cache[key] = _resolve(op, types, attributes, results or op.infer(types, attributes))
+    return axes
+
+
+def _resolve(
+    op: Op, types: Sequence[TensorType | None], attributes: Mapping[str, Any], results: Sequence[TensorType]
+) -> OpAxes:
+    shapes, result_shapes = [None if t is None else t.shape for t in types], [t.shape for t in results]
+    rule: Any = "... -> ..." if op.elementwise else op.declared_axes
+    if rule is None and op.composite:
+        return _body_axes(op, types, attributes)
+    if callable(rule):
+        rule = rule(shapes, attributes, result_shapes)
+    if isinstance(rule, str):
+        rule = resolve(parse_axes(rule), op.operands, shapes, attributes, result_shapes)
+    return replace(rule or unknown_axes(shapes, result_shapes), moves=op.moves)
+
+
+def flops(node: Node) -> Size:
+    """Return the number of floating-point operations: as declared, or two per term of a product."""
+    op = node.op
+    if not op.cost and not op.composite and not op.moves and op.infer_rule is None:
+        axes = axes_of(node)
+        if axes.is_product:
+            return axes.terms * 2
+    return op.declared_flops(operand_types(node), [v.type for v in node.results], node.attributes)
+
+
+# -- composites ------------------------------------------------------------------------------------------------------
+def _body_axes(op: Op, types: Sequence[TensorType | None], attributes: Mapping[str, Any]) -> OpAxes:
     """Return the axes that follow from the body; all but the parallel ones are whole."""
     body = op.decompose(types, attributes)
     ties = _Ties(body)
@@ -39,7 +101,7 @@ class _Ties:
         views: dict[tuple[Value, int], list[set[int]]] = {}  # offsets of the factors, for each user or producer
         tainted: set[Occurrence] = set()
         for node in body.nodes:
-            axes = node.axes
+            axes = axes_of(node)
             for factor, occurrences in _occurrences(node, axes).items():
                 size = axes.sizes[factor]
                 for occurrence in occurrences:
@@ -192,7 +254,7 @@ def _same_but_cut(ties: _Ties, part: Graph, group: int, parts: int) -> bool:
     for a, b in zip(body.nodes, part.nodes, strict=True):
         if a.op is not b.op or a.regions or [images[v] for v in a.operands] != [*b.operands]:
             return False
-        axes = a.axes
+        axes = axes_of(a)
         local: dict[str, Size] = {}
         for factor, occurrences in _occurrences(a, axes).items():
             size = axes.sizes[factor]
@@ -205,6 +267,3 @@ def _same_but_cut(ties: _Ties, part: Graph, group: int, parts: int) -> bool:
                 return False
             images[x] = y
     return all(images[x] is y for x, y in zip(body.outputs, part.outputs, strict=True))
-
-
-Op._body_axes = staticmethod(body_axes)

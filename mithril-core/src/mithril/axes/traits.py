@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mithril.ir.apply import emit
-from mithril.ir.axes import REDUCING
-from mithril.ir.axes_notation import parse_axes
-from mithril.ir.builder import Builder
-from mithril.ir.core import Graph, Node, Op
+from mithril.axes.calls import axes_of
+from mithril.ir import REDUCING, Builder, Graph, Node, Op, emit, parse_axes
 
 EXPENSIVE = 4.0  # operations per element above which recomputing an element costs more than reading it
 
@@ -50,7 +47,7 @@ def is_product(node: Node) -> bool:
         return False
     if op.composite and op.declared_axes is None:
         return any(is_product(inner) for inner in body(node).nodes)
-    return len(node.operands) > 1 and bool(node.axes.is_product)
+    return len(node.operands) > 1 and bool(axes_of(node).is_product)
 
 
 def is_windowed_product(node: Node) -> bool:
@@ -58,7 +55,7 @@ def is_windowed_product(node: Node) -> bool:
     op = node.op
     if op.elementwise or op.composite or len(node.operands) < 2:
         return False
-    return bool(node.axes.is_product) and any(r.kind == "window" for r in node.axes.roles.values())
+    return bool(axes_of(node).is_product) and any(r.kind == "window" for r in axes_of(node).roles.values())
 
 
 def is_layout(node: Node) -> bool:
@@ -66,7 +63,7 @@ def is_layout(node: Node) -> bool:
     op = node.op
     if not node.operands or node.regions or op.elementwise or not (op.moves or op.composite):
         return False
-    return _throughout(node, lambda inner: bool(inner.op.moves and inner.axes.is_layout))
+    return _throughout(node, lambda inner: bool(inner.op.moves and axes_of(inner).is_layout))
 
 
 def is_view(node: Node) -> bool:
@@ -74,7 +71,7 @@ def is_view(node: Node) -> bool:
     op = node.op
     if len(node.operands) != 1 or node.regions or op.elementwise or op.opaque or not (op.moves or op.composite):
         return False
-    return _throughout(node, lambda inner: bool(inner.op.moves and inner.axes.is_view))
+    return _throughout(node, lambda inner: bool(inner.op.moves and axes_of(inner).is_view))
 
 
 def is_permutation(node: Node) -> bool:
@@ -82,7 +79,7 @@ def is_permutation(node: Node) -> bool:
     op = node.op
     if op.opaque or len(node.operands) != 1 or len(node.results) != 1 or not is_layout(node):
         return False
-    axes = node.axes
+    axes = axes_of(node)
     read, written = (
         {f for factors in places or () for f in factors if f not in axes.roles}
         for places in (axes.operands[0], axes.results[0])
@@ -105,7 +102,7 @@ def is_fold(node: Node) -> bool:
     op = node.op
     if len(node.operands) != 1 or op.elementwise or op.composite or op.declared_axes is None:
         return False
-    return bool(node.axes.reduced) or _reduces(op)
+    return bool(axes_of(node).reduced) or _reduces(op)
 
 
 def _reduces(op: Op) -> bool:
@@ -126,7 +123,7 @@ def reads_rows(node: Node, operand: int) -> str | None:
     if op.elementwise or node.regions or node.operands[operand] is None:
         return None
     if not op.composite or op.declared_axes is not None:
-        answer: str | None = node.axes.reads_rows(operand)
+        answer: str | None = axes_of(node).reads_rows(operand)
         return answer
     graph = body(node)
     inputs = iter([i.value for i in graph.inputs if i.data is None])
@@ -147,7 +144,8 @@ def is_matrix_transpose(node: Node) -> bool:
     """Whether a node swaps the two axes of a matrix."""
     if len(node.operands) != 1 or node.result.ndim != 2 or not is_layout(node):
         return False
-    (x,), (y,) = node.axes.operands, node.axes.results
+    axes = axes_of(node)
+    (x,), (y,) = axes.operands, axes.results
     return bool(x is not None and y == x[::-1] and x[0] != x[1])
 
 
@@ -185,24 +183,3 @@ def precision(node: Node) -> str:
 def is_unchanged(node: Node) -> bool:
     """Whether the node only moves, repeats or casts elements."""
     return node.op.name == "cast" or is_layout(node)
-
-
-__all__ = [
-    "body",
-    "is_addition",
-    "is_cheap",
-    "is_expensive",
-    "is_fold",
-    "is_layout",
-    "is_matrix_transpose",
-    "is_permutation",
-    "is_product",
-    "is_source",
-    "is_unchanged",
-    "is_view",
-    "is_windowed_product",
-    "linear_in",
-    "precision",
-    "reads_rows",
-    "sample_nodes",
-]

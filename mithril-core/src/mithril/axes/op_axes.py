@@ -6,17 +6,15 @@ factors; a factor without a role is parallel: applying the operation to slices y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from mithril.base import Shape, Size, product
+from mithril.ir import REDUCING
 
-REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all")
-ROLES = (*REDUCING, "whole", "window", "index", "count", "mixed")
 Factors = tuple[str, ...]
-AxesRule = Callable[[Sequence["Shape | None"], Mapping[str, Any], Sequence[Shape]], "str | OpAxes"]
 
 
 @dataclass(frozen=True, slots=True)
