@@ -18,6 +18,7 @@ from mithril.ops import (  # noqa: F401
     dynamic_slices,
     elementwise,
     indexing,
+    linalg,
     losses,
     nn,
     norms,
