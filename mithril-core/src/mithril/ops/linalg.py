@@ -17,7 +17,7 @@ from mithril.ir import composite, exactly, expect_equal, floating, op, sample, s
 from mithril.ops.creation import eye, tril
 from mithril.ops.elementwise import exp, where
 from mithril.ops.products import matmul
-from mithril.ops.reduction import max, sum
+from mithril.ops.reduction import max
 from mithril.ops.shape import broadcast_to, transpose, unsqueeze
 from mithril.ops.upcast import downcast, to_float32, upcast
 
@@ -236,9 +236,7 @@ def _(g, y, x):
     return (downcast(_flip(inv(upcast(x))) * slope, x),)
 
 
-@composite(
-    samples=[sample(REGULAR, dtypes=False), sample(TWO_REGULAR, label="batch", dtypes=False)], tolerance=16.0
-)
+@composite(samples=[sample(REGULAR, dtypes=False), sample(TWO_REGULAR, label="batch", dtypes=False)], tolerance=16.0)
 def det(x):
     """The determinant of square matrices."""
     sign, logabs = slogdet(upcast(x))

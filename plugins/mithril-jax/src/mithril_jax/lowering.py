@@ -27,7 +27,7 @@ from mithril.backend import (
 )
 from mithril.base import operation_names
 from mithril.ir import Node
-from mithril_jax import helpers
+from mithril_jax import helpers, linear_algebra
 
 table = Lowerings(
     "jax",
@@ -145,6 +145,10 @@ def _dot(call: Call) -> str:
     accumulator = ", preferred_element_type=jnp.float32" if is_half(call.node) else ""
     text = f"lax.dot_general({call.a}, {call.b}, ({contract}, {batch}){accumulator})"
     return f"{text}.astype({call.dtype()})" if accumulator else text
+
+
+for _name, _factorization in linear_algebra.ROWS.items():
+    table.function(_name)(_factorization)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------

@@ -104,6 +104,12 @@ def matmul_int(a, b):
     return product != 0 if a.dtype == torch.bool else product.to(a.dtype)
 
 
+def or_nan(results):
+    """Return the result of a function of torch.linalg, with nan for the matrices for which it failed."""
+    factor, info = results
+    return torch.where((info > 0)[..., None, None], float("nan"), factor)
+
+
 def much_work(rows, inner, columns):
     """Whether a product is large enough for oneDNN's call overhead of ten microseconds."""
     return rows >= 8 and rows * inner * columns >= 1 << 20

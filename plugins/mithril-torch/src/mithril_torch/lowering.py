@@ -30,7 +30,7 @@ from mithril.backend import (
 )
 from mithril.base import UnsupportedError, operation_names, uint32
 from mithril.ir import Node
-from mithril_torch import helpers
+from mithril_torch import helpers, linear_algebra
 
 table = Lowerings(
     "torch",
@@ -225,6 +225,10 @@ def _dot(call: Call) -> str:
     if not kind.is_float:
         multiply = call.helper(helpers.matmul_int)
     return f"{call.helper(reductions.dot)}({call.array('a')}, {call.array('b')}, {axes}, {multiply})"
+
+
+for _name, _factorization in linear_algebra.ROWS.items():
+    table.function(_name)(_factorization)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------
