@@ -7,9 +7,13 @@ from mithril_cbackend.graph.call_layout import RUN
 from mithril_cbackend.tir import machine_code
 from mithril_testing import BackendConformance
 
+# factorizations by LAPACK
+ON_HOST = frozenset({"cholesky", "eigh", "qr", "slogdet", "solve", "svd", "triangular_solve"})
+
 
 class TestC(BackendConformance):
     backend = "c"
+    on_host = ON_HOST
     configurations = (ml.CBackend(num_threads=3),)
     distribution = "mithril-cbackend"
 

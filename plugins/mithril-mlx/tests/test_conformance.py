@@ -3,9 +3,13 @@
 from mithril.backend.base import BuildOptions
 from mithril_testing import BackendConformance
 
+# factorizations by LAPACK
+ON_HOST = frozenset({"cholesky", "eigh", "qr", "slogdet", "solve", "svd", "triangular_solve"})
+
 
 class TestMlx(BackendConformance):
     backend = "mlx"
+    on_host = ON_HOST
 
 
 class TestMlxInference(BackendConformance):

@@ -18,7 +18,7 @@ from mithril.ops.creation import eye, tril
 from mithril.ops.elementwise import exp, where
 from mithril.ops.products import matmul
 from mithril.ops.reduction import max
-from mithril.ops.shape import broadcast_to, transpose, unsqueeze
+from mithril.ops.shape import broadcast_to, concat, transpose, unsqueeze
 from mithril.ops.upcast import downcast, to_float32, upcast
 
 Array = np.ndarray[Any, Any]
@@ -72,7 +72,7 @@ def _cubic(count: float) -> Callable[..., Size]:
     def flops(types: Sequence[Any], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
         shape = types[0].shape
         least = shape[-1] if at_most(shape[-1], shape[-2]) else shape[-2]
-        return product(shape) * least * count  # type: ignore[return-value]
+        return product(shape) * least * count
 
     return flops
 
@@ -131,7 +131,7 @@ def _identity(x: Any) -> Any:
 )
 def cholesky(x):
     """The lower triangular factor of (x + x^T) / 2 = L L^T, with a positive diagonal; nan if there is none."""
-    return _guarded(np.linalg.cholesky, _symmetric(x))
+    return np.tril(_guarded(np.linalg.cholesky, _symmetric(x)))
 
 
 @cholesky.vjp
@@ -167,8 +167,8 @@ def triangular_solve(a, b, *, lower: bool = True, transposed: bool = False, unit
     n = a.shape[-1]
     forward = lower != transposed
     for i in range(n) if forward else reversed(range(n)):
-        known = slice(0, i) if forward else slice(i + 1, n)
-        x[..., i, :] -= (factor[..., i : i + 1, known] @ x[..., known, :])[..., 0, :]
+        solved = slice(0, i) if forward else slice(i + 1, n)
+        x[..., i, :] -= (factor[..., i : i + 1, solved] @ x[..., solved, :])[..., 0, :]
         if not unit_diagonal:
             x[..., i, :] /= factor[..., i, i, None]
     return x
@@ -272,9 +272,9 @@ def _(g, y, x):
     (gq, gr), (q, r) = ((upcast(v) for v in pair) for pair in (g, y))
     n, m = x.shape[-2:]
     if not at_most(m, n):  # the columns beyond the n-th depend on q only
-        rest, gr_rest = r[..., n:], gr[..., n:]
+        gr_rest = gr[..., n:]
         gq = gq + matmul(upcast(x)[..., n:], _flip(gr_rest))
-        return (downcast(_concat(_qr_gradient(gq, gr[..., :n], q, r[..., :n]), matmul(q, gr_rest)), x),)
+        return (downcast(concat(_qr_gradient(gq, gr[..., :n], q, r[..., :n]), matmul(q, gr_rest), axis=-1), x),)
     return (downcast(_qr_gradient(gq, gr, q, r), x),)
 
 
@@ -282,12 +282,6 @@ def _qr_gradient(gq: Any, gr: Any, q: Any, r: Any) -> Any:
     inner = matmul(r, _flip(gr)) - matmul(_flip(gq), q)
     symmetric = tril(inner) + _flip(tril(inner, k=-1))
     return _flip(triangular_solve(r, _flip(gq + matmul(q, symmetric)), lower=False))
-
-
-def _concat(a: Any, b: Any) -> Any:
-    from mithril.ops.shape import concat
-
-    return concat(a, b, axis=-1)
 
 
 @op(

@@ -147,8 +147,8 @@ def _dot(call: Call) -> str:
     return f"{text}.astype({call.dtype()})" if accumulator else text
 
 
-for _name, _factorization in linear_algebra.ROWS.items():
-    table.function(_name)(_factorization)
+for _factorization in linear_algebra.FUNCTIONS:
+    table.function(_factorization.__name__)(_factorization)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------

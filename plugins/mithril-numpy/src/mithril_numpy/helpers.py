@@ -92,6 +92,30 @@ def pow_int(a, b):
     return np.where(b < 0, unit, result).astype(a.dtype)
 
 
+def or_nan(function, *operands):
+    """Apply a function of numpy.linalg to stacked matrices, with nan for the matrices for which it raises."""
+    try:
+        return function(*operands)
+    except np.linalg.LinAlgError:
+        if operands[0].ndim > 2:
+            rows = [or_nan(function, *parts) for parts in zip(*operands)]
+            return tuple(np.stack(r) for r in zip(*rows)) if isinstance(rows[0], tuple) else np.stack(rows)
+        results = function(*[np.eye(*x.shape, dtype=x.dtype) for x in operands])
+        return tuple(r * np.nan for r in results) if isinstance(results, tuple) else results * np.nan
+
+
+def triangular_solve(a, b, lower, transposed, unit_diagonal):
+    """Solve a triangular system by rows, from the one with a single unknown on."""
+    factor = np.swapaxes(a, -1, -2) if transposed else a
+    x, n, forward = np.array(b), a.shape[-1], lower != transposed
+    for i in range(n) if forward else reversed(range(n)):
+        solved = slice(0, i) if forward else slice(i + 1, n)
+        x[..., i, :] -= (factor[..., i : i + 1, solved] @ x[..., solved, :])[..., 0, :]
+        if not unit_diagonal:
+            x[..., i, :] /= factor[..., i, i, None]
+    return x
+
+
 def masked(condition, x):
     """x where the condition holds, else 0: on bits, because np.where takes twenty times as long on mixed conditions."""
     word = np.dtype(f"i{x.dtype.itemsize}")

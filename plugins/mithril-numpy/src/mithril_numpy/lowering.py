@@ -27,7 +27,7 @@ from mithril.backend import (
 )
 from mithril.base import operation_names
 from mithril.ir import Node
-from mithril_numpy import helpers
+from mithril_numpy import helpers, linear_algebra
 
 table = Lowerings(
     "numpy",
@@ -180,6 +180,10 @@ def _dot(call: Call) -> str:
         operands = f"{call.a}.astype(np.float32), {call.b}.astype(np.float32)"
         return f"{name}({operands}, {axes}, np.matmul).astype({call.dtype()})"
     return f"{name}({call.a}, {call.b}, {axes}, np.matmul)"
+
+
+for _factorization in linear_algebra.FUNCTIONS:
+    table.function(_factorization.__name__)(_factorization)
 
 
 # -- shapes: views of what they are given -----------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     backend: ClassVar[str | Backend | type[Backend]] = ""
     xfail: ClassVar[Mapping[str, str]] = {}
     ops: ClassVar[Collection[str | Op] | None] = None
+    on_host: ClassVar[frozenset[str]] = frozenset()  # primitives whose NumPy references the backend calls
     jit: ClassVar[bool | None] = False
     distribution: ClassVar[str] = ""  # of the plugin, where it is not 'mithril-<backend>'
 
@@ -110,6 +111,8 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         for name, op in ops.items():
             if takes_regions(op):
                 without[name] = "control flow: in the graphs of whole programs"
+            elif op.samples and cls.on_host & _primitives(Case(op, op.samples[0], 0).graph()):
+                without[name] = "its NumPy reference runs on the host"
             elif op.samples and not any(Case(op, s, k).needs <= dtypes for k, s in enumerate(op.samples)):
                 without[name] = "the backend lacks the dtypes of its samples"
         return without
@@ -375,6 +378,11 @@ def with_cotangents(graph: Graph, arguments: Arrays) -> dict[str, Array]:
         else make_array(Arr(i.type.shape, i.type.dtype.name, 0.5, 1.5), i.name)
         for i in graph.arguments
     }
+
+
+def _primitives(graph: Graph) -> set[str]:
+    """Return the names of the primitives that a graph consists of."""
+    return {node.op.name for node in decompose(graph, lambda node: not node.op.composite).nodes}
 
 
 def _continued(x: Any) -> Any:

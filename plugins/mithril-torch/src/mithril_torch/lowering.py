@@ -227,8 +227,8 @@ def _dot(call: Call) -> str:
     return f"{call.helper(reductions.dot)}({call.array('a')}, {call.array('b')}, {axes}, {multiply})"
 
 
-for _name, _factorization in linear_algebra.ROWS.items():
-    table.function(_name)(_factorization)
+for _factorization in linear_algebra.FUNCTIONS:
+    table.function(_factorization.__name__)(_factorization)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------
