@@ -327,9 +327,21 @@ def test_slow_plugin_is_named(site, installed, capsys, monkeypatch):
     installed()
     plugins.all()
     err = capsys.readouterr().err
-    assert "importing plugin 'aaa' of aaa-kit 3.1 takes longer than 0.5 seconds" in err
+    assert "'import' of plugin 'aaa' of aaa-kit 3.1 takes longer than 0.5 seconds" in err
     assert "MITHRIL_DISABLE_PLUGINS=aaa" in err
     assert "good" not in err
+
+
+def test_slow_hook_is_named(site, installed, capsys, monkeypatch):
+    monkeypatch.setattr("mithril.plugins.loader.SLOW", 0.5)
+    body = UNTIL_NAMED.replace("\n", "\n    ")
+    site.install("aaa-kit", f"def mithril_passes():\n    {body}\n    return []", entry="aaa", version="3.1")
+    site.install("zzz-kit", "def mithril_passes():\n    return []", entry="zzz")
+    installed()
+    plugins.passes()
+    err = capsys.readouterr().err
+    assert "'mithril_passes' of plugin 'aaa' of aaa-kit 3.1 takes longer than 0.5 seconds" in err
+    assert "zzz" not in err
 
 
 # ------------------------------------------------------------------------------------------------------------ targets

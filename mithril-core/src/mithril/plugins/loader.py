@@ -250,21 +250,20 @@ def output_to_stderr() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _named_if_slow(plugin: Plugin) -> Iterator[None]:
-    """Report a plugin on stderr if its import takes seconds, so that the cause of a hang is visible."""
+def named_if_slow(doing: str, *plugins: Plugin) -> Iterator[list[Plugin]]:
+    """Name the current plugin, the last of the list, on stderr after some seconds: it may hang."""
+    current = list(plugins)
 
     def report() -> None:
-        sys.stderr.write(
-            f"mithril: importing plugin '{plugin.name}' of {plugin.origin} takes longer than {SLOW:g} seconds; "
-            f"{plugin.silence()}\n"
-        )
-        sys.stderr.flush()
+        for plugin in current:
+            text = f"mithril: '{doing}' of plugin '{plugin.name}' of {plugin.origin} takes longer than {SLOW:g} seconds"
+            print(f"{text}; {plugin.silence()}", file=sys.stderr, flush=True)
 
     timer = threading.Timer(SLOW, report)
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield current
     finally:
         timer.cancel()
 
@@ -351,7 +350,7 @@ class Loader:
                 self.problem(plugin, problem)
                 return False
             try:
-                with output_to_stderr(), _named_if_slow(plugin):
+                with output_to_stderr(), named_if_slow("import", plugin):
                     module = importlib.import_module(plugin.module)
             except (Exception, SystemExit) as cause:
                 self.problem(plugin, _import_problem(plugin, cause))

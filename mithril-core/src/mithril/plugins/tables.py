@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from mithril.base import MithrilError, PluginError, unknown
-from mithril.plugins.loader import Loader, Plugin, Problem, missing_requirement, output_to_stderr
+from mithril.plugins.loader import Loader, Plugin, Problem, missing_requirement, named_if_slow, output_to_stderr
 
 S = TypeVar("S")
 
@@ -64,20 +64,21 @@ class Answers:
         if only is None:
             self.loader.load_all()
         answers = []
-        for plugin, implementation in self.loader.implementations(hook):
-            if only is not None and plugin is not only:
-                continue
-            try:
-                with output_to_stderr():
+        with output_to_stderr(), named_if_slow(hook) as current:
+            for plugin, implementation in self.loader.implementations(hook):
+                if only is not None and plugin is not only:
+                    continue
+                current[:] = [plugin]
+                try:
                     answer = implementation(**arguments)
-                specs = list(() if answer is None else answer)
-                for spec in specs:
-                    if not isinstance(spec, kind):
-                        raise TypeError(f"expected {kind.__name__}, got {type(spec).__name__}: {spec!r}")
-            except Exception as cause:
-                self.loader.problem(plugin, answer_problem(plugin, hook, cause))
-                continue
-            answers += [Registered(spec, plugin) for spec in specs]
+                    specs = list(() if answer is None else answer)
+                    for spec in specs:
+                        if not isinstance(spec, kind):
+                            raise TypeError(f"expected {kind.__name__}, got {type(spec).__name__}: {spec!r}")
+                except Exception as cause:
+                    self.loader.problem(plugin, answer_problem(plugin, hook, cause))
+                    continue
+                answers += [Registered(spec, plugin) for spec in specs]
         return answers
 
     def table(self, hook: str, kind: type[S], label: str) -> Table[S]:

@@ -48,7 +48,7 @@ def _processor() -> str:
         return platform.processor() or "unknown"
 
 
-def examine(entry: Registered[BackendSpec]) -> dict[str, str]:
+def examine_backend(entry: Registered[BackendSpec]) -> dict[str, str]:
     """Report one backend: its framework's version, whether and how fast it loads, and its own diagnosis."""
     facts = {"distribution": entry.origin}
     brought_by = packages_distributions()
@@ -71,13 +71,17 @@ def examine(entry: Registered[BackendSpec]) -> dict[str, str]:
 
 
 @click.command()
+@click.option("--plugins", "each", is_flag=True, help="Run each plugin alone: does it hang, print, or change others?")
 @json_option
-def doctor(as_json: bool) -> None:
+def doctor(each: bool, as_json: bool) -> None:
     """Report versions, devices, threads, and why a plugin did not load."""
+    if each:
+        _plugins(as_json)
+        return
     installed = plugins.all()
     report: dict[str, Any] = {
         "environment": environment(),
-        "backends": {name: examine(entry) for name, entry in plugins.backends().items()},
+        "backends": {name: examine_backend(entry) for name, entry in plugins.backends().items()},
         "hardware": [{"name": f.spec.name, "why": f.spec.why, "by": f.origin} for f in plugins.detect_targets()],
         "problems": list(dict.fromkeys(str(problem.error()) for plugin in installed for problem in plugin.problems)),
     }
@@ -97,6 +101,23 @@ def doctor(as_json: bool) -> None:
             out.print(escape(problem))
     if not report["backends"]:
         out.print("\nNo backend is installed. One to begin with: pip install mithril-numpy")
+
+
+def _plugins(as_json: bool) -> None:
+    """Report the effects of each plugin on its process."""
+    from mithril_tools.cli.plugin_health import examine
+
+    rows = [examine(plugin) for plugin in plugins.found() if plugin.state != "disabled"]
+    if as_json:
+        print_json(rows)
+    else:
+        out = console()
+        show([{"import": "", **row} for row in rows], ["name", "distribution", "import", "state"], out)
+        for row in rows:
+            out.print(*(f"\n{escape(row['name'])} ({escape(row['distribution'])})" for _ in row["changes"][:1]), end="")
+            for line in row["changes"]:
+                out.print(f"\n  {escape(line)}", end="")
+        out.print()
 
 
 def _section(out: Any, title: str, facts: dict[str, str]) -> None:

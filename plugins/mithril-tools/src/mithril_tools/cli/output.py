@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script to read.")
+
+def _json_only(context: click.Context, option: click.Parameter, is_json: bool) -> bool:
+    """Send everything but the JSON to stderr, also the output of libraries in C that plugins import."""
+    if is_json and sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        sys.stdout.flush()
+        sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+    return is_json
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, is_eager=True, callback=_json_only, help="Print JSON for a script to read."
+)
 
 _STYLES = {
     "loaded": "green",
