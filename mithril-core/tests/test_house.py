@@ -29,7 +29,7 @@ FLOORS = [
     {"base": 1650},
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2000, "system": 650, "axes": 900},
-    {"ops": 6600},
+    {"ops": 6900},
     {"backend": 3650, "autodiff": 700},
     {"runtime": 3250, "transforms": 1500},
     {"compiler": 3000},

@@ -32,7 +32,7 @@ HOMES = {
     "codegen.lowering_table": ("Lowerings",),
     "codegen.names": ("NameAllocator",),
     "codegen.shared": ("Dialect", "HELPERS", "xp"),
-    "codegen.shared.": ("factors", "indexing", "integers", "reductions"),
+    "codegen.shared.": ("complex_numbers", "factors", "indexing", "integers", "reductions"),
     "codegen.shared.indexing": ("positions",),
     "codegen.shared.integers": ("floordiv_int",),
     "codegen.shared.pooling": ("pool_counts", "taps", "window_parts"),

@@ -53,6 +53,7 @@ from mithril.backend.codegen.names import NameAllocator as NameAllocator
 from mithril.backend.codegen.shared import (
     Dialect as Dialect,
     HELPERS as HELPERS,
+    complex_numbers as complex_numbers,
     factors as factors,
     indexing as indexing,
     integers as integers,

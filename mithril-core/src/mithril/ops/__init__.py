@@ -32,6 +32,7 @@ from mithril.ops import (  # noqa: F401
     shape,
     slicing,
     sorting,
+    spectral,
 )
 from mithril.ops.control_flow import BOUNDED, PLACES, cond, if_op, scan, scan_op, while_loop, while_op
 from mithril.ops.creation import size_value

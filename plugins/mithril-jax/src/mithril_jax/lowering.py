@@ -27,7 +27,7 @@ from mithril.backend import (
 )
 from mithril.base import operation_names
 from mithril.ir import Node
-from mithril_jax import helpers, linear_algebra
+from mithril_jax import fourier, helpers, linear_algebra
 
 table = Lowerings(
     "jax",
@@ -147,8 +147,8 @@ def _dot(call: Call) -> str:
     return f"{text}.astype({call.dtype()})" if accumulator else text
 
 
-for _factorization in linear_algebra.FUNCTIONS:
-    table.function(_factorization.__name__)(_factorization)
+for _lower in (*linear_algebra.FUNCTIONS, *fourier.FUNCTIONS):
+    table.function(_lower.__name__)(_lower)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from mithril.backend import (
 )
 from mithril.base import operation_names
 from mithril.ir import Node
-from mithril_mlx import helpers
+from mithril_mlx import fourier, helpers
 
 table = Lowerings(
     "mlx",
@@ -186,6 +186,10 @@ def _matmul(call: Call) -> str:
 def _dot(call: Call) -> str:
     axes = ", ".join(call.literal(call.attributes[n]) for n in ("contract_a", "contract_b", "batch_a", "batch_b"))
     return f"{call.helper(reductions.dot)}({call.array('a')}, {call.array('b')}, {axes}, {_product(call)})"
+
+
+for _lower in fourier.FUNCTIONS:
+    table.function(_lower.__name__)(_lower)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------

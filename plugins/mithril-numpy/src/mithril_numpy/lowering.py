@@ -27,7 +27,7 @@ from mithril.backend import (
 )
 from mithril.base import operation_names
 from mithril.ir import Node
-from mithril_numpy import helpers, linear_algebra
+from mithril_numpy import fourier, helpers, linear_algebra
 
 table = Lowerings(
     "numpy",
@@ -182,8 +182,8 @@ def _dot(call: Call) -> str:
     return f"{name}({call.a}, {call.b}, {axes}, np.matmul)"
 
 
-for _factorization in linear_algebra.FUNCTIONS:
-    table.function(_factorization.__name__)(_factorization)
+for _lower in (*linear_algebra.FUNCTIONS, *fourier.FUNCTIONS):
+    table.function(_lower.__name__)(_lower)
 
 
 # -- shapes: views of what they are given -----------------------------------------------------------------------------

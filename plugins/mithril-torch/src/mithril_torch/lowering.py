@@ -30,7 +30,7 @@ from mithril.backend import (
 )
 from mithril.base import UnsupportedError, operation_names, uint32
 from mithril.ir import Node
-from mithril_torch import helpers, linear_algebra
+from mithril_torch import fourier, helpers, linear_algebra
 
 table = Lowerings(
     "torch",
@@ -227,8 +227,8 @@ def _dot(call: Call) -> str:
     return f"{call.helper(reductions.dot)}({call.array('a')}, {call.array('b')}, {axes}, {multiply})"
 
 
-for _factorization in linear_algebra.FUNCTIONS:
-    table.function(_factorization.__name__)(_factorization)
+for _lower in (*linear_algebra.FUNCTIONS, *fourier.FUNCTIONS):
+    table.function(_lower.__name__)(_lower)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------

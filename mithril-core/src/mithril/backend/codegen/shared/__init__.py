@@ -2,14 +2,33 @@
 
 import inspect
 
-from mithril.backend.codegen.shared import factors, indexing, integers, pooling, random_words, reductions
+from mithril.backend.codegen.shared import (
+    complex_numbers,
+    factors,
+    indexing,
+    integers,
+    pooling,
+    random_words,
+    reductions,
+)
 from mithril.backend.codegen.shared.dialect import Dialect, xp
 
 HELPERS = {
     name: function
-    for module in (integers, reductions, factors, indexing, pooling, random_words)
+    for module in (integers, reductions, factors, indexing, pooling, random_words, complex_numbers)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__
 }
 
-__all__ = ["HELPERS", "Dialect", "factors", "indexing", "integers", "pooling", "random_words", "reductions", "xp"]
+__all__ = [
+    "HELPERS",
+    "Dialect",
+    "complex_numbers",
+    "factors",
+    "indexing",
+    "integers",
+    "pooling",
+    "random_words",
+    "reductions",
+    "xp",
+]
