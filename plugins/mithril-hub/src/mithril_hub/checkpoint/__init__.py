@@ -1,0 +1,1 @@
+"""Files of pretrained models: folders, tensors, configuration."""

@@ -1,0 +1,97 @@
+"""Reading safetensors files through a memory map: every size and offset is checked before a tensor is used."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from mithril.base import InputError
+
+MAX_HEADER = 100_000_000  # bytes, the limit of the format
+DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a file, that is read when it is asked for."""
+
+    file: Path
+    dtype: Any
+    shape: tuple[int, ...]
+    begin: int  # in bytes from the start of the file
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """Return a read-only view of the file, whose pages are loaded when they are used."""
+        if 0 in self.shape:
+            return np.zeros(self.shape, self.dtype)
+        size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        raw = np.memmap(self.file, np.uint8, "r", offset=self.begin, shape=(size,))
+        return np.asarray(raw).view(self.dtype).reshape(self.shape)
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
+    """Return the tensors of a file by name, without reading their content."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MAX_HEADER, size - 8):
+                raise _damaged(path, f"a header of {length} bytes in a file of {size}")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read", facts=[str(error)]) from None
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its header is not JSON: {str(error)[:200]}") from None
+    if not isinstance(header, dict):
+        raise _damaged(path, "its header is not a JSON object")
+    tensors: dict[str, Stored] = {}
+    end = 0
+    for name, row in sorted(header.items(), key=_offset):
+        if name != "__metadata__":
+            tensors[name], end = _stored(path, name, row, 8 + length, size, end)
+    return tensors
+
+
+def _offset(item: tuple[str, Any]) -> int:
+    row = item[1]
+    offsets = row.get("data_offsets") if isinstance(row, dict) else None
+    return offsets[0] if isinstance(offsets, list) and offsets and isinstance(offsets[0], int) else 0
+
+
+def _stored(path: Path, name: str, row: Any, start: int, size: int, end: int) -> tuple[Stored, int]:
+    """Return one tensor and the end of its bytes, which must not overlap those of the tensor before."""
+    try:
+        dtype, shape, (first, last) = DTYPES[row["dtype"]], row["shape"], row["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise _damaged(path, f"the entry of '{name}' is {str(row)[:200]}") from None
+    if not isinstance(shape, list) or not all(_is_count(n) for n in (*shape, first, last)):
+        raise _damaged(path, f"'{name}' has the sizes {str(shape)[:200]} at {first} to {last}")
+    expected = math.prod(shape) * np.dtype(dtype).itemsize
+    if last - first != expected or first < end or start + last > size:
+        raise _damaged(path, f"'{name}' {shape} lies at {first} to {last}, outside of the file or in another tensor")
+    return Stored(path, dtype, tuple(shape), start + first), last
+
+
+def _is_count(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 48
+
+
+def _damaged(path: Path, fact: str) -> InputError:
+    return InputError(f"'{path}' is damaged, or no safetensors file", facts=[fact])

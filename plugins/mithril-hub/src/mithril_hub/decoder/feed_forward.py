@@ -1,0 +1,56 @@
+"""The second half of a layer: an MLP, or a mixture of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril import ops
+from mithril_hub.decoder.config import DecoderConfig, Experts
+from mithril_hub.weights import Weights, activate
+
+
+def feed_forward(weights: Weights, config: DecoderConfig, n: int, x: Any) -> Any:
+    """Return the MLP or the mixture of experts of layer ``n``."""
+    names = config.names
+    if config.experts is not None and config.sparse[n]:
+        return mixture(weights, config, config.experts, x)
+    size, bias = config.intermediate, config.mlp_bias
+    if names.gate_up:
+        joint = weights.linear(names.gate_up, x, 2 * size, bias=bias)
+        gate, up = ops.split(joint, sizes=(size, size), axis=-1)
+        hidden = activate(config.activation, gate) * up
+    elif config.gated:
+        hidden = activate(config.activation, weights.linear(names.gate, x, size, bias=bias))
+        hidden = hidden * weights.linear(names.up, x, size, bias=bias)
+    else:
+        hidden = activate(config.activation, weights.linear(names.up, x, size, bias=bias))
+    return weights.linear(names.down, hidden, config.hidden, bias=bias)
+
+
+def mixture(weights: Weights, config: DecoderConfig, experts: Experts, x: Any) -> Any:
+    """Return the sum of the experts, each weighted by the router; experts that are not active have the weight 0."""
+    shares = _shares(weights, experts, x)
+    total = None
+    for e in range(experts.count):
+        own = weights.below(experts.expert.format(e))
+        hidden = activate(config.activation, own.linear(experts.gate, x, experts.size))
+        y = own.linear(experts.down, hidden * own.linear(experts.up, x, experts.size), config.hidden)
+        y = y * shares[..., e : e + 1]
+        total = y if total is None else total + y
+    if experts.shared:
+        own = weights.below("mlp.shared_expert.")
+        hidden = activate(config.activation, own.linear("gate_proj", x, experts.shared))
+        y = own.linear("down_proj", hidden * own.linear("up_proj", x, experts.shared), config.hidden)
+        total = total + y * ops.sigmoid(weights.linear("mlp.shared_expert_gate", x, 1))
+    return total
+
+
+def _shares(weights: Weights, experts: Experts, x: Any) -> Any:
+    """Return the weight of each expert for each token [batch, length, experts]."""
+    logits = weights.linear(experts.router, x, experts.count)
+    shares = ops.softmax(ops.cast(logits, dtype="float32"), axis=-1)
+    values, indices = ops.top_k(shares, k=experts.active, axis=-1)
+    if experts.normalized:
+        values = values / ops.sum(values, axis=-1, keepdims=True)
+    empty = ops.full(shape=shares.shape, value=0.0, dtype="float32")
+    return ops.cast(ops.scatter_along_axis(empty, indices, values, axis=-1), dtype=x.dtype)

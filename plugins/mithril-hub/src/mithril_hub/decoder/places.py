@@ -1,0 +1,88 @@
+"""Positions of the tokens of a call, the cache of keys and values, and the masks that follow from both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mithril import ops
+from mithril.ir import Builder
+from mithril.models import Layer
+from mithril.ops import PLACES
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions of the tokens: ``rows`` is [length], or [batch, length] if rows of the batch are at other positions.
+
+    Without a cache the keys are those of the call; with a cache, all positions of the cache, written at ``start``.
+    """
+
+    rows: Any
+    start: Any = None  # [] or [batch]; None without a cache
+    capacity: int = 0
+    keys: Any = None  # bool [batch, keys]: keys that are no padding
+
+    @classmethod
+    def of(cls, tokens: Any, position: Any, capacity: int | None, keys: Any, owner: str) -> Places:
+        """Return the positions of ``tokens`` [batch, length] from ``position`` of the first of each row."""
+        length = tokens.shape[1]
+        rows = ops.iota(shape=(length,), axis=0, dtype="int32")
+        if capacity is None:
+            return cls(rows, keys=None if keys is None else ops.not_equal(keys, 0))
+        start = ops.cast(position, dtype="int32")
+        if len(start.shape) == 1:
+            start = ops.reshape(start, shape=(start.shape[0], 1))
+            rows = ops.reshape(rows, shape=(1, length))
+        rows = rows + start
+        nodes = Builder.current().nodes
+        nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, PLACES: f"{capacity} {owner}"})
+        return cls(rows, start, capacity)
+
+    def mask(self, window: int | None) -> Any:
+        """Return which keys each token attends to: bool, broadcast to [batch, heads, length, keys]."""
+        rows = self.rows
+        last = ops.reshape(rows, shape=(*rows.shape, 1))
+        if self.start is None:
+            columns = ops.reshape(rows, shape=(1, rows.shape[0]))
+        else:
+            columns = ops.iota(shape=(1, self.capacity), axis=1, dtype="int32")
+        visible = ops.less_equal(columns, last)
+        if window is not None:
+            visible = ops.logical_and(visible, ops.greater(columns, last - window))
+        if len(visible.shape) == 3:
+            visible = ops.reshape(visible, shape=(visible.shape[0], 1, *visible.shape[1:]))
+        if self.keys is not None:
+            batch, keys = self.keys.shape
+            visible = ops.logical_and(visible, ops.reshape(self.keys, shape=(batch, 1, 1, keys)))
+        return visible
+
+    def cached(self, layer: Layer, name: str, x: Any) -> Any:
+        """Write keys or values [batch, heads, length, size] to the cache of that name, and return all of it."""
+        if self.start is None:
+            return x
+        batch, heads, length, size = x.shape
+        old = layer.state(name, (batch, heads, self.capacity, size), "zeros", dtype=x.dtype)
+        if len(self.start.shape) == 0:
+            zero = Builder.current().constant(0, "int32")
+            new = ops.dynamic_update_slice(old, x, ops.stack(zero, zero, self.start, zero, axis=0))
+        else:
+            new = self._written_per_row(old, x)
+        layer.update_state(name, new)
+        return new
+
+    def _written_per_row(self, old: Any, x: Any) -> Any:
+        """Write at a different position in each row: every place of the cache selects its token, if it has one."""
+        batch, _, length, _ = x.shape
+        offsets = ops.iota(shape=(1, self.capacity), axis=1, dtype="int32") - self.start
+        first = ops.less_equal(0, offsets)
+        if type(length) is int and length == 1:
+            inside = ops.equal(offsets, 0)
+        else:
+            last = ops.size_value(value=length)
+            inside = ops.logical_and(first, ops.less(offsets, ops.cast(last, dtype="int32")))
+            index = ops.where(inside, offsets, 0)
+            x = ops.transpose(ops.gather_nd(
+                ops.transpose(x, perm=(0, 2, 1, 3)), ops.reshape(index, shape=(batch, self.capacity, 1)), batch_dims=1
+            ), perm=(0, 2, 1, 3))
+        return ops.where(ops.reshape(inside, shape=(batch, 1, self.capacity, 1)), x, old)

@@ -1,0 +1,1 @@
+"""Text generation: sampling, prompts of different lengths, beams, speculation."""
