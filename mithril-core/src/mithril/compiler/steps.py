@@ -370,6 +370,11 @@ class Compiler:
         return self.source.initial(inputs, seed)
 
     @property
+    def model(self) -> Any:
+        """The model as the user passed it."""
+        return self.context.model
+
+    @property
     def pretrained(self) -> Mapping[str, Any]:
         """The arrays that the model provides for parameters and states."""
         return self.source.pretrained

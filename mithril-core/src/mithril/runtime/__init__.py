@@ -14,6 +14,7 @@ HOMES = {
     "model_files": ("load",),
     "program": ("Interface", "Kind", "Program", "Request", "Results"),
     "pure_function": ("PureFunction", "PureProgram"),
+    "runner": ("Runner",),
     "signature": ("InputSpec", "adapt", "array_type", "as_numpy", "missing_or_unknown", "settle"),
     "tables": ("columns", "si"),
     "watching": ("Watcher", "watch"),

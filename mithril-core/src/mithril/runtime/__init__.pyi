@@ -38,6 +38,7 @@ from mithril.runtime.pure_function import (
     PureFunction as PureFunction,
     PureProgram as PureProgram,
 )
+from mithril.runtime.runner import Runner as Runner
 from mithril.runtime.signature import (
     InputSpec as InputSpec,
     adapt as adapt,

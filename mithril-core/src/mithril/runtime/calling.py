@@ -150,6 +150,13 @@ class Calling:
             types = {n: settle(self.specs[n], array_type(n, x), self.backend.dtype) for n, x in arguments.items()}
             return bool(self.compiler.probe(types).with_role("param"))
 
+    def exact_types(self, inputs: Any) -> dict[str, TensorType]:
+        """Return the types that these inputs are converted to, with their sizes."""
+        actual = {n: array_type(n, x) for n, x in self.with_defaults(inputs, False).items()}
+        resolved = {n: settle(self.specs[n], t, self.backend.dtype) for n, t in actual.items()}
+        self._check_declared(resolved, actual)
+        return {n: TensorType(t.dtype, actual[n].shape) for n, t in resolved.items()}
+
     def program(
         self, arguments: Mapping[str, Any], kind: Kind, bound: Bound | None = None
     ) -> tuple[Program, dict[str, TensorType]]:

@@ -20,6 +20,7 @@ from mithril.runtime.calling import Calling
 from mithril.runtime.parameters import UNBOUND, Parameters
 from mithril.runtime.program import Interface, Kind, Program, Request, Results
 from mithril.runtime.pure_function import PureFunction
+from mithril.runtime.runner import Runner
 from mithril.runtime.signature import InputSpec
 from mithril.runtime.watching import Watcher, watchers
 from mithril.runtime.weight_files import LoadReport
@@ -35,6 +36,9 @@ UNKNOWN: dict[str, Any] = {}  # parameters of a call without bound parameters
 
 class Compiler(Protocol):
     """The interface of ``mithril.compiler.steps.Compiler``, which creates programs on request."""
+
+    @property
+    def model(self) -> Any: ...
 
     def specialize(self, request: Request) -> Program: ...
 
@@ -207,6 +211,11 @@ class CompiledModel:
 
     # -- parameters and state ----------------------------------------------------------------------------------------
     @property
+    def model(self) -> Any:
+        """The model that was compiled."""
+        return self.compiler.model
+
+    @property
     def params(self) -> dict[str, Any] | None:
         """The bound parameters."""
         bound = self._parameters.bound
@@ -230,6 +239,18 @@ class CompiledModel:
     def initial_state(self, seed: int | None = None) -> dict[str, Any]:
         """Return the initial state: running statistics, random key."""
         return self._parameters.initial_state(seed)
+
+    def state_for(self, inputs: Arrays, seed: int | None) -> dict[str, Any]:
+        """Return the initial state for the sizes of these inputs."""
+        return self._parameters.state_for(self._calling.exact_types(inputs), seed)
+
+    @checked()
+    def runner(self, params: Arrays | None = None, *, seed: int | None = None) -> Runner:
+        """Return a runner, which owns the state of successive calls: ``runner(inputs)``, ``reset``, ``fork``.
+
+        Without ``params`` it uses the bound parameters.
+        """
+        return Runner(self, params, seed)
 
     @checked()
     def randomize_params(self, seed: int | None = None, inputs: Arrays | None = None) -> dict[str, Any]:

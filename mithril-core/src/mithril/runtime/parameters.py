@@ -167,6 +167,12 @@ class Parameters:
         self.bind(self.initial("param", None))
         return True
 
+    def state_for(self, types: Mapping[str, TensorType], seed: int | None) -> dict[str, Any]:
+        """Return the initial state for inputs of these types."""
+        states = self.source.probe(types).with_role("state")
+        arrays = self.source.initial(states, self.seed if seed is None else seed)
+        return {name: self.backend.array(array) for name, array in arrays.items()}
+
     def bind(self, params: Arrays, state: Arrays | None = None) -> None:
         """Bind parameters and, with ``static_inference``, embed them in the programs."""
         try:

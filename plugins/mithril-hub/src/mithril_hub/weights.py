@@ -26,8 +26,8 @@ def activate(name: str, x: Any) -> Any:
     if name == "quick_gelu":
         return x * ops.sigmoid(x * 1.702)
     if name not in ACTIVATIONS:
-        known = ", ".join(sorted([*ACTIVATIONS, *TANH_FORM, "quick_gelu"]))
-        raise UnsupportedError(f"the activation '{name}' is not supported", facts=[f"supported: {known}"])
+        supported = ", ".join(sorted([*ACTIVATIONS, *TANH_FORM, "quick_gelu"]))
+        raise UnsupportedError(f"the activation '{name}' is not supported", facts=[f"supported: {supported}"])
     return ACTIVATIONS[name](x)
 
 

@@ -147,9 +147,10 @@ def _not_a_model(model: object) -> ModelError:
 
 
 def _as_model(layer: Layer) -> Model:
-    """Return a model of one layer whose parameter names have no prefix."""
+    """Return a model of one layer, with its optional inputs, whose parameter names have no prefix."""
     model = Model()
-    step = Step(layer, (), {t: t for t in layer.outputs}, layer.location)
+    optional = {t: IOKey(t, default=None) for t in layer.optional}
+    step = Step(layer, (), {**optional, **{t: t for t in layer.outputs}}, layer.location)
     model.attach(step)
     model.pretrained = layer.pretrained
     step.name = ""

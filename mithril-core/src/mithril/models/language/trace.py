@@ -90,7 +90,7 @@ def _input(
     name = decl.name
     constant = constants.get(name, NO_DEFAULT if name in types else decl.default)
     if constant is not NO_DEFAULT:
-        if isinstance(constant, (bool, int, float)):
+        if constant is None or isinstance(constant, (bool, int, float)):
             return constant
         if isinstance(constant, np.ndarray) and constant.shape == () and constant.dtype == np.bool_:
             return bool(constant)

@@ -98,6 +98,11 @@ class GraphCompiler:
         return self.graph
 
     @property
+    def model(self) -> Graph:
+        """The graph of the file."""
+        return self.graph
+
+    @property
     def pretrained(self) -> Mapping[str, Any]:
         """Empty: the loader binds the arrays of the file."""
         return {}

@@ -11,35 +11,32 @@ import numpy as np
 from mithril.base import InputError, TensorType, dtype as as_dtype
 from mithril_hub.checkpoint.safetensors_file import Stored
 
-# Buffers that older files hold and no model needs, and heads for training.
-BUFFERS = re.compile(
-    r".*(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|attention\.(bias|masked_bias)|position_ids|token_type_ids)"
-)
+# Buffers of older files, which no model needs.
+BUFFERS = re.compile(r".*(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|position_ids|token_type_ids)")
 
 
 class CheckpointWeights(Mapping[str, np.ndarray[Any, Any]]):
-    """Arrays by parameter name: views of the files, converted to the dtype of the model where it differs."""
+    """Arrays by parameter name: views of the files, or converted once where the dtype of the model differs."""
 
     def __init__(self, tensors: Mapping[str, Stored], dtype: str) -> None:
         self.tensors = dict(tensors)
-        self.dtype = dtype
+        self.dtype = as_dtype(dtype).numpy
+        self.converted: dict[str, np.ndarray[Any, Any]] = {}
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        if name in self.converted:
+            return self.converted[name]
         array = self.tensors[name].array()
-        return array.astype(as_dtype(self.dtype).numpy, copy=False)
+        if array.dtype == self.dtype:
+            return array
+        array = self.converted[name] = array.astype(self.dtype)
+        return array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
 
     def __len__(self) -> int:
         return len(self.tensors)
-
-    def __fingerprint__(self) -> tuple[Any, ...]:
-        rows = (f"{name} {s.file} {s.begin} {s.file.stat().st_mtime_ns}" for name, s in self.tensors.items())
-        return (self.dtype, *sorted(rows))
-
-    def __deepcopy__(self, memo: Any) -> CheckpointWeights:
-        return self  # nothing in it changes
 
 
 def matched(
@@ -49,22 +46,30 @@ def matched(
 
     A file may leave out a root such as ``model.`` of names, or have one in front.
     """
-    found: dict[str, Stored] = {}
+    weights: dict[str, Stored] = {}
     used: set[str] = set()
     wrong: list[str] = []
     for name, t in types.items():
-        candidates = [name, *(name.removeprefix(r) for r in roots if r), *(r + name for r in roots)]
+        candidates = [name, *(name.removeprefix(r) for r in roots), *(r + name for r in roots)]
         key = next((c for c in candidates if c in tensors), None)
         if key is None:
             wrong.append(f"missing: '{name}' {list(t.shape)}")
             continue
         used.add(key)
-        found[name] = tensors[key]
-        if tensors[key].shape != t.shape:
-            wrong.append(f"'{key}' is {list(tensors[key].shape)}, expected {list(t.shape)}")
-        elif not as_dtype(np.dtype(tensors[key].dtype)).is_float:
-            wrong.append(f"'{key}' has elements of {np.dtype(tensors[key].dtype)}: quantized checkpoints are not read")
+        stored = weights[name] = tensors[key]
+        if stored.shape != t.shape:
+            wrong.append(f"'{key}' is {list(stored.shape)}, expected {list(t.shape)}")
+        elif not as_dtype(np.dtype(stored.dtype)).is_float:
+            wrong.append(f"'{key}' has elements of {np.dtype(stored.dtype)}: quantized checkpoints are not supported")
+    blocks = {_block(key) for key in used} - {""}
+    surplus = [key for key in tensors if key not in used and _block(key) in blocks and not BUFFERS.fullmatch(key)]
+    wrong += [f"unknown: '{key}' {list(tensors[key].shape)}" for key in sorted(surplus)]
     if wrong:
         more = [f"({len(wrong)} in total)"] if len(wrong) > 8 else []
         raise InputError(f"the weights in {source} do not fit its config.json", facts=[*wrong[:8], *more])
-    return CheckpointWeights(found, dtype), sorted(set(tensors) - used)
+    return CheckpointWeights(weights, dtype)
+
+
+def _block(name: str) -> str:
+    """Return the path of the layer around the module of a parameter: heads of other tasks are in none."""
+    return name.rpartition(".")[0].rpartition(".")[0]

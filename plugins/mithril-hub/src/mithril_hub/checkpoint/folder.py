@@ -35,9 +35,9 @@ def _in_cache(repository: str, revision: str | None) -> Path | None:
     home = os.environ.get("HF_HOME") or os.path.join(Path.home(), ".cache", "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
     folder = cache / f"models--{repository.replace('/', '--')}"
-    wanted = revision or "main"
-    reference = folder / "refs" / wanted
-    commit = reference.read_text().strip() if reference.is_file() else wanted
+    branch = revision or "main"
+    reference = folder / "refs" / branch
+    commit = reference.read_text().strip() if reference.is_file() else branch
     snapshot = folder / "snapshots" / commit
     return snapshot if re.fullmatch(r"[\w.-]+", commit) and (snapshot / "config.json").is_file() else None
 

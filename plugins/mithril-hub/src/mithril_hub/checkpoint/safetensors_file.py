@@ -30,7 +30,7 @@ DTYPES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a file, that is read when it is asked for."""
+    """A tensor of a file, that is read on request."""
 
     file: Path
     dtype: Any
@@ -43,7 +43,8 @@ class Stored:
             return np.zeros(self.shape, self.dtype)
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
         raw = np.memmap(self.file, np.uint8, "r", offset=self.begin, shape=(size,))
-        return np.asarray(raw).view(self.dtype).reshape(self.shape)
+        array: np.ndarray[Any, Any] = np.asarray(raw).view(self.dtype).reshape(self.shape)
+        return array
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:

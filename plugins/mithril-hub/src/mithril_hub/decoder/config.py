@@ -87,3 +87,13 @@ class DecoderConfig:
     sparse: tuple[bool, ...] = ()  # by layer: whether the MLP is a mixture of experts
     stop: tuple[int, ...] = ()  # tokens that end a text
     names: Names = field(default_factory=Names)
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether rotary positions depend on the length of the sequence."""
+        return any(rope is not None and rope.depends_on_length for rope in self.ropes)
+
+    @property
+    def short_limit(self) -> int:
+        """Tokens up to which another rotation applies, or 0: longer sequences are read again."""
+        return max((rope.limit for rope in self.ropes if rope is not None and rope.far), default=0)

@@ -24,7 +24,7 @@ def decode(layer: Layer, config: DecoderConfig, tokens: Any, places: Places, las
     if config.learned_positions:
         rows = weights.param(f"{names.positions}.weight", (config.learned_positions, config.hidden))
         x = x + ops.embedding(places.rows, rows)
-    angles = {rope: rope.angles(places.rows) for rope in dict.fromkeys(config.ropes) if rope is not None}
+    angles = {rope: rope.angles(places.rows, places.length) for rope in dict.fromkeys(config.ropes) if rope is not None}
     masks = {window: places.mask(window) for window in dict.fromkeys(config.windows)}
     for n in range(config.layers):
         rope = config.ropes[n]
@@ -105,5 +105,5 @@ def attend(q: Any, k: Any, v: Any, mask: Any, scale: float | None, cap: float) -
 
 
 def capped(x: Any, cap: float) -> Any:
-    """Bound values smoothly to the interval from ``-cap`` to ``cap``; 0 is no bound."""
+    """Bound values smoothly to the interval from ``-cap`` to ``cap``; 0 means without a bound."""
     return ops.tanh(x * (1.0 / cap)) * cap if cap else x

@@ -158,9 +158,9 @@ def _gemma3(settings: Settings) -> DecoderConfig:
         kinds = ["full_attention" if (n + 1) % pattern == 0 else "sliding_attention" for n in range(layers)]
         settings = {**settings, "layer_types": kinds}
     if settings.get("rope_parameters") is None:
-        far = {"rope_theta": settings.get("rope_theta", 1e6), **(settings.get("rope_scaling") or {})}
-        near = {"rope_theta": settings.get("rope_local_base_freq", 1e4)}
-        settings = {**settings, "rope_parameters": {"full_attention": far, "sliding_attention": near}}
+        full = {"rope_theta": settings.get("rope_theta", 1e6), **(settings.get("rope_scaling") or {})}
+        sliding = {"rope_theta": settings.get("rope_local_base_freq", 1e4)}
+        settings = {**settings, "rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
     return replace(_gemma2(settings), query_key_norm=True)
 
 
@@ -254,12 +254,12 @@ def _mixtral(settings: Settings) -> DecoderConfig:
     return replace(config, experts=experts, sparse=(True,) * config.layers)
 
 
-def _qwen_experts(config: DecoderConfig, settings: Settings, count: int, shared: int, normalized: bool) -> Any:
+def _qwen_experts(config: DecoderConfig, settings: Settings, count: int, shared: int) -> DecoderConfig:
     experts = Experts(
         _size(settings, "num_experts", settings.get("num_local_experts", count)),
         _size(settings, "num_experts_per_tok"),
         _size(settings, "moe_intermediate_size"),
-        normalized=bool(settings.get("norm_topk_prob", normalized)),
+        normalized=bool(settings.get("norm_topk_prob")),
         shared=shared,
     )
     dense, step = settings.get("mlp_only_layers") or (), settings.get("decoder_sparse_step") or 1
@@ -270,11 +270,11 @@ def _qwen_experts(config: DecoderConfig, settings: Settings, count: int, shared:
 def _qwen2_moe(settings: Settings) -> DecoderConfig:
     config = replace(_qwen2(settings), query_bias=bool(settings.get("qkv_bias", True)))
     shared = _size(settings, "shared_expert_intermediate_size")
-    return _qwen_experts(config, settings, 60, shared, False)
+    return _qwen_experts(config, settings, 60, shared)
 
 
 def _qwen3_moe(settings: Settings) -> DecoderConfig:
-    return _qwen_experts(_qwen3(settings), settings, 128, 0, False)
+    return _qwen_experts(_qwen3(settings), settings, 128, 0)
 
 
 FAMILIES: dict[str, Callable[[Settings], DecoderConfig]] = {

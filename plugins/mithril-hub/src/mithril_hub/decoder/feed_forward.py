@@ -32,15 +32,15 @@ def mixture(weights: Weights, config: DecoderConfig, experts: Experts, x: Any) -
     shares = _shares(weights, experts, x)
     total = None
     for e in range(experts.count):
-        own = weights.below(experts.expert.format(e))
-        hidden = activate(config.activation, own.linear(experts.gate, x, experts.size))
-        y = own.linear(experts.down, hidden * own.linear(experts.up, x, experts.size), config.hidden)
+        part = weights.below(experts.expert.format(e))
+        hidden = activate(config.activation, part.linear(experts.gate, x, experts.size))
+        y = part.linear(experts.down, hidden * part.linear(experts.up, x, experts.size), config.hidden)
         y = y * shares[..., e : e + 1]
         total = y if total is None else total + y
     if experts.shared:
-        own = weights.below("mlp.shared_expert.")
-        hidden = activate(config.activation, own.linear("gate_proj", x, experts.shared))
-        y = own.linear("down_proj", hidden * own.linear("up_proj", x, experts.shared), config.hidden)
+        part = weights.below("mlp.shared_expert.")
+        hidden = activate(config.activation, part.linear("gate_proj", x, experts.shared))
+        y = part.linear("down_proj", hidden * part.linear("up_proj", x, experts.shared), config.hidden)
         total = total + y * ops.sigmoid(weights.linear("mlp.shared_expert_gate", x, 1))
     return total
 

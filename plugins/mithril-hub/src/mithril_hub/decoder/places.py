@@ -21,15 +21,17 @@ class Places:
     rows: Any
     start: Any = None  # [] or [batch]; None without a cache
     capacity: int = 0
-    keys: Any = None  # bool [batch, keys]: keys that are no padding
+    keys: Any = None  # bool [batch, keys]: keys of tokens, not of padding
+    length: Any = None  # tokens of the sequence so far
 
     @classmethod
-    def of(cls, tokens: Any, position: Any, capacity: int | None, keys: Any, owner: str) -> Places:
+    def of(cls, tokens: Any, position: Any, capacity: int | None, keys: Any, total: Any, owner: str) -> Places:
         """Return the positions of ``tokens`` [batch, length] from ``position`` of the first of each row."""
         length = tokens.shape[1]
         rows = ops.iota(shape=(length,), axis=0, dtype="int32")
         if capacity is None:
-            return cls(rows, keys=None if keys is None else ops.not_equal(keys, 0))
+            keys = None if keys is None else ops.not_equal(keys, 0)
+            return cls(rows, keys=keys, length=ops.cast(ops.size_value(value=length), dtype="int32"))
         start = ops.cast(position, dtype="int32")
         if len(start.shape) == 1:
             start = ops.reshape(start, shape=(start.shape[0], 1))
@@ -37,7 +39,7 @@ class Places:
         rows = rows + start
         nodes = Builder.current().nodes
         nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, PLACES: f"{capacity} {owner}"})
-        return cls(rows, start, capacity)
+        return cls(rows, start, capacity, length=total)
 
     def mask(self, window: int | None) -> Any:
         """Return which keys each token attends to: bool, broadcast to [batch, heads, length, keys]."""
@@ -55,13 +57,14 @@ class Places:
         if self.keys is not None:
             batch, keys = self.keys.shape
             visible = ops.logical_and(visible, ops.reshape(self.keys, shape=(batch, 1, 1, keys)))
+            visible = ops.logical_or(visible, ops.equal(columns, last))  # without a key, padding would become NaN
         return visible
 
     def cached(self, layer: Layer, name: str, x: Any) -> Any:
         """Write keys or values [batch, heads, length, size] to the cache of that name, and return all of it."""
         if self.start is None:
             return x
-        batch, heads, length, size = x.shape
+        batch, heads, _, size = x.shape
         old = layer.state(name, (batch, heads, self.capacity, size), "zeros", dtype=x.dtype)
         if len(self.start.shape) == 0:
             zero = Builder.current().constant(0, "int32")
@@ -77,12 +80,17 @@ class Places:
         offsets = ops.iota(shape=(1, self.capacity), axis=1, dtype="int32") - self.start
         first = ops.less_equal(0, offsets)
         if type(length) is int and length == 1:
-            inside = ops.equal(offsets, 0)
+            written = ops.equal(offsets, 0)
         else:
             last = ops.size_value(value=length)
-            inside = ops.logical_and(first, ops.less(offsets, ops.cast(last, dtype="int32")))
-            index = ops.where(inside, offsets, 0)
-            x = ops.transpose(ops.gather_nd(
-                ops.transpose(x, perm=(0, 2, 1, 3)), ops.reshape(index, shape=(batch, self.capacity, 1)), batch_dims=1
-            ), perm=(0, 2, 1, 3))
-        return ops.where(ops.reshape(inside, shape=(batch, 1, self.capacity, 1)), x, old)
+            written = ops.logical_and(first, ops.less(offsets, ops.cast(last, dtype="int32")))
+            index = ops.where(written, offsets, 0)
+            x = ops.transpose(
+                ops.gather_nd(
+                    ops.transpose(x, perm=(0, 2, 1, 3)),
+                    ops.reshape(index, shape=(batch, self.capacity, 1)),
+                    batch_dims=1,
+                ),
+                perm=(0, 2, 1, 3),
+            )
+        return ops.where(ops.reshape(written, shape=(batch, 1, self.capacity, 1)), x, old)

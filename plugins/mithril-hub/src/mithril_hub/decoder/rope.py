@@ -30,20 +30,29 @@ class Rope:
     factor: float = 1.0  # of cosine and sine
     growth: float = 0.0
 
-    def angles(self, places: Any) -> Any:
-        """Return the cosine and sine of integer positions [..., length], as [..., length, size / 2]."""
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on the length of the sequence."""
+        return bool(self.far or self.growth)
+
+    def angles(self, places: Any, length: Any) -> Any:
+        """Return the cosine and sine of integer positions [..., length], as [..., length, size / 2].
+
+        ``length``, [] or [batch], is the number of tokens so far, with all of a prompt that is read in pieces.
+        """
         rows = ops.reshape(ops.cast(places, dtype="float32"), shape=(*places.shape, 1))
-        angles = rows * self._frequencies(places)
+        angles = rows * self._frequencies(length)
         cos, sin = ops.cos(angles), ops.sin(angles)
         return (cos, sin) if self.factor == 1.0 else (cos * self.factor, sin * self.factor)
 
-    def _frequencies(self, places: Any) -> Any:
-        near = np.asarray(self.near, np.float32)
-        if not self.far and not self.growth:
-            return near
-        length = ops.max(places) + 1
+    def _frequencies(self, length: Any) -> Any:
+        frequencies = np.asarray(self.near, np.float32)
+        if not self.depends_on_length:
+            return frequencies
+        if len(length.shape):
+            length = ops.reshape(length, shape=(length.shape[0], 1, 1))
         if self.far:
-            return ops.where(ops.greater(length, self.limit), np.asarray(self.far, np.float32), near)
+            return ops.where(ops.greater(length, self.limit), np.asarray(self.far, np.float32), frequencies)
         longest = ops.cast(ops.maximum(length, self.limit), dtype="float32")
         stretch = longest * (self.growth / self.limit) - (self.growth - 1.0)
         base = ops.pow(stretch, self.size / (self.size - 2)) * self.base
@@ -56,8 +65,8 @@ def rotate(x: Any, angles: Any) -> Any:
     cos, sin = angles
     size = 2 * cos.shape[-1]
     if size != x.shape[-1]:
-        turned, rest = ops.split(x, sizes=(size, x.shape[-1] - size), axis=-1)
-        return ops.concat(rotate(turned, angles), rest, axis=-1)
+        rotated, rest = ops.split(x, sizes=(size, x.shape[-1] - size), axis=-1)
+        return ops.concat(rotate(rotated, angles), rest, axis=-1)
     if len(cos.shape) == 2:
         return ops.rotary_embedding(x, ops.cast(cos, dtype=x.dtype), ops.cast(sin, dtype=x.dtype))
     shape = (cos.shape[0], 1, *cos.shape[1:])  # all heads of a row are at the same positions
@@ -103,9 +112,7 @@ def _dynamic(settings: Mapping[str, Any], size: int, base: float, longest: int) 
 def _llama3(settings: Mapping[str, Any], size: int, base: float, longest: int) -> Rope:
     """Slow waves are stretched, fast ones are not, and those between are interpolated."""
     plain, factor = _plain(size, base), settings["factor"]
-    low, high, old = (
-        settings[k] for k in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    )
+    low, high, old = (settings[k] for k in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
     turns = old * plain / (2 * math.pi)  # of a wave within the original length
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return Rope(size, base, _tuple((1 - smooth) * plain / factor + smooth * plain))
@@ -142,8 +149,8 @@ def _longrope(settings: Mapping[str, Any], size: int, base: float, longest: int)
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old))
     plain = _plain(size, base)
-    near, far = (_tuple(plain / np.asarray(settings[k])) for k in ("short_factor", "long_factor"))
-    return Rope(size, base, near, far, limit=old, factor=float(scale))
+    short, long = (_tuple(plain / np.asarray(settings[k])) for k in ("short_factor", "long_factor"))
+    return Rope(size, base, short, long, limit=old, factor=float(scale))
 
 
 METHODS: dict[str, Callable[[Mapping[str, Any], int, float, int], Rope]] = {

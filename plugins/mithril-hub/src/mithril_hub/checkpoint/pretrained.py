@@ -1,0 +1,36 @@
+"""``ml.from_pretrained``: a checkpoint of Hugging Face as a model with its weights."""
+
+from __future__ import annotations
+
+import os
+
+from mithril.backend import checked
+from mithril.base import TensorType, dtype as as_dtype
+from mithril.compiler import TraceRequest, source_of
+from mithril.models import Layer
+from mithril_hub.architectures import build
+from mithril_hub.checkpoint.checkpoint_weights import matched
+from mithril_hub.checkpoint.folder import locate, read_json, tensors_of
+from mithril_hub.model import Pretrained
+
+
+@checked()
+def from_pretrained(
+    source: str | os.PathLike[str], *, dtype: str = "float32", cache: int | None = None, revision: str | None = None
+) -> Layer:
+    """Return the model of a Hugging Face folder or repository, with its weights, which stay mapped files.
+
+    ``dtype`` is that of the parameters. With ``cache=n``, decoders keep keys and values of n positions as states, for
+    ``ml.generate``. No code of the repository runs, and pickled weights are refused.
+    """
+    folder = locate(source, revision)
+    model, roots = build(read_json(folder / "config.json"), dtype=as_dtype(dtype).name, cache=cache)
+    model.pretrained = matched(tensors_of(folder), parameter_types(model), roots, dtype, f"'{folder}'")
+    return model
+
+
+def parameter_types(model: Pretrained) -> dict[str, TensorType]:
+    """Return the parameters of a model by name, from a trace with the sizes of an example."""
+    source = source_of(model, outputs=None, inference=True)
+    graph = source.graph(model.example_types(), TraceRequest())
+    return {i.name: i.type for i in graph.with_role("param")}

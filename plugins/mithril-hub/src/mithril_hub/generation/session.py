@@ -1,0 +1,150 @@
+"""A conversation with a decoder: the tokens in its cache, and the next logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.backend import to_numpy
+from mithril.base import InputError
+from mithril.runtime import CompiledModel, Runner
+from mithril_hub.model import Decoder
+
+Tokens = np.ndarray[Any, Any]
+LARGE, SMALL = 64, 8  # tokens of a step over a prompt: few programs serve prompts of every length
+
+
+class Session:
+    """A runner of a decoder with a cache, and the tokens whose keys and values the cache holds, per row."""
+
+    def __init__(self, model: CompiledModel | Runner) -> None:
+        self.runner = model.runner() if isinstance(model, CompiledModel) else model
+        self.rows: list[list[int]] = []
+        model = self.runner.model.model
+        self.config = model.config if isinstance(model, Decoder) else None
+        names = set(self.runner.model.specs)
+        if not {"input_ids", "position"} <= names:
+            raise InputError(
+                "this model has no cache, which generation requires",
+                facts=[f"its inputs: {', '.join(sorted(names))}"],
+                hint="ml.from_pretrained(folder, cache=1024)",
+            )
+
+    @property
+    def backend(self) -> Any:
+        """The backend of the model."""
+        return self.runner.model.backend
+
+    @property
+    def capacity(self) -> int:
+        """The number of positions in the cache."""
+        if self.runner.state is None:
+            rows = len(self.rows)
+            example = self._inputs(np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32), [1] * rows)
+            self.runner.state = self.runner.model.state_for(example, None)
+        return min(int(x.shape[2]) for name, x in self.runner.state.items() if name.endswith("key_cache"))
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.runner.reset()
+        self.rows = []
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Any:
+        """Read prompts and return the logits after each: [batch, 1, v]. Beginnings that the cache holds are reused.
+
+        The last token of a prompt is always read again, as its logits are not in the cache.
+        """
+        if len(self.rows) != len(prompts):
+            self.reset()
+            self.rows = [[] for _ in prompts]
+        common = [min(_shared(old, new), len(new) - 1) for old, new in zip(self.rows, prompts, strict=True)]
+        self.rows = [list(new[:n]) for new, n in zip(prompts, common, strict=True)]
+        return self.extend([new[n:] for new, n in zip(prompts, common, strict=True)])
+
+    def extend(self, rows: Sequence[Sequence[int]]) -> Any:
+        """Read further tokens of each row, and return the logits after the last token of each row."""
+        self.check(max(len(r) for r in rows))
+        if self._crosses(rows):
+            rows, self.rows = [old + list(new) for old, new in zip(self.rows, rows, strict=True)], [[] for _ in rows]
+        ends = np.array([len(r) for r in rows])
+        totals = [len(old) + len(new) for old, new in zip(self.rows, rows, strict=True)]
+        logits, offset = None, 0
+        while offset < ends.max():
+            piece, starts, last = self._piece(rows, offset, int(ends.max()) - offset)
+            inputs = self._inputs(piece, starts, totals)
+            if piece.shape[1] > 1:
+                inputs["last"] = last
+            results = self.runner(inputs)["logits"]
+            reads = (ends > offset)[:, None, None]  # other rows have ended before
+            logits = results if reads.all() else np.where(reads, to_numpy(results), to_numpy(logits))
+            offset += piece.shape[1]
+        self.rows = [old + list(new) for old, new in zip(self.rows, rows, strict=True)]
+        return logits
+
+    def _crosses(self, rows: Sequence[Sequence[int]]) -> bool:
+        """Whether a sequence becomes so long that the keys and values in the cache count no more."""
+        limit = self.config.short_limit if self.config is not None else 0
+        return any(0 < len(old) <= limit < len(old) + len(new) for old, new in zip(self.rows, rows, strict=True))
+
+    def _piece(self, rows: Sequence[Sequence[int]], offset: int, left: int) -> tuple[Tokens, Tokens, Tokens]:
+        """Return tokens of one step, the position of the first in each row, and the index of the last one to read.
+
+        A row is padded with zeros, which later tokens overwrite; a row that has ended repeats its last token.
+        """
+        begins = [min(offset, len(row) - 1) for row in rows]
+        starts = np.array([len(old) + n for old, n in zip(self.rows, begins, strict=True)], np.int32)
+        size = LARGE if left > LARGE // 2 else SMALL if left > 1 else 1
+        if int(starts.max()) + size > self.capacity:
+            size = 1
+        piece = np.zeros((len(rows), size), np.int32)
+        for b, (row, n) in enumerate(zip(rows, begins, strict=True)):
+            part = row[n : n + size]
+            piece[b, : len(part)] = part
+        last = [min(len(row) - 1 - n, size - 1) for row, n in zip(rows, begins, strict=True)]
+        return piece, starts, np.array(last, np.int32)
+
+    def _inputs(self, tokens: Tokens, starts: Tokens, totals: Sequence[int]) -> dict[str, Any]:
+        """Return the inputs of a step: one position for all rows if they agree, else one per row."""
+        inputs = {"input_ids": tokens, "position": _one_or_all(starts)}
+        if "length" in self.runner.model.specs:
+            inputs["length"] = _one_or_all(np.array(totals, np.int32))
+        return inputs
+
+    def verify(self, rows: Sequence[Sequence[int]]) -> Any:
+        """Read as many tokens in each row, and return the logits after every one: [batch, length, vocabulary]."""
+        self.check(len(rows[0]))
+        starts = np.array([len(r) for r in self.rows], np.int32)
+        inputs = self._inputs(np.array(rows, np.int32), starts, [int(n) + len(rows[0]) for n in starts])
+        logits = self.runner(inputs)["logits"]
+        self.rows = [old + list(new) for old, new in zip(self.rows, rows, strict=True)]
+        return logits
+
+    def keep(self, lengths: Sequence[int]) -> None:
+        """Forget the tokens of each row from a position: later tokens overwrite their keys and values."""
+        self.rows = [row[:n] for row, n in zip(self.rows, lengths, strict=True)]
+
+    def fork(self, rows: Sequence[int]) -> Session:
+        """Return a session that continues these rows, in this order."""
+        other = Session(self.runner.fork(rows))
+        other.rows = [list(self.rows[r]) for r in rows]
+        return other
+
+    def check(self, count: int) -> None:
+        """Raise InputError if the cache has no room for ``count`` more tokens in each row."""
+        longest = max((len(r) for r in self.rows), default=0)
+        if longest + count > self.capacity:
+            raise InputError(
+                f"the cache holds {self.capacity} positions, and {longest} + {count} are required",
+                hint=f"ml.from_pretrained(folder, cache={longest + count}), or a shorter prompt",
+            )
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _one_or_all(numbers: Tokens) -> Any:
+    """Return the only number if all are equal, which takes a faster program, else all."""
+    return numbers[0] if (numbers == numbers[0]).all() else numbers

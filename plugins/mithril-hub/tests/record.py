@@ -1,0 +1,180 @@
+"""Record the results of transformers for small models of each family: ``python record.py [FAMILY ...]``.
+
+The weights follow from the names of tensors (``checkpoints.py``), so a record holds the configuration, the shapes and
+the results only. It requires torch and transformers; the tests that read the records do not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from checkpoints import RECORDS, write_folder
+
+BASE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {"num_key_value_heads": 2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 16,
+}
+WINDOWS = ["sliding_attention", "full_attention"]
+# family: (class of the model, class of its configuration, settings)
+DECODERS = {
+    "llama2": ("LlamaForCausalLM", "LlamaConfig", {}),
+    "llama3": ("LlamaForCausalLM", "LlamaConfig", {**GROUPED, "tie_word_embeddings": True, "rope_parameters": LLAMA3}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 6, "head_dim": 16}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", GROUPED),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**GROUPED, "head_dim": 16}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", {"num_key_value_heads": 1, "head_dim": 16}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {**GROUPED, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {**GROUPED, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 20, "layer_types": WINDOWS},
+    ),
+    "phi": ("PhiForCausalLM", "PhiConfig", {}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", {**GROUPED, "sliding_window": 6}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    ),
+    "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**GROUPED, "num_local_experts": 4}),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        {
+            **GROUPED,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {
+            **GROUPED,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "head_dim": 16,
+            "norm_topk_prob": True,
+        },
+    ),
+    "yarn": (
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        {
+            **GROUPED,
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "linear": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "dynamic": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {
+            "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        },
+    ),
+    "longrope": (
+        "Phi3ForCausalLM",
+        "Phi3Config",
+        {**GROUPED, "original_max_position_embeddings": 16, "rope_parameters": LONGROPE},
+    ),
+}
+PLACES = (0, 7, 19)  # of the recorded logits
+
+
+def small(kind: str, settings: dict) -> dict:
+    """Return settings of a small model; GPT-2 has other names for sizes."""
+    if kind == "GPT2Config":
+        shared = {k: BASE[k] for k in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
+        return {**shared, **settings}
+    return {**BASE, **settings}
+
+
+def record_decoder(family: str) -> dict:
+    """Return configuration, shapes, logits and greedy tokens of a decoder."""
+    import torch
+    import transformers
+    from safetensors.numpy import load_file
+
+    model_class, config_class, settings = DECODERS[family]
+    config = getattr(transformers, config_class)(**small(config_class, settings))
+    with tempfile.TemporaryDirectory() as folder:
+        getattr(transformers, model_class)(config).save_pretrained(folder)
+        shapes = {n: list(t.shape) for n, t in load_file(Path(folder) / "model.safetensors").items()}
+        written = json.loads((Path(folder) / "config.json").read_text())
+        write_folder(Path(folder), written, shapes)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    model.generation_config.eos_token_id = None
+    prompt = np.random.default_rng(0).integers(3, 97, 20)
+    tokens = torch.tensor(prompt[None].astype(np.int64))
+    with torch.no_grad():
+        logits = model(tokens).logits[0].numpy()
+        rows = [
+            model.generate(tokens[:, :n], attention_mask=torch.ones(1, n), max_new_tokens=20, do_sample=False)[0, n:]
+            for n in (5, 13)
+        ]
+        mask = torch.ones(1, 5)
+        beams = {"max_new_tokens": 10, "num_beams": 4, "do_sample": False, "attention_mask": mask, "pad_token_id": 0}
+        best = model.generate(tokens[:, :5], **beams)[0, 5:].tolist()
+        stop = best[4]  # a search that ends earlier, and with texts of different lengths
+        ended = model.generate(tokens[:, :5], eos_token_id=stop, **beams)[0, 5:].tolist()
+    return {
+        "config": written,
+        "shapes": shapes,
+        "prompt": prompt.tolist(),
+        "logits": {str(p): [float(f"{x:.7g}") for x in logits[p]] for p in PLACES},
+        "beams": {"best": best, "stop": stop, "ended": ended[: ended.index(stop) + 1] if stop in ended else ended},
+        "tokens": {str(n): row.tolist() for n, row in zip((5, 13), rows, strict=True)},
+    }
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or DECODERS:
+        record = record_decoder(name)
+        (RECORDS / f"{name}.json").write_text(json.dumps(record, separators=(",", ":")) + "\n")
+        print(name, len(record["shapes"]), record["tokens"])
