@@ -125,6 +125,7 @@ class Compiler:
     def __init__(self, context: CompileContext, settings: Settings, observers: Observers) -> None:
         self.observers = observers
         self.context = context
+        self.model = context.model
         self.settings = settings
         self.backend: Backend = context.backend
         self.decisions: Decisions = context.decisions
@@ -368,11 +369,6 @@ class Compiler:
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
         """Return the model's initial values of parameters and states."""
         return self.source.initial(inputs, seed)
-
-    @property
-    def model(self) -> Any:
-        """The model as the user passed it."""
-        return self.context.model
 
     @property
     def pretrained(self) -> Mapping[str, Any]:
