@@ -26,12 +26,11 @@ TODAY = json.loads(Path(__file__).with_name("house_violations.json").read_text()
 
 # Ground first. A file imports rooms of lower floors and files of its own room; rooms on one floor are not tied.
 FLOORS = [
-    {"base": 1650},
+    {"base": 1400},
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2000, "system": 650, "axes": 900},
-    {"ops": 6900},
-    {"backend": 3650, "autodiff": 700},
-    {"runtime": 3400, "transforms": 1500},
+    {"ops": 6950},
+    {"backend": 3800, "autodiff": 700},
     {"compiler": 3000},
     {"models": 5200},
     {"": 250},  # the face: mithril/__init__.py and __main__.py
@@ -465,7 +464,7 @@ def test_kernel_runs_with_every_other_room_closed():
 
 def test_kernel_stays_small():
     lines = sum(len(p.read_text().splitlines()) for m, p in CORE_MODULES.items() if room(m) in KERNEL_ROOMS)
-    assert lines <= 7_750
+    assert lines <= 7_500
 
 
 GRAPH = """

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 import pytest
 
 from mithril import Option, hookimpl, plugins
-from mithril.base.annotations import mismatch
+from mithril.backend.annotations import mismatch
 from mithril.base.errors import OptionError
 from mithril.base.version import __version__
 from mithril.compiler import OptionRegistry, option_registry

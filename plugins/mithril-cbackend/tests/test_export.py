@@ -12,7 +12,7 @@ import pytest
 import mithril as ml
 import mithril_cbackend
 from mithril import ops
-from mithril.base import BackendError, InputError, MithrilError, c_quoted, int32
+from mithril.base import BackendError, InputError, MithrilError, int32
 from mithril.ir import Builder, decompose
 from mithril.models import (
     BatchNorm1d,
@@ -32,6 +32,7 @@ from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
+from mithril_cbackend.program.c_text import c_quoted
 from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)

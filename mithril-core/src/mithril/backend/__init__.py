@@ -4,6 +4,7 @@ from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
     "": ("memory_plan",),
+    "annotations": ("Layers", "Least", "Positive", "describe", "mismatch"),
     "arrays": ("as_numpy", "to_numpy"),
     "attribution": ("annotated", "attributed"),
     "base": ("Backend", "BuildOptions", "Executable"),

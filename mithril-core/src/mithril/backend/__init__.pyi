@@ -1,6 +1,13 @@
 """Backends: base class, memory planning, and code generation for backends that run Python source."""
 
 from mithril.backend import memory_plan as memory_plan
+from mithril.backend.annotations import (
+    Layers as Layers,
+    Least as Least,
+    Positive as Positive,
+    describe as describe,
+    mismatch as mismatch,
+)
 from mithril.backend.arrays import (
     as_numpy as as_numpy,
     to_numpy as to_numpy,

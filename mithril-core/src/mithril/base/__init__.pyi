@@ -1,13 +1,6 @@
 """Base types and utilities: errors, decisions, dtypes, symbolic sizes, guards, the registry of operations."""
 
 from mithril.base import registry as registry
-from mithril.base.annotations import (
-    Layers as Layers,
-    Least as Least,
-    Positive as Positive,
-    describe as describe,
-    mismatch as mismatch,
-)
 from mithril.base.decisions import (
     Decision as Decision,
     Decisions as Decisions,
@@ -99,11 +92,7 @@ from mithril.base.patterns import (
     require_match as require_match,
 )
 from mithril.base.quoting import (
-    c_quoted as c_quoted,
-    c_visible as c_visible,
-    docstring as docstring,
     quoted as quoted,
-    storable as storable,
     utf8 as utf8,
     visible as visible,
 )

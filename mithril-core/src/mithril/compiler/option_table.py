@@ -8,7 +8,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from mithril.base import OptionError, closest, describe, mismatch, unknown
+from mithril.backend import describe, mismatch
+from mithril.base import OptionError, closest, unknown
 from mithril.plugins import Option, Plugin, Plugins, Problem, Registered, default, name_owner, pip_hints
 
 

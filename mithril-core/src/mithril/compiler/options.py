@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from mithril.base import Dim, Least, Positive
+from mithril.backend import Least, Positive
+from mithril.base import Dim
 from mithril.plugins import Option, hookimpl
 
 Path = str | os.PathLike[str]

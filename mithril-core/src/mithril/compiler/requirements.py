@@ -6,16 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.backend import Backend, find_strategy, format_bytes, nbytes
-from mithril.base import (
-    Decisions,
-    Layers,
-    OptionError,
-    ShapeError,
-    dtype as as_dtype,
-    is_static,
-    require_match,
-)
+from mithril.backend import Backend, Layers, find_strategy, format_bytes, nbytes
+from mithril.base import Decisions, OptionError, ShapeError, dtype as as_dtype, is_static, require_match
 from mithril.compiler.partition import TAG
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import if_op, while_op

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from mithril.base import (
-    Dim,
     DType,
     GraphError,
     Guard,
     MithrilError,
-    Shape,
     Size,
     TensorType,
     collect_guards,
@@ -207,10 +205,6 @@ def trace(function: Any, types: Sequence[TensorType | None], names: Sequence[str
         values = [returned] if not isinstance(returned, (tuple, list)) else list(returned)
         outputs = [v if isinstance(v, Value) else builder.constant(v) for v in values]
     return builder.build(outputs)
-
-
-def shape_dims(shape: Shape) -> list[Dim]:
-    return [d for d in shape if isinstance(d, Dim)]
 
 
 Op._trace = staticmethod(trace)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import InputError, TensorType, closest, storable
+from mithril.base import InputError, TensorType, closest
 from mithril.system import files
 
 COUNTERS = ("num_batches_tracked",)  # name suffixes in torch's state dictionaries that are not weights
@@ -23,7 +23,7 @@ def save_file(
     """Write a safetensors file atomically."""
     from safetensors.numpy import save_file as save
 
-    strange = [name for name, a in tensors.items() if not storable(name) or np.asarray(a).dtype.kind in "OUSM"]
+    strange = [name for name, a in tensors.items() if not files.storable(name) or np.asarray(a).dtype.kind in "OUSM"]
     if strange:
         raise InputError(f"{strange[0]!r} cannot be saved: expected arrays of numbers by names that files can hold")
     with files.parts(path) as folder:

@@ -102,3 +102,8 @@ def _permission_problem(folder: Path, is_target: bool) -> str | None:
     sticky = status.st_mode & 0o1000 and not is_target  # users cannot move the files of others
     group = 0 if not is_target and status.st_gid == os.getgid() else 0o020
     return None if sticky or not status.st_mode & (0o002 | group) else f"others can write to '{folder}'"
+
+
+def storable(name: object) -> bool:
+    """Whether a name can be stored in a file: it is a str without lone surrogates."""
+    return isinstance(name, str) and not any("\ud800" <= c <= "\udfff" for c in name)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mithril import Option, PassSpec, hookimpl
-from mithril.base import Layers, Positive
+from mithril.backend import Layers, Positive
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 FUSION = ("fusion", "operator_fusion")  # the words for all passes that make one operation of several

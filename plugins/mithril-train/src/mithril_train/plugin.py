@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril import Export, Option, PassSpec, hookimpl
-from mithril.base import Layers
+from mithril.backend import Layers
 
 # Module below ``mithril_train`` -> the names it gives to the public face.
 EXPORTS = {

@@ -14,7 +14,7 @@ from mithril.backend.codegen.host_rows import CALLED, plugin_expression, referen
 from mithril.backend.codegen.lowering_table import LoweringRule, Lowerings
 from mithril.backend.codegen.names import NameAllocator
 from mithril.backend.codegen.source import CLOSING, SIGNATURE
-from mithril.base import Dim, Symbol, UnsupportedError, docstring, dtype as as_dtype, quoted, symbols, visible
+from mithril.base import Dim, Symbol, UnsupportedError, dtype as as_dtype, quoted, symbols, visible
 from mithril.ir import Graph, Node, Value
 from mithril.ops import if_op
 
@@ -436,3 +436,8 @@ def _large(value: Value) -> bool:
     for d in value.shape:
         size *= d if isinstance(d, int) else UNKNOWN
     return size >= RELEASE_ELEMENTS
+
+
+def docstring(text: str) -> str:
+    """Return the text as a docstring for generated Python code."""
+    return f'""{quoted(text)}""'

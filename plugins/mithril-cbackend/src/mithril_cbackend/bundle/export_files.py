@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from mithril import __version__
-from mithril.base import c_quoted, c_visible, dtype as as_dtype
+from mithril.base import dtype as as_dtype
 from mithril_cbackend.bundle.export_contents import TRUNCATED, Contents
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.program.c_printer import TYPES, body_text, prelude, slot_names
+from mithril_cbackend.program.c_text import c_quoted, c_visible
 
 ARGUMENTS = {**TYPES, "bool": "uint8_t", "bfloat16": "uint16_t"}  # dtype -> element type of an argument
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import c_visible
 from mithril.ir import attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.c_names import identifier
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.lowering.element.element_reader import is_uniform
 from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.program.c_text import c_visible
 from mithril_cbackend.program.program import Program
 from mithril_cbackend.tir.expr import dtype_of, kind_of, mentions, pointed
 from mithril_cbackend.tir.tvm_api import nodes as n

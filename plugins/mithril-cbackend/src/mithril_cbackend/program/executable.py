@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mithril.backend import LazyGraph
-from mithril.base import InputError, c_visible, dtype as as_dtype
+from mithril.base import InputError, dtype as as_dtype
 from mithril.ir import Graph
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Array, Layout, aligned
+from mithril_cbackend.program.c_text import c_visible
 from mithril_cbackend.program.numpy_abi import KNOWN, address_of
 from mithril_cbackend.program.written_calls import Repeated, written
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import mithril
 from mithril import ops
-from mithril.base import Decisions, Dim, DType, InputError, MithrilError, OptionError, ShapeError, TensorType, storable
+from mithril.base import Decisions, Dim, DType, InputError, MithrilError, OptionError, ShapeError, TensorType
 from mithril.ir import Graph, Input, Value, decompose, to_text
 from mithril.runtime import InputSpec, Kind as ProgramKind, Request
 from mithril.system import files
@@ -148,7 +148,7 @@ def _write(
 ) -> None:
     """Write the file atomically, next to the target first."""
     for text in (name, *(i.name for i in graph.inputs), *graph.output_names):
-        if not storable(text):
+        if not files.storable(text):
             raise InputError(f"a GGUF file cannot hold the name {text!r}", hint="rename it: names are UTF-8 there")
     graph, constants = _lifted(graph)
     with files.parts(target) as folder:

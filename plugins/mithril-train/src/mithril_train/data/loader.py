@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from mithril.backend import CheckedType
-from mithril.base import Least, OptionError, Positive
+from mithril.backend import CheckedType, Least, Positive
+from mithril.base import OptionError
 from mithril_train.data.datasets import Source, Streamed, as_source, default_collate
 from mithril_train.data.shuffle import batch_count, batches, permutation
 from mithril_train.data.workers import ProcessPool, ahead

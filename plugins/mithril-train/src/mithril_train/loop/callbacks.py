@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import numpy as np
 
-from mithril.backend import CheckedType
-from mithril.base import Least, OptionError, PluginError, Positive
+from mithril.backend import CheckedType, Least, Positive
+from mithril.base import OptionError, PluginError
 from mithril_train.loop import checkpoint
 
 if TYPE_CHECKING:

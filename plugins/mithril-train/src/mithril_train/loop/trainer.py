@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from mithril.backend import CheckedType, checked
-from mithril.base import InputError, Least, OptionError, Positive
+from mithril.backend import CheckedType, Least, Positive, checked
+from mithril.base import InputError, OptionError
 from mithril.compiler import Transformed
 from mithril.models import Layer
 from mithril.runtime import CompiledModel

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from mithril.backend import CheckedType
-from mithril.base import Least, OptionError, Positive
+from mithril.backend import CheckedType, Least, Positive
+from mithril.base import OptionError
 
 Rate = Annotated[float, Least(0)]
 

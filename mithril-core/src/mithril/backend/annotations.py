@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from mithril.base.errors import closest
+from mithril.base import closest
 
 
 @dataclass(frozen=True)
