@@ -31,6 +31,7 @@ FLOORS = [
     {"rewrite": 720, "passes": 550, "plugins": 2000, "system": 650, "axes": 900},
     {"ops": 6950},
     {"backend": 3800, "autodiff": 700},
+    {"runtime": 3400, "transforms": 1500},
     {"compiler": 3000},
     {"models": 5200},
     {"": 250},  # the face: mithril/__init__.py and __main__.py

@@ -89,3 +89,16 @@ def with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:
         ]
         results = builder.inline(graph, arguments)
     return builder.build(graph.carrying(results))
+
+
+def with_fixed_parameters(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
+    """Return the graph with parameters and state replaced by constants."""
+
+    def constant(i: Input) -> Input:
+        if i.role not in ("param", "state") or i.name not in arrays:
+            return i
+        data = np.array(arrays[i.name], i.type.dtype.numpy, order="C")
+        data.setflags(write=False)
+        return Input(i.value, "constant", data, i.tags)
+
+    return graph.replaced(inputs=tuple(map(constant, graph.inputs)))

@@ -30,6 +30,7 @@ from mithril.base import (
 from mithril.compiler.backend_choice import backend_names, make_backend
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.frontend import TraceRequest, source_of
+from mithril.compiler.graph_source import with_fixed_parameters
 from mithril.compiler.input_types import input_specs, known_types, probe_types
 from mithril.compiler.memory_remedy import check_arguments, check_memory
 from mithril.compiler.observers import Observers
@@ -291,7 +292,7 @@ class Compiler:
         self._typed = False
         traced = self.trace(dict(request.types), training=request.kind.training)
         if request.binding:
-            traced = baked(traced, request.constants)
+            traced = with_fixed_parameters(traced, request.constants)
         self._typed = True
         if request.kind.of:
             check_trainable(self.settings["trainable"], traced)
@@ -486,16 +487,3 @@ class Compiler:
             yield
         finally:
             self._quiet -= 1
-
-
-def baked(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
-    """Return the graph with parameters and state replaced by constants."""
-
-    def constant(i: Input) -> Input:
-        if i.role not in ("param", "state") or i.name not in arrays:
-            return i
-        data = np.array(arrays[i.name], i.type.dtype.numpy, order="C")
-        data.setflags(write=False)
-        return Input(i.value, "constant", data, i.tags)
-
-    return graph.replaced(inputs=tuple(map(constant, graph.inputs)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import ShapeError, Size, TensorType, product
+from mithril.base import DType, ShapeError, Size, TensorType, product
 from mithril.ir import Axis, composite, sample
 from mithril.ops.products import matmul
 from mithril.ops.shape import concat, flip, reshape, transpose
@@ -63,7 +63,7 @@ def _rotate(x: Complex, cos: Any, sin: Any, multiply: Any) -> Complex:
 
 def _transform(x: Complex, inverse: bool) -> Complex:
     """Return the transform of the last axis without scaling; an imaginary part of None is zero."""
-    n, kind = x[0].shape[-1], x[0].dtype.numpy if hasattr(x[0].dtype, "numpy") else x[0].dtype
+    n, kind = x[0].shape[-1], x[0].dtype.numpy if isinstance(x[0].dtype, DType) else x[0].dtype
     p = _factor(n)
     q = n // p
 
@@ -94,7 +94,7 @@ def _weights(like: Any, axis: int, size: int) -> np.ndarray[Any, Any]:
     count[0] = 1.0
     if size % 2 == 0:
         count[-1] = 1.0
-    kind = like.dtype.numpy if hasattr(like.dtype, "numpy") else like.dtype
+    kind = like.dtype.numpy if isinstance(like.dtype, DType) else like.dtype
     return count.astype(kind).reshape([-1 if k == axis else 1 for k in range(len(like.shape))])
 
 
