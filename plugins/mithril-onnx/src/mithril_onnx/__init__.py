@@ -1,0 +1,1 @@
+"""ONNX models: import as trainable models for every backend, export of compiled models."""

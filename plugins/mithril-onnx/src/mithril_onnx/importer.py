@@ -1,0 +1,389 @@
+"""The importer: runs the nodes of an ONNX graph on the values of an environment, by the table of operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mithril.base import Dim, InputError, MithrilError, OperationError, UnsupportedError
+from mithril.ir import Builder, Origin, Value, evaluate
+from mithril_onnx.attributes import attributes_of
+from mithril_onnx.functions import body_of, with_attributes
+from mithril_onnx.reading import OnnxFile
+from mithril_onnx.sizes import SIZES, NoSizesError
+from mithril_onnx.table import OPERATORS, Row, canonical_domain, row_of
+from mithril_onnx.tensors import to_array
+from mithril_onnx.values import Array, Knowledge, NotConstantError, as_value, is_sizes
+
+FOLDED = 1 << 22  # larger results are computed by the model, not at import
+LARGEST = 1 << 28  # larger constants are refused
+MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError, StopIteration)
+
+
+class Weights(Protocol):
+    """The layer that owns the parameters and states of the imported graph."""
+
+    training: bool
+
+    def weight(self, name: str, array: Array) -> Value: ...
+    def statistic(self, name: str, array: Array) -> Value: ...
+    def update_statistic(self, name: str, value: Value) -> None: ...
+    def key(self) -> Value: ...
+
+
+class Initializer:
+    """A tensor of the file, converted when it is used: to a parameter, a state or a constant."""
+
+    __slots__ = ("array", "name", "role")
+
+    def __init__(self, name: str, array: Array, role: str) -> None:
+        self.name = name
+        self.array = array
+        self.role = role  # "param", "state" or "constant"
+
+
+class Context:
+    """The node being imported, for operators that need more than their operands."""
+
+    def __init__(self, importer: Importer, node: Any, env: dict[str, Any], path: str) -> None:
+        self.importer = importer
+        self.node = node
+        self.env = env
+        self.path = path
+
+    @property
+    def training(self) -> bool:
+        return self.importer.weights.training
+
+    @property
+    def results(self) -> int:
+        """The number of results up to the last one that has a name."""
+        return max([k + 1 for k, name in enumerate(self.node.output) if name], default=0)
+
+    def code(self, position: int) -> int | None:
+        """Return the declared ONNX element type of an operand, if the file tells it."""
+        names = self.node.input
+        return self.importer.codes.get(names[position]) if position < len(names) else None
+
+    def statistic(self, position: int) -> str | None:
+        """Return the name of the state that an operand is, or None."""
+        item = self.env.get(self.node.input[position])
+        return item.name if isinstance(item, Initializer) and item.role == "state" else None
+
+    def known(self, x: Any, description: str) -> Array:
+        return self.importer.known(x, f"{description} of {self.node.op_type}")
+
+
+class Body:
+    """The graph of If, Loop or Scan, as a function; names of the enclosing graphs are captured."""
+
+    def __init__(self, importer: Importer, graph: Any, env: dict[str, Any], path: str) -> None:
+        self.importer = importer
+        self.graph = graph
+        self.env = env
+        self.path = path
+        self.results = len(graph.output)
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        env = dict(self.env)
+        for declared, x in zip(self.graph.input, arguments, strict=True):
+            env[declared.name] = x
+        return self.importer.run(self.graph, env, self.path)
+
+
+class Importer:
+    """One import of a graph into the current builder."""
+
+    def __init__(
+        self,
+        file: OnnxFile,
+        weights: Weights,
+        roles: Mapping[str, str],
+        rows: Mapping[tuple[str, str], Row] | None = None,
+    ) -> None:
+        self.file = file
+        self.weights = weights
+        self.roles = roles  # of initializers by name: "param", "state"; others are constants
+        self.rows = rows or {}
+        self.knowledge = Knowledge()
+        self.codes = {t.name: t.data_type for t in file.proto.graph.initializer}
+        self.codes |= {i.name: i.type.tensor_type.elem_type for i in file.proto.graph.input}
+        self.opset = file.opset
+        self.depth = 0
+
+    # -- graphs ------------------------------------------------------------------------------------------------------
+    def run(self, graph: Any, env: dict[str, Any], path: str = "") -> list[Any]:
+        """Import the nodes of a graph and return its outputs."""
+        if self.depth > 50:
+            raise InputError(f"'{self.file.name}' nests graphs or functions more than 50 times")
+        self.depth += 1
+        try:
+            self._initializers(graph, env)
+            for k, node in enumerate(graph.node):
+                self.step(node, env, path, k)
+            return [self.lookup(o.name, env, f"output '{o.name}'") for o in graph.output]
+        finally:
+            self.depth -= 1
+
+    def _initializers(self, graph: Any, env: dict[str, Any]) -> None:
+        main = graph is self.file.proto.graph
+        for t in graph.initializer:
+            if t.name not in env or not main:
+                array = self.file.arrays[t.name] if main else to_array(t, self.file.folder)
+                env[t.name] = Initializer(t.name, array, self.roles.get(t.name, "constant") if main else "constant")
+        if main:
+            for s in graph.sparse_initializer:
+                env.setdefault(s.values.name, self.file.arrays[s.values.name])
+
+    def lookup(self, name: str, env: Mapping[str, Any], where: str) -> Any:
+        if name not in env:
+            raise InputError(
+                f"{where} of '{self.file.name}' refers to '{name}', which no earlier node produces",
+                hint="check the file: onnx.checker.check_model(model)",
+            )
+        item = env[name]
+        return self.operand(item, "Operand") if isinstance(item, Initializer) else item
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+    def step(self, node: Any, env: dict[str, Any], path: str, position: int) -> None:
+        """Import one node."""
+        label = node.name or f"{node.op_type}_{position}"
+        where = f"{path}/{label}" if path else label
+        builder = Builder.current()
+        origin = builder.origin
+        layer = origin.path
+        inner = Origin(f"{layer}.{where}" if layer else where, origin.file, origin.line)
+        try:
+            with builder.at(inner, builder.tags):
+                results = self._results(node, env, where)
+        except NotConstantError as error:
+            raise error.with_facts(f"node '{where}' ({node.op_type})") from None
+        except MithrilError as error:
+            raise error.with_facts(f"node '{where}' ({node.op_type}) of '{self.file.name}'") from None
+        except (*MISTAKES, RecursionError, MemoryError) as cause:
+            raise OperationError(
+                f"cannot import node '{where}' ({node.op_type}) of '{self.file.name}'",
+                facts=[f"{type(cause).__name__}: {cause}"],
+                hint="check the file: onnx.checker.check_model(model, full_check=True)",
+            ) from cause
+        if len(results) < len([n for n in node.output if n]):
+            raise OperationError(
+                f"node '{where}' ({node.op_type}) has {len(node.output)} outputs, expected {len(results)}"
+            )
+        for name, result in zip(node.output, results, strict=False):
+            if name:
+                env[name] = result
+
+    def _results(self, node: Any, env: dict[str, Any], where: str) -> tuple[Any, ...]:
+        domain = canonical_domain(node.domain)
+        operands = [self._item(name, env, where) for name in node.input]
+        while operands and operands[-1] is None:
+            operands.pop()
+        attributes = attributes_of(node, self.file.folder, lambda graph: Body(self, graph, env, where))
+        if (sized := SIZES.get(node.op_type)) and not domain and any(is_sizes(x) for x in operands):
+            arrays = [x.array if isinstance(x, Initializer) else x for x in operands]
+            if all(x is None or isinstance(x, np.ndarray) for x in arrays):
+                try:
+                    return _tuple(sized(*arrays, **attributes))
+                except NoSizesError:
+                    pass
+        local = self.file.functions.get((domain, node.op_type, getattr(node, "overload", "")))
+        row = self.row(node)
+        if local is not None and (domain, node.op_type) not in self.rows:
+            return self._call(local, operands, attributes, where)
+        if row is None:
+            body = body_of(node, self.opset, [self._type(x) for x in operands])
+            if body is None:
+                raise unsupported(node)
+            return self._call(body, operands, attributes, where)
+        return self.apply(row, operands, attributes, Context(self, node, env, where))
+
+    def row(self, node: Any) -> Row | None:
+        """Return the row of a node's operator, or None."""
+        domain = canonical_domain(node.domain)
+        if (domain, node.op_type) in self.rows:
+            return self.rows[domain, node.op_type]
+        return OPERATORS.find(domain, node.op_type, self.opset if not domain else 1 << 30)
+
+    def _item(self, name: str, env: Mapping[str, Any], where: str) -> Any:
+        if not name:
+            return None
+        if name not in env:
+            self.lookup(name, env, f"node '{where}'")
+        return env[name]
+
+    def _type(self, item: Any) -> Any:
+        if isinstance(item, Initializer):
+            return item.array.dtype, item.array.shape
+        if item is None or isinstance(item, list):
+            return None
+        return (np.dtype(np.int64) if is_sizes(item) else item.dtype), item.shape
+
+    def apply(self, row: Row, operands: Sequence[Any], attributes: Mapping[str, Any], context: Context) -> Any:
+        """Call the function of a row; constant operands are folded."""
+        operands, attributes = _older_attributes(row, operands, attributes)
+        _check_call(row, operands, attributes)
+        converted = [self.operand(x, row.kind(k)) for k, x in enumerate(operands)]
+        extra = {"context": context} if row.context else {}
+        values = [k for k, x in enumerate(converted) if row.kind(k) in ("Operand", "Weight", "State") and x is not None]
+        if row.folds and all(isinstance(converted[k], np.ndarray) and not is_sizes(converted[k]) for k in values):
+            folded = self._fold(row, converted, values, attributes, extra)
+            if folded is not None:
+                return folded
+        for k in values:
+            converted[k] = as_value(converted[k])
+        return _tuple(row.function(*converted, **attributes, **extra))
+
+    def operand(self, item: Any, kind: str) -> Any:
+        """Return an item of the environment in the form that an operand's annotation asks for."""
+        if kind == "Known":
+            return None if item is None else self.known(item, "an operand")
+        if kind == "Sizes":
+            return None if item is None else self.sizes(item)
+        if isinstance(item, Initializer):
+            if item.role == "constant" or kind == "Item":
+                return item.array
+            if item.role == "state":
+                value = self.weights.statistic(item.name, item.array)
+            else:
+                value = self.weights.weight(item.name, item.array)
+            self.knowledge.arrays[value] = item.array
+            return value
+        if kind in ("Operand", "Weight", "State") and isinstance(item, list):
+            raise OperationError("an operand is a sequence, expected a tensor")
+        return item
+
+    def known(self, item: Any, description: str) -> Array:
+        """Return the elements of an operand that must not depend on inputs."""
+        if isinstance(item, Initializer):
+            return item.array
+        if is_sizes(item):
+            raise NotConstantError(description, [])
+        array = self.knowledge.array(item)
+        if array is None:
+            raise NotConstantError(description, self.knowledge.inputs_of(item))
+        return array
+
+    def sizes(self, item: Any) -> tuple[int | Dim, ...]:
+        """Return an operand as sizes, which may be symbolic."""
+        array = item if is_sizes(item) else self.known(item, "an operand that holds sizes or axes")
+        return tuple(d if isinstance(d, Dim) else int(d) for d in array.reshape(-1))
+
+    # -- folding -----------------------------------------------------------------------------------------------------
+    def _fold(
+        self, row: Row, operands: list[Any], values: list[int], attributes: Mapping[str, Any], extra: Mapping[str, Any]
+    ) -> tuple[Any, ...] | None:
+        """Compute a row on constants, by its references; None if the result is too large to be worth it."""
+        builder = Builder("fold")
+        with builder:
+            inner = list(operands)
+            for k in values:
+                inner[k] = as_value(operands[k])
+            results = _tuple(row.function(*inner, **attributes, **extra))
+        if any(isinstance(r, (list, Value)) and _foreign(r, builder) for r in results):
+            return None
+        for node in builder.nodes:
+            for r in node.results:
+                if any(isinstance(d, Dim) for d in r.shape):
+                    return None
+                count = math.prod(r.shape)
+                if count > LARGEST:
+                    raise UnsupportedError(
+                        f"a constant of {count} elements is too large", facts=[f"accepted: at most {LARGEST} elements"]
+                    )
+                if count > FOLDED:
+                    return None
+        leaves = {str(k): r for k, r in enumerate(results) if isinstance(r, Value)}
+        computed = evaluate(builder.build(leaves), {}) if leaves else {}
+        return tuple(computed.get(str(k), r) for k, r in enumerate(results))
+
+    # -- functions ---------------------------------------------------------------------------------------------------
+    def _call(self, function: Any, operands: list[Any], attributes: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+        """Inline the body of a function."""
+        if len(operands) > len(function.input):
+            raise OperationError(
+                f"the function '{function.name}' takes {len(function.input)} operands, got {len(operands)}"
+            )
+        env: dict[str, Any] = dict.fromkeys(function.input)
+        env |= dict(zip(function.input, operands, strict=False))
+        defaults = {a.name: a for a in function.attribute_proto}
+        outer = self.opset, self.codes
+        own = {canonical_domain(o.domain): o.version for o in function.opset_import}
+        self.opset, self.codes = own.get("", self.opset), {}
+        self.depth += 1
+        if self.depth > 50:
+            raise InputError(f"the function '{function.name}' calls itself")
+        try:
+            for k, node in enumerate(function.node):
+                self.step(with_attributes(node, attributes, defaults), env, where, k)
+            return tuple(self.lookup(name, env, f"function '{function.name}'") for name in function.output)
+        finally:
+            self.depth -= 1
+            self.opset, self.codes = outer
+
+
+def _foreign(result: Any, builder: Builder) -> bool:
+    """Whether a result does not belong to the builder of a fold: a sequence, or a captured value."""
+    if isinstance(result, list):
+        return True
+    return all(result is not r for n in builder.nodes for r in n.results) and all(
+        result is not i.value for i in builder.inputs
+    )
+
+
+def _tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _older_attributes(
+    row: Row, operands: Sequence[Any], attributes: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return attributes that later versions made operands, such as the axes of Squeeze, as operands."""
+    moved = [name for name in attributes if name in row.names and name not in row.attributes]
+    if not moved:
+        return operands, attributes
+    complete = [*operands, *[None] * (len(row.names) - len(operands))]
+    for name in moved:
+        if complete[row.names.index(name)] is None:
+            value = attributes[name]
+            kind = np.float32 if np.asarray(value).dtype.kind == "f" else np.int64
+            complete[row.names.index(name)] = np.asarray(value, kind)
+    return complete, {n: v for n, v in attributes.items() if n not in moved}
+
+
+def _check_call(row: Row, operands: Sequence[Any], attributes: Mapping[str, Any]) -> None:
+    count = len(operands)
+    if count < row.required or (row.rest is None and count > len(row.operands)):
+        most = "any number" if row.rest is not None else len(row.operands)
+        raise OperationError(f"{row.name} has {count} operands", facts=[f"accepted: {row.required} to {most}"])
+    missing = [k for k, x in enumerate(operands[: row.required]) if x is None]
+    if missing:
+        raise OperationError(f"{row.name} lacks its operand {missing[0]}")
+    for name, value in attributes.items():
+        if name not in row.attributes:
+            raise UnsupportedError(
+                f"{row.name} has the attribute '{name}', which is not supported",
+                facts=[f"known: {', '.join(row.attributes) or 'none'}"],
+            )
+        default = row.attributes[name]
+        if default is not None and isinstance(default, (int, float, str)) and not isinstance(value, type(default)):
+            raise OperationError(
+                f"{row.name}: the attribute '{name}' is {value!r:.60}", facts=[f"expected: {type(default).__name__}"]
+            )
+
+
+def unsupported(node: Any) -> UnsupportedError:
+    domain = f"{node.domain}." if node.domain else ""
+    return UnsupportedError(f"the operator {domain}{node.op_type} is not supported")
+
+
+def custom_rows(operators: Mapping[str, Callable[..., Any]]) -> dict[tuple[str, str], Row]:
+    """Return rows for a user's functions, by ``"Name"`` or ``"domain.Name"``."""
+    rows = {}
+    for full, function in operators.items():
+        domain, _, name = full.rpartition(".")
+        rows[canonical_domain(domain), name] = row_of(function, name, canonical_domain(domain), 1, True)
+    return rows

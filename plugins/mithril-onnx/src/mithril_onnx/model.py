@@ -1,0 +1,235 @@
+"""Imported models: ``ml.from_onnx``, ``ml.load("model.onnx")``, ``ml.compile`` of an ONNX model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from mithril.backend import checked
+from mithril.base import DType, InputError, ModelError, Size, UnsupportedError, closest
+from mithril.ir import Value
+from mithril.models import Layer, Model
+from mithril_onnx import operators as _operators  # noqa: F401  (registers the rows)
+from mithril_onnx.importer import Importer, custom_rows
+from mithril_onnx.reading import OnnxFile, declared_shape, identifier, path_name, read
+from mithril_onnx.roles import roles_of
+from mithril_onnx.support import check_supported
+from mithril_onnx.tensors import Array, dtype_of_code
+from mithril_onnx.values import as_value
+
+
+class OnnxGraph(Layer):
+    """The nodes of an ONNX graph as a layer."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        file: Any,
+        outputs: Sequence[str],
+        operators: Mapping[str, Any],
+        constants: Mapping[str, Any],
+        inputs: Sequence[str],
+    ) -> None:
+        self.file: OnnxFile = file
+        self.operators = dict(operators)
+        self.constants = dict(constants)
+        graph = cut(file.proto.graph, outputs)
+        self.graph = _Shared(graph)
+        initial = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+        declared = {i.name: i for i in graph.input}
+        _check_names("constant", constants, [*declared, *initial])
+        _check_names("input", inputs, list(declared))
+        self.declared = [
+            i for i in declared.values() if i.name not in constants and (i.name not in initial or i.name in inputs)
+        ]
+        self.source_names = unique_names([i.name for i in self.declared], identifier)
+        self.result_names = unique_names([o.name for o in graph.output], identifier)
+        self.inputs = tuple(self.source_names.values())
+        self.outputs = tuple(self.result_names.values())
+        rows = custom_rows(operators)
+        check_supported(file, graph, rows)
+        self.roles = roles_of(file, graph, rows, {*constants, *(i.name for i in self.declared)})
+        named = [n for n, role in self.roles.items() if role != "constant"]
+        self.paths = unique_names(named, path_name)
+        self.pretrained = {self.paths[n]: file.arrays[n] for n in named}
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        functions = tuple((n, f.__module__, f.__qualname__, id(f)) for n, f in self.operators.items())
+        constants = tuple((n, np.asarray(a).tobytes()) for n, a in self.constants.items() if not isinstance(a, list))
+        return (self.file.digest, self.inputs, self.outputs, functions, constants)
+
+    def expects(self, terminal: str) -> Any:
+        declared = next(i for i in self.declared if self.source_names[i.name] == terminal)
+        return shape_and_dtype(declared)
+
+    def build(self, *inputs: Value) -> Any:
+        importer = Importer(self.file, self, self.roles, custom_rows(self.operators))
+        env: dict[str, Any] = dict(zip(self.source_names, inputs, strict=True))
+        for name, value in self.constants.items():
+            env[name] = value if isinstance(value, list) or value is None else np.asarray(value)
+        results = importer.run(self.graph.proto, env)
+        return tuple(as_value(r) for r in flattened(results))
+
+    # -- weights, for the importer -----------------------------------------------------------------------------------
+    def weight(self, name: str, array: Array) -> Value:
+        return self.param(self.paths[name], array.shape, dtype=array.dtype)
+
+    def statistic(self, name: str, array: Array) -> Value:
+        return self.state(self.paths[name], array.shape, dtype=array.dtype)
+
+    def update_statistic(self, name: str, value: Value) -> None:
+        self.update_state(self.paths[name], value)
+
+
+class _Shared:
+    """A graph that copies of a layer share."""
+
+    def __init__(self, proto: Any) -> None:
+        self.proto = proto
+
+    def __deepcopy__(self, memo: Any) -> _Shared:
+        return self
+
+
+class OnnxModel(Model):
+    """A model imported from ONNX; its parameters have the names of the file."""
+
+    def __init__(self, layer: Layer) -> None:
+        from mithril.models.language.connection import Step
+
+        super().__init__()
+        assert isinstance(layer, OnnxGraph)
+        self.shapes: dict[str, tuple[Size, ...] | None] = {}
+        self.types: dict[str, DType] = {}
+        for declared in layer.declared:
+            name = layer.source_names[declared.name]
+            self.shapes[name], self.types[name] = shape_and_dtype(declared)
+            self.input(name, shape=self.shapes[name], dtype=self.types[name])
+        step = Step(layer, (), {t: t for t in (*layer.inputs, *layer.outputs)}, layer.location)
+        self.attach(step)
+        step.name = ""  # parameters have the names of the file, without a prefix
+        self.set_outputs(*layer.outputs)
+
+
+@checked()
+def from_onnx(
+    source: Any,
+    outputs: Sequence[str] | None = None,
+    *,
+    operators: Mapping[str, Callable[..., Any]] | None = None,
+    constants: Mapping[str, Any] | None = None,
+    inputs: Sequence[str] = (),
+) -> OnnxModel:
+    """Return an ONNX model as a model that compiles for every backend, trains, and is a block of other models.
+
+    ``source`` is a path, bytes or an ``onnx.ModelProto``. ``outputs`` selects tensors by name, also inner ones;
+    nodes that they do not depend on are not imported. ``operators`` supplies functions for operators by name,
+    ``constants`` fixes inputs to values, and ``inputs`` lists initializers that stay inputs.
+    """
+    layer = OnnxGraph(read(source), tuple(outputs or ()), operators or {}, constants or {}, tuple(inputs))
+    model = OnnxModel(layer)
+    model.name = identifier(layer.file.proto.graph.name or "model")
+    return model
+
+
+def load(path: str | os.PathLike[str], *, backend: Any = None, **options: Any) -> Any:
+    """Load an ONNX file as a compiled model for inference."""
+    from mithril.compiler import compile
+
+    return compile(from_onnx(path), backend, **{"inference": True, **options})
+
+
+def source(model: Any, *, outputs: Sequence[str] | None, inference: bool) -> Any:
+    """Return the compiler's view of an ``onnx.ModelProto``."""
+    from mithril.compiler import source_of
+
+    return source_of(from_onnx(model), outputs=outputs, inference=inference)
+
+
+# -- declarations -------------------------------------------------------------------------------------------------
+def shape_and_dtype(declared: Any) -> tuple[tuple[Size, ...] | None, DType]:
+    kind = declared.type
+    if kind.WhichOneof("value") == "optional_type":
+        kind = kind.optional_type.elem_type
+    if kind.WhichOneof("value") != "tensor_type":
+        raise UnsupportedError(
+            f"the input '{declared.name}' is a {kind.WhichOneof('value') or 'tensor of unknown type'}",
+            facts=["accepted: tensors"],
+            hint=f"fix it to a list of arrays: ml.from_onnx(path, constants={{'{declared.name}': [...]}})",
+        )
+    return declared_shape(kind.tensor_type, declared.name), dtype_of_code(kind.tensor_type.elem_type)
+
+
+def unique_names(names: Sequence[str], convert: Callable[[str], str]) -> dict[str, str]:
+    """Return converted names; names that become equal are numbered."""
+    out: dict[str, str] = {}
+    used: set[str] = set()
+    for name in names:
+        text = convert(name)
+        k = 1
+        while text in used:
+            k += 1
+            text = f"{convert(name)}_{k}"
+        used.add(text)
+        out[name] = text
+    return out
+
+
+def flattened(results: Sequence[Any]) -> list[Any]:
+    """Return the results, with the elements of sequences in their place."""
+    return [x for r in results for x in (r if isinstance(r, list) else [r])]
+
+
+def cut(graph: Any, outputs: Sequence[str]) -> Any:
+    """Return the graph up to the tensors ``outputs``, without nodes that they do not need."""
+    if not outputs:
+        return graph
+    produced = {name for n in graph.node for name in n.output} | {i.name for i in graph.input}
+    for name in outputs:
+        if name not in produced:
+            suggestions = closest(name, produced, 1)
+            raise ModelError(
+                f"the ONNX graph has no tensor '{name}'",
+                hint=f"did you mean '{suggestions[0]}'?" if suggestions else None,
+            )
+    needed, nodes = set(outputs), []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            nodes.append(node)
+            needed |= names_read(node)
+    new = onnx.GraphProto()
+    new.name = graph.name
+    new.node.extend(reversed(nodes))
+    new.initializer.extend(t for t in graph.initializer if t.name in needed)
+    new.sparse_initializer.extend(s for s in graph.sparse_initializer if s.values.name in needed)
+    new.input.extend(i for i in graph.input if i.name in needed)
+    new.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    return new
+
+
+def names_read(node: Any) -> set[str]:
+    """Return the names that a node and its bodies read."""
+    names = set(node.input)
+    for a in node.attribute:
+        for g in (*([a.g] if a.HasField("g") else []), *a.graphs):
+            for inner in g.node:
+                names |= names_read(inner)
+            names |= {o.name for o in g.output}
+    return names
+
+
+def _check_names(kind: str, names: Any, known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            suggestions = closest(name, known, 1)
+            raise InputError(
+                f"the {kind} '{name}' is not an input of the ONNX graph",
+                facts=[f"inputs: {', '.join(known[:16])}"],
+                hint=f"did you mean '{suggestions[0]}'?" if suggestions else None,
+            )

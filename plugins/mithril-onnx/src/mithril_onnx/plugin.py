@@ -1,0 +1,26 @@
+"""Plugin of mithril-onnx; importing this module does not import onnx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mithril import Export, FileFormat, FrontendSpec, hookimpl
+
+
+@hookimpl
+def mithril_exports() -> Sequence[Export]:
+    """``ml.from_onnx``."""
+    return [Export("from_onnx", "mithril_onnx.model:from_onnx")]
+
+
+@hookimpl
+def mithril_formats() -> Sequence[FileFormat]:
+    """``ml.load("model.onnx")``."""
+    return [FileFormat("onnx", (".onnx",), loads="mithril_onnx.model:load", summary="ONNX models")]
+
+
+@hookimpl
+def mithril_frontends() -> Sequence[FrontendSpec]:
+    """``ml.compile`` of an ``onnx.ModelProto``."""
+    accepts = ("onnx.onnx_ml_pb2.ModelProto", "onnx.onnx_pb2.ModelProto")
+    return [FrontendSpec("onnx", accepts, "mithril_onnx.model:source")]

@@ -1,0 +1,111 @@
+"""The table of source operators: one function per operator, its attributes as keywords, its signature the schema."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Annotations of operands; other operands are values, which arrive as ``mithril.ir.Value``.
+Operand = Any  # a value
+Known = Any  # an array whose elements decide the graph
+Sizes = Any  # a tuple of int | Dim, or None
+Weight = Any  # a value; a float constant connected to it is a parameter
+State = Any  # a value; an initializer connected to it is a state, updated in training
+Item = Any  # anything in the environment: a value, a sequence, None
+
+STANDARD = ""  # the domain of the standard's operators, also spelled "ai.onnx"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One version of a source operator."""
+
+    name: str
+    domain: str
+    since: int
+    function: Callable[..., Any]
+    operands: tuple[str, ...] = ()  # annotations
+    names: tuple[str, ...] = ()  # of the operands; an attribute of such a name is an operand of older versions
+    required: int = 0  # number of operands without a default
+    rest: str | None = None  # annotation of ``*operands``
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # names and defaults
+    context: bool = False  # whether the function receives ``context``, the node being imported
+    folds: bool = True  # whether constant operands can be computed at import
+
+    def kind(self, position: int) -> str:
+        """Return the annotation of an operand."""
+        if position < len(self.operands):
+            return self.operands[position]
+        return self.rest or "Operand"
+
+
+def row_of(function: Callable[..., Any], name: str, domain: str, since: int, folds: bool) -> Row:
+    """Return the row that a function's signature describes."""
+    operands, names, attributes, rest, required, context = [], [], {}, None, 0, False
+    for p in inspect.signature(function).parameters.values():
+        kind = p.annotation if isinstance(p.annotation, str) else "Operand"
+        kind = kind if kind in ("Known", "Sizes", "Weight", "State", "Item") else "Operand"
+        if p.kind is p.VAR_POSITIONAL:
+            rest = kind
+        elif p.kind is p.KEYWORD_ONLY:
+            if p.name == "context":
+                context = True
+            else:
+                attributes[p.name] = p.default
+        else:
+            operands.append(kind)
+            names.append(p.name)
+            required += p.default is p.empty
+    return Row(name, domain, since, function, tuple(operands), tuple(names), required, rest, attributes, context, folds)
+
+
+class Table:
+    """Rows by domain and name, newest first."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], list[Row]] = {}
+
+    def add(self, row: Row) -> None:
+        rows = self._rows.setdefault((row.domain, row.name), [])
+        rows.append(row)
+        rows.sort(key=lambda r: -r.since)
+
+    def find(self, domain: str, name: str, version: int) -> Row | None:
+        """Return the newest row with ``since <= version``, or None."""
+        rows = self._rows.get((canonical_domain(domain), name), ())
+        return next((row for row in rows if row.since <= version), None)
+
+    def names(self, domain: str = STANDARD) -> list[str]:
+        return sorted(name for d, name in self._rows if d == domain)
+
+
+OPERATORS = Table()
+
+
+def canonical_domain(domain: str) -> str:
+    return STANDARD if domain == "ai.onnx" else domain
+
+
+def operator(
+    function: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    domain: str = STANDARD,
+    since: int = 1,
+    folds: bool = True,
+) -> Any:
+    """Register the decorated function as an operator of that name, from version ``since`` of its domain."""
+
+    def enter(f: Callable[..., Any]) -> Callable[..., Any]:
+        OPERATORS.add(row_of(f, name or f.__name__.lstrip("_"), domain, since, folds))
+        return f
+
+    return enter if function is None else enter(function)
+
+
+def alias(target: Callable[..., Any], *names: str, **options: Any) -> None:
+    """Register a function under further names."""
+    for name in names:
+        operator(target, name=name, **options)

@@ -1,0 +1,138 @@
+"""The three kinds of values in an import: known arrays, values of the graph, and vectors of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril import ops
+from mithril.base import Dim, Size, UnsupportedError, dtype as as_dtype, is_static
+from mithril.ir import Builder, Region, Value
+
+Array = np.ndarray[Any, Any]
+
+
+class NotConstantError(UnsupportedError):
+    """An operator needs a number at import, and its operand is computed from the inputs of the model."""
+
+    def __init__(self, description: str, names: Sequence[str]) -> None:
+        super().__init__(
+            f"{description} must be known at import, but depends on inputs of the model",
+            facts=[f"inputs: {', '.join(names)}"] if names else [],
+            hint=f"fix them: ml.from_onnx(path, constants={{'{names[0]}': ...}})" if names else None,
+        )
+        self.names = tuple(names)
+
+
+def is_sizes(x: Any) -> bool:
+    """Whether x is a vector (or scalar) of sizes, of which at least one is symbolic."""
+    return isinstance(x, np.ndarray) and x.dtype == object
+
+
+def sizes_array(sizes: Sequence[Size] | Size) -> Array:
+    """Return sizes as an int64 array, or as an object array if one of them is symbolic."""
+    if isinstance(sizes, (int, np.integer)):
+        return np.asarray(sizes, np.int64)
+    if isinstance(sizes, Dim):
+        scalar = np.empty((), object)
+        scalar[()] = sizes
+        return scalar
+    if is_static(tuple(sizes)):
+        return np.asarray(sizes, np.int64)
+    out = np.empty(len(sizes), object)
+    out[:] = sizes
+    return out
+
+
+def as_value(x: Any) -> Value:
+    """Return anything numeric of the environment as a value of the current graph."""
+    if isinstance(x, Value):
+        return x
+    builder = Builder.current()
+    if is_sizes(x):
+        elements = [ops.cast(ops.size_value(value=d), dtype="int64") for d in x.reshape(-1)]
+        flat = ops.stack(*elements) if elements else builder.constant(np.zeros(0, np.int64))
+        return ops.reshape(flat, shape=x.shape)
+    array = np.asarray(x)
+    if array.dtype == object:
+        raise UnsupportedError("strings are not supported")
+    if array.ndim == 0:
+        return builder.constant(array.item(), array.dtype)
+    return builder.input("constant", array.shape, array.dtype, "constant", data=array)
+
+
+class Knowledge:
+    """The elements of values that do not depend on inputs: constants, parameters with arrays, and their results."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[Value, Array] = {}  # parameters of the root graph
+
+    def array(self, x: Any) -> Array | None:
+        """Return the elements of x, or None if they depend on inputs of the graph."""
+        if not isinstance(x, Value):
+            return None if is_sizes(x) else np.asarray(x)
+        try:
+            return self._of(x, Builder.current(), {})
+        except _DependsOnInputs:
+            return None
+
+    def inputs_of(self, x: Value) -> list[str]:
+        """Return the names of the graph inputs that x depends on."""
+        names: dict[str, None] = {}
+        builder: Any = Builder.current()
+        pending = [x]
+        seen: set[Value] = set()
+        while builder is not None:
+            producers = {r: n for n in builder.nodes for r in n.results}
+            outside: list[Value] = []
+            outer_of = {local: outer for outer, local in getattr(builder, "captured", {}).items()}
+            while pending:
+                v = pending.pop()
+                if v in seen:
+                    continue
+                seen.add(v)
+                if v in producers:
+                    pending += [o for o in producers[v].operands if o is not None]
+                else:
+                    outside.append(outer_of.get(v, v))
+            if not isinstance(builder, Region):
+                roles = {i.value: i for i in builder.inputs}
+                names |= dict.fromkeys(roles[v].name for v in outside if v in roles and roles[v].role == "input")
+                return list(names)
+            pending, builder = outside, builder.outer
+        return list(names)
+
+    def _of(self, x: Value, builder: Any, done: dict[Value, Array]) -> Array:
+        if x in done:
+            return done[x]
+        if x in self.arrays:
+            return self.arrays[x]
+        producer = next((n for n in builder.nodes if any(r is x for r in n.results)), None)
+        if producer is None:
+            outer = next((o for o, local in getattr(builder, "captured", {}).items() if local is x), None)
+            if outer is not None or (isinstance(builder, Region) and all(i.value is not x for i in builder.inputs)):
+                return self._of(x if outer is None else outer, builder.outer, done)
+            found = next((i for i in builder.inputs if i.value is x), None)
+            if found is None or found.data is None:
+                raise _DependsOnInputs
+            return found.data
+        if producer.is_constant:
+            return np.asarray(producer.attributes["value"], producer.attributes["dtype"].numpy)
+        if producer.regions or any(isinstance(d, Dim) for r in producer.results for d in r.shape):
+            raise _DependsOnInputs
+        operands = [None if o is None else self._of(o, builder, done) for o in producer.operands]
+        if producer.op.name == "size_value" and isinstance(producer.attributes["value"], Dim):
+            raise _DependsOnInputs
+        results = producer.op.evaluate(operands, producer.attributes)
+        done.update(zip(producer.results, results if isinstance(results, tuple) else (results,), strict=True))
+        return done[x]
+
+
+class _DependsOnInputs(Exception):
+    pass
+
+
+def dtype_name(x: Any) -> str:
+    return as_dtype(x.dtype).name
