@@ -191,15 +191,15 @@ class Importer:
                 except NoSizesError:
                     pass
         local = self.file.functions.get((domain, node.op_type, getattr(node, "overload", "")))
-        row = self.row(node)
+        row, context = self.row(node), Context(self, node, env, where)
         if local is not None and (domain, node.op_type) not in self.rows:
-            return self._call(local, operands, attributes, where)
+            return self._call(local, operands, attributes, context)
         if row is None:
             body = body_of(node, self.opset, [self._type(x) for x in operands])
             if body is None:
                 raise unsupported(node)
-            return self._call(body, operands, attributes, where)
-        return self.apply(row, operands, attributes, Context(self, node, env, where))
+            return self._call(body, operands, attributes, context)
+        return self.apply(row, operands, attributes, context)
 
     def row(self, node: Any) -> Row | None:
         """Return the row of a node's operator, or None."""
@@ -301,7 +301,9 @@ class Importer:
         return tuple(computed.get(str(k), r) for k, r in enumerate(results))
 
     # -- functions ---------------------------------------------------------------------------------------------------
-    def _call(self, function: Any, operands: list[Any], attributes: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+    def _call(
+        self, function: Any, operands: list[Any], attributes: Mapping[str, Any], context: Context
+    ) -> tuple[Any, ...]:
         """Inline the body of a function."""
         if len(operands) > len(function.input):
             raise OperationError(
@@ -318,8 +320,10 @@ class Importer:
             raise InputError(f"the function '{function.name}' calls itself")
         try:
             for k, node in enumerate(function.node):
-                self.step(with_attributes(node, attributes, defaults), env, where, k)
-            return tuple(self.lookup(name, env, f"function '{function.name}'") for name in function.output)
+                self.step(with_attributes(node, attributes, defaults), env, context.path, k)
+            wanted = zip(function.output, [*context.node.output, *[""] * len(function.output)])
+            where = f"function '{function.name}'"
+            return tuple(self.lookup(name, env, where) if used else None for name, used in wanted)
         finally:
             self.depth -= 1
             self.opset, self.codes = outer

@@ -91,7 +91,7 @@ def _results(model: Any, arguments: Sequence[Any], expected: Sequence[Any], back
             imported = from_onnx(model, constants=constants)
             compiled = ml.compile(imported, backend, inference=True, **options)
             called = {n: a for n, a in values.items() if n not in constants}
-            results = compiled(**dict(zip(imported.inputs, called.values(), strict=True)))
+            results = compiled(dict(zip(imported.inputs, called.values(), strict=True)))
             break
         except NotConstantError as error:
             fresh = [n for n in error.names if n in values and n not in constants]

@@ -9,7 +9,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.base import Dim, Size, UnsupportedError, dtype as as_dtype, is_static
-from mithril.ir import Builder, Region, Value
+from mithril.ir import Builder, Value
 
 Array = np.ndarray[Any, Any]
 
@@ -97,7 +97,7 @@ class Knowledge:
                     pending += [o for o in producers[v].operands if o is not None]
                 else:
                     outside.append(outer_of.get(v, v))
-            if not isinstance(builder, Region):
+            if not hasattr(builder, "outer"):
                 roles = {i.value: i for i in builder.inputs}
                 names |= dict.fromkeys(roles[v].name for v in outside if v in roles and roles[v].role == "input")
                 return list(names)
@@ -112,7 +112,7 @@ class Knowledge:
         producer = next((n for n in builder.nodes if any(r is x for r in n.results)), None)
         if producer is None:
             outer = next((o for o, local in getattr(builder, "captured", {}).items() if local is x), None)
-            if outer is not None or (isinstance(builder, Region) and all(i.value is not x for i in builder.inputs)):
+            if outer is not None or (hasattr(builder, "outer") and all(i.value is not x for i in builder.inputs)):
                 return self._of(x if outer is None else outer, builder.outer, done)
             found = next((i for i in builder.inputs if i.value is x), None)
             if found is None or found.data is None:

@@ -1,6 +1,21 @@
 """The operators of ONNX, a file per family; importing a file registers its rows."""
 
 from mithril_onnx.operators import (  # noqa: F401
+    attention_ops,
+    control,
     elementwise,
+    indexing,
+    losses,
+    nn,
+    pooling,
+    quantized,
+    random,
+    recurrent,
+    reduction,
+    resize,
+    sequences,
     shape,
+    signal,
+    text,
+    vision,
 )

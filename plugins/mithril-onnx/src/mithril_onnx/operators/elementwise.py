@@ -7,7 +7,7 @@ import math
 from mithril import ops
 from mithril.base import promote
 from mithril_onnx.operators.common import computed, like, scalar
-from mithril_onnx.table import operator
+from mithril_onnx.table import Item, operator
 from mithril_onnx.tensors import dtype_of_code
 
 UNARY = {
@@ -115,6 +115,8 @@ def Mean(*xs):
 @operator
 def BitShift(x, count, *, direction):
     bits = x.dtype.bits
+    if direction != "LEFT" and x.dtype.kind == "int":
+        return ops.shift_right(x, ops.minimum(count, scalar(bits - 1, x)))
     shifted = ops.shift_left(x, count) if direction == "LEFT" else ops.shift_right(x, count)
     return ops.where(ops.less(count, scalar(bits, x)), shifted, scalar(0, x))
 

@@ -10,7 +10,7 @@ from mithril import ops
 from mithril.base import Dim, OperationError, equal, floordiv, is_static, product
 from mithril.ir import Value, normalize_axis
 from mithril_onnx.operators.common import axes_of, scalar
-from mithril_onnx.table import operator
+from mithril_onnx.table import Item, Known, Sizes, operator
 from mithril_onnx.tensors import dtype_of_code
 from mithril_onnx.values import NotConstantError, is_sizes, sizes_array
 

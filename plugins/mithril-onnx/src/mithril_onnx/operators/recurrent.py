@@ -1,0 +1,179 @@
+"""RNN, GRU and LSTM as scans over the steps."""
+
+from __future__ import annotations
+
+from mithril import ops
+from mithril.base import OperationError, UnsupportedError
+from mithril_onnx.operators.common import scalar
+from mithril_onnx.table import Weight, operator
+
+PLAIN = {
+    "sigmoid": lambda x, a, b: ops.sigmoid(x),
+    "tanh": lambda x, a, b: ops.tanh(x),
+    "relu": lambda x, a, b: ops.relu(x),
+    "affine": lambda x, a, b: x * (1.0 if a is None else a) + (0.0 if b is None else b),
+    "leakyrelu": lambda x, a, b: ops.leaky_relu(x, slope=0.01 if a is None else a),
+    "hardsigmoid": lambda x, a, b: ops.clip(
+        x * (0.2 if a is None else a) + (0.5 if b is None else b), low=0.0, high=1.0
+    ),
+    "scaledtanh": lambda x, a, b: ops.tanh(x * (1.0 if b is None else b)) * (1.0 if a is None else a),
+    "elu": lambda x, a, b: ops.elu(x, alpha=1.0 if a is None else a),
+    "softsign": lambda x, a, b: ops.softsign(x),
+    "softplus": lambda x, a, b: ops.softplus(x),
+}
+
+
+class Cell:
+    """What the three operators share: activations per direction, directions, lengths, layout."""
+
+    def __init__(self, names, defaults, directions, alphas, betas, limit):
+        per = len(defaults)
+        names = tuple(n.lower() for n in names) if names else defaults * directions
+        if len(names) != per * directions:
+            raise OperationError(f"{len(names)} activations for {directions} directions of {per}")
+        alpha, beta = list(alphas or ()), list(betas or ())
+        self.functions = []
+        for name in names:
+            if name not in PLAIN:
+                raise UnsupportedError(f"the activation '{name}' of a recurrent operator is not supported")
+            takes_a = name in ("affine", "leakyrelu", "hardsigmoid", "scaledtanh", "elu", "thresholdedrelu")
+            takes_b = name in ("affine", "hardsigmoid", "scaledtanh")
+            a = alpha.pop(0) if takes_a and alpha else None
+            b = beta.pop(0) if takes_b and beta else None
+            self.functions.append(self._clipped(PLAIN[name], a, b, limit))
+        self.per = per
+
+    @staticmethod
+    def _clipped(function, a, b, limit):
+        if limit is None:
+            return lambda x: function(x, a, b)
+        return lambda x: function(ops.clip(x, low=-limit, high=limit), a, b)
+
+    def of(self, direction):
+        return self.functions[direction * self.per : (direction + 1) * self.per]
+
+
+def run(x, weights, lengths, states, step, direction, layout):
+    """Scan each direction: ``step(direction, states, x_t, weights) -> states``; return all hidden states and the last.
+
+    x is [time, batch, size], states [directions, batch, hidden].
+    """
+    if layout:
+        x = ops.transpose(x, perm=(1, 0, 2))
+        states = [None if s is None else ops.transpose(s, perm=(1, 0, 2)) for s in states]
+    time, batch = x.shape[:2]
+    hidden = weights[1].shape[2]
+    directions = weights[0].shape[0]
+    outputs, last = [], []
+    for k in range(directions):
+        backward = direction == "reverse" or (direction == "bidirectional" and k == 1)
+        own = [None if w is None else ops.select(w, index=(k,), axes=(0,)) for w in weights]
+        first = tuple(
+            ops.full(shape=(batch, hidden), value=0.0, dtype=x.dtype)
+            if s is None
+            else ops.select(s, index=(k,), axes=(0,))
+            for s in states
+        )
+
+        def body(carry, element, k=k, own=own):
+            current, trip = element
+            new = step(k, carry, current, own)
+            if lengths is None:
+                return new, new[0]
+            live = ops.unsqueeze(ops.less(ops.cast(trip, dtype=lengths.dtype), lengths), axis=(1,))
+            kept = tuple(ops.where(live, n, o) for n, o in zip(new, carry, strict=True))
+            return kept, ops.where(live, new[0], scalar(0.0, new[0]))
+
+        final, rows = ops.scan(body, first, (x, ops.iota(shape=(time,))), reverse=backward)
+        outputs.append(rows)
+        last.append(final)
+    y = ops.stack(*outputs, axis=1)  # [time, directions, batch, hidden]
+    finals = [ops.stack(*[f[j] for f in last], axis=0) for j in range(len(states))]
+    if layout:
+        y = ops.transpose(y, perm=(2, 0, 1, 3))
+        finals = [ops.transpose(f, perm=(1, 0, 2)) for f in finals]
+    return (y, *finals)
+
+
+def _parts(v, count):
+    """Split the rows of a weight or bias into its gates."""
+    size = v.shape[0] // count
+    return ops.split(v, sizes=(size,) * count, axis=0)
+
+
+def _directions(direction):
+    return 2 if direction == "bidirectional" else 1
+
+
+@operator
+def RNN(
+    x, w: Weight, r: Weight, b: Weight = None, sequence_lens=None, initial_h=None, *,
+    activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None,
+    layout=0,
+):  # fmt: skip
+    cell = Cell(activations, ("tanh",), _directions(direction), activation_alpha, activation_beta, clip)
+
+    def step(k, states, current, own):
+        kernel, recurrent, bias = own
+        z = ops.matmul(current, ops.transpose(kernel)) + ops.matmul(states[0], ops.transpose(recurrent))
+        if bias is not None:
+            left, right = _parts(bias, 2)
+            z = z + left + right
+        return (cell.of(k)[0](z),)
+
+    return run(x, [w, r, b], sequence_lens, [initial_h], step, direction, layout)
+
+
+@operator
+def GRU(
+    x, w: Weight, r: Weight, b: Weight = None, sequence_lens=None, initial_h=None, *,
+    activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None,
+    layout=0, linear_before_reset=0,
+):  # fmt: skip
+    cell = Cell(activations, ("sigmoid", "tanh"), _directions(direction), activation_alpha, activation_beta, clip)
+
+    def step(k, states, current, own):
+        kernel, recurrent, bias = own
+        gate, candidate = cell.of(k)
+        (h,) = states
+        xz, xr, xh = _parts(ops.transpose(ops.matmul(current, ops.transpose(kernel))), 3)
+        rz, rr, rh = _parts(recurrent, 3)
+        wz, wr, wh, bz, br, bh = (0.0,) * 6 if bias is None else _parts(bias, 6)
+        xz, xr, xh = (ops.transpose(v) for v in (xz, xr, xh))
+        update = gate(xz + ops.matmul(h, ops.transpose(rz)) + wz + bz)
+        reset = gate(xr + ops.matmul(h, ops.transpose(rr)) + wr + br)
+        if linear_before_reset:
+            new = candidate(xh + wh + reset * (ops.matmul(h, ops.transpose(rh)) + bh))
+        else:
+            new = candidate(xh + wh + ops.matmul(reset * h, ops.transpose(rh)) + bh)
+        return ((1.0 - update) * new + update * h,)
+
+    return run(x, [w, r, b], sequence_lens, [initial_h], step, direction, layout)
+
+
+@operator
+def LSTM(
+    x, w: Weight, r: Weight, b: Weight = None, sequence_lens=None, initial_h=None, initial_c=None, p: Weight = None, *,
+    activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None,
+    input_forget=0, layout=0,
+):  # fmt: skip
+    defaults = ("sigmoid", "tanh", "tanh")
+    cell = Cell(activations, defaults, _directions(direction), activation_alpha, activation_beta, clip)
+
+    def step(k, states, current, own):
+        kernel, recurrent, bias, peephole = own
+        gate, candidate, output = cell.of(k)
+        h, c = states
+        z = ops.matmul(current, ops.transpose(kernel)) + ops.matmul(h, ops.transpose(recurrent))
+        if bias is not None:
+            left, right = _parts(bias, 2)
+            z = z + left + right
+        zi, zo, zf, zc = ops.split(z, sizes=(z.shape[1] // 4,) * 4, axis=1)
+        pi, po, pf = (None,) * 3 if peephole is None else _parts(peephole, 3)
+        i = gate(zi if pi is None else zi + pi * c)
+        f = 1.0 - i if input_forget else gate(zf if pf is None else zf + pf * c)
+        new = f * c + i * candidate(zc)
+        o = gate(zo if po is None else zo + po * new)
+        return o * output(new), new
+
+    return run(x, [w, r, b, p], sequence_lens, [initial_h, initial_c], step, direction, layout)

@@ -1,0 +1,272 @@
+"""GridSample, RoiAlign, deformable convolution, affine grids, determinants."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from mithril import ops
+from mithril.base import OperationError, UnsupportedError, product
+from mithril_onnx.operators.common import scalar, spatial
+from mithril_onnx.table import Sizes, Weight, operator
+
+
+def _sizes_float(size, like):
+    return float(size) if type(size) is int else ops.cast(ops.size_value(value=size), dtype=like.dtype)
+
+
+def sampled(x, places, inside=None):
+    """Return the elements of [batch, channels, *spatial] at integer places, a list of [batch, points] per axis."""
+    n, c, *sizes = x.shape
+    flat = None
+    for place, size in zip(places, sizes, strict=True):
+        bound = (
+            scalar(size - 1, place)
+            if type(size) is int
+            else ops.cast(ops.size_value(value=size - 1), dtype=place.dtype)
+        )
+        place = ops.minimum(ops.maximum(place, scalar(0, place)), bound)
+        step = scalar(size, place) if type(size) is int else ops.cast(ops.size_value(value=size), dtype=place.dtype)
+        flat = place if flat is None else flat * step + place
+    rows = ops.transpose(ops.reshape(x, shape=(n, c, product(sizes))), perm=(0, 2, 1))
+    y = ops.gather_nd(rows, ops.unsqueeze(flat, axis=(2,)), batch_dims=1)  # [batch, points, channels]
+    y = ops.transpose(y, perm=(0, 2, 1))
+    return y if inside is None else y * ops.cast(ops.unsqueeze(inside, axis=(1,)), dtype=x.dtype)
+
+
+def _inside(places, sizes):
+    inside = None
+    for place, size in zip(places, sizes, strict=True):
+        size_value = (
+            scalar(size, place) if type(size) is int else ops.cast(ops.size_value(value=size), dtype=place.dtype)
+        )
+        here = ops.logical_and(ops.greater_equal(place, scalar(0, place)), ops.less(place, size_value))
+        inside = here if inside is None else ops.logical_and(inside, here)
+    return inside
+
+
+def bilinear(x, points):
+    """Interpolate linearly at fractional positions; what lies outside is 0."""
+    base = [ops.floor(p) for p in points]
+    total = None
+    for corner in itertools.product((0, 1), repeat=len(points)):
+        weight = None
+        places = []
+        for p, b, c in zip(points, base, corner, strict=True):
+            part = p - b if c else 1.0 - (p - b)
+            weight = part if weight is None else weight * part
+            places.append(ops.cast(b, dtype="int64") + scalar(c, ops.cast(b, dtype="int64")))
+        value = sampled(x, places, _inside(places, x.shape[2:])) * ops.unsqueeze(weight, axis=(1,))
+        total = value if total is None else total + value
+    return total
+
+
+def _folded(p, size, align, mode):
+    """Apply the padding mode to unnormalized positions."""
+    n = _sizes_float(size, p)
+    if mode == "border":
+        return ops.minimum(ops.maximum(p, scalar(0.0, p)), scalar(n - 1.0, p) if isinstance(n, float) else n - 1.0)
+    if mode == "reflection":
+        low, high = (0.0, n - 1.0) if align else (-0.5, n - 0.5)
+        span = high - low
+        if isinstance(span, float) and span <= 0:
+            return p * 0.0
+        d = ops.abs(p - low)
+        turns = ops.floor(d / span)
+        rest = d - turns * span
+        odd = ops.equal(turns - ops.floor(turns / 2.0) * 2.0, 1.0)
+        return ops.where(odd, high - rest, rest + low)
+    return p
+
+
+@operator
+def GridSample(x, grid, *, align_corners=0, mode="linear", padding_mode="zeros"):
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    n, c, *sizes = x.shape
+    count = len(sizes)
+    out = grid.shape[1:-1]
+    points = []
+    for axis in range(count):  # the last axis of the grid lists x, y, z
+        p = ops.reshape(ops.select(grid, index=(count - 1 - axis,), axes=(count + 1,)), shape=(n, product(out)))
+        size = _sizes_float(sizes[axis], p)
+        points.append((p + 1.0) * ((size - 1.0) / 2.0) if align_corners else ((p + 1.0) * size - 1.0) / 2.0)
+
+    def at(places):
+        inside = _inside(places, sizes) if padding_mode == "zeros" else None
+        if padding_mode == "reflection":
+            floats = [ops.cast(p, dtype=grid.dtype) for p in places]
+            places = [
+                ops.cast(ops.round(_folded(p, s, align_corners, "reflection")), dtype="int64")
+                for p, s in zip(floats, sizes, strict=True)
+            ]
+        return sampled(x, places, inside)
+
+    if mode != "cubic":
+        points = [_folded(p, s, align_corners, padding_mode) for p, s in zip(points, sizes, strict=True)]
+    if mode == "nearest":
+        y = at([ops.cast(ops.round(p), dtype="int64") for p in points])
+    else:
+        reach = (0, 1) if mode == "linear" else (-1, 0, 1, 2)
+        base = [ops.floor(p) for p in points]
+        total = None
+        for corner in itertools.product(reach, repeat=count):
+            weight = None
+            for p, b, k in zip(points, base, corner, strict=True):
+                d = ops.abs(p - b - float(k))
+                part = 1.0 - d if mode == "linear" else _cubic_weight(d, abs(k) > 1 or k == -1)
+                weight = part if weight is None else weight * part
+            places = [ops.cast(b, dtype="int64") + np.int64(k) for b, k in zip(base, corner, strict=True)]
+            value = at(places) * ops.unsqueeze(weight, axis=(1,))
+            total = value if total is None else total + value
+        y = total
+    return ops.reshape(ops.cast(y, dtype=x.dtype), shape=(n, c, *out))
+
+
+def _cubic_weight(d, far, a=-0.75):
+    if far:
+        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return ((a + 2) * d - (a + 3)) * d * d + 1.0
+
+
+@operator
+def AffineGrid(theta, size: Sizes, *, align_corners=0):
+    sizes = tuple(size)[2:]
+    count = len(sizes)
+    lines = []
+    for n in sizes:
+        if type(n) is not int:
+            raise UnsupportedError("AffineGrid requires static sizes")
+        lines.append(np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1)
+    mesh = np.meshgrid(*lines, indexing="ij")
+    points = np.stack([*mesh[::-1], np.ones(sizes)], -1).reshape(-1, count + 1)
+    y = ops.matmul(points.astype(theta.dtype.numpy), ops.transpose(theta, perm=(0, 2, 1)))
+    return ops.reshape(y, shape=(theta.shape[0], *sizes, count))
+
+
+@operator
+def RoiAlign(
+    x, rois, batch_indices, *, coordinate_transformation_mode="half_pixel", mode="avg", output_height=1, output_width=1,
+    sampling_ratio=0, spatial_scale=1.0, context,
+):  # fmt: skip
+    offset = 0.5 if coordinate_transformation_mode == "half_pixel" else 0.0
+    boxes = rois * spatial_scale - offset
+    x1, y1, x2, y2 = (ops.select(boxes, index=(k,), axes=(1,)) for k in range(4))
+    height, width = y2 - y1, x2 - x1
+    if not offset:
+        height, width = ops.maximum(height, scalar(1.0, height)), ops.maximum(width, scalar(1.0, width))
+    if sampling_ratio > 0:
+        rows = columns = sampling_ratio
+    else:
+        known = [
+            context.known(v / float(n), "the boxes (without sampling_ratio)")
+            for v, n in ((height, output_height), (width, output_width))
+        ]
+        rows, columns = (int(np.ceil(v).max()) for v in known)
+        if any((np.ceil(v) != np.ceil(v).max()).any() for v in known):
+            raise UnsupportedError("RoiAlign without sampling_ratio requires boxes of one size")
+    images = ops.take(x, batch_indices, axis=0)
+
+    def line(start, size, bins, samples):
+        steps = (np.arange(bins)[:, None] + (np.arange(samples) + 0.5) / samples).reshape(-1)
+        return ops.unsqueeze(start, axis=(1,)) + ops.unsqueeze(size / float(bins), axis=(1,)) * steps.astype(np.float32)
+
+    py, px = line(y1, height, output_height, rows), line(x1, width, output_width, columns)
+    count, a, b = py.shape[0], output_height * rows, output_width * columns
+    gy = ops.reshape(ops.broadcast_to(ops.unsqueeze(py, axis=(2,)), shape=(count, a, b)), shape=(count, a * b))
+    gx = ops.reshape(ops.broadcast_to(ops.unsqueeze(px, axis=(1,)), shape=(count, a, b)), shape=(count, a * b))
+    y = _clamped_bilinear(images, gy, gx, maximum=mode == "max")
+    y = ops.reshape(y, shape=(count, x.shape[1], output_height, rows, output_width, columns))
+    return ops.max(y, axis=(3, 5)) if mode == "max" else ops.mean(y, axis=(3, 5))
+
+
+def _clamped_bilinear(x, py, px, maximum):
+    """Interpolate as RoiAlign does: positions up to one outside are moved to the edge, others are 0."""
+    inside, places, parts = None, [], []
+    for p, size in ((py, x.shape[2]), (px, x.shape[3])):
+        here = ops.logical_and(ops.greater_equal(p, -1.0), ops.less_equal(p, float(size)))
+        inside = here if inside is None else ops.logical_and(inside, here)
+        p = ops.maximum(p, scalar(0.0, p))
+        low = ops.minimum(ops.floor(p), scalar(float(size - 1), p))
+        at_edge = ops.greater_equal(low, float(size - 1))
+        fraction = ops.where(at_edge, scalar(0.0, p), p - low)
+        low = ops.cast(low, dtype="int64")
+        places.append((low, ops.minimum(low + np.int64(1), scalar(size - 1, low))))
+        parts.append((1.0 - fraction, fraction))
+    total = None
+    for i, j in itertools.product((0, 1), repeat=2):
+        value = sampled(x, [places[0][i], places[1][j]]) * ops.unsqueeze(parts[0][i] * parts[1][j], axis=(1,))
+        total = value if total is None else ops.maximum(total, value) if maximum else total + value
+    return total * ops.cast(ops.unsqueeze(inside, axis=(1,)), dtype=x.dtype)
+
+
+@operator
+def DeformConv(
+    x, w: Weight, offset, b: Weight = None, mask=None, *,
+    dilations=None, group=1, kernel_shape=None, offset_group=1, pads=None, strides=None,
+):  # fmt: skip
+    if x.ndim != 4:
+        raise UnsupportedError("DeformConv requires images [batch, channels, height, width]")
+    strides, dilations = spatial(strides, 2, 1), spatial(dilations, 2, 1)
+    pads = spatial(pads, 4, 0)
+    n, c = x.shape[:2]
+    kh, kw = w.shape[2:]
+    oh, ow = offset.shape[2:]
+    each = c // offset_group
+    taps = kh * kw
+    moved = ops.reshape(offset, shape=(n, offset_group, taps, 2, oh * ow))
+    images = ops.reshape(x, shape=(n * offset_group, each, *x.shape[2:]))
+    gy, gx = (
+        g.reshape(-1).astype(np.float32)
+        for g in np.meshgrid(np.arange(oh) * strides[0] - pads[0], np.arange(ow) * strides[1] - pads[1], indexing="ij")
+    )
+    columns = []
+    for k in range(taps):
+        i, j = divmod(k, kw)
+        dy, dx = (
+            ops.reshape(ops.select(moved, index=(k, d), axes=(2, 3)), shape=(n * offset_group, oh * ow)) for d in (0, 1)
+        )
+        value = bilinear(images, [dy + (gy + i * dilations[0]), dx + (gx + j * dilations[1])])
+        if mask is not None:
+            m = ops.reshape(mask, shape=(n, offset_group, taps, oh * ow))
+            m = ops.reshape(ops.select(m, index=(k,), axes=(2,)), shape=(n * offset_group, 1, oh * ow))
+            value = value * m
+        columns.append(ops.reshape(value, shape=(n, c, oh * ow)))
+    stacked = ops.stack(*columns, axis=2)  # [batch, channels, taps, windows]
+    stacked = ops.reshape(stacked, shape=(n, group, (c // group) * taps, oh * ow))
+    kernels = ops.reshape(w, shape=(1, group, w.shape[0] // group, w.shape[1] * taps))
+    y = ops.reshape(ops.matmul(kernels, stacked), shape=(n, w.shape[0], oh, ow))
+    return y if b is None else y + ops.reshape(b, shape=(1, -1, 1, 1))
+
+
+@operator
+def Det(x):
+    """Eliminate column by column with the largest pivot of each."""
+    size = x.shape[-1]
+    if type(size) is not int or size > 64:
+        raise UnsupportedError(f"Det requires matrices of static size up to 64, got {size}")
+    sign = None
+    total = None
+    rows = np.arange(size)
+    for k in range(size):
+        column = ops.select(x, index=(k,), axes=(x.ndim - 1,))
+        pivot = ops.argmax(ops.where(rows >= k, ops.abs(column), scalar(-1.0, x)), axis=-1)
+        chosen = ops.unsqueeze(
+            ops.cast(ops.equal(ops.unsqueeze(pivot, axis=(-1,)), rows.astype(np.int32)), dtype=x.dtype), axis=(-1,)
+        )
+        current = (rows == k).astype(x.dtype.numpy)[:, None]
+        pivot_row = ops.sum(x * chosen, axis=-2, keepdims=True)
+        old_row = ops.sum(x * current, axis=-2, keepdims=True)
+        x = x + chosen * (old_row - pivot_row) + current * (pivot_row - old_row)
+        swapped = ops.where(ops.equal(pivot, k), scalar(1.0, x), scalar(-1.0, x))
+        sign = swapped if sign is None else sign * swapped
+        head = ops.select(pivot_row, index=(0, k), axes=(x.ndim - 2, x.ndim - 1))
+        total = head if total is None else total * head
+        safe = ops.where(ops.equal(head, 0.0), scalar(1.0, x), head)
+        factor = ops.slice(x, starts=(k,), stops=(k + 1,), steps=(1,), axes=(x.ndim - 1,)) / ops.unsqueeze(
+            safe, axis=(-1, -2)
+        )
+        x = x - factor * (rows > k).astype(x.dtype.numpy)[:, None] * pivot_row
+    if total is None:
+        raise OperationError("Det of an empty matrix")
+    return total * sign
