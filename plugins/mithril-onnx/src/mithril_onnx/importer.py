@@ -26,8 +26,8 @@ MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, Arithme
 class Weights(Protocol):
     """The layer that owns the parameters and states of the imported graph."""
 
-    training: bool
-
+    @property
+    def training(self) -> bool: ...
     def weight(self, name: str, array: Array) -> Value: ...
     def statistic(self, name: str, array: Array) -> Value: ...
     def update_statistic(self, name: str, value: Value) -> None: ...
@@ -222,7 +222,9 @@ class Importer:
             return None
         return (np.dtype(np.int64) if is_sizes(item) else item.dtype), item.shape
 
-    def apply(self, row: Row, operands: Sequence[Any], attributes: Mapping[str, Any], context: Context) -> Any:
+    def apply(
+        self, row: Row, operands: Sequence[Any], attributes: Mapping[str, Any], context: Context
+    ) -> tuple[Any, ...]:
         """Call the function of a row; constant operands are folded."""
         operands, attributes = _older_attributes(row, operands, attributes)
         _check_call(row, operands, attributes)
@@ -262,7 +264,7 @@ class Importer:
             return item.array
         if is_sizes(item):
             raise NotConstantError(description, [])
-        array = self.knowledge.array(item)
+        array: Array | None = self.knowledge.array(item)
         if array is None:
             raise NotConstantError(description, self.knowledge.inputs_of(item))
         return array
@@ -289,7 +291,7 @@ class Importer:
             for r in node.results:
                 if any(isinstance(d, Dim) for d in r.shape):
                     return None
-                count = math.prod(r.shape)
+                count = math.prod(map(int, r.shape))
                 if count > LARGEST:
                     raise UnsupportedError(
                         f"a constant of {count} elements is too large", facts=[f"accepted: at most {LARGEST} elements"]
@@ -339,7 +341,7 @@ def _foreign(result: Any, builder: Builder) -> bool:
 
 
 def _tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
+    return tuple(results) if isinstance(results, tuple) else (results,)
 
 
 def _older_attributes(

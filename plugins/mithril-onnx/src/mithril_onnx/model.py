@@ -11,7 +11,7 @@ import onnx
 
 from mithril.backend import checked
 from mithril.base import DType, InputError, ModelError, Size, UnsupportedError, closest
-from mithril.ir import Value
+from mithril.ir import Builder, Value
 from mithril.models import Layer, Model
 from mithril_onnx import operators as _operators  # noqa: F401  (registers the rows)
 from mithril_onnx.importer import Importer, custom_rows
@@ -51,6 +51,7 @@ class OnnxGraph(Layer):
         self.source_names = unique_names([i.name for i in self.declared], identifier)
         self.result_names = unique_names([o.name for o in graph.output], identifier)
         self.inputs = tuple(self.source_names.values())
+        self.pretrained = {}
         self.outputs = tuple(self.result_names.values())
         rows = custom_rows(operators)
         check_supported(file, graph, rows)
@@ -58,6 +59,8 @@ class OnnxGraph(Layer):
         named = [n for n, role in self.roles.items() if role != "constant"]
         self.paths = unique_names(named, path_name)
         self.pretrained = {self.paths[n]: file.arrays[n] for n in named}
+        if any(o.type.WhichOneof("value") not in ("tensor_type", None) for o in graph.output):
+            self.outputs = self._elements()
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         functions = tuple((n, f.__module__, f.__qualname__, id(f)) for n, f in self.operators.items())
@@ -69,12 +72,29 @@ class OnnxGraph(Layer):
         return shape_and_dtype(declared)
 
     def build(self, *inputs: Value) -> Any:
-        importer = Importer(self.file, self, self.roles, custom_rows(self.operators))
+        return tuple(as_value(r) for r in flattened(self._run(self, inputs)))
+
+    def _elements(self) -> tuple[str, ...]:
+        """Return the names of outputs that are sequences, one per element, by an import with the declared shapes."""
+        with Builder() as builder:
+            arguments = []
+            for declared in self.declared:
+                shape, dtype = shape_and_dtype(declared)
+                if shape is None:
+                    raise UnsupportedError(f"the rank of the input '{declared.name}' is not declared")
+                arguments.append(builder.input(declared.name, shape, dtype))
+            results = self._run(Unbound(), arguments)
+        names: list[str] = []
+        for name, r in zip(self.result_names.values(), results, strict=True):
+            names += [f"{name}_{k}" for k in range(len(r))] if isinstance(r, list) else [name] if r is not None else []
+        return tuple(names)
+
+    def _run(self, weights: Any, inputs: Sequence[Value]) -> list[Any]:
+        importer = Importer(self.file, weights, self.roles, custom_rows(self.operators))
         env: dict[str, Any] = dict(zip(self.source_names, inputs, strict=True))
         for name, value in self.constants.items():
             env[name] = value if isinstance(value, list) or value is None else np.asarray(value)
-        results = importer.run(self.graph.proto, env)
-        return tuple(as_value(r) for r in flattened(results))
+        return importer.run(self.graph.proto, env)
 
     # -- weights, for the importer -----------------------------------------------------------------------------------
     def weight(self, name: str, array: Array) -> Value:
@@ -85,6 +105,23 @@ class OnnxGraph(Layer):
 
     def update_statistic(self, name: str, value: Value) -> None:
         self.update_state(self.paths[name], value)
+
+
+class Unbound:
+    """Stand-in for the layer in an import that only finds names."""
+
+    training = False
+
+    def weight(self, name: str, array: Array) -> Value:
+        return Builder.current().param(name, array.shape, array.dtype)
+
+    statistic = weight
+
+    def update_statistic(self, name: str, value: Value) -> None:
+        pass
+
+    def key(self) -> Value:
+        return Builder.current().input("rng", (2,), "uint32")
 
 
 class _Shared:
@@ -183,7 +220,7 @@ def unique_names(names: Sequence[str], convert: Callable[[str], str]) -> dict[st
 
 def flattened(results: Sequence[Any]) -> list[Any]:
     """Return the results, with the elements of sequences in their place."""
-    return [x for r in results for x in (r if isinstance(r, list) else [r])]
+    return [x for r in results for x in (r if isinstance(r, list) else [] if r is None else [r])]
 
 
 def cut(graph: Any, outputs: Sequence[str]) -> Any:

@@ -34,9 +34,15 @@ def _result(x: Any) -> Array:
     return array.astype(np.int64)
 
 
+def _pair(a: Array, b: Array) -> tuple[Any, Any]:
+    """Return both operands as objects, broadcast to one shape."""
+    x, y = np.broadcast_arrays(_objects(a), _objects(b))
+    return x, y
+
+
 def _binary(function: Callable[[Size, Size], Any]) -> Callable[..., Array]:
     def compute(a: Array, b: Array) -> Array:
-        x, y = np.broadcast_arrays(_objects(a), _objects(b))
+        x, y = _pair(a, b)
         out = np.empty(x.shape, object)
         for index in np.ndindex(x.shape):
             out[index] = function(x[index], y[index])
@@ -55,7 +61,7 @@ def _remainder(a: Size, b: Size) -> Size:
 
 def _compared(function: Callable[[Size, Size], bool | None]) -> Callable[..., Array]:
     def compute(a: Array, b: Array) -> Array:
-        x, y = np.broadcast_arrays(_objects(a), _objects(b))
+        x, y = _pair(a, b)
         out = np.empty(x.shape, np.bool_)
         for index in np.ndindex(x.shape):
             decided = function(x[index], y[index])
@@ -119,6 +125,7 @@ def _slice(
     numbers = np.arange(rank) if axes is None else np.atleast_1d(axes)
     jumps = np.ones(rank, int) if steps is None else np.atleast_1d(steps)
     index = [slice(None)] * x.ndim
+    assert ends is not None
     for a, start, end, step in zip(numbers, np.atleast_1d(starts), np.atleast_1d(ends), jumps, strict=True):
         stop: int | None = int(end)
         if step < 0 and end < -x.shape[a]:

@@ -82,15 +82,17 @@ def to_array(tensor: Any, folder: str | None = None) -> Array:
 
 def _bytes(code: int, count: int) -> int:
     if code in PACKED:
-        return -(-count * PACKED[code][1] // 8)
-    return count if code in SMALL_FLOATS else count * as_dtype(DTYPES[code]).itemsize
+        return int(-(-count * PACKED[code][1] // 8))
+    size: int = count if code in SMALL_FLOATS else count * as_dtype(DTYPES[code]).itemsize
+    return size
 
 
 def _decoded(raw: Array, code: int, count: int) -> Array:
     if code in PACKED:
         return _unpacked(raw, *PACKED[code], count)
     if code in SMALL_FLOATS:
-        return raw.view(SMALL_FLOATS[code]).astype(np.float32)
+        small: Array = raw.view(SMALL_FLOATS[code]).astype(np.float32)
+        return small
     if code == T.BOOL:
         return raw.astype(np.bool_)
     return raw.view(as_dtype(DTYPES[code]).numpy)

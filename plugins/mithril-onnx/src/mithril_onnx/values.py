@@ -54,7 +54,8 @@ def as_value(x: Any) -> Value:
     if is_sizes(x):
         elements = [ops.cast(ops.size_value(value=d), dtype="int64") for d in x.reshape(-1)]
         flat = ops.stack(*elements) if elements else builder.constant(np.zeros(0, np.int64))
-        return ops.reshape(flat, shape=x.shape)
+        value: Value = ops.reshape(flat, shape=x.shape)
+        return value
     array = np.asarray(x)
     if array.dtype == object:
         raise UnsupportedError("strings are not supported")
@@ -69,7 +70,7 @@ class Knowledge:
     def __init__(self) -> None:
         self.arrays: dict[Value, Array] = {}  # parameters of the root graph
 
-    def array(self, x: Any) -> Array | None:
+    def array(self, x: Any) -> Any:
         """Return the elements of x, or None if they depend on inputs of the graph."""
         if not isinstance(x, Value):
             return None if is_sizes(x) else np.asarray(x)
@@ -104,7 +105,7 @@ class Knowledge:
             pending, builder = outside, builder.outer
         return list(names)
 
-    def _of(self, x: Value, builder: Any, done: dict[Value, Array]) -> Array:
+    def _of(self, x: Value, builder: Any, done: dict[Value, Array]) -> Any:
         if x in done:
             return done[x]
         if x in self.arrays:

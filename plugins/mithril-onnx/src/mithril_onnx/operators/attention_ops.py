@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from mithril import ops
-from mithril_onnx.operators.common import float32_or_wider, scalar
+from mithril.base import equal
+from mithril_onnx.operators.common import float32_or_wider, int64, scalar
 from mithril_onnx.table import operator
 from mithril_onnx.tensors import dtype_of_code
 
@@ -55,53 +56,81 @@ def merge_heads(x):
 def Attention(
     q, k, v, mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *,
     is_causal=0, kv_num_heads=0, q_num_heads=0, qk_matmul_output_mode=0, scale=None, softcap=0.0, softmax_precision=0,
-    context,
+    left_window_size=-1, right_window_size=-1, context,
 ):  # fmt: skip
     flat = q.ndim == 3
     if flat:
         q, k, v = split_heads(q, q_num_heads), split_heads(k, kv_num_heads), split_heads(v, kv_num_heads)
-    past = 0
+    offset = 0
     if past_key is not None:
-        past = past_key.shape[2]
+        offset = past_key.shape[2]
         k, v = ops.concat(past_key, k, axis=2), ops.concat(past_value, v, axis=2)
-    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    mask = _mask(mask, q, k, past, is_causal, nonpad_kv_seqlen)
-    scores = None
+    factor = float(1.0 / math.sqrt(q.shape[3]) if scale is None else scale)
+    window = left_window_size, right_window_size
     plain = not softcap and not softmax_precision and context.results < 4
-    if plain and (mask is None or not mask.dtype.is_bool) and q.dtype.bits >= 32:
-        y = ops.attention(q, k, v, mask, scale=float(factor))
+    aligned = nonpad_kv_seqlen is None and window == (-1, -1) and equal(offset + q.shape[2], k.shape[2]) is True
+    scores = None
+    if plain and aligned:
+        y = guarded(ops.attention(q, k, v, _padded(mask, k), causal=bool(is_causal), scale=factor), _padded(mask, k))
     else:
-        y, scores = _explicit(q, k, v, mask, factor, softcap, softmax_precision, qk_matmul_output_mode)
+        mask = _mask(_padded(mask, k), q, k, offset, is_causal, nonpad_kv_seqlen, window)
+        if plain:
+            y = guarded(ops.attention(q, k, v, mask, scale=factor), mask)
+        else:
+            y, scores = _explicit(q, k, v, mask, factor, softcap, softmax_precision, qk_matmul_output_mode)
     y = merge_heads(y) if flat else y
     return (y, k, v, scores)[: max(context.results, 1)]
+
+
+def guarded(y, mask):
+    """Return zeros for queries without a key, for which softmax is not defined."""
+    if mask is None:
+        return y
+    if mask.dtype.is_bool:
+        alive = ops.any(mask, axis=-1, keepdims=True)
+    else:
+        alive = ops.greater(ops.max(mask, axis=-1, keepdims=True), -float("inf"))
+    if alive.ndim < 4:
+        alive = ops.reshape(alive, shape=(*[1] * (4 - alive.ndim), *alive.shape))
+    return ops.where(alive, y, scalar(0.0, y))
+
+
+def _padded(mask, k):
+    """Return a mask for all keys; keys beyond a shorter one are not attended."""
+    keys = k.shape[2]
+    if mask is None or type(mask.shape[-1]) is not int or type(keys) is not int or mask.shape[-1] >= keys:
+        return mask
+    widths = ((0, 0),) * (mask.ndim - 1) + ((0, keys - mask.shape[-1]),)
+    return ops.pad(mask, widths=widths, value=False if mask.dtype.is_bool else -float("inf"))
 
 
 def _size(n, kind="int64"):
     return ops.cast(ops.size_value(value=n), dtype=kind)
 
 
-def _mask(mask, q, k, past, causal, lengths):
-    """Return the mask as numbers to add, or as bools if only bools are combined."""
+def _mask(mask, q, k, offset, causal, lengths, window):
+    """Return the mask combined with causality, lengths and window: bools, or numbers to add."""
     length, keys = q.shape[2], k.shape[2]
-    if mask is not None and type(mask.shape[-1]) is int and type(keys) is int and mask.shape[-1] < keys:
-        widths = ((0, 0),) * (mask.ndim - 1) + ((0, keys - mask.shape[-1]),)
-        mask = ops.pad(mask, widths=widths, value=False if mask.dtype.is_bool else -float("inf"))
-    allowed = None
-    if causal:
-        rows = ops.iota(shape=(length, keys), axis=0, dtype="int64")
-        columns = ops.iota(shape=(length, keys), axis=1, dtype="int64")
-        if lengths is not None:
-            ends = ops.reshape(ops.cast(lengths, dtype="int64"), shape=(-1, 1, 1, 1))
-            rows = rows + ends - _size(length)
-        elif not (type(past) is int and past == 0):
-            rows = rows + _size(past)
-        allowed = ops.greater_equal(rows, columns)
-    if lengths is not None:
-        columns = ops.iota(shape=(1, 1, 1, keys), axis=3, dtype="int64")
-        inside = ops.less(columns, ops.reshape(ops.cast(lengths, dtype="int64"), shape=(-1, 1, 1, 1)))
-        allowed = inside if allowed is None else ops.logical_and(allowed, inside)
-    if allowed is None:
+    columns = ops.iota(shape=(1, 1, 1, keys), axis=3, dtype="int64")
+    rows = ops.iota(shape=(1, 1, length, 1), axis=2, dtype="int64")
+    ends = None if lengths is None else ops.reshape(int64(lengths), shape=(-1, 1, 1, 1))
+    if ends is not None and type(offset) is int and offset == 0:
+        rows = rows + (ends - _size(length))
+    else:
+        rows = rows + _size(offset)
+    conditions = [ops.greater_equal(rows, columns)] if causal else []
+    if ends is not None:
+        conditions.append(ops.less(columns, ends))
+    left, right = window
+    if left >= 0:
+        conditions.append(ops.greater_equal(columns, rows - scalar(left, rows)))
+    if right >= 0:
+        conditions.append(ops.less_equal(columns, rows + scalar(right, rows)))
+    if not conditions:
         return mask
+    allowed = conditions[0]
+    for condition in conditions[1:]:
+        allowed = ops.logical_and(allowed, condition)
     if mask is None:
         return allowed
     if mask.dtype.is_bool:
@@ -121,14 +150,11 @@ def _explicit(q, k, v, mask, factor, softcap, precision, mode):
         scores = ops.matmul(wide[0] * factor, ops.transpose(wide[1], perm=(0, 1, 3, 2)))
     else:
         scores = ops.matmul(wide[0] * root, ops.transpose(wide[1] * root, perm=(0, 1, 3, 2)))
-    stages = [scores]
     capped = softcap * ops.tanh(scores / softcap) if softcap else scores
-    stages.append(capped)
     biased = capped
     if mask is not None:
         low = scalar(-float("inf"), capped)
         biased = ops.where(mask, capped, low) if mask.dtype.is_bool else capped + ops.cast(mask, dtype=capped.dtype)
-    # the standard numbers the stages: product, product with mask, capped, softmax
     numeric = dtype_of_code(precision) if precision else None
     inner = biased if numeric is None or numeric.bits < 32 else ops.cast(biased, dtype=numeric)
     top = ops.max(inner, axis=-1, keepdims=True)
@@ -136,5 +162,5 @@ def _explicit(q, k, v, mask, factor, softcap, precision, mode):
     p = ops.where(dead, scalar(0.0, inner), ops.softmax(ops.where(dead, scalar(0.0, inner), inner), axis=-1))
     p = ops.cast(p, dtype=scores.dtype)
     y = ops.cast(ops.matmul(p, wide[2]), dtype=kind)
-    stage = {0: scores, 1: biased, 2: capped, 3: p}.get(mode, scores)
+    stage = {0: scores, 1: capped, 2: biased, 3: p}.get(mode, scores)
     return y, ops.cast(stage, dtype=kind)

@@ -19,23 +19,24 @@ UNROLLED = 64  # loops of at most so many known trips become straight code
 def If(condition: Item, *, then_branch, else_branch, context):
     try:
         chosen = bool(context.known(condition, "the condition").reshape(-1)[0])
-    except NotConstantError:
-        return _branches(condition, then_branch, else_branch)
+    except NotConstantError as unknown:
+        return _branches(condition, then_branch, else_branch, unknown)
     return tuple((then_branch if chosen else else_branch)())
 
 
-def _branches(condition, then_branch, else_branch):
+def _branches(condition, then_branch, else_branch, unknown):
     condition = ops.reshape(as_value(condition), shape=())
 
     def branch(body):
-        return lambda: tuple(as_value(r) for r in _flat(body()))
+        return lambda: tuple(as_value(r) for r in _tensors(body(), unknown))
 
     return tuple(ops.cond(condition, branch(then_branch), branch(else_branch)))
 
 
-def _flat(results):
+def _tensors(results, unknown):
+    """Return the results of a branch; a sequence or nothing requires that the condition is known."""
     if any(isinstance(r, list) or r is None for r in results):
-        raise OperationError("a branch that is chosen at run time cannot return a sequence or nothing")
+        raise unknown
     return results
 
 
@@ -46,8 +47,12 @@ def Loop(trips: Item = None, condition: Item = None, *initial: Item, body, conte
         done = _unrolled(count, always, list(initial), body, context)
         if done is not None:
             return done
+    scans = body.results - 1 - len(initial)
+    if scans or any(isinstance(v, list) or v is None for v in initial):
+        for operand in (trips, condition):
+            if operand is not None:
+                context.known(operand, "the trips of a loop with sequences or results per trip")
     states = [as_value(v) for v in initial]
-    scans = body.results - 1 - len(states)
     if scans:
         return _scanned(count, condition, states, body, context)
     return _while(trips, condition, states, body)
@@ -129,8 +134,6 @@ def _as(result, kind):
 
 def _scanned(count, condition, states, body, context):
     """Run a loop with results per trip as a scan over the trips; all trips must happen."""
-    if count is None:
-        raise NotConstantError("the trip count of a Loop with results per trip", [])
     kinds = [s.dtype for s in states]
 
     def step(carry, trip):
@@ -191,7 +194,7 @@ def _scan(states, sequences, body, input_axes, input_directions, output_axes, ou
 
 
 @operator(name="Scan", folds=False, since=8)
-def _Scan8(lengths: Item, *operands: Item, body, num_scan_inputs, directions=None):
+def _Scan8(lengths: Item = None, *operands: Item, body, num_scan_inputs, directions=None):
     """Version 8 has a batch axis in front; each row is scanned on its own."""
     values = [as_value(v) for v in operands]
     split = len(values) - num_scan_inputs

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from mithril import ops
-from mithril.base import promote
+from mithril.base import OperationError, promote
 from mithril_onnx.operators.common import computed, like, scalar
-from mithril_onnx.table import Item, operator
+from mithril_onnx.table import Item, Known, operator
 from mithril_onnx.tensors import dtype_of_code
 
 UNARY = {
@@ -262,3 +264,11 @@ _flattened("LogSoftmax", lambda x: ops.log_softmax(x, axis=-1))
 _flattened("Hardmax", lambda x: _hardmax(x, -1))
 operator(Softmax, since=13)
 operator(LogSoftmax, since=13)
+
+
+@operator(folds=False)
+def BitCast(x: Known, *, to):
+    kind = dtype_of_code(to).numpy
+    if kind.itemsize != x.dtype.itemsize:
+        raise OperationError(f"BitCast from {x.dtype} to {kind}: the sizes differ")
+    return np.asarray(x, order="C").view(kind)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from mithril import ops
 from mithril.base import OperationError, is_static, product
 from mithril_onnx.operators.common import axes_of, float32_or_wider, scalar, spatial
 from mithril_onnx.table import Item, Known, State, Weight, operator
+from mithril_onnx.values import as_value
 
 
 @operator
@@ -229,10 +232,12 @@ def Dropout(x, ratio: Known = None, training_mode: Known = None, *, seed=None, i
     everything = lambda: ops.full(shape=x.shape, value=True, dtype="bool")  # noqa: E731
     if not on or p == 0.0:
         return (x, everything()) if context.results > 1 else x
-    key = context.importer.weights.key()
-    kept = ops.bernoulli(key, shape=x.shape, p=1.0 - p)
+    if seed is not None and is_static(x.shape):  # the numbers of the standard's reference
+        kept = np.random.RandomState(seed).uniform(0, 1, x.shape) >= p
+    else:
+        kept = ops.bernoulli(context.importer.weights.key(), shape=x.shape, p=1.0 - p)
     y = ops.where(kept, x / scalar(1.0 - p, x), scalar(0.0, x))
-    return (y, kept) if context.results > 1 else y
+    return (y, as_value(kept)) if context.results > 1 else y
 
 
 @operator

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mithril import ops
@@ -162,11 +164,10 @@ def MaxUnpool(x, indices, output_shape: Sizes = None, *, kernel_shape, pads=None
     natural = tuple((x.shape[2 + k] - 1) * strides[k] + kernel[k] - pads[k] - pads[k + count] for k in range(count))
     shape = (*x.shape[:2], *natural)
     target = shape if output_shape is None else tuple(output_shape)
-    if not is_static(target):
+    if not is_static(shape) or not is_static(target):
         raise OperationError("MaxUnpool requires static sizes")
-    total = 1
-    for n in target:
-        total *= n
+    total = math.prod(shape)
     flat = ops.full(shape=(total,), value=0, dtype=x.dtype)
     y = ops.scatter_nd(flat, ops.reshape(indices, shape=(-1, 1)), ops.reshape(x, shape=(-1,)))
-    return ops.reshape(y, shape=target)
+    widths = tuple((0, max(n - m, 0)) for n, m in zip(target, shape, strict=True))
+    return ops.pad(ops.reshape(y, shape=shape), widths=widths)

@@ -218,7 +218,7 @@ def Pad(x, pads: Sizes, value: Item = None, axes: Sizes = None, *, mode="constan
     for k, axis in enumerate(selected):
         widths[axis] = (pads[k], pads[k + count])
     x = _cropped(x, widths)
-    widths = [tuple(max(w, 0) if type(w) is int else w for w in pair) for pair in widths]
+    widths = [(a if type(a) is not int else max(a, 0), b if type(b) is not int else max(b, 0)) for a, b in widths]
     if all(pair == (0, 0) for pair in widths):
         return x
     if mode == "wrap":

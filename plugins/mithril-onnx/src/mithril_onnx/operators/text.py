@@ -22,16 +22,16 @@ def TfIdfVectorizer(
     if type(length) is not int:
         raise UnsupportedError("TfIdfVectorizer requires a static length")
     width = max(ngram_indexes) + 1
-    columns = []
+    columns: list[tuple[int, np.ndarray | None]] = []
     place = 0
     bounds = [*ngram_counts, len(pool_int64s)]
     for n in range(1, len(ngram_counts) + 1):
         grams = np.asarray(pool_int64s[bounds[n - 1] : bounds[n]]).reshape(-1, n)
-        for gram in grams:
-            columns.append((place, gram if min_gram_length <= n <= max_gram_length else None))
+        for row in grams:
+            columns.append((place, row if min_gram_length <= n <= max_gram_length else None))
             place += 1
     out = [None] * width
-    for position, gram in columns:
+    for position, gram in columns:  # None: an n-gram that is not counted
         count = None
         if gram is not None:
             for skip in range(max_skip_count + 1) if len(gram) > 1 else (0,):
