@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class OnnxGraph(Layer):
             i for i in declared.values() if i.name not in constants and (i.name not in initial or i.name in inputs)
         ]
         self.source_names = unique_names([i.name for i in self.declared], identifier)
-        self.result_names = unique_names([o.name for o in graph.output], identifier)
+        self.result_names = unique_names([o.name for o in graph.output], identifier, self.source_names.values())
         self.inputs = tuple(self.source_names.values())
         self.pretrained = {}
         self.outputs = tuple(self.result_names.values())
@@ -138,8 +138,6 @@ class OnnxModel(Model):
     """A model imported from ONNX; its parameters have the names of the file."""
 
     def __init__(self, layer: Layer) -> None:
-        from mithril.models.language.connection import Step
-
         super().__init__()
         assert isinstance(layer, OnnxGraph)
         self.shapes: dict[str, tuple[Size, ...] | None] = {}
@@ -148,9 +146,8 @@ class OnnxModel(Model):
             name = layer.source_names[declared.name]
             self.shapes[name], self.types[name] = shape_and_dtype(declared)
             self.input(name, shape=self.shapes[name], dtype=self.types[name])
-        step = Step(layer, (), {t: t for t in (*layer.inputs, *layer.outputs)}, layer.location)
-        self.attach(step)
-        step.name = ""  # parameters have the names of the file, without a prefix
+        self |= layer(**{t: t for t in (*layer.inputs, *layer.outputs)})
+        self.steps[0].name = ""  # parameters have the names of the file, without a prefix
         self.set_outputs(*layer.outputs)
 
 
@@ -203,10 +200,10 @@ def shape_and_dtype(declared: Any) -> tuple[tuple[Size, ...] | None, DType]:
     return declared_shape(kind.tensor_type, declared.name), dtype_of_code(kind.tensor_type.elem_type)
 
 
-def unique_names(names: Sequence[str], convert: Callable[[str], str]) -> dict[str, str]:
-    """Return converted names; names that become equal are numbered."""
+def unique_names(names: Sequence[str], convert: Callable[[str], str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """Return converted names; names that become equal to each other or to ``taken`` are numbered."""
     out: dict[str, str] = {}
-    used: set[str] = set()
+    used: set[str] = {*taken}
     for name in names:
         text = convert(name)
         k = 1
