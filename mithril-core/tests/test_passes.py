@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -46,9 +47,12 @@ def test_stages_come_in_their_order_whatever_the_order_given():
     assert [p.stage for p in ordered(passes)] == list(STAGES)
 
 
-def test_british_stage_name_is_accepted():
-    assert named("p", stage="specialise").stage == "specialize"
-    assert PassSpec("p", "m:p", stage="specialise", level=None).stage == "specialize"
+def test_former_stage_name_is_deprecated():
+    text = "the stage 'specialise' is deprecated since mithril 0.1 and goes with 0.3: use 'specialize'"
+    for declare in (partial(named, "p"), partial(PassSpec, "p", "m:p", level=None)):
+        with pytest.warns(DeprecationWarning, match=text) as caught:
+            assert declare(stage="specialise").stage == "specialize"
+        assert caught[0].filename == __file__
 
 
 def test_before_and_after_hold_and_the_rest_stays_as_given():

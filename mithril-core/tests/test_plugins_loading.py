@@ -149,6 +149,20 @@ def test_usual_requirement_takes_the_quick_way():
     assert not _plainly_fits("mithril-core>=0.1; extra == 'x'", "0.1.0")
 
 
+@pytest.mark.parametrize(("version", "upgrade"), [(3, "mithril-core"), (1, "mithril-dated"), ("2", "mithril-dated")])
+def test_api_version_is_checked_in_both_directions(site, monkeypatch, version, upgrade):
+    monkeypatch.setattr("mithril.plugins.loader.API_VERSION", 2)
+    monkeypatch.setattr("mithril.plugins.loader.OLDEST_API", 2)
+    site.install("mithril-dated", f"api_version = {version!r}")
+    site.install("mithril-fine", "api_version = 2")
+    dated, fine = site.plugins().all()
+    assert (dated.state, fine.state) == ("incompatible", "loaded")
+    text = str(dated.problems[0].error())
+    assert f"plugin 'dated' of mithril-dated 1.0 requires the plugin API {version!r}" in text
+    assert "supports: 2" in text
+    assert f"pip install --upgrade {upgrade};" in text
+
+
 def test_misspelt_hook(site):
     site.install("mithril-bad", "from mithril import hookimpl\n@hookimpl\ndef mithril_backend(): return []")
     text = only_problem(site.plugins(), "bad")

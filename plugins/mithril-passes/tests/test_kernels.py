@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril import ops, plugins
+from mithril import ops
 from mithril.backend.base import BuildOptions
+from mithril.compiler.pass_pipeline import switches
 from mithril.ir import Builder
 from mithril.ir.evaluation import evaluate
 from mithril.models import Conv2d, Linear, Model
@@ -70,9 +71,12 @@ class TestSpecialization(PassConformance):
     graphs = {"pixels": one("conv", [(2, 3, 5, 6), (4, 3, 1, 1)], ONE)}
 
 
-def test_british_pass_names_are_aliases():
-    aliases = plugins.pass_aliases()
-    assert aliases["specialise-operations"] == aliases["specialise_operations"] == "specialize-operations"
+@pytest.mark.parametrize("name", ["specialise-operations", "specialise_operations"])
+def test_former_pass_names_are_deprecated(name):
+    with pytest.warns(
+        DeprecationWarning, match=f"the pass '{name}' is deprecated since mithril 0.1 .*: use 'specialize-op"
+    ):
+        assert switches({name: False}) == {"specialize-operations": False}
 
 
 @pytest.mark.parametrize(("name", "shapes", "attributes"), ALL, ids=[f"{c[0]}-{k}" for k, c in enumerate(ALL)])

@@ -5,6 +5,7 @@ from mithril.base.lazy_exports import lazy_exports
 HOMES = {
     "": ("registry",),
     "decisions": ("Decision", "Decisions"),
+    "deprecation": ("deprecated", "removal"),
     "dims": (
         *("Call", "Dim", "Shape", "Size", "Symbol", "at_most", "bounds", "dim_of_node", "equal", "floordiv"),
         *("is_static", "maximum", "minimum", "mod", "numel", "parse_dim", "product", "substitute", "symbols"),
@@ -21,7 +22,7 @@ HOMES = {
         *("UnsupportedError", "VerificationError", "closest", "unknown"),
     ),
     "guards": ("Guard", "assume", "bind", "collect_guards"),
-    "levels": ("LEVELS", "PASS_LEVELS", "STAGES", "STAGE_ALIASES"),
+    "levels": ("LEVELS", "PASS_LEVELS", "STAGES", "stage_name"),
     "operator_overloads": ("Operators",),
     "patterns": ("matches", "require_match"),
     "quoting": ("quoted", "utf8", "visible"),

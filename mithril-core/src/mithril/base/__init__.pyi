@@ -5,6 +5,10 @@ from mithril.base.decisions import (
     Decision as Decision,
     Decisions as Decisions,
 )
+from mithril.base.deprecation import (
+    deprecated as deprecated,
+    removal as removal,
+)
 from mithril.base.dims import (
     Call as Call,
     Dim as Dim,
@@ -84,7 +88,7 @@ from mithril.base.levels import (
     LEVELS as LEVELS,
     PASS_LEVELS as PASS_LEVELS,
     STAGES as STAGES,
-    STAGE_ALIASES as STAGE_ALIASES,
+    stage_name as stage_name,
 )
 from mithril.base.operator_overloads import Operators as Operators
 from mithril.base.patterns import (

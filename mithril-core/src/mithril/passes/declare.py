@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, overload
 
-from mithril.base import PASS_LEVELS, STAGE_ALIASES, STAGES, Decisions, PassError, unknown
+from mithril.base import PASS_LEVELS, STAGES, Decisions, PassError, stage_name, unknown
 from mithril.ir import Graph, attribute_text
 
 
@@ -52,7 +52,7 @@ class Pass:
     rules: Any = None  # the RuleSet of the pass, for `mithril explain --rule`
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stage", STAGE_ALIASES.get(self.stage, self.stage))
+        object.__setattr__(self, "stage", stage_name(self.stage))
         if self.stage not in STAGES:
             message, facts, hint = unknown(f"stage of pass '{self.name}'", self.stage, STAGES)
             raise PassError(message, facts=facts, hint=hint)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 GROUP = "mithril"
+API_VERSION = 1  # ``api_version`` in the module of an entry point; grows with each incompatible change of hooks
+OLDEST_API = 1  # the oldest version whose plugins still run
 CORE = "core"  # name of the built-in plugin
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("mithril_"))
 SLOW = 5.0  # seconds of import time after which a plugin is reported
@@ -373,6 +375,16 @@ class Loader:
         return False
 
     def _misuse(self, plugin: Plugin, module: Any) -> Problem | None:
+        version = getattr(module, "api_version", API_VERSION)
+        if not isinstance(version, int) or not OLDEST_API <= version <= API_VERSION:
+            supported = API_VERSION if OLDEST_API == API_VERSION else f"{OLDEST_API} to {API_VERSION}"
+            is_newer = isinstance(version, int) and version > API_VERSION
+            return Problem(
+                "incompatible",
+                f"plugin '{plugin.name}' of {plugin.origin} requires the plugin API {version!r}",
+                (f"mithril-core {core_version()} supports: {supported}",),
+                f"pip install --upgrade {'mithril-core' if is_newer else plugin.distribution}; or {plugin.silence()}",
+            )
         for name, options in self.manager.hooks_of(module).items():
             if name not in HOOKS:
                 similar = closest(name, HOOKS)

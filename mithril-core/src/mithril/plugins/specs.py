@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from mithril.base import PASS_LEVELS, STAGE_ALIASES, STAGES, Decisions
+from mithril.base import PASS_LEVELS, STAGES, Decisions, stage_name
 
 _LOADS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -52,6 +52,7 @@ class PassSpec:
     stage: str
     level: str | None
     aliases: tuple[str, ...] = ()
+    former: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)  # name -> last version
     groups: tuple[str, ...] = ()  # names that enable or disable several passes: optimizations={"fusion": False}
     favors: str = ""  # "throughput" or "latency": value of optimize_for= that enables it; the other disables it
     options: tuple[str, ...] = ()  # options of ml.compile that enable it when set
@@ -61,10 +62,10 @@ class PassSpec:
     summary: str = ""
 
     def __post_init__(self) -> None:
-        for name in (self.name, *self.aliases):
+        for name in (self.name, *self.aliases, *self.former):
             _check_name(self, name)
         _check_loads(self, self.loads)
-        object.__setattr__(self, "stage", STAGE_ALIASES.get(self.stage, self.stage))
+        object.__setattr__(self, "stage", stage_name(self.stage))
         if self.stage not in STAGES:
             raise ValueError(f"PassSpec '{self.name}': stage={self.stage!r} is none of {', '.join(STAGES)}")
         if self.level is not None and self.level not in PASS_LEVELS:

@@ -98,7 +98,7 @@ class Answers:
         """Assign each name to its owner, see ``name_owner``. Names in ``reserved`` belong to mithril-core."""
         claims: dict[str, list[Registered[S]]] = {}
         for answer in answers:
-            for name in (_name(answer.spec), *getattr(answer.spec, "aliases", ())):
+            for name in (_name(answer.spec), *getattr(answer.spec, "aliases", ()), *getattr(answer.spec, "former", ())):
                 claims.setdefault(name, []).append(answer)
         entries: dict[str, Registered[S]] = {}
         aliases: dict[str, str] = {}
