@@ -28,9 +28,9 @@ from mithril_mlx import (
 )
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.op_chain import build, chain, type_of
-from mithril_tools.calibrate import Measured, fitted, measure
+from mithril_tools.calibrate import Measured, fit_coefficients, measure
 from mithril_tools.calibration_models import corpus
-from mithril_tools.cost_model import worked
+from mithril_tools.cost_model import costly_nodes
 from mithril_tools.op_timing import sample_key
 
 RNG = np.random.default_rng(0)
@@ -238,13 +238,13 @@ def estimates(*backends):
             backend_instance, {**graphs, **models}, rounds=10
         )  # together: the machine is as busy for all of them
         count = len(graphs)
-        seen = {sample_key(n) for graph in everything.graphs[:count] for n in worked(graph.nodes)}
+        seen = {sample_key(n) for graph in everything.graphs[:count] for n in costly_nodes(graph.nodes)}
         samples = [s for s in everything.samples if (s.op, s.kind, s.size) in seen]  # of the corpus, and no others
-        costs = fitted(Measured(everything.graphs[:count], everything.whole[:count], samples))
-        fit = f"{time.perf_counter() - start:.0f} s; 9 of 10 within {100 * costs.apart:.0f} %"
+        costs = fit_coefficients(Measured(everything.graphs[:count], everything.call_seconds[:count], samples))
+        fit = f"{time.perf_counter() - start:.0f} s; 9 of 10 within {100 * costs.relative_error:.0f} %"
         line(f"{backend}: {len(samples)} samples of {count} models", fit)
         errors = []
-        for name, graph, real in zip(models, everything.graphs[count:], everything.whole[count:], strict=True):
+        for name, graph, real in zip(models, everything.graphs[count:], everything.call_seconds[count:], strict=True):
             estimate = costs.estimate(graph).seconds
             errors.append(abs(estimate / real - 1))
             figures = f"{1e3 * estimate:8.3f} ms {1e3 * real:8.3f} ms {100 * (estimate / real - 1):+6.0f} %"

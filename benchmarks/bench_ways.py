@@ -14,7 +14,7 @@ from mithril import ops, plugins
 from mithril.ir import Builder, Value
 from mithril.passes import PassContext
 from mithril_passes.kernel_selection import OWN, measured
-from mithril_passes.op_variants import ways
+from mithril_passes.op_variants import variants_of
 
 Write = Callable[[Builder], Value]
 
@@ -57,7 +57,7 @@ def main(names: list[str]) -> None:
             with Builder() as b:
                 y = write(b)
             node = b.build({"y": y}).nodes[-1]
-            times = measured(node, ways(node), backend, PassContext(backend=backend))
+            times = measured(node, variants_of(node), backend, PassContext(backend=backend))
             text = ", ".join(f"{way} {times[OWN] / t:.2f}" for way, t in times.items() if way != OWN)
             print(f"  {case:<36}{times[OWN] * 1e6:>10.0f} µs   {text}", flush=True)
 

@@ -22,7 +22,7 @@ from mithril.ops.row_independence import first_row_mixing_node
 from mithril_cbackend.graph.int8_weights import quantized
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.strategy import choose
-from mithril_parallel.sharding.spmd import cut
+from mithril_parallel.sharding.spmd import partition_graph
 from mithril_testing import OpConformance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-parallel" / "tests"))
@@ -113,7 +113,7 @@ def test_it_runs_on_parts(acme, ways):
         y = acme[0](b.input("x0", (4, 6, 8)), b.input("x1", (4, 2, 8)))
     graph = b.build({"y": y})
     values = arguments(graph)
-    sharded = cut(graph, {"data": 2, "model": 2}, ways)
+    sharded = partition_graph(graph, {"data": 2, "model": 2}, ways)
     assert any(n.op.name == "mesh.all_reduce" for n in sharded.graph.nodes) == ("model" in ways["x0"])
     np.testing.assert_allclose(run(sharded, values)["y"], evaluate(graph, values)["y"], rtol=1e-5, atol=1e-5)
 

@@ -43,7 +43,7 @@ def test_defaults(core):
     assert settings["optimization_level"] == "medium"
     assert settings["dynamic_control_flow"] is True
     assert dict(settings["shapes"]) == {}
-    assert dict(settings.given) == {}
+    assert dict(settings.keywords) == {}
     assert len(settings) == len(list(settings)) == len(core_options())
 
 
@@ -60,7 +60,7 @@ def test_defaults_cannot_be_changed_by_who_reads_them(core):
 def test_unused_are_those_given_and_never_read(core):
     settings = core.resolve({"jit": True, "seed": 3, "hints": {"inference_priority": "latency"}})
     settings["jit"]
-    settings.peek()
+    settings.as_dict()
     assert settings.unused() == ["seed", "hints.inference_priority"]
 
 
@@ -157,10 +157,10 @@ def test_options_of_other_backends_are_distinguished(site):
     declared = Option("jit_sort", int, 0, "Sort.", backends=("jax",)), Option("tile", int, 0, "Tile.", ("jit_group.t",))
     table = registry(site, *declared, Option("jit_group", dict, {}, "Group.", backends=("jax",)))
     values = {"jit_sort": 3, "tile": 1, "seed": 4}
-    assert table.fitted(values, {"jax"}) == (values, {})
-    assert table.fitted(values, {"numpy"}) == ({"tile": 1, "seed": 4}, {"jit_sort": "jax"})
-    assert table.fitted({"jit_group": {"t": 2}}, {"jax"}) == ({"tile": 2}, {})
-    assert table.fitted({"jit_group": {"t": 2}}, {"numpy"}) == ({}, {"jit_group.t": "jax"})
+    assert table.split_by_backend(values, {"jax"}) == (values, {})
+    assert table.split_by_backend(values, {"numpy"}) == ({"tile": 1, "seed": 4}, {"jit_sort": "jax"})
+    assert table.split_by_backend({"jit_group": {"t": 2}}, {"jax"}) == ({"tile": 2}, {})
+    assert table.split_by_backend({"jit_group": {"t": 2}}, {"numpy"}) == ({}, {"jit_group.t": "jax"})
 
 
 def test_one_option_under_two_names_counts_once(core):

@@ -18,10 +18,10 @@ from mithril.passes import (
     PassContext,
     PassManager,
     as_pass,
-    ordered,
     parse_pipeline,
     pass_,
     pipeline_text,
+    sort_passes,
 )
 from mithril.plugins import PassSpec
 
@@ -44,7 +44,7 @@ def named(name, **placing):
 # -- order ----------------------------------------------------------------------------------------------------------
 def test_stages_come_in_their_order_whatever_the_order_given():
     passes = [named(f"in-{stage}", stage=stage) for stage in reversed(STAGES)]
-    assert [p.stage for p in ordered(passes)] == list(STAGES)
+    assert [p.stage for p in sort_passes(passes)] == list(STAGES)
 
 
 def test_former_stage_name_is_deprecated():
@@ -63,13 +63,13 @@ def test_before_and_after_hold_and_the_rest_stays_as_given():
         named("d", before=("b",)),
         named("e", after=("absent",)),
     ]
-    assert [p.name for p in ordered(passes)] == ["c", "a", "d", "b", "e"]
+    assert [p.name for p in sort_passes(passes)] == ["c", "a", "d", "b", "e"]
 
 
 def test_a_circle_is_named():
     passes = [named("a", after=("b",)), named("b", after=("c",)), named("c", after=("a",)), named("free")]
     with pytest.raises(PassError) as error:
-        ordered(passes)
+        sort_passes(passes)
     assert "cyclic order of passes" in str(error.value)
     circle = str(error.value).split("passes: ")[1].split("\n")[0].split(" -> ")
     assert circle[0] == circle[-1] and set(circle) == {"a", "b", "c"}
@@ -79,7 +79,7 @@ def test_a_circle_is_named():
 
 def test_the_same_name_twice_is_an_error():
     with pytest.raises(PassError, match="'a' occurs twice"):
-        ordered([named("a"), named("a", stage="final")])
+        sort_passes([named("a"), named("a", stage="final")])
 
 
 def test_a_misspelt_stage_gets_the_nearest():

@@ -38,7 +38,7 @@ def test_measurements_are_stored(small, tmp_path, monkeypatch):
     assert (
         stored.samples == measured.samples
         and stored.coefficients == measured.coefficients
-        and stored.apart == measured.apart
+        and stored.relative_error == measured.relative_error
     )
     assert module.calibration(ml.NumpyBackend(dtype="float16"), tmp_path) is None  # another backend
     monkeypatch.setattr(module, "stamps", lambda backend: ["edited since"])

@@ -127,6 +127,7 @@ from mithril_mlx.utilities.profiler import MlxProfiler as MlxProfiler
 from mithril_mlx.utilities.tensor_cache import MlxTensorCache as MlxTensorCache
 from mithril_mlx.utilities.tuner import MlxAutoTuner as MlxAutoTuner
 from mithril_numpy.backend import NumpyBackend as NumpyBackend
+from mithril_onnx.model import from_onnx as from_onnx
 from mithril_parallel.planning.plan import plan as plan
 from mithril_parallel.sharding.api import (
     placement as placement,

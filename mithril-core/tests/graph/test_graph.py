@@ -20,8 +20,8 @@ from mithril.ir import (
     Value,
     as_results,
     iterate,
-    same,
     structural_hash,
+    structurally_equal,
     verify,
 )
 from mithril.ops import cond, exp, neg, relu, sum
@@ -131,7 +131,7 @@ def test_structural_hash_ignores_inner_names():
             y = exp(neg(x)) if name else exp(operation("neg")(x))
         return b.build({"y": y})
 
-    assert same(build(True), build(False))
+    assert structurally_equal(build(True), build(False))
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_structural_hash_depends_on_constants(left, right):
             y = x * number
         return b.build({"y": y})
 
-    assert not same(build(left), build(right))
-    assert same(build(left), build(left))
+    assert not structurally_equal(build(left), build(right))
+    assert structurally_equal(build(left), build(left))
 
 
 def test_structural_hash_depends_on_attributes_operands_and_types():

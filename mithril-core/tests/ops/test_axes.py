@@ -17,9 +17,9 @@ from mithril.ir.core import Op
 from mithril.ir.declare import op
 from mithril_testing.axes import (
     false_axes,
+    is_detected,
     missing_axes,
     mutations,
-    notices,
     splits_of,
     too_strict,
     untried_axes,
@@ -52,7 +52,7 @@ def test_the_registry_is_checked_thoroughly():
 
 @pytest.mark.parametrize(("declared", "text"), TEXTS, ids=[f"{o.name}: {text}" for o, text in TEXTS])
 def test_false_axes_are_noticed(declared, text):
-    assert notices(declared, text)
+    assert is_detected(declared, text)
 
 
 def test_there_are_as_many_mutations_as_there_were():

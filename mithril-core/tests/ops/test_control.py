@@ -8,7 +8,7 @@ import pytest
 import mithril.ops as ops
 from mithril.base.dims import Dim
 from mithril.base.errors import DTypeError, OperationError, ParseError, ShapeError, VerificationError
-from mithril.ir import Builder, Origin, iterate, parse, same, verify
+from mithril.ir import Builder, Origin, iterate, parse, structurally_equal, verify
 from mithril.ir.evaluation import evaluate
 
 F = np.float32
@@ -21,7 +21,7 @@ def built(function, *types):
         result = function(*[b.input(f"x{k}", *t) for k, t in enumerate(types)])
     graph = verify(b.build(result if isinstance(result, dict) else {"y": result}))
     back = parse(str(graph))
-    assert same(back, graph)
+    assert structurally_equal(back, graph)
     assert str(back) == str(graph)
     return graph
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mithril.base import Decisions
-from mithril.runtime import Kind, Program, Request, Results
-from mithril.runtime.call import Call, Calls, GradientCall, refused
+from mithril.runtime import Program, ProgramKey, ProgramKind, Results
+from mithril.runtime.call import Call, Calls, GradientCall, reject_call
 
 
 def total(params: Any, inputs: Any) -> Any:
@@ -114,7 +114,7 @@ def test_an_executable_may_have_a_better_function() -> None:
             return lambda p, i: "better" if p is params else otherwise(p, i)
 
     params, inputs, calls = some(1), some(2, "x"), Calls(4, Decisions())
-    calls.keep(program(Better()), params, inputs)
+    calls.remember_call(program(Better()), params, inputs)
     other_signatures = [some(1) for _ in range(3)]
     for p in (*other_signatures, params):
         assert calls.last(p, inputs) == total(p, inputs)  # nothing comes again: none is made
@@ -127,7 +127,13 @@ def test_an_executable_may_have_a_better_function() -> None:
 def made(number: int) -> Program:
     nothing: Any = None
     return Program(
-        Request((), Kind(wrt=(str(number),))), nothing, nothing, nothing, total, Results(("y",)), backend=nothing
+        ProgramKey((), ProgramKind(wrt=(str(number),))),
+        nothing,
+        nothing,
+        nothing,
+        total,
+        Results(("y",)),
+        backend=nothing,
     )
 
 
@@ -135,10 +141,10 @@ def test_an_evicted_program_is_not_kept_by_the_last_call() -> None:
     calls = Calls(2, Decisions())
     for number in range(3):
         one = calls.make(made(number).request, lambda request, n=number: made(n))  # type: ignore[misc]
-        calls.keep(one, {}, {})
-        assert calls.last is not refused
+        calls.remember_call(one, {}, {})
+        assert calls.last is not reject_call
     calls.make(made(9).request, lambda request: made(9))
-    assert calls.last is refused
+    assert calls.last is reject_call
     assert len(calls) == 2
 
 
@@ -154,7 +160,7 @@ def test_threads_see_one_call_or_another_never_a_mixture() -> None:
         for _ in range(3000):
             record = calls.last({}, inputs)
             if record is None:
-                calls.keep(programs[which], {}, inputs)
+                calls.remember_call(programs[which], {}, inputs)
             elif record != expected:
                 wrong.append(record)
 

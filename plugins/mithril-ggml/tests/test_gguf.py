@@ -153,7 +153,7 @@ def test_long_names_and_odd_values(tmp_path):
     backend = make_backend("ggml", settings)
     compiler = GraphCompiler(graph, backend, settings)
     specs = {"x": InputSpec("x", (2, 3), as_dtype("float32"), "", True)}
-    compiled = CompiledModel(backend, specs, compiler, decisions=compiler.decisions, options=settings.peek())
+    compiled = CompiledModel(backend, specs, compiler, decisions=compiler.decisions, options=settings.as_dict())
     inputs = {"x": np.ones((2, 3), np.float32)}
     expected = compiled.evaluate(values, inputs)
     compiled.export(tmp_path / "odd.gguf", params=values)

@@ -9,8 +9,8 @@ from mithril.base.decisions import Decisions
 from mithril.base.errors import OptionError, StrictError
 from mithril.base.registry import operation as op
 from mithril.ir import Builder
-from mithril_ggml.library.quant_types import by_code, fitting, kind, kinds
-from mithril_ggml.library.repack import suits
+from mithril_ggml.library.quant_types import by_code, compatible_type, kind, kinds
+from mithril_ggml.library.repack import is_supported
 from mithril_ggml.weights.packed_weights import PackedArray, pack, unpack
 
 rng = np.random.default_rng(0)
@@ -48,10 +48,10 @@ def test_products_and_look_ups(name, rows):
 
 
 def test_blocks_that_do_not_fit_fall_back_and_say_so():
-    assert fitting(kind("q4_k"), 256).name == "q4_k"
-    assert fitting(kind("q4_k"), 96).name == "q4_0"
-    assert fitting(kind("q4_k"), 30).name == "f16"
-    assert fitting(kind("q6_k"), 96).name == "q8_0"
+    assert compatible_type(kind("q4_k"), 256).name == "q4_k"
+    assert compatible_type(kind("q4_k"), 96).name == "q4_0"
+    assert compatible_type(kind("q4_k"), 30).name == "f16"
+    assert compatible_type(kind("q6_k"), 96).name == "q8_0"
     with Builder() as b:
         y = op("linear")(b.input("x", (2, 30)), b.param("w", (4, 30)))
     graph, decisions = b.build({"y": y}), Decisions()
@@ -115,19 +115,19 @@ def test_weights_are_packed_once_for_all_programs():
     for n in (1, 2, 3):
         executable({"w": w}, {"x": np.ones((n, 64), np.float32)})
     packed_bytes = {
-        id(g.held[0] if isinstance(g.held, tuple) else g.held)
+        id(g.source[0] if isinstance(g.source, tuple) else g.source)
         for p in executable.programs
         for g in p.inputs
         if g.convert
     }
     assert len(packed_bytes) == 1
-    assert len(backend.store._made) == 1
+    assert len(backend.store._arrays) == 1
     del w, executable
-    assert len(backend.store._made) <= 1
+    assert len(backend.store._arrays) <= 1
 
 
 def test_interleaved_weights_compute_the_same():
-    if not suits(kind("q4_0"), 64, 256):
+    if not is_supported(kind("q4_0"), 64, 256):
         pytest.skip("this build of ggml interleaves nothing")
     w = rng.standard_normal((64, 256)).astype(np.float32)
     x = rng.standard_normal((5, 256)).astype(np.float32)

@@ -12,7 +12,7 @@ from mithril.base import UnsupportedError
 from mithril.ir import Builder, evaluate
 from mithril.models import BatchNorm1d, Conv2d, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
 from mithril_parallel.sharding.api import CHUNK
-from mithril_parallel.sharding.spmd import cut
+from mithril_parallel.sharding.spmd import partition_graph
 
 # Operations whose results have the examples of their first operand, but which read other examples, too.
 MIXING = {
@@ -37,7 +37,7 @@ def refused(case):
         return None
     split = {name: (CHUNK, *[None] * (first.ndim - 1))}
     try:
-        cut(graph, {CHUNK: 2}, split, sequential_axes=(CHUNK,))
+        partition_graph(graph, {CHUNK: 2}, split, sequential_axes=(CHUNK,))
     except UnsupportedError:
         return True
     return False

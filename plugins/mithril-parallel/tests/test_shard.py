@@ -15,9 +15,9 @@ import mithril as ml
 from mithril import ops
 from mithril.base import ALL
 from mithril.ir import Builder, evaluate
-from mithril.runtime import Kind, Request
+from mithril.runtime import ProgramKey, ProgramKind
 from mithril_parallel.sharding import api, collective_buckets
-from mithril_parallel.sharding.spmd import cut
+from mithril_parallel.sharding.spmd import partition_graph
 from mithril_testing.cases import backend_cases
 
 MESH = {"data": 2, "model": 2}
@@ -53,7 +53,7 @@ def test_partitioned_operation_equals_reference(case):
     expected = evaluate(graph, inputs)
     for combination in sampled_splits(case):
         names = dict(zip(inputs, combination, strict=True))
-        outputs = run(cut(graph, MESH, names), inputs)
+        outputs = run(partition_graph(graph, MESH, names), inputs)
         for name, x in expected.items():
             scale = np.abs(x[np.isfinite(x)]).max(initial=1.0) if x.dtype.kind == "f" else 1.0
             if x.dtype.kind in "iub":
@@ -77,7 +77,7 @@ def test_inner_axis_stays_split_through_a_merged_axis():
         z = ops.sum(flat, axis=0)
     graph = b.build({"y": y, "z": z})
     arrays = {"x": np.random.default_rng(0).normal(size=(4, 6, 3)).astype(np.float32)}
-    sharded = cut(graph, {"data": 2}, {"x": (None, "data", None)})
+    sharded = partition_graph(graph, {"data": 2}, {"x": (None, "data", None)})
     assert sharded.outputs["y"].split == (None, "data")
     assert [n.op.name for n in sharded.graph.nodes if n.op.name.startswith("mesh.")] == ["mesh.all_reduce"]
     for name, expected in evaluate(graph, arrays).items():
@@ -90,7 +90,7 @@ def step_graph(model, shapes, target):
     pytest.importorskip("mithril_torch")
     compiled = ml.compile(model, "torch", shapes=shapes)
     types = compiled.programs[0].request.types
-    graph = compiled.compiler.lowered(Request(types, Kind(True, (target,))))
+    graph = compiled.compiler.lowered(ProgramKey(types, ProgramKind(True, (target,))))
     numbers = np.random.default_rng(0)
     params = {n: compiled.backend.to_numpy(x) for n, x in compiled.randomize_params(0).items()}
     state = {n: compiled.backend.to_numpy(x) for n, x in compiled.initial_state().items()}
@@ -145,7 +145,7 @@ def test_gradients_are_reduced_in_buckets():
     parameters = sum(int(np.prod(i.type.shape)) for i in graph.with_role("param"))
     sharded, _ = ml.shard(graph, {"data": 2})
     assert exchanges(sharded.graph) == [("all_reduce", parameters)]
-    plain, _ = api.parts(graph, {"data": 2})
+    plain, _ = api.shard_unbucketed(graph, {"data": 2})
     assert len(exchanges(plain.graph)) == len(graph.with_role("param"))
     small = collective_buckets.bucketed(plain.graph, 4096)
     assert 2 < len(exchanges(small)) < len(exchanges(plain.graph))

@@ -15,7 +15,7 @@ from mithril.ir.evaluation import evaluate
 from mithril.models import Dropout, Model, TransformerEncoderLayer
 from mithril.ops import exp, matmul, sum, tanh
 from mithril.passes import PassContext, random_arguments
-from mithril_passes.checkpointing import gradient_checkpointing, halves
+from mithril_passes.checkpointing import gradient_checkpointing, split_forward_backward
 from mithril_passes.cleanup import common_subexpression, dead_code_elimination
 
 X = np.random.default_rng(0).standard_normal((2, 32, 32)).astype(np.float32)
@@ -94,7 +94,7 @@ def test_the_plan_shrinks_and_cleaning_does_not_merge_it_back():
 
 def test_recomputation_waits_for_the_cotangent():
     result = gradient_checkpointing(chain(), PassContext(options={"checkpoint_segments": 3}))
-    _, backward = halves(result)
+    _, backward = split_forward_backward(result)
     later = {v for n in backward for v in n.results}
     for node in result.nodes:
         if node.op.name == "barrier":

@@ -19,7 +19,7 @@ from mithril.passes import PassContext, random_arguments
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes import kernel_selection
 from mithril_passes.kernel_selection import kernel_choice
-from mithril_passes.op_variants import WAYS, ways
+from mithril_passes.op_variants import WAYS, variants_of
 from mithril_passes.specialization import specialize_operations
 from mithril_testing import PassConformance
 from mithril_testing.fake_clock import FakeClock
@@ -85,7 +85,7 @@ def test_every_way_gives_the_same(name, shapes, attributes):
     (node,) = (n for n in graph.nodes if n.op.name == name)
     arguments = random_arguments(graph)
     expected = evaluate(graph, arguments)["y"]
-    variants = ways(node)
+    variants = variants_of(node)
     assert variants
     for way in variants:
         with Builder() as b:
@@ -97,7 +97,7 @@ def test_every_way_gives_the_same(name, shapes, attributes):
 
 
 def test_all_ways_are_tried_above():
-    tried = {(c[0], w.name) for c in ALL for w in ways(next(n for n in one(*c).nodes if n.op.name == c[0]))}
+    tried = {(c[0], w.name) for c in ALL for w in variants_of(next(n for n in one(*c).nodes if n.op.name == c[0]))}
     assert tried == {(op, w.name) for op, variants in WAYS.items() for w in variants}
 
 
@@ -112,13 +112,13 @@ def test_all_ways_are_tried_above():
     ],
 )
 def test_no_way_where_it_would_be_another_meaning(name, shapes, attributes):
-    assert not ways(one(name, shapes, attributes).nodes[-1])
+    assert not variants_of(one(name, shapes, attributes).nodes[-1])
 
 
 def test_sixteen_bits_are_not_summed_term_by_term():
     with Builder() as b:
         y = ops.conv(b.input("x", (2, 3, 7, 6), "bfloat16"), b.input("w", (3, 1, 3, 2), "bfloat16"), **FLAT)
-    assert not ways(b.build({"y": y}).nodes[-1])
+    assert not variants_of(b.build({"y": y}).nodes[-1])
 
 
 def test_backends_get_their_preferred_variant():

@@ -20,7 +20,7 @@ from mithril.base.dtypes import dtype as as_dtype, float32
 from mithril.base.guards import bind
 from mithril.ir import Graph, iterate, to_text
 from mithril.ir.core import Op
-from mithril.ir.evaluation import at_sizes
+from mithril.ir.evaluation import substitute_sizes
 from mithril_testing import BackendConformance
 from mithril_testing.cases import backend_cases
 from mithril_testing.selection import selected
@@ -49,7 +49,7 @@ class Executable:
         values.update((i.value, a) for i, a in zip(graph.arguments, arguments, strict=True))
         shapes = {i.name: i.type.shape for i in graph.inputs}
         sizes = bind(shapes, {i.name: values[i.value].shape for i in graph.inputs})
-        static = at_sizes(graph, sizes)
+        static = substitute_sizes(graph, sizes)
         for node, fixed in zip(graph.nodes, static.nodes, strict=True):
             operands = [None if v is None else values[v] for v in node.operands]
             results = self.backend.step(self, node, operands, dict(fixed.attributes))

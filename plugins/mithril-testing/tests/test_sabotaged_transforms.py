@@ -103,7 +103,7 @@ def test_honest_pass_passes():
 
 def test_a_class_without_pass_says_so():
     with pytest.raises(PassError, match="sets no pass"):
-        PassConformance.made()
+        PassConformance.instance()
 
 
 ONE = (("float32", (2, 3)),)

@@ -9,9 +9,9 @@ from mithril.base.errors import InputError
 from mithril.ir import Builder, verify
 from mithril.ops import add, exp, matmul, reshape, scan
 from mithril.system.cpu_stopwatch import Lap, Stopwatch, lower_quartile
-from mithril_tools.calibrate import Measured, fitted, nonnegative
+from mithril_tools.calibrate import Measured, fit_coefficients, nonnegative
 from mithril_tools.calibration_models import corpus
-from mithril_tools.cost_model import CostModel, Sample, class_of, kind_of, logarithms, turns, worked
+from mithril_tools.cost_model import CostModel, Sample, class_of, costly_nodes, kind_of, logarithms, trip_count
 from mithril_tools.op_timing import copied
 
 
@@ -29,21 +29,21 @@ def truth(node, overhead=2e-6, rate=1e-10):
 
 
 def samples_of(*graphs):
-    return [Sample(n.op.name, kind_of(n), logarithms(n), truth(n)) for g in graphs for n in worked(g.nodes)]
+    return [Sample(n.op.name, kind_of(n), logarithms(n), truth(n)) for g in graphs for n in costly_nodes(g.nodes)]
 
 
 def test_measured_operations_are_estimated_exactly():
     graph = graph_of(64)
     model = CostModel(samples_of(graph, graph_of(8), graph_of(512)))
-    for node in worked(graph.nodes):
-        assert model.alone(node) == pytest.approx(truth(node), rel=0.05)
+    for node in costly_nodes(graph.nodes):
+        assert model.op_seconds(node) == pytest.approx(truth(node), rel=0.05)
 
 
 @pytest.mark.parametrize("rows", [20, 100, 300, 3000])
 def test_sizes_between_and_beyond_samples_are_estimated(rows):
     model = CostModel(samples_of(graph_of(1), graph_of(8), graph_of(64), graph_of(512)))
-    estimate = sum(model.alone(n) for n in worked(graph_of(rows).nodes))
-    assert estimate == pytest.approx(sum(truth(n) for n in worked(graph_of(rows).nodes)), rel=0.3)
+    estimate = sum(model.op_seconds(n) for n in costly_nodes(graph_of(rows).nodes))
+    assert estimate == pytest.approx(sum(truth(n) for n in costly_nodes(graph_of(rows).nodes)), rel=0.3)
 
 
 def test_operations_without_samples_are_named():
@@ -59,7 +59,7 @@ def test_loops_count_their_turns():
         last, _ = scan(lambda c, e: (exp(c + e), None), b.input("s", (4,)), x)
         graph = b.build({"y": last})
     (node,) = [n for n in graph.nodes if n.regions]
-    assert turns(node) == 10 and class_of(node) == "loop"
+    assert trip_count(node) == 10 and class_of(node) == "loop"
     assert 2 ** logarithms(node)[0] > 10 * 4
 
 
@@ -76,11 +76,11 @@ def test_coefficients_are_found_again():
     """Fit calls that take half the time of their products, and nothing for other operations."""
 
     graphs = [graph_of(r, s) for r in (1, 8, 64, 512) for s in (32, 128, 256)]
-    op_seconds = [{n: truth(n, overhead=0.0) for n in worked(g.nodes)} for g in graphs]
+    op_seconds = [{n: truth(n, overhead=0.0) for n in costly_nodes(g.nodes)} for g in graphs]
     call_seconds = [1e-5 + 0.5 * sum(t for n, t in seconds.items() if n.op.name == "matmul") for seconds in op_seconds]
     samples = [Sample(n.op.name, kind_of(n), logarithms(n), t) for seconds in op_seconds for n, t in seconds.items()]
-    model = fitted(Measured(graphs, call_seconds, samples))
-    assert model.apart < 0.1
+    model = fit_coefficients(Measured(graphs, call_seconds, samples))
+    assert model.relative_error < 0.1
     estimate = model.estimate(graph_of(200, 200)).seconds
     product = next(n for n in graph_of(200, 200).nodes if n.op.name == "matmul")
     assert estimate == pytest.approx(1e-5 + 0.5 * truth(product, overhead=0.0), rel=0.2)
@@ -111,7 +111,7 @@ def test_copies_do_not_read_each_other():
     verify(repeated)
     assert [n.op.name for n in repeated.nodes] == ["constant", "add", "add", "add"]
     assert len(repeated.inputs) == len(repeated.outputs) == 3
-    assert {logarithms(n) for n in worked(repeated.nodes)} == {logarithms(node)}
+    assert {logarithms(n) for n in costly_nodes(repeated.nodes)} == {logarithms(node)}
 
 
 def test_run_queue_wait_is_not_counted():

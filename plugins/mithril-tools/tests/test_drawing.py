@@ -10,7 +10,7 @@ import mithril as ml
 from mithril.models import Linear, Model, Relu, TransformerEncoderLayer
 from mithril_tools.visualization.layout import Box, place
 from mithril_tools.visualization.page import html
-from mithril_tools.visualization.picture import Look, svg
+from mithril_tools.visualization.picture import DrawingStyle, svg
 
 
 def net():
@@ -36,9 +36,9 @@ def test_every_operation_layer_and_output_is_named():
 
 
 def test_the_look_decides_what_is_written():
-    plain = words(svg(graph(), Look(show_shapes=False, show_types=False)))
+    plain = words(svg(graph(), DrawingStyle(show_shapes=False, show_types=False)))
     assert not any("float32" in w or "[" in w for w in plain)
-    assert any(w.endswith(" B") for w in words(svg(graph(), Look(show_memory=True))))
+    assert any(w.endswith(" B") for w in words(svg(graph(), DrawingStyle(show_memory=True))))
 
 
 def test_boxes_do_not_overlap_and_edges_go_down():
@@ -61,7 +61,7 @@ def test_many_operations_are_folded_into_layers():
     compiled_graph = ml.compile(model, "numpy", shapes={"input": [2, 4, 8]}, optimization_level="none").graph
     labels = words(svg(compiled_graph))
     assert "block3" in labels and "linear" not in labels
-    assert "linear" in words(svg(compiled_graph, Look(depth=99)))
+    assert "linear" in words(svg(compiled_graph, DrawingStyle(depth=99)))
     page = html(compiled_graph)
     assert page.count("<details>") == page.count("</details>") > 8
 

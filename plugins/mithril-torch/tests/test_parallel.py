@@ -330,7 +330,7 @@ def test_invalid_mesh_is_rejected(mesh):
 def test_parallelism_without_devices_is_ignored():
     compiled = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]}, parallelism="data")
     assert "device_mesh=(4,)" in str(compiled.decisions)
-    assert program.world() is None
+    assert program.launched_world_size() is None
 
 
 def test_16_bit_floats_are_summed_in_float32():

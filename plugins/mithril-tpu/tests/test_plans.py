@@ -13,8 +13,8 @@ from small_models import block, scalar_loss
 import mithril as ml
 import mithril_tpu
 from mithril.backend import BuildOptions
-from mithril.ir import same
-from mithril.runtime import Kind, Request
+from mithril.ir import structurally_equal
+from mithril.runtime import ProgramKey, ProgramKind
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import choose
@@ -46,14 +46,16 @@ def test_plans_use_the_graphs_that_jax_compiles(name):
     graphs = []
     for backend in (XlaGraphs(), ml.JaxBackend(device="cpu")):
         compiled = ml.compile(make(), backend, shapes=shapes)
-        graphs.append(compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (output,)))))
-    assert same(*graphs)
+        graphs.append(
+            compiled.compiler.lowered(ProgramKey(compiled.programs[0].request.types, ProgramKind(True, (output,))))
+        )
+    assert structurally_equal(*graphs)
 
 
 def one_step(make, shapes, output):
     """Return the graph of a training step and its JAX function."""
     compiled = ml.compile(make(), ml.JaxBackend(device="cpu"), shapes=shapes)
-    graph = compiled.compiler.lowered(Request(compiled.programs[0].request.types, Kind(True, (output,))))
+    graph = compiled.compiler.lowered(ProgramKey(compiled.programs[0].request.types, ProgramKind(True, (output,))))
     return graph, compiled.backend.build_whole(graph, BuildOptions()).forward
 
 

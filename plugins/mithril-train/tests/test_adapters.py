@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small import X, Y, arrays, loader, trainer
 
-from mithril_train.engine.adapters import Grain, Loader, Ours, as_loader
+from mithril_train.engine.adapters import GrainLoader, Loader, MithrilLoader, as_loader
 
 
 def taken(source, n=None):
@@ -75,7 +75,7 @@ def test_evaluating_does_not_move_a_loader():
     before = source.state_dict()
     subject.evaluate(source)
     assert source.state_dict() == before
-    assert type(as_loader(source, 0)) is Ours
+    assert type(as_loader(source, 0)) is MithrilLoader
 
 
 class GrainLike:
@@ -112,11 +112,11 @@ class GrainIterator:
 def test_grain_loaders_go_on_by_their_own_state(as_bytes):
     import json
 
-    source = Grain(GrainLike(5, as_bytes), 0)
+    source = GrainLoader(GrainLike(5, as_bytes), 0)
     batches = source.batches()
     assert [next(batches), next(batches)] == [1, 2]
     saved = json.loads(json.dumps(source.state()))
-    other = Grain(GrainLike(5, as_bytes), 0)
+    other = GrainLoader(GrainLike(5, as_bytes), 0)
     other.load_state(saved, 0)
     assert taken(other) == [3, 4, 5]
     assert other.state()["epoch"] == 1
@@ -127,5 +127,5 @@ def test_a_real_grain_loader():
     grain = pytest.importorskip("grain")
     data = grain.MapDataset.source(list(range(12))).batch(4)
     source = as_loader(data.to_iter_dataset(), 0)
-    assert type(source) is Grain
+    assert type(source) is GrainLoader
     assert taken(source) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

@@ -79,7 +79,7 @@ def test_a_look_at_the_first_batch_takes_nothing_away():
     assert loader.state_dict()["position"] == 1
     assert len(list(loader)) == 3
     loader.load_state_dict({"epoch": 0, "position": 2, "seed": 0})
-    assert len(list(loader.once())) == 3, "all of the epoch, and the place stays"
+    assert len(list(loader.evaluation_batches())) == 3, "all of the epoch, and the place stays"
     assert len(list(loader)) == 1
 
 

@@ -380,7 +380,7 @@ def test_lines_in_a_log():
     out = io.StringIO()
     lines = Lines(out)
     lines.epoch(1, 3, 10, 0)
-    lines.said -= 100
+    lines.last_output -= 100
     lines.step({"loss": 1.25})
     lines.row(1, 3, {"loss": 0.5, "val_accuracy": 1.0})
     text = out.getvalue().splitlines()

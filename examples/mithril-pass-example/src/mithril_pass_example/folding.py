@@ -38,7 +38,7 @@ def match(editor: Editor, norm: Node) -> tuple[Node, Value | None] | None:
                     return None
                 before, added = source, other
                 break
-    if before.op.name != "conv" or not pays(before):
+    if before.op.name != "conv" or not is_profitable(before):
         return None
     return before, added
 
@@ -48,7 +48,7 @@ def is_per_channel(value: Value, data: Value) -> bool:
     return value.shape == (1, data.shape[1], *[1] * (data.ndim - 2))
 
 
-def pays(conv: Node) -> bool:
+def is_profitable(conv: Node) -> bool:
     """Estimate the benefit: scaling costs one pass over the weights and saves one over the activations."""
     weights, result = conv.operands[1], conv.result
     return not is_static((*weights.shape, *result.shape)) or numel(weights.shape) < numel(result.shape)

@@ -41,12 +41,12 @@ def value_and_gradients(graph: Graph, loss: str | None = None, wrt: Iterable[str
 
 def _with_gradients(graph: Graph, selected: dict[str, Value], targets: Sequence[Input]) -> Graph:
     used_names = {i.name for i in graph.inputs}
-    names = [_free(cotangent_name(name), used_names) for name in selected]
+    names = [_unused_name(cotangent_name(name), used_names) for name in selected]
     derivative = differentiate(graph, list(zip(names, selected.values(), strict=True)), [i.value for i in targets])
     output_names = dict(zip(derivative.cotangents, selected, strict=True))
     used_names = set(graph.output_names)
     gradient_results = [
-        Output(v, _free(result_name("gradient", i.name), used_names), "gradient", i.name)
+        Output(v, _unused_name(result_name("gradient", i.name), used_names), "gradient", i.name)
         for i, v in zip(targets, derivative.gradients, strict=True)
     ]
     return Graph(
@@ -61,7 +61,7 @@ def _with_gradients(graph: Graph, selected: dict[str, Value], targets: Sequence[
     )
 
 
-def _free(name: str, used_names: set[str]) -> str:
+def _unused_name(name: str, used_names: set[str]) -> str:
     while name in used_names:
         name = result_name("gradient", name)
     used_names.add(name)

@@ -73,7 +73,7 @@ class Reverse:
         self.cotangents: dict[Value, list[Value]] = {}
         self.exchanged: dict[Node, Sequence[Node]] = {}  # forward nodes that must keep more than they did
         # Values that have their names: those of the graph, cotangents, sums that were named before.
-        self.named = {i.value for i in graph.inputs} | {v for node in graph.nodes for v in node.results}
+        self.graph_values = {i.value for i in graph.inputs} | {v for node in graph.nodes for v in node.results}
         self.builder = Builder(graph.name)
         self.builder.inputs = list(graph.inputs)
         self.builder.guards = dict.fromkeys(graph.guards)
@@ -91,7 +91,7 @@ class Reverse:
                 cotangent = Value(builder.unique(name), value.type)
                 cotangents.append(Input(cotangent))
                 cotangent_values.append(cotangent)
-                self.named.add(cotangent)
+                self.graph_values.add(cotangent)
                 if value in self.active:
                     self.cotangents.setdefault(value, []).append(cotangent)
             for node in reversed(self.graph.nodes):
@@ -122,7 +122,7 @@ class Reverse:
                 for operand, cotangent in op.region_gradient(self, node, cotangents):
                     self._add(op, operand, cotangent)
             elif op.gradient is None:
-                raise GradientError(f"operation '{op.name}' has no gradient", hint=_way_out(op))
+                raise GradientError(f"operation '{op.name}' has no gradient", hint=_missing_vjp_hint(op))
             else:
                 self._apply(op, node, cotangents)
         except MithrilError as error:
@@ -161,7 +161,7 @@ class Reverse:
         if not isinstance(cotangent, Value):
             cotangent = self.builder.constant(cotangent, operand.dtype)
         if cotangent.shape != operand.shape:
-            cotangent = reduce_to(cotangent, operand.shape)
+            cotangent = unbroadcast(cotangent, operand.shape)
         if cotangent.type != operand.type:
             raise GradientError(
                 f"the gradient of '{op.name}' for %{operand.name} is {cotangent.type}, expected {operand.type}",
@@ -176,13 +176,13 @@ class Reverse:
         while len(parts) > 1:
             parts = [add(*parts[k : k + 2]) if k + 1 < len(parts) else parts[k] for k in range(0, len(parts), 2)]
         self.cotangents[value] = parts
-        if parts[0] not in self.named:
-            self.named.add(parts[0])
+        if parts[0] not in self.graph_values:
+            self.graph_values.add(parts[0])
             parts[0].name = self.builder.unique(result_name("gradient", value.name))
         return parts[0]
 
 
-def _way_out(op: Op) -> str:
+def _missing_vjp_hint(op: Op) -> str:
     return f"declare one with @{op.name}.vjp, or put stop_gradient(x) before it"
 
 
@@ -203,7 +203,7 @@ def zeros(t: TensorType) -> Value:
     return operation("full")(shape=t.shape, value=0.0, dtype=t.dtype)  # type: ignore[no-any-return]
 
 
-def reduce_to(x: Value, shape: Shape) -> Value:
+def unbroadcast(x: Value, shape: Shape) -> Value:
     """x summed to a shape that broadcasts to its own; a cotangent smaller than its operand is spread first."""
     with collect_guards():  # the operation itself has assumed them already
         broadcast_shape = broadcast(x.shape, shape)

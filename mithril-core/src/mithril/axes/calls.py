@@ -88,7 +88,7 @@ def _body_axes(op: Op, types: Sequence[TensorType | None], attributes: Mapping[s
             broken = next((f for f in axes.parallel if not _holds(op, types, attributes, axes, f, ties)), None)
             if broken is None:
                 return axes
-        ties.whole.add(int(broken.removeprefix("p")))
+        ties.fixed.add(int(broken.removeprefix("p")))
 
 
 class _Ties:
@@ -127,7 +127,7 @@ class _Ties:
         roots = {self._root(p) for p in self.parents}
         numbers = {root: k for k, root in enumerate(roots)}
         self.groups = {p: numbers[self._root(p)] for p in self.parents}
-        self.whole = {self.groups[p] for p in self.parents if p in tainted or p[0] in constants}
+        self.fixed = {self.groups[p] for p in self.parents if p in tainted or p[0] in constants}
         self.size_of: dict[int, int] = {}
         for occurrence, group in self.groups.items():
             self.size_of[group] = gcd(self.size_of.get(group, 0), self.sizes.get(occurrence, 0))
@@ -145,7 +145,7 @@ class _Ties:
 
     def at(self, value: Value, axis: int) -> list[tuple[int, int]]:
         """Return the splittable groups of an axis, as (outer elements, group)."""
-        entries = {(p[2], g) for p, g in self.groups.items() if p[0] is value and p[1] == axis and g not in self.whole}
+        entries = {(p[2], g) for p, g in self.groups.items() if p[0] is value and p[1] == axis and g not in self.fixed}
         return sorted(entries)
 
 

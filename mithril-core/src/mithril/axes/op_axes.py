@@ -92,7 +92,7 @@ class OpAxes:
         """Return the numbers of the operands that have the factor."""
         return [k for k, axes in enumerate(self.operands) if axes is not None and any(factor in a for a in axes)]
 
-    def gives(self, factor: str) -> bool:
+    def has_in_result(self, factor: str) -> bool:
         """Whether a result has the factor."""
         return any(factor in a for axes in self.results for a in axes)
 
@@ -133,13 +133,13 @@ class OpAxes:
             if summed and outer not in self.roles and self.readers(outer) == [operand]:
                 return answer
         role = self.roles.get(first)
-        looked_up = role is not None and role.kind == "index" and not self.gives(first)
+        looked_up = role is not None and role.kind == "index" and not self.has_in_result(first)
         return "rows" if looked_up and last not in self.roles else None
 
     def cut(self, local: Mapping[str, Size]) -> dict[str, Any]:
         """Return the attributes that change when factors have these local sizes."""
         changed: dict[str, Any] = {name: local[f] for f, name in self.counted.items() if f in local}
-        if self.shape_attribute and any(self.gives(f) for f in local):
+        if self.shape_attribute and any(self.has_in_result(f) for f in local):
             changed[self.shape_attribute] = self.local_shape(self.shapes[0], self.results[0], local)
         return changed
 

@@ -30,13 +30,13 @@ def sample_nodes(op: Op) -> list[Node]:
     return nodes
 
 
-def _throughout(node: Node, holds: Callable[[Node], bool]) -> bool:
+def _holds_for_all(node: Node, holds: Callable[[Node], bool]) -> bool:
     """Whether a predicate holds for a primitive, or for all nodes in the body of a composite."""
     op = node.op
     if op.composite and op.declared_axes is None:
         graph = body(node)
         read = all(i.data is None for i in graph.inputs)
-        return read and not op.elementwise and all(_throughout(inner, holds) for inner in graph.nodes)
+        return read and not op.elementwise and all(_holds_for_all(inner, holds) for inner in graph.nodes)
     return holds(node)
 
 
@@ -63,7 +63,7 @@ def is_layout(node: Node) -> bool:
     op = node.op
     if not node.operands or node.regions or op.elementwise or not (op.moves or op.composite):
         return False
-    return _throughout(node, lambda inner: bool(inner.op.moves and axes_of(inner).is_layout))
+    return _holds_for_all(node, lambda inner: bool(inner.op.moves and axes_of(inner).is_layout))
 
 
 def is_view(node: Node) -> bool:
@@ -71,7 +71,7 @@ def is_view(node: Node) -> bool:
     op = node.op
     if len(node.operands) != 1 or node.regions or op.elementwise or op.opaque or not (op.moves or op.composite):
         return False
-    return _throughout(node, lambda inner: bool(inner.op.moves and axes_of(inner).is_view))
+    return _holds_for_all(node, lambda inner: bool(inner.op.moves and axes_of(inner).is_view))
 
 
 def is_permutation(node: Node) -> bool:

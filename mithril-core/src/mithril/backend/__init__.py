@@ -47,7 +47,7 @@ HOMES = {
         *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes", "lifetimes"),
         *("nbytes", "parse_bytes", "peak_bytes", "plan"),
     ),
-    "plugin_lowering": ("Label", "PluginLowering", "applicable", "blamed", "plugin_lowerings"),
+    "plugin_lowering": ("Label", "PluginLowering", "applicable", "lowering_error_context", "plugin_lowerings"),
     "source_backend": ("Forward", "SourceBackend", "SourceExecutable"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

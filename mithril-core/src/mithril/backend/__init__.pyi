@@ -104,7 +104,7 @@ from mithril.backend.plugin_lowering import (
     Label as Label,
     PluginLowering as PluginLowering,
     applicable as applicable,
-    blamed as blamed,
+    lowering_error_context as lowering_error_context,
     plugin_lowerings as plugin_lowerings,
 )
 from mithril.backend.source_backend import (

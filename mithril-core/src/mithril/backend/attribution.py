@@ -23,7 +23,7 @@ def attributed(part: str, plugin: Plugin) -> Iterator[None]:
     except Exception as cause:
         raise PluginError(
             f"{part} of {plugin.origin} failed: {type(cause).__name__}: {cause}",
-            hint=f"report it to the authors of {plugin.distribution}; {plugin.silence()}",
+            hint=f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
         ) from cause
 
 

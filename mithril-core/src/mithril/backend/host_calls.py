@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.plugin_lowering import Label, PluginLowering, blamed
+from mithril.backend.plugin_lowering import Label, PluginLowering, lowering_error_context
 from mithril.base import MithrilError, operation, substitute
 from mithril.ir import Node
 
@@ -33,7 +33,7 @@ def reference_call(op: str, where: str, **attributes: Any) -> Callable[..., tupl
 def plugin_call(label: tuple[str, ...], types: Types, function: Callable[..., Any], *operands: Any, **keys: Any) -> Any:
     """Call the lowering of a plugin and check its results. Generated programs call it by this name."""
     name = Label(*label)
-    with blamed(name):
+    with lowering_error_context(name):
         results = function(*operands, **keys)
     check_results(name, types, (results,) if len(types) == 1 else results)
     return results
@@ -65,7 +65,7 @@ def host_function(node: Node, lowering: PluginLowering | None) -> Callable[..., 
 
     def call(*operands: Any) -> tuple[Array, ...]:
         arguments = lowering.arguments(node, operands, attribute_values(node))
-        with blamed(label), np.errstate(all="ignore"):
+        with lowering_error_context(label), np.errstate(all="ignore"):
             results = target(*(a for name, a in arguments if not name), **{name: a for name, a in arguments if name})
         results = (results,) if len(types) == 1 else results
         check_results(label, types, results)

@@ -193,7 +193,7 @@ def best_fit(buffers: list[Buffer]) -> None:
     for buffer in sorted(buffers, key=lambda b: b.start):
         while ends and ends[0][0] < buffer.start:
             _, offset, size = ends.pop(0)
-            _free(gaps, offset, size)
+            _insert_gap(gaps, offset, size)
         if gaps and gaps[-1][0] + gaps[-1][1] == top:
             top = gaps.pop()[0]  # free space at the end lowers the top instead
         fitting = [g for g in gaps if g[1] >= buffer.size]
@@ -208,7 +208,7 @@ def best_fit(buffers: list[Buffer]) -> None:
         insort(ends, (buffer.end, buffer.offset, buffer.size))
 
 
-def _free(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
+def _insert_gap(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
     """Insert a gap and merge it with adjacent ones."""
     if not size:
         return
@@ -266,14 +266,19 @@ def lowest_offsets(buffers: Sequence[Buffer], order: Sequence[int]) -> list[int]
     return offsets
 
 
-def apart(buffers: list[Buffer]) -> None:
+def place_without_reuse(buffers: list[Buffer]) -> None:
     """Place all buffers one after another, without reuse: the arena of a program without planning."""
     offset = 0
     for buffer in buffers:
         buffer.offset, offset = offset, offset + buffer.size
 
 
-STRATEGIES: dict[str, Strategy] = {"smallest": smallest, "greedy": greedy, "best_fit": best_fit, "apart": apart}
+STRATEGIES: dict[str, Strategy] = {
+    "smallest": smallest,
+    "greedy": greedy,
+    "best_fit": best_fit,
+    "apart": place_without_reuse,
+}
 
 
 def find_strategy(strategy: str | Strategy) -> Strategy:

@@ -34,7 +34,7 @@ class Label:
 
 
 @contextmanager
-def blamed(label: Label) -> Iterator[None]:
+def lowering_error_context(label: Label) -> Iterator[None]:
     """Turn an exception of a lowering into an error that names it."""
     try:
         yield
@@ -66,13 +66,13 @@ class PluginLowering:
             raise self.clash()
         if self.when is None:
             return True
-        with blamed(self.label(node)):
+        with lowering_error_context(self.label(node)):
             return bool(self._import(self.when)(node))
 
     @property
     def target(self) -> Any:
         """The object named by ``loads``: a template, a function that writes code, or a kernel on arrays."""
-        with blamed(self.label()):
+        with lowering_error_context(self.label()):
             target = self._import(self.loads)
         if not isinstance(target, str) and not callable(target):
             raise self.label().error(f"is not a function: {self.loads} is a {type(target).__name__}")

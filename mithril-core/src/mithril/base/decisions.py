@@ -34,7 +34,7 @@ class Decisions:
 
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
-        self._made: dict[Decision, None] = {}
+        self._entries: dict[Decision, None] = {}
 
     def record(
         self, kind: str, message: str, where: object = "", *, warning: type[Warning] = OptionWarning, warn: bool = False
@@ -49,21 +49,21 @@ class Decisions:
                 facts=[str(where)],
                 hint="resolve the cause above, or compile without strict=True to only record this decision",
             )
-        if (kind == "ignored" or warn) and decision not in self._made:
+        if (kind == "ignored" or warn) and decision not in self._entries:
             warnings.warn(f"{message}{f' ({where})' if str(where) else ''}", warning, _level())
-        self._made[decision] = None
+        self._entries[decision] = None
 
     def of(self, kind: str) -> list[Decision]:
-        return [d for d in self._made if d.kind == kind]
+        return [d for d in self._entries if d.kind == kind]
 
     def __iter__(self) -> Iterator[Decision]:
-        return iter(list(self._made))
+        return iter(list(self._entries))
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._entries)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self._made)) or "no decisions were needed"
+        return "\n".join(map(str, self._entries)) or "no decisions were needed"
 
     def __repr__(self) -> str:
         return f"<Decisions: {len(self)}>"

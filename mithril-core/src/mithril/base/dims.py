@@ -42,7 +42,7 @@ class Call:
         if self.function in ("max", "min"):
             return f"{self.function}({', '.join(map(str, self.args))})"
         sign = "//" if self.function == "floordiv" else "%"
-        left, right = (_wrapped(a) for a in self.args)
+        left, right = (_parenthesized(a) for a in self.args)
         return f"{left}{sign}{right}"
 
 
@@ -204,7 +204,7 @@ def _factor(atom: Atom) -> str:
     return f"({text})" if isinstance(atom, Call) and atom.function in ("floordiv", "mod") else text
 
 
-def _wrapped(size: Size) -> str:
+def _parenthesized(size: Size) -> str:
     text = str(size)
     return text if isinstance(size, int) or (isinstance(size, Dim) and size.symbol) else f"({text})"
 

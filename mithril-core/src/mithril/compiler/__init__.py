@@ -9,7 +9,7 @@ HOMES = {
     "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
     "memory_remedy": ("check_memory",),
     "option_table": (
-        *("OptionRegistry", "Settings", "declared_options", "default_settings", "fitted", "option_registry"),
+        *("OptionRegistry", "Settings", "declared_options", "default_settings", "split_options", "option_registry"),
         *("option_rows", "resolve_options"),
     ),
     "pass_pipeline": ("installed",),

@@ -19,10 +19,10 @@ from mithril.compiler.option_table import (
     Settings as Settings,
     declared_options as declared_options,
     default_settings as default_settings,
-    fitted as fitted,
     option_registry as option_registry,
     option_rows as option_rows,
     resolve_options as resolve_options,
+    split_options as split_options,
 )
 from mithril.compiler.pass_pipeline import installed as installed
 from mithril.compiler.steps import (

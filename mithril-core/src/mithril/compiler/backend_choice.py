@@ -10,7 +10,7 @@ from mithril.compiler.option_table import Settings
 
 def backend_names(backend: Backend, settings: Settings) -> set[str]:
     """Return the names of a backend and of those in ``backend_map``, with the names of their base classes."""
-    guests = [plugins.backend_class(g) if isinstance(g, str) else g for g in settings.peek()["backend_map"].values()]
+    guests = [plugins.backend_class(g) if isinstance(g, str) else g for g in settings.as_dict()["backend_map"].values()]
     return {name for one in (backend, *guests) for name in one.names()}
 
 

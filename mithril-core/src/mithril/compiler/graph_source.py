@@ -10,11 +10,11 @@ import numpy as np
 
 from mithril.base import DTypeError, ModelError, ShapeError, TensorType, bind, is_static, unknown
 from mithril.compiler.frontend import TraceRequest
-from mithril.ir import Builder, Graph, Input, at_sizes
+from mithril.ir import Builder, Graph, Input, substitute_sizes
 from mithril.runtime import initialize
 
 
-class Declared:
+class GraphInput:
     """An input of the graph."""
 
     required = True
@@ -44,7 +44,7 @@ class GraphSource:
                     raise ModelError(message, facts=facts, hint=hint)
             graph = graph.replaced(results=(*(by_name[n] for n in outputs), *graph.results_of("state")))
         self._graph = graph
-        self.inputs = [Declared(i) for i in graph.with_role("input", "cotangent")]
+        self.inputs = [GraphInput(i) for i in graph.with_role("input", "cotangent")]
         self.outputs: Sequence[str] = [r.name for r in graph.results if r.role != "state"]
 
     def __fingerprint__(self) -> tuple[Any, ...]:
@@ -71,7 +71,7 @@ class GraphSource:
                     facts=[f"'{n}' is {declared[n]}" for n in changed],
                 )
             sizes = bind({n: declared[n].shape for n in changed}, {n: tuple(map(int, s)) for n, s in changed.items()})
-            graph = at_sizes(graph, sizes)
+            graph = substitute_sizes(graph, sizes)
         return with_constants(graph, request.constants) if request.constants else graph
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -22,7 +22,7 @@ def check_memory(memory: ProgramMemory, settings: Mapping[str, Any], sizes: Mapp
         return  # do not access the graph, which may not be parsed yet
     sizes = largest_sizes(memory.graph) if sizes is None else sizes
     if sizes is not None:
-        _hold(memory.at(sizes), memory.graph, memory.backend, settings, sizes)
+        _check_peak(memory.at(sizes), memory.graph, memory.backend, settings, sizes)
 
 
 def check_arguments(graph: Graph, backend: Backend, settings: Mapping[str, Any]) -> None:
@@ -32,10 +32,10 @@ def check_arguments(graph: Graph, backend: Backend, settings: Mapping[str, Any])
     use = memory_use(graph, backend, sizes)
     if backend.capabilities.memory in PLANNED and use.outside <= parse_bytes(settings["max_memory_gb"]):
         return
-    _hold(use, graph, backend, settings, sizes)
+    _check_peak(use, graph, backend, settings, sizes)
 
 
-def _hold(
+def _check_peak(
     use: MemoryUse, graph: Graph, backend: Backend, settings: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> None:
     limit = parse_bytes(settings["max_memory_gb"])

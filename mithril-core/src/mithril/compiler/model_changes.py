@@ -37,11 +37,11 @@ Axis = int | None
 Frozen = int | tuple[tuple[str, Axis], ...]
 
 
-def frozen(axes: int | Mapping[str, Axis]) -> Frozen:
+def to_hashable(axes: int | Mapping[str, Axis]) -> Frozen:
     return axes if isinstance(axes, int) else tuple(axes.items())
 
 
-def _thawed(axes: Frozen) -> int | dict[str, Axis]:
+def _from_hashable(axes: Frozen) -> int | dict[str, Axis]:
     return axes if isinstance(axes, int) else dict(axes)
 
 
@@ -93,7 +93,7 @@ class Rows:
         size = Dim(self.size) if isinstance(self.size, str) else self.size
         with collect_guards() as guards:
             rows = same_rows(list(axes), [t.shape[axis] for axis, t in axes.values()], size)
-        mapped = vmap_graph(graph, _thawed(self.in_axes), _thawed(self.out_axes), rows)
+        mapped = vmap_graph(graph, _from_hashable(self.in_axes), _from_hashable(self.out_axes), rows)
         return mapped.replaced(guards=(*mapped.guards, *guards)) if guards else mapped
 
     def initial(self, inner: Source, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -10,11 +10,11 @@ from typing import Any
 
 from mithril.backend import describe, mismatch
 from mithril.base import OptionError, closest, unknown
-from mithril.plugins import Option, Plugin, Plugins, Problem, Registered, default, name_owner, pip_hints
+from mithril.plugins import Entry, Option, Plugin, PluginProblem, Plugins, default, name_owner, pip_hints
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class OptionEntry:
     """An option and the distribution that owns it."""
 
     option: Option
@@ -24,12 +24,12 @@ class Declared:
 class Settings(Mapping[str, Any]):
     """All options with their values, including defaults. Reading an option marks it as used, see ``unused``."""
 
-    __slots__ = ("_read", "_values", "given")
+    __slots__ = ("_read", "_values", "keywords")
 
     def __init__(self, values: Mapping[str, Any], keywords: Mapping[str, str]) -> None:
         self._values = dict(values)
         self._read: set[str] = set()
-        self.given = MappingProxyType(dict(keywords))  # option that the user passed -> keyword of the call
+        self.keywords = MappingProxyType(dict(keywords))  # option that the user passed -> keyword of the call
 
     def __getitem__(self, name: str) -> Any:
         value = self._values[name]
@@ -42,18 +42,18 @@ class Settings(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def peek(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return all values without marking them as used, for cache keys, listings and reports."""
         return dict(self._values)
 
     def unused(self) -> list[str]:
         """Return the user's keywords that were never read; for a dictionary option, with its remaining keys."""
         return [
-            _with_keys(keyword, self._values[name]) for name, keyword in self.given.items() if name not in self._read
+            _with_keys(keyword, self._values[name]) for name, keyword in self.keywords.items() if name not in self._read
         ]
 
     def __repr__(self) -> str:
-        return f"Settings({', '.join(f'{name}={self._values[name]!r}' for name in self.given)})"
+        return f"Settings({', '.join(f'{name}={self._values[name]!r}' for name in self.keywords)})"
 
 
 def _with_keys(keyword: str, value: Any) -> str:
@@ -65,12 +65,12 @@ class OptionRegistry:
 
     def __init__(self, source: Plugins | None = None) -> None:
         self._source = source or default
-        self.by_name: dict[str, Declared] = {}
+        self.by_name: dict[str, OptionEntry] = {}
         self.aliases: dict[str, str] = {}  # other keyword, or "group.key" -> name
         self.clashes: dict[str, tuple[str, ...]] = {}
         self.losers: dict[str, str] = {}  # option -> another plugin that declares it, recorded on use
         answers = self._source.options()
-        claims: dict[str, list[Registered[Option]]] = {}
+        claims: dict[str, list[Entry[Option]]] = {}
         for answer in answers:
             for word in _words(answer.spec):
                 claims.setdefault(word, []).append(answer)
@@ -88,7 +88,7 @@ class OptionRegistry:
             self._source.loader.problem(answer.plugin, _clash(contested, origins, answer.plugin))
 
     def _declare(self, option: Option, owner: str) -> None:
-        self.by_name[option.name] = Declared(option, owner)
+        self.by_name[option.name] = OptionEntry(option, owner)
         for alias in option.aliases:
             self.aliases[alias] = option.name
 
@@ -108,7 +108,7 @@ class OptionRegistry:
             name = self.aliases.get(keyword, keyword)
             if name not in self.by_name:
                 raise self._unknown(keyword)
-            if name in spoken and not _same(spoken[name][1], value):
+            if name in spoken and not _safely_equal(spoken[name][1], value):
                 first, other = spoken[name]
                 raise OptionError(
                     f"options '{first}' and '{keyword}' of ml.compile set the same option to different values",
@@ -124,7 +124,7 @@ class OptionRegistry:
         values.update({name: value for name, (_, value) in spoken.items()})
         return Settings(values, {name: keyword for name, (keyword, _) in spoken.items()})
 
-    def _check_keys(self, keyword: str, value: Any, declared: Declared) -> None:
+    def _check_keys(self, keyword: str, value: Any, declared: OptionEntry) -> None:
         """Raise OptionError if a dictionary has an unknown key or a value of the wrong type."""
         keys = declared.option.keys
         for key, item in value.items() if keys and isinstance(value, Mapping) else ():
@@ -135,7 +135,7 @@ class OptionRegistry:
             if wrong := mismatch(item, keys[key]):
                 raise self._mistyped(keyword, f"at [{key!r}]: {wrong}", value, declared)
 
-    def fitted(
+    def split_by_backend(
         self, user_options: Mapping[str, Any], backends: Collection[str]
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Split ``user_options`` into options that these backends read, and keywords with the backends that do."""
@@ -197,7 +197,7 @@ class OptionRegistry:
             hint=f"pip install --upgrade {owner}",
         )
 
-    def _mistyped(self, keyword: str, wrong: str, value: Any, declared: Declared) -> OptionError:
+    def _mistyped(self, keyword: str, wrong: str, value: Any, declared: OptionEntry) -> OptionError:
         suggestion = _nearest_choice(value, declared.option.type)
         return OptionError(
             f"option '{keyword}' of ml.compile: {wrong}",
@@ -234,16 +234,16 @@ def _words(option: Option) -> tuple[str, ...]:
     return (option.name, *option.aliases)
 
 
-def _clash(word: str, origins: Sequence[str], plugin: Plugin) -> Problem:
-    return Problem(
+def _clash(word: str, origins: Sequence[str], plugin: Plugin) -> PluginProblem:
+    return PluginProblem(
         "clash",
         f"the option '{word}' of ml.compile has more than one owner",
         ("declared by: " + ", ".join(origins),),
-        f"pip uninstall one of them, or {plugin.silence()}",
+        f"pip uninstall one of them, or {plugin.disable_hint()}",
     )
 
 
-def _same(left: Any, right: Any) -> bool:
+def _safely_equal(left: Any, right: Any) -> bool:
     try:
         return left is right or bool(left == right)
     except Exception:  # the == of arrays has no truth value, so equality is unknown
@@ -280,12 +280,12 @@ def resolve_options(user_options: Mapping[str, Any]) -> Settings:
 
 def default_settings() -> dict[str, Any]:
     """Return the default of every option."""
-    return option_registry().resolve({}).peek()
+    return option_registry().resolve({}).as_dict()
 
 
-def fitted(user_options: Mapping[str, Any], backends: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def split_options(user_options: Mapping[str, Any], backends: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Split the user's options into those for these backends, and keywords for other backends only."""
-    return option_registry().fitted(user_options, backends)
+    return option_registry().split_by_backend(user_options, backends)
 
 
 def declared_options() -> list[Option]:

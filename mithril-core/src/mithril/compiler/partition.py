@@ -20,16 +20,16 @@ TAG = "backend"
 
 
 @dataclass(slots=True)
-class Piece:
+class Segment:
     """A segment of the graph: consecutive operations on one backend."""
 
     backend: Backend
     executable: Executable
-    given: tuple[tuple[str, Value], ...]  # name in the segment, value of the full graph
-    made: tuple[tuple[str, Value], ...]
+    inputs: tuple[tuple[str, Value], ...]  # name in the segment, value of the full graph
+    outputs: tuple[tuple[str, Value], ...]
 
 
-def places(graph: Graph, default: Backend, backend_map: Mapping[str, Backend]) -> dict[Node, Backend]:
+def assign_backends(graph: Graph, default: Backend, backend_map: Mapping[str, Backend]) -> dict[Node, Backend]:
     """Return the backend of every node except constants; raise OptionError for a name that is not in the map."""
     assignment = {}
     for node in graph.nodes:
@@ -46,7 +46,7 @@ def places(graph: Graph, default: Backend, backend_map: Mapping[str, Backend]) -
     return assignment
 
 
-def pieces(graph: Graph, where: Mapping[Node, Backend]) -> list[tuple[Backend, list[Node]]]:
+def group_segments(graph: Graph, where: Mapping[Node, Backend]) -> list[tuple[Backend, list[Node]]]:
     """Group nodes into segments in topological order, with few changes of the backend."""
     waiting = {n: len({graph.producers[v] for v in n.operands if v in graph.producers} & where.keys()) for n in where}
     ready: dict[int, deque[Node]] = {}
@@ -77,14 +77,15 @@ class Partitioned:
     def __init__(self, graph: Graph, default: Backend, backend_map: Mapping[str, Backend], build: Build) -> None:
         self.graph = graph
         self.default = default
-        assignment = places(graph, default, backend_map)
+        assignment = assign_backends(graph, default, backend_map)
         rank = {n: k for k, n in enumerate(graph.nodes)}
         self._pieces = [
-            self._piece(backend, sorted(run, key=rank.__getitem__), build) for backend, run in pieces(graph, assignment)
+            self._segment(backend, sorted(run, key=rank.__getitem__), build)
+            for backend, run in group_segments(graph, assignment)
         ]
         constants = [n for n in graph.nodes if n.is_constant and n.result in set(graph.outputs)]
         if constants:
-            self._pieces.append(self._piece(default, constants, build))
+            self._pieces.append(self._segment(default, constants, build))
         self._converted: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     @property
@@ -97,7 +98,7 @@ class Partitioned:
     def lowered(self) -> frozenset[str]:
         return frozenset().union(*(p.executable.lowered for p in self._pieces))
 
-    def _piece(self, backend: Backend, run: list[Node], build: Build) -> Piece:
+    def _segment(self, backend: Backend, run: list[Node], build: Build) -> Segment:
         local_values = {v for n in run for v in n.results}
         scalars = [
             node
@@ -116,7 +117,7 @@ class Partitioned:
         graph = Graph(inputs, (*scalars, *run), results, title, self.graph.guards)
         executable = build(graph, backend)
         operands = tuple((i.name, i.value) for i in inputs if i.role != "constant")
-        return Piece(backend, executable, operands, tuple(zip(names, produced, strict=True)))
+        return Segment(backend, executable, operands, tuple(zip(names, produced, strict=True)))
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[Value, Any] = {}
@@ -127,19 +128,19 @@ class Partitioned:
         for piece in self._pieces:
             own_params: dict[str, Any] = {}
             own_inputs: dict[str, Any] = {}
-            for name, value in piece.given:
+            for name, value in piece.inputs:
                 declaration = self.graph.input_of.get(value)
-                array = self._handed(values[value], home[value], piece.backend, declaration)
+                array = self._transfer(values[value], home[value], piece.backend, declaration)
                 (own_params if declaration is not None and declaration.role == "param" else own_inputs)[name] = array
             results = piece.executable(own_params, own_inputs)
-            for name, value in piece.made:
+            for name, value in piece.outputs:
                 values[value], home[value] = results[name], piece.backend
         return {
-            name: self._handed(values[v], home[v], self.default, None)
+            name: self._transfer(values[v], home[v], self.default, None)
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
         }
 
-    def _handed(self, array: Any, source: Backend, target: Backend, declaration: Input | None) -> Any:
+    def _transfer(self, array: Any, source: Backend, target: Backend, declaration: Input | None) -> Any:
         """Transfer an array to another backend, without a copy if both support DLPack; parameters only once."""
         if source is target or target.is_array(array):
             return array

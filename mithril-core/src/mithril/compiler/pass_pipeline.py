@@ -24,14 +24,14 @@ def optimization_level(settings: Mapping[str, Any]) -> str:
 
 def make_pipeline(settings: Mapping[str, Any], context: CompileContext) -> PassManager:
     """Return the passes of one compilation, in order."""
-    passes = [installed(p) if isinstance(p, str) else custom(p) for p in chosen(settings, context)]
-    return PassManager(_distinct(passes, context), check=CHECKS[settings["verify"]])
+    passes = [installed(p) if isinstance(p, str) else custom(p) for p in select_passes(settings, context)]
+    return PassManager(_number_duplicates(passes, context), check=CHECKS[settings["verify"]])
 
 
-def chosen(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
+def select_passes(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
     """Return the names of the passes and the custom passes of one compilation; check names without imports."""
     names = level_passes(context.level)
-    names += [n for n in dict.fromkeys((*context.backend.passes, *asked_for(settings))) if n not in names]
+    names += [n for n in dict.fromkeys((*context.backend.passes, *requested_passes(settings))) if n not in names]
     names = _prioritized(names, settings["optimize_for"], context)
     for name, enabled in switches(settings["optimizations"]).items():
         if enabled and name not in names:
@@ -93,7 +93,7 @@ def record_clashes(context: CompileContext) -> None:
     settings: Any = context.options
     tables = {"mithril_backends": context.backend.name, "mithril_targets": settings["target_hardware"]}
     texts = [plugins.clash_text(hook, name) for hook, name in tables.items() if name]
-    for text in (*texts, *option_registry().contested(settings.given)):
+    for text in (*texts, *option_registry().contested(settings.keywords)):
         if text:
             record_fault(context, text)
 
@@ -111,7 +111,7 @@ def level_passes(level: str) -> list[str]:
     )
 
 
-def asked_for(settings: Mapping[str, Any]) -> list[str]:
+def requested_passes(settings: Mapping[str, Any]) -> list[str]:
     """Return the names of the installed passes that are enabled by an option."""
     names = set()
     for name, entry in plugins.passes().items():
@@ -200,7 +200,7 @@ def custom(value: Any) -> Pass:
     return one if (names["before"], names["after"]) == (one.before, one.after) else as_pass(one, **names)
 
 
-def _distinct(passes: list[Pass], context: CompileContext) -> list[Pass]:
+def _number_duplicates(passes: list[Pass], context: CompileContext) -> list[Pass]:
     """Number the custom passes that share a name, and check their ``before`` and ``after``."""
     seen: dict[str, int] = {}
     out = []

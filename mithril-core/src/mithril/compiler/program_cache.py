@@ -33,7 +33,7 @@ from mithril.compiler.frontend import Source
 from mithril.compiler.option_table import declared_options
 from mithril.ir import Graph, parse, to_text
 from mithril.passes import PassRecord, PipelineReport
-from mithril.runtime import KINDS, Checked, Interface, Program, Request, Results
+from mithril.runtime import KINDS, IndexCheckedExecutable, Interface, Program, ProgramKey, Results
 from mithril.system import Store, UnhashableObject, fingerprint, package_version_key
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class ProgramCache:
 
     def _fingerprint(self, source: Source, passes: Sequence[Any]) -> str | None:
         settings: Any = self.context.options
-        values = settings.peek()
+        values = settings.as_dict()
         relevant = {option.name: values[option.name] for option in self.declared if option.affects == "program"}
         try:
             return fingerprint(
@@ -85,7 +85,7 @@ class ProgramCache:
             raise UnhashableObject(f"the template '{path}', which includes templates with computed names,")
         return [contents, texts]
 
-    def key(self, request: Request) -> str | None:
+    def key(self, request: ProgramKey) -> str | None:
         """Return the cache key of a program, or None if it cannot be cached."""
         if self._base is None:
             return None
@@ -93,7 +93,7 @@ class ProgramCache:
         types = [(name, t) for name, t in request.types]
         return fingerprint(self._base, types, kind.training, kind.of, kind.wrt, dict(request.constants))
 
-    def load(self, request: Request) -> Program | None:
+    def load(self, request: ProgramKey) -> Program | None:
         """Return the cached program, or None."""
         key = self.key(request) if self.reads else None
         parts = self.store.get(key) if key is not None else None
@@ -137,7 +137,7 @@ class ProgramCache:
             },
         )
 
-    def _read(self, parts: Mapping[str, bytes], request: Request) -> Program:
+    def _read(self, parts: Mapping[str, bytes], request: ProgramKey) -> Program:
         description = json.loads(parts["about"])
         limits = {name: (low, high) for name, low, high in description["limits"]}
         interface = Interface(
@@ -165,7 +165,7 @@ class ProgramCache:
             backend=self.backend,
         )
         if bounds := [KINDS[kind](*fields) for kind, *fields in description["bounds"]]:
-            program.checked = Checked(executable, bounds, program.types, self.backend)
+            program.checked = IndexCheckedExecutable(executable, bounds, program.types, self.backend)
         return program
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from mithril import plugins
 from mithril.base import Decisions
 from mithril.ir import Graph, iterate
-from mithril.plugins import CompileContext, Registered
+from mithril.plugins import CompileContext, Entry
 
 
 def record_providers(context: CompileContext, source: Any) -> None:
@@ -18,7 +18,7 @@ def record_providers(context: CompileContext, source: Any) -> None:
     parts = [
         *_of("backend", [context.backend.name], plugins.backends()),
         *_of("hardware target", [settings["target_hardware"]], plugins.targets()),
-        *_of("option", settings.given, options),
+        *_of("option", settings.keywords, options),
         *([source.origin] if hasattr(source, "origin") else []),
         *(f"{decider} takes part" for decider in plugins.deciders()),
     ]
@@ -26,7 +26,7 @@ def record_providers(context: CompileContext, source: Any) -> None:
         context.decisions.record("plugin", part)
 
 
-def _of(kind: str, names: Iterable[Any], entries: Mapping[str, Registered[Any]]) -> Iterator[str]:
+def _of(kind: str, names: Iterable[Any], entries: Mapping[str, Entry[Any]]) -> Iterator[str]:
     for name in names:
         entry = entries.get(name)
         if entry is not None and not entry.plugin.first_party:

@@ -8,6 +8,7 @@ from typing import Any
 from mithril import ops
 from mithril.backend import Backend, Layers, find_strategy, format_bytes, nbytes
 from mithril.base import Decisions, OptionError, ShapeError, dtype as as_dtype, is_static, require_match
+from mithril.compiler.option_table import Settings
 from mithril.compiler.partition import TAG
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import if_op, while_op
@@ -113,7 +114,7 @@ FILES = ("file_path", "dump_graph", "visualize", "save_intermediates", "profile_
 
 def note_deferred(settings: Mapping[str, Any], decisions: Decisions) -> None:
     """Record output files that are deferred to the first call because shapes are unknown."""
-    values = settings.peek() if hasattr(settings, "peek") else settings
+    values = settings.as_dict() if isinstance(settings, Settings) else settings
     if requested := [name for name in FILES if values.get(name)]:
         decisions.record(
             "deferred", f"{', '.join(requested)}: written at the first call, as shapes= does not define all sizes"

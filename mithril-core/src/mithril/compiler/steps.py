@@ -34,9 +34,9 @@ from mithril.compiler.graph_source import with_fixed_parameters
 from mithril.compiler.input_types import input_specs, known_types, probe_types
 from mithril.compiler.memory_remedy import check_arguments, check_memory
 from mithril.compiler.observers import Observers
-from mithril.compiler.option_table import Settings, declared_options, fitted, resolve_options
+from mithril.compiler.option_table import Settings, declared_options, resolve_options, split_options
 from mithril.compiler.partition import Partitioned
-from mithril.compiler.pass_pipeline import chosen, make_pipeline, optimization_level, record_clashes
+from mithril.compiler.pass_pipeline import make_pipeline, optimization_level, record_clashes, select_passes
 from mithril.compiler.program_cache import ProgramCache, new_decisions
 from mithril.compiler.provenance import record_operations, record_providers
 from mithril.compiler.requirements import (
@@ -58,11 +58,11 @@ from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.plugins import CompileContext, HardwareTarget
 from mithril.runtime import (
     Buckets,
-    Checked,
     CompiledModel,
+    IndexCheckedExecutable,
     Interface,
     Program,
-    Request,
+    ProgramKey,
     Results,
     find_buckets,
     largest_sizes,
@@ -83,7 +83,7 @@ def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) 
     settings = resolve_options(options)
     instance = make_backend(backend, settings)
     decisions = Decisions(strict=settings["strict"])
-    applicable, foreign = fitted(options, backend_names(instance, settings))
+    applicable, foreign = split_options(options, backend_names(instance, settings))
     if foreign:
         settings = resolve_options(applicable)
         for keyword, readers in foreign.items():
@@ -144,7 +144,7 @@ class Compiler:
             self.inference = settings["inference"] or settings["static_inference"]
             self.source = source_of(self.context.model, outputs=settings["outputs"], inference=self.inference)
             self._stage("flatten", None)
-            passes = chosen(settings, self.context)  # fail early on invalid names
+            passes = select_passes(settings, self.context)  # fail early on invalid names
             record_clashes(self.context)
             record_providers(self.context, self.source)
             self.specs = input_specs(self.source, settings)
@@ -162,7 +162,7 @@ class Compiler:
                 self.specs,
                 self,
                 decisions=self.decisions,
-                options={**settings.peek(), "inference": self.inference, "max_programs": limit, "seed": seed},
+                options={**settings.as_dict(), "inference": self.inference, "max_programs": limit, "seed": seed},
                 name=self.source.name,
                 watchers=self.observers.watchers,
             )
@@ -196,7 +196,7 @@ class Compiler:
             self.decisions.record("assumed", f"the dtype of {names} is taken from the first call")
 
     # -- a program ---------------------------------------------------------------------------------------------------
-    def specialize(self, request: Request) -> Program:
+    def specialize(self, request: ProgramKey) -> Program:
         """Return the program for one combination of input types, from the cache or by steps three to seven."""
         with self.deadline:
             cached = self.cache.load(request) if self.cache is not None else None
@@ -221,7 +221,7 @@ class Compiler:
         check_memory(program.memory, self.settings)
         self._report_unused()
         if optimized.checks:
-            program.checked = Checked(executable, optimized.checks, program.types, self.backend)
+            program.checked = IndexCheckedExecutable(executable, optimized.checks, program.types, self.backend)
         if self.cache is not None:
             self.cache.save(program, new_decisions(self.decisions, num_decisions))
         if request.binding:
@@ -242,7 +242,7 @@ class Compiler:
         if release is not None:
             release(lambda: self.lowered(request))
 
-    def differentiable(self, request: Request) -> tuple[Interface, Results, Callable[..., Any]]:
+    def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]:
         """Return the generated function of a request for the framework's own differentiation, and its interface."""
         if self.settings["static_inference"]:
             raise InputError(
@@ -275,7 +275,7 @@ class Compiler:
             self._buckets[training] = None if graph is None else find_buckets(graph, self.decisions)
         return self._buckets[training]
 
-    def lowered(self, request: Request) -> Graph:
+    def lowered(self, request: ProgramKey) -> Graph:
         """Run steps three to five and return the decomposed graph, the input of code generation."""
         with self.deadline, self._quietly():
             graph = self._optimized(request).graph
@@ -287,7 +287,7 @@ class Compiler:
         decomposed = backend.decomposed(with_marked_surrogates(graph), options)
         return decomposed if decomposed is graph else self.optimize(decomposed, only="clean")[0]
 
-    def _optimized(self, request: Request, *, for_framework: bool = False) -> _Optimized:
+    def _optimized(self, request: ProgramKey, *, for_framework: bool = False) -> _Optimized:
         self.observers.begin()
         self._typed = False
         traced = self.trace(dict(request.types), training=request.kind.training)
@@ -296,7 +296,7 @@ class Compiler:
         self._typed = True
         if request.kind.of:
             check_trainable(self.settings["trainable"], traced)
-        check_layers(self.settings.peek(), declared_options(), traced, self.source.layers)
+        check_layers(self.settings.as_dict(), declared_options(), traced, self.source.layers)
         note_graph(traced, self.settings, self.decisions)
         record_operations(traced, self.decisions)
         self._stage("types", traced)
@@ -402,9 +402,9 @@ class Compiler:
             self.observers.passed(pass_.name, graph, after, start, time.perf_counter() - start)
         return after
 
-    def _note_file(self, part: str, request: Request) -> None:
+    def _note_file(self, part: str, request: ProgramKey) -> None:
         """Record that another program overwrites the same file."""
-        if self.settings.peek()["file_path"] is not None:
+        if self.settings.as_dict()["file_path"] is not None:
             if part in self._written:
                 types = ", ".join(f"{n}: {t}" for n, t in request.types)
                 self.decisions.record(

@@ -64,13 +64,13 @@ class TransformedSource:
     def __init__(self, model: Transformed, *, outputs: Sequence[str] | None = None, inference: bool = False) -> None:
         self.change = model.change
         self.inner = source_of(model.model, outputs=None, inference=inference)
-        self.chosen = outputs
+        self.requested_outputs = outputs
         self.name, self.inference = self.inner.name, self.inner.inference
         self.inputs = self.change.inputs(self.inner)
 
     @property
     def outputs(self) -> Sequence[str]:
-        return self.chosen if self.chosen is not None else self.change.outputs(self.inner)
+        return self.requested_outputs if self.requested_outputs is not None else self.change.outputs(self.inner)
 
     @property
     def layers(self) -> Sequence[str]:
@@ -81,7 +81,7 @@ class TransformedSource:
         return self.inner.pretrained
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return (self.inner, self.change, tuple(self.chosen or ()))
+        return (self.inner, self.change, tuple(self.requested_outputs or ()))
 
     def expects(self, name: str) -> tuple[tuple[Any, ...] | None, Any] | None:
         return None
@@ -97,8 +97,8 @@ class TransformedSource:
         types = {n: t for n, t in types.items() if n not in flags}
         inner = TraceRequest(request.training, flags, request.trainable, request.dtype)
         graph = self.change.apply(self.inner.graph(self.change.inner_types(self.inner, types), inner), types)
-        if self.chosen is not None:
-            graph = _only(graph, self.chosen)
+        if self.requested_outputs is not None:
+            graph = _select_results(graph, self.requested_outputs)
         values = {n: x for n, x in fixed.items() if n not in flags}
         return with_constants(graph, values) if values else graph
 
@@ -113,7 +113,7 @@ def _default(x: np.ndarray[Any, Any]) -> DType:
     return float32 if kind.name == "float64" else kind
 
 
-def _only(graph: Graph, names: Sequence[str]) -> Graph:
+def _select_results(graph: Graph, names: Sequence[str]) -> Graph:
     by_name = {r.name: r for r in graph.results if r.role != "state"}
     for name in names:
         if name not in by_name:

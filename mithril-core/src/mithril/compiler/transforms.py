@@ -8,7 +8,7 @@ from typing import Any
 from mithril.backend import checked
 from mithril.base import Dim, GraphError
 from mithril.compiler.frontend import is_model
-from mithril.compiler.model_changes import GRAPHS, Derivative, Rows, frozen
+from mithril.compiler.model_changes import GRAPHS, Derivative, Rows, to_hashable
 from mithril.compiler.transformed import Transformed
 from mithril.ir import Graph
 from mithril.transforms import (
@@ -45,7 +45,7 @@ def vmap(target: Any, in_axes: Axes = 0, out_axes: Axes = 0, size: int | str | D
     if isinstance(target, Graph):
         return vmap_graph(target, _by_name("in_axes", in_axes), _by_name("out_axes", out_axes), size)
     if is_model(target):
-        change = Rows(frozen(_by_name("in_axes", in_axes)), frozen(_by_name("out_axes", out_axes)), size)
+        change = Rows(to_hashable(_by_name("in_axes", in_axes)), to_hashable(_by_name("out_axes", out_axes)), size)
         return Transformed(target, change)
     if callable(target):
         for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):

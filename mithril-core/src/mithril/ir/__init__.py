@@ -26,11 +26,11 @@ HOMES = {
     "declare": ("binary", "composite", "op", "unary"),
     "decomposition": ("decompose",),
     "editor": ("Editor",),
-    "evaluation": ("Arrays", "at_sizes", "evaluate", "rounding_spread"),
+    "evaluation": ("Arrays", "substitute_sizes", "evaluate", "rounding_spread"),
     "parser": ("parse",),
     "result_names": ("cotangent_name", "result", "result_name"),
     "samples": ("Arr", "Sample", "bools", "exactly", "ints", "positive", "sample"),
-    "text": ("same", "structural_hash", "to_text"),
+    "text": ("structurally_equal", "structural_hash", "to_text"),
     "type_rules": (
         *("always", "attribute_dtype", "boolean", "broadcast", "expect_equal", "expect_paired", "expect_rank"),
         *("floating", "integer", "integral", "like", "logical", "numeric", "operand", "per_input", "reduced"),

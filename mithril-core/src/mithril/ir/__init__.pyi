@@ -56,9 +56,9 @@ from mithril.ir.decomposition import decompose as decompose
 from mithril.ir.editor import Editor as Editor
 from mithril.ir.evaluation import (
     Arrays as Arrays,
-    at_sizes as at_sizes,
     evaluate as evaluate,
     rounding_spread as rounding_spread,
+    substitute_sizes as substitute_sizes,
 )
 from mithril.ir.parser import parse as parse
 from mithril.ir.result_names import (
@@ -76,8 +76,8 @@ from mithril.ir.samples import (
     sample as sample,
 )
 from mithril.ir.text import (
-    same as same,
     structural_hash as structural_hash,
+    structurally_equal as structurally_equal,
     to_text as to_text,
 )
 from mithril.ir.type_rules import (

@@ -34,7 +34,7 @@ def evaluate(graph: Graph, arguments: Mapping[str, Any], rounding: Callable[[Any
         returned = node.op.evaluate(
             [None if v is None else values[v] for v in node.operands],
             _concrete(node, sizes),
-            tuple(at_sizes(r, sizes) for r in node.regions),
+            tuple(substitute_sizes(r, sizes) for r in node.regions),
         )
         results = returned if isinstance(returned, tuple) else (returned,)
         if rounding is not None:
@@ -65,7 +65,7 @@ def rounding_spread(graph: Graph, arguments: Mapping[str, Any], size: float) -> 
     return {name: float(np.max(x[np.isfinite(x)], initial=0.0)) for name, x in differences.items()}
 
 
-def at_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph:
+def substitute_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph:
     """Substitute symbolic sizes in types, attributes and regions; return the graph itself if ``sizes`` is empty."""
     if not sizes:
         return graph
@@ -83,7 +83,7 @@ def at_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph:
             tuple(None if v is None else new_values[v] for v in node.operands),
             _concrete(node, sizes),
             tuple(made(v) for v in node.results),
-            tuple(at_sizes(r, sizes) for r in node.regions),
+            tuple(substitute_sizes(r, sizes) for r in node.regions),
             node.origin,
             node.tags,
         )

@@ -30,7 +30,7 @@ def structural_hash(graph: Graph) -> str:
     return hashlib.sha256("\n".join(canonical.graph(graph, "")).encode()).hexdigest()
 
 
-def same(a: Graph, b: Graph) -> bool:
+def structurally_equal(a: Graph, b: Graph) -> bool:
     """Whether two graphs are structurally equal."""
     return a is b or structural_hash(a) == structural_hash(b)
 
@@ -55,7 +55,7 @@ class _Printer:
         self.origins = origins
         self.canonical = canonical
         self.names: dict[Value, str] = {}
-        self.taken: set[str] = set()
+        self.used_names: set[str] = set()
 
     # -- names -------------------------------------------------------------------------------------------------------
     def name(self, value: Value | None) -> str:
@@ -68,9 +68,9 @@ class _Printer:
 
     def _fresh(self, stem: str) -> str:
         name, n = stem, 1
-        while name in self.taken:
+        while name in self.used_names:
             name, n = f"{stem}'{n}", n + 1
-        self.taken.add(name)
+        self.used_names.add(name)
         return name
 
     def name_inputs(self, graph: Graph) -> None:

@@ -100,7 +100,7 @@ def _(g, y, x, update, starts):
     )
 
 
-def _in_front(starts: Any) -> Any:
+def _with_row_start(starts: Any) -> Any:
     """Prepend a start of 0 for the axis of the rows."""
     return concat(full(shape=(1,), value=0, dtype=starts.dtype), starts)
 
@@ -118,7 +118,7 @@ def _begin(starts: Any, k: int, n: Size, size: Size) -> Any:
 def _(rows, has_rows, x, starts, *, sizes):
     """Gather along each axis in turn if the starts differ between rows."""
     if not has_rows[1]:
-        return dynamic_slice(x, _in_front(starts), sizes=(rows, *sizes))
+        return dynamic_slice(x, _with_row_start(starts), sizes=(rows, *sizes))
     x = x if has_rows[0] else spread(x, rows)
     for k, size in enumerate(sizes):
         n = x.shape[k + 1]
@@ -133,7 +133,7 @@ def _(rows, has_rows, x, update, starts):
     """Select each element from the operand or the update if the starts differ between rows."""
     x, update = (v if mapped else spread(v, rows) for v, mapped in zip((x, update), has_rows, strict=False))
     if not has_rows[2]:
-        return dynamic_update_slice(x, update, _in_front(starts))
+        return dynamic_update_slice(x, update, _with_row_start(starts))
     written = None
     for k, (n, size) in enumerate(zip(x.shape[1:], update.shape[1:], strict=True)):
         if size == n:

@@ -20,7 +20,7 @@ def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], 
     # Axes of size 1 have no factor, so their position does not matter.
     rest = [[(k, n) for k, n in enumerate(shape) if n != 1] for shape in (before, after)]
     if any(n == 0 for n in (*before, *after)):
-        return _tangled(before, after)
+        return _mixed_axes(before, after)
     while rest[0] and rest[1]:
         (i, a), (j, b) = rest[0][0], rest[1][0]
         size = _common(a, b)
@@ -50,7 +50,7 @@ def _common(a: Size, b: Size) -> Size:
     return a if a == b else b if mod(a, b) == 0 else a if mod(b, a) == 0 else 1
 
 
-def _tangled(before: Shape, after: Shape) -> OpAxes:
+def _mixed_axes(before: Shape, after: Shape) -> OpAxes:
     axes = unknown_axes([before], [after])
     return OpAxes(
         axes.operands, axes.results, axes.sizes, dict.fromkeys(axes.sizes, Role("mixed")), axes.shapes, "shape"

@@ -90,7 +90,7 @@ def cross_entropy(
         if label_smoothing:
             target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
         if weight is not None:
-            target = target * _along(weight, axis, p)
+            target = target * _broadcast_to_classes(weight, axis, p)
         return _reduced(-sum(p * target, axis=axis), reduction, logits)
     _expect_classes("cross_entropy", "logits", logits.shape, labels.shape, axis)
     counted = None if ignore_index is None else equal(labels, ignore_index) ^ True
@@ -99,7 +99,7 @@ def cross_entropy(
     factor = None if weight is None else take(weight, classed, axis=0)
     loss = -picked if factor is None else -picked * factor
     if label_smoothing:
-        spread = p if weight is None else p * _along(weight, axis, p)
+        spread = p if weight is None else p * _broadcast_to_classes(weight, axis, p)
         loss = loss * (1.0 - label_smoothing) - mean(spread, axis=axis) * label_smoothing
     if counted is not None:
         loss = where(counted, loss, 0.0)
@@ -120,7 +120,7 @@ def _expect_weight(weight: Any, logits: Any, axis: int) -> None:
     )
 
 
-def _along(weight: Any, axis: int, like: Any) -> Any:
+def _broadcast_to_classes(weight: Any, axis: int, like: Any) -> Any:
     """Reshape a vector with one entry per class to broadcast against the logits."""
     return reshape(weight, shape=tuple(d if k == axis else 1 for k, d in enumerate(like.shape)))
 
@@ -165,7 +165,7 @@ def _(g, y, logits, labels, weight, *, axis, reduction, label_smoothing, ignore_
     """Return softmax minus target, scaled: one pass over the logits."""
     z = log_softmax(upcast(logits), axis=axis)
     p, cotangent = exp(z), upcast(g)
-    span = None if weight is None else _along(cast(weight, dtype=z.dtype), axis, z)
+    span = None if weight is None else _broadcast_to_classes(cast(weight, dtype=z.dtype), axis, z)
     hot, counted = None, None
     if not labels.dtype.is_float:
         counted = None if ignore_index is None else equal(labels, ignore_index) ^ True

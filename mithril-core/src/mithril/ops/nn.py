@@ -64,7 +64,7 @@ def linear(x, w, b=None, *, activation: str = "none"):
 @linear.vjp
 def _(g, y, x, w, b, *, activation):
     """Use one product over all rows for the weight; recompute only activations whose derivative needs their input."""
-    g = _through(activation, g, y, x, w, b)
+    g = _activation_gradient(activation, g, y, x, w, b)
     rows = product(x.shape[:-1])
     flat, cotangent = reshape(x, shape=(rows, x.shape[-1])), reshape(g, shape=(rows, w.shape[0]))
     gx = reshape(matmul(cotangent, w), shape=x.shape)
@@ -72,7 +72,7 @@ def _(g, y, x, w, b, *, activation):
     return gx, gw, None if b is None else sum(cotangent, axis=0)
 
 
-def _through(activation: str, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
+def _activation_gradient(activation: str, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
     if activation == "none":
         return g
     if activation == "relu":

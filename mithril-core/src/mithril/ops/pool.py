@@ -281,7 +281,7 @@ def _bounds(n: int, size: int) -> list[tuple[int, int]]:
     return [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
 
 
-def _last(x: Any, axis: int) -> tuple[int, ...]:
+def _swap_with_last(x: Any, axis: int) -> tuple[int, ...]:
     """Return the permutation that swaps an axis with the last."""
     perm = list(range(len(x.shape)))
     perm[axis], perm[-1] = perm[-1], perm[axis]
@@ -313,7 +313,7 @@ def adaptive_avg_pool(x, *, size: Ints):
         weights = np.zeros((n, m), as_dtype(y.dtype).numpy)  # the mean over a box is the mean of means along its axes
         for i, (a, b) in enumerate(_bounds(n, m)):
             weights[a:b, i] = 1 / (b - a)
-        perm = _last(y, axis)
+        perm = _swap_with_last(y, axis)
         y = transpose(operation("matmul")(transpose(y, perm=perm), weights), perm=perm)
     return operation("cast")(y, dtype=kind) if kind.is_float and kind.bits < 32 else y
 

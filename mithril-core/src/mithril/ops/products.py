@@ -69,10 +69,10 @@ def _(g, y, a, b):
     if len(right.shape) == 2 and len(left.shape) > 2:
         rows = product(left.shape[:-1])
         flat = reshape(left, shape=(rows, left.shape[-1]))
-        gb = matmul(_swapped(flat), reshape(cotangent, shape=(rows, cotangent.shape[-1])))
+        gb = matmul(_transpose_last_two(flat), reshape(cotangent, shape=(rows, cotangent.shape[-1])))
     else:
-        gb = unbroadcast(matmul(_swapped(left), cotangent), right.shape)
-    ga = unbroadcast(matmul(cotangent, _swapped(right)), left.shape)
+        gb = unbroadcast(matmul(_transpose_last_two(left), cotangent), right.shape)
+    ga = unbroadcast(matmul(cotangent, _transpose_last_two(right)), left.shape)
     return reshape(ga, shape=a.shape), reshape(gb, shape=b.shape)
 
 
@@ -98,7 +98,7 @@ def _matrix(x: Any, row: bool) -> Any:
     return reshape(x, shape=(1, *x.shape) if row else (*x.shape, 1))
 
 
-def _swapped(x: Any) -> Any:
+def _transpose_last_two(x: Any) -> Any:
     rank = len(x.shape)
     return transpose(x, perm=(*range(rank - 2), rank - 1, rank - 2))
 
@@ -113,7 +113,7 @@ def unbroadcast(g: Any, shape: Shape) -> Any:
 
 
 # -- dot ----------------------------------------------------------------------------------------------------------
-def _free(rank: int, *used: Ints) -> tuple[int, ...]:
+def _free_axes(rank: int, *used: Ints) -> tuple[int, ...]:
     excluded = {k for axes in used for k in axes}
     return tuple(k for k in range(rank) if k not in excluded)
 
@@ -141,8 +141,8 @@ def _dot_shape(a: Shape, b: Shape, *, contract_a: Ints, contract_b: Ints, batch_
     for i, j in zip(contract_a, contract_b, strict=True):
         expect_equal("contracted axes", a[i], b[j])
     batch = tuple(expect_equal("batch axes", a[i], b[j]) for i, j in zip(batch_a, batch_b, strict=True))
-    rows = tuple(a[k] for k in _free(len(a), contract_a, batch_a))
-    return (*batch, *rows, *(b[k] for k in _free(len(b), contract_b, batch_b)))
+    rows = tuple(a[k] for k in _free_axes(len(a), contract_a, batch_a))
+    return (*batch, *rows, *(b[k] for k in _free_axes(len(b), contract_b, batch_b)))
 
 
 def _dot_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> str:
@@ -184,7 +184,7 @@ def _dot_flops(
 )
 def dot(a, b, *, contract_a: Ints, contract_b: Ints, batch_a: Ints = (), batch_b: Ints = ()):
     """General contraction: sums over the contracted axes; the result has batch axes, free axes of a, free axes of b."""
-    free_a, free_b = _free(a.ndim, contract_a, batch_a), _free(b.ndim, contract_b, batch_b)
+    free_a, free_b = _free_axes(a.ndim, contract_a, batch_a), _free_axes(b.ndim, contract_b, batch_b)
     left = np.transpose(to_float32(a), (*batch_a, *free_a, *contract_a))
     right = np.transpose(to_float32(b), (*batch_b, *contract_b, *free_b))
     batch = tuple(a.shape[k] for k in batch_a)
@@ -197,7 +197,7 @@ def dot(a, b, *, contract_a: Ints, contract_b: Ints, batch_a: Ints = (), batch_b
 
 @dot.vjp
 def _(g, y, a, b, *, contract_a, contract_b, batch_a, batch_b):
-    free_a, free_b = _free(len(a.shape), contract_a, batch_a), _free(len(b.shape), contract_b, batch_b)
+    free_a, free_b = _free_axes(len(a.shape), contract_a, batch_a), _free_axes(len(b.shape), contract_b, batch_b)
     n, p, q = len(batch_a), len(free_a), len(free_b)
     batch = tuple(range(n))
     ga = dot(g, b, contract_a=tuple(range(n + p, n + p + q)), contract_b=free_b, batch_a=batch, batch_b=batch_b)

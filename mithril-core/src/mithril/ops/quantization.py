@@ -13,7 +13,7 @@ from mithril.ops.shape import reshape, spread
 from mithril.ops.upcast import downcast, dtype_of, upcast
 
 
-def _along(p: Any, x: Any, axis: int | None) -> Any:
+def _broadcast_along(p: Any, x: Any, axis: int | None) -> Any:
     """Reshape scales or zero points along an axis to broadcast against x."""
     if p is None or axis is None or len(p.shape) == 0:
         return p
@@ -32,9 +32,9 @@ def quantize(x, scale, zero_point=None, *, dtype: DType = int8, axis: Axis | Non
     """round(x / scale) + zero_point, saturating, halves to even; one scale, or one per element of an axis."""
     if not dtype.is_integer:
         raise OperationError(f"quantize requires an integer dtype, got {dtype}", hint="pass dtype='int8'")
-    q = round(upcast(x) / upcast(_along(scale, x, axis)))
+    q = round(upcast(x) / upcast(_broadcast_along(scale, x, axis)))
     if zero_point is not None:
-        q = q + cast(_along(zero_point, x, axis), dtype=dtype_of(q))
+        q = q + cast(_broadcast_along(zero_point, x, axis), dtype=dtype_of(q))
     return cast(q, dtype=dtype)
 
 
@@ -49,10 +49,10 @@ quantize.no_vjp("its results are integers; fake_quantize has a gradient")
 )
 def dequantize(x, scale, zero_point=None, *, axis: Axis | None = None):
     """(x - zero_point) * scale, in the dtype of the scale."""
-    s = upcast(_along(scale, x, axis))
+    s = upcast(_broadcast_along(scale, x, axis))
     q = cast(x, dtype=dtype_of(s))
     if zero_point is not None:
-        q = q - cast(_along(zero_point, x, axis), dtype=dtype_of(s))
+        q = q - cast(_broadcast_along(zero_point, x, axis), dtype=dtype_of(s))
     return downcast(q * s, scale)
 
 
@@ -68,7 +68,7 @@ def fake_quantize(x, scale, *, bits: int = 8, axis: Axis | None = None):
     if not 2 <= bits <= 16:
         raise OperationError(f"fake_quantize requires 2 to 16 bits, got {bits}")
     low, high = _range(bits)
-    s = upcast(_along(scale, x, axis))
+    s = upcast(_broadcast_along(scale, x, axis))
     return downcast(clip(round(upcast(x) / s), low=low, high=high) * s, x)
 
 
@@ -80,7 +80,7 @@ def _range(bits: int) -> tuple[float, float]:
 def _(g, y, x, scale, *, bits, axis):
     """Return g in range, 0 outside for x; the derivative of the scale is the rounding error, or the bound outside."""
     low, high = _range(bits)
-    s = upcast(_along(scale, x, axis))
+    s = upcast(_broadcast_along(scale, x, axis))
     q = upcast(x) / s
     saturated = logical_or(less(q, low), greater(q, high))
     gx = where(saturated, 0.0, upcast(g))

@@ -22,23 +22,23 @@ class Region(Builder):
         self.outer = outer
         self.origin, self.tags = outer.origin, outer.tags
         self.captured: dict[Value, Value] = {}  # outer value -> input of the region
-        self._own: set[Value] = set()
+        self._body_values: set[Value] = set()
 
     def bind(self, name: str, type: TensorType) -> Value:
         """Add an input that the operation itself provides: a state, an element of a sequence."""
         value = Value(self.unique(name), type)
         self.inputs.append(Input(value))
-        self._own.add(value)
+        self._body_values.add(value)
         return value
 
     def local(self, value: Value) -> Value:
         """Return the region's value for ``value``, captured if it is an outer one."""
-        if value in self._own:
+        if value in self._body_values:
             return value
         local = self.captured.get(value)
         if local is None:
             local = self.captured[value] = Value(self.unique(value.name), value.type)
-            self._own.add(local)
+            self._body_values.add(local)
         return local
 
     def close(self, captured: Iterable[Value], outputs: Mapping[str, Value]) -> Graph:
@@ -70,13 +70,13 @@ class Region(Builder):
     ) -> tuple[Value, ...]:
         local_operands = [None if v is None else self.local(v) for v in operands]
         results = super().emit(op, local_operands, attributes, regions, name)
-        self._own.update(results)
+        self._body_values.update(results)
         return results
 
     def inline(self, graph: Graph, arguments: Sequence[Value | None]) -> tuple[Value, ...]:
         start = len(self.nodes)
         outputs = super().inline(graph, [None if v is None else self.local(v) for v in arguments])
-        self._own.update(v for node in self.nodes[start:] for v in node.results)
+        self._body_values.update(v for node in self.nodes[start:] for v in node.results)
         return outputs
 
 

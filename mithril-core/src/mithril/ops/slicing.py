@@ -54,7 +54,7 @@ def _call(size: Size) -> Call | None:
     return None
 
 
-def _front(position: Size, size: Size) -> Size:
+def _clamp_forward(position: Size, size: Size) -> Size:
     """Canonicalize a position for a positive step: non-negative and clamped to the axis."""
     if isinstance(position, Dim):
         _, high = bounds(position)
@@ -64,7 +64,7 @@ def _front(position: Size, size: Size) -> Size:
     return 0 if position == -END else maximum(size + position, 0)
 
 
-def _back(position: Size, size: Size) -> Size:
+def _clamp_backward(position: Size, size: Size) -> Size:
     """Canonicalize a position for a negative step; before the first element is ``-size - 1``."""
     before = -size - 1
     if isinstance(position, Dim):
@@ -85,13 +85,13 @@ def _back(position: Size, size: Size) -> Size:
 def _one_form(start: Size, stop: Size, step: int, size: Size) -> tuple[Size, Size]:
     if step > 0:
         ordered = type(start) is int and type(stop) is int and start <= stop and (start < 0) == (stop < 0)
-        first, last = _front(start, size), _front(stop, size)
+        first, last = _clamp_forward(start, size), _clamp_forward(stop, size)
         if ordered or (last == size and type(start) is int) or _provably_at_most(first, last):
             return first, last
         if isinstance(start, Dim) or isinstance(stop, Dim):
             return first, first if at_most(last, first) else last  # the shape rule guards their order
         return first, maximum(first, last)
-    first, last = _back(start, size), _back(stop, size)
+    first, last = _clamp_backward(start, size), _clamp_backward(stop, size)
     if at_most(_literal(first, size), _literal(last, size)):
         return 0, 0
     return first, last

@@ -6,6 +6,6 @@ HOMES = {
     "declare": ("Pass", "PassContext", "as_pass", "pass_", "pass_text", "placement_of"),
     "manager": ("PassManager", "PassRecord", "PipelineReport"),
     "numeric": ("random_arguments",),
-    "order": ("ordered", "parse_pipeline", "pipeline_text"),
+    "order": ("sort_passes", "parse_pipeline", "pipeline_text"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

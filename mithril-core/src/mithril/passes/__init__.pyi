@@ -15,7 +15,7 @@ from mithril.passes.manager import (
 )
 from mithril.passes.numeric import random_arguments as random_arguments
 from mithril.passes.order import (
-    ordered as ordered,
     parse_pipeline as parse_pipeline,
     pipeline_text as pipeline_text,
+    sort_passes as sort_passes,
 )

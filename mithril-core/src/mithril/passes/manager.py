@@ -11,7 +11,7 @@ from mithril.base import MithrilError, PassError, VerificationError
 from mithril.ir import Graph, Snapshot, verify
 from mithril.passes.declare import Pass, PassContext, as_pass
 from mithril.passes.numeric import check_results
-from mithril.passes.order import ordered, pipeline_text
+from mithril.passes.order import pipeline_text, sort_passes
 
 Runner = Callable[[Any, Graph, Any, Callable[..., Graph]], Graph]
 
@@ -48,7 +48,7 @@ class PassManager:
     """A pipeline of passes. The graph is verified after each pass and, with ``check="numeric"``, also evaluated."""
 
     def __init__(self, passes: Iterable[Any], *, check: str = "structure") -> None:
-        self.passes = ordered([as_pass(p) for p in passes])
+        self.passes = sort_passes([as_pass(p) for p in passes])
         self.check = check
 
     def __str__(self) -> str:
@@ -95,15 +95,15 @@ class PassManager:
         try:
             new_graph = last(one, graph, context) if runner is None else runner(one, graph, context, last)
         except MithrilError as error:
-            raise error.with_facts(*_who(one, done)) from None
+            raise error.with_facts(*_pass_facts(one, done)) from None
         except Exception as error:
             raise PassError(
-                f"pass '{one.name}' failed: {type(error).__name__}: {error}", facts=_who(one, done)
+                f"pass '{one.name}' failed: {type(error).__name__}: {error}", facts=_pass_facts(one, done)
             ) from error
         if snapshot is not None and (difference := snapshot.difference()) is not None:
             raise PassError(
                 f"pass '{one.name}' changed its input graph in place",
-                facts=[difference, *_who(one, done)],
+                facts=[difference, *_pass_facts(one, done)],
                 hint="build new nodes with graph.edit() or node.replaced(...), and return the new graph",
             )
         self._check(one, graph, new_graph, done)
@@ -118,25 +118,25 @@ class PassManager:
         except VerificationError as error:
             raise PassError(
                 f"pass '{one.name}' returned an invalid graph: {error.what}",
-                facts=[*error.facts, *_who(one, done)],
+                facts=[*error.facts, *_pass_facts(one, done)],
                 hint="this is a bug in the pass, not in the model",
             ) from error
         if one.keeps_interface:
             _same_interface(one, before, after, done)
         if self.check == "numeric":
-            check_results(one, before, after, _who(one, done))
+            check_results(one, before, after, _pass_facts(one, done))
 
 
 def _check_kind(one: Pass, result: Any, done: Sequence[str]) -> None:
     if not isinstance(result, Graph):
         raise PassError(
             f"pass '{one.name}' returned {type(result).__name__}, expected a graph",
-            facts=_who(one, done),
+            facts=_pass_facts(one, done),
             hint="return the input graph if nothing changes",
         )
 
 
-def _who(one: Pass, done: Sequence[str]) -> list[str]:
+def _pass_facts(one: Pass, done: Sequence[str]) -> list[str]:
     return [
         f"pass '{one.name}' from {one.origin}" if one.origin else "",
         f"passes before: {', '.join(done)}" if done else "",
@@ -154,6 +154,6 @@ def _same_interface(one: Pass, before: Graph, after: Graph, done: Sequence[str])
         new = [r for r in (*new_in, *new_out) if r not in (*old_in, *old_out)]
         raise PassError(
             f"pass '{one.name}' changed the graph's inputs or outputs",
-            facts=[f"removed: {removed[:5]}", f"new: {new[:5]}", *_who(one, done)],
+            facts=[f"removed: {removed[:5]}", f"new: {new[:5]}", *_pass_facts(one, done)],
             hint="declare keeps_interface=False if this is intended",
         )

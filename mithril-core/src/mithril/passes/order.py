@@ -39,7 +39,7 @@ def parse_pipeline(text: str, lookup: Callable[[str], Any]) -> list[Pass]:
     return out
 
 
-def ordered(passes: Sequence[Pass]) -> list[Pass]:
+def sort_passes(passes: Sequence[Pass]) -> list[Pass]:
     """Sort passes by stage, then by ``before`` and ``after``, otherwise in the original order."""
     names = [p.name for p in passes]
     if len(set(names)) != len(names):
@@ -76,7 +76,7 @@ def _sorted(passes: list[Pass]) -> list[Pass]:
             cycle = _cycle(earlier, waiting)
             raise PassError(
                 "cyclic order of passes: " + " -> ".join(cycle),
-                facts=[_placing(by_name[name]) for name in dict.fromkeys(cycle)],
+                facts=[_placement_line(by_name[name]) for name in dict.fromkeys(cycle)],
                 hint=f"disable one of them: optimizations={{'{cycle[0]}': False}}",
             )
         waiting.remove(ready)
@@ -85,7 +85,7 @@ def _sorted(passes: list[Pass]) -> list[Pass]:
     return out
 
 
-def _placing(one: Pass) -> str:
+def _placement_line(one: Pass) -> str:
     """Return one line of a cycle: the pass, its distribution, and its placement."""
     words = [f"{field}={', '.join(getattr(one, field))}" for field in ("before", "after") if getattr(one, field)]
     return f"'{one.name}'" + (f" of {one.origin}" if one.origin else "") + f": {'; '.join(words) or 'no placement'}"

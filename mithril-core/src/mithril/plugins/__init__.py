@@ -19,11 +19,11 @@ HOMES = {
         *("pass_table", "passes", "profilers", "provided", "register", "reload", "reserve", "run_pass", "target"),
         *("targets", "unregister"),
     ),
-    "loader": ("HOOKS", "Plugin", "PluginWarning", "Problem", "WRAPPABLE"),
+    "loader": ("HOOKS", "Plugin", "PluginWarning", "PluginProblem", "WRAPPABLE"),
     "specs": (
         *("BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
         *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft", "ProfilerSpec"),
     ),
-    "tables": ("Registered", "Table", "name_owner"),
+    "tables": ("Entry", "Table", "name_owner"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -15,8 +15,8 @@ from mithril.plugins.host import (
 from mithril.plugins.loader import (
     HOOKS as HOOKS,
     Plugin as Plugin,
+    PluginProblem as PluginProblem,
     PluginWarning as PluginWarning,
-    Problem as Problem,
     WRAPPABLE as WRAPPABLE,
 )
 from mithril.plugins.specs import (
@@ -36,7 +36,7 @@ from mithril.plugins.specs import (
     ProfilerSpec as ProfilerSpec,
 )
 from mithril.plugins.tables import (
-    Registered as Registered,
+    Entry as Entry,
     Table as Table,
     name_owner as name_owner,
 )

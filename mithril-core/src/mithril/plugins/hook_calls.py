@@ -87,14 +87,14 @@ class HookCalls:
         try:
             return hook(**arguments)
         except Exception as error:
-            plugin = self._culprit(hook, error)
+            plugin = self._raising_plugin(hook, error)
             if plugin is None:
                 raise
             raise answer_problem(plugin, hook.name, error).error() from error
         finally:
             stack.pop()
 
-    def _culprit(self, hook: Any, error: BaseException) -> Plugin | None:
+    def _raising_plugin(self, hook: Any, error: BaseException) -> Plugin | None:
         """Return the plugin whose implementation of ``hook`` raised, or None if the pass or backend did."""
         codes = {i.function.__code__: i.plugin_name for i in hook.get_hookimpls() if hasattr(i.function, "__code__")}
         trace, name = error.__traceback__, None

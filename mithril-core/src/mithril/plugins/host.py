@@ -10,7 +10,7 @@ from typing import Any
 from mithril.base import OperationError, PluginError, registry
 from mithril.plugins import pip_hints
 from mithril.plugins.hook_calls import HookCalls, LastAnswers
-from mithril.plugins.loader import Loader, Plugin, Problem
+from mithril.plugins.loader import Loader, Plugin, PluginProblem
 from mithril.plugins.pass_places import Placement, placement
 from mithril.plugins.specs import (
     BackendSpec,
@@ -26,7 +26,7 @@ from mithril.plugins.specs import (
     PassSpec,
     ProfilerSpec,
 )
-from mithril.plugins.tables import Answers, Registered, Table, clash_problem, name_owner
+from mithril.plugins.tables import Answers, Entry, Table, clash_problem, name_owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +87,19 @@ class Plugins(Answers, HookCalls):
         return list(self.loader.plugins)
 
     # -------------------------------------------------------------------------------------------------- backends
-    def backends(self) -> Mapping[str, Registered[BackendSpec]]:
+    def backends(self) -> Mapping[str, Entry[BackendSpec]]:
         """Return the installed backends by name."""
         return self.table("mithril_backends", BackendSpec, "backend").entries
 
-    def backend(self, name: str) -> Registered[BackendSpec]:
+    def backend(self, name: str) -> Entry[BackendSpec]:
         """Return the descriptor of one backend; imports only its plugin if that has the name of the backend."""
         if "mithril_backends" not in self._tables:
             for plugin in self.loader.named(name):
                 if plugin.name == name and self.loader.load(plugin):
-                    for answer in self.ask("mithril_backends", BackendSpec, only=plugin):
+                    for answer in self.call_hook("mithril_backends", BackendSpec, only=plugin):
                         if answer.spec.name == name:
                             return answer
-        return self.pick(self.table("mithril_backends", BackendSpec, "backend"), name, pip_hints.BACKENDS.get(name))
+        return self.look_up(self.table("mithril_backends", BackendSpec, "backend"), name, pip_hints.BACKENDS.get(name))
 
     def backend_class(self, name: str) -> type[Any]:
         """Import the framework of one backend and return the backend class."""
@@ -119,7 +119,7 @@ class Plugins(Answers, HookCalls):
                         self.loader.problem(entry.plugin, fault)
         return table
 
-    def passes(self) -> Mapping[str, Registered[PassSpec]]:
+    def passes(self) -> Mapping[str, Entry[PassSpec]]:
         """Return the installed passes by name."""
         return self.pass_table().entries
 
@@ -127,9 +127,9 @@ class Plugins(Answers, HookCalls):
         """Return the aliases of passes, mapped to names."""
         return self.pass_table().aliases
 
-    def pass_spec(self, name: str) -> Registered[PassSpec]:
+    def pass_spec(self, name: str) -> Entry[PassSpec]:
         """Return the descriptor of one pass, by name or alias."""
-        return self.pick(self.pass_table(), name)
+        return self.look_up(self.pass_table(), name)
 
     def pass_placement(self, name: str) -> Placement:
         """Return the passes that an installed pass must precede and follow, with aliases resolved."""
@@ -149,36 +149,36 @@ class Plugins(Answers, HookCalls):
         return tables[hook]().clash_text(name)
 
     # ------------------------------------------------------------------------------------- targets and profilers
-    def targets(self) -> Mapping[str, Registered[HardwareTarget]]:
+    def targets(self) -> Mapping[str, Entry[HardwareTarget]]:
         """Return the installed hardware targets by name."""
         return self.table("mithril_targets", HardwareTarget, "hardware target").entries
 
-    def target(self, name: str) -> Registered[HardwareTarget]:
+    def target(self, name: str) -> Entry[HardwareTarget]:
         """Return one hardware target by name or alias."""
         table = self.table("mithril_targets", HardwareTarget, "hardware target")
-        return self.pick(table, name, pip_hints.TARGETS.get(name))
+        return self.look_up(table, name, pip_hints.TARGETS.get(name))
 
-    def detect_targets(self) -> list[Registered[Found]]:
+    def detect_targets(self) -> list[Entry[Found]]:
         """Return the targets present on this machine, best first: by rank, then by name."""
-        detected = self.ask("mithril_detect_targets", Found)
+        detected = self.call_hook("mithril_detect_targets", Found)
         return sorted(detected, key=lambda f: (-f.spec.rank, f.spec.name))
 
-    def profilers(self) -> Mapping[str, Registered[ProfilerSpec]]:
+    def profilers(self) -> Mapping[str, Entry[ProfilerSpec]]:
         """Return the installed profilers by name."""
         return self.table("mithril_profilers", ProfilerSpec, "profiler").entries
 
     def load_profiler(self, name: str) -> Any:
         """Import a profiler."""
-        entry = self.pick(self.table("mithril_profilers", ProfilerSpec, "profiler"), name)
+        entry = self.look_up(self.table("mithril_profilers", ProfilerSpec, "profiler"), name)
         return self.load_named("profiler", name, entry.spec.loads, entry)
 
     # ------------------------------------------------------------------------------------ options, ops, lowerings
-    def options(self) -> list[Registered[Option]]:
+    def options(self) -> list[Entry[Option]]:
         """Return the options of ``ml.compile`` that the core and plugins declare, by plugin."""
         with self.loader.lock:
             if "mithril_options" not in self._tables:
-                self._tables["mithril_options"] = self.ask("mithril_options", Option)
-            answers: list[Registered[Option]] = self._tables["mithril_options"]
+                self._tables["mithril_options"] = self.call_hook("mithril_options", Option)
+            answers: list[Entry[Option]] = self._tables["mithril_options"]
         return answers
 
     def op_plugin(self, name: str) -> Plugin | None:
@@ -204,15 +204,15 @@ class Plugins(Answers, HookCalls):
         self.load_named("operation", name, f"{owner.spec.module}:__name__", owner)
         return True
 
-    def _ops(self) -> dict[str, list[Registered[OpsSpec]]]:
+    def _ops(self) -> dict[str, list[Entry[OpsSpec]]]:
         with self.loader.lock:
             if "mithril_ops" not in self._tables:
-                table: dict[str, list[Registered[OpsSpec]]] = {}
-                for answer in self.ask("mithril_ops", OpsSpec):
+                table: dict[str, list[Entry[OpsSpec]]] = {}
+                for answer in self.call_hook("mithril_ops", OpsSpec):
                     for name in answer.spec.names:
                         table.setdefault(name, []).append(answer)
                 self._tables["mithril_ops"] = table
-            known_ops: dict[str, list[Registered[OpsSpec]]] = self._tables["mithril_ops"]
+            known_ops: dict[str, list[Entry[OpsSpec]]] = self._tables["mithril_ops"]
         return known_ops
 
     def lowerings(self, backend: str) -> Mapping[str, tuple[LoweringOffer, ...]]:
@@ -220,24 +220,24 @@ class Plugins(Answers, HookCalls):
         key = f"mithril_lowerings {backend}"
         with self.loader.lock:
             if key not in self._tables:
-                offers: dict[str, list[Registered[Lowering]]] = {}
-                for answer in self.ask("mithril_lowerings", Lowering, backend=backend):
+                offers: dict[str, list[Entry[Lowering]]] = {}
+                for answer in self.call_hook("mithril_lowerings", Lowering, backend=backend):
                     if self._is_of_an_operation(answer):
                         offers.setdefault(answer.spec.op, []).append(answer)
                 self._tables[key] = {op: self._lowerings_of(op, backend, group) for op, group in sorted(offers.items())}
             table: Mapping[str, tuple[LoweringOffer, ...]] = self._tables[key]
         return table
 
-    def _is_of_an_operation(self, answer: Registered[Lowering]) -> bool:
+    def _is_of_an_operation(self, answer: Entry[Lowering]) -> bool:
         try:
             registry.operation_name(answer.spec.op, self._ops())
         except OperationError as error:
             message = f"{answer.origin} lowers an {error.what}"
-            self.loader.problem(answer.plugin, Problem("broken", message, tuple(error.facts), error.hint or None))
+            self.loader.problem(answer.plugin, PluginProblem("broken", message, tuple(error.facts), error.hint or None))
             return False
         return True
 
-    def _lowerings_of(self, op: str, backend: str, offers: list[Registered[Lowering]]) -> tuple[LoweringOffer, ...]:
+    def _lowerings_of(self, op: str, backend: str, offers: list[Entry[Lowering]]) -> tuple[LoweringOffer, ...]:
         """Return the lowerings of one plugin, conditional ones first, or one lowering that raises the conflict."""
         rivals = {id(offer.plugin): offer for offer in offers}
         owner = name_owner(op, list(rivals.values())) or self._declares(op, list(rivals.values()))
@@ -252,22 +252,22 @@ class Plugins(Answers, HookCalls):
             return (LoweringOffer(offers[0].spec, offers[0].origin, clash.error),)
         return tuple(LoweringOffer(o.spec, o.origin) for o in owned)
 
-    def _declares(self, op: str, rivals: list[Registered[Lowering]]) -> Registered[Lowering] | None:
+    def _declares(self, op: str, rivals: list[Entry[Lowering]]) -> Entry[Lowering] | None:
         """Return the claim of the plugin that declares the operation."""
         homes = [entry.plugin for entry in self._ops().get(op, ())]
         return next((r for r in rivals if homes == [r.plugin]), None)
 
     # ------------------------------------------------------------------------------------------ names and commands
-    def exports(self) -> Mapping[str, Registered[Export]]:
+    def exports(self) -> Mapping[str, Entry[Export]]:
         """Names that plugins export from ``mithril``, including backend classes."""
         return self._exports().entries
 
     def _exports(self) -> Table[Export]:
         with self.loader.lock:
             if "mithril_exports" not in self._tables:
-                names = [answer for answer in self.ask("mithril_exports", Export) if not answer.spec.on]
+                names = [answer for answer in self.call_hook("mithril_exports", Export) if not answer.spec.on]
                 answers = [*map(_class_export, self.backends().values()), *names]
-                self._tables["mithril_exports"] = self.settle("name", answers, frozenset(registry.face_names()))
+                self._tables["mithril_exports"] = self.assign_owners("name", answers, frozenset(registry.face_names()))
             table: Table[Export] = self._tables["mithril_exports"]
         return table
 
@@ -277,47 +277,47 @@ class Plugins(Answers, HookCalls):
         if home and "mithril_exports" not in self._tables:
             for plugin in self.loader.named(home):
                 if self.loader.load(plugin):
-                    answers = [*map(_class_export, self.ask("mithril_backends", BackendSpec, only=plugin))]
-                    for answer in [*answers, *self.ask("mithril_exports", Export, only=plugin)]:
+                    answers = [*map(_class_export, self.call_hook("mithril_backends", BackendSpec, only=plugin))]
+                    for answer in [*answers, *self.call_hook("mithril_exports", Export, only=plugin)]:
                         if answer.spec.name == name and not answer.spec.on:
                             return self.load_named("name", f"ml.{name}", answer.spec.loads, answer)
         table = self._exports()
         if home is None and name not in table.entries and name not in table.clashes:
             raise AttributeError(f"module 'mithril' has no attribute '{name}', and no installed plugin provides it")
-        entry = self.pick(table, name, home)
+        entry = self.look_up(table, name, home)
         return self.load_named("name", f"ml.{name}", entry.spec.loads, entry)
 
-    def extensions(self) -> dict[str, Registered[Export]]:
+    def extensions(self) -> dict[str, Entry[Export]]:
         """Return the methods that plugins add to compiled models, by name."""
-        answers = self.ask("mithril_exports", Export)
+        answers = self.call_hook("mithril_exports", Export)
         return {answer.spec.name: answer for answer in answers if answer.spec.on == "CompiledModel"}
 
     def extension(self, kind: str, name: str) -> tuple[Callable[..., Any], Plugin]:
         """Return the function that a plugin adds to a class of the core as the method ``name``, and the plugin."""
         if not name.startswith("_"):
-            for answer in self.ask("mithril_exports", Export):
+            for answer in self.call_hook("mithril_exports", Export):
                 if answer.spec.on == kind and answer.spec.name == name:
                     return self.load_named("method", f"{kind}.{name}", answer.spec.loads, answer), answer.plugin
         home = pip_hints.METHODS.get(name)
         hint = f"; {home} provides it: pip install {home}" if home else ""
         raise AttributeError(f"'{kind}' object has no attribute '{name}'{hint}")
 
-    def formats(self) -> Mapping[str, Registered[FileFormat]]:
+    def formats(self) -> Mapping[str, Entry[FileFormat]]:
         """Return the installed file formats by name."""
         return self.table("mithril_formats", FileFormat, "file format").entries
 
-    def format_of(self, path: str, name: str | None = None) -> Registered[FileFormat]:
+    def format_of(self, path: str, name: str | None = None) -> Entry[FileFormat]:
         """Return the file format with that name or, without a name, the format of the path's suffix."""
         table = self.table("mithril_formats", FileFormat, "file format")
         if name is not None:
-            return self.pick(table, name, pip_hints.FORMATS.get(name))
+            return self.look_up(table, name, pip_hints.FORMATS.get(name))
         for entry in table.entries.values():
             if any(path.endswith(suffix) for suffix in entry.spec.suffixes):
                 return entry
         suffix = PurePath(path).suffix
         home = next((home for home in pip_hints.FORMATS if suffix == f".{home}"), None)
         if home is not None:
-            return self.pick(table, home, pip_hints.FORMATS[home])
+            return self.look_up(table, home, pip_hints.FORMATS[home])
         offered = [f"{n}: {', '.join(e.spec.suffixes) or 'a folder'}" for n, e in table.entries.items()]
         raise PluginError(
             f"no file format has the suffix of '{path}'",
@@ -325,7 +325,7 @@ class Plugins(Answers, HookCalls):
             hint="pass format=",
         )
 
-    def load_format(self, entry: Registered[FileFormat], way: str) -> Any:
+    def load_format(self, entry: Entry[FileFormat], way: str) -> Any:
         """Import the function that saves or loads a format."""
         spec = entry.spec
         loads = spec.saves if way == "saves" else spec.loads
@@ -334,27 +334,27 @@ class Plugins(Answers, HookCalls):
             raise PluginError(f"files of the format '{spec.name}' cannot {verb}", facts=[f"offered by {entry.origin}"])
         return self.load_named("file format", spec.name, loads, entry)
 
-    def frontends(self) -> Mapping[str, Registered[FrontendSpec]]:
+    def frontends(self) -> Mapping[str, Entry[FrontendSpec]]:
         """Return the frontends of plugins by name."""
         return self.table("mithril_frontends", FrontendSpec, "frontend").entries
 
     def load_frontend(self, name: str) -> Any:
         """Import the function that converts a model to a source."""
-        entry = self.pick(self.table("mithril_frontends", FrontendSpec, "frontend"), name)
+        entry = self.look_up(self.table("mithril_frontends", FrontendSpec, "frontend"), name)
         return self.load_named("frontend", name, entry.spec.loads, entry)
 
-    def commands(self) -> Mapping[str, Registered[Command]]:
+    def commands(self) -> Mapping[str, Entry[Command]]:
         """Return the subcommands that plugins add to the command line."""
         return self.table("mithril_commands", Command, "command").entries
 
     def load_command(self, name: str) -> Any:
         """Import the ``click.Command`` of a plugin."""
-        entry = self.pick(self.table("mithril_commands", Command, "command"), name)
+        entry = self.look_up(self.table("mithril_commands", Command, "command"), name)
         return self.load_named("command", name, entry.spec.loads, entry)
 
     def provided(self) -> list[tuple[str, str, Plugin]]:
         """Return kind, name and plugin of all entries of plugins, for listings."""
-        tables: dict[str, Mapping[str, Registered[Any]]] = {
+        tables: dict[str, Mapping[str, Entry[Any]]] = {
             "backend": self.backends(),
             "pass": self.passes(),
             "target": self.targets(),
@@ -370,8 +370,8 @@ class Plugins(Answers, HookCalls):
         return rows
 
 
-def _class_export(backend: Registered[BackendSpec]) -> Registered[Export]:
-    return Registered(Export(backend.spec.class_name, backend.spec.loads), backend.plugin)
+def _class_export(backend: Entry[BackendSpec]) -> Entry[Export]:
+    return Entry(Export(backend.spec.class_name, backend.spec.loads), backend.plugin)
 
 
 default = Plugins()

@@ -44,7 +44,7 @@ def normalized(distribution: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PluginProblem:
     """The reason that a plugin, or one of its entries, cannot be used."""
 
     state: str  # "disabled", "broken", "incompatible" or "clash"
@@ -71,7 +71,7 @@ class Plugin:
     requires: tuple[str, ...] = ()
     is_core: bool = False  # whether this is the built-in plugin of the core
     loaded: Any = None
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[PluginProblem] = field(default_factory=list)
 
     @property
     def origin(self) -> str:
@@ -93,7 +93,7 @@ class Plugin:
         """Whether the plugin is loaded or can still be loaded."""
         return self.loaded is not None or not self.problems
 
-    def silence(self) -> str:
+    def disable_hint(self) -> str:
         """Return the hint for disabling the plugin."""
         return f"set MITHRIL_DISABLE_PLUGINS={self.name} to leave it out"
 
@@ -164,11 +164,11 @@ def _entries(headers: dict[str, list[str]], text: str) -> Iterator[Plugin]:
             plugin = Plugin(entry, name, version, module, requires)
             if not equals or not re.fullmatch(r"[\w.]+", module):
                 plugin.problems.append(
-                    Problem(
+                    PluginProblem(
                         "broken",
                         f"plugin '{entry}' of {plugin.origin} has a malformed entry point",
                         (f"entry point: {line}", "expected: name = package.module"),
-                        f"report it to the authors of {name}; {plugin.silence()}",
+                        f"report it to the authors of {name}; {plugin.disable_hint()}",
                     )
                 )
             yield plugin
@@ -179,7 +179,7 @@ def core_version() -> str:
     return __version__
 
 
-def incompatibility(plugin: Plugin, core: str) -> Problem | None:
+def incompatibility(plugin: Plugin, core: str) -> PluginProblem | None:
     """Return the problem if the plugin's ``Requires-Dist: mithril-core`` excludes this core; does not import it."""
     for line in plugin.requires:
         if normalized(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) != "mithril-core":
@@ -203,11 +203,11 @@ def incompatibility(plugin: Plugin, core: str) -> Problem | None:
             if s.operator in (">=", ">", "~=", "==")
         ]
         older = any(Version(core) < floor for floor in floors)
-        return Problem(
+        return PluginProblem(
             "incompatible",
             f"plugin '{plugin.name}' of {plugin.origin} is incompatible with mithril-core {core}",
             (f"required: {line}",),
-            f"pip install --upgrade {'mithril-core' if older else plugin.distribution}; or {plugin.silence()}",
+            f"pip install --upgrade {'mithril-core' if older else plugin.distribution}; or {plugin.disable_hint()}",
         )
     return None
 
@@ -259,7 +259,7 @@ def named_if_slow(doing: str, *plugins: Plugin) -> Iterator[list[Plugin]]:
     def report() -> None:
         for plugin in current:
             text = f"mithril: '{doing}' of plugin '{plugin.name}' of {plugin.origin} takes longer than {SLOW:g} seconds"
-            print(f"{text}; {plugin.silence()}", file=sys.stderr, flush=True)
+            print(f"{text}; {plugin.disable_hint()}", file=sys.stderr, flush=True)
 
     timer = threading.Timer(SLOW, report)
     timer.daemon = True
@@ -314,7 +314,7 @@ class Loader:
                         continue  # the first-party plugin owns the name, so third parties cannot disable it
                     other = next(rival for rival in rivals if rival is not plugin)
                     plugin.problems.append(
-                        Problem(
+                        PluginProblem(
                             "clash",
                             f"two distributions provide a plugin named '{name}'",
                             tuple(rival.origin for rival in rivals),
@@ -332,7 +332,7 @@ class Loader:
         key = normalized(name)
         return [p for p in self.plugins if key in (normalized(p.name), normalized(p.distribution))]
 
-    def problem(self, plugin: Plugin, problem: Problem) -> None:
+    def problem(self, plugin: Plugin, problem: PluginProblem) -> None:
         """Record a problem of a plugin; raise it instead if ``strict``."""
         if problem not in plugin.problems:
             plugin.problems.append(problem)
@@ -360,7 +360,7 @@ class Loader:
             return self._register(plugin, module)
 
     def _register(self, plugin: Plugin, module: Any) -> bool:
-        problem = self._misuse(plugin, module)
+        problem = self._hook_error(plugin, module)
         if problem is None:
             try:
                 self.manager.register(module, plugin.name)
@@ -374,33 +374,34 @@ class Loader:
         self.problem(plugin, problem)
         return False
 
-    def _misuse(self, plugin: Plugin, module: Any) -> Problem | None:
+    def _hook_error(self, plugin: Plugin, module: Any) -> PluginProblem | None:
         version = getattr(module, "api_version", API_VERSION)
         if not isinstance(version, int) or not OLDEST_API <= version <= API_VERSION:
             supported = API_VERSION if OLDEST_API == API_VERSION else f"{OLDEST_API} to {API_VERSION}"
             is_newer = isinstance(version, int) and version > API_VERSION
-            return Problem(
+            upgrade = f"pip install --upgrade {'mithril-core' if is_newer else plugin.distribution}"
+            return PluginProblem(
                 "incompatible",
                 f"plugin '{plugin.name}' of {plugin.origin} requires the plugin API {version!r}",
                 (f"mithril-core {core_version()} supports: {supported}",),
-                f"pip install --upgrade {'mithril-core' if is_newer else plugin.distribution}; or {plugin.silence()}",
+                f"{upgrade}; or {plugin.disable_hint()}",
             )
         for name, options in self.manager.hooks_of(module).items():
             if name not in HOOKS:
                 similar = closest(name, HOOKS)
-                return Problem(
+                return PluginProblem(
                     "broken",
                     f"plugin '{plugin.name}' of {plugin.origin} defines '{name}', which is not a hook of mithril",
                     ("hooks: " + ", ".join([*similar, *(hook for hook in HOOKS if hook not in similar)]),),
                     (f"did the author mean '{similar[0]}'? " if similar else "")
-                    + f"report it to the authors of {plugin.distribution}; {plugin.silence()}",
+                    + f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
                 )
             if (options.get("wrapper") or options.get("hookwrapper")) and name not in WRAPPABLE:
-                return Problem(
+                return PluginProblem(
                     "broken",
                     f"plugin '{plugin.name}' of {plugin.origin} wraps '{name}', which cannot be wrapped",
                     ("hooks that can be wrapped: " + ", ".join(WRAPPABLE),),
-                    f"report it to the authors of {plugin.distribution}; {plugin.silence()}",
+                    f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
                 )
         return None
 
@@ -449,17 +450,17 @@ class Loader:
         """Return the loaded plugins that implement ``hook`` by name, each with a function of the hook's keywords."""
         by_name = {plugin.name: plugin for plugin in self._everything() if plugin.loaded is not None}
         found = getattr(self.manager.hook, hook).get_hookimpls()  # also those of ``LastAnswers``, which is no plugin
-        pairs = [(by_name[i.plugin_name], _caller(i)) for i in found if i.plugin_name in by_name]
+        pairs = [(by_name[i.plugin_name], _adapted(i)) for i in found if i.plugin_name in by_name]
         return sorted(pairs, key=lambda pair: pair[0].name)
 
 
-def _caller(implementation: pluggy.HookImpl) -> Callable[..., Any]:
+def _adapted(implementation: pluggy.HookImpl) -> Callable[..., Any]:
     function, names = implementation.function, implementation.argnames
     return lambda **arguments: function(*(arguments[name] for name in names))
 
 
-def _disabled(plugin: Plugin) -> Problem:
-    return Problem(
+def _disabled(plugin: Plugin) -> PluginProblem:
+    return PluginProblem(
         "disabled",
         f"plugin '{plugin.name}' of {plugin.origin} is disabled",
         (),
@@ -467,13 +468,13 @@ def _disabled(plugin: Plugin) -> Problem:
     )
 
 
-def _import_problem(plugin: Plugin, cause: BaseException) -> Problem:
-    hint = f"report it to the authors of {plugin.distribution}; {plugin.silence()}"
+def _import_problem(plugin: Plugin, cause: BaseException) -> PluginProblem:
+    hint = f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}"
     if isinstance(cause, ImportError) and (missing := missing_requirement(plugin.requires)):
-        hint = f'pip install "{missing}"; or {plugin.silence()}'
+        hint = f'pip install "{missing}"; or {plugin.disable_hint()}'
     elif isinstance(cause, ModuleNotFoundError) and cause.name and plugin.module.startswith(cause.name):
-        hint = f"pip install --force-reinstall {plugin.distribution}; or {plugin.silence()}"
-    return Problem(
+        hint = f"pip install --force-reinstall {plugin.distribution}; or {plugin.disable_hint()}"
+    return PluginProblem(
         "broken",
         f"cannot import plugin '{plugin.name}' of {plugin.origin}",
         (f"{type(cause).__name__}: {cause}", f"importing: {plugin.module}"),
@@ -482,7 +483,7 @@ def _import_problem(plugin: Plugin, cause: BaseException) -> Problem:
     )
 
 
-def _signature_problem(plugin: Plugin, module: Any, cause: Exception) -> Problem:
+def _signature_problem(plugin: Plugin, module: Any, cause: Exception) -> PluginProblem:
     wrong = []
     for name in HOOKS:
         function = getattr(module, name, None)
@@ -491,10 +492,10 @@ def _signature_problem(plugin: Plugin, module: Any, cause: Exception) -> Problem
             parameters = [p for p in inspect.signature(function).parameters if p != "self"]
             if set(parameters) - set(accepted):
                 wrong.append(f"{name}({', '.join(parameters)}); accepted: {', '.join(accepted) or 'no parameters'}")
-    return Problem(
+    return PluginProblem(
         "broken",
         f"plugin '{plugin.name}' of {plugin.origin} implements a hook with invalid parameters",
         tuple(wrong) or (str(cause),),
-        f"report it to the authors of {plugin.distribution}; {plugin.silence()}",
+        f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
         cause,
     )

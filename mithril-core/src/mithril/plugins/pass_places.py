@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mithril.base import STAGES, closest
-from mithril.plugins.loader import Problem
+from mithril.plugins.loader import PluginProblem
 from mithril.plugins.specs import PassSpec
-from mithril.plugins.tables import Registered, Table
+from mithril.plugins.tables import Entry, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,10 @@ class Placement:
 
     before: tuple[str, ...]
     after: tuple[str, ...]
-    faults: tuple[Problem, ...]
+    faults: tuple[PluginProblem, ...]
 
 
-def placement(entry: Registered[PassSpec], table: Table[PassSpec]) -> Placement:
+def placement(entry: Entry[PassSpec], table: Table[PassSpec]) -> Placement:
     """Resolve the names in ``before`` and ``after`` of a pass against the installed passes."""
     names: dict[str, list[str]] = {"before": [], "after": []}
     faults = []
@@ -35,8 +35,8 @@ def placement(entry: Registered[PassSpec], table: Table[PassSpec]) -> Placement:
 
 
 def _placement_problem(
-    entry: Registered[PassSpec], field: str, word: str, other: Registered[PassSpec] | None, table: Table[PassSpec]
-) -> Problem:
+    entry: Entry[PassSpec], field: str, word: str, other: Entry[PassSpec] | None, table: Table[PassSpec]
+) -> PluginProblem:
     spec = entry.spec
     if other is None:
         similar = closest(word, [*table.entries, *table.aliases])
@@ -44,7 +44,7 @@ def _placement_problem(
         hint = f"did the author mean '{similar[0]}'? " if similar else ""
     else:
         reason, hint = f"that pass runs in stage '{other.spec.stage}', not in '{spec.stage}'", ""
-    return Problem(
+    return PluginProblem(
         "broken",
         f"pass '{spec.name}' of {entry.origin} says {field}='{word}': {reason}",
         (f"stages, in order: {', '.join(STAGES)}",) if other is not None else (),

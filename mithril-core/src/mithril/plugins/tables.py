@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from mithril.base import MithrilError, PluginError, unknown
-from mithril.plugins.loader import Loader, Plugin, Problem, missing_requirement, named_if_slow, output_to_stderr
+from mithril.plugins.loader import Loader, Plugin, PluginProblem, missing_requirement, named_if_slow, output_to_stderr
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered(Generic[S]):
+class Entry(Generic[S]):
     """A descriptor and the plugin that returned it."""
 
     spec: S
@@ -35,10 +35,10 @@ class Table(Generic[S]):
     """
 
     kind: str
-    entries: Mapping[str, Registered[S]]
+    entries: Mapping[str, Entry[S]]
     aliases: Mapping[str, str]
-    clashes: Mapping[str, tuple[Registered[S], ...]]
-    losers: Mapping[str, tuple[Registered[S], ...]]
+    clashes: Mapping[str, tuple[Entry[S], ...]]
+    losers: Mapping[str, tuple[Entry[S], ...]]
 
     def clash_text(self, name: str) -> str | None:
         """Return the reason that an entry with that name or alias is not used, or None without conflict."""
@@ -59,7 +59,7 @@ class Answers:
     _tables: dict[str, Any]
     _reserved: dict[str, frozenset[str]]
 
-    def ask(self, hook: str, kind: type[S], only: Plugin | None = None, **arguments: Any) -> list[Registered[S]]:
+    def call_hook(self, hook: str, kind: type[S], only: Plugin | None = None, **arguments: Any) -> list[Entry[S]]:
         """Return the results of all plugins (or one), by plugin name; invalid results are recorded as problems."""
         if only is None:
             self.loader.load_all()
@@ -78,15 +78,15 @@ class Answers:
                 except Exception as cause:
                     self.loader.problem(plugin, answer_problem(plugin, hook, cause))
                     continue
-                answers += [Registered(spec, plugin) for spec in specs]
+                answers += [Entry(spec, plugin) for spec in specs]
         return answers
 
     def table(self, hook: str, kind: type[S], label: str) -> Table[S]:
         with self.loader.lock:
             table: Table[S] | None = self._tables.get(hook)
             if table is None:
-                answers = self.ask(hook, kind)
-                table = self._tables[hook] = self.settle(label, answers, self._reserved.get(hook, ()))
+                answers = self.call_hook(hook, kind)
+                table = self._tables[hook] = self.assign_owners(label, answers, self._reserved.get(hook, ()))
         return table
 
     def reserve(self, hook: str, names: Iterable[str]) -> None:
@@ -94,16 +94,16 @@ class Answers:
         self._reserved[hook] = frozenset(names)
         self._tables.pop(hook, None)
 
-    def settle(self, label: str, answers: list[Registered[S]], reserved: Container[str] = frozenset()) -> Table[S]:
+    def assign_owners(self, label: str, answers: list[Entry[S]], reserved: Container[str] = frozenset()) -> Table[S]:
         """Assign each name to its owner, see ``name_owner``. Names in ``reserved`` belong to mithril-core."""
-        claims: dict[str, list[Registered[S]]] = {}
+        claims: dict[str, list[Entry[S]]] = {}
         for answer in answers:
             for name in (_name(answer.spec), *getattr(answer.spec, "aliases", ()), *getattr(answer.spec, "former", ())):
                 claims.setdefault(name, []).append(answer)
-        entries: dict[str, Registered[S]] = {}
+        entries: dict[str, Entry[S]] = {}
         aliases: dict[str, str] = {}
-        clashes: dict[str, tuple[Registered[S], ...]] = {}
-        losers: dict[str, tuple[Registered[S], ...]] = {}
+        clashes: dict[str, tuple[Entry[S], ...]] = {}
+        losers: dict[str, tuple[Entry[S], ...]] = {}
         for name in sorted(claims):
             rivals = claims[name]
             if name in reserved:
@@ -127,7 +127,7 @@ class Answers:
         known_losers = {name: rivals for name, rivals in losers.items() if name in entries or name in usable}
         return Table(label, *map(MappingProxyType, (entries, usable, clashes, known_losers)))  # type: ignore[arg-type]
 
-    def pick(self, table: Table[S], name: str, distribution: str | None = None) -> Registered[S]:
+    def look_up(self, table: Table[S], name: str, distribution: str | None = None) -> Entry[S]:
         """Return the entry with that name or alias, or raise the reason that it is missing."""
         if registered := table.entries.get(table.aliases.get(name, name)):
             return registered
@@ -155,7 +155,7 @@ class Answers:
         facts += [f"not loaded: {p.origin} ({p.problems[0].what})" for p in broken]
         return PluginError(message, facts=facts, hint=hint)
 
-    def load_named(self, kind: str, name: str, loads: str, registered: Registered[Any]) -> Any:
+    def load_named(self, kind: str, name: str, loads: str, registered: Entry[Any]) -> Any:
         """Import the object that a descriptor names; errors name the plugin and a remedy."""
         module, _, path = loads.partition(":")
         plugin = registered.plugin
@@ -181,17 +181,17 @@ def _name(spec: Any) -> str:
     return name
 
 
-def answer_problem(plugin: Plugin, hook: str, cause: Exception) -> Problem:
-    return Problem(
+def answer_problem(plugin: Plugin, hook: str, cause: Exception) -> PluginProblem:
+    return PluginProblem(
         "broken",
         f"'{hook}' of plugin '{plugin.name}' ({plugin.origin}) failed",
         (f"{type(cause).__name__}: {cause}",),
-        f"report it to the authors of {plugin.distribution}; {plugin.silence()}",
+        f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
         cause,
     )
 
 
-def name_owner(name: str, rivals: Sequence[Registered[Any]]) -> Registered[Any] | None:
+def name_owner(name: str, rivals: Sequence[Entry[Any]]) -> Entry[Any] | None:
     """Return the owner of a name: the only claim, else the core, the first-party one, or the plugin of that name."""
     if len(rivals) == 1:
         return rivals[0]
@@ -201,9 +201,7 @@ def name_owner(name: str, rivals: Sequence[Registered[Any]]) -> Registered[Any] 
     return next((candidates[0] for candidates in (core, first_party, namesakes) if len(candidates) == 1), None)
 
 
-def clash_problem(
-    kind: str, name: str, rivals: Sequence[Registered[Any]], owner: Registered[Any] | None = None
-) -> Problem:
+def clash_problem(kind: str, name: str, rivals: Sequence[Entry[Any]], owner: Entry[Any] | None = None) -> PluginProblem:
     origins = sorted({rival.origin for rival in rivals})
     facts = [f"claimed by: {', '.join(origins)}"]
     if owner is not None:
@@ -211,13 +209,13 @@ def clash_problem(
         facts.append(f"the name belongs to {owner.origin}, {reason}")
     silence = next((r for r in rivals if r is not owner), rivals[-1]).plugin
     message = f"the {kind} '{name}' is claimed " + ("by two plugins" if len(origins) > 1 else "twice")
-    return Problem("clash", message, tuple(facts), f"pip uninstall one of them, or {silence.silence()}")
+    return PluginProblem("clash", message, tuple(facts), f"pip uninstall one of them, or {silence.disable_hint()}")
 
 
-def _reserved_problem(kind: str, name: str, rival: Registered[Any]) -> Problem:
-    return Problem(
+def _reserved_problem(kind: str, name: str, rival: Entry[Any]) -> PluginProblem:
+    return PluginProblem(
         "clash",
         f"the {kind} '{name}' of {rival.origin} cannot be reached: mithril-core has that name",
         (),
-        f"the authors of {rival.plugin.distribution} should rename it; {rival.plugin.silence()}",
+        f"the authors of {rival.plugin.distribution} should rename it; {rival.plugin.disable_hint()}",
     )

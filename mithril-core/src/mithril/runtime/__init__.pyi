@@ -6,20 +6,20 @@ from mithril.runtime.batch_buckets import (
 )
 from mithril.runtime.bounds import (
     Bound as Bound,
+    BufferBound as BufferBound,
     KINDS as KINDS,
-    Room as Room,
     with_bounds as with_bounds,
 )
-from mithril.runtime.capture import until as until
+from mithril.runtime.capture import subgraph_to as subgraph_to
 from mithril.runtime.compiled_model import CompiledModel as CompiledModel
 from mithril.runtime.index_checks import (
-    Checked as Checked,
-    GivenIndices as GivenIndices,
+    IndexCheckedExecutable as IndexCheckedExecutable,
+    IndexInput as IndexInput,
     given_indices as given_indices,
     with_checks as with_checks,
 )
 from mithril.runtime.initializers import initialize as initialize
-from mithril.runtime.interpreter import Stepped as Stepped
+from mithril.runtime.interpreter import Interpreter as Interpreter
 from mithril.runtime.memory_usage import (
     MemoryUse as MemoryUse,
     ProgramMemory as ProgramMemory,
@@ -29,9 +29,9 @@ from mithril.runtime.memory_usage import (
 from mithril.runtime.model_files import load as load
 from mithril.runtime.program import (
     Interface as Interface,
-    Kind as Kind,
     Program as Program,
-    Request as Request,
+    ProgramKey as ProgramKey,
+    ProgramKind as ProgramKind,
     Results as Results,
 )
 from mithril.runtime.pure_function import (
@@ -41,15 +41,15 @@ from mithril.runtime.pure_function import (
 from mithril.runtime.runner import Runner as Runner
 from mithril.runtime.signature import (
     InputSpec as InputSpec,
-    adapt as adapt,
     array_type as array_type,
     as_numpy as as_numpy,
+    convert_input as convert_input,
     missing_or_unknown as missing_or_unknown,
-    settle as settle,
+    resolve_type as resolve_type,
 )
 from mithril.runtime.tables import (
     columns as columns,
-    si as si,
+    format_si as format_si,
 )
 from mithril.runtime.watching import (
     Watcher as Watcher,

@@ -63,7 +63,7 @@ class Buckets:
 
 
 @dataclass(frozen=True)
-class Bucketed:
+class BucketedExecutable:
     """An executable for any number of rows, which pads batches to buckets."""
 
     executable: Any

@@ -45,7 +45,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Room:
+class BufferBound:
     """A result of a program that is 1 if a position is outside a buffer, such as a cache of keys and values."""
 
     name: str
@@ -67,15 +67,15 @@ class Room:
             )
 
 
-KINDS = {kind.__name__: kind for kind in (Bound, Room)}  # by the name in cached programs
+KINDS = {kind.__name__: kind for kind in (Bound, BufferBound)}  # by the name in cached programs
 
 
-def with_bounds(graph: Graph) -> tuple[Graph, list[Bound | Room]]:
+def with_bounds(graph: Graph) -> tuple[Graph, list[Bound | BufferBound]]:
     """Return the graph with the flags as results, and a ``Bound`` or ``Room`` for each."""
     if not any(BOUNDED in node.tags or PLACES in node.tags for node, _ in iterate(graph)):
         return graph, []
-    marked, flags = _marked(graph)
-    bounds: list[Bound | Room] = []
+    marked, flags = _with_flags(graph)
+    bounds: list[Bound | BufferBound] = []
     extra: list[Output] = []
     for node, flag in flags:
         extra.append(result("check", f"bound/{len(bounds)}", flag))
@@ -84,11 +84,11 @@ def with_bounds(graph: Graph) -> tuple[Graph, list[Bound | Room]]:
             bounds.append(Bound(name, node.tags[BOUNDED], node.attributes["max_trips"], str(node.origin)))
         else:
             size, _, owner = node.tags[PLACES].partition(" ")
-            bounds.append(Room(name, owner, int(size), str(node.origin)))
+            bounds.append(BufferBound(name, owner, int(size), str(node.origin)))
     return marked.replaced(results=(*marked.results, *extra)), bounds
 
 
-def _marked(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
+def _with_flags(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
     """Return the graph with a flag for each node that is or contains a bounded loop or a position."""
     from mithril import ops
 
@@ -100,7 +100,7 @@ def _marked(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
         parts: list[Value] = []
         if loop is not None:
             with editor.before(node) as builder:
-                wider, flag = _widened(node, builder)
+                wider, flag = _with_region_flag(node, builder)
             node = editor.replace_node(node, wider)
             parts.append(flag)
         if BOUNDED in node.tags:
@@ -127,7 +127,7 @@ def _outside(node: Node) -> Value:
     return flag
 
 
-def _widened(node: Node, builder: Builder) -> tuple[Node, Value]:
+def _with_region_flag(node: Node, builder: Builder) -> tuple[Node, Value]:
     """Add a result to the node: the flag of the loops in its regions."""
     from mithril import ops
 
@@ -153,7 +153,7 @@ def _with_flag(region: Graph, place: int | None) -> Graph:
     """Add the flag to the outputs of a region (except a condition) and, with ``place``, to its inputs."""
     from mithril import ops
 
-    marked, flags = _marked(region)
+    marked, flags = _with_flags(region)
     inputs = list(marked.inputs)
     editor = marked.edit()
     values = [flag for _, flag in flags]

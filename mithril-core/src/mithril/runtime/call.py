@@ -11,7 +11,7 @@ from typing import Any
 
 from mithril.base import Decisions, TensorType
 from mithril.ir import cotangent_name
-from mithril.runtime.program import Program, Request
+from mithril.runtime.program import Program, ProgramKey
 
 DEFAULT = 64  # programs of a model, or sizes of a program that its backend compiles for each
 CALLS = 16  # records of calls for each program that may be kept: these are small
@@ -107,7 +107,7 @@ class GradientCall:
         return {n: results[n] for n in self.outputs}, {owner: results[n] for owner, n in self.gradients}
 
 
-def refused(params: Any, inputs: Any) -> None:
+def reject_call(params: Any, inputs: Any) -> None:
     """Refuse every call: the function before there is a last call."""
 
 
@@ -121,14 +121,14 @@ class Calls:
     def __init__(self, limit: int, decisions: Decisions, sizes: bool = False) -> None:
         self.limit = limit
         self.sizes = sizes  # whether the backend recompiles a program for each size
-        self.made = 0
-        self.last: Last = refused
+        self.num_programs = 0
+        self.last: Last = reject_call
         self.last_gradients: Callable[[Any, Any, Any, bool | None, Any], Any] = refused_gradients
         self._decisions = decisions
         self._lock = threading.RLock()
-        self._programs: OrderedDict[Request, tuple[int, Program]] = OrderedDict()  # with the number of each
+        self._programs: OrderedDict[ProgramKey, tuple[int, Program]] = OrderedDict()  # with the number of each
         self._calls: OrderedDict[Hashable, Record] = OrderedDict()
-        self._making: dict[Request, threading.Event] = {}
+        self._making: dict[ProgramKey, threading.Event] = {}
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -139,7 +139,7 @@ class Calls:
             ordered = sorted(self._programs.values(), key=lambda numbered: numbered[0])
         return iter([program for _, program in ordered])
 
-    def keep(self, program: Program, params: Any, inputs: Any) -> None:
+    def remember_call(self, program: Program, params: Any, inputs: Any) -> None:
         """Store this checked call as the last one; the executable may provide a fast path for repeated calls."""
         call = Call(program, params, inputs)
         better = getattr(program.call, "repeated", None)
@@ -151,7 +151,7 @@ class Calls:
         if results is not None and params is call.source:
             self.last = better(params, inputs, partial(self._repeat, program, call, better))
         elif results is not None and isinstance(params, dict):
-            self.keep(program, params, inputs)
+            self.remember_call(program, params, inputs)
         return results
 
     def keep_gradients(
@@ -162,7 +162,7 @@ class Calls:
 
     def forget_last(self) -> None:
         """Discard the last calls, so that the next calls are checked again."""
-        self.last, self.last_gradients = refused, refused_gradients
+        self.last, self.last_gradients = reject_call, refused_gradients
 
     def call(self, key: Hashable) -> Record | None:
         """Return the record of an equivalent call, or None."""
@@ -200,7 +200,7 @@ class Calls:
             "evicted", f"a program was compiled for more than max_programs={self.limit} sizes, which are evicted"
         )
 
-    def make(self, request: Request, function: Callable[[Request], Program]) -> Program:
+    def make(self, request: ProgramKey, function: Callable[[ProgramKey], Program]) -> Program:
         """Return the program for a request; concurrent requests wait for the thread that compiles it."""
         while True:
             with self._lock:
@@ -216,8 +216,8 @@ class Calls:
         try:
             program = function(request)
             with self._lock:
-                self.made += 1
-                self._programs[request] = self.made, program
+                self.num_programs += 1
+                self._programs[request] = self.num_programs, program
                 self._evict()
             return program
         finally:

@@ -11,18 +11,18 @@ import numpy as np
 from mithril.backend import Backend, to_numpy
 from mithril.base import Decisions, InputError, MithrilError, ShapeError, TensorType, substitute, unknown
 from mithril.ir import Graph, cotangent_name
-from mithril.runtime.batch_buckets import Bucketed, Buckets
+from mithril.runtime.batch_buckets import BucketedExecutable, Buckets
 from mithril.runtime.call import Calls
 from mithril.runtime.parameters import Bound, Parameters
-from mithril.runtime.program import Interface, Kind, Program, Request, Results
+from mithril.runtime.program import Interface, Program, ProgramKey, ProgramKind, Results
 from mithril.runtime.signature import (
     InputSpec,
-    adapt,
     array_type,
     as_numpy,
     check_shapes,
+    convert_input,
     missing_or_unknown,
-    settle,
+    resolve_type,
 )
 from mithril.runtime.watching import Watched, Watcher, measured, watchers
 
@@ -32,7 +32,7 @@ Arrays = Mapping[str, Any]
 class Compiler(Protocol):
     """The methods of the compiler that calls use."""
 
-    def specialize(self, request: Request) -> Program: ...
+    def specialize(self, request: ProgramKey) -> Program: ...
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
 
@@ -40,7 +40,7 @@ class Compiler(Protocol):
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
 
-    def differentiable(self, request: Request) -> tuple[Interface, Results, Callable[..., Any]]: ...
+    def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]: ...
 
 
 class Calling:
@@ -88,7 +88,7 @@ class Calling:
         differentiated = self._cotangent_names(cotangents, actual, train)
         if wrt is not None and not differentiated:
             raise InputError("wrt= requires output_gradients=", hint="pass output_gradients={'output': array}")
-        kind = Kind(train, differentiated, None if wrt is None or not differentiated else tuple(wrt))
+        kind = ProgramKind(train, differentiated, None if wrt is None or not differentiated else tuple(wrt))
         program, arrays, checked, arguments = self.prepared(actual, params, state, kind, bound)
         if differentiated:
             arguments.update(self._cotangents(program, cotangents, differentiated, arrays))
@@ -96,7 +96,7 @@ class Calling:
         plain = state is None and not program.interface.states and not self.watching
         if plain and checked is params and isinstance(params, dict) and _are_same(arrays, inputs):
             if not differentiated and not train:
-                self.calls.keep(program, params, arrays)
+                self.calls.remember_call(program, params, arrays)
             elif differentiated and isinstance(cotangents, Mapping) and (wrt is None or isinstance(wrt, tuple)):
                 unchanged = all(arguments[cotangent_name(n)] is cotangents[n] for n in differentiated)
                 if unchanged:
@@ -104,7 +104,7 @@ class Calling:
         return _split(results, differentiated, state, program)
 
     def prepared(
-        self, arguments: Arrays, params: Arrays, state: Arrays | None, kind: Kind, bound: Bound | None = None
+        self, arguments: Arrays, params: Arrays, state: Arrays | None, kind: ProgramKind, bound: Bound | None = None
     ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
         """Return the program for a call, its inputs as the backend's arrays, its parameters, its other arguments."""
         program, types = self.program(arguments, kind, bound)
@@ -121,7 +121,7 @@ class Calling:
         filled = inputs if buckets is None else buckets.pad_batch(self.backend, inputs)
         results = measured(self.model, program, params, filled, watching)
         if program.checked is not None:
-            results = program.checked.approved(results, filled)
+            results = program.checked.without_check_outputs(results, filled)
         return results if buckets is None else buckets.trim_batch(self.backend, results, buckets.rows(inputs))
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -147,18 +147,18 @@ class Calling:
             return bool(self.parameters.types)
         except ShapeError:
             arguments = self.with_defaults({} if inputs is None else inputs, False)
-            types = {n: settle(self.specs[n], array_type(n, x), self.backend.dtype) for n, x in arguments.items()}
+            types = {n: resolve_type(self.specs[n], array_type(n, x), self.backend.dtype) for n, x in arguments.items()}
             return bool(self.compiler.probe(types).with_role("param"))
 
     def exact_types(self, inputs: Any) -> dict[str, TensorType]:
         """Return the types that these inputs are converted to, with their sizes."""
         actual = {n: array_type(n, x) for n, x in self.with_defaults(inputs, False).items()}
-        resolved = {n: settle(self.specs[n], t, self.backend.dtype) for n, t in actual.items()}
+        resolved = {n: resolve_type(self.specs[n], t, self.backend.dtype) for n, t in actual.items()}
         self._check_declared(resolved, actual)
         return {n: TensorType(t.dtype, actual[n].shape) for n, t in resolved.items()}
 
     def program(
-        self, arguments: Mapping[str, Any], kind: Kind, bound: Bound | None = None
+        self, arguments: Mapping[str, Any], kind: ProgramKind, bound: Bound | None = None
     ) -> tuple[Program, dict[str, TensorType]]:
         """Return the program for these inputs, and the exact types that they are converted to."""
         actual = {name: array_type(name, x) for name, x in arguments.items()}
@@ -172,9 +172,9 @@ class Calling:
         symbolic = self.backend.capabilities.symbolic
         types = resolved if symbolic else concrete if buckets is None else buckets.rounded(concrete)
         constants = bound.constants if bound is not None and bound.constants is not None else {}
-        program = self.made(Request(tuple(types.items()), kind, binding, constants))
+        program = self.program_for(ProgramKey(tuple(types.items()), kind, binding, constants))
         runs = program.checked or program.executable
-        program.bucketed = None if buckets is None else Bucketed(runs, buckets, self.backend)
+        program.bucketed = None if buckets is None else BucketedExecutable(runs, buckets, self.backend)
         if symbolic:
             check_shapes(program.interface.guards, types, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
         self.compiler.check_call(program, {n: t.shape for n, t in concrete.items()})  # type: ignore[misc]
@@ -183,7 +183,7 @@ class Calling:
 
     def types(self, actual: Mapping[str, TensorType]) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
         """Return the types that inputs of these types are converted to: with declared symbols, and at their sizes."""
-        resolved = {name: settle(self.specs[name], t, self.backend.dtype) for name, t in actual.items()}
+        resolved = {name: resolve_type(self.specs[name], t, self.backend.dtype) for name, t in actual.items()}
         self._check_declared(resolved, actual)
         return resolved, {n: TensorType(t.dtype, actual[n].shape) for n, t in resolved.items()}
 
@@ -196,17 +196,17 @@ class Calling:
                 guards = self.compiler.probe(resolved).guards
         check_shapes(guards, resolved, {n: t.shape for n, t in actual.items()})  # type: ignore[misc]
 
-    def made(self, request: Request) -> Program:
+    def program_for(self, request: ProgramKey) -> Program:
         """Return the program for a request, compiled on first use."""
-        before = self.calls.made
+        before = self.calls.num_programs
         program = self.calls.make(request, self.compiler.specialize)
         if self.parameters.input_types is None:
             self.parameters.input_types = dict(request.types)
-        if before and self.calls.made > before:
+        if before and self.calls.num_programs > before:
             shapes = ", ".join(f"{n}: {t}" for n, t in request.types)
             mode = "training" if request.kind.training else "inference"
             extra = " with gradients" if request.kind.of else ""
-            self.decisions.record("specialized", f"program {self.calls.made} for {shapes} ({mode}{extra})")
+            self.decisions.record("specialized", f"program {self.calls.num_programs} for {shapes} ({mode}{extra})")
         return program
 
     def _convert(self, name: str, x: Any, expected: TensorType) -> Any:
@@ -223,7 +223,7 @@ class Calling:
             self.decisions.record("cast", f"input '{name}' is converted to {expected.dtype}, the backend's precision")
             return backend.array(x, dtype=expected.dtype)
         array = as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
-        return backend.array(adapt(name, array, expected.dtype, self.decisions, rounds=rounds))
+        return backend.array(convert_input(name, array, expected.dtype, self.decisions, rounds=rounds))
 
     # -- gradients ---------------------------------------------------------------------------------------------------
     def _cotangent_names(self, cotangents: Any, arguments: Mapping[str, Any], training: bool) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ class Calling:
 
     def _output_names(self, arguments: Mapping[str, Any], training: bool) -> list[str]:
         if self.parameters.input_types is None:
-            self.program(arguments, Kind(training))
+            self.program(arguments, ProgramKind(training))
         return [r.name for r in self.parameters.interface.results if r.role != "state"]
 
     def _cotangents(

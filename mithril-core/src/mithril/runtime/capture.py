@@ -33,7 +33,7 @@ def capture(
         if name not in inner:
             message, facts, hint = unknown("value of the model", name, list(inner))
             raise InputError(message, facts=facts, hint=hint)
-    part = until(graph, [inner[n] for n in requested], requested)
+    part = subgraph_to(graph, [inner[n] for n in requested], requested)
     options = BuildOptions(jit=False)
     executable = model.backend.build(model.backend.decomposed(part, options), options)
     needed = {i.name: i.role for i in part.arguments}
@@ -49,7 +49,7 @@ def capture(
     return results
 
 
-def until(graph: Graph, values: Collection[Value], names: Collection[str]) -> Graph:
+def subgraph_to(graph: Graph, values: Collection[Value], names: Collection[str]) -> Graph:
     """Return the subgraph that computes `values`, with these values as its outputs."""
     needed, nodes = set(values), []
     for node in reversed(graph.nodes):

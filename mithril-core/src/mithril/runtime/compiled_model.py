@@ -18,7 +18,7 @@ from mithril.runtime.batch_buckets import Buckets
 from mithril.runtime.call import DEFAULT, Calls
 from mithril.runtime.calling import Calling
 from mithril.runtime.parameters import UNBOUND, Parameters
-from mithril.runtime.program import Interface, Kind, Program, Request, Results
+from mithril.runtime.program import Interface, Program, ProgramKey, ProgramKind, Results
 from mithril.runtime.pure_function import PureFunction
 from mithril.runtime.runner import Runner
 from mithril.runtime.signature import InputSpec
@@ -40,7 +40,7 @@ class Compiler(Protocol):
     @property
     def model(self) -> Any: ...
 
-    def specialize(self, request: Request) -> Program: ...
+    def specialize(self, request: ProgramKey) -> Program: ...
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
 
@@ -53,11 +53,11 @@ class Compiler(Protocol):
 
     def buckets(self, training: bool) -> Buckets | None: ...
 
-    def lowered(self, request: Request) -> Graph: ...
+    def lowered(self, request: ProgramKey) -> Graph: ...
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
 
-    def differentiable(self, request: Request) -> tuple[Interface, Results, Callable[..., Any]]: ...
+    def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]: ...
 
 
 class CompiledModel:
@@ -193,7 +193,7 @@ class CompiledModel:
         """Return the program of a call without gradients, and all of its arguments by name."""
         values = params if params is not None else self.params or {}
         complete = self._calling.with_defaults(inputs, training, values)
-        program, _, checked_params, arguments = self._calling.prepared(complete, values, state, Kind(training))
+        program, _, checked_params, arguments = self._calling.prepared(complete, values, state, ProgramKind(training))
         return program, {**checked_params, **arguments}
 
     @checked()
@@ -207,7 +207,7 @@ class CompiledModel:
 
     def prepare(self, types: Mapping[str, TensorType]) -> None:
         """Compile the inference program for these input types before the first call."""
-        self._calling.made(Request(tuple(types.items()), Kind()))
+        self._calling.program_for(ProgramKey(tuple(types.items()), ProgramKind()))
 
     # -- parameters and state ----------------------------------------------------------------------------------------
     @property
@@ -264,8 +264,8 @@ class CompiledModel:
     def _determine_sizes(self, inputs: Any) -> None:
         """Determine unknown sizes of the interface from sample inputs."""
         if inputs is not None and self._parameters.input_types is None:
-            self._calling.program(self._calling.with_defaults(inputs, False), Kind())
-            self._parameters.see_again()
+            self._calling.program(self._calling.with_defaults(inputs, False), ProgramKind())
+            self._parameters.refresh_interface()
 
     @checked()
     def save(self, path: str | os.PathLike[str], params: Arrays | None = None, state: Arrays | None = None) -> None:
@@ -359,7 +359,7 @@ class CompiledModel:
         matching = [p for p in programs if bool(p.request.kind.of) is gradients]
         if matching or not programs:
             return matching[-1] if matching else None
-        return self._calling.made(inspection.request_for(programs, gradients))
+        return self._calling.program_for(inspection.request_for(programs, gradients))
 
     @property
     def last_shapes(self) -> dict[str, tuple[int, ...]]:

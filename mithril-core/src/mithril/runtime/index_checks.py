@@ -38,14 +38,14 @@ class Check:
         size = int(substitute(self.size, sizes))
         if _lowest(size, self.negative) <= low and high < size:
             return
-        raise _outside(high if high >= size else low, size, self.op, self.where, self.negative)
+        raise _label_error(high if high >= size else low, size, self.op, self.where, self.negative)
 
 
 def _lowest(size: int, negative: bool) -> int:
     return -size if negative else 0
 
 
-def _outside(index: int, size: int, op: str, where: str, negative: bool) -> InputError:
+def _label_error(index: int, size: int, op: str, where: str, negative: bool) -> InputError:
     if negative:
         return InputError(
             f"index {index} of '{op}' is out of range for {size} elements",
@@ -138,7 +138,7 @@ def lookups(node: Node) -> Iterator[Lookup]:
 
 
 @dataclass(frozen=True)
-class GivenIndices:
+class IndexInput:
     """An input whose elements are used as indices directly (labels, tokens) and can be checked before the call."""
 
     name: str
@@ -157,13 +157,13 @@ class GivenIndices:
             array = np.where(array == self.ignored, 0, array)
             low, high = int(array.min()), int(array.max())
         if low < lowest or high >= self.size:
-            error = _outside(high if high >= self.size else low, self.size, self.op, self.where, self.negative)
+            error = _label_error(high if high >= self.size else low, self.size, self.op, self.where, self.negative)
             raise error.with_facts(f"in '{self.name}'")
 
 
-def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
+def given_indices(graph: Graph) -> tuple[IndexInput, ...]:
     """Return the inputs with labels or tokens. Other lookups are excluded, as models may rely on clamping."""
-    checks: dict[GivenIndices, None] = {}
+    checks: dict[IndexInput, None] = {}
     inputs = {i.value: i.name for i in graph.with_role("input")}
     for node in graph.nodes:
         for lookup in lookups(node) if node.op.labels else ():
@@ -176,12 +176,12 @@ def given_indices(graph: Graph) -> tuple[GivenIndices, ...]:
             if plain and value in inputs and value.dtype.is_integer:
                 size: Any = lookup.size
                 origin = str(node.origin)
-                checks[GivenIndices(inputs[value], size, lookup.ignored, node.op.name, origin, lookup.negative)] = None
+                checks[IndexInput(inputs[value], size, lookup.ignored, node.op.name, origin, lookup.negative)] = None
     return tuple(checks)
 
 
 @dataclass(frozen=True)
-class Checked:
+class IndexCheckedExecutable:
     """An executable that verifies the check results before it returns the others."""
 
     executable: Any
@@ -190,9 +190,9 @@ class Checked:
     backend: Any
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self.approved(self.executable(params, inputs), inputs)
+        return self.without_check_outputs(self.executable(params, inputs), inputs)
 
-    def approved(self, results: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def without_check_outputs(self, results: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Verify and remove the check results."""
         left = dict(results)
         sizes = self._sizes(inputs)

@@ -56,7 +56,7 @@ def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
         )
     shape: tuple[int, ...] = type.shape  # type: ignore[assignment]
     function, arguments = parse(init)
-    array = function(Draws(seed, name), shape, **dict(arguments))
+    array = function(Rng(seed, name), shape, **dict(arguments))
     return np.asarray(array, dtype=type.dtype.numpy, order="C").reshape(shape)
 
 
@@ -84,7 +84,7 @@ def parse(init: str) -> tuple[Initializer, tuple[tuple[str, Any], ...]]:
     return function, arguments
 
 
-class Draws:
+class Rng:
     """The random generator of one parameter."""
 
     def __init__(self, seed: int, name: str) -> None:
@@ -94,9 +94,9 @@ class Draws:
         first, second = threefry(words, *mark)
         self.key = np.concatenate([first, second])
 
-    def next(self) -> Draws:
+    def next(self) -> Rng:
         """Return an independent generator."""
-        child = object.__new__(Draws)
+        child = object.__new__(Rng)
         a, b = threefry(self.key, np.full(1, 0xFFFFFFFF, np.uint32), np.zeros(1, np.uint32))
         child.key = np.concatenate([a, b])
         return child
@@ -146,22 +146,22 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 @initializer
-def zeros(draws: Draws, shape: tuple[int, ...]) -> Array:
+def zeros(draws: Rng, shape: tuple[int, ...]) -> Array:
     return np.zeros(shape, np.float32)
 
 
 @initializer
-def ones(draws: Draws, shape: tuple[int, ...]) -> Array:
+def ones(draws: Rng, shape: tuple[int, ...]) -> Array:
     return np.ones(shape, np.float32)
 
 
 @initializer
-def constant(draws: Draws, shape: tuple[int, ...], value: float = 0.0) -> Array:
+def constant(draws: Rng, shape: tuple[int, ...], value: float = 0.0) -> Array:
     return np.full(shape, value)
 
 
 @initializer
-def uniform(draws: Draws, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Array:
+def uniform(draws: Rng, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Array:
     out = draws.uniform(math.prod(shape))
     out *= np.float32(high - low)
     out += np.float32(low)
@@ -169,7 +169,7 @@ def uniform(draws: Draws, shape: tuple[int, ...], low: float = 0.0, high: float 
 
 
 @initializer
-def normal(draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
+def normal(draws: Rng, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
     out = draws.normal(math.prod(shape))
     if std != 1.0:
         out *= np.float32(std)
@@ -180,7 +180,7 @@ def normal(draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float =
 
 @initializer
 def trunc_normal(
-    draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
+    draws: Rng, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
 ) -> Array:
     """Return normal numbers between ``low`` and ``high`` standard deviations, by rejection."""
     if high - low < 0.1:
@@ -197,41 +197,41 @@ def trunc_normal(
 
 
 @initializer
-def fan_in_uniform(draws: Draws, shape: tuple[int, ...], fan_in: int) -> Array:
+def fan_in_uniform(draws: Rng, shape: tuple[int, ...], fan_in: int) -> Array:
     """Return uniform numbers in +-1 / sqrt(fan_in), torch's default for linear layers and convolutions."""
     bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
     return uniform(draws, shape, -bound, bound)
 
 
 @initializer
-def xavier_uniform(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+def xavier_uniform(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     bound = gain * math.sqrt(6.0 / sum(fans(shape)))
     return uniform(draws, shape, -bound, bound)
 
 
 @initializer
-def xavier_normal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+def xavier_normal(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     return normal(draws, shape, 0.0, gain * math.sqrt(2.0 / sum(fans(shape))))
 
 
 @initializer
-def kaiming_uniform(draws: Draws, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
+def kaiming_uniform(draws: Rng, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
     bound = math.sqrt(6.0 / ((1 + a * a) * fans(shape)[mode == "fan_out"]))
     return uniform(draws, shape, -bound, bound)
 
 
 @initializer
-def kaiming_normal(draws: Draws, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
+def kaiming_normal(draws: Rng, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
     return normal(draws, shape, 0.0, math.sqrt(2.0 / ((1 + a * a) * fans(shape)[mode == "fan_out"])))
 
 
 @initializer
-def lecun_normal(draws: Draws, shape: tuple[int, ...]) -> Array:
+def lecun_normal(draws: Rng, shape: tuple[int, ...]) -> Array:
     return normal(draws, shape, 0.0, math.sqrt(1.0 / fans(shape)[0]))
 
 
 @initializer
-def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+def orthogonal(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     """Return orthonormal rows or columns of the matrix [first axis, all others]."""
     if len(shape) < 2:
         raise ModelError("orthogonal needs at least two axes", facts=[f"shape {list(shape)}"])
@@ -244,13 +244,13 @@ def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array
 
 
 @initializer
-def identity(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+def identity(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     if len(shape) != 2:
         raise ModelError("identity needs two axes", facts=[f"shape {list(shape)}"])
     return gain * np.eye(*shape)
 
 
 @initializer
-def key(draws: Draws, shape: tuple[int, ...]) -> Array:
+def key(draws: Rng, shape: tuple[int, ...]) -> Array:
     """Return a random key, for the state ``rng``."""
     return draws.key

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from mithril.base import Decisions, TensorType
 from mithril.ir import Graph
-from mithril.runtime.program import Kind, Program, Request
+from mithril.runtime.program import Program, ProgramKey, ProgramKind
 
 
 class Lowering(Protocol):
     """The interface for lowering the graph of a request again."""
 
-    def lowered(self, request: Request) -> Graph: ...
+    def lowered(self, request: ProgramKey) -> Graph: ...
 
 
 def named_types(interface: Graph) -> dict[str, TensorType]:
@@ -27,11 +27,11 @@ def named_types(interface: Graph) -> dict[str, TensorType]:
     return types
 
 
-def request_for(programs: tuple[Program, ...], gradients: bool) -> Request:
+def request_for(programs: tuple[Program, ...], gradients: bool) -> ProgramKey:
     """Return the request of the latest program, changed to gradients of all outputs or none."""
     newest = programs[-1]
     outputs = tuple(n for n, t in newest.interface.outputs.items() if t.dtype.is_float)
-    return Request(newest.request.types, Kind(True, outputs) if gradients else Kind())
+    return ProgramKey(newest.request.types, ProgramKind(True, outputs) if gradients else ProgramKind())
 
 
 def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: Lowering) -> Graph:

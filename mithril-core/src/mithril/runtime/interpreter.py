@@ -22,7 +22,7 @@ class _Step:
     dead: tuple[Value, ...]  # values without later uses
 
 
-class Stepped:
+class Interpreter:
     """An executable that runs one operation at a time and reports its time to a watcher.
 
     The graph must be static, because the sizes of an operation do not follow from its operands alone.

@@ -51,10 +51,10 @@ class MemoryUse:
     @property
     def label(self) -> str:
         """Source and error of the figure."""
-        return SOURCES[self.source].format(error=_said(self.error))
+        return SOURCES[self.source].format(error=_error_range(self.error))
 
 
-def _said(error: tuple[float, float] | None) -> str:
+def _error_range(error: tuple[float, float] | None) -> str:
     if error is None:
         return "whose error was not measured"
     low, high = error

@@ -68,7 +68,7 @@ class Parameters:
             self._interface = self.source.probe(self.input_types)
         return self._interface
 
-    def see_again(self) -> None:
+    def refresh_interface(self) -> None:
         """Discard the interface, as the types of inputs are now known."""
         self._interface = None
 
@@ -223,7 +223,7 @@ class Parameters:
         states_loaded, state_report = weight_files.match({n: t for n, t in states.items() if n in tensors}, tensors)
         report.mismatched += state_report.mismatched
         if not report.complete:
-            raise _unfit(f"'{os.fspath(path)}'", report, "safetensors.numpy.load_file(path)")
+            raise _mismatch_error(f"'{os.fspath(path)}'", report, "safetensors.numpy.load_file(path)")
         self._bind_loaded(params, states_loaded)
 
     def load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:
@@ -231,7 +231,7 @@ class Parameters:
         expected, states = self.types, self.state_types
         arrays, report = weight_files.match({**expected, **{n: t for n, t in states.items() if n in tensors}}, tensors)
         if strict and not report.complete:
-            raise _unfit("the state dictionary", report, "tensors")
+            raise _mismatch_error("the state dictionary", report, "tensors")
         base = self.bound.values if self.bound is not None else self.initial("param", None)
         array = self.backend.array
         params = {n: array(arrays[n]) if n in arrays else base[n] for n in expected}
@@ -247,7 +247,7 @@ class Parameters:
         )
 
 
-def _unfit(subject: str, report: weight_files.LoadReport, tensors: str) -> InputError:
+def _mismatch_error(subject: str, report: weight_files.LoadReport, tensors: str) -> InputError:
     return InputError(
         f"{subject} does not match this model",
         facts=str(report).splitlines(),

@@ -9,13 +9,13 @@ from typing import Any
 from mithril.backend import Backend, LazyGraph
 from mithril.base import Guard, TensorType
 from mithril.ir import Graph, Output
-from mithril.runtime.batch_buckets import Bucketed
-from mithril.runtime.index_checks import Checked
+from mithril.runtime.batch_buckets import BucketedExecutable
+from mithril.runtime.index_checks import IndexCheckedExecutable
 from mithril.runtime.memory_usage import ProgramMemory
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProgramKind:
     """The mode of a program and the gradients that it computes."""
 
     training: bool = False
@@ -24,11 +24,11 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProgramKey:
     """The key of a program: input types, kind, and bound parameters."""
 
     types: tuple[tuple[str, TensorType], ...]  # types of the model's inputs, in order
-    kind: Kind
+    kind: ProgramKind
     binding: int = 0  # number of the bind() whose parameters are constants of the program; 0: none
     constants: Mapping[str, Any] = field(default_factory=dict, compare=False)  # these parameters as NumPy arrays
 
@@ -82,7 +82,7 @@ class Results:
 class Program:
     """A compiled program: the graphs before and after the passes, and the executable."""
 
-    request: Request
+    request: ProgramKey
     before: LazyGraph  # traced graph
     after: LazyGraph  # graph after the passes
     interface: Interface
@@ -92,8 +92,8 @@ class Program:
     backend: Backend = field(kw_only=True)
     memory: ProgramMemory = field(init=False)
     timed: bool = False  # whether a profile has run it before
-    checked: Checked | None = None  # executable with run-time checks
-    bucketed: Bucketed | None = None  # executable that pads batches
+    checked: IndexCheckedExecutable | None = None  # executable with run-time checks
+    bucketed: BucketedExecutable | None = None  # executable that pads batches
     stepped: dict[Any, Any] = field(default_factory=dict)  # interpreters by input shapes
 
     def __post_init__(self) -> None:

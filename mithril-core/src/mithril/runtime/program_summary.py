@@ -9,7 +9,7 @@ from mithril.axes import flops
 from mithril.base import is_static, numel
 from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
-from mithril.runtime.tables import columns, si
+from mithril.runtime.tables import columns, format_si
 
 
 def summarize(model: Compiled) -> str:
@@ -17,13 +17,14 @@ def summarize(model: Compiled) -> str:
     graph = model.interface
     rows = layer_rows(graph)
     table = columns(
-        ["layer", "output", "parameters", "flops"], [[r.path, r.output, si(r.params), si(r.flops)] for r in rows]
+        ["layer", "output", "parameters", "flops"],
+        [[r.path, r.output, format_si(r.params), format_si(r.flops)] for r in rows],
     )
     params = sum(r.params for r in rows)
     size = sum(_count(i.type.shape) * i.type.dtype.itemsize for i in graph.with_role("param"))
     flops = sum(r.flops for r in rows)
     totals = [
-        f"{model.name} on {model.backend.name}: {params:,} parameters ({si(size)}B), {si(flops)} flops",
+        f"{model.name} on {model.backend.name}: {params:,} parameters ({format_si(size)}B), {format_si(flops)} flops",
         f"programs: {len(model.programs)}",
     ]
     return "\n".join([*table, *totals])
@@ -47,7 +48,7 @@ def layer_rows(graph: Graph) -> list[Row]:
             continue
         row = rows.setdefault(node.origin.path or "(model)", Row(node.origin.path or "(model)"))
         row.output = str(node.result.type)
-        row.flops += _known(flops(node))
+        row.flops += _typical_size(flops(node))
     for i in graph.with_role("param"):
         path = i.name.rpartition(".")[0] or "(model)"
         row = rows.setdefault(path, Row(path))
@@ -56,10 +57,10 @@ def layer_rows(graph: Graph) -> list[Row]:
 
 
 def _count(shape: Sequence[Any]) -> int:
-    return _known(numel(tuple(shape)))
+    return _typical_size(numel(tuple(shape)))
 
 
-def _known(size: Any) -> int:
+def _typical_size(size: Any) -> int:
     if is_static((size,)):
         return int(size)
     from mithril.base import substitute, symbols

@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril.base import InputError, TensorType
 from mithril.runtime.calling import Calling
-from mithril.runtime.program import Interface, Kind, Request, Results
+from mithril.runtime.program import Interface, ProgramKey, ProgramKind, Results
 from mithril.runtime.signature import array_type, check_shapes, missing_or_unknown
 
 Arrays = Mapping[str, Any]
@@ -43,7 +43,7 @@ class PureFunction:
         key = tuple(types.values())
         program = self._by_types.get(key)
         if program is None:
-            request = Request(tuple(types.items()), Kind(self.training))
+            request = ProgramKey(tuple(types.items()), ProgramKind(self.training))
             program = self._by_types[key] = PureProgram(dict(types), *self.calling.compiler.differentiable(request))
         return program
 

@@ -110,7 +110,7 @@ def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def adapt(
+def convert_input(
     name: str, array: np.ndarray[Any, Any], target: DType, decisions: Decisions, *, rounds: bool = False
 ) -> np.ndarray[Any, Any]:
     """Cast the array to ``target`` if the cast is lossless or ``rounds`` is set; raise InputError otherwise."""
@@ -136,7 +136,7 @@ def adapt(
     )
 
 
-def settle(spec: InputSpec, actual: TensorType, default_float: DType) -> TensorType:
+def resolve_type(spec: InputSpec, actual: TensorType, default_float: DType) -> TensorType:
     """Return the type of a program's input: the declared type or, where undeclared, the type of the call."""
     shape: Shape = spec.shape if spec.shape is not None else actual.shape
     if spec.dtype is not None and (spec.declared or spec.dtype.is_float == actual.dtype.is_float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-def si(number: float) -> str:
+def format_si(number: float) -> str:
     """Format a number with an SI prefix: 1234567 as 1.23M."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(number) < 1000 or unit == "T":

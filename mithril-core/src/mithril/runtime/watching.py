@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from mithril.axes import flops
 from mithril.backend import Backend, nbytes
 from mithril.ir import Graph, Node
-from mithril.runtime.interpreter import Stepped
+from mithril.runtime.interpreter import Interpreter
 from mithril.runtime.program import Program
 
 
@@ -81,7 +81,7 @@ def operation_times(
     stepped = program.stepped.get(shapes)
     if stepped is None:
         concrete = model.concrete(program, {name: tuple(a.shape) for name, a in arguments.items()})
-        stepped = program.stepped[shapes] = Stepped(concrete, model.backend)
+        stepped = program.stepped[shapes] = Interpreter(concrete, model.backend)
         stepped.run(arguments)
 
     def watch(node: Node, start: float, seconds: float) -> None:

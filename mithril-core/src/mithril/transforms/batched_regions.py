@@ -14,14 +14,14 @@ from typing import Any
 from mithril.base import TensorType
 from mithril.ir import Builder, Graph, Node, Op, Value
 from mithril.ops import any as any_of, if_op, logical_and, logical_not, reshape, scan_op, transpose, where, while_op
-from mithril.transforms.batching import Batching, Carried, region_rules
+from mithril.transforms.batching import BatchedValue, Batching, region_rules
 
 
 def _graph(
     batching: Batching,
     name: str,
     body: Callable[..., Sequence[Value]],
-    inputs: Sequence[tuple[Value, Carried]],
+    inputs: Sequence[tuple[Value, BatchedValue]],
     names: Sequence[str],
 ) -> Graph:
     """Return the closed graph of a function of carried values; ``inputs`` are (value of one row, how it comes in).
@@ -37,19 +37,19 @@ def _graph(
             shape = (batching.rows, *value.shape) if carried.has_rows else value.shape
             values.append(carried._replace(value=builder.input(value.name, shape, value.dtype)))
         active = None if batching.active is None else builder.input("active", (batching.rows,), batching.active.dtype)
-        with batching.within(active):
+        with batching.masked_by(active):
             outputs = body(*values)
     outer.guards.update(builder.guards)
     return builder.build(dict(zip(names, outputs, strict=True)))
 
 
-def _settled(batching: Batching, region: Graph, inputs: Sequence[Carried], states: int) -> list[Carried]:
+def _fixed_point(batching: Batching, region: Graph, inputs: Sequence[BatchedValue], states: int) -> list[BatchedValue]:
     """Return the outputs of a region once each of its first inputs is carried as the output of the same number."""
     arguments = [i.value for i in region.arguments]
     inputs = list(inputs)
     while True:
-        outputs: list[Carried] = []
-        trial = partial(_walked, batching, region, outputs)
+        outputs: list[BatchedValue] = []
+        trial = partial(_batch_region, batching, region, outputs)
         _graph(batching, region.name, trial, list(zip(arguments, inputs, strict=True)), [])
         after = [
             before._replace(has_rows=before.has_rows or new.has_rows, is_own_key=before.is_own_key or new.is_own_key)
@@ -60,21 +60,21 @@ def _settled(batching: Batching, region: Graph, inputs: Sequence[Carried], state
         inputs[:states] = after
 
 
-def _walked(batching: Batching, region: Graph, outputs: list[Carried], *inputs: Carried) -> list[Value]:
+def _batch_region(batching: Batching, region: Graph, outputs: list[BatchedValue], *inputs: BatchedValue) -> list[Value]:
     """Walk to learn how the outputs are carried."""
     outputs[:] = batching.walk(region, inputs)
     return []
 
 
-def _in_rows(batching: Batching, carried: Sequence[Carried], rows: Sequence[bool]) -> list[Value]:
+def _in_rows(batching: Batching, carried: Sequence[BatchedValue], rows: Sequence[bool]) -> list[Value]:
     return [batching.with_rows(c) if r else c.value for c, r in zip(carried, rows, strict=True)]
 
 
-def _both(a: Value, b: Value | None) -> Value:
+def _conjunction(a: Value, b: Value | None) -> Value:
     return a if b is None else logical_and(a, b)
 
 
-def _chosen(choice: Value, a: Value, b: Value) -> Value:
+def _select(choice: Value, a: Value, b: Value) -> Value:
     """a or b for each row."""
     if choice.ndim:
         choice = reshape(choice, shape=(*choice.shape, *[1] * (a.ndim - 1)))
@@ -82,18 +82,18 @@ def _chosen(choice: Value, a: Value, b: Value) -> Value:
 
 
 @region_rules(if_op)
-def if_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list[Carried]:
+def if_rule(batching: Batching, node: Node, operands: Sequence[BatchedValue]) -> list[BatchedValue]:
     choice, *rest = operands
     if choice.has_rows:
         branches = []
         for region, takes in zip(node.regions, (choice.value, logical_not(choice.value)), strict=True):
-            with batching.within(_both(takes, batching.active)):
+            with batching.masked_by(_conjunction(takes, batching.active)):
                 branches.append(batching.walk(region, rest))
         return [
-            Carried(_chosen(choice.value, batching.with_rows(a), batching.with_rows(b)), has_rows=True)
+            BatchedValue(_select(choice.value, batching.with_rows(a), batching.with_rows(b)), has_rows=True)
             for a, b in zip(*branches, strict=True)
         ]
-    outputs = [_settled(batching, region, rest, 0) for region in node.regions]
+    outputs = [_fixed_point(batching, region, rest, 0) for region in node.regions]
     rows = [a.has_rows or b.has_rows for a, b in zip(*outputs, strict=True)]
     keys = [a.is_own_key or b.is_own_key for a, b in zip(*outputs, strict=True)]
 
@@ -111,16 +111,16 @@ def if_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list
         for region in node.regions
     ]
     results = _emit(batching, node, if_op, [o.value for o in operands], {}, regions)
-    return [Carried(v, r, k) for v, r, k in zip(results, rows, keys, strict=True)]
+    return [BatchedValue(v, r, k) for v, r, k in zip(results, rows, keys, strict=True)]
 
 
 @region_rules(while_op)
-def while_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list[Carried]:
+def while_rule(batching: Batching, node: Node, operands: Sequence[BatchedValue]) -> list[BatchedValue]:
     condition, body = node.regions
     count = node.attributes["states"]
     states, rest = list(operands[:count]), list(operands[count:])
-    final = _settled(batching, body, operands, count)
-    (holds,) = _settled(batching, condition, [*final[:count], *rest], 0)
+    final = _fixed_point(batching, body, operands, count)
+    (holds,) = _fixed_point(batching, condition, [*final[:count], *rest], 0)
     is_masked = holds.has_rows or batching.active is not None
     if is_masked:
         final = [s._replace(has_rows=True) for s in final]
@@ -151,24 +151,24 @@ def while_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> l
 def _masked(
     batching: Batching,
     node: Node,
-    states: Sequence[Carried],
-    rest: Sequence[Carried],
-    inputs: Sequence[tuple[Value, Carried]],
-) -> list[Carried]:
+    states: Sequence[BatchedValue],
+    rest: Sequence[BatchedValue],
+    inputs: Sequence[tuple[Value, BatchedValue]],
+) -> list[BatchedValue]:
     """Loop as long as any row goes on; which rows do is its first state."""
     condition, body = node.regions
     count = len(states)
     (first,) = batching.walk(condition, [*states, *rest])
-    going = first._replace(value=_both(batching.with_rows(first), batching.active), has_rows=True)
+    going = first._replace(value=_conjunction(batching.with_rows(first), batching.active), has_rows=True)
     flag = Value("going", TensorType(condition.outputs[0].dtype, ()))
 
-    def step(goes: Carried, *values: Carried) -> list[Value]:
+    def step(goes: BatchedValue, *values: BatchedValue) -> list[Value]:
         before, captured = values[:count], values[count:]
-        with batching.within(goes.value):
+        with batching.masked_by(goes.value):
             new = batching.walk(body, values)[:count]
-        after = [_chosen(goes.value, batching.with_rows(n), b.value) for n, b in zip(new, before, strict=True)]
+        after = [_select(goes.value, batching.with_rows(n), b.value) for n, b in zip(new, before, strict=True)]
         carried = [b._replace(value=v) for b, v in zip(before, after, strict=True)]
-        with batching.within(goes.value):
+        with batching.masked_by(goes.value):
             (again,) = batching.walk(condition, [*carried, *captured])
         return [logical_and(goes.value, batching.with_rows(again)), *after]
 
@@ -184,11 +184,11 @@ def _masked(
 
 
 @region_rules(scan_op)
-def scan_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> list[Carried]:
+def scan_rule(batching: Batching, node: Node, operands: Sequence[BatchedValue]) -> list[BatchedValue]:
     body = node.regions[0]
     carries = node.attributes["carries"]
     last = carries + node.attributes["sequences"]
-    final = _settled(batching, body, operands, carries)
+    final = _fixed_point(batching, body, operands, carries)
     rows = [s.has_rows for s in final]
     start = _in_rows(batching, operands[:carries], rows[:carries])
     states = [s._replace(value=v) for s, v in zip(final, start, strict=False)]
@@ -206,7 +206,7 @@ def scan_rule(batching: Batching, node: Node, operands: Sequence[Carried]) -> li
     return [*outputs[:carries], *(c._replace(value=_steps_first(c)) for c in outputs[carries:])]
 
 
-def _steps_first(carried: Carried) -> Value:
+def _steps_first(carried: BatchedValue) -> Value:
     """Steps and rows in exchanged places."""
     x = carried.value
     return transpose(x, perm=(1, 0, *range(2, x.ndim))) if carried.has_rows else x

@@ -21,7 +21,7 @@ from mithril.transforms.placement import Inserted, Joined, place_rows
 MARKS = (BOUNDED, PLACES)  # tags of one node, which those around it do not share
 
 
-class Carried(NamedTuple):
+class BatchedValue(NamedTuple):
     """A value of one row in the graph for all rows."""
 
     value: Value
@@ -29,9 +29,9 @@ class Carried(NamedTuple):
     is_own_key: bool = False  # comes from the random key of the model itself: rows draw separate numbers
 
 
-Operands = Sequence[Carried | None]
+Operands = Sequence[BatchedValue | None]
 # Rules of operations with regions: ``(batching, node, operands)`` gives the results; filled by ``batched_regions``.
-region_rules: Registry[Callable[..., list[Carried]]] = Registry("rows through regions")
+region_rules: Registry[Callable[..., list[BatchedValue]]] = Registry("rows through regions")
 
 
 class Batching:
@@ -42,7 +42,7 @@ class Batching:
         self.active: Value | None = None  # which rows take the branch or the round that is walked; None: all
 
     @contextmanager
-    def within(self, active: Value | None) -> Iterator[None]:
+    def masked_by(self, active: Value | None) -> Iterator[None]:
         """Walk a branch or a round that only some rows take: loops in it run for those rows only."""
         outer, self.active = self.active, active
         try:
@@ -50,15 +50,15 @@ class Batching:
         finally:
             self.active = outer
 
-    def walk(self, graph: Graph, arguments: Sequence[Carried]) -> list[Carried]:
+    def walk(self, graph: Graph, arguments: Sequence[BatchedValue]) -> list[BatchedValue]:
         """Return the outputs for these values of the inputs that are not constants."""
         builder = Builder.current()
-        values: dict[Value, Carried] = {}
+        values: dict[Value, BatchedValue] = {}
         remaining = iter(arguments)
         for i in graph.inputs:
             if i.role == "constant":
                 value = builder.input(i.name, i.type.shape, i.type.dtype, "constant", data=i.data, tags=i.tags)
-                values[i.value] = Carried(value)
+                values[i.value] = BatchedValue(value)
             else:
                 values[i.value] = next(remaining)
         outer = builder.origin, builder.tags
@@ -75,43 +75,43 @@ class Batching:
                 values[old] = new
         return [values[v] for v in graph.outputs]
 
-    def _node(self, node: Node, operands: Operands) -> list[Carried]:
+    def _node(self, node: Node, operands: Operands) -> list[BatchedValue]:
         op = node.op
         present = [o for o in operands if o is not None]
         has_rows = any(o.has_rows for o in present)
         draws = any(o.is_own_key and not o.has_rows for o in present)
         is_loop_of_some_rows = bool(node.regions) and self.active is not None
         if not has_rows and not draws and not is_loop_of_some_rows:
-            return self._once(node, operands, has_keys=False)
+            return self._copy_unbatched(node, operands, has_keys=False)
         if node.regions:
             return region_rules[op.name](self, node, present)
         if draws and op.composite:
             return self._body(node, operands)
         if draws and op is random_bits:  # one draw for all rows
             shape = (self.rows, *node.attributes["shape"])
-            return [Carried(random_bits(present[0].value, shape=shape), has_rows=True)]
+            return [BatchedValue(random_bits(present[0].value, shape=shape), has_rows=True)]
         if not has_rows:
-            return self._once(node, operands, has_keys=True)
+            return self._copy_unbatched(node, operands, has_keys=True)
         return self._all_rows(node, operands)
 
-    def _once(self, node: Node, operands: Operands, *, has_keys: bool) -> list[Carried]:
+    def _copy_unbatched(self, node: Node, operands: Operands, *, has_keys: bool) -> list[BatchedValue]:
         """Copy a node that does not depend on the rows."""
         builder = Builder.current()
         if node.is_constant:  # shared within the graph
-            return [Carried(builder.constant(node.attributes["value"], node.attributes["dtype"]))]
+            return [BatchedValue(builder.constant(node.attributes["value"], node.attributes["dtype"]))]
         values = tuple(None if o is None else o.value for o in operands)
         results = tuple(Value(builder.unique(v.name), v.type) for v in node.results)
         changes = {"operands": values, "results": results, "origin": builder.origin, "tags": builder.tags}
         builder.nodes.append(node.replaced(**changes))
-        return [Carried(v, is_own_key=has_keys) for v in results]
+        return [BatchedValue(v, is_own_key=has_keys) for v in results]
 
-    def _body(self, node: Node, operands: Operands) -> list[Carried]:
+    def _body(self, node: Node, operands: Operands) -> list[BatchedValue]:
         """Expand a composite into its body."""
         op = node.op
         types = [None if v is None else v.type for v in node.operands]
         return self.walk(op.decompose(types, node.attributes), [o for o in operands if o is not None])
 
-    def _all_rows(self, node: Node, operands: Operands) -> list[Carried]:
+    def _all_rows(self, node: Node, operands: Operands) -> list[BatchedValue]:
         op = node.op
         try:
             values = self._applied(op, node, operands)
@@ -120,7 +120,7 @@ class Batching:
             raise error.with_facts(f"in the rows of '{op.name}'", place_text) from error.__cause__
         if values is None:
             return self._body(node, operands)
-        carried = [Carried(v, has_rows=True) for v in values]
+        carried = [BatchedValue(v, has_rows=True) for v in values]
         for old, new in zip(node.results, carried, strict=True):
             self._check(op, old, new.value)
             if all(new.value is not o.value for o in operands if o is not None):
@@ -142,7 +142,7 @@ class Batching:
         if place is None and op.composite and not self._is_meant(op, node, rows):
             return None
         if place is None:
-            place, values = self._with_more(op, node, values, rows)
+            place, values = self._with_repeated_operands(op, node, values, rows)
         if isinstance(place, Inserted):
             return self._insert(op, place, values, node.attributes)
         return self._join(op, place, types, values, node.attributes)
@@ -153,7 +153,7 @@ class Batching:
         flows = any(v is not None and r and v.dtype.is_float for v, r in zip(node.operands, rows, strict=True))
         return bool(op.surrogate or op.gradient_reason) and flows and any(v.dtype.is_float for v in node.results)
 
-    def _with_more(
+    def _with_repeated_operands(
         self, op: Op, node: Node, values: list[Value | None], rows: Sequence[bool]
     ) -> tuple[Inserted | Joined, list[Value | None]]:
         """Return a place for the rows once operands that are the same for all rows are repeated for each."""
@@ -171,16 +171,17 @@ class Batching:
         """Return operands that broadcast: rows are the first axis of all."""
         rank = max(v.ndim - r for v, r in zip(values, rows, strict=True) if v is not None)
         return [
-            v if v is None or not r else _widened(v, rank - (v.ndim - 1)) for v, r in zip(values, rows, strict=True)
+            v if v is None or not r else _with_unit_axes(v, rank - (v.ndim - 1))
+            for v, r in zip(values, rows, strict=True)
         ]
 
     def _insert(self, op: Op, place: Inserted, values: Sequence[Value | None], attributes: Any) -> list[Value]:
         operands = [
-            v if v is None or axis_at is None else moved(_widened(v, ones), 0, axis_at)
+            v if v is None or axis_at is None else move_axis(_with_unit_axes(v, ones), 0, axis_at)
             for v, axis_at, ones in zip(values, place.axis_places, place.ones, strict=True)
         ]
         results = self._emit(op, operands, place.edited(attributes, self.rows))
-        return [moved(v, axis_at, 0) for v, axis_at in zip(results, place.results, strict=True)]
+        return [move_axis(v, axis_at, 0) for v, axis_at in zip(results, place.results, strict=True)]
 
     def _join(self, op: Op, place: Joined, types: Any, values: Sequence[Value | None], attributes: Any) -> list[Value]:
         expected = op.infer(types, attributes)
@@ -204,13 +205,13 @@ class Batching:
                 return self._one_by_one(op, place, values, attributes)  # such as groups, which are a number
             changed = {**attributes, **axes.cut(local)}
         operands = [
-            v if v is None or axis_at is None else self._joined(v, axis_at, outer_size[k])
+            v if v is None or axis_at is None else self._merge_rows(v, axis_at, outer_size[k])
             for k, (v, axis_at) in enumerate(zip(values, place.operands, strict=True))
         ]
         results = self._emit(op, operands, changed)
         count = len(expected)
         return [
-            self._parted(v, t, axis_at, outer_size[k - count])
+            self._split_rows(v, t, axis_at, outer_size[k - count])
             for k, (v, t, axis_at) in enumerate(zip(results, expected, place.results, strict=True))
         ]
 
@@ -228,27 +229,27 @@ class Batching:
 
         return list(scan(step, (), tuple(rows))[1])
 
-    def _joined(self, x: Value, axis: int, outer_size: Size) -> Value:
+    def _merge_rows(self, x: Value, axis: int, outer_size: Size) -> Value:
         """Rows as part of an axis (of a row), within ``outer_size`` elements."""
         shape = x.shape[1:]
         inner = shape[axis] if outer_size == 1 else shape[axis] // outer_size
         if outer_size == 1:
-            x = moved(x, 0, axis)
+            x = move_axis(x, 0, axis)
         else:
             x = reshape(x, shape=(self.rows, *shape[:axis], outer_size, inner, *shape[axis + 1 :]))
-            x = moved(x, 0, axis + 1)
+            x = move_axis(x, 0, axis + 1)
         result: Value = reshape(x, shape=(*shape[:axis], self.rows * shape[axis], *shape[axis + 1 :]))
         return result
 
-    def _parted(self, y: Value, t: TensorType, axis: int, outer_size: Size) -> Value:
+    def _split_rows(self, y: Value, t: TensorType, axis: int, outer_size: Size) -> Value:
         """Undo it for a result that is of type ``t`` in one row."""
         shape = t.shape
         if outer_size == 1:
             y = reshape(y, shape=(*shape[:axis], self.rows, *shape[axis:]))
-            return moved(y, axis, 0)
+            return move_axis(y, axis, 0)
         inner = shape[axis] // outer_size
         y = reshape(y, shape=(*shape[:axis], outer_size, self.rows, inner, *shape[axis + 1 :]))
-        parted: Value = reshape(moved(y, axis + 1, 0), shape=(self.rows, *shape))
+        parted: Value = reshape(move_axis(y, axis + 1, 0), shape=(self.rows, *shape))
         return parted
 
     def _emit(self, op: Op, values: Sequence[Value | None], attributes: Any) -> list[Value]:
@@ -264,7 +265,7 @@ class Batching:
                 hint=f"correct the rule @{op.name.rsplit('.', 1)[-1]}.vmap",
             )
 
-    def with_rows(self, carried: Carried) -> Value:
+    def with_rows(self, carried: BatchedValue) -> Value:
         """Return the value for each row, whether it depends on the rows or not."""
         return carried.value if carried.has_rows else spread(carried.value, self.rows)
 
@@ -297,12 +298,12 @@ def _before(factors: Sequence[str], factor: str) -> Sequence[str]:
     return factors[: list(factors).index(factor)]
 
 
-def _widened(x: Value, ones: int) -> Value:
+def _with_unit_axes(x: Value, ones: int) -> Value:
     """Axes of size 1 after the rows."""
     return reshape(x, shape=(x.shape[0], *[1] * ones, *x.shape[1:])) if ones > 0 else x
 
 
-def moved(x: Value, source: int, target: int) -> Value:
+def move_axis(x: Value, source: int, target: int) -> Value:
     """Move one axis to another place."""
     if source == target:
         return x

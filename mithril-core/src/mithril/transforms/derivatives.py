@@ -43,7 +43,10 @@ def jvp_graph(graph: Graph, of: Names = None, wrt: Names = None) -> Graph:
     renamed = _tangents(graph, tangents, names)
     results = [
         *graph.carrying(twice.outputs[: len(graph.results)]),
-        *(Output(r.value, _free(tangent_name(i.of), graph), of=i.of) for r, i in zip(slopes, cotangents, strict=True)),
+        *(
+            Output(r.value, _unused_name(tangent_name(i.of), graph), of=i.of)
+            for r, i in zip(slopes, cotangents, strict=True)
+        ),
     ]
     return _without(twice, results, cotangents, renamed)
 
@@ -58,7 +61,7 @@ def hvp_graph(graph: Graph, of: str | None = None, wrt: Names = None) -> Graph:
     renamed = _tangents(graph, tangents, names)
     results = [
         *once.carrying(twice.outputs[: len(once.results)]),
-        *(Output(r.value, _free(f"hvp/{r.of}", graph), of=r.of) for r in products),
+        *(Output(r.value, _unused_name(f"hvp/{r.of}", graph), of=r.of) for r in products),
     ]
     return _without(twice, results, (), renamed)
 
@@ -104,12 +107,12 @@ def _added(before: Graph, after: Graph) -> tuple[list[Input], list[Output]]:
 def _tangents(graph: Graph, cotangents: Sequence[Input], names: Sequence[str]) -> dict[Value, Input]:
     """Return inputs for tangents in the place of the cotangents of gradients."""
     return {
-        i.value: Input(Value(_free(tangent_name(name), graph), i.type))
+        i.value: Input(Value(_unused_name(tangent_name(name), graph), i.type))
         for i, name in zip(cotangents, names, strict=True)
     }
 
 
-def _free(name: str, graph: Graph) -> str:
+def _unused_name(name: str, graph: Graph) -> str:
     """Return the name, with its prefix once more for each time that the graph has it."""
     used = {*graph.by_name, *graph.output_names}
     prefix = name.partition("/")[0]
@@ -158,7 +161,7 @@ def _with_jacobians(graph: Graph, pairs: Sequence[tuple[str, str, str]]) -> Grap
         results = list(graph.carrying(builder.inline(graph, arguments)))
         for y, x, name in pairs:
             value = _jacobian(graph, y, x, arguments)
-            results.append(Output(value, _free(name, graph), of=x))
+            results.append(Output(value, _unused_name(name, graph), of=x))
     return builder.build(results)
 
 

@@ -28,7 +28,7 @@ def grad_function(function: Function, wrt: Wrt = 0) -> Function:
     def gradient(*values: Value) -> Any:
         one, names = _traced(function, values, wrt)
         graph = grad_graph(_scalar(one), None, names)
-        return _like(wrt, _added(graph, one, values, ()))
+        return _one_or_tuple(wrt, _added_results(graph, one, values, ()))
 
     return on_arrays_too(gradient)
 
@@ -41,7 +41,7 @@ def vjp_function(function: Function, wrt: Wrt = 0) -> Function:
         graph = vjp_graph(one.graph, None, names)
         _expect("cotangents", len(cotangents), len(graph.arguments) - len(one.graph.arguments))
         results = put(graph, [*values, *one.captured, *cotangents])
-        return _values(one, results), _like(wrt, results[len(one.graph.results) :])
+        return _values(one, results), _one_or_tuple(wrt, results[len(one.graph.results) :])
 
     return _with_seeds(products, "cotangents")
 
@@ -67,7 +67,7 @@ def hvp_function(function: Function, wrt: Wrt = 0) -> Function:
         one, names = _traced(function, values, wrt)
         _expect("tangents", len(tangents), len(names))
         graph = hvp_graph(_scalar(one), None, names)
-        return _like(wrt, _added(graph, one, values, tangents)[len(names) :])
+        return _one_or_tuple(wrt, _added_results(graph, one, values, tangents)[len(names) :])
 
     return _with_seeds(products, "tangents")
 
@@ -77,9 +77,9 @@ def jacobian_function(function: Function, wrt: Wrt = 0) -> Function:
 
     def jacobian(*values: Value) -> Any:
         one, names = _traced(function, values, wrt)
-        blocks = _added(jacobian_graph(one.graph, None, names), one, values, ())
+        blocks = _added_results(jacobian_graph(one.graph, None, names), one, values, ())
         count = len(names)
-        by_output = [_like(wrt, blocks[k : k + count]) for k in range(0, len(blocks), count)]
+        by_output = [_one_or_tuple(wrt, blocks[k : k + count]) for k in range(0, len(blocks), count)]
         return by_output[0] if one.is_single else tuple(by_output)
 
     return on_arrays_too(jacobian)
@@ -91,9 +91,9 @@ def hessian_function(function: Function, wrt: Wrt = 0) -> Function:
     def hessian(*values: Value) -> Any:
         one, names = _traced(function, values, wrt)
         count = len(names)
-        blocks = _added(hessian_graph(_scalar(one), None, names), one, values, ())[count:]
-        rows = [_like(wrt, blocks[k : k + count]) for k in range(0, len(blocks), count)]
-        return _like(wrt, rows)
+        blocks = _added_results(hessian_graph(_scalar(one), None, names), one, values, ())[count:]
+        rows = [_one_or_tuple(wrt, blocks[k : k + count]) for k in range(0, len(blocks), count)]
+        return _one_or_tuple(wrt, rows)
 
     return on_arrays_too(hessian)
 
@@ -140,7 +140,7 @@ def _scalar(one: Traced) -> Graph:
     return one.graph
 
 
-def _added(graph: Graph, one: Traced, values: Sequence[Value], seeds: Sequence[Value]) -> tuple[Value, ...]:
+def _added_results(graph: Graph, one: Traced, values: Sequence[Value], seeds: Sequence[Value]) -> tuple[Value, ...]:
     """Return the results that the derivative adds."""
     return put(graph, [*values, *one.captured, *seeds])[len(one.graph.results) :]
 
@@ -149,7 +149,7 @@ def _values(one: Traced, results: Sequence[Value]) -> Any:
     return results[0] if one.is_single else tuple(results[: len(one.graph.results)])
 
 
-def _like(wrt: Wrt, values: Sequence[Any]) -> Any:
+def _one_or_tuple(wrt: Wrt, values: Sequence[Any]) -> Any:
     """Return one value for one argument, a tuple for several."""
     return tuple(values) if isinstance(wrt, (tuple, list)) else values[0]
 

@@ -107,7 +107,7 @@ class _Search:
         in_front = [c for c in candidates if not any(c.axis_places)]
         outermost_first = sorted(self._factors(), key=lambda j: sum(k or 0 for k in (*j.operands, *j.results)))
         inserted = self._first(in_front)
-        if inserted is None and (neighbor := next(filter(self._joins, outermost_first), None)) is not None:
+        if inserted is None and (neighbor := next(filter(self._axes_agree, outermost_first), None)) is not None:
             return neighbor
         return inserted or self._first([c for c in candidates if any(c.axis_places)])
 
@@ -122,7 +122,7 @@ class _Search:
     def _insertions(self) -> Iterator[Inserted]:
         """Yield candidates, rows in front first."""
         declaration = self._declaration()
-        spare = self._spare(declaration)
+        spare = self._ellipses(declaration)
         for width in sorted({n for n in spare if n is not None}) or [0]:
             ones = tuple(
                 0 if n is None or not has_rows else max(width - n, 0)
@@ -136,13 +136,13 @@ class _Search:
                 for edits in self._edits(declaration, axis_places):
                     yield Inserted(axis_places, ones, edits, ())
 
-    def _spare(self, declaration: Declaration | None) -> list[int | None]:
+    def _ellipses(self, declaration: Declaration | None) -> list[int | None]:
         """Return how many axes each operand, then each result, has for an ellipsis; None for terms without."""
         types = (*self.types, *self.expected)
         if declaration is None:
             return [None] * len(types)
         terms = declaration.operands * (len(self.types) if self.op.variadic else 1) + declaration.results
-        return [None if t is None else _spare(term, t.rank) for t, term in zip(types, terms, strict=False)]
+        return [None if t is None else _ellipsis(term, t.rank) for t, term in zip(types, terms, strict=False)]
 
     def _declaration(self) -> Declaration | None:
         rule: Any = "... -> ..." if self.op.elementwise else self.op.declared_axes
@@ -159,7 +159,7 @@ class _Search:
             names = [n for n, a in self.op.attributes.items() if a.annotation in AXES]
             shifts = {n: Edit(n, "axis", axis_places[0]) for n in names if axis_places and axis_places[0] is not None}
         else:
-            for name, kind, operand in _named(declaration):
+            for name, kind, operand in _axis_attributes(declaration):
                 place = axis_places[operand] if operand < len(axis_places) else None
                 if name in self.attributes and place is not None:
                     if kind == "count":
@@ -204,9 +204,9 @@ class _Search:
         shapes = [t.shape[:end] + t.shape[end + 1 :] for t, end in zip(results, ends, strict=True)]
         if shapes != [t.shape for t in self.expected]:
             return None
-        return ends if self._same(rest, axes) else None
+        return ends if self._same_up_to_names(rest, axes) else None
 
-    def _same(self, other_axes: Sequence[tuple[Factors, ...] | None], axes: OpAxes) -> bool:
+    def _same_up_to_names(self, other_axes: Sequence[tuple[Factors, ...] | None], axes: OpAxes) -> bool:
         """Whether factors and roles are those of one row, under other names."""
         row_axes = (*self.axes.operands, *self.axes.results)
         forward: dict[str, str] = {}
@@ -232,7 +232,7 @@ class _Search:
             if everywhere and -1 not in (*operands, *results):
                 yield Joined(factor, tuple(operands), tuple(r for r in results if r is not None))
 
-    def _joins(self, candidate: Joined) -> bool:
+    def _axes_agree(self, candidate: Joined) -> bool:
         """Whether the operation with the longer factor has the same axes."""
         axes, factor = self.axes, candidate.factor
         spans_axes = all(
@@ -256,7 +256,9 @@ class _Search:
             longer: OpAxes = call_axes(self.op, types, attributes, results)
         except Exception:  # as above
             return False
-        return [t.shape for t in results] == expected and self._same((*longer.operands, *longer.results), longer)
+        return [t.shape for t in results] == expected and self._same_up_to_names(
+            (*longer.operands, *longer.results), longer
+        )
 
 
 def _at(value: Any, sizes: Mapping[str, Size]) -> Any:
@@ -265,7 +267,7 @@ def _at(value: Any, sizes: Mapping[str, Size]) -> Any:
     return substitute(value, sizes) if isinstance(value, Dim) and not is_static((value,)) else value
 
 
-def _spare(term: Sequence[Any], rank: int) -> int | None:
+def _ellipsis(term: Sequence[Any], rank: int) -> int | None:
     """Return how many axes a term leaves for the ellipsis that it begins with, else None."""
     if not term or term[0].kind != "dots":
         return None
@@ -282,7 +284,7 @@ def _axis_of(axes: Sequence[Factors], factor: str) -> int | None:
     return None if not places else places[0] if len(places) == 1 else -1
 
 
-def _named(declaration: Declaration) -> Iterator[tuple[str, str, int]]:
+def _axis_attributes(declaration: Declaration) -> Iterator[tuple[str, str, int]]:
     """Yield the attributes that name or count axes: (attribute, kind, operand whose axes they are)."""
     home: dict[str, int] = {}
     for k, term in enumerate(declaration.operands):

@@ -9,7 +9,7 @@ from typing import Any
 from mithril.base import Dim, GraphError, Size, TensorType, assume, closest, matches, symbols
 from mithril.ir import Builder, Graph, Input, Output, Value
 from mithril.transforms import batched_regions  # noqa: F401  (enters the rules of control flow)
-from mithril.transforms.batching import Batching, Carried, moved
+from mithril.transforms.batching import BatchedValue, Batching, move_axis
 from mithril.transforms.functions import on_arrays_too, put, traced
 
 AxisByName = int | Mapping[str, int | None]
@@ -51,7 +51,7 @@ def input_axes(inputs: Sequence[Input], in_axes: AxisByName) -> dict[str, int | 
     """Return the axis of the rows in each input, None for those that are the same for all rows."""
     default = in_axes if isinstance(in_axes, int) else 0
     axes: dict[str, int | None] = {i.name: default if i.role in ("input", "cotangent") else None for i in inputs}
-    axes = _chosen("in_axes", axes, {} if isinstance(in_axes, int) else in_axes)
+    axes = _axes_of("in_axes", axes, {} if isinstance(in_axes, int) else in_axes)
     return {i.name: _place(f"in_axes of '{i.name}'", axes[i.name], i.type.rank) for i in inputs}
 
 
@@ -61,12 +61,12 @@ def output_axes(graph: Graph, out_axes: AxisByName, inputs: Mapping[str, int | N
     axes: dict[str, int | None] = {
         one.name: inputs.get(one.of) if one.role == "state" else default for one in graph.results
     }
-    axes = _chosen("out_axes", axes, {} if isinstance(out_axes, int) else out_axes)
+    axes = _axes_of("out_axes", axes, {} if isinstance(out_axes, int) else out_axes)
     ranks = {n: v.ndim for n, v in zip(graph.output_names, graph.outputs, strict=True)}
     return {n: _place(f"out_axes of '{n}'", axis, ranks[n]) for n, axis in axes.items()}
 
 
-def _chosen(argument: str, axes: dict[str, int | None], axes_given: Mapping[str, int | None]) -> dict[str, int | None]:
+def _axes_of(argument: str, axes: dict[str, int | None], axes_given: Mapping[str, int | None]) -> dict[str, int | None]:
     for pattern, axis in axes_given.items():
         names = [n for n in axes if matches(n, pattern)]
         if not names:
@@ -92,18 +92,18 @@ def _place(subject: str, axis: int | None, rank: int) -> int | None:
     return axis % (rank + 1)
 
 
-def _argument(builder: Builder, i: Input, axis: int | None, rows: Size) -> Carried:
+def _argument(builder: Builder, i: Input, axis: int | None, rows: Size) -> BatchedValue:
     shape = i.type.shape if axis is None else (*i.type.shape[:axis], rows, *i.type.shape[axis:])
     value = Value(builder.unique(i.name), TensorType(i.type.dtype, shape))
     builder.inputs.append(replace(i, value=value))
     if axis is None:
-        return Carried(value, is_own_key=i.role == "state" and i.tags.get("init") == "key")
-    return Carried(moved(value, axis, 0), has_rows=True)
+        return BatchedValue(value, is_own_key=i.role == "state" and i.tags.get("init") == "key")
+    return BatchedValue(move_axis(value, axis, 0), has_rows=True)
 
 
-def _output(batching: Batching, output: Output, carried: Carried, axis: int | None) -> Value:
+def _output(batching: Batching, output: Output, carried: BatchedValue, axis: int | None) -> Value:
     if axis is not None:
-        return moved(batching.with_rows(carried), 0, axis)
+        return move_axis(batching.with_rows(carried), 0, axis)
     if carried.has_rows:
         name, argument = (output.of, "in_axes") if output.role == "state" else (output.name, "out_axes")
         raise GraphError(

@@ -18,7 +18,7 @@ from mithril_ggml.program.dynamic_shapes import SizedExecutable
 from mithril_ggml.program.executable import GGMLExecutable
 from mithril_ggml.program.program import build
 from mithril_ggml.weights.packed_weights import PackedArray, Store
-from mithril_ggml.weights.quantize_recipe import Recipe
+from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 
 
 class GGMLBackend(Backend):
@@ -41,14 +41,14 @@ class GGMLBackend(Backend):
         num_threads: int | None = None,
     ) -> None:
         super().__init__(device=device, dtype=dtype, precision=precision)
-        self.recipe = Recipe.of(quantize)
+        self.recipe = QuantizationRecipe.of(quantize)
         self._store = Store()
         self.mem_size = _bytes(mem_size)
         self.num_threads = _threads(num_threads)
-        self._given = {"quantize": quantize, "mem_size": mem_size, "num_threads": num_threads}
+        self._user_settings = {"quantize": quantize, "mem_size": mem_size, "num_threads": num_threads}
 
     def with_precision(self, precision: str) -> GGMLBackend:
-        return type(self)(self.device, precision=precision, **self._given)  # type: ignore[arg-type]
+        return type(self)(self.device, precision=precision, **self._user_settings)  # type: ignore[arg-type]
 
     @property
     def store(self) -> Store:
@@ -112,12 +112,12 @@ class GGMLBackend(Backend):
         if not isinstance(executable, (GGMLExecutable, SizedExecutable)):
             return None  # of several backends, or of a plugin's
         program = executable.of_sizes(sizes) if isinstance(executable, SizedExecutable) else executable
-        return program.memory.total - program.memory.fixed + program.result_bytes, "arena and NumPy"
+        return program.memory.total - program.memory.constants + program.result_bytes, "arena and NumPy"
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         programs = executable.programs if isinstance(executable, SizedExecutable) else (executable,)
         memories = [p.memory for p in programs if isinstance(p, GGMLExecutable)]
-        standing = max((memory.total - memory.fixed for memory in memories), default=0)
+        standing = max((memory.total - memory.constants for memory in memories), default=0)
         return super().measured_memory(run) + standing
 
     # -- arrays ------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Blas:
     """The BLAS of MLX's products on the CPU, the reason for it, and its thread controls if known."""
 
     name: str
-    why: str
+    reason: str
     fast: bool
     library: ctypes.CDLL | None = None
     suffix: str = ""  # of the functions that get and set the number of threads
@@ -67,7 +67,7 @@ class Blas:
         return "scipy_openblas_" if self.suffix else "openblas_"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.why})"
+        return f"{self.name} ({self.reason})"
 
 
 @cache
@@ -122,7 +122,7 @@ def _of_numpy(tried: list[str]) -> Blas | None:
         return None
     try:
         library = ctypes.CDLL(str(libraries[0]))
-        shim = _kept(libraries[0])
+        shim = _shim_path(libraries[0])
         files.private_folder(shim.parent)  # its contents are executed
         if not shim.exists():
             if compiler is None:
@@ -136,7 +136,7 @@ def _of_numpy(tried: list[str]) -> Blas | None:
     return Blas("OpenBLAS", "NumPy's, through a few lines of C", True, library, "64_")
 
 
-def _kept(library: Path) -> Path:
+def _shim_path(library: Path) -> Path:
     """Return the path of the compiled shim, named by the library, its version and the machine type."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     key = hashlib.sha256(f"{_SHIM}{library}{library.stat().st_size}{os.uname().machine}".encode()).hexdigest()[:16]

@@ -66,7 +66,7 @@ def _rms_norm(call: Call) -> str:
 @table.function("attention", when=is_float)
 def _attention(call: Call) -> str:
     expression, mask = attention(call), call.node.operands[3]
-    blind = mask is not None or (call.causal and not _all_see(call))
+    blind = mask is not None or (call.causal and not _every_query_sees_a_key(call))
     if not blind:
         return expression
     n, m = (call.literal(call.operand_type(name).shape[2]) for name in ("q", "k"))
@@ -82,7 +82,7 @@ def attention(call: Call) -> str:
     return f"mx.fast.scaled_dot_product_attention({_operands(call, 'q', 'k', 'v')}, scale={scale}{argument})"
 
 
-def _all_see(call: Call) -> bool:
+def _every_query_sees_a_key(call: Call) -> bool:
     """Whether a causal mask alone leaves every query a key."""
     n, m = (call.operand_type(name).shape[2] for name in ("q", "k"))
     return n == m or (isinstance(n, int) and isinstance(m, int) and n <= m)

@@ -10,7 +10,7 @@ from mithril.ops import add, batch_norm, conv, linear, reshape, rsqrt
 from mithril.rewrite import RuleSet, rule
 
 
-def _pays(weights: Value, data: Value) -> bool | str:
+def _is_profitable(weights: Value, data: Value) -> bool | str:
     """Whether folding is profitable: scaling costs one pass over the weights, and saves two over the result."""
     if not is_static((*weights.shape, *data.shape)):
         return True
@@ -18,7 +18,7 @@ def _pays(weights: Value, data: Value) -> bool | str:
     return saved > int(numel(weights.shape[1:])) or "its weights are larger than what would be saved"
 
 
-def _along_outputs(factor: Value, weights: Value) -> Any:
+def _reshape_for_outputs(factor: Value, weights: Value) -> Any:
     return reshape(factor, shape=(weights.shape[0], *[1] * (weights.ndim - 1)))
 
 
@@ -93,7 +93,7 @@ CONV = rule(
     lambda x, w, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
         conv(
             x,
-            w * _along_outputs(s * rsqrt(v + eps), w),
+            w * _reshape_for_outputs(s * rsqrt(v + eps), w),
             stride=stride,
             padding=padding,
             dilation=dilation,
@@ -101,7 +101,7 @@ CONV = rule(
         ),
         _per_channel(b - m * (s * rsqrt(v + eps)), w),
     ),
-    when=lambda x, w, s, b, m, v: _pays(w, x),
+    when=lambda x, w, s, b, m, v: _is_profitable(w, x),
     exact=False,
     name="batch norm of a convolution",
 )
@@ -111,7 +111,7 @@ CONV_BIAS = rule(
     lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
         conv(
             x,
-            w * _along_outputs(s * rsqrt(v + eps), w),
+            w * _reshape_for_outputs(s * rsqrt(v + eps), w),
             stride=stride,
             padding=padding,
             dilation=dilation,
@@ -119,7 +119,7 @@ CONV_BIAS = rule(
         ),
         _per_channel((c - m) * (s * rsqrt(v + eps)) + b, w),
     ),
-    when=lambda x, w, c, s, b, m, v, *, shape: c.ndim == 1 and tuple(shape[1:2]) == c.shape and _pays(w, x),
+    when=lambda x, w, c, s, b, m, v, *, shape: c.ndim == 1 and tuple(shape[1:2]) == c.shape and _is_profitable(w, x),
     exact=False,
     name="batch norm of a convolution with bias",
 )
@@ -129,7 +129,7 @@ CONV_ADDED = rule(
     lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
         conv(
             x,
-            w * _along_outputs(s * rsqrt(v + eps), w),
+            w * _reshape_for_outputs(s * rsqrt(v + eps), w),
             stride=stride,
             padding=padding,
             dilation=dilation,
@@ -137,7 +137,7 @@ CONV_ADDED = rule(
         ),
         _per_channel((reshape(c, shape=(w.shape[0],)) - m) * (s * rsqrt(v + eps)) + b, w),
     ),
-    when=lambda x, w, c, s, b, m, v: _is_per_channel(c, w) and _pays(w, x),
+    when=lambda x, w, c, s, b, m, v: _is_per_channel(c, w) and _is_profitable(w, x),
     exact=False,
     name="batch norm of a convolution with a bias of its shape",
 )
@@ -145,17 +145,19 @@ CONV_ADDED = rule(
 LINEAR = rule(
     lambda x, w, c, s, b, m, v, *, eps=1e-5: batch_norm(linear(x, w, c), s, b, m, v, eps=eps),
     lambda x, w, c, s, b, m, v, *, eps: linear(
-        x, w * _along_outputs(s * rsqrt(v + eps), w), (c - m) * (s * rsqrt(v + eps)) + b
+        x, w * _reshape_for_outputs(s * rsqrt(v + eps), w), (c - m) * (s * rsqrt(v + eps)) + b
     ),
-    when=lambda x, w, c, s, b, m, v: x.ndim == 2 and _pays(w, x),
+    when=lambda x, w, c, s, b, m, v: x.ndim == 2 and _is_profitable(w, x),
     exact=False,
     name="batch norm of a linear",
 )
 
 LINEAR_PLAIN = rule(
     lambda x, w, s, b, m, v, *, eps=1e-5: batch_norm(linear(x, w, None), s, b, m, v, eps=eps),
-    lambda x, w, s, b, m, v, *, eps: linear(x, w * _along_outputs(s * rsqrt(v + eps), w), b - m * (s * rsqrt(v + eps))),
-    when=lambda x, w, s, b, m, v: x.ndim == 2 and _pays(w, x),
+    lambda x, w, s, b, m, v, *, eps: linear(
+        x, w * _reshape_for_outputs(s * rsqrt(v + eps), w), b - m * (s * rsqrt(v + eps))
+    ),
+    when=lambda x, w, s, b, m, v: x.ndim == 2 and _is_profitable(w, x),
     exact=False,
     name="batch norm of a linear without bias",
 )

@@ -23,7 +23,7 @@ REMAT = {"phase": "recomputed"}
 def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
     """Recompute segments of the forward part; a graph without a backward part is unchanged."""
     num_segments = context.option("checkpoint_segments")
-    forward, backward = halves(graph)
+    forward, backward = split_forward_backward(graph)
     if context.option("inference") or context.option("static_inference"):
         context.record("ignored", "gradient_checkpointing: a program for inference computes no gradients")
     if not backward or len(forward) < 2:
@@ -36,7 +36,7 @@ def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
     return Recompute(graph, forward, backward, cuts).run()
 
 
-def halves(graph: Graph) -> tuple[list[Node], list[Node]]:
+def split_forward_backward(graph: Graph) -> tuple[list[Node], list[Node]]:
     """Return the nodes of the forward part, and those of the backward part and after it."""
     later = {i.value for i in graph.with_role("cotangent")}
     forward: list[Node] = []
@@ -108,7 +108,7 @@ class Recompute:
 
     def __init__(self, graph: Graph, forward: Sequence[Node], backward: Sequence[Node], cuts: Sequence[int]) -> None:
         self.graph, self.forward, self.backward = graph, list(forward), list(backward)
-        self.made = {v: k for k, n in enumerate(forward) for v in n.results}
+        self.node_index = {v: k for k, n in enumerate(forward) for v in n.results}
         self.segment = {}
         bounds = [*cuts, len(forward) - 1]
         segment = 0
@@ -117,53 +117,53 @@ class Recompute:
                 segment += 1
             self.segment[k] = segment
         self.last = segment
-        self.kept = self._kept()
+        self.saved = self._saved_values()
         self.pending = set(self.backward)
-        self.late: set[Value | None] = {v for v, k in self.made.items() if self.segment[k] == self.last}
+        self.late: set[Value | None] = {v for v, k in self.node_index.items() if self.segment[k] == self.last}
         self.late.update(i.value for i in graph.with_role("cotangent"))  # and all that depends on these
         self.copies: dict[Value, Value] = {}
         self.barriers: dict[tuple[Value, int], Value] = {}
         self.out: list[Node] = []
 
-    def _kept(self) -> set[Value]:
+    def _saved_values(self) -> set[Value]:
         """Return the values that cross into a later segment, and outputs: these are saved."""
-        saved = {v for v in self.graph.outputs if v in self.made}
+        saved = {v for v in self.graph.outputs if v in self.node_index}
         for k, node in enumerate(self.forward):
             for v in node.operands:
-                if v in self.made and self.segment[self.made[v]] != self.segment[k]:
+                if v in self.node_index and self.segment[self.node_index[v]] != self.segment[k]:
                     saved.add(v)
         return saved
 
     def run(self) -> Graph:
-        needed = self._needed()
+        needed = self._recomputed_values()
         done: set[int] = set()
         for node in self.backward:
-            for segment in sorted({self.segment[self.made[v]] for v in node.operands if v in needed} - done):
+            for segment in sorted({self.segment[self.node_index[v]] for v in node.operands if v in needed} - done):
                 done.add(segment)
-                self._again(segment, needed, node)
+                self._recompute(segment, needed, node)
             operands = tuple(self.copies.get(v, v) if v is not None else None for v in node.operands)
             self.out.append(node if operands == node.operands else node.replaced(operands=operands))
             self.pending.discard(node)
             if any(v in self.late for v in node.operands):
                 self.late.update(node.results)
-        outputs = tuple(self.copies.get(v, v) if v not in self.made else v for v in self.graph.outputs)
+        outputs = tuple(self.copies.get(v, v) if v not in self.node_index else v for v in self.graph.outputs)
         return self.graph.replaced(nodes=(*self.forward, *self.out), outputs=outputs)
 
-    def _needed(self) -> set[Value]:
+    def _recomputed_values(self) -> set[Value]:
         """Return the residuals of all segments but the last, and the values that they are computed from."""
         needed = {
             v
             for n in self.backward
             for v in n.operands
-            if v in self.made and v not in self.kept and self.segment[self.made[v]] != self.last
+            if v in self.node_index and v not in self.saved and self.segment[self.node_index[v]] != self.last
         }
         for k in range(len(self.forward) - 1, -1, -1):
             node = self.forward[k]
             if any(v in needed for v in node.results):
-                needed.update(v for v in node.operands if v in self.made and v not in self.kept)
+                needed.update(v for v in node.operands if v in self.node_index and v not in self.saved)
         return needed
 
-    def _again(self, segment: int, needed: set[Value], reader: Node) -> None:
+    def _recompute(self, segment: int, needed: set[Value], reader: Node) -> None:
         """Recompute the segment's nodes from saved values behind a barrier with the reader's cotangent."""
         nodes = [
             n for k, n in enumerate(self.forward) if self.segment[k] == segment and any(v in needed for v in n.results)
@@ -184,14 +184,14 @@ class Recompute:
             self.copies.update(zip(after, results[len(guarded) :], strict=True))  # without a use it would be removed
         for node in nodes:
             results = tuple(Value(f"{v.name}_again", v.type) for v in node.results)
-            self.copies.update((v, r) for v, r in zip(node.results, results, strict=True) if v not in self.kept)
+            self.copies.update((v, r) for v, r in zip(node.results, results, strict=True) if v not in self.saved)
             replacements = {**behind, **{v: self.copies[v] for v in local_values if v in self.copies}}
             operands = tuple(None if v is None else replacements.get(v, v) for v in node.operands)
             self.out.append(node.replaced(operands=operands, results=results, tags={**node.tags, **REMAT}))
 
     def _after(self, reader: Node) -> list[Value]:
         """Return a cotangent that is computed just before the reader runs, unlike a transposed weight."""
-        late_operands = [v for v in reader.operands if v is not None and v in self.late and v not in self.made]
+        late_operands = [v for v in reader.operands if v is not None and v in self.late and v not in self.node_index]
         before = [v for n in reversed(self.out) for v in n.results if v in self.late]
         cotangents = [i.value for i in self.graph.with_role("cotangent")]
         awaited = [v for v in dict.fromkeys([*late_operands, *before, *cotangents]) if self._is_awaited(v)]

@@ -300,14 +300,14 @@ EQUAL_VALUES = (
 ANY_WIDTH = ("linear", "bias of a linear", "relu", "gelu", "gelu by tanh", "sigmoid", "silu")
 
 
-def _wide(*values: Value, **_: Any) -> bool:
+def _has_no_16_bit_operand(*values: Value, **_: Any) -> bool:
     """Whether no operand has 16 bits: there the parts overflow, while the composite computes in 32 bits."""
     return all(v.dtype.bits >= 32 for v in values)
 
 
 def _faithful(names: Iterable[str]) -> RuleSet:
     """Return the named rules, restricted to dtypes for which both sides agree at every number."""
-    rules = [r if r.name in ANY_WIDTH else r.restricted(_wide) for r in RULES.rules if r.name in names]
+    rules = [r if r.name in ANY_WIDTH else r.restricted(_has_no_16_bit_operand) for r in RULES.rules if r.name in names]
     return RuleSet(RULES.name, rules)
 
 

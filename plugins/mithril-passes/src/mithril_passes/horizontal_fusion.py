@@ -21,7 +21,7 @@ def sibling_products(graph: Graph) -> Graph:
             x = node.operands[0]
             assert x is not None
             groups.setdefault((x, node.operands[2] is not None, node.tags.get("backend")), []).append(node)
-    selection = [nodes for (x, _, _), nodes in groups.items() if len(nodes) > 1 and _pays(x)]
+    selection = [nodes for (x, _, _), nodes in groups.items() if len(nodes) > 1 and _is_profitable(x)]
     if not selection:
         return graph
     editor = graph.edit()
@@ -36,7 +36,7 @@ def _own_weights(graph: Graph, node: Node) -> bool:
     return all(v is None or v in graph.input_of for v in node.operands[1:])
 
 
-def _pays(x: Value) -> bool:
+def _is_profitable(x: Value) -> bool:
     return not is_static(x.shape) or int(numel(x.shape[:-1])) >= ROWS
 
 

@@ -15,8 +15,8 @@ from mithril.base import OptionError, numel
 from mithril.ir import Builder, Editor
 from mithril.passes import PassContext, random_arguments
 from mithril.system import Store, fingerprint, package_version_key, time_interleaved
-from mithril_passes.op_variants import Way, is_measurable, ways
-from mithril_passes.specialization import at_home
+from mithril_passes.op_variants import Variant, is_measurable, variants_of
+from mithril_passes.specialization import targets_own_device
 
 OWN = "as it is"
 MARGIN = 0.1  # of the time: smaller gains are noise
@@ -29,12 +29,12 @@ MOST = 64  # operations that one compilation measures; the largest first
 def kernel_choice(graph: Graph, context: PassContext) -> Graph:
     """Measure other ways to compute the large operations and take those that are faster here."""
     backend = context.backend
-    if not isinstance(backend, Backend) or not (backend.capabilities.local and at_home(context)):
+    if not isinstance(backend, Backend) or not (backend.capabilities.local and targets_own_device(context)):
         return graph
     store = Store(context.option("cache_dir"))
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        if node.tags.get("backend") is None and is_measurable(node) and _size(node) >= SMALL and ways(node):
+        if node.tags.get("backend") is None and is_measurable(node) and _size(node) >= SMALL and variants_of(node):
             groups.setdefault(_key(node, backend), []).append(node)
     editor: Editor | None = None
     for key, nodes in sorted(groups.items(), key=lambda item: -_size(item[1][0]))[:MOST]:
@@ -62,15 +62,15 @@ def _key(node: Node, backend: Backend) -> str:
     package = type(backend).__module__.partition(".")[0]
     machine = [platform.machine(), platform.node(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS")]
     versions = [package_version_key(p) for p in ("mithril", "mithril_passes", package)]
-    names = [w.name for w in ways(node)]
+    names = [w.name for w in variants_of(node)]
     return fingerprint(
         "kernel", node.op.name, dict(node.attributes), types, names, backend.identity(), machine, versions
     )
 
 
-def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassContext) -> Way | None:
+def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassContext) -> Variant | None:
     """Return the fastest variant, or None if the operation itself is fastest."""
-    candidates: dict[str, Way] = {w.name: w for w in ways(node)}
+    candidates: dict[str, Variant] = {w.name: w for w in variants_of(node)}
     stored = _read(store.get(key))
     times = stored if stored is not None else measured(node, candidates.values(), backend, context)
     if stored is None:
@@ -87,7 +87,7 @@ def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassC
     return candidates[best]
 
 
-def measured(node: Node, candidates: Iterable[Way], backend: Backend, context: PassContext) -> dict[str, float]:
+def measured(node: Node, candidates: Iterable[Variant], backend: Backend, context: PassContext) -> dict[str, float]:
     """Return the seconds of each variant, timed interleaved."""
     calls = {OWN: _runner(node, None, backend, context)}
     for one in candidates:
@@ -95,7 +95,7 @@ def measured(node: Node, candidates: Iterable[Way], backend: Backend, context: P
     return time_interleaved(calls, seconds=SECONDS, rounds=ROUNDS)
 
 
-def _runner(node: Node, variant: Way | None, backend: Backend, context: PassContext) -> Any:
+def _runner(node: Node, variant: Variant | None, backend: Backend, context: PassContext) -> Any:
     """Return a call of the backend's program for this operation only."""
     op = node.op
     with Builder(op.name) as b:

@@ -91,7 +91,7 @@ class Rewriter:
         return self.graph.replaced(inputs=tuple(self.builder.inputs), nodes=tuple(self.builder.nodes), outputs=outputs)
 
     def _node(self, node: Node) -> None:
-        if self._small(node):
+        if self._runs_in_small_dtype(node):
             operands = [
                 v if v is None else self.as_small(v) if v.dtype is float32 else self.as_full(v) for v in node.operands
             ]
@@ -108,7 +108,7 @@ class Rewriter:
         if node.is_constant:
             self.soft.add(node.result)
 
-    def _small(self, node: Node) -> bool:
+    def _runs_in_small_dtype(self, node: Node) -> bool:
         """Whether a node runs in the small dtype: its kind says so, or everything that decides comes in small."""
         floats = [v for v in node.operands if v is not None and v.dtype is float32]
         if not floats or node.regions or not any(v.dtype is float32 for v in node.results):

@@ -21,7 +21,7 @@ TAPS = 32  # of a depthwise kernel: with more, a convolution is faster than sums
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """A variant of an operation: ``make(node, *operands)`` builds it if ``applies(node)``."""
 
     name: Form
@@ -29,21 +29,21 @@ class Way:
     make: Callable[..., Any]
 
 
-WAYS: dict[str, list[Way]] = {}  # by operation
+WAYS: dict[str, list[Variant]] = {}  # by operation
 
 
-def way(name: Form, *ops: str, when: Callable[[Node], bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def variant(name: Form, *ops: str, when: Callable[[Node], bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: one more way to compute ``ops``."""
 
     def add_it(make: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
-            WAYS.setdefault(op, []).append(Way(name, when, make))
+            WAYS.setdefault(op, []).append(Variant(name, when, make))
         return make
 
     return add_it
 
 
-def ways(node: Node) -> list[Way]:
+def variants_of(node: Node) -> list[Variant]:
     """Return the variants that apply to a node."""
     return [w for w in WAYS.get(node.op.name, ()) if w.applies(node)]
 
@@ -54,7 +54,7 @@ def _shape(node: Node, k: int) -> tuple[Any, ...]:
     return tuple(operand.shape)
 
 
-def _wide(node: Node) -> bool:
+def _keeps_precision(node: Node) -> bool:
     """Whether unrolled sums keep the precision: in 16 bits each term would be rounded."""
     return bool(node.result.dtype.is_float and node.result.dtype.bits >= 32)
 
@@ -66,20 +66,20 @@ def _finished(node: Node, y: Value, b: Value | None) -> Any:
     return ACTIVATIONS[node.attributes["activation"]](y)
 
 
-@way(Form.MATVEC, "linear", when=lambda node: math.prod(_shape(node, 0)[:-1]) == 1)
+@variant(Form.MATVEC, "linear", when=lambda node: math.prod(_shape(node, 0)[:-1]) == 1)
 def _matvec(node: Node, x: Value, w: Value, b: Value | None) -> Any:
     """Multiply one row: a matrix-vector product."""
     y = _finished(node, matmul(w, reshape(x, shape=(w.shape[1],))), b)
     return reshape(y, shape=node.result.shape)
 
 
-@way(Form.TRANSPOSED_WEIGHT, "linear", when=lambda node: True)
+@variant(Form.TRANSPOSED_WEIGHT, "linear", when=lambda node: True)
 def _product(node: Node, x: Value, w: Value, b: Value | None) -> Any:
     return _finished(node, matmul(x, transpose(w, perm=(1, 0))), b)
 
 
-@way(Form.FLAT_LINEAR, "linear", when=lambda node: len(_shape(node, 0)) > 2)
-def _flat(node: Node, x: Value, w: Value, b: Value | None) -> Any:
+@variant(Form.FLAT_LINEAR, "linear", when=lambda node: len(_shape(node, 0)) > 2)
+def _as_one_matrix(node: Node, x: Value, w: Value, b: Value | None) -> Any:
     """Multiply all rows as one matrix."""
     rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
     return reshape(linear(rows, w, b, **node.attributes), shape=node.result.shape)
@@ -87,10 +87,10 @@ def _flat(node: Node, x: Value, w: Value, b: Value | None) -> Any:
 
 def _narrow(node: Node) -> bool:
     a, b = _shape(node, 0), _shape(node, 1)
-    return len(a) >= 2 and len(b) >= 2 and is_static(a[-1:]) and a[-1] <= NARROW and _wide(node)
+    return len(a) >= 2 and len(b) >= 2 and is_static(a[-1:]) and a[-1] <= NARROW and _keeps_precision(node)
 
 
-@way(Form.OUTER_PRODUCTS, "matmul", when=_narrow)
+@variant(Form.OUTER_PRODUCTS, "matmul", when=_narrow)
 def _outer(node: Node, a: Value, b: Value) -> Any:
     return _sum(mul(a[..., k : k + 1], b[..., k : k + 1, :]) for k in range(a.shape[-1]))
 
@@ -103,7 +103,9 @@ def _sum(terms: Iterator[Value]) -> Any:
 
 
 # -- composites ---------------------------------------------------------------------------------------------------
-@way(Form.WRITTEN_OUT, "attention", "softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", when=lambda node: True)
+@variant(
+    Form.WRITTEN_OUT, "attention", "softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", when=lambda node: True
+)
 def _written_out(node: Node, *operands: Value | None) -> Any:
     """Decompose a composite, so that the backend can fuse its parts."""
     composite: Any = node.op
@@ -125,7 +127,7 @@ def _columns(x: Value) -> Any:
     return reshape(x, shape=(x.shape[0], x.shape[1], math.prod(x.shape[2:])))
 
 
-@way(Form.POINTWISE_MATMUL, "conv", when=_pointwise)
+@variant(Form.POINTWISE_MATMUL, "conv", when=_pointwise)
 def _by_matmul(node: Node, x: Value, w: Value) -> Any:
     stride = node.attributes["stride"]
     if any(s != 1 for s in stride):
@@ -134,13 +136,13 @@ def _by_matmul(node: Node, x: Value, w: Value) -> Any:
     return reshape(y, shape=node.result.shape)
 
 
-@way(Form.POINTWISE_MATMUL, "conv_input_grad", when=_unstrided)
+@variant(Form.POINTWISE_MATMUL, "conv_input_grad", when=_unstrided)
 def _input_by_matmul(node: Node, g: Value, w: Value) -> Any:
     y = matmul(transpose(reshape(w, shape=w.shape[:2]), perm=(1, 0)), _columns(g))
     return reshape(y, shape=node.result.shape)
 
 
-@way(Form.POINTWISE_MATMUL, "conv_weight_grad", when=_unstrided)
+@variant(Form.POINTWISE_MATMUL, "conv_weight_grad", when=_unstrided)
 def _weight_by_matmul(node: Node, x: Value, g: Value) -> Any:
     return reshape(dot(_columns(g), _columns(x), contract_a=(0, 2), contract_b=(0, 2)), shape=node.result.shape)
 
@@ -151,7 +153,9 @@ def _depthwise(node: Node) -> bool:
     x = a["shape"] if node.op is ops.conv_input_grad else _shape(node, 0)
     w = a["shape"] if node.op is ops.conv_weight_grad else _shape(node, 1)
     is_known = is_static((*x[1:], *w, *node.result.shape[2:]))
-    return is_known and w[1] == 1 and x[1] == w[0] == a["groups"] and math.prod(w[2:]) <= TAPS and _wide(node)
+    return (
+        is_known and w[1] == 1 and x[1] == w[0] == a["groups"] and math.prod(w[2:]) <= TAPS and _keeps_precision(node)
+    )
 
 
 def _depthwise_unstrided(node: Node) -> bool:
@@ -178,7 +182,7 @@ def _tap(w: Value, place: Any) -> Any:
     return reshape(w[(slice(None), 0, *place)], shape=(1, w.shape[0], *[1] * len(place)))
 
 
-@way(Form.DEPTHWISE_SHIFTS, "conv", when=_depthwise)
+@variant(Form.DEPTHWISE_SHIFTS, "conv", when=_depthwise)
 def _by_shifts(node: Node, x: Value, w: Value) -> Any:
     """Sum shifted images, each multiplied by one element of the kernels."""
     a, counts = node.attributes, node.result.shape[2:]
@@ -189,7 +193,7 @@ def _by_shifts(node: Node, x: Value, w: Value) -> Any:
     )
 
 
-@way(Form.DEPTHWISE_SHIFTS, "conv_input_grad", when=_depthwise_unstrided)
+@variant(Form.DEPTHWISE_SHIFTS, "conv_input_grad", when=_depthwise_unstrided)
 def _input_by_shifts(node: Node, g: Value, w: Value) -> Any:
     a, kernel, counts = node.attributes, w.shape[2:], node.result.shape[2:]
     reach = [(k - 1) * d for k, d in zip(kernel, a["dilation"], strict=True)]
@@ -205,7 +209,7 @@ def _input_by_shifts(node: Node, g: Value, w: Value) -> Any:
     )
 
 
-@way(Form.DEPTHWISE_SHIFTS, "conv_weight_grad", when=_depthwise)
+@variant(Form.DEPTHWISE_SHIFTS, "conv_weight_grad", when=_depthwise)
 def _weight_by_shifts(node: Node, x: Value, g: Value) -> Any:
     a, shape = node.attributes, node.result.shape
     image, axes = _padded(x, a["padding"]), (0, *range(2, len(shape)))

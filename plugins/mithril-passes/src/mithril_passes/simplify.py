@@ -44,7 +44,7 @@ def _holds_all(target: DType, narrow: DType) -> bool:
     return target.is_float and narrow.is_integer and narrow.bits <= {16: 8, 32: 16, 64: 32}[target.bits]
 
 
-def _survives(x: Value, *, first: Any, second: Any) -> bool:
+def _round_trips(x: Value, *, first: Any, second: Any) -> bool:
     return second is x.dtype and _holds_all(first, x.dtype)
 
 
@@ -105,7 +105,7 @@ EXACT = RuleSet(
         rule(
             lambda x, *, first="float64", second="float32": cast(cast(x, dtype=first), dtype=second),
             lambda x: x,
-            when=_survives,
+            when=_round_trips,
             exact=True,
             name="cast there and back",
         ),

@@ -5,20 +5,20 @@ from __future__ import annotations
 from mithril import Graph, pass_
 from mithril.ir import Editor
 from mithril.passes import PassContext
-from mithril_passes.op_variants import ways
+from mithril_passes.op_variants import variants_of
 
 
 @pass_(name="specialize-operations", exact=False)
 def specialize_operations(graph: Graph, context: PassContext) -> Graph:
     """Rewrite one-row products, one-pixel and depthwise convolutions to the variant that the backend prefers."""
-    if context.backend is None or not at_home(context):
+    if context.backend is None or not targets_own_device(context):
         return graph
     preferred = context.backend.capabilities.prefers
     editor: Editor | None = None
     for node in graph.nodes:
         if node.op not in preferred or node.tags.get("backend") is not None:
             continue
-        variant = next((w for w in ways(node) if w.name in preferred[node.op]), None)
+        variant = next((w for w in variants_of(node) if w.name in preferred[node.op]), None)
         if variant is not None:
             editor = editor or graph.edit()
             current = editor.producer(node.result) or node  # with replaced operands
@@ -28,6 +28,6 @@ def specialize_operations(graph: Graph, context: PassContext) -> Graph:
     return graph if editor is None else editor.freeze()
 
 
-def at_home(context: PassContext) -> bool:
+def targets_own_device(context: PassContext) -> bool:
     """Whether the program is for the backend's own device, which preferences and measurements speak of."""
     return context.target is None or context.target.family == context.backend.capabilities.family

@@ -7,7 +7,7 @@ import re
 from functools import cache
 
 from mithril import Found, HardwareTarget
-from mithril_targets.system_info import told
+from mithril_targets.system_info import run_command
 
 GB = 10**9
 # chip: operations per second of the largest GPU of that chip in float32, bytes per second, largest memory.
@@ -33,11 +33,13 @@ DEFAULT = "m2"  # the chip that "apple" selects on other machines
 
 
 @cache
-def _here() -> str | None:
+def _chip_name() -> str | None:
     """Return the name of this machine's chip, such as ``m1_pro``, or None."""
     if platform.system() != "Darwin" or platform.machine() != "arm64":
         return None
-    match = re.fullmatch(r"Apple (M\d+)(?: (Pro|Max|Ultra))?", told("sysctl", "-n", "machdep.cpu.brand_string") or "")
+    match = re.fullmatch(
+        r"Apple (M\d+)(?: (Pro|Max|Ultra))?", run_command("sysctl", "-n", "machdep.cpu.brand_string") or ""
+    )
     if match is None:
         return None
     chip = "_".join(part.lower() for part in match.groups() if part)
@@ -49,7 +51,7 @@ def _target(chip: str) -> HardwareTarget:
     return HardwareTarget(
         name=f"apple_{chip}",
         family="apple",
-        aliases=(chip, *(("apple",) if chip == (_here() or DEFAULT) else ())),
+        aliases=(chip, *(("apple",) if chip == (_chip_name() or DEFAULT) else ())),
         peak_flops={"float32": rate, "float16": rate, "bfloat16": rate},  # one lane per number of any width
         bandwidth=bandwidth,
         memory=int(memory),
@@ -69,5 +71,5 @@ TARGETS = tuple(_target(chip) for chip in _CHIPS)
 
 def detect() -> list[Found]:
     """Detect the chip of this machine."""
-    chip = _here()
+    chip = _chip_name()
     return [Found(f"apple_{chip}", 50, f"this is an Apple {chip.replace('_', ' ').upper()}")] if chip else []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from mithril import Found, HardwareTarget
-from mithril_targets.system_info import read, told, whole
+from mithril_targets.system_info import read, read_int, run_command
 
 GHZ = 1e9
 # Operations in float32 per clock and core: vector units x lanes x 2, since one instruction multiplies and adds.
@@ -48,15 +48,15 @@ def processor() -> Processor:
 
 
 def _darwin() -> Processor:
-    number = told("sysctl", "-n", "hw.memsize")
+    number = run_command("sysctl", "-n", "hw.memsize")
     flags = frozenset(
-        (told("sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features") or "").lower().split()
+        (run_command("sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features") or "").lower().split()
     )
     arm = platform.machine() == "arm64"
     return Processor(
-        told("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine(),
+        run_command("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine(),
         os.cpu_count() or 1,
-        3.2 * GHZ if arm else float(told("sysctl", "-n", "hw.cpufrequency_max") or 2.5 * GHZ),
+        3.2 * GHZ if arm else float(run_command("sysctl", "-n", "hw.cpufrequency_max") or 2.5 * GHZ),
         frozenset({"asimd"}) if arm else frozenset("avx512f" if f == "avx512f" else f.split(".")[0] for f in flags),
         int(number) if number and number.isdigit() else None,
     )
@@ -78,7 +78,7 @@ def _cores() -> int:
 
 def _clock(cpuinfo: str) -> float:
     """Return the highest sustained frequency: the driver's, the current one, or a default for an old server."""
-    kilohertz = whole("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+    kilohertz = read_int("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
     if kilohertz:
         return kilohertz * 1e3
     megahertz = _field(cpuinfo, "cpu MHz")
@@ -91,7 +91,7 @@ def _memory() -> int | None:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        limit = whole(path)
+        limit = read_int(path)
         if limit:
             limits.append(limit)
     return min(limits, default=None)

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from mithril import Found, HardwareTarget
-from mithril_targets.system_info import read, told
+from mithril_targets.system_info import read, run_command
 
 GIB = 1 << 30
 DTYPES = ("bfloat16", "float16", "float32", "int8", "float64", "int32", "int64", "uint32", "bool")
@@ -165,6 +165,6 @@ def _models() -> tuple[str, ...]:
         if match:
             targets.append(match.group(1).strip())
     if not targets and Path("/dev/nvidiactl").exists():  # containers may hide the driver's files, not its devices
-        listed = told("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+        listed = run_command("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
         targets = listed.splitlines() if listed else []
     return tuple(targets)

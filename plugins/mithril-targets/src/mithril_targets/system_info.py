@@ -14,13 +14,13 @@ def read(path: str | Path) -> str | None:
         return None
 
 
-def whole(path: str | Path) -> int | None:
+def read_int(path: str | Path) -> int | None:
     """Read a file that contains one integer, or return None."""
     text = read(path)
     return int(text) if text is not None and text.isdigit() else None
 
 
-def told(*command: str, seconds: float = 2.0) -> str | None:
+def run_command(*command: str, seconds: float = 2.0) -> str | None:
     """Return the output of a command, or None if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)

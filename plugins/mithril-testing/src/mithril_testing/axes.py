@@ -111,7 +111,7 @@ def _split(
         local = axes.cut({factor: stop - start})
         changed.update(local)
         operands = [
-            None if a is None else taken(a, fs or (), axes, factor, start, stop)
+            None if a is None else slice_factor(a, fs or (), axes, factor, start, stop)
             for a, fs in zip(arrays, axes.operands, strict=True)
         ]
         addend = role.operand if role is not None and role.kind == "sum" else None
@@ -137,13 +137,13 @@ def _compare(
     if role is not None and role.kind == "count":
         size = axes.sizes[factor]
         assert isinstance(size, int)
-        return _differ(parts[0], taken(expected, fs, axes, factor, 0, (size + 1) // 2))
+        return _differ(parts[0], slice_factor(expected, fs, axes, factor, 0, (size + 1) // 2))
     if role is not None and role.reduces:
         if role.kind == "mean":
             return _differ(parts[0] * share + parts[1] * (1 - share), expected)
         return _differ(reduce(JOINS[role.kind], parts), expected)
     if any(factor in f for f in fs):
-        return _differ(joined(parts, fs, axes, factor), expected)
+        return _differ(join_parts(parts, fs, axes, factor), expected)
     return _differ(parts[0], expected) or _differ(parts[1], expected)
 
 
@@ -156,7 +156,7 @@ def _differ(actual: Array, expected: Array) -> str:
     return "" if np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True) else "parts give something else"
 
 
-def taken(x: Array, fs: Sequence[Factors], axes: OpAxes, factor: str, start: int, stop: int) -> Array:
+def slice_factor(x: Array, fs: Sequence[Factors], axes: OpAxes, factor: str, start: int, stop: int) -> Array:
     """Return the part of an array along a factor, which may be one of several of an axis."""
     for axis, factors in enumerate(fs):
         if factor in factors:
@@ -167,7 +167,7 @@ def taken(x: Array, fs: Sequence[Factors], axes: OpAxes, factor: str, start: int
     return x
 
 
-def joined(parts: Sequence[Array], fs: Sequence[Factors], axes: OpAxes, factor: str) -> Array:
+def join_parts(parts: Sequence[Array], fs: Sequence[Factors], axes: OpAxes, factor: str) -> Array:
     """Return the whole of an array from its parts along a factor."""
     axis = next(k for k, factors in enumerate(fs) if factor in factors)
     factors = fs[axis]
@@ -250,7 +250,7 @@ def mutations(text: str) -> Iterator[str]:
     clauses = [c.strip() for c in roles.split(",") if c.strip()]
     for k, clause in enumerate(clauses):
         rest = clauses[:k], clauses[k + 1 :]
-        for other in _weaker(clause):
+        for other in _weakened_clauses(clause):
             yield _text(terms, [*rest[0], *([other] if other else []), *rest[1]])
     left, _, right = terms.partition("->")
     atoms = right.split()
@@ -269,7 +269,7 @@ def mutations(text: str) -> Iterator[str]:
                 yield _text(f"{left}-> {' '.join([*atoms[:k], plain, *atoms[k + 1 :]])} ", clauses)
 
 
-def _weaker(clause: str) -> Iterator[str]:
+def _weakened_clauses(clause: str) -> Iterator[str]:
     words = clause.split()
     role = next((k for k, w in enumerate(words) if k and w in (*OTHERS, "whole", "window", "index", "count")), None)
     if role is None:
@@ -293,7 +293,7 @@ def with_axes(op: Op, text: str) -> Op:
     return replace(op, declared_axes=text)
 
 
-def notices(op: Op, text: str) -> bool:
+def is_detected(op: Op, text: str) -> bool:
     """Whether the checks notice that a declaration is false."""
     try:
         parse_axes(text)

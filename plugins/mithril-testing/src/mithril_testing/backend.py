@@ -23,7 +23,7 @@ from mithril_testing.claims import ClaimChecks
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.constants import ConstantsConformance
 from mithril_testing.elementwise import signs_of_zeros, special_calls, strided_calls
-from mithril_testing.grown import affordable, grown_cases, joined
+from mithril_testing.grown import affordable, grown_cases, join_graphs
 from mithril_testing.operation import takes_regions
 from mithril_testing.program_checks import ProgramChecks
 from mithril_testing.random_graphs import SMALL, WIDE, random_graph
@@ -150,7 +150,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         """Compute the results by the references."""
         return evaluate(graph, inputs)
 
-    def unsure(self, graph: Graph, inputs: Arrays, expected: Arrays) -> dict[str, float]:
+    def rounding_sensitivity(self, graph: Graph, inputs: Arrays, expected: Arrays) -> dict[str, float]:
         """Measure how much each output changes with the last digits of all inputs, as with the order of a sum."""
         rng = np.random.default_rng(0)
         nudged = dict(inputs)
@@ -206,7 +206,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         except AssertionError:
             if not unsure:
                 raise
-            compare_all(self.unsure(graph, inputs, expected))
+            compare_all(self.rounding_sensitivity(graph, inputs, expected))
 
     def check(self, names: list[str], action: Callable[[], None], ops: Collection[str] = ()) -> None:
         """Run one check that may be listed in ``xfail`` under some names, and count the operations it was about."""
@@ -296,7 +296,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
 
         def action() -> None:
             cases = [c for c in self.cases() if c.op is op and c.dtype is None]
-            graph = joined([(f"c{c.number}", c.graph()) for c in cases], op.name, _continued)
+            graph = join_graphs([(f"c{c.number}", c.graph()) for c in cases], op.name, _continued)
             graph = with_params(graph, every_other(graph))
             arguments = {f"c{c.number}/{n}": a for c in cases for n, a in c.inputs().items()}
             program = self.start(graph)
@@ -320,7 +320,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
             for case in cases:
                 backward = gradient_graph(case.graph()) if case.sample.gradient and differentiable(case) else None
                 graphs.append(backward if backward is not None and affordable(backward) else case.graph())
-            graph = joined([(f"g{k}", g) for k, g in enumerate(graphs)], op.name)
+            graph = join_graphs([(f"g{k}", g) for k, g in enumerate(graphs)], op.name)
             inputs = {f"g{k}/{n}": a for k, c in enumerate(cases) for n, a in c.inputs().items()}
             arguments = with_cotangents(graph, inputs)
             self.compare(graph, arguments, 16 * op.tolerance, unsure=True)

@@ -69,7 +69,7 @@ class EveryRole(Layer):
     def __init__(self, kind: DType) -> None:
         self.kind = kind
         self.arrays = {label: values(kind, shape) for label, shape in SHAPES.items()}
-        self.params = {f"every_role.param_{label}": turned(a) for label, a in self.arrays.items()}
+        self.params = {f"every_role.param_{label}": reversed_elements(a) for label, a in self.arrays.items()}
         self.states = {f"every_role.state_{label}": a for label, a in self.arrays.items()}
         self.outputs = ("seen", *(name for name in self.expected() if name not in self.states))
 
@@ -77,7 +77,7 @@ class EveryRole(Layer):
         larger = operation("logical_or" if self.kind.is_bool else "maximum")
         builder, results = Builder.current(), {"seen": x}
         for label, array in self.arrays.items():
-            constant, other, number = builder.constant(array), builder.constant(turned(array)), first(array)
+            constant, other, number = builder.constant(array), builder.constant(reversed_elements(array)), first(array)
             param = self.param(f"param_{label}", array.shape, dtype=self.kind)
             state = self.state(f"state_{label}", array.shape, dtype=self.kind)
             results |= {
@@ -97,7 +97,7 @@ class EveryRole(Layer):
         larger: Any = np.logical_or if self.kind.is_bool else np.errstate(invalid="ignore")(np.maximum)
         results: dict[str, np.ndarray[Any, Any]] = {}
         for label, array in self.arrays.items():
-            other, number = turned(array), first(array)
+            other, number = reversed_elements(array), first(array)
             results |= {
                 f"constant_{label}": array,
                 f"folded_{label}": larger(array[None], other),
@@ -123,7 +123,7 @@ def values(kind: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.resize(np.roll(numbers, -len(shape)), shape)
 
 
-def turned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def reversed_elements(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return an array of the same dtype and shape with the elements in the opposite order."""
     return array.ravel()[::-1].reshape(array.shape).copy()
 

@@ -38,7 +38,7 @@ def check_gradients(graph: Graph, inputs: Mapping[str, Array]) -> None:
     for name in wrt:
         gradient = computed[result_name("gradient", name)]
         assert gradient.shape == inputs[name].shape, f"the gradient for '{name}' has shape {list(gradient.shape)}"
-        for index in _places(inputs[name]):
+        for index in _sampled_positions(inputs[name]):
             direction: Array = np.zeros_like(inputs[name])
             direction[index] = 1.0
             label = f"the gradient for '{name}' at {[int(k) for k in index]}"
@@ -89,7 +89,7 @@ def cotangents(graph: Graph, outputs: Sequence[str], seed: int = 0) -> dict[str,
     return {cotangent_name(n): rng.uniform(0.5, 1.5, types[n].shape) for n in outputs}
 
 
-def _places(x: Array) -> list[tuple[Any, ...]]:
+def _sampled_positions(x: Array) -> list[tuple[Any, ...]]:
     positions = np.random.default_rng(1).permutation(x.size)[:ELEMENTS]
     return [np.unravel_index(int(k), x.shape) for k in positions]
 

@@ -11,7 +11,7 @@ from mithril.base import ALL, DType, MithrilError, Shape, bool_, float32, int32,
 from mithril.ir import Arr, Builder, Graph, Op, Value, decompose
 from mithril_testing.cases import is_primitive
 from mithril_testing.running import Array
-from mithril_testing.sample_arrays import every_pair, make_array, random_array, special_array
+from mithril_testing.sample_arrays import all_pairs, make_array, random_array, special_array
 
 BEYOND = 4_096  # elements: more than any backend takes in one piece
 # A tie between zeros of different signs has no winner: either zero is right.
@@ -48,7 +48,7 @@ def special_calls(op: Op, dtypes: Collection[DType]) -> tuple[Graph, dict[str, A
     arguments: dict[str, Array] = {}
     for dtype in (d for d in ALL if d in dtypes and accepted(op, d)):
         names = [n for n in op.operands if n != "condition"]
-        grids = every_pair(special_array(dtype), len(names))
+        grids = all_pairs(special_array(dtype), len(names))
         count = grids[0].size + BEYOND
         for k, (name, grid) in enumerate(zip(names, grids, strict=True)):
             arguments[f"{dtype}/{name}"] = np.concatenate([grid, random_array(dtype, BEYOND, k)])

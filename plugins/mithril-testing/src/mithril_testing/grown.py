@@ -29,7 +29,7 @@ def grown_cases(case: Case) -> Iterator[Case]:
     """
     shapes = [s.shape for s in case.sample.operands if s is not None]
     sizes = list(dict.fromkeys(int(n) for shape in shapes for n in shape if int(n) > 1))
-    mixed = _grown(case, dict(zip(sizes, MIXED, strict=False)), "mixed") if len(sizes) > 1 else None
+    mixed = _enlarged(case, dict(zip(sizes, MIXED, strict=False)), "mixed") if len(sizes) > 1 else None
     if mixed is not None:
         yield mixed
     forms: dict[str, Mapping[int, int]] = {}
@@ -38,7 +38,7 @@ def grown_cases(case: Case) -> Iterator[Case]:
     if mixed is None or all(_ranks(s) != _ranks(case.sample) for s in case.op.samples[: case.number]):
         forms |= {f"{n}-{ROWS}": {n: ROWS} for n in sizes}
     for label, growth in forms.items():
-        larger = _grown(case, growth, label)
+        larger = _enlarged(case, growth, label)
         if larger is not None:
             yield larger
 
@@ -47,7 +47,7 @@ def _ranks(sample: Sample) -> list[int | None]:
     return [None if s is None else len(s.shape) for s in sample.operands]
 
 
-def _grown(case: Case, growth: Mapping[int, int], label: str) -> Case | None:
+def _enlarged(case: Case, growth: Mapping[int, int], label: str) -> Case | None:
     operands: list[Arr | None] = []
     for spec in case.sample.operands:
         if spec is None:
@@ -89,7 +89,7 @@ def _work(node: Any) -> int:
     return int(flops(node))  # sizes are known
 
 
-def joined(parts: Sequence[tuple[str, Graph]], name: str, finish: Any = None) -> Graph:
+def join_graphs(parts: Sequence[tuple[str, Graph]], name: str, finish: Any = None) -> Graph:
     """Several graphs as one, inputs and outputs prefixed; ``finish`` is applied to each output."""
     builder = Builder(name.replace(".", "_"))
     with builder:

@@ -27,7 +27,7 @@ NUDGE = 4e-6  # relative change of all inputs that shows how much rounding a res
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
-class Whole(Layer):
+class WholeBackend(Layer):
     """A graph as a layer."""
 
     def __init__(self, graph: Graph) -> None:
@@ -44,7 +44,7 @@ class Levels:
 
     def __init__(self, graph: Graph, backend: Any, **options: Any) -> None:
         self.graph, self.backend, self.options = graph, backend, options
-        self.layer = Whole(graph)
+        self.layer = WholeBackend(graph)
         arguments = list(graph.arguments)
         self.names = {i.name: name for i, name in zip(arguments, self.layer.inputs, strict=True)}
         self.shapes = {name: i.type.shape for i, name in zip(arguments, self.layer.inputs, strict=True)}
@@ -102,7 +102,7 @@ class Levels:
         """Return a line for each result that differs from level ``base`` by more than rounding explains."""
         expected = self.results(base, arguments, gradient=gradient)
         actual = self.results(level, arguments, gradient=gradient)
-        if not any(self._wrong(actual[n], e, 0.0).any() for n, e in expected.items()):
+        if not any(self._mismatch(actual[n], e, 0.0).any() for n, e in expected.items()):
             return []
         shifted = [self.results(base, nudged(arguments, seed), gradient=gradient) for seed in range(3)]
         reference = self._evaluated(arguments, gradient)
@@ -112,7 +112,7 @@ class Levels:
             unsure = sensitivity(e, [m[name] for m in shifted])
             spread = sensitivity(reference[name], [m[name] for m in rounded], factor=ULPS)
             unsure = np.maximum(unsure, np.where(np.isinf(spread), 0.0, spread))  # rounding breaks ties, as of max
-            wrong = self._wrong(actual[name], e, unsure)
+            wrong = self._mismatch(actual[name], e, unsure)
             if wrong.any():
                 index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
                 lines.append(
@@ -121,7 +121,7 @@ class Levels:
                 )
         return lines
 
-    def _wrong(self, actual: Any, expected: Any, unsure: Any) -> Any:
+    def _mismatch(self, actual: Any, expected: Any, unsure: Any) -> Any:
         assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), "dtype or shape differs"
         if not as_dtype(expected.dtype).is_float:
             return np.asarray(actual != expected) & ~np.isinf(unsure)

@@ -122,11 +122,11 @@ def _product(rng: random.Random, values: list[Value], b: Builder) -> Any:
     if rng.random() < 0.4:
         return op("linear")(x, b.input(name, (n, k)))
     lead = x.shape[:-2] if rng.random() < 0.5 else ()
-    w = _turned(b.input(name, (*lead, n, k))) if rng.random() < 0.4 else b.input(name, (*lead, k, n))
+    w = _transpose_last_two(b.input(name, (*lead, n, k))) if rng.random() < 0.4 else b.input(name, (*lead, k, n))
     return op("matmul")(x, w) * 0.3
 
 
-def _turned(x: Value) -> Any:
+def _transpose_last_two(x: Value) -> Any:
     return op("transpose")(x, perm=(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
@@ -134,7 +134,7 @@ def _attend(rng: random.Random, values: list[Value], b: Builder) -> Any:
     x = rng.choice(values)
     if x.ndim < 2:
         return None
-    scores = op("matmul")(x, _turned(op("tanh")(x) if rng.random() < 0.5 else x)) * 0.3
+    scores = op("matmul")(x, _transpose_last_two(op("tanh")(x) if rng.random() < 0.5 else x)) * 0.3
     if rng.random() < 0.5:
         scores = scores + b.input(f"a{len(b.inputs)}", scores.shape[-2:])
     return op("matmul")(op("softmax")(scores), x)

@@ -41,7 +41,7 @@ def patterns(names: list[str]) -> Iterator[list[str]]:
 def _arguments(case: Case, graph: Graph, row: int) -> Arrays:
     arrays = arrays_for(case.sample, f"{case.id}{row}", case.dtype)
     specs = enumerate(zip(arrays, case.sample.operands, strict=True))
-    values = {f"x{k}": a if s.values is None else _varied(a, row) for k, (a, s) in specs if a is not None and s}
+    values = {f"x{k}": a if s.values is None else _rearranged(a, row) for k, (a, s) in specs if a is not None and s}
     rng = np.random.default_rng(row)
     for i in graph.arguments:
         if i.name not in values:
@@ -49,7 +49,7 @@ def _arguments(case: Case, graph: Graph, row: int) -> Arrays:
     return values
 
 
-def _varied(x: Array, row: int) -> Array:
+def _rearranged(x: Array, row: int) -> Array:
     """Exact elements in another order, so that rows differ; a number becomes another one."""
     if x.size > 1:
         return np.roll(x.reshape(-1), row).reshape(x.shape)

@@ -93,7 +93,7 @@ def random_array(dtype: DType, count: int, seed: int = 0) -> np.ndarray[Any, Any
     return np.where(rng.random(count) < 0.7, ordinary, scaled).astype(dtype.numpy)
 
 
-def every_pair(values: np.ndarray[Any, Any], count: int) -> Sequence[np.ndarray[Any, Any]]:
+def all_pairs(values: np.ndarray[Any, Any], count: int) -> Sequence[np.ndarray[Any, Any]]:
     """Return operands that hold every combination of the values."""
     if count == 1:
         return [values]

@@ -11,7 +11,7 @@ from mithril.base import Dim, operation as op
 from mithril.ir import Builder, Graph, Op, Output, result
 from mithril.ops import cond, scan
 from mithril_testing.cases import Case, differentiable, gradient_graph
-from mithril_testing.grown import joined
+from mithril_testing.grown import join_graphs
 from mithril_testing.selection import selected
 
 
@@ -24,7 +24,7 @@ def sample_graphs() -> Iterator[tuple[str, Graph]]:
     yield "image", _image()
     yield "random", _random()
     yield "control", _control()
-    yield "handed-through", _handed_through()
+    yield "handed-through", _pass_through()
 
 
 @cache
@@ -49,7 +49,7 @@ def _calls(name: str, ops: Sequence[Op]) -> Graph:
             if sample.gradient and differentiable(case):
                 graph = gradient_graph(graph)
             parts.append((f"{called.name}{number}", graph))
-    return joined(parts, name)
+    return join_graphs(parts, name)
 
 
 def _mlp() -> Graph:
@@ -116,7 +116,7 @@ def _control() -> Graph:
     return b.build({"y": last, "steps_out": steps})
 
 
-def _handed_through() -> Graph:
+def _pass_through() -> Graph:
     with Builder("through") as b:
         x = b.input("x", (2,))
         y = x + 0.0

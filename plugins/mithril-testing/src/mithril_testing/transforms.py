@@ -10,7 +10,7 @@ import pytest
 
 from mithril.base import MithrilError, PassError, RewriteError, TensorType, dtype as as_dtype
 from mithril.compiler import installed
-from mithril.ir import Graph, as_results, evaluate, parse, same, verify
+from mithril.ir import Graph, as_results, evaluate, parse, structurally_equal, verify
 from mithril.passes import Pass, PassContext, PassManager, as_pass, random_arguments
 from mithril_testing import xfail
 from mithril_testing.compare import assert_close, tolerance
@@ -38,7 +38,7 @@ class PassConformance:
     xfail: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
-    def made(cls) -> Pass:
+    def instance(cls) -> Pass:
         value = cls.__dict__.get("pass_", cls.pass_)
         value = value.__func__ if isinstance(value, staticmethod) else value
         if value is None:
@@ -57,7 +57,7 @@ class PassConformance:
     def pytest_generate_tests(self, metafunc: Any) -> None:
         if "graph" in metafunc.fixturenames:
             try:
-                self.made()
+                self.instance()
             except MithrilError as error:
                 raise pytest.Collector.CollectError(str(error)) from error
             cls = metafunc.cls
@@ -67,7 +67,7 @@ class PassConformance:
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph after the pass; verified, its interface held."""
-        return PassManager([self.made()]).run(graph, self.context)[0]
+        return PassManager([self.instance()]).run(graph, self.context)[0]
 
     def after(self, graph: Graph) -> Graph:
         """Return the graph after the pass, which is run once for each class."""
@@ -94,7 +94,7 @@ class PassConformance:
             after = self.after(graph)
             if after is graph:
                 return
-            exact, arguments = self.made().exact, random_arguments(graph)
+            exact, arguments = self.instance().exact, random_arguments(graph)
             trials = [arguments, {n: _special(a) for n, a in arguments.items()}] if exact else [arguments]
             for values in trials:
                 expected, actual = evaluate(graph, values), evaluate(after, values)
@@ -116,7 +116,7 @@ class PassConformance:
 
     def test_result_can_be_printed_and_read_back(self, graph: Graph) -> None:
         result = self.run(graph)
-        assert same(parse(str(result)), result)
+        assert structurally_equal(parse(str(result)), result)
 
     def test_reaches_a_fixed_point(self, graph: Graph) -> None:
         """Repeated runs reach a fixed point after a few runs, and then return the same object."""
@@ -141,7 +141,7 @@ class RuleConformance:
     types: ClassVar[Sequence[tuple[str, tuple[int, ...]]]] = ()
 
     @classmethod
-    def made(cls) -> Any:
+    def instance(cls) -> Any:
         """Return the rule."""
         rule = cls.__dict__.get("rule", cls.rule)
         if rule is None:
@@ -149,13 +149,13 @@ class RuleConformance:
         return rule
 
     def sides(self) -> tuple[Graph, Graph]:
-        operands, types = self.made().pattern.variables, self.types
+        operands, types = self.instance().pattern.variables, self.types
         if len(types) != len(operands):
             raise RewriteError(
                 f"{type(self).__name__} gives {len(types)} types for {len(operands)} operands: {', '.join(operands)}",
                 hint='types = [("float32", (2, 3)), ...], one for each operand',
             )
-        return self.made().both_graphs([TensorType(as_dtype(d), s) for d, s in types])  # type: ignore[no-any-return]
+        return self.instance().both_graphs([TensorType(as_dtype(d), s) for d, s in types])  # type: ignore[no-any-return]
 
     def test_both_sides_fit(self) -> None:
         before, after = self.sides()
@@ -173,7 +173,7 @@ class RuleConformance:
         before, after = self.sides()
         for arguments in combinations(before):
             expected, actual = evaluate(before, arguments), evaluate(after, arguments)
-            if self.made().exact:
+            if self.instance().exact:
                 self.compare(expected, actual)
             else:
                 for (name, array), other in zip(expected.items(), actual.values(), strict=True):
@@ -185,7 +185,7 @@ class RuleConformance:
 
     def compare(self, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
         for (name, array), other in zip(expected.items(), actual.values(), strict=True):
-            if self.made().exact:
+            if self.instance().exact:
                 assert same_bits(other, array), f"{name}: {array} and {other} are not equal bit for bit"
             else:
                 assert_close(other, array, tolerance(as_dtype(array.dtype), 16.0), name)

@@ -177,10 +177,10 @@ def stream(
         piece = {n: _piece(x, start, batch_size, total) for n, x in rows.items()}
         running = compiled.evaluate(weights, {n: compiled.backend.array(x) for n, x in piece.items()})
         if waiting is not None:
-            yield _cut(compiled, *waiting)
+            yield _trim(compiled, *waiting)
         waiting = running, size
     if waiting is not None:
-        yield _cut(compiled, *waiting)
+        yield _trim(compiled, *waiting)
 
 
 def _piece(x: np.ndarray[Any, Any], start: int, size: int, total: int) -> np.ndarray[Any, Any]:
@@ -192,7 +192,7 @@ def _piece(x: np.ndarray[Any, Any], start: int, size: int, total: int) -> np.nda
     return np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
 
 
-def _cut(compiled: CompiledModel, results: Any, size: int) -> dict[str, np.ndarray[Any, Any]]:
+def _trim(compiled: CompiledModel, results: Any, size: int) -> dict[str, np.ndarray[Any, Any]]:
     outputs = results[0] if isinstance(results, tuple) else results
     arrays = {n: compiled.backend.to_numpy(v) for n, v in outputs.items()}
     for name, array in arrays.items():

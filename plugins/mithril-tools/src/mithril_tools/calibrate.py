@@ -25,7 +25,7 @@ from mithril.runtime import CompiledModel
 from mithril.system import Lap, Stopwatch, Store, fingerprint, lower_quartile
 from mithril_tools.calibration_models import Case, corpus
 from mithril_tools.cost_model import PLAIN, CostModel, Estimate, Sample
-from mithril_tools.op_timing import distinct
+from mithril_tools.op_timing import repeated_ops
 from mithril_tools.tuning_cache import machine, stamps
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     """Seconds of whole models, and samples of their operations."""
 
     graphs: list[Graph]
-    whole: list[float]
+    call_seconds: list[float]
     samples: list[Sample]
 
 
@@ -65,10 +65,10 @@ def calibrate(
     Takes half a minute; minutes where every operation has to be compiled by itself.
     """
     instance = make_backend(backend, resolve_options({}))
-    model = fitted(measure(instance, corpus(), rounds, progress))
+    model = fit_coefficients(measure(instance, corpus(), rounds, progress))
     target_store = _store(store)
     if target_store is not None:
-        target_store.put(_key(instance), {"cost_model": _written(model)})
+        target_store.put(_key(instance), {"cost_model": _to_json(model)})
     return model
 
 
@@ -133,7 +133,7 @@ def measure(
         progress(f"compiling {name}")
         cases.append(_case(model, inputs, backend))
     progress("compiling their operations")
-    operations = distinct([case.graph for case in cases], backend)
+    operations = repeated_ops([case.graph for case in cases], backend)
     calls = [*(o.call for o in operations), *(c.call for c in cases)]
     laps: list[list[Lap]] = [[] for _ in calls]
     for turn in range(rounds + 1):
@@ -162,14 +162,14 @@ def _case(model: Any, inputs: Mapping[str, np.ndarray[Any, Any]], backend: Backe
 
 
 # -- fitting ------------------------------------------------------------------------------------------------------
-def fitted(measured: Measured) -> CostModel:
+def fit_coefficients(measured: Measured) -> CostModel:
     """Fit the coefficients so that sums of samples come closest to the times of calls, in relative error.
 
     Coefficients that the corpus does not determine stay near those of a backend that runs operations in sequence.
     """
     model = CostModel(measured.samples)
     rows = np.array([model.terms(graph) for graph in measured.graphs])
-    call_seconds = np.array(measured.whole)
+    call_seconds = np.array(measured.call_seconds)
     coefficients = np.array(PLAIN)
     for _ in range(10):
         estimates = np.maximum(rows @ coefficients, 1e-9)
@@ -221,16 +221,18 @@ def _key(backend: Backend) -> str:
     return fingerprint("cost model", backend.identity(), machine(), stamps(backend))
 
 
-def _written(model: CostModel) -> bytes:
+def _to_json(model: CostModel) -> bytes:
     samples = [list(asdict(s).values()) for s in model.samples]
-    return json.dumps({"samples": samples, "coefficients": list(model.coefficients), "apart": model.apart}).encode()
+    return json.dumps(
+        {"samples": samples, "coefficients": list(model.coefficients), "relative_error": model.relative_error}
+    ).encode()
 
 
 def _read(text: bytes) -> CostModel | None:
     try:
         data = json.loads(text)
         samples = [Sample(op, kind, tuple(size), seconds) for op, kind, size, seconds in data["samples"]]
-        coefficients, error = tuple(map(float, data["coefficients"])), float(data["apart"])
+        coefficients, error = tuple(map(float, data["coefficients"])), float(data["relative_error"])
     except (ValueError, KeyError, TypeError):
         return None
     return CostModel(samples, coefficients, error) if len(coefficients) == len(PLAIN) else None

@@ -70,7 +70,7 @@ class CostModel:
 
     samples: Sequence[Sample]
     coefficients: Sequence[float] = PLAIN
-    apart: float = float("nan")  # 90th percentile of the relative error on the calibration models
+    relative_error: float = float("nan")  # 90th percentile of the relative error on the calibration models
 
     @property
     def flops_per_second(self) -> float:
@@ -104,7 +104,7 @@ class CostModel:
         rates = [s.seconds / 2 ** s.size[1] for s in self.samples if s.size[1] > 16]
         return float(np.median(rates)) if rates else 1e-9
 
-    def alone(self, node: Node) -> float:
+    def op_seconds(self, node: Node) -> float:
         """Return the seconds of a static node that runs by itself, from its nearest samples."""
         entry = self._by_op.get(node.op.name)
         if entry is None:
@@ -124,12 +124,12 @@ class CostModel:
 
     def terms(self, graph: Graph) -> np.ndarray[Any, Any]:
         """Return the vector of a static graph that the coefficients are multiplied with."""
-        out = sum((self._terms(node) for node in worked(graph.nodes)), np.zeros(len(PLAIN)))
+        out = sum((self._terms(node) for node in costly_nodes(graph.nodes)), np.zeros(len(PLAIN)))
         out[CALL] = 1.0
         return out
 
     def _terms(self, node: Node) -> np.ndarray[Any, Any]:
-        seconds = self.alone(node)
+        seconds = self.op_seconds(node)
         entry = self._by_op.get(node.op.name)
         shortest = min(entry[2] if entry is not None and not node.regions else 0.0, seconds)
         out, which = np.zeros(len(PLAIN)), CLASSES.index(class_of(node))
@@ -148,7 +148,7 @@ class CostModel:
         flops = bytes_moved = 0
         unknown: dict[str, None] = {}
         weights = np.asarray(self.coefficients)
-        for node in worked(graph.nodes):
+        for node in costly_nodes(graph.nodes):
             path = node.origin.path or "(model)"
             layers[path] = layers.get(path, 0.0) + float(weights @ self._terms(node))
             sizes = size_of(node)
@@ -158,7 +158,7 @@ class CostModel:
         return Estimate(float(weights[CALL]) + sum(layers.values()), layers, flops, bytes_moved, tuple(unknown))
 
 
-def worked(nodes: Iterable[Node]) -> Iterable[Node]:
+def costly_nodes(nodes: Iterable[Node]) -> Iterable[Node]:
     """Return the nodes that cost time: all but constants."""
     return (n for n in nodes if not n.is_constant)
 
@@ -182,8 +182,10 @@ def class_of(node: Node) -> str:
 def size_of(node: Node) -> tuple[int, int, int]:
     """Return floating-point operations, bytes in and out, bytes out; for a loop, the sums over its iterations."""
     if node.regions:
-        inner = np.array([size_of(n) for region in node.regions for n in worked(region.nodes)] or [(0, 0, 0)])
-        operations, bytes_moved, out = (int(turns(node) * total) // len(node.regions) for total in inner.sum(axis=0))
+        inner = np.array([size_of(n) for region in node.regions for n in costly_nodes(region.nodes)] or [(0, 0, 0)])
+        operations, bytes_moved, out = (
+            int(trip_count(node) * total) // len(node.regions) for total in inner.sum(axis=0)
+        )
         return operations, bytes_moved, out
     out = sum(nbytes(v.type) for v in node.results)
     return int(flops(node)), out + sum(nbytes(t) for t in operand_types(node) if t is not None), out
@@ -194,7 +196,7 @@ def logarithms(node: Node) -> tuple[float, ...]:
 
     For a loop, the iterations take the place of the innermost axis.
     """
-    last = turns(node) if node.regions else next((int(v.type.shape[-1]) for v in node.results if v.type.shape), 1)
+    last = trip_count(node) if node.regions else next((int(v.type.shape[-1]) for v in node.results if v.type.shape), 1)
     return (*(math.log2(1 + n) for n in size_of(node)), 0.5 * math.log2(1 + last))
 
 
@@ -212,6 +214,6 @@ def _scaled(sample: Sample, size: np.ndarray[Any, Any], shortest: float) -> floa
     return float(floor + (sample.seconds - floor) * 2.0 ** (size[axis] - sample.size[axis]))
 
 
-def turns(node: Node) -> int:
+def trip_count(node: Node) -> int:
     """Return the number of iterations of a loop; 1 if it is dynamic."""
     return int(node.attributes["length"]) if node.op is scan_op else 1

@@ -14,7 +14,7 @@ from mithril.backend import Backend, BuildOptions, checked
 from mithril.base import Decisions, InputError, OptionError, dtype as as_dtype
 from mithril.compiler import compile as compile_model
 from mithril.ir import Graph, Node, Output, Value, evaluate, to_text
-from mithril.runtime import CompiledModel, save_file, until
+from mithril.runtime import CompiledModel, save_file, subgraph_to
 from mithril.system import files
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -135,7 +135,7 @@ def _locate(graph: Graph, arguments: Arrays, a: Backend, b: Backend, between: tu
     for start in range(0, len(nodes), CHUNK):
         chunk = nodes[start : start + CHUNK]
         values = [v for n in chunk for v in n.results]
-        part = _until(graph, values)
+        part = _graph_to(graph, values)
         left, right = run_on(a, part, arguments), run_on(b, part, arguments)
         for k, value in enumerate(values):
             expected, actual = left[f"v{k}"], right[f"v{k}"]
@@ -147,12 +147,12 @@ def _locate(graph: Graph, arguments: Arrays, a: Backend, b: Backend, between: tu
     return None
 
 
-def _until(graph: Graph, values: Sequence[Value]) -> Graph:
+def _graph_to(graph: Graph, values: Sequence[Value]) -> Graph:
     """Return the subgraph that computes the values, with outputs ``v0, v1, ...``."""
-    return until(graph, values, [f"v{k}" for k in range(len(values))])
+    return subgraph_to(graph, values, [f"v{k}" for k in range(len(values))])
 
 
-def _alone(graph: Graph, node: Node) -> Graph:
+def _single_op_graph(graph: Graph, node: Node) -> Graph:
     """Return a graph of one operation."""
     from mithril.ir import Input
 
@@ -163,7 +163,7 @@ def _alone(graph: Graph, node: Node) -> Graph:
 
 def _operands(graph: Graph, node: Node, arguments: Arrays, backend: Backend) -> Arrays:
     values = list(dict.fromkeys(v for v in node.operands if v is not None and v not in graph.input_of))
-    results = run_on(backend, _until(graph, values), arguments) if values else {}
+    results = run_on(backend, _graph_to(graph, values), arguments) if values else {}
     operands = {
         v.name: arguments[v.name]
         for v in node.operands
@@ -174,7 +174,7 @@ def _operands(graph: Graph, node: Node, arguments: Arrays, backend: Backend) -> 
 
 def _local_error(graph: Graph, node: Node, arguments: Arrays, a: Backend, b: Backend) -> float:
     operands = _operands(graph, node, arguments, a)
-    single = _alone(graph, node)
+    single = _single_op_graph(graph, node)
     left, right = run_on(a, single, operands), run_on(b, single, operands)
     return max(relative_error(left[n], right[n]) for n in left)
 
@@ -191,7 +191,7 @@ def run_on(backend: Backend, graph: Graph, arguments: Mapping[str, np.ndarray[An
 def _write(graph: Graph, node: Node, arguments: Arrays, backend: Backend, folder: Path) -> str:
     """Write the differing operation as text and its operands as safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / "graph.txt", to_text(_alone(graph, node)) + "\n")
+    files.write(folder / "graph.txt", to_text(_single_op_graph(graph, node)) + "\n")
     save_file(_operands(graph, node, arguments, backend), folder / "operands.safetensors", {"operation": node.op.name})
     return os.fspath(folder)
 

@@ -8,7 +8,7 @@ from typing import Any
 from mithril.backend import Backend, BuildOptions
 from mithril.ir import Graph, Input, Node, Value, as_results
 from mithril.passes import random_arguments
-from mithril_tools.cost_model import Sample, kind_of, logarithms, size_of, worked
+from mithril_tools.cost_model import Sample, costly_nodes, kind_of, logarithms, size_of
 
 MOST = 8  # copies in one program
 BYTES = 16 << 20  # of all copies together
@@ -17,7 +17,7 @@ LEAST = 1e-8  # seconds; shorter times cannot be distinguished from 0
 Key = tuple[str, str, tuple[float, ...]]
 
 
-class Copies:
+class RepeatedOp:
     """A program of independent copies of a node; ``call`` runs it."""
 
     def __init__(self, node: Node, scalars: Mapping[Value, Node], backend: Backend) -> None:
@@ -41,15 +41,15 @@ def sample_key(node: Node) -> Key:
     return node.op.name, kind_of(node), logarithms(node)
 
 
-def distinct(graphs: Iterable[Graph], backend: Backend) -> list[Copies]:
+def repeated_ops(graphs: Iterable[Graph], backend: Backend) -> list[RepeatedOp]:
     """Build a program for every distinct operation, dtype and size of the graphs, loop bodies excluded."""
-    programs: dict[Key, Copies] = {}
+    programs: dict[Key, RepeatedOp] = {}
     for graph in graphs:
         scalars = {n.result: n for n in graph.nodes if n.is_constant}
-        for node in worked(graph.nodes):
+        for node in costly_nodes(graph.nodes):
             key = sample_key(node)
             if key not in programs:
-                programs[key] = Copies(node, scalars, backend)
+                programs[key] = RepeatedOp(node, scalars, backend)
     return list(programs.values())
 
 

@@ -114,9 +114,9 @@ def mithril_advise(
     """Return the options that ``ml.tune`` found fastest, at ``optimization_level="high"``."""
     if options["optimization_level"] != "high":
         return {}
-    from mithril_tools.tuning_cache import winners
+    from mithril_tools.tuning_cache import load_best
 
-    return winners(model, backend, options, user_options)
+    return load_best(model, backend, options, user_options)
 
 
 @hookimpl

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mithril import plugins
 from mithril.backend import checked
 from mithril.base import InputError
-from mithril.runtime import columns, si, watch
+from mithril.runtime import columns, format_si, watch
 from mithril_tools.trace_events import Recorder
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Breakdown(dict[str, OperationTime]):
                 str(t.calls),
                 f"{1e3 * t.seconds:.3f}",
                 f"{100 * t.share:.1f}%",
-                si(t.flops_per_second) if t.flops else "-",
-                si(t.bytes_per_second),
+                format_si(t.flops_per_second) if t.flops else "-",
+                format_si(t.bytes_per_second),
             ]
             for t in self.values()
         ]

@@ -55,8 +55,12 @@ def _stub(command: str, includes: Callable[[str], bool]) -> str:
     imports["mithril"] |= {f"{name} as {name}" for name in mithril._SUBMODULES}
     imports["mithril.base"].add("__version__ as __version__")
     imports["mithril.runtime"].add("CompiledModel")
-    assigned = [_export(name, e.spec.loads, imports) for name, e in plugins.exports().items() if includes(_home(e))]
-    declared = [answer.spec for answer in plugins.options() if answer.plugin.is_core or includes(_home(answer))]
+    assigned = [
+        _export(name, e.spec.loads, imports) for name, e in plugins.exports().items() if includes(_distribution_of(e))
+    ]
+    declared = [
+        answer.spec for answer in plugins.options() if answer.plugin.is_core or includes(_distribution_of(answer))
+    ]
     options = [f"    {o.name}: {annotation_text(o.type, imports)}" for o in sorted(declared, key=_name)]
     imports["typing"] |= {"Any", "TypedDict", "Unpack"}
     parts = [
@@ -73,7 +77,7 @@ def _stub(command: str, includes: Callable[[str], bool]) -> str:
     return HEADER.format(command=command) + "\n".join(parts) + "\n"
 
 
-def _home(registered: Any) -> str:
+def _distribution_of(registered: Any) -> str:
     return str(registered.plugin.distribution)
 
 

@@ -21,7 +21,7 @@ from mithril.compiler import compile as compile_model, make_backend, resolve_opt
 from mithril.models import flatten
 from mithril.system import Store, UnhashableObject, fingerprint, time_interleaved
 from mithril_tools.diff import TOLERANCE, relative_error
-from mithril_tools.tuning_cache import keep, machine, searching, stamps
+from mithril_tools.tuning_cache import machine, save_best, stamps, tuning_in_progress
 
 if TYPE_CHECKING:
     from mithril.models import Model
@@ -37,7 +37,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
 
 
 @dataclass
-class Tuned:
+class TuningResult:
     """The fastest ``options`` for ``ml.compile``; printing it shows the table of all trials."""
 
     options: dict[str, Any]
@@ -71,7 +71,7 @@ def tune(
     seconds: float = 0.5,
     store: Store | str | os.PathLike[str] | bool = True,
     **options: Any,
-) -> Tuned:
+) -> TuningResult:
     """Measure options of ``ml.compile`` on sample ``inputs`` and keep the fastest that give the same results.
 
     ``choices`` maps an option to the values worth trying, the default first. ``gradients_of`` names a scalar output
@@ -89,7 +89,7 @@ def tune(
         cache = Store(settings["cache_dir"] if store is True else store)
     key = _key(model, instance, arrays, options, knobs, gradients_of) if isinstance(cache, Store) else None
     entry = cache.get(key) if isinstance(cache, Store) and key is not None else None
-    with searching():
+    with tuning_in_progress():
         if entry is not None:
             result = _read(entry, knobs)
             if result is not None:
@@ -97,10 +97,14 @@ def tune(
                 return result
         result = _search(model, instance, arrays, options, knobs, gradients_of, seconds)
     if isinstance(cache, Store) and key is not None:
-        cache.put(key, {"tuned": _written(result).encode()})
+        cache.put(key, {"tuned": _to_json(result).encode()})
         shapes = {n: a.shape for n, a in arrays.items()}
-        keep(
-            cache, model, instance, shapes, {n: resolve_options({**options, **result.options}).peek()[n] for n in knobs}
+        save_best(
+            cache,
+            model,
+            instance,
+            shapes,
+            {n: resolve_options({**options, **result.options}).as_dict()[n] for n in knobs},
         )
     return result
 
@@ -113,7 +117,7 @@ def _search(
     knobs: Mapping[str, Sequence[Any]],
     gradients_of: str | None,
     seconds: float,
-) -> Tuned:
+) -> TuningResult:
     """Vary the options in sequence and keep the winners."""
     best: dict[str, Any] = {}
     base = _Candidate(model, backend, arrays, options, gradients_of)
@@ -122,7 +126,7 @@ def _search(
     for knob, values in knobs.items():
         racing: dict[int, _Candidate] = {}  # by position among the values, which need not be hashable
         for k, value in enumerate(values):
-            if value == resolve_options({**options, **best}).peek().get(knob):
+            if value == resolve_options({**options, **best}).as_dict().get(knob):
                 continue
             try:
                 racing[k] = _Candidate(model, backend, arrays, {**options, **best, knob: value}, gradients_of)
@@ -143,7 +147,7 @@ def _search(
     if final["best"] > final["default"]:  # the winners of single comparisons lost the final one
         best, current = {}, base
         final["best"] = final["default"]
-    return Tuned(best, final["best"], final["default"], tried, False, current.compiled)
+    return TuningResult(best, final["best"], final["default"], tried, False, current.compiled)
 
 
 class _Candidate:
@@ -154,11 +158,11 @@ class _Candidate:
     ) -> None:
         self.compiled = compile_model(model, backend, **options)
         self.params = self.compiled.randomize_params(0, arrays)
-        self.given = {n: self.compiled.backend.array(a) for n, a in arrays.items()}
+        self.inputs = {n: self.compiled.backend.array(a) for n, a in arrays.items()}
         self.of = gradients_of
 
     def call(self) -> Any:
-        results = self.compiled.evaluate(self.params, self.given, self.of, training=False)
+        results = self.compiled.evaluate(self.params, self.inputs, self.of, training=False)
         self.compiled.backend.synchronize(results)
         return results
 
@@ -194,7 +198,7 @@ def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, gradie
         return None
 
 
-def _written(tuned: Tuned) -> str:
+def _to_json(tuned: TuningResult) -> str:
     for name, value in tuned.options.items():
         if not isinstance(value, (bool, int, float, str, dict, type(None))):
             raise OptionError(
@@ -203,13 +207,13 @@ def _written(tuned: Tuned) -> str:
     return json.dumps({"options": tuned.options, "seconds": tuned.seconds, "default": tuned.default_seconds})
 
 
-def _read(parts: Mapping[str, bytes], knobs: Mapping[str, Sequence[Any]]) -> Tuned | None:
+def _read(parts: Mapping[str, bytes], knobs: Mapping[str, Sequence[Any]]) -> TuningResult | None:
     try:
         data = json.loads(parts["tuned"])
         options = dict(data["options"])
         if any(name not in knobs or value not in knobs[name] for name, value in options.items()):
             return None
-        return Tuned(options, float(data["seconds"]), float(data["default"]), from_store=True)
+        return TuningResult(options, float(data["seconds"]), float(data["default"]), from_store=True)
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -18,7 +18,7 @@ _searching: ContextVar[bool] = ContextVar("searching", default=False)
 
 
 @contextmanager
-def searching() -> Iterator[None]:
+def tuning_in_progress() -> Iterator[None]:
     """Ignore stored options while options are measured."""
     token = _searching.set(True)
     try:
@@ -27,14 +27,14 @@ def searching() -> Iterator[None]:
         _searching.reset(token)
 
 
-def keep(store: Store, model: Any, backend: Any, shapes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def save_best(store: Store, model: Any, backend: Any, shapes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Remember the fastest options for these shapes."""
     key = _key(model, backend, shapes)
     if key is not None:
         store.put(key, {"options": json.dumps(dict(options), default=dict).encode()})
 
 
-def winners(model: Any, backend: Any, settings: Mapping[str, Any], user_options: Mapping[str, Any]) -> dict[str, Any]:
+def load_best(model: Any, backend: Any, settings: Mapping[str, Any], user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fastest known options, without those that the user has set.
 
     Empty below level high, if shapes are open, or if nothing was measured.

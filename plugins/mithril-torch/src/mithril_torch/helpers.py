@@ -110,18 +110,18 @@ def or_nan(results):
     return torch.where((info > 0)[..., None, None], float("nan"), factor)
 
 
-def much_work(rows, inner, columns):
+def exceeds_call_overhead(rows, inner, columns):
     """Whether a product is large enough for oneDNN's call overhead of ten microseconds."""
     return rows >= 8 and rows * inner * columns >= 1 << 20
 
 
-@needs(much_work)
+@needs(exceeds_call_overhead)
 def onednn_pays(x, rows, inner, columns):
     """Whether to multiply by oneDNN: far faster where MKL is slow on this CPU, hardly slower elsewhere.
 
     Its operation has no gradient, and torch.compile supports it with packed weights only.
     """
-    is_large = much_work(rows, inner, columns)
+    is_large = exceeds_call_overhead(rows, inner, columns)
     return is_large and x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 

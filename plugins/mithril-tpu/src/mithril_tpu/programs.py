@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from mithril.base import BackendError, InputError, unknown
-from mithril.runtime import CompiledModel, Kind, Program, Request
+from mithril.runtime import CompiledModel, Program, ProgramKey, ProgramKind
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
 from mithril_tpu.aot.stages import AheadPipeline
 from mithril_tpu.backend import AheadBackend
@@ -93,7 +93,7 @@ def training_program(
             message, facts, hint = unknown("output", name, output_names)
             raise InputError(message, facts=facts, hint=hint)
     with _lazy_compilation(backend):
-        program = ahead_of(compiled.compiler.specialize(Request(types, Kind(True, names))))
+        program = ahead_of(compiled.compiler.specialize(ProgramKey(types, ProgramKind(True, names))))
     return (program if update is None else _with_update(program, update)).ready()
 
 
@@ -118,8 +118,8 @@ def _with_update(program: AheadProgram, update: Update) -> AheadProgram:
             raise InputError(
                 "the update of a training program must return exactly the parameters",
                 facts=[
-                    *([f"missing: {_some(set(params) - set(new))}"] if set(params) - set(new) else []),
-                    *([f"unknown: {_some(set(new) - set(params))}"] if set(new) - set(params) else []),
+                    *([f"missing: {_first_names(set(params) - set(new))}"] if set(params) - set(new) else []),
+                    *([f"unknown: {_first_names(set(new) - set(params))}"] if set(new) - set(params) else []),
                 ],
                 hint="pass lambda params, gradients: {n: params[n] - 0.1 * gradients[n] for n in params}",
             )
@@ -131,6 +131,6 @@ def _with_update(program: AheadProgram, update: Update) -> AheadProgram:
     return program.derived(step, donate=True, like={name: n for n, name in names.items()})
 
 
-def _some(names: set[str]) -> str:
+def _first_names(names: set[str]) -> str:
     first = sorted(names)[:4]
     return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")

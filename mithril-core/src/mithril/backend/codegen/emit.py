@@ -106,7 +106,7 @@ class Module:
                 self.helper(needed)
             self.imports += getattr(function, "imports", ())
             name = self._names[function] = function.__name__
-            self.names.taken.add(name)
+            self.names.used.add(name)
             self.helpers[name] = text
         return name
 
@@ -121,7 +121,7 @@ class Module:
             module, _, name = path.partition(":")
             root, _, rest = name.partition(".")
             alias = names.fresh(wish)
-            self.names.taken.add(alias)
+            self.names.used.add(alias)
             self.imports.append(f"from {module} import {root} as {alias}")
             self._names[path] = f"{alias}.{rest}" if rest else alias
         return self._names[path]
@@ -298,9 +298,9 @@ class FunctionEmitter:
             note = f"fallback: NumPy reference of '{node.op.name}'"
         elif donor is not None:
             assert row.out is not None
-            expression = self.filled(row.out.replace("{out}", self.text[donor]), call)
+            expression = self.fill_template(row.out.replace("{out}", self.text[donor]), call)
         elif row.template is not None:
-            expression = self.filled(row.template, call)
+            expression = self.fill_template(row.template, call)
         else:
             assert row.function is not None
             expression = row.function(call)
@@ -310,7 +310,7 @@ class FunctionEmitter:
             self.text[value] = name
         self._ownership(node, row)
 
-    def filled(self, template: str, call: Call) -> str:
+    def fill_template(self, template: str, call: Call) -> str:
         parts = []
         for text, name, _, _ in Formatter().parse(template):
             parts.append(text)
@@ -395,16 +395,16 @@ class FunctionEmitter:
 
     def literal(self, value: Any, *, plain: bool = False) -> str:
         """Return an attribute as source text; with ``plain``, dtypes are names, for functions of mithril."""
-        self._mention(value)
+        self._collect_symbols(value)
         return self.table.literal(value, (lambda dtype: repr(dtype.name)) if plain else None, self.sizes)
 
-    def _mention(self, value: Any) -> None:
+    def _collect_symbols(self, value: Any) -> None:
         if isinstance(value, Dim):
             for symbol in symbols(value):
                 self.symbols[symbol.name] = symbol
         elif isinstance(value, (tuple, list)):
             for v in value:
-                self._mention(v)
+                self._collect_symbols(v)
 
     def imported(self, path: str, wish: str) -> str:
         """Import an object into the module and return its name."""
@@ -412,9 +412,9 @@ class FunctionEmitter:
 
     def helper(self, function: Callable[..., Any]) -> str:
         name = self.module.helper(function)
-        if name in self.names.given:
+        if name in self.names.allocated:
             return self.module.another(name, self.names)
-        self.names.taken.add(name)
+        self.names.used.add(name)
         return name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.backend import host_calls
-from mithril.backend.plugin_lowering import PluginLowering, blamed
+from mithril.backend.plugin_lowering import PluginLowering, lowering_error_context
 from mithril.base import quoted
 
 Call = Any  # codegen.call.Call and codegen.emit.FunctionEmitter, which import this module
@@ -18,9 +18,9 @@ def plugin_expression(lowering: PluginLowering, call: Call, writer: FunctionEmit
     """Return the call of a plugin's kernel, or the checked expression that its function returns."""
     label, target = lowering.label(call.node), lowering.target
     arguments: list[str] = []
-    with blamed(label):
+    with lowering_error_context(label):
         if isinstance(target, str):
-            function = f"lambda: {writer.filled(target, call)}"
+            function = f"lambda: {writer.fill_template(target, call)}"
         elif lowering.is_writer("call"):
             text = target(call)
             if text is not None and not isinstance(text, str):

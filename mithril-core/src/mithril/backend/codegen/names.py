@@ -15,8 +15,8 @@ class NameAllocator:
     """An allocator of unique identifiers."""
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
-        self.taken = set(RESERVED) | set(reserved)
-        self.given: set[str] = set()
+        self.used = set(RESERVED) | set(reserved)
+        self.allocated: set[str] = set()
 
     def fresh(self, wish: str) -> str:
         """Return an unused identifier similar to ``wish``."""
@@ -24,8 +24,8 @@ class NameAllocator:
         if stem[0].isdigit():
             stem = "v" + stem
         name, n = stem, 1
-        while name in self.taken:
+        while name in self.used:
             name, n = f"{stem}_{n}", n + 1
-        self.taken.add(name)
-        self.given.add(name)
+        self.used.add(name)
+        self.allocated.add(name)
         return name

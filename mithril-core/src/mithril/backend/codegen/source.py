@@ -35,7 +35,7 @@ class Source:
             return compile(self.text, self.filename, "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise BackendError(
-                f"the generated source does not compile: {error}", facts=_around(self.text, error)
+                f"the generated source does not compile: {error}", facts=_source_excerpt(self.text, error)
             ) from None
 
     def function(self) -> Callable[..., Any]:
@@ -57,7 +57,7 @@ class Source:
         files.write(path, self.text, "file_path")
 
 
-def _around(text: str, error: Exception) -> list[str]:
+def _source_excerpt(text: str, error: Exception) -> list[str]:
     number = getattr(error, "lineno", None)
     if number is None:
         return []

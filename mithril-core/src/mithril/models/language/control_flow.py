@@ -23,7 +23,7 @@ class Block:
     """A branch or loop body: a nested model whose free names refer to the enclosing model."""
 
     def __init__(self, description: str, item: Any) -> None:
-        self.named = False  # whether outputs have names in the enclosing model
+        self.has_named_outputs = False  # whether outputs have names in the enclosing model
         self.called = isinstance(item, (Connection, Connections))
         if isinstance(item, Connections):
             item = item[0]
@@ -42,7 +42,7 @@ class Block:
                 )
             self.model = Model()
             self.model.attach(step)
-            self.named = True
+            self.has_named_outputs = True
         else:
             raise ModelError(
                 f"{description} cannot be a {type(item).__name__}",
@@ -129,7 +129,7 @@ class If(Layer):
 
     @property
     def implicit_names(self) -> Mapping[str, str]:
-        return {name: name for name in self.outputs} if self.then.named else {}
+        return {name: name for name in self.outputs} if self.then.has_named_outputs else {}
 
     @property
     def standard(self) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def _value(node: ast.expr, bindings: Mapping[str, Any]) -> Any:
             return _combine([_value(p, bindings) for p in parts], "logical_or", any)
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             value = _value(inner, bindings)
-            return ops.logical_not(_truth(value)) if isinstance(value, Value) else not value
+            return ops.logical_not(_as_bool(value)) if isinstance(value, Value) else not value
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             value = _value(inner, bindings)
             return ops.neg(value) if isinstance(value, Value) else -value
@@ -122,7 +122,7 @@ def _binary(op: ast.AST, a: Any, b: Any) -> Any:
 def _combine(parts: list[Any], name: str, python: Callable[[list[Any]], bool]) -> Any:
     """Combine the operands of ``and`` or ``or``; static operands are folded, the others use the operation."""
     static = [bool(p) for p in parts if not isinstance(p, Value)]
-    dynamic = [_truth(p) for p in parts if isinstance(p, Value)]
+    dynamic = [_as_bool(p) for p in parts if isinstance(p, Value)]
     decides = name == "logical_or"
     if not dynamic or decides in static:
         return python(static) if static else True
@@ -132,5 +132,5 @@ def _combine(parts: list[Any], name: str, python: Callable[[list[Any]], bool]) -
     return result
 
 
-def _truth(value: Value) -> Any:
+def _as_bool(value: Value) -> Any:
     return value if value.dtype.is_bool else ops.not_equal(value, 0)

@@ -59,9 +59,9 @@ def summarize(
     rows = [
         row.cells() for row in layer_rows(graph, {call.path: type(call.layer).__name__ for call in flat.layer_calls})
     ]
-    params = sum(_known(numel(i.type.shape)) for i in graph.with_role("param"))
-    size = sum(_known(numel(i.type.shape)) * i.type.dtype.itemsize for i in graph.with_role("param"))
-    total = sum(_known(flops(node)) for node in graph.nodes)
+    params = sum(_typical_size(numel(i.type.shape)) for i in graph.with_role("param"))
+    size = sum(_typical_size(numel(i.type.shape)) * i.type.dtype.itemsize for i in graph.with_role("param"))
+    total = sum(_typical_size(flops(node)) for node in graph.nodes)
     return "\n".join(
         [
             *columns(HEAD, rows, columns_available),
@@ -99,14 +99,14 @@ def layer_rows(graph: Graph, titles: Mapping[str, str]) -> list[Row]:
     for node in graph.nodes:
         if node.is_constant:
             continue
-        operations = _known(flops(node))
+        operations = _typical_size(flops(node))
         for path in _prefixes(node.origin.path):
             row = rows.setdefault(path, Row(path, path.count(".") + 1, titles.get(path, "")))
             row.flops += operations
             row.result = f"{node.result.type}"
-            row.memory += sum(_known(numel(v.shape)) * v.dtype.itemsize for v in node.results)
+            row.memory += sum(_typical_size(numel(v.shape)) * v.dtype.itemsize for v in node.results)
     for i in graph.with_role("param"):
-        count = _known(numel(i.type.shape))
+        count = _typical_size(numel(i.type.shape))
         for path in _prefixes(i.name.rpartition(".")[0]):
             rows.setdefault(path, Row(path, path.count(".") + 1, titles.get(path, ""))).params += count
     return list(rows.values())
@@ -118,7 +118,7 @@ def _prefixes(path: str) -> list[str]:
     return [".".join(parts[:k]) for k in range(len(parts) + 1)]
 
 
-def _known(size: Any) -> int:
+def _typical_size(size: Any) -> int:
     if is_static((size,)):
         return int(size)
     from mithril.base import substitute, symbols

@@ -39,11 +39,11 @@ class _BatchNorm(Layer):
         if not self.training:
             return ops.batch_norm(x, scale, bias, mean, var, eps=self.eps)
         y, batch_mean, batch_var = ops.batch_norm_training(x, scale, bias, eps=self.eps)
-        self.update_state("running_mean", self._moved(mean, batch_mean))
-        self.update_state("running_var", self._moved(var, batch_var * _unbiased(x)))
+        self.update_state("running_mean", self._running_average(mean, batch_mean))
+        self.update_state("running_var", self._running_average(var, batch_var * _unbiased(x)))
         return y
 
-    def _moved(self, old: Value, new: Any) -> Any:
+    def _running_average(self, old: Value, new: Any) -> Any:
         return ops.cast(old * (1.0 - self.momentum) + new * self.momentum, dtype=old.dtype)
 
 

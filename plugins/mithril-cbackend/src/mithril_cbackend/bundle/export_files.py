@@ -152,7 +152,7 @@ def source(contents: Contents) -> str:
     ]
     if contents.carried:
         parts += carried_functions(contents, names)
-    after = [turn_call(contents, n, names) for n in contents.carried]
+    after = [swap_call(contents, n, names) for n in contents.carried]
     if contents.flags:
         declared = f"  int32_t flags[{len(contents.flags)}] = {{0}};"
         slots = [
@@ -238,7 +238,7 @@ def carried_functions(contents: Contents, names: dict[int, str]) -> list[str]:
     ]
 
 
-def turn_call(contents: Contents, n: str, names: dict[int, str]) -> str:
+def swap_call(contents: Contents, n: str, names: dict[int, str]) -> str:
     read_slot, write_slot = (
         names[contents.program.arguments[n]],
         names[dict(contents.program.results)[contents.carried[n]]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mithril.backend import PluginLowering, applicable, blamed, plugin_lowerings
+from mithril.backend import PluginLowering, applicable, lowering_error_context, plugin_lowerings
 from mithril.ir import Node
 
 
@@ -28,7 +28,7 @@ def plugin_template(node: Node) -> Callable[..., Any] | None:
     target, label = lowering.target, lowering.label(node)
 
     def template(kernel: Any, name: str, machine: Any) -> Any:
-        with blamed(label):
+        with lowering_error_context(label):
             return target(kernel, name, machine)
 
     template.__name__ = f"{node.op.name} of {lowering.origin}"

@@ -281,7 +281,7 @@ class Printer:
         if isinstance(x, n.BitwiseNot):
             return f"~{self.expr(x.a, UNARY)}", UNARY
         if isinstance(x, n.Select):
-            return self.chosen(x.condition, x.true_value, x.false_value), ATOM
+            return self.select(x.condition, x.true_value, x.false_value), ATOM
         if isinstance(x, n.Cast):
             return f"({TYPES[dtype_of(x)]}){self.expr(x.value, UNARY)}", UNARY
         if isinstance(x, n.Shuffle):
@@ -291,7 +291,7 @@ class Printer:
             return self.call(x)
         raise TypeError(f"unsupported TIR expression: {type(x).__name__}")
 
-    def chosen(self, condition: Any, yes: Any, no: Any) -> str:
+    def select(self, condition: Any, yes: Any, no: Any) -> str:
         return f"({self.expr(condition)} ? {self.expr(yes)} : {self.expr(no)})"
 
     def shifted(self, a: Any, b: Any) -> str:
@@ -313,7 +313,7 @@ class Printer:
         if name == "bitwise_not":
             return f"~{self.expr(x.args[0], UNARY)}", UNARY
         if name == "if_then_else":
-            return self.chosen(*x.args), ATOM
+            return self.select(*x.args), ATOM
         if name == "address_of":
             return f"&{self.expr(x.args[0], UNARY)}", UNARY
         if name == "reinterpret":

@@ -106,6 +106,6 @@ def first_failing_kernel(program: programs.Program, machine: Machine) -> Backend
     return None
 
 
-def written(graph: Graph, machine: Mapping[str, Any]) -> LoweredProgram:
+def lower_again(graph: Graph, machine: Mapping[str, Any]) -> LoweredProgram:
     """Generate kernels and driver again for a program whose machine code came from the cache."""
     return rewritten(graph, Machine(**machine))

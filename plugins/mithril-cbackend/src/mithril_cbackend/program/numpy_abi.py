@@ -28,10 +28,10 @@ def _holds() -> bool:
         np.zeros((), np.float32),
         np.zeros((4, 2, 3)).T,
     ]
-    return all(map(_as_said, probes))
+    return all(map(_layout_matches, probes))
 
 
-def _as_said(x: np.ndarray[Any, Any]) -> bool:
+def _layout_matches(x: np.ndarray[Any, Any]) -> bool:
     address = id(x)
     dimensions = _long(address + DIMENSIONS).value
     return (

@@ -46,7 +46,7 @@ class Location:
         return replace(self, offset=self.offset + offset)
 
 
-class _Stored:
+class _BufferOp:
     """Operation of the nodes that represent steps in the memory plan."""
 
     elementwise = False
@@ -95,9 +95,9 @@ def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
             scratch[step.node] = Value("room", TensorType(as_dtype("uint8"), (extra,)))
             results.append(scratch[step.node])
         read = tuple(dict.fromkeys(fused.stored(v) for v in step.inputs))
-        nodes.append(Node(_Stored("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
+        nodes.append(Node(_BufferOp("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
     last = tuple(v for _, v in copied if v in stored_values and v not in direct)
-    end = Node(_Stored("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
+    end = Node(_BufferOp("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
     plan = memory_plan.plan(Graph((), (*nodes, end), ()), strategy, views=lambda node: False)
     return Region(graph, fused, direct, copied, plan, inner, scratch)
 
@@ -153,7 +153,7 @@ class Program:
         )
 
 
-class Writer:
+class ProgramEmitter:
     """Generator of the driver and of the kernels it calls."""
 
     def __init__(self, graph: Graph, machine: Machine, strategy: Any = "greedy") -> None:
@@ -276,7 +276,7 @@ class Writer:
 
 
 def choose(
-    writer: Writer,
+    writer: ProgramEmitter,
     node: Node,
     regions: list[Region],
     inputs: list[Location],
@@ -293,7 +293,7 @@ def choose(
     writer.code.either(condition, *blocks)
 
 
-def swap_states(writer: Writer, states: list[Value], after: list[Location], before: list[Location]) -> None:
+def swap_states(writer: ProgramEmitter, states: list[Value], after: list[Location], before: list[Location]) -> None:
     """Copy the next states over the current ones."""
     for v, source, target in zip(states, after, before, strict=True):
         writer.copy(target, source, memory_plan.nbytes(v.type))
@@ -309,7 +309,7 @@ def next_states(states: list[Value], scratch: Location) -> tuple[list[Location],
 
 
 def loop(
-    writer: Writer,
+    writer: ProgramEmitter,
     node: Node,
     regions: list[Region],
     inputs: list[Location],
@@ -340,7 +340,7 @@ def loop(
 
 
 def scan(
-    writer: Writer,
+    writer: ProgramEmitter,
     node: Node,
     regions: list[Region],
     operands: list[Location],
@@ -376,7 +376,7 @@ def scan(
 
 
 def host_call(
-    writer: Writer,
+    writer: ProgramEmitter,
     node: Node,
     regions: list[Region],
     inputs: list[Location],
@@ -402,7 +402,7 @@ for _name, _drive in (("if", choose), ("while", loop), ("scan", scan)):
 
 
 def write(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Program:
-    return Writer(graph, machine, strategy).write()
+    return ProgramEmitter(graph, machine, strategy).write()
 
 
 def elements(program: Program) -> int:

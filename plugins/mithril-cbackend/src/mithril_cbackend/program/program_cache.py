@@ -41,7 +41,7 @@ def revive(parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) 
     def write() -> LoweredProgram:
         from mithril_cbackend.program import compile_graph
 
-        return compile_graph.written(graph.get(), machine)
+        return compile_graph.lower_again(graph.get(), machine)
 
     executable = Executable(graph, Layout.load(parts), resolve_target(options.settings), code, write)
     executable.plugins = options.plugins

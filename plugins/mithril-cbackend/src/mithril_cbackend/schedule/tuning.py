@@ -192,7 +192,7 @@ class Call:
 
     def __init__(self, graph: Graph, machine: Machine, compiled: Compile) -> None:
         self.executable = compiled(graph, machine, CompileTarget())
-        self.given = random_arguments(graph)
+        self.inputs = random_arguments(graph)
 
     def __call__(self) -> Mapping[str, Any]:
-        return self.executable(self.given, self.given)
+        return self.executable(self.inputs, self.inputs)

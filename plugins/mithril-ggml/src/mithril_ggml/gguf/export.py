@@ -15,13 +15,13 @@ import mithril
 from mithril import ops
 from mithril.base import Decisions, Dim, DType, InputError, MithrilError, OptionError, ShapeError, TensorType
 from mithril.ir import Graph, Input, Value, decompose, to_text
-from mithril.runtime import InputSpec, Kind as ProgramKind, Request
+from mithril.runtime import InputSpec, ProgramKey, ProgramKind
 from mithril.system import files
 from mithril_ggml import lowering
 from mithril_ggml.gguf.reader import MAX_NAME
 from mithril_ggml.library.quant_types import stored
 from mithril_ggml.weights.packed_weights import PackedArray, Store
-from mithril_ggml.weights.quantize_recipe import Recipe
+from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 from mithril_ggml.weights.weight_packing import Packing
 
 InputTypes = tuple[tuple[str, TensorType], ...]
@@ -52,7 +52,7 @@ def export_gguf(
             "there are no parameters to export",
             hint="compiled.export(path, params=params), or compiled.bind(params) before",
         )
-    recipe = Recipe.of(quantize) or getattr(compiled.backend, "recipe", None) or Recipe(None)
+    recipe = QuantizationRecipe.of(quantize) or getattr(compiled.backend, "recipe", None) or QuantizationRecipe(None)
     graph = decompose(inference_graph(compiled), lowering.lowers)
     states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}
     decisions = Decisions()
@@ -81,14 +81,14 @@ def inference_graph(compiled: Any) -> Graph:
     if open_graph is not None:
         return open_graph
     types = _types(compiled)
-    opened = _opened(compiled.specs, types)
+    opened = _declared_types(compiled.specs, types)
     if opened != types:
         with suppress(MithrilError):
-            return compiled.compiler.lowered(Request(opened, ProgramKind()))  # type: ignore[no-any-return]
-    return graphs[0] if graphs else compiled.compiler.lowered(Request(types, ProgramKind()))
+            return compiled.compiler.lowered(ProgramKey(opened, ProgramKind()))  # type: ignore[no-any-return]
+    return graphs[0] if graphs else compiled.compiler.lowered(ProgramKey(types, ProgramKind()))
 
 
-def _opened(specs: Mapping[str, InputSpec], types: InputTypes) -> InputTypes:
+def _declared_types(specs: Mapping[str, InputSpec], types: InputTypes) -> InputTypes:
     """Return the declared types; inputs without a declared shape get one common symbolic leading size."""
     unsaid = {t.shape[0] for n, t in types if specs[n].shape is None and t.shape}
     batch = Dim("batch", 1)
@@ -221,10 +221,10 @@ def _general(writer: Any, name: str, metadata: Mapping[str, Any]) -> None:
                 hint="keys of your own have a dot: 'mycompany.ticket'",
             )
         else:
-            _own(writer, key, value)
+            _add_metadata(writer, key, value)
 
 
-def _own(writer: Any, key: str, value: Any) -> None:
+def _add_metadata(writer: Any, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -13,13 +13,13 @@ from mithril.base import Decisions, InputError, MithrilError, TensorType
 from mithril.compiler import make_backend, resolve_options
 from mithril.ir import Graph, Input, parse
 from mithril.passes import PassContext, PassManager
-from mithril.runtime import CompiledModel, InputSpec, Interface, Program, Request, Results, initialize
+from mithril.runtime import CompiledModel, InputSpec, Interface, Program, ProgramKey, Results, initialize
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.gguf.export import FORMAT
 from mithril_ggml.gguf.reader import PLAIN, GGUFFile, StoredTensor, read_gguf
 from mithril_ggml.library.quant_types import by_code, stored
 from mithril_ggml.weights.packed_weights import PackedArray
-from mithril_ggml.weights.quantize_recipe import Recipe
+from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 
 MAX_TEXT = 1 << 28  # characters of a graph
 
@@ -44,7 +44,7 @@ def load_gguf(
     values = _values(file, graph)
     if isinstance(runner, GGMLBackend):
         packed = {name: x.kind for name, x in values.items() if isinstance(x, PackedArray)}
-        runner.recipe = Recipe(None, exact=packed)
+        runner.recipe = QuantizationRecipe(None, exact=packed)
     compiler = GraphCompiler(graph, runner, settings)
     specs = {i.name: InputSpec(i.name, i.type.shape, i.type.dtype, "the file", True) for i in graph.with_role("input")}
     compiled = CompiledModel(
@@ -52,7 +52,7 @@ def load_gguf(
         specs,
         compiler,
         decisions=compiler.decisions,
-        options={**settings.peek(), "inference": True, "seed": 0},
+        options={**settings.as_dict(), "inference": True, "seed": 0},
         name=str(file.metadata.get("general.name", "model")),
     )
     roles = {i.name: i.role for i in graph.arguments}
@@ -71,7 +71,7 @@ class GraphCompiler:
         self.settings = settings
         self.decisions = Decisions(strict=settings["strict"])
 
-    def specialize(self, request: Request) -> Program:
+    def specialize(self, request: ProgramKey) -> Program:
         """Return the program; the file contains no gradients."""
         if request.kind.of or request.kind.training:
             raise InputError("a model loaded from a file is for inference only: it has no gradients")
@@ -80,14 +80,14 @@ class GraphCompiler:
         interface = Interface.of(self.graph, self.graph)
         return Program(request, graph, graph, interface, executable, Results.of(self.graph), backend=self.backend)
 
-    def differentiable(self, request: Request) -> Never:
+    def differentiable(self, request: ProgramKey) -> Never:
         """Raise InputError: quantized weights have no gradients."""
         raise InputError("a model loaded from a GGUF file is for inference only: it has no gradients")
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Files carry no limit."""
 
-    def lowered(self, request: Request) -> Graph:
+    def lowered(self, request: ProgramKey) -> Graph:
         options = self._options()
         return self.backend.decomposed(self.graph, options)
 

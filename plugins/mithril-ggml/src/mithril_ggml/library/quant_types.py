@@ -32,7 +32,7 @@ def stored(dtype: DType) -> int:
 
 
 @dataclass(frozen=True)
-class Kind:
+class QuantType:
     """A type that weights may have: ``block`` elements take ``bytes``."""
 
     name: str
@@ -62,21 +62,21 @@ ALIASES = {"int8": "q8_0", "int4": "q4_0", "float16": "f16", "bfloat16": "bf16",
 
 
 @cache
-def kinds() -> dict[str, Kind]:
+def kinds() -> dict[str, QuantType]:
     """Return all types by name, from the most exact to the smallest of each family."""
     types_by_name = {}
     for name in _NAMES:
         code = getattr(ggml, f"GGML_TYPE_{name.upper()}")
-        types_by_name[name] = Kind(name, code, ggml.ggml_blck_size(code), ggml.ggml_type_size(code))
+        types_by_name[name] = QuantType(name, code, ggml.ggml_blck_size(code), ggml.ggml_type_size(code))
     return types_by_name
 
 
 @cache
-def by_code() -> dict[int, Kind]:
+def by_code() -> dict[int, QuantType]:
     return {k.code: k for k in kinds().values()}
 
 
-def kind(name: str) -> Kind:
+def kind(name: str) -> QuantType:
     """Return the type with a name or alias."""
     plain = name.lower() if isinstance(name, str) else str(name)
     quant_type = kinds().get(ALIASES.get(plain, plain))
@@ -99,7 +99,7 @@ _SMALLER = {
 }
 
 
-def fitting(requested: Kind, elements: int) -> Kind:
+def compatible_type(requested: QuantType, elements: int) -> QuantType:
     """Return the requested type, or the next alternative whose block divides `elements`."""
     candidate = requested
     while not candidate.fits(elements):

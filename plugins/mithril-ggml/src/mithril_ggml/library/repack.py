@@ -14,7 +14,7 @@ import numpy as np
 from mithril.base import MemoryLimitError
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import ggml
-from mithril_ggml.library.quant_types import Kind
+from mithril_ggml.library.quant_types import QuantType
 
 SAFE = frozenset({"q4_0", "q4_k", "iq4_nl"})  # with others of ggml 0.15 the process ends
 
@@ -66,7 +66,7 @@ def prepare(tensor: Any) -> bool:
 
 
 @cache
-def suits(kind: Kind, rows: int, columns: int) -> bool:
+def is_supported(kind: QuantType, rows: int, columns: int) -> bool:
     """Whether weights of this kind and shape can be interleaved here."""
     if kind.name not in SAFE or buffer_type() is None:
         return False
@@ -101,7 +101,7 @@ class Packed(Protocol):
     """The part of a packed matrix that is read here: ``mithril_ggml.weights.packed_weights.PackedArray``."""
 
     data: np.ndarray[Any, Any]
-    kind: Kind
+    kind: QuantType
 
     @property
     def nbytes(self) -> int: ...

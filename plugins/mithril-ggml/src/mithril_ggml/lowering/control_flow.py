@@ -8,13 +8,13 @@ import numpy as np
 
 from mithril.ir import Node
 from mithril_ggml.lowering.table import Array, row
-from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor
 
 Run = Callable[[Sequence[Array]], list[Array]]
 
 
-def _results(draft: Draft, node: Node) -> list[Tensor]:
+def _results(draft: ProgramBuilder, node: Node) -> list[Tensor]:
     return [draft.like(v) for v in node.results]
 
 
@@ -24,7 +24,7 @@ def _fill(outs: Sequence[Array], results: Sequence[Array]) -> None:
 
 
 @row("if")
-def _if(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
+def _if(draft: ProgramBuilder, node: Node, *operands: Tensor) -> list[Tensor]:
     then, other = (draft.settings.region(node, k) for k in range(2))
     outs, count = _results(draft, node), len(operands)
 
@@ -37,7 +37,7 @@ def _if(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
 
 
 @row("while")
-def _while(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
+def _while(draft: ProgramBuilder, node: Node, *operands: Tensor) -> list[Tensor]:
     condition, body = (draft.settings.region(node, k) for k in range(2))
     outs, count = _results(draft, node), len(operands)
     states, max_trips = node.attributes["states"], node.attributes["max_trips"]
@@ -55,7 +55,7 @@ def _while(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
 
 
 @row("scan")
-def _scan(draft: Draft, node: Node, *operands: Tensor) -> list[Tensor]:
+def _scan(draft: ProgramBuilder, node: Node, *operands: Tensor) -> list[Tensor]:
     body = draft.settings.region(node, 0)
     outs, count = _results(draft, node), len(operands)
     a = node.attributes

@@ -14,7 +14,7 @@ import numpy as np
 from mithril.base import bool_
 from mithril.ir import Node
 from mithril_ggml.lowering.table import Array, is_single, row
-from mithril_ggml.program.program_builder import Draft, static
+from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.strided_tensor import Shape, Tensor
 
 Pairs = Sequence[tuple[int, int]]
@@ -29,26 +29,26 @@ class Windows:
         self.kernel, self.stride = kernel, stride
         self.dilation = dilation or (1,) * len(kernel)
         self.padded = tuple(n + a + b for n, (a, b) in zip(image[2:], padding))
-        self.inside = tuple(slice(a, a + n) for n, (a, _) in zip(image[2:], padding))
+        self.interior = tuple(slice(a, a + n) for n, (a, _) in zip(image[2:], padding))
         self.pads = any(a or b for a, b in padding)
         rows = zip(self.padded, kernel, self.stride, self.dilation)
         self.counts = tuple((n - (k - 1) * d - 1) // s + 1 for n, k, s, d in rows)
 
     @property
-    def plain(self) -> bool:
+    def is_identity(self) -> bool:
         """Whether each window is one element, and all are taken."""
         return not self.pads and math.prod(self.kernel) == 1 and math.prod(self.stride) == 1
 
-    def places(self) -> Iterator[tuple[Any, ...]]:
+    def taps(self) -> Iterator[tuple[Any, ...]]:
         """Yield, for each element of the kernel, the slices of padded images that it is multiplied with."""
         for offsets in np.ndindex(*self.kernel):
             rows = zip(offsets, self.counts, self.stride, self.dilation)
             yield (..., *(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in rows))
 
     @property
-    def within(self) -> tuple[Any, ...]:
+    def padded_images(self) -> tuple[Any, ...]:
         """The images in their padding."""
-        return (..., *self.inside)
+        return (..., *self.interior)
 
     def view(self, padded: Array) -> Array:
         """[images, channels, *kernel, *windows] of padded images, without moving anything."""
@@ -63,7 +63,7 @@ class Windows:
         if not self.pads:
             return images
         room = room[: len(images)]
-        room[self.within] = images
+        room[self.padded_images] = images
         return room
 
 
@@ -81,7 +81,7 @@ def _batches(images: int, elements: int) -> list[slice]:
     return [slice(k, min(k + count, images)) for k in range(0, images, count)]
 
 
-def _most(batches: list[slice]) -> int:
+def _batch_length(batches: list[slice]) -> int:
     return int(batches[0].stop - batches[0].start)
 
 
@@ -90,7 +90,7 @@ def _single_group(node: Node) -> bool:
 
 
 @row("conv", when=is_single)
-def _conv(draft: Draft, node: Node, x: Tensor, w: Tensor) -> Tensor:
+def _conv(draft: ProgramBuilder, node: Node, x: Tensor, w: Tensor) -> Tensor:
     out, groups = draft.like(node.result), node.attributes["groups"]
     windows = _windows(node, x.shape, w.shape[2:])
     if groups == x.shape[1] == w.shape[0] and w.shape[1] == 1:
@@ -100,13 +100,13 @@ def _conv(draft: Draft, node: Node, x: Tensor, w: Tensor) -> Tensor:
     kernels = draft.shaped(draft.dense(w), (groups, w.shape[0] // groups, inner))
     result = out.reshaped((images, groups, w.shape[0] // groups, count))
     assert result is not None
-    if windows.plain:
+    if windows.is_identity:
         operand = draft.shaped(x, (images, groups, channels // groups, count))
         draft.numpy("conv", lambda x, w, out: np.matmul(w, x, out=out), [operand, kernels], [result])
         return out
     batches = _batches(images, groups * inner * count)
-    columns = draft.new((_most(batches), groups, inner, count))
-    room = draft.new((_most(batches), channels, *windows.padded))
+    columns = draft.new((_batch_length(batches), groups, inner, count))
+    room = draft.new((_batch_length(batches), channels, *windows.padded))
 
     def conv(x: Array, w: Array, out: Array, columns: Array, room: Array) -> None:
         room[...] = 0
@@ -121,16 +121,16 @@ def _conv(draft: Draft, node: Node, x: Tensor, w: Tensor) -> Tensor:
     return out
 
 
-def _depthwise(draft: Draft, windows: Windows, x: Tensor, w: Tensor, out: Tensor) -> Tensor:
+def _depthwise(draft: ProgramBuilder, windows: Windows, x: Tensor, w: Tensor, out: Tensor) -> Tensor:
     """Lower a depthwise convolution: one multiply-add per element of the kernel."""
     channels = x.shape[1]
     taps = draft.shaped(draft.dense(w), (channels, math.prod(windows.kernel)))
     batches = _batches(x.shape[0], channels * math.prod(windows.padded))
     room, term = (
-        draft.new((_most(batches), channels, *windows.padded)),
-        draft.new((_most(batches), channels, *windows.counts)),
+        draft.new((_batch_length(batches), channels, *windows.padded)),
+        draft.new((_batch_length(batches), channels, *windows.counts)),
     )
-    places = list(windows.places())
+    places = list(windows.taps())
     spread = (slice(None), *[None] * len(windows.kernel))
 
     def conv(x: Array, w: Array, out: Array, room: Array, term: Array) -> None:
@@ -147,15 +147,18 @@ def _depthwise(draft: Draft, windows: Windows, x: Tensor, w: Tensor, out: Tensor
 
 
 @row("conv_input_grad", when=_single_group)
-def _conv_input_grad(draft: Draft, node: Node, g: Tensor, w: Tensor) -> Tensor:
+def _conv_input_grad(draft: ProgramBuilder, node: Node, g: Tensor, w: Tensor) -> Tensor:
     out = draft.like(node.result)
     windows = _windows(node, out.shape, w.shape[2:])
     channels, inner, count = out.shape[1], math.prod(w.shape[1:]), math.prod(windows.counts)
     kernels = draft.shaped(draft.dense(w), (w.shape[0], inner)).transposed((1, 0))
     operand = draft.shaped(g, (g.shape[0], w.shape[0], count))
     batches = _batches(g.shape[0], inner * count)
-    columns, room = draft.new((_most(batches), inner, count)), draft.new((_most(batches), channels, *windows.padded))
-    places = list(windows.places())
+    columns, room = (
+        draft.new((_batch_length(batches), inner, count)),
+        draft.new((_batch_length(batches), channels, *windows.padded)),
+    )
+    places = list(windows.taps())
 
     def grad(g: Array, w: Array, out: Array, columns: Array, room: Array) -> None:
         for batch in batches:
@@ -165,14 +168,14 @@ def _conv_input_grad(draft: Draft, node: Node, g: Tensor, w: Tensor) -> Tensor:
             image[...] = 0
             for k, place in enumerate(places):
                 image[place] += parts[:, :, k]
-            out[batch] = image[windows.within]
+            out[batch] = image[windows.padded_images]
 
     draft.numpy("conv_input_grad", grad, [operand, kernels], [out, columns, room])
     return out
 
 
 @row("conv_weight_grad", when=_single_group)
-def _conv_weight_grad(draft: Draft, node: Node, x: Tensor, g: Tensor) -> Tensor:
+def _conv_weight_grad(draft: ProgramBuilder, node: Node, x: Tensor, g: Tensor) -> Tensor:
     out = draft.like(node.result)
     windows = _windows(node, x.shape, out.shape[2:])
     channels, inner, count = x.shape[1], math.prod(out.shape[1:]), math.prod(windows.counts)
@@ -180,8 +183,11 @@ def _conv_weight_grad(draft: Draft, node: Node, x: Tensor, g: Tensor) -> Tensor:
     result = out.reshaped((out.shape[0], inner))
     assert result is not None
     batches = _batches(x.shape[0], inner * count)
-    columns, room = draft.new((_most(batches), inner, count)), draft.new((_most(batches), channels, *windows.padded))
-    term = draft.new((_most(batches), *result.shape))
+    columns, room = (
+        draft.new((_batch_length(batches), inner, count)),
+        draft.new((_batch_length(batches), channels, *windows.padded)),
+    )
+    term = draft.new((_batch_length(batches), *result.shape))
 
     def grad(x: Array, g: Array, out: Array, columns: Array, room: Array, term: Array) -> None:
         room[...] = 0
@@ -199,13 +205,15 @@ def _conv_weight_grad(draft: Draft, node: Node, x: Tensor, g: Tensor) -> Tensor:
 
 
 # -- pooling ------------------------------------------------------------------------------------------------------
-def _pool(draft: Draft, node: Node, x: Tensor, fill: float, join: Callable[..., Any], finish: Any = None) -> Tensor:
+def _pool(
+    draft: ProgramBuilder, node: Node, x: Tensor, fill: float, join: Callable[..., Any], finish: Any = None
+) -> Tensor:
     """Reduce all windows, one kernel position at a time."""
     out = draft.like(node.result)
     windows = _windows(node, x.shape, tuple(node.attributes["kernel"]))
-    places = list(windows.places())
+    places = list(windows.taps())
     batches = _batches(x.shape[0], x.shape[1] * math.prod(windows.padded))
-    room = draft.new((_most(batches), x.shape[1], *windows.padded) if windows.pads else (1,))
+    room = draft.new((_batch_length(batches), x.shape[1], *windows.padded) if windows.pads else (1,))
 
     def pool(x: Array, out: Array, room: Array) -> None:
         room[...] = fill
@@ -222,36 +230,36 @@ def _pool(draft: Draft, node: Node, x: Tensor, fill: float, join: Callable[..., 
 
 
 @row("max_pool", when=is_single)
-def _max_pool(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _max_pool(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     return _pool(draft, node, x, -math.inf, np.maximum)
 
 
 @row("avg_pool", when=is_single)
-def _avg_pool(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _avg_pool(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     windows = _windows(node, x.shape, tuple(node.attributes["kernel"]))
-    return _pool(draft, node, x, 0.0, np.add, _shares(node, windows))
+    return _pool(draft, node, x, 0.0, np.add, _window_counts(node, windows))
 
 
-def _shares(node: Node, windows: Windows) -> Any:
+def _window_counts(node: Node, windows: Windows) -> Any:
     """Return the number of elements that each window averages."""
     if node.attributes["count_include_pad"] or not windows.pads:
         return np.float32(math.prod(windows.kernel))
     room = np.zeros((1, *windows.padded), np.float32)
-    room[windows.within] = 1
-    total: Any = sum(room[place] for place in windows.places())
+    room[windows.padded_images] = 1
+    total: Any = sum(room[place] for place in windows.taps())
     return total
 
 
 @row("avg_pool_grad", when=is_single)
-def _avg_pool_grad(draft: Draft, node: Node, g: Tensor) -> Tensor:
+def _avg_pool_grad(draft: ProgramBuilder, node: Node, g: Tensor) -> Tensor:
     shape = static(node.result)
     out = draft.like(node.result)
     windows = _windows(node, shape, tuple(node.attributes["kernel"]))
-    shares, places = _shares(node, windows), list(windows.places())
+    shares, places = _window_counts(node, windows), list(windows.taps())
     batches = _batches(shape[0], shape[1] * math.prod(windows.padded))
     room, term = (
-        draft.new((_most(batches), shape[1], *windows.padded)),
-        draft.new((_most(batches), shape[1], *windows.counts)),
+        draft.new((_batch_length(batches), shape[1], *windows.padded)),
+        draft.new((_batch_length(batches), shape[1], *windows.counts)),
     )
 
     def grad(g: Array, out: Array, room: Array, term: Array) -> None:
@@ -261,20 +269,20 @@ def _avg_pool_grad(draft: Draft, node: Node, g: Tensor) -> Tensor:
             image[...] = 0
             for place in places:
                 image[place] += share
-            out[batch] = image[windows.within]
+            out[batch] = image[windows.padded_images]
 
     draft.numpy("avg_pool_grad", grad, [g], [out, room, term])
     return out
 
 
 @row("max_pool_positions", when=lambda node: node.operands[0] is not None and _has_elements(node))
-def _max_pool_positions(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _max_pool_positions(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     """Return the index in its channel of each window's first maximum; nan is largest; -1 if all is padding."""
     out = draft.like(node.result)
     windows = _windows(node, x.shape, tuple(node.attributes["kernel"]))
-    places = list(windows.places())
+    places = list(windows.taps())
     numbers = np.full((1, *windows.padded), -1, np.int32)
-    numbers[windows.within] = np.arange(math.prod(x.shape[2:]), dtype=np.int32).reshape(x.shape[2:])
+    numbers[windows.padded_images] = np.arange(math.prod(x.shape[2:]), dtype=np.int32).reshape(x.shape[2:])
     tables = [np.asarray(numbers[place], order="C") for place in places]
     room, best = (
         draft.new((1, x.shape[1], *windows.padded) if windows.pads else (1,)),
@@ -305,16 +313,16 @@ def _has_elements(node: Node) -> bool:
 
 
 @row("max_pool_grad", when=is_single)
-def _max_pool_grad(draft: Draft, node: Node, g: Tensor, x: Tensor) -> Tensor:
+def _max_pool_grad(draft: ProgramBuilder, node: Node, g: Tensor, x: Tensor) -> Tensor:
     """Add each window's cotangent to its first maximum; nan is largest, padding is ignored."""
     out = draft.like(node.result)
     windows = _windows(node, x.shape, tuple(node.attributes["kernel"]))
-    places = list(windows.places())
+    places = list(windows.taps())
     real = np.zeros((1, *windows.padded), np.bool_)
-    real[windows.within] = True
+    real[windows.padded_images] = True
     masks = [np.asarray(real[place], order="C") if windows.pads else None for place in places]
     batches = _batches(x.shape[0], x.shape[1] * math.prod(windows.padded))
-    largest_batch, channels = _most(batches), x.shape[1]
+    largest_batch, channels = _batch_length(batches), x.shape[1]
     room, shares = (
         draft.new((largest_batch, channels, *windows.padded)),
         draft.new((largest_batch, channels, *windows.padded)),
@@ -351,7 +359,7 @@ def _max_pool_grad(draft: Draft, node: Node, g: Tensor, x: Tensor) -> Tensor:
                     term[...] = 0
                     np.copyto(term, g[batch], where=hit)
                 image[place] += term
-            out[batch] = image[windows.within]
+            out[batch] = image[windows.padded_images]
 
     draft.numpy("max_pool_grad", grad, [g, x], [out, room, shares, best, term, hit, left])
     return out

@@ -12,8 +12,8 @@ from mithril import ops
 from mithril.base import Registry, int32, operation_names, operations
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
-from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_integer, is_single, row
-from mithril_ggml.program.program_builder import DIMS, Draft
+from mithril_ggml.lowering.table import Array, dtype_of, is_integer, is_single, reference_function, row
+from mithril_ggml.program.program_builder import DIMS, ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor, simplified
 
 # ggml calls the C library element by element for most functions. Above this many elements NumPy's vector code wins,
@@ -91,7 +91,7 @@ UNARY: Registry[Callable[..., Any]] = Registry(
 )
 
 
-def ufunc(draft: Draft, node: Node, *operands: Tensor) -> Tensor:
+def ufunc(draft: ProgramBuilder, node: Node, *operands: Tensor) -> Tensor:
     """Call NumPy's ufunc with the result as ``out=``; a single operand is read in memory order."""
     if len(operands) == 1:
         reordered = operands[0].in_memory_order()
@@ -107,13 +107,13 @@ def ufunc(draft: Draft, node: Node, *operands: Tensor) -> Tensor:
     return out
 
 
-def _unary(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _unary(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     if node.op.name in UNARY and is_single(node) and x.size <= LIMITS[node.op.name]:
         return pointwise(draft, node.op.name, UNARY[node.op.name], x)
     return ufunc(draft, node, x)
 
 
-def pointwise(draft: Draft, name: str, function: Callable[..., Any], x: Tensor) -> Tensor:
+def pointwise(draft: ProgramBuilder, name: str, function: Callable[..., Any], x: Tensor) -> Tensor:
     """Apply a unary ggml function to one row of all elements."""
     reordered = x.in_memory_order()
     source, back = reordered if reordered is not None else (draft.dense(x), tuple(range(x.rank)))
@@ -125,7 +125,7 @@ def pointwise(draft: Draft, name: str, function: Callable[..., Any], x: Tensor) 
     return out.transposed(back)
 
 
-def _binary(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
+def _binary(draft: ProgramBuilder, node: Node, a: Tensor, b: Tensor) -> Tensor:
     if is_single(node):
         result = arithmetic(draft, node.op.name, a, b, tuple(node.result.shape))  # type: ignore[arg-type]
         if result is not None:
@@ -133,7 +133,7 @@ def _binary(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
     return ufunc(draft, node, a, b)
 
 
-def arithmetic(draft: Draft, name: str, a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def arithmetic(draft: ProgramBuilder, name: str, a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """Return a ggml node if one operand has the result's shape and the other broadcasts to it, or None (use NumPy)."""
     scaled = _by_number(draft, name, a, b)
     if scaled is not None:
@@ -145,7 +145,7 @@ def arithmetic(draft: Draft, name: str, a: Tensor, b: Tensor, shape: tuple[int, 
         return None
     out = draft.new(shape)
     left, right, target = simplified(a, b, out)
-    if left.rank > DIMS or not _plain(left) or not _plain(right):
+    if left.rank > DIMS or not _has_contiguous_rows(left) or not _has_contiguous_rows(right):
         return None
     inner = right.shape[-1] if right.rank else 1
     row_length = target.shape[-1] if target.rank else 1
@@ -155,13 +155,13 @@ def arithmetic(draft: Draft, name: str, a: Tensor, b: Tensor, shape: tuple[int, 
     return out
 
 
-def _plain(t: Tensor) -> bool:
+def _has_contiguous_rows(t: Tensor) -> bool:
     """Rows without gaps, which is what ggml's loops take."""
     steps = [s for n, s in zip(t.shape, t.strides) if n != 1]
     return all(s > 0 for s in steps) and (not t.rank or t.shape[-1] == 1 or steps[-1] == t.dtype.itemsize)
 
 
-def _by_number(draft: Draft, name: str, a: Tensor, b: Tensor) -> Tensor | None:
+def _by_number(draft: ProgramBuilder, name: str, a: Tensor, b: Tensor) -> Tensor | None:
     """Return a product or sum with a constant scalar, or None."""
     if a.scalar is not None and a.size == 1 and name in ("add", "mul") and b.scalar is None:
         a, b = b, a
@@ -174,7 +174,7 @@ def _by_number(draft: Draft, name: str, a: Tensor, b: Tensor) -> Tensor | None:
     return pointwise(draft, "shift", lambda ctx, x: ggml.ggml_scale_bias(ctx, x, 1.0, shift), a)
 
 
-def _known(name: str) -> Callable[[Node], bool]:
+def _ggml_condition(name: str) -> Callable[[Node], bool]:
     def when(node: Node) -> bool:
         return not (name in NOT_OF_INTEGERS and is_integer(node))
 
@@ -183,17 +183,17 @@ def _known(name: str) -> Callable[[Node], bool]:
 
 for _name in UFUNCS:
     _function = _binary if _name in BINARY else _unary if _name in UNARY else ufunc
-    row(_name, when=_known(_name))(_function)
+    row(_name, when=_ggml_condition(_name))(_function)
 
 
 @row("floor", "ceil", "round", "trunc")
-def _whole(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _round_floats(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     """Integers are whole already."""
     return x if is_integer(node) else _unary(draft, node, x)
 
 
 @row("where")
-def _where(draft: Draft, node: Node, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _where(draft: ProgramBuilder, node: Node, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     out = draft.like(node.result)
     if condition.shape == out.shape and out.dtype.itemsize == 4 and out.size > SCALAR:
         mask = draft.new(out.shape, int32)
@@ -221,13 +221,13 @@ def _choose(condition: Array, a: Array, b: Array, out: Array) -> None:
 
 
 @row("cast")
-def _cast(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _cast(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     """Between floats NumPy's own; to integers the declaration, which saturates."""
     source, target = dtype_of(node), node.result.dtype
     if source is target:
         return x
     if target.is_integer and not source.is_bool:
-        return by_declaration(draft, node, x)[0]
+        return reference_function(draft, node, x)[0]
     out = draft.like(node.result)
     draft.numpy("cast", _is_not_zero if target.is_bool else _assign, [x], [out])
     return out
@@ -242,7 +242,7 @@ def _is_not_zero(x: Array, out: Array) -> None:
 
 
 @row("clip", when=is_single)
-def _clip(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _clip(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     """ggml's clamp overwrites its operand: NumPy's does not."""
     low, high = node.attributes["low"], node.attributes["high"]
     out = draft.like(node.result)
@@ -286,7 +286,7 @@ ACTIVATIONS: Registry[tuple[Callable[..., Any], Callable[[Array, Array], None] |
 EPILOGUES = {"none", "relu", "gelu_tanh"} | ACTIVATIONS.keys()  # of products
 
 
-def activated(draft: Draft, name: str, x: Tensor) -> Tensor:
+def activated(draft: ProgramBuilder, name: str, x: Tensor) -> Tensor:
     """Apply an activation with the faster library for this number of elements."""
     if name == "gelu_tanh":
         return _gelu_tanh(draft, x)
@@ -326,7 +326,7 @@ def _erf_of(scale: float) -> Callable[[Array, Array, Array], None]:
     return erf
 
 
-def _by_blocks(draft: Draft, name: str, x: Tensor, step: Callable[..., None], room: int) -> Tensor:
+def _by_blocks(draft: ProgramBuilder, name: str, x: Tensor, step: Callable[..., None], room: int) -> Tensor:
     """Apply a function of several passes block by block."""
     source = draft.dense(x)
     out = draft.new(source.shape)
@@ -344,7 +344,7 @@ def _by_blocks(draft: Draft, name: str, x: Tensor, step: Callable[..., None], ro
     return out
 
 
-def _gelu_erf(draft: Draft, x: Tensor) -> Tensor:
+def _gelu_erf(draft: ProgramBuilder, x: Tensor) -> Tensor:
     """ggml calls the C library's erf for each element."""
 
     erf = _erf_of(1 / math.sqrt(2))
@@ -359,11 +359,11 @@ def _gelu_erf(draft: Draft, x: Tensor) -> Tensor:
 
 
 @row("erf", when=is_single)
-def _erf_row(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _erf_row(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     return _by_blocks(draft, "erf", x, _erf_of(1.0), 1)
 
 
-def _relu(draft: Draft, x: Tensor) -> Tensor:
+def _relu(draft: ProgramBuilder, x: Tensor) -> Tensor:
     """ggml's own gives 0 for nan, which only ``semantics="native"`` allows."""
     if draft.settings.native:
         return pointwise(draft, "relu", ggml.ggml_relu, x)
@@ -372,7 +372,7 @@ def _relu(draft: Draft, x: Tensor) -> Tensor:
     return out
 
 
-def _gelu_tanh(draft: Draft, x: Tensor) -> Tensor:
+def _gelu_tanh(draft: ProgramBuilder, x: Tensor) -> Tensor:
     """ggml's own looks it up in a table of 16-bit floats."""
     out, inner = draft.new(x.shape), draft.new(x.shape)
 
@@ -392,10 +392,10 @@ def _gelu_tanh(draft: Draft, x: Tensor) -> Tensor:
 
 
 @row("sigmoid", "silu", "square", "relu", when=is_single)
-def _activation(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _activation(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     return activated(draft, node.op.name, x)
 
 
 @row("gelu", when=is_single)
-def _gelu(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _gelu(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     return activated(draft, "gelu_tanh" if node.attributes["approximate"] == "tanh" else "gelu", x)

@@ -10,12 +10,12 @@ from mithril.base import InputError, int32
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.norms import combined
-from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_filled, row
-from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.lowering.table import Array, dtype_of, is_filled, reference_function, row
+from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor
 
 
-def check(draft: Draft, node: Node, indices: Tensor, *sizes: int) -> None:
+def check(draft: ProgramBuilder, node: Node, indices: Tensor, *sizes: int) -> None:
     """Add a step that raises for indices out of range, with ``checks=True``. Several sizes belong to the last axis."""
     if not draft.settings.checks:
         return
@@ -45,16 +45,16 @@ def positions(indices: Array, size: int) -> Array:
 
 
 @row("embedding", when=is_filled, packed=(1,))
-def _embedding(draft: Draft, node: Node, indices: Tensor, table: Tensor) -> Tensor:
-    return _looked_up(draft, node, table, indices, draft.settings.packed(node, 1))
+def _embedding(draft: ProgramBuilder, node: Node, indices: Tensor, table: Tensor) -> Tensor:
+    return _get_rows(draft, node, table, indices, draft.settings.packed(node, 1))
 
 
 @row("take", when=is_filled, packed=(0,))
-def _take(draft: Draft, node: Node, x: Tensor, indices: Tensor) -> Tensor:
-    return _looked_up(draft, node, x, indices, draft.settings.packed(node, 0))
+def _take(draft: ProgramBuilder, node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    return _get_rows(draft, node, x, indices, draft.settings.packed(node, 0))
 
 
-def _looked_up(draft: Draft, node: Node, x: Tensor, indices: Tensor, packed: Tensor | None) -> Tensor:
+def _get_rows(draft: ProgramBuilder, node: Node, x: Tensor, indices: Tensor, packed: Tensor | None) -> Tensor:
     axis = node.attributes.get("axis", 0)
     size = x.shape[axis]
     check(draft, node, indices, size)
@@ -69,7 +69,7 @@ def _looked_up(draft: Draft, node: Node, x: Tensor, indices: Tensor, packed: Ten
     return out
 
 
-def _rows_of(draft: Draft, table: Tensor, indices: Tensor, out: Tensor) -> Tensor:
+def _rows_of(draft: ProgramBuilder, table: Tensor, indices: Tensor, out: Tensor) -> Tensor:
     """Rows of a packed table, by ggml, which ends the process for an index outside: so they are clamped first."""
     row_indices = draft.new((indices.size,), int32)
     size = table.shape[0]
@@ -85,12 +85,12 @@ def _rows_of(draft: Draft, table: Tensor, indices: Tensor, out: Tensor) -> Tenso
 
 
 @row("scatter_nd_add", when=lambda node: is_filled(node) and dtype_of(node).name == "float32")
-def _scatter_add(draft: Draft, node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def _scatter_add(draft: ProgramBuilder, node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """Rows by ggml, elements by NumPy."""
     depth = indices.shape[-1]
     sizes, width = x.shape[:depth], math.prod(x.shape[depth:])
     if not depth:
-        return by_declaration(draft, node, x, indices, updates)[0]
+        return reference_function(draft, node, x, indices, updates)[0]
     check(draft, node, indices, *sizes)
     count = indices.size // depth
     row_indices = draft.new((count,), int32)
@@ -125,22 +125,22 @@ def _scatter_add(draft: Draft, node: Node, x: Tensor, indices: Tensor, updates: 
 
 
 @row("take_along_axis")
-def _take_along(draft: Draft, node: Node, x: Tensor, indices: Tensor) -> Tensor:
+def _take_along(draft: ProgramBuilder, node: Node, x: Tensor, indices: Tensor) -> Tensor:
     check(draft, node, indices, x.shape[node.attributes["axis"]])
-    return by_declaration(draft, node, x, indices)[0]
+    return reference_function(draft, node, x, indices)[0]
 
 
 @row("gather_nd", "scatter_nd")
-def _at_places(draft: Draft, node: Node, x: Tensor, indices: Tensor, *updates: Tensor) -> Tensor:
+def _set_rows(draft: ProgramBuilder, node: Node, x: Tensor, indices: Tensor, *updates: Tensor) -> Tensor:
     first = node.attributes.get("batch_dims", 0)
     sizes = x.shape[first : first + indices.shape[-1]]
     if sizes:
         check(draft, node, draft.shaped(indices, (*indices.shape, 1)) if len(sizes) == 1 else indices, *sizes)
-    return by_declaration(draft, node, x, indices, *updates)[0]
+    return reference_function(draft, node, x, indices, *updates)[0]
 
 
 @row("dynamic_update_slice", when=is_filled)
-def _dynamic_update(draft: Draft, node: Node, x: Tensor, update: Tensor, starts: Tensor) -> Tensor:
+def _dynamic_update(draft: ProgramBuilder, node: Node, x: Tensor, update: Tensor, starts: Tensor) -> Tensor:
     """Update slices in place if the operand has no later use."""
     out = draft.like(node.result)
 
@@ -154,7 +154,7 @@ def _dynamic_update(draft: Draft, node: Node, x: Tensor, update: Tensor, starts:
 
 
 @row("dynamic_slice", when=is_filled)
-def _dynamic_slice(draft: Draft, node: Node, x: Tensor, starts: Tensor) -> Tensor:
+def _dynamic_slice(draft: ProgramBuilder, node: Node, x: Tensor, starts: Tensor) -> Tensor:
     out = draft.like(node.result)
 
     def read(x: Array, starts: Array, out: Array) -> None:

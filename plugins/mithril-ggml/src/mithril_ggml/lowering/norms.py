@@ -9,7 +9,7 @@ from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.elementwise import arithmetic
 from mithril_ggml.lowering.table import is_single, row
-from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor
 
 
@@ -25,7 +25,7 @@ def _over_last(attribute: str) -> Callable[[Node], bool]:
     return when
 
 
-def by_rows(draft: Draft, name: str, function: Callable[..., Any], x: Tensor) -> Tensor:
+def by_rows(draft: ProgramBuilder, name: str, function: Callable[..., Any], x: Tensor) -> Tensor:
     """Apply a ggml function to each row."""
     source = draft.dense(x)
     out = draft.new(x.shape)
@@ -38,32 +38,32 @@ def by_rows(draft: Draft, name: str, function: Callable[..., Any], x: Tensor) ->
 
 
 @row("softmax", when=_over_last("axis"))
-def _softmax(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _softmax(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     return by_rows(draft, "soft_max", ggml.ggml_soft_max, x)
 
 
 @row("layer_norm", when=_over_last("axes"))
-def _layer_norm(draft: Draft, node: Node, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+def _layer_norm(draft: ProgramBuilder, node: Node, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     eps = float(node.attributes["eps"])
     y = by_rows(draft, "norm", lambda ctx, a: ggml.ggml_norm(ctx, a, eps), x)
     return _affine(draft, y, scale, bias)
 
 
 @row("rms_norm", when=_over_last("axis"))
-def _rms_norm(draft: Draft, node: Node, x: Tensor, scale: Tensor | None) -> Tensor:
+def _rms_norm(draft: ProgramBuilder, node: Node, x: Tensor, scale: Tensor | None) -> Tensor:
     eps = float(node.attributes["eps"])
     y = by_rows(draft, "rms_norm", lambda ctx, a: ggml.ggml_rms_norm(ctx, a, eps), x)
     return _affine(draft, y, scale, None)
 
 
-def _affine(draft: Draft, y: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+def _affine(draft: ProgramBuilder, y: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     for name, p in (("mul", scale), ("add", bias)):
         if p is not None:
             y = combined(draft, name, y, p)
     return y
 
 
-def combined(draft: Draft, name: str, a: Tensor, b: Tensor) -> Tensor:
+def combined(draft: ProgramBuilder, name: str, a: Tensor, b: Tensor) -> Tensor:
     """Add or multiply an operand that broadcasts to the first one."""
     result = arithmetic(draft, name, a, b, a.shape)
     if result is None:

@@ -10,8 +10,8 @@ from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.elementwise import EPILOGUES, activated
 from mithril_ggml.lowering.norms import combined
-from mithril_ggml.lowering.table import Array, by_declaration, dtype_of, is_filled, is_single, row
-from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.lowering.table import Array, dtype_of, is_filled, is_single, reference_function, row
+from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor
 
 FEW = 16  # rows up to which ggml's dot products beat a BLAS that packs its operands first
@@ -20,20 +20,20 @@ GREEDY = 1 << 20  # elements of a weight from which one row is bound by memory, 
 
 
 @row("matmul", when=is_filled, packed=(1,))
-def _matmul(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
+def _matmul(draft: ProgramBuilder, node: Node, a: Tensor, b: Tensor) -> Tensor:
     if not dtype_of(node).is_float or dtype_of(node).bits == 16:
-        return by_declaration(draft, node, a, b)[0]
+        return reference_function(draft, node, a, b)[0]
     out = draft.like(node.result)
     packed = draft.settings.packed(node, 1)
     if packed is not None:
         return by_rows_of(draft, a, packed, out)
-    if is_single(node) and _suits_ggml(a, b):
+    if is_single(node) and _prefers_ggml(a, b):
         return by_rows_of(draft, a, _flipped(b), out)
     multiply(draft, a, b, out)
     return out
 
 
-def multiply(draft: Draft, a: Tensor, b: Tensor, out: Tensor) -> None:
+def multiply(draft: ProgramBuilder, a: Tensor, b: Tensor, out: Tensor) -> None:
     """Multiply with NumPy, which passes matrices with unit stride in either axis to BLAS without a copy."""
     draft.numpy("matmul", _product, [_for_blas(draft, a), _for_blas(draft, b)], [out])
 
@@ -42,7 +42,7 @@ def _product(a: Array, b: Array, out: Array) -> None:
     np.matmul(a, b, out=out) if out.ndim else out.__setitem__((), np.matmul(a, b))
 
 
-def _for_blas(draft: Draft, t: Tensor) -> Tensor:
+def _for_blas(draft: ProgramBuilder, t: Tensor) -> Tensor:
     """Return a matrix with unit stride in one axis; NumPy multiplies others element by element."""
     if t.rank < 2:
         return t
@@ -52,7 +52,7 @@ def _for_blas(draft: Draft, t: Tensor) -> Tensor:
     return t if fits else draft.copied(t)
 
 
-def _suits_ggml(a: Tensor, b: Tensor) -> bool:
+def _prefers_ggml(a: Tensor, b: Tensor) -> bool:
     """Whether ggml's product is faster: one transposed matrix and few rows, or little work in total."""
     if b.rank != 2 or a.rank < 1 or not _flipped(b).dense:
         return False
@@ -65,7 +65,7 @@ def _flipped(t: Tensor) -> Tensor:
     return t.transposed((*range(t.rank - 2), t.rank - 1, t.rank - 2))
 
 
-def by_rows_of(draft: Draft, x: Tensor, w: Tensor, out: Tensor) -> Tensor:
+def by_rows_of(draft: ProgramBuilder, x: Tensor, w: Tensor, out: Tensor) -> Tensor:
     """x times the transpose of w [out, in], by ggml's dot products of rows."""
     k = w.shape[1]
     rows = x.size // k
@@ -77,14 +77,14 @@ def by_rows_of(draft: Draft, x: Tensor, w: Tensor, out: Tensor) -> Tensor:
 
 
 @row("linear", when=lambda node: is_single(node) and node.attributes["activation"] in EPILOGUES, packed=(1,))
-def _linear(draft: Draft, node: Node, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+def _linear(draft: ProgramBuilder, node: Node, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     shape = tuple(node.result.shape)
     y = draft.new(shape)  # type: ignore[arg-type]
     packed = draft.settings.packed(node, 1)
     rows = x.size // w.shape[1]
     if packed is not None:
         by_rows_of(draft, x, packed, y)
-    elif _suits_ggml(x, _flipped(w)):
+    elif _prefers_ggml(x, _flipped(w)):
         by_rows_of(draft, x, w, y)
     else:
         flat = draft.shaped(x, (rows, w.shape[1]))
@@ -98,7 +98,7 @@ def _linear(draft: Draft, node: Node, x: Tensor, w: Tensor, b: Tensor | None) ->
 
 
 @row("dot", when=lambda node: is_filled(node) and dtype_of(node).is_float and dtype_of(node).bits > 16, packed=(0, 1))
-def _dot(draft: Draft, node: Node, a: Tensor, b: Tensor) -> Tensor:
+def _dot(draft: ProgramBuilder, node: Node, a: Tensor, b: Tensor) -> Tensor:
     """Lower a general product to one batched matrix product."""
     attributes = node.attributes
     contract_a, contract_b, batch_a, batch_b = (

@@ -11,7 +11,7 @@ from mithril import ops
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, is_single, row
-from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor
 
 LONG = 4096  # rows beyond it would gather too much rounding in a product with ones
@@ -22,7 +22,7 @@ def _axes(node: Node) -> tuple[int, ...]:
     return tuple(node.attributes["axis"])
 
 
-def _last(x: Tensor, axes: tuple[int, ...]) -> int | None:
+def _trailing_count(x: Tensor, axes: tuple[int, ...]) -> int | None:
     """Return the number of reduced elements if they are contiguous, or None."""
     if not axes or axes != tuple(range(x.rank - len(axes), x.rank)):
         return None
@@ -30,12 +30,12 @@ def _last(x: Tensor, axes: tuple[int, ...]) -> int | None:
 
 
 @row("sum", "mean", when=is_single)
-def _sum(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _sum(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     axes, name = _axes(node), node.op.name
     out = draft.like(node.result)
     if not axes:
         return x
-    length = _last(x, axes)
+    length = _trailing_count(x, axes)
     if length is not None and x.size <= SMALL:
         rows = draft.shaped(draft.dense(x), (x.size // length, length))
         target = out.reshaped((x.size // length, 1))
@@ -57,23 +57,23 @@ def _sum(draft: Draft, node: Node, x: Tensor) -> Tensor:
     return out
 
 
-def _by_blas(draft: Draft, name: str, x: Tensor, length: int, out: Tensor) -> Tensor:
+def _by_blas(draft: ProgramBuilder, name: str, x: Tensor, length: int, out: Tensor) -> Tensor:
     """Rows times a column of ones: four times as fast as adding, in as many partial sums as a vector has lanes."""
     rows = draft.shaped(draft.dense(x), (x.size // length, length))
     target = out.reshaped((x.size // length,))
     assert target is not None
-    column = draft.fixed(np.full(length, 1.0 if name == "sum" else 1.0 / length, np.float32), x.dtype)
+    column = draft.constant_tensor(np.full(length, 1.0 if name == "sum" else 1.0 / length, np.float32), x.dtype)
     draft.numpy(name, lambda x, ones, out: np.matmul(x, ones, out=out), [rows, column], [target])
     return out
 
 
-def _into(draft: Draft, name: str, function: Any, rows: Tensor, target: Tensor, out: Tensor) -> Tensor:
+def _into(draft: ProgramBuilder, name: str, function: Any, rows: Tensor, target: Tensor, out: Tensor) -> Tensor:
     draft.ggml(name, function, [rows], target)
     return out
 
 
 @row("max", "min", when=is_single)
-def _extreme(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _extreme(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     axes, keep = _axes(node), bool(node.attributes["keepdims"])
     reduce = (np.maximum if node.op is ops.max else np.minimum).reduce
     out = draft.like(node.result)

@@ -9,35 +9,35 @@ import numpy as np
 
 from mithril.ir import Node
 from mithril_ggml.lowering.table import Array, row
-from mithril_ggml.program.program_builder import Draft, static
+from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.strided_tensor import Tensor, row_strides
 
 
 @row("reshape")
-def _reshape(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _reshape(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     return draft.shaped(x, static(node.result))
 
 
 @row("transpose")
-def _transpose(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _transpose(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     perm = node.attributes["perm"]
     return x.transposed(tuple(reversed(range(x.rank))) if perm is None else tuple(perm))
 
 
 @row("broadcast_to")
-def _broadcast(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _broadcast(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     expanded = x.expanded(static(node.result))
     expanded.scalar = x.scalar
     return expanded
 
 
 @row("barrier")
-def _barrier(draft: Draft, node: Node, *xs: Tensor) -> tuple[Tensor, ...]:
+def _barrier(draft: ProgramBuilder, node: Node, *xs: Tensor) -> tuple[Tensor, ...]:
     return xs
 
 
 @row("slice")
-def _slice(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _slice(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     a = node.attributes
     index = [slice(None)] * x.rank
     for start, stop, step, axis in zip(a["starts"], a["stops"], a["steps"], a["axes"], strict=True):
@@ -46,7 +46,7 @@ def _slice(draft: Draft, node: Node, x: Tensor) -> Tensor:
 
 
 @row("flip")
-def _flip(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _flip(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     axes = node.attributes["axis"]
     return _part(x, tuple(slice(None, None, -1) if k in axes else slice(None) for k in range(x.rank)))
 
@@ -66,7 +66,7 @@ def _part(x: Tensor, index: tuple[slice, ...]) -> Tensor:
 
 
 @row("concat")
-def _concat(draft: Draft, node: Node, *xs: Tensor) -> Tensor:
+def _concat(draft: ProgramBuilder, node: Node, *xs: Tensor) -> Tensor:
     out = draft.like(node.result)
     axis = node.attributes["axis"]
     offset = 0
@@ -78,19 +78,19 @@ def _concat(draft: Draft, node: Node, *xs: Tensor) -> Tensor:
     return out
 
 
-def fixed(draft: Draft, node: Node, array: Any) -> Tensor:
+def fixed(draft: ProgramBuilder, node: Node, array: Any) -> Tensor:
     """Lower a constant."""
     kind = node.result.dtype
-    return draft.fixed(np.asarray(array, dtype=kind.numpy), kind, node.result.name)
+    return draft.constant_tensor(np.asarray(array, dtype=kind.numpy), kind, node.result.name)
 
 
 @row("constant", "size_value")
-def _constant(draft: Draft, node: Node) -> Tensor:
+def _constant(draft: ProgramBuilder, node: Node) -> Tensor:
     return fixed(draft, node, node.attributes["value"])
 
 
 @row("full")
-def _full(draft: Draft, node: Node) -> Tensor:
+def _full(draft: ProgramBuilder, node: Node) -> Tensor:
     one = fixed(draft, node, node.attributes["value"])
     expanded = one.expanded(static(node.result))
     expanded.scalar = one.scalar
@@ -98,7 +98,7 @@ def _full(draft: Draft, node: Node) -> Tensor:
 
 
 @row("iota")
-def _iota(draft: Draft, node: Node) -> Tensor:
+def _iota(draft: ProgramBuilder, node: Node) -> Tensor:
     shape, axis = static(node.result), node.attributes["axis"]
     line = fixed(draft, node, np.arange(shape[axis]))
     return line.view((*[1] * axis, shape[axis], *[1] * (len(shape) - axis - 1)), _along(axis, shape, line)).expanded(
@@ -111,7 +111,7 @@ def _along(axis: int, shape: Sequence[int], line: Tensor) -> tuple[int, ...]:
 
 
 @row("pad", when=lambda node: node.attributes["mode"] == "constant")
-def _pad(draft: Draft, node: Node, x: Tensor) -> Tensor:
+def _pad(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     out, value = draft.like(node.result), node.attributes["value"]
     interior = tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, node.attributes["widths"], strict=True))
 

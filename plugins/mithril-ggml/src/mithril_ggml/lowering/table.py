@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 
 from mithril.axes import reads_rows
-from mithril.backend import PluginLowering, applicable, blamed, check_results, host_function, plugin_lowerings
+from mithril.backend import (
+    PluginLowering,
+    applicable,
+    check_results,
+    host_function,
+    lowering_error_context,
+    plugin_lowerings,
+)
 from mithril.base import DType, Registry, float32, int32
 from mithril.ir import Node, Op
 from mithril_ggml.library.library import ggml
-from mithril_ggml.program.program_builder import Draft, static
+from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.strided_tensor import Tensor
 
 Operand = Tensor | None
@@ -66,14 +73,14 @@ def _row(node: Node) -> Row | None:
     return row[0]
 
 
-def emit(draft: Draft, node: Node, operands: Sequence[Operand]) -> None:
+def emit(draft: ProgramBuilder, node: Node, operands: Sequence[Operand]) -> None:
     """Write the steps of a node."""
     draft.node = node
     lowering = plugin_lowering(node)
     if lowering is not None:
         emitted = by_plugin(lowering, draft, node, *operands)
     else:
-        emitted = (_row(node) or by_declaration)(draft, node, *operands)
+        emitted = (_row(node) or reference_function)(draft, node, *operands)
     results = (emitted,) if isinstance(emitted, Tensor) else tuple(emitted)
     draft.values.update(zip(node.results, results, strict=True))
 
@@ -86,12 +93,12 @@ def reads_packed(node: Node, operand: int) -> bool:
     return operand in PACKED[node.op.name] if _row(node) is not None else not node.regions
 
 
-def by_plugin(lowering: PluginLowering, draft: Draft, node: Node, *operands: Operand) -> Any:
+def by_plugin(lowering: PluginLowering, draft: ProgramBuilder, node: Node, *operands: Operand) -> Any:
     """Emit the steps of a plugin's writer, ``(draft, node, *operands)``, or a call of its kernel on arrays."""
     label = lowering.label(node)
     if not lowering.is_writer("draft"):
         return on_host(draft, node, operands, host_function(node, lowering))
-    with blamed(label):
+    with lowering_error_context(label):
         results = lowering.target(draft, node, *operands)
     types = [(v.dtype, static(v)) for v in node.results]
     check_results(label, types, (results,) if isinstance(results, Tensor) else results)
@@ -99,7 +106,7 @@ def by_plugin(lowering: PluginLowering, draft: Draft, node: Node, *operands: Ope
 
 
 def on_host(
-    draft: Draft, node: Node, operands: Sequence[Operand], function: Callable[..., tuple[Any, ...]]
+    draft: ProgramBuilder, node: Node, operands: Sequence[Operand], function: Callable[..., tuple[Any, ...]]
 ) -> tuple[Tensor, ...]:
     """Emit one step that calls a function of NumPy arrays."""
     results = tuple(draft.like(v) for v in node.results)
@@ -111,31 +118,31 @@ def on_host(
         for out, value in zip(left, function(*arguments), strict=True):
             out[...] = value
 
-    read = [t if t is None else widened(draft, node, k, t) for k, t in enumerate(operands)]
+    read = [t if t is None else unpack_operand(draft, node, k, t) for k, t in enumerate(operands)]
     draft.numpy(node.op.name, run, [t for t in read if t is not None], results)
     return results
 
 
-def by_declaration(draft: Draft, node: Node, *operands: Operand) -> tuple[Tensor, ...]:
+def reference_function(draft: ProgramBuilder, node: Node, *operands: Operand) -> tuple[Tensor, ...]:
     """Emit a call of the operation's NumPy reference on arrays in the arena."""
     if falls_back(node):
         return on_host(draft, node, operands, host_function(node, None))
     results = tuple(draft.like(v) for v in node.results)
     present = [t is not None for t in operands]
     function = declared(node.op, dict(node.attributes), present, len(node.op.results))
-    read = [t if t is None else widened(draft, node, k, t) for k, t in enumerate(operands)]
+    read = [t if t is None else unpack_operand(draft, node, k, t) for k, t in enumerate(operands)]
     draft.numpy(node.op.name, function, [t for t in read if t is not None], results)
     draft.settings.declared.add(node.op.name)
     return results
 
 
-def widened(draft: Draft, node: Node, k: int, operand: Tensor) -> Tensor:
+def unpack_operand(draft: ProgramBuilder, node: Node, k: int, operand: Tensor) -> Tensor:
     """Unpack an operand if it is packed; return other operands unchanged."""
     packed = draft.settings.packed(node, k)
     if packed is None:
         return operand
     rows, columns = packed.shape
-    every = draft.fixed(np.arange(rows, dtype=np.int32), int32)
+    every = draft.constant_tensor(np.arange(rows, dtype=np.int32), int32)
     out = draft.new((rows, columns))
     draft.ggml("get_rows", ggml.ggml_get_rows, [packed, every], out)
     return out if reads_rows(node, k) == "rows" else out.transposed((1, 0))

@@ -7,7 +7,7 @@ import numpy as np
 from mithril.ir import Node
 from mithril_ggml.lowering.table import Array, is_single, row
 from mithril_ggml.ops import EPS
-from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor
 
 
@@ -23,7 +23,7 @@ def ternary(w: Array, out: Array) -> None:
 
 
 @row("ternarize", when=is_single)
-def _ternarize(draft: Draft, node: Node, w: Tensor) -> Tensor:
+def _ternarize(draft: ProgramBuilder, node: Node, w: Tensor) -> Tensor:
     out = draft.like(node.result)
     draft.numpy("ternarize", ternary, [w], [out])
     return out

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mithril.backend import ALIGNMENT, Buffer, Strategy, find_strategy, peak_bytes
-from mithril_ggml.program.program_builder import Draft, Step
+from mithril_ggml.program.program_builder import ProgramBuilder, Step
 from mithril_ggml.program.strided_tensor import Storage, Tensor
 
 
@@ -20,7 +20,7 @@ class Plan:
     in_place: int
 
 
-def plan(draft: Draft, outputs: Sequence[Tensor], staged: Sequence[Tensor], strategy: str | Strategy) -> Plan:
+def plan(draft: ProgramBuilder, outputs: Sequence[Tensor], staged: Sequence[Tensor], strategy: str | Strategy) -> Plan:
     """Give every planned storage its offset. Outputs live to the end, staged inputs from the start."""
     last = len(draft.steps)
     for t in outputs:
@@ -28,7 +28,7 @@ def plan(draft: Draft, outputs: Sequence[Tensor], staged: Sequence[Tensor], stra
     for t in staged:
         t.storage.start = 0
         t.storage.end = max(t.storage.end, 0)
-    in_place = sum(_take_over(step, index) for index, step in enumerate(draft.steps))
+    in_place = sum(_reuse_operand_buffer(step, index) for index, step in enumerate(draft.steps))
     alive = [s for s in draft.storages if s.role == "planned" and s.merged is None and s.start >= 0 and s.size]
     buffers = [Buffer([], _aligned(s.size), s.start, s.end) for s in alive]
     find_strategy(strategy)(buffers)
@@ -46,18 +46,18 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _take_over(step: Step, index: int) -> bool:
+def _reuse_operand_buffer(step: Step, index: int) -> bool:
     """Store the result in the buffer of an operand without later uses; return whether that succeeded."""
     if not step.donors or len(step.writes) != 1:
         return False
     result = step.writes[0]
     storage = result.storage
-    if storage.role != "planned" or storage.start != index or storage.merged is not None or not result.whole:
+    if storage.role != "planned" or storage.start != index or storage.merged is not None or not result.covers_storage:
         return False
     for donor in step.donors:
         root = donor.storage.root
         fits = root.role == "planned" and root is not storage and root.end == index and root.size == storage.size
-        if fits and donor.whole and _only_view(donor, step, root):
+        if fits and donor.covers_storage and _only_view(donor, step, root):
             storage.merged = root
             root.end = storage.end
             return True

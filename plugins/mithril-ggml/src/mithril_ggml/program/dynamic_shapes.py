@@ -34,7 +34,7 @@ class SizedExecutable:
         with self._lock:
             program = self._programs.get(key)
             if program is None:
-                program = self._programs[key] = self._make(self._sized(params, inputs))
+                program = self._programs[key] = self._make(self._bound_graph(params, inputs))
                 if len(self._programs) > KEPT:
                     self._programs.popitem(last=False)
             else:
@@ -48,9 +48,9 @@ class SizedExecutable:
 
     def of_sizes(self, sizes: Mapping[str, int]) -> GGMLExecutable:
         """Return a program for these sizes of the symbols, to look at."""
-        return self._make(sized(self.graph, sizes))
+        return self._make(bind_sizes(self.graph, sizes))
 
-    def _sized(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Graph:
+    def _bound_graph(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Graph:
         shapes = {}
         for i in self.graph.arguments:
             x = (params if i.role == "param" else inputs).get(i.name)
@@ -58,7 +58,7 @@ class SizedExecutable:
                 raise InputError(f"input '{i.name}' is missing")
             shapes[i.name] = tuple(np.shape(x))
         sizes = bind({i.name: i.type.shape for i in self.graph.arguments}, shapes)
-        return sized(self.graph, sizes)
+        return bind_sizes(self.graph, sizes)
 
 
 def is_static(graph: Graph) -> bool:
@@ -67,7 +67,7 @@ def is_static(graph: Graph) -> bool:
     return all(v.type.is_static for v in values) and all(is_static(r) for node in graph.nodes for r in node.regions)
 
 
-def sized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
+def bind_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """Substitute numbers for the symbols of a graph and its regions; infer, and so check, all types again."""
     new: dict[Value, Value] = {}
     inputs = []
@@ -82,7 +82,7 @@ def sized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 def _node(node: Node, sizes: Mapping[str, int], new: dict[Value, Value]) -> Node:
     operands = tuple(None if v is None else new[v] for v in node.operands)
     attributes = {name: _numbers(value, sizes) for name, value in node.attributes.items()}
-    regions = tuple(sized(region, sizes) for region in node.regions)
+    regions = tuple(bind_sizes(region, sizes) for region in node.regions)
     operand_types = [None if v is None else v.type for v in operands]
     attributes = node.op.canonical(operand_types, attributes)
     types = node.op.infer(operand_types, attributes, regions)

@@ -20,7 +20,7 @@ from mithril_ggml.library.library import compute, ggml, machine_memory
 from mithril_ggml.library.quant_types import stored
 from mithril_ggml.library.repack import prepare
 from mithril_ggml.program.arena_planner import Plan
-from mithril_ggml.program.program_builder import Draft, Step, copy_array
+from mithril_ggml.program.program_builder import ProgramBuilder, Step, copy_array
 from mithril_ggml.program.result_buffers import Result
 from mithril_ggml.program.strided_tensor import Storage, Tensor
 from mithril_ggml.weights.packed_weights import outdated
@@ -38,12 +38,12 @@ class Memory:
     arena: int
     work: int  # scratch of ggml
     graphs: int  # descriptions of tensors and nodes
-    fixed: int  # constants and packed weights
+    constants: int  # constants and packed weights
     regions: int = 0  # all of this, of the bodies of branches and loops
 
     @property
     def total(self) -> int:
-        return self.arena + self.work + self.graphs + self.fixed + self.regions
+        return self.arena + self.work + self.graphs + self.constants + self.regions
 
 
 class Segment:
@@ -137,7 +137,7 @@ def describe(context: Any, t: Tensor) -> Any:
 
 
 @dataclass(eq=False)
-class Given:
+class BoundInput:
     """An input, and the fields to update when another array is bound to it."""
 
     name: str
@@ -150,7 +150,7 @@ class Given:
     value: Any = None  # of a constant
     raw: bool = False  # passed to a region unchanged, packed or not
     last: Any = _UNBOUND  # the object that is bound
-    held: Any = None  # the memory that is read
+    source: Any = None  # the memory that is read
     fields: tuple[tuple[Any, int], ...] = ()  # headers' data fields and offsets
     views: tuple[tuple[str, Tensor], ...] = ()  # names in the generated function, and the tensors they view
 
@@ -163,8 +163,8 @@ class GGMLExecutable:
     def __init__(
         self,
         graph: Graph,
-        draft: Draft,
-        inputs: Sequence[Given],
+        draft: ProgramBuilder,
+        inputs: Sequence[BoundInput],
         outputs: Sequence[Tensor],
         plan: Plan,
         *,
@@ -261,7 +261,7 @@ class GGMLExecutable:
             (step,) = part
             key = _identity(step.run)
             if key not in functions:
-                functions[key] = f"{_plain(step.name)}_{len(functions)}"
+                functions[key] = f"{_identifier(step.name)}_{len(functions)}"
                 space[functions[key]] = step.run
             comment = f"  # {visible(step.node.origin.path)}" if step.node is not None and step.node.origin.path else ""
             lines.append(f"    {functions[key]}({', '.join(map(name, (*step.reads, *step.writes)))}){comment}")
@@ -278,7 +278,7 @@ class GGMLExecutable:
         exec(compile(self.listing, "<ggml program>", "exec"), space)
         self._space, self._run = space, space["run"]
         self._numpy = any(not part[0].native for part in parts)
-        reached: list[Given | Result] = [*self.inputs, *self._results]
+        reached: list[BoundInput | Result] = [*self.inputs, *self._results]
         for bound in reached:
             root = bound.tensor.storage
             bound.fields = tuple(
@@ -304,8 +304,8 @@ class GGMLExecutable:
             return np.empty(t.shape, t.dtype.numpy)
         flat = memory.reshape(-1).view(np.uint8)
         low = start + sum(s * (n - 1) for n, s in zip(t.shape, t.strides) if s < 0)
-        part = flat[low : low + _reach(t)]
-        if low < 0 or part.size != _reach(t) or not _whole_elements(t, low):
+        part = flat[low : low + _byte_extent(t)]
+        if low < 0 or part.size != _byte_extent(t) or not _whole_elements(t, low):
             raise BackendError(f"a view of {t.dtype}{list(t.shape)} exceeds its buffer")
         view = part.view(t.dtype.numpy)
         first = (start - low) // t.dtype.itemsize
@@ -318,8 +318,8 @@ class GGMLExecutable:
     @property
     def memory(self) -> Memory:
         """Return the bytes that the program holds, including packed rows that are kept next to interleaved ones."""
-        spare = sum(rows[1].spare for g in self.inputs if isinstance(rows := g.held, tuple))
-        return replace(self._memory, fixed=self._memory.fixed + spare)
+        spare = sum(rows[1].spare for g in self.inputs if isinstance(rows := g.source, tuple))
+        return replace(self._memory, constants=self._memory.constants + spare)
 
     def release(self, graph: Callable[[], Graph]) -> None:
         """Release the original weights: the program has them packed, or among its constants."""
@@ -337,7 +337,7 @@ class GGMLExecutable:
             try:
                 for bound in self._direct:
                     x = (params if bound.role == "param" else inputs)[bound.name]
-                    if x is not bound.last or (bound.convert is not None and outdated(x, bound.held)):
+                    if x is not bound.last or (bound.convert is not None and outdated(x, bound.source)):
                         self._rebind(bound, x)
                 arrays = [inputs[bound.name] for bound, _ in self._staged]
             except KeyError:
@@ -353,57 +353,57 @@ class GGMLExecutable:
             return dict(zip(self._names, results))
 
     def _compute(self) -> list[Array]:
-        self._renew()
+        self._replace_escaped()
         if not self._numpy:
             return self._run()  # type: ignore[no-any-return]
         with np.errstate(all="ignore"):
             return self._run()  # type: ignore[no-any-return]
 
-    def _renew(self) -> None:
+    def _replace_escaped(self) -> None:
         """New arrays for large results that the caller has kept."""
         for result in self._results:
             if not result.free:
-                self._point(result, result.renew())
-                result.settle()
+                self._rebind_views(result, result.replace_if_escaped())
+                result.count_references()
 
     def run(self, arguments: Sequence[Any]) -> list[Array]:
         """Compute the outputs for arrays in argument order; called by the program that contains this region."""
         for bound, k in self._direct_at:
             x = arguments[k]
-            if x is not bound.last or (bound.convert is not None and outdated(x, bound.held)):
+            if x is not bound.last or (bound.convert is not None and outdated(x, bound.source)):
                 self._rebind(bound, x)
         for place, k in self._staged_at:
             place[...] = arguments[k]
-        self._renew()
+        self._replace_escaped()
         return self._run()  # type: ignore[no-any-return]
 
-    def _rebind(self, bound: Given, x: Any) -> None:
+    def _rebind(self, bound: BoundInput, x: Any) -> None:
         """Read this array from now on, where it is."""
         bound.last = _UNBOUND
         if bound.convert is not None:
-            owner, address = bound.convert(_fitting(bound, x))
+            owner, address = bound.convert(_checked_array(bound, x))
             keep = True
             for field, offset in bound.fields:
                 field.value = address + offset
         elif bound.raw:
-            owner, keep = _fitting(bound, x), True
+            owner, keep = _checked_array(bound, x), True
             for name, _ in bound.views:
                 self._space[name] = owner
         else:
             array = _checked(bound, x)
             owner = array if array.flags.c_contiguous else np.asarray(array, order="C")
             keep = owner is x
-            self._point(bound, owner)
-        bound.held = owner
+            self._rebind_views(bound, owner)
+        bound.source = owner
         bound.last = x if keep else _UNBOUND
 
-    def _point(self, bound: Given | Result, array: Array) -> None:
+    def _rebind_views(self, bound: BoundInput | Result, array: Array) -> None:
         """Let everything that shows an input or result show this array."""
         address = array.__array_interface__["data"][0]
         for field, offset in bound.fields:
             field.value = address + offset
         for name, t in bound.views:
-            self._space[name] = array if t.whole and t.shape == array.shape else self._array(t, array)
+            self._space[name] = array if t.covers_storage and t.shape == array.shape else self._array(t, array)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if ending():  # the process gives all memory back, and ggml's functions are gone
@@ -428,19 +428,19 @@ def _check(limit: int | None, memory: Memory) -> None:
             f"this program needs {format_bytes(memory.total)}, but mem_size allows {format_bytes(limit)}",
             facts=[
                 f"intermediate values {format_bytes(memory.arena)}, scratch {format_bytes(memory.work)}",
-                f"graphs {format_bytes(memory.graphs)}, constants and packed weights {format_bytes(memory.fixed)}",
+                f"graphs {format_bytes(memory.graphs)}, constants and packed weights {format_bytes(memory.constants)}",
                 f"inside of branches and loops {format_bytes(memory.regions)}" if memory.regions else "",
             ],
             hint="raise mem_size, or make the batch smaller",
         )
 
 
-def _fitting(bound: Given, x: Any) -> Any:
+def _checked_array(bound: BoundInput, x: Any) -> Any:
     """Return an array or packed array after checking its shape."""
     return x if getattr(x, "shape", None) == bound.shape and hasattr(x, "transposed") else _checked(bound, x)
 
 
-def _checked(bound: Given, x: Any) -> Array:
+def _checked(bound: BoundInput, x: Any) -> Array:
     array = np.asarray(x)
     if array.shape != bound.shape or array.dtype != bound.dtype:
         raise InputError(
@@ -482,7 +482,7 @@ def _listed(steps: Sequence[Step]) -> str:
     return ", ".join(names) if len(names) <= 12 else ", ".join([*names[:10], f"... ({len(names)} operations)"])
 
 
-def _plain(name: str) -> str:
+def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
 
 
@@ -490,7 +490,7 @@ def _identity(function: Any) -> Any:
     return id(function)
 
 
-def _reach(t: Tensor) -> int:
+def _byte_extent(t: Tensor) -> int:
     """Bytes from the first to after the last element."""
     return sum(abs(s) * (n - 1) for n, s in zip(t.shape, t.strides)) + t.dtype.itemsize
 

@@ -13,12 +13,12 @@ from mithril_ggml import lowering
 from mithril_ggml.library.library import machine_memory
 from mithril_ggml.program.arena_planner import plan
 from mithril_ggml.program.dynamic_shapes import SizedExecutable, is_static
-from mithril_ggml.program.executable import STAGED, Array, GGMLExecutable, Given
-from mithril_ggml.program.program_builder import Draft, static
+from mithril_ggml.program.executable import STAGED, Array, BoundInput, GGMLExecutable
+from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.result_buffers import own_results
 from mithril_ggml.program.strided_tensor import Tensor
 from mithril_ggml.weights.packed_weights import Store
-from mithril_ggml.weights.quantize_recipe import Recipe
+from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 from mithril_ggml.weights.weight_packing import Packing
 
 Region = Callable[[Node, int], Callable[[Sequence[Array]], list[Array]]]
@@ -43,7 +43,7 @@ def build(
     graph: Graph,
     options: BuildOptions,
     *,
-    recipe: Recipe | None,
+    recipe: QuantizationRecipe | None,
     store: Store,
     threads: int,
     limit: int | None,
@@ -98,22 +98,22 @@ def _program(
         return memory.run
 
     settings = Settings(packing, region, native, safe)
-    draft = Draft(graph, settings)
-    inputs = [_given(draft, i) for i in graph.inputs if i.role != "constant"]
-    needed = _needed(graph, packing)
+    draft = ProgramBuilder(graph, settings)
+    inputs = [_allocate_input(draft, i) for i in graph.inputs if i.role != "constant"]
+    needed = _used_values(graph, packing)
     for i in graph.with_role("constant"):
         if i.value not in needed:  # read packed, or folded into another
             continue
         assert i.data is not None
-        draft.values[i.value] = draft.fixed(i.data, i.type.dtype, i.name)
+        draft.values[i.value] = draft.constant_tensor(i.data, i.type.dtype, i.name)
     if packing is not None:
-        handed = packing.handed_on(graph)
+        handed = packing.region_weights(graph)
         for bound, i in zip(inputs, (i for i in graph.inputs if i.role != "constant")):
             bound.raw = i.value in handed
         inputs += packing.place(draft)
     for node in graph.nodes:
         for value in node.results:
-            _affordable(value.name, static(value), value.dtype.itemsize)
+            _check_fits_memory(value.name, static(value), value.dtype.itemsize)
         if not any(v in needed for v in node.results):
             continue
         operands = [None if v is None else draft.values.get(v) or _unread(draft, v) for v in node.operands]
@@ -151,7 +151,7 @@ def _verified(graph: Graph) -> None:
         ) from error
 
 
-def _affordable(name: str, shape: tuple[int, ...], itemsize: int) -> None:
+def _check_fits_memory(name: str, shape: tuple[int, ...], itemsize: int) -> None:
     """Reject a value larger than the memory: the process would be killed while filling it."""
     size = math.prod(shape) * itemsize
     if size > machine_memory():
@@ -161,7 +161,7 @@ def _affordable(name: str, shape: tuple[int, ...], itemsize: int) -> None:
         )
 
 
-def _needed(graph: Graph, packing: Packing | None) -> set[Value]:
+def _used_values(graph: Graph, packing: Packing | None) -> set[Value]:
     """Return the used values; expressions that only served packed weights are dropped."""
     needed = set(graph.outputs)
     for node in reversed(graph.nodes):
@@ -171,20 +171,20 @@ def _needed(graph: Graph, packing: Packing | None) -> set[Value]:
     return needed
 
 
-def _unread(draft: Draft, value: Value) -> Tensor:
+def _unread(draft: ProgramBuilder, value: Value) -> Tensor:
     """Return a placeholder for a weight that is only read in packed form."""
-    return draft.given(value.name, static(value), value.dtype)
+    return draft.caller_tensor(value.name, static(value), value.dtype)
 
 
-def _given(draft: Draft, i: Any) -> Given:
+def _allocate_input(draft: ProgramBuilder, i: Any) -> BoundInput:
     """Allocate an input: small ones are copied into the arena at each call, others are read in place."""
     shape, dtype = static(i.value), i.type.dtype
-    _affordable(i.name, shape, dtype.itemsize)
+    _check_fits_memory(i.name, shape, dtype.itemsize)
     size = math.prod(shape) * dtype.itemsize
     if i.role != "param" and size <= STAGED:
         t = draft.new(shape, dtype)
         draft.values[i.value] = t
-        return Given(i.name, i.role, t, shape, dtype.numpy, staged=t)
-    t = draft.given(i.name, shape, dtype)
+        return BoundInput(i.name, i.role, t, shape, dtype.numpy, staged=t)
+    t = draft.caller_tensor(i.name, shape, dtype)
     draft.values[i.value] = t
-    return Given(i.name, i.role, t, shape, dtype.numpy)
+    return BoundInput(i.name, i.role, t, shape, dtype.numpy)

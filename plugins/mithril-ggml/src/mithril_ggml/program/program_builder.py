@@ -32,7 +32,7 @@ class Step:
     node: Node | None = None
 
 
-class Draft:
+class ProgramBuilder:
     """Collects the steps of one graph."""
 
     def __init__(self, graph: Graph, settings: Any) -> None:
@@ -54,7 +54,7 @@ class Draft:
     def like(self, value: Value) -> Tensor:
         return self.new(static(value), value.dtype)
 
-    def fixed(self, array: np.ndarray[Any, Any], dtype: DType, name: str = "") -> Tensor:
+    def constant_tensor(self, array: np.ndarray[Any, Any], dtype: DType, name: str = "") -> Tensor:
         """Create a constant."""
         contiguous = np.asarray(array, order="C")
         storage = Storage(contiguous.nbytes, "fixed", name, contiguous)
@@ -62,7 +62,7 @@ class Draft:
         scalar = contiguous.item() if contiguous.size == 1 else None
         return Tensor(storage, contiguous.shape, row_strides(contiguous.shape, dtype), dtype, scalar=scalar)
 
-    def given(self, name: str, shape: Shape, dtype: DType) -> Tensor:
+    def caller_tensor(self, name: str, shape: Shape, dtype: DType) -> Tensor:
         """Create a tensor in the caller's memory."""
         storage = Storage(math.prod(shape) * dtype.itemsize, "given", name)
         self.storages.append(storage)
@@ -166,5 +166,5 @@ def static(value: Value) -> Shape:
     return value.shape  # type: ignore[return-value]
 
 
-Lower = Callable[[Draft, Node, Sequence[Any]], Any]
+Lower = Callable[[ProgramBuilder, Node, Sequence[Any]], Any]
 Table = Mapping[str, Lower]

@@ -18,11 +18,11 @@ class Result:
     spares the system from finding memory, a cost like that of the computation itself.
     """
 
-    __slots__ = ("fields", "idle", "kept", "tensor", "views")
+    __slots__ = ("cached", "fields", "idle", "tensor", "views")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self.kept: np.ndarray[Any, Any] | None = None
+        self.cached: np.ndarray[Any, Any] | None = None
         self.idle = 0  # references to the array where the caller has none
         self.fields: tuple[tuple[Any, int], ...] = ()
         self.views: tuple[tuple[str, Tensor], ...] = ()
@@ -30,15 +30,15 @@ class Result:
     @property
     def free(self) -> bool:
         """Whether the program holds the only reference to the array."""
-        return self.kept is not None and getrefcount(self.kept) <= self.idle
+        return self.cached is not None and getrefcount(self.cached) <= self.idle
 
-    def renew(self) -> np.ndarray[Any, Any]:
-        self.kept = np.empty(self.tensor.shape, self.tensor.dtype.numpy)
-        return self.kept
+    def replace_if_escaped(self) -> np.ndarray[Any, Any]:
+        self.cached = np.empty(self.tensor.shape, self.tensor.dtype.numpy)
+        return self.cached
 
-    def settle(self) -> None:
+    def count_references(self) -> None:
         """Count the references that the program itself holds."""
-        self.idle = getrefcount(self.kept)
+        self.idle = getrefcount(self.cached)
 
 
 def own_results(outputs: list[Tensor]) -> None:
@@ -46,5 +46,5 @@ def own_results(outputs: list[Tensor]) -> None:
     shown = Counter(t.storage for t in outputs)
     for t in outputs:
         s = t.storage
-        if s.role == "planned" and s.start >= 0 and s.size >= LARGE and t.whole and shown[s] == 1:
+        if s.role == "planned" and s.start >= 0 and s.size >= LARGE and t.covers_storage and shown[s] == 1:
             s.role = "result"

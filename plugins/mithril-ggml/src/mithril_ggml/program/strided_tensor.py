@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base import DType
-from mithril_ggml.library.quant_types import Kind
+from mithril_ggml.library.quant_types import QuantType
 
 Shape = tuple[int, ...]
 _NOTHING = np.empty(1, np.uint8)
@@ -48,7 +48,7 @@ class Tensor:
     dtype: DType
     offset: int = 0
     scalar: float | int | bool | None = None
-    packed: Kind | None = None  # rows of a quantized kind instead of elements of the dtype
+    packed: QuantType | None = None  # rows of a quantized kind instead of elements of the dtype
     repacked: bool = False  # interleaved for the processor
 
     @property
@@ -69,7 +69,7 @@ class Tensor:
         )
 
     @property
-    def whole(self) -> bool:
+    def covers_storage(self) -> bool:
         """Whether it is all of its storage."""
         return self.offset == 0 and self.dense and self.size * self.dtype.itemsize == self.storage.size
 

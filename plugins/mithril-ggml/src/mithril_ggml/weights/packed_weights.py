@@ -12,7 +12,7 @@ import numpy as np
 from mithril.base import InputError
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import ggml, raw
-from mithril_ggml.library.quant_types import Kind
+from mithril_ggml.library.quant_types import QuantType
 from mithril_ggml.library.repack import Repacked
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +39,7 @@ class PackedArray:
     __slots__ = ("__weakref__", "data", "kind", "shape", "stale", "transposed")
     dtype = np.dtype(np.float32)
 
-    def __init__(self, data: Array, kind: Kind, shape: tuple[int, int], transposed: bool = False) -> None:
+    def __init__(self, data: Array, kind: QuantType, shape: tuple[int, int], transposed: bool = False) -> None:
         self.data = data  # bytes, one row per packed row
         self.kind = kind
         self.shape = shape
@@ -72,7 +72,7 @@ class PackedArray:
         return f"<PackedArray {self.kind} {list(self.shape)}, {self.nbytes} bytes>"
 
 
-def pack(array: Array, kind: Kind, transposed: bool = False, name: str = "a weight") -> PackedArray:
+def pack(array: Array, kind: QuantType, transposed: bool = False, name: str = "a weight") -> PackedArray:
     """Quantize a matrix."""
     rows = np.asarray(array.T if transposed else array, dtype=np.float32, order="C")
     if rows.ndim != 2 or not rows.size or not kind.fits(rows.shape[1]):
@@ -95,7 +95,7 @@ def pack(array: Array, kind: Kind, transposed: bool = False, name: str = "a weig
     return PackedArray(data, kind, tuple(array.shape), transposed)
 
 
-def _narrow(rows: Array, kind: Kind, name: str) -> Array:
+def _narrow(rows: Array, kind: QuantType, name: str) -> Array:
     if kind.name == "bf16":
         from mithril.base import bfloat16
 
@@ -105,7 +105,7 @@ def _narrow(rows: Array, kind: Kind, name: str) -> Array:
     return rows.astype(np.float16)
 
 
-def unpack(data: Array, kind: Kind, shape: tuple[int, int]) -> Array:
+def unpack(data: Array, kind: QuantType, shape: tuple[int, int]) -> Array:
     """float32 of packed rows."""
     if data.size != shape[0] * kind.row(shape[1]):
         raise InputError(f"{data.size} bytes are not a valid {kind}{list(shape)}")
@@ -159,13 +159,13 @@ class Store:
     _lock = threading.RLock()
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, str, bool, bool], tuple[Any, PackedArray]] = {}
+        self._arrays: dict[tuple[int, str, bool, bool], tuple[Any, PackedArray]] = {}
         self._repacked: weakref.WeakKeyDictionary[PackedArray, Any] = weakref.WeakKeyDictionary()
         with self._lock:
             self._all.add(self)
 
     def packed(
-        self, x: Any, kind: Kind, transposed: bool, ternary: bool, name: str, freeze: bool = True
+        self, x: Any, kind: QuantType, transposed: bool, ternary: bool, name: str, freeze: bool = True
     ) -> PackedArray:
         """Return the packed form of an array, or the array itself if it is already packed this way."""
         if isinstance(x, PackedArray):
@@ -181,15 +181,15 @@ class Store:
                 _owner(x).flags.writeable = x.flags.writeable = False
                 for store in self._all:
                     store._forget(_owner(x))
-            entry = self._made.get(key)
+            entry = self._arrays.get(key)
             if entry is None or entry[0]() is not x or entry[1].stale:
                 packed_array = pack(values(array, ternary), kind, transposed, name)
-                entry = self._made[key] = (weakref.ref(x, lambda _: self._made.pop(key, None)), packed_array)
+                entry = self._arrays[key] = (weakref.ref(x, lambda _: self._arrays.pop(key, None)), packed_array)
         return entry[1]
 
     def _forget(self, owner: Array) -> None:
         """Mark all packed forms of this memory as stale."""
-        for reference, packed in list(self._made.values()):
+        for reference, packed in list(self._arrays.values()):
             x = reference()
             packed.stale |= x is not None and _owner(x) is owner
 

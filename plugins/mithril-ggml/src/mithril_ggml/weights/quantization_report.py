@@ -34,15 +34,15 @@ class QuantizationReport:
     """All weights of a program; print it."""
 
     rows: tuple[Row, ...]
-    kept: int  # bytes of parameters that are not quantized
+    unquantized_bytes: int  # bytes of parameters that are not quantized
 
     @property
     def bytes(self) -> int:
-        return sum(r.bytes for r in self.rows) + self.kept
+        return sum(r.bytes for r in self.rows) + self.unquantized_bytes
 
     @property
     def before(self) -> int:
-        return sum(r.before for r in self.rows) + self.kept
+        return sum(r.before for r in self.rows) + self.unquantized_bytes
 
     def __str__(self) -> str:
         head = ("weight", "shape", "kind", "bytes", "of float32", "error")

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from mithril.base import OptionError
-from mithril_ggml.library.quant_types import Kind, kind
+from mithril_ggml.library.quant_types import QuantType, kind
 
 
 @dataclass(frozen=True)
-class Recipe:
+class QuantizationRecipe:
     """Patterns of parameter names with kinds, the first that matches counts; ``default`` for the others."""
 
-    default: Kind | None
-    rules: tuple[tuple[str, Kind | None], ...] = ()
-    exact: Mapping[str, Kind] = field(default_factory=dict)  # by name, before any pattern: the types in a file
+    default: QuantType | None
+    rules: tuple[tuple[str, QuantType | None], ...] = ()
+    exact: Mapping[str, QuantType] = field(default_factory=dict)  # by name, before any pattern: the types in a file
 
     @classmethod
-    def of(cls, setting: str | Mapping[str, str | None] | Recipe | None) -> Recipe | None:
+    def of(cls, setting: str | Mapping[str, str | None] | QuantizationRecipe | None) -> QuantizationRecipe | None:
         """Parse the user's setting: a name, or ``{"decoder.*": "q6_k", "*.head": None, "*": "q4_k"}``."""
-        if setting is None or isinstance(setting, Recipe):
+        if setting is None or isinstance(setting, QuantizationRecipe):
             return setting
         if isinstance(setting, str):
             return cls(kind(setting))
@@ -34,7 +34,7 @@ class Recipe:
         rest = setting.get("*")
         return cls(None if rest is None else kind(rest), rules)
 
-    def wanted(self, name: str) -> Kind | None:
+    def requested_type(self, name: str) -> QuantType | None:
         """Return the requested type of a parameter, or None."""
         if name in self.exact:
             return self.exact[name]
@@ -48,7 +48,7 @@ class Recipe:
         return ", ".join([*rules, str(self.default or "f32")])
 
 
-def ternary_kind(elements: int) -> Kind:
+def ternary_kind(elements: int) -> QuantType:
     """Return the smallest lossless type for ternary weights: 2 bits if rows are multiples of the block, else 8."""
     small = kind("tq2_0")
     for candidate in (small, kind("q8_0"), kind("f16")):

@@ -10,23 +10,23 @@ from mithril import ops
 from mithril.axes import is_matrix_transpose, is_product, reads_rows
 from mithril.base import Decisions, float32
 from mithril.ir import Graph, Input, Node, Value
-from mithril_ggml.library.quant_types import Kind, fitting
-from mithril_ggml.library.repack import suits
+from mithril_ggml.library.quant_types import QuantType, compatible_type
+from mithril_ggml.library.repack import is_supported
 from mithril_ggml.lowering.table import has_row as lowered, reads_packed
-from mithril_ggml.program.executable import Given
-from mithril_ggml.program.program_builder import Draft
+from mithril_ggml.program.executable import BoundInput
+from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Storage, Tensor
 from mithril_ggml.weights.packed_weights import PackedArray, Store
-from mithril_ggml.weights.quantize_recipe import Recipe, ternary_kind
+from mithril_ggml.weights.quantize_recipe import QuantizationRecipe, ternary_kind
 
 
 @dataclass(eq=False)
-class Entry:
+class PackedWeight:
     """A weight to be packed. ``transposed``: its columns are the packed rows."""
 
     value: Value  # in the graph that reads it, which may be a region
     input: Input  # of the whole program
-    kind: Kind
+    kind: QuantType
     transposed: bool
     ternary: bool = False  # pack the result of ``ternarize``
     repacked: bool = False
@@ -42,22 +42,24 @@ class Entry:
 class Packing:
     """The packed weights of one graph, and of the regions inside that read its weights."""
 
-    def __init__(self, entries: Sequence[Entry], inner: Mapping[tuple[int, int], Packing], store: Store) -> None:
+    def __init__(self, entries: Sequence[PackedWeight], inner: Mapping[tuple[int, int], Packing], store: Store) -> None:
         self.entries = list(entries)
         self.inner = dict(inner)  # by node and number of the region
         self.store = store
         self._by_reader = {(id(node), k): e for e in entries for node, k in e.readers}
 
     @classmethod
-    def of(cls, graph: Graph, recipe: Recipe, store: Store, decisions: Decisions) -> Packing | None:
+    def of(cls, graph: Graph, recipe: QuantizationRecipe, store: Store, decisions: Decisions) -> Packing | None:
         """Apply the recipe to the weights of a graph; return None for a graph with gradients."""
         if graph.results_of("gradient"):
             decisions.record("choice", "weights are not quantized in programs with gradients")
             return None
-        return _found(graph, {i.value: i for i in graph.with_role("param", "constant")}, recipe, store, decisions)
+        return _find_packable(
+            graph, {i.value: i for i in graph.with_role("param", "constant")}, recipe, store, decisions
+        )
 
     @property
-    def all_entries(self) -> list[Entry]:
+    def all_entries(self) -> list[PackedWeight]:
         """Those of regions as well, each weight once."""
         entries = {e.input.name: e for e in self.entries}
         for packing in self.inner.values():
@@ -65,17 +67,17 @@ class Packing:
                 entries.setdefault(e.input.name, e)
         return list(entries.values())
 
-    def handed_on(self, graph: Graph) -> set[Value]:
+    def region_weights(self, graph: Graph) -> set[Value]:
         """Weights that this graph only hands to regions which read them packed: they come as the caller has them."""
         values: set[Value] = set()
         for node in graph.nodes:
             for k in range(len(node.regions)):
                 packing = self.inner.get((id(node), k))
                 packed = {e.value for e in packing.entries} if packing is not None else set()
-                nested = packing.handed_on(node.regions[k]) if packing is not None else set()
+                nested = packing.region_weights(node.regions[k]) if packing is not None else set()
                 values.update(v for i, v in fixed_arguments(node, k) if i.value in packed or i.value in nested)
         read = {
-            v for node in graph.nodes for v in node.operands if not node.regions or not _only_fixed(node, v)
+            v for node in graph.nodes for v in node.operands if not node.regions or not _is_fixed_argument_only(node, v)
         }  # fmt: skip
         return values - read - set(graph.outputs)
 
@@ -88,7 +90,7 @@ class Packing:
         entry = self._by_reader.get((id(node), operand))
         return entry.tensor if entry is not None else None
 
-    def place(self, draft: Draft) -> list[Given]:
+    def place(self, draft: ProgramBuilder) -> list[BoundInput]:
         """Places for the packed forms, and who fills them."""
         bound_inputs = []
         for e in self.entries:
@@ -98,13 +100,13 @@ class Packing:
             e.tensor = Tensor(storage, e.rows, (e.kind.row(e.rows[1]), 0), float32, packed=e.kind, repacked=e.repacked)
             shape = e.input.type.shape
             role = e.input.role if e.value is e.input.value else "input"
-            bound = Given(e.value.name, role, e.tensor, shape, float32.numpy)  # type: ignore[arg-type]
+            bound = BoundInput(e.value.name, role, e.tensor, shape, float32.numpy)  # type: ignore[arg-type]
             bound.convert = self._filler(e)
             bound.value = e.input.data
             bound_inputs.append(bound)
         return bound_inputs
 
-    def _filler(self, e: Entry) -> Any:
+    def _filler(self, e: PackedWeight) -> Any:
         def fill(x: Any) -> tuple[Any, int]:
             packed = self.store.packed(x, e.kind, e.transposed, e.ternary, f"'{e.input.name}'")
             if e.repacked:
@@ -137,7 +139,7 @@ def _is_narrow(value: Value) -> bool:
     return value.dtype.is_float and value.dtype is not float32
 
 
-def _seen_through(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
+def _weight_views(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
     """Return the values that are a transposed or ternarized weight: the weight, whether transposed, whether ternary."""
     sources: dict[Value, tuple[Value, bool, bool]] = {}
     for node in graph.nodes:
@@ -169,17 +171,22 @@ def _columns(node: Node, k: int) -> bool | None:
     return None if read is None or not reads_packed(node, k) else read == "columns"
 
 
-def _found(
-    graph: Graph, weights: Mapping[Value, Input], recipe: Recipe, store: Store, decisions: Decisions, depth: int = 0
+def _find_packable(
+    graph: Graph,
+    weights: Mapping[Value, Input],
+    recipe: QuantizationRecipe,
+    store: Store,
+    decisions: Decisions,
+    depth: int = 0,
 ) -> Packing:
     """Find the weights that a graph and its regions use. ``weights``: the program's, by value in this graph."""
-    seen = _seen_through(graph)
-    entries: dict[Value, Entry] = {}
+    seen = _weight_views(graph)
+    entries: dict[Value, PackedWeight] = {}
     inner: dict[tuple[int, int], Packing] = {}
     for node in graph.nodes:
         for k, region in enumerate(node.regions):
             bound = {i.value: weights[v] for i, v in fixed_arguments(node, k) if v in weights}
-            packing = _found(region, bound, recipe, store, decisions, depth + 1) if bound else None
+            packing = _find_packable(region, bound, recipe, store, decisions, depth + 1) if bound else None
             if packing is not None and packing.all_entries:
                 inner[id(node), k] = packing
         for k, operand in reversed([*enumerate(node.operands)]):
@@ -202,7 +209,7 @@ def _found(
             del entries[value]
     for e in entries.values():
         multiplied = all(is_product(node) and lowered(node) for node, _ in e.readers)  # not by rows
-        e.repacked = multiplied and suits(e.kind, *e.rows)
+        e.repacked = multiplied and is_supported(e.kind, *e.rows)
     return Packing(list(entries.values()), inner, store)
 
 
@@ -221,24 +228,28 @@ def fixed_arguments(node: Node, number: int) -> list[tuple[Input, Value]]:
     return [(i, v) for i, v in pairs if v is not None]
 
 
-def _only_fixed(node: Node, value: Value | None) -> bool:
+def _is_fixed_argument_only(node: Node, value: Value | None) -> bool:
     """Whether a node with regions reads an operand in no other way than as a fixed argument."""
     fixed = [v for _, v in fixed_arguments(node, 0)]
     return fixed.count(value) == node.operands.count(value)  # type: ignore[arg-type]
 
 
-def _enter(entries: dict[Value, Entry], reader: _Reader, recipe: Recipe, decisions: Decisions) -> None:
+def _enter(
+    entries: dict[Value, PackedWeight], reader: _Reader, recipe: QuantizationRecipe, decisions: Decisions
+) -> None:
     i = reader.input
     entry = entries.get(reader.value)
     if entry is not None:
         if entry.transposed is reader.transposed and entry.ternary is reader.ternary:
             entry.readers.append(reader.at)
         return
-    requested = recipe.wanted(i.name)
+    requested = recipe.requested_type(i.name)
     if requested is None:
         return
     length = int(i.type.shape[0 if reader.transposed else 1])
-    quant_type = fitting(requested, length) if not reader.ternary or i.name in recipe.exact else ternary_kind(length)
+    quant_type = (
+        compatible_type(requested, length) if not reader.ternary or i.name in recipe.exact else ternary_kind(length)
+    )
     if reader.ternary and quant_type is not requested:
         decisions.record("choice", f"'{i.name}' has weights of three values: {quant_type} holds them without loss")
     elif quant_type is not requested:
@@ -247,4 +258,6 @@ def _enter(entries: dict[Value, Entry], reader: _Reader, recipe: Recipe, decisio
             f"'{i.name}' is {quant_type}: {requested} needs rows of a multiple of {requested.block} elements, "
             f"these have {length}",
         )
-    entries[reader.value] = Entry(reader.value, i, quant_type, reader.transposed, reader.ternary, readers=[reader.at])
+    entries[reader.value] = PackedWeight(
+        reader.value, i, quant_type, reader.transposed, reader.ternary, readers=[reader.at]
+    )

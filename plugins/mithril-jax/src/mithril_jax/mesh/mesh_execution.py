@@ -101,7 +101,7 @@ class ArgumentShardings:
         self.specs = {i.name: self._spec(i) for i in graph.arguments}
 
         self.from_stages = {i.name for i in graph.arguments if i.tags.get("handed_on")}  # results of pipeline stages
-        self._placed: dict[str, tuple[Any, Any]] = {}  # parameters: the user's array, the placed array
+        self._device_params: dict[str, tuple[Any, Any]] = {}  # parameters: the user's array, the placed array
 
     def _check_names(self, graph: Graph) -> None:
         params = [i.name for i in graph.with_role("param")]
@@ -205,7 +205,7 @@ class ArgumentShardings:
         return jax.make_array_from_callback(shape, self.sharding(name), read)
 
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
-        if keep and (cached := self._placed.get(name)) is not None and cached[0] is x:
+        if keep and (cached := self._device_params.get(name)) is not None and cached[0] is x:
             return cached[1]
         if name in self.from_stages and isinstance(x.sharding, NamedSharding):
             return x if x.sharding.mesh is self.mesh else jax.device_put(x, NamedSharding(self.mesh, x.sharding.spec))
@@ -215,5 +215,5 @@ class ArgumentShardings:
             spec = PartitionSpec()
         result = put(x, NamedSharding(self.mesh, spec))
         if keep:
-            self._placed[name] = (x, result)
+            self._device_params[name] = (x, result)
         return result

@@ -13,13 +13,13 @@ from mithril.backend import MemoryPlan, format_bytes, nbytes, plan
 from mithril.base import InputError
 from mithril.ir import Graph
 from mithril.passes import random_arguments
-from mithril.runtime import Stepped
+from mithril.runtime import Interpreter
 from mithril.system import Lap, Stopwatch, lower_quartile
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.function_import import import_function
 from mithril_mlx.utilities.fusion_opportunities import PLAIN, FusionOpportunity, lowered, opportunities, rewritten
 from mithril_tools.calibrate import calibration
-from mithril_tools.cost_model import CostModel, Sample, worked
+from mithril_tools.cost_model import CostModel, Sample, costly_nodes
 from mithril_tools.op_timing import Key, sample_key
 
 RUNS = 10  # of a graph whose operations are measured for want of a calibration
@@ -96,7 +96,7 @@ class MlxComputationGraph:
 
         Graphs are made of values that exist, so none can hold a circle; text that does is refused when it is parsed.
         """
-        return [n.result.name for n in worked(self.graph.nodes)]
+        return [n.result.name for n in costly_nodes(self.graph.nodes)]
 
     def find_fusion_opportunities(self) -> list[FusionOpportunity]:
         """Return matches of the framework's rules and fusible element-wise operations, the best first."""
@@ -143,9 +143,9 @@ class MlxComputationGraph:
         return CostModel(list(self._samples.values())), "measuring its operations, as there is no calibration"
 
     def _measure(self, graph: Graph) -> None:
-        if all(sample_key(n) in self._samples for n in worked(graph.nodes)):
+        if all(sample_key(n) in self._samples for n in costly_nodes(graph.nodes)):
             return
-        stepped = Stepped(graph, self.backend)
+        stepped = Interpreter(graph, self.backend)
         arguments = {n: self.backend.array(a) for n, a in random_arguments(graph).items()}
         stepped.run(arguments)
         laps: dict[Key, list[Lap]] = {}

@@ -131,10 +131,10 @@ class MlxBatchOptimizer:
             if isinstance(outputs, mx.array):
                 mx.async_eval(outputs)
             if waiting is not None:
-                yield _cut(name, *waiting)
+                yield _trim(name, *waiting)
             waiting = outputs, count
         if waiting is not None:
-            yield _cut(name, *waiting)
+            yield _trim(name, *waiting)
 
     def _known(self, name: str) -> int:
         if name not in self.choices:
@@ -177,7 +177,7 @@ def _lists(data: Iterable[Any], size: int) -> Iterator[tuple[list[Any], int]]:
         yield piece, len(piece)
 
 
-def _cut(name: str, output: Any, count: int) -> Any:
+def _trim(name: str, output: Any, count: int) -> Any:
     if len(output) < count:
         raise InputError(f"'{name}': a batch of {count} items gave {len(output)} results; every item must have one")
     output = output[:count]

@@ -8,7 +8,7 @@ from typing import Any
 from mithril.base import InputError, operation
 from mithril.ir import Builder, Origin, Value
 from mithril_mlx.utilities.analysis import MlxComputationGraph
-from mithril_mlx.utilities.op_chain import known
+from mithril_mlx.utilities.op_chain import canonical_name
 
 
 class GraphBuilder:
@@ -27,8 +27,8 @@ class GraphBuilder:
     def apply(self, name: str, *operands: Any, device: str | None = None, **attributes: Any) -> Value:
         """Any operation of ``mithril.ops``, by name."""
         self._on(device)
-        with self._builder, self._builder.at(Origin(known(name))):
-            value: Value = operation(known(name))(*operands, **attributes)
+        with self._builder, self._builder.at(Origin(canonical_name(name))):
+            value: Value = operation(canonical_name(name))(*operands, **attributes)
         return value
 
     def matmul(self, a: Value, b: Value, device: str | None = None) -> Value:

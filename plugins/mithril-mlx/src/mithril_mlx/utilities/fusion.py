@@ -14,7 +14,7 @@ from mithril.ops import activations
 from mithril.rewrite import Rule, RuleSet, rule
 from mithril_mlx.metal import metal_kernel
 from mithril_mlx.mlx_loader import mx
-from mithril_mlx.utilities.op_chain import arrays_for, build, chain, known, takes, type_of
+from mithril_mlx.utilities.op_chain import arity, arrays_for, build, canonical_name, chain, type_of
 from mithril_tools.diff import relative_error
 
 ACTIVATIONS = frozenset(op.name for op in vars(activations).values() if getattr(op, "activation", None))
@@ -51,7 +51,9 @@ class FusionPattern:
 
 def _fits(pattern_op: str | frozenset[str], operation: str) -> bool:
     return (
-        known(operation) in pattern_op if isinstance(pattern_op, frozenset) else known(operation) == known(pattern_op)
+        canonical_name(operation) in pattern_op
+        if isinstance(pattern_op, frozenset)
+        else canonical_name(operation) == canonical_name(pattern_op)
     )
 
 
@@ -101,7 +103,7 @@ class MlxKernelFusion:
 
         The first operation takes its operands from ``arrays``; the others the previous result and the next arrays.
         """
-        parts = self._cut(operations)
+        parts = self._split_into_patterns(operations)
         if all(pattern is None for pattern, _ in parts):
             return None
         rest = list(arrays)
@@ -115,12 +117,12 @@ class MlxKernelFusion:
             result = self._unfused(names, arguments) if pattern is None else self._fused(pattern, names, arguments)
         return result
 
-    def _cut(self, operations: Sequence[str]) -> list[tuple[FusionPattern | None, tuple[str, ...]]]:
+    def _split_into_patterns(self, operations: Sequence[str]) -> list[tuple[FusionPattern | None, tuple[str, ...]]]:
         """Split the sequence into parts, each with its pattern or None."""
         parts: list[tuple[FusionPattern | None, tuple[str, ...]]] = []
         index = 0
         while index < len(operations):
-            takes(operations[index])  # raises for an unknown name
+            arity(operations[index])  # raises for an unknown name
             lengths = [(p.length(operations[index:]), p) for p in self.patterns]
             count, pattern = max(lengths, key=lambda found: found[0], default=(0, None))
             count = max(count, 1)
@@ -141,7 +143,7 @@ class MlxKernelFusion:
                 result = self._computed(pattern, names, arrays)
                 if key in self._verdicts:
                     return result
-                is_equal = self._same(pattern, result, self._unfused(names, arrays))
+                is_equal = self._results_agree(pattern, result, self._unfused(names, arrays))
                 self._verdicts[key] = is_equal and all(self._agrees(pattern, names, t) for t in _trials(arrays))
                 if self._verdicts[key]:
                     return result
@@ -154,7 +156,7 @@ class MlxKernelFusion:
         return self._unfused(names, arrays)
 
     def _agrees(self, pattern: FusionPattern, names: tuple[str, ...], arrays: list[Any]) -> bool:
-        return self._same(pattern, self._computed(pattern, names, arrays), self._unfused(names, arrays))
+        return self._results_agree(pattern, self._computed(pattern, names, arrays), self._unfused(names, arrays))
 
     def _computed(self, pattern: FusionPattern, names: tuple[str, ...], arrays: list[Any]) -> Any:
         if pattern.fused_implementation is not None:
@@ -176,7 +178,7 @@ class MlxKernelFusion:
                 self.decisions.record("choice", f"'{name}' is compiled by MLX: {error.what}")
         return build(graph, jit=True)  # type: ignore[no-any-return]
 
-    def _same(self, pattern: FusionPattern, result: Any, expected: Any) -> bool:
+    def _results_agree(self, pattern: FusionPattern, result: Any, expected: Any) -> bool:
         if not isinstance(result, mx.array) or result.shape != expected.shape or result.dtype != expected.dtype:
             description = (
                 f"{result.dtype}{list(result.shape)}" if isinstance(result, mx.array) else f"a {type(result).__name__}"
@@ -216,10 +218,10 @@ def _trials(arrays: list[Any]) -> Iterator[list[Any]]:
     """
     random = np.random.default_rng(0)
     for kind in ("negated", "random", "special"):
-        yield [_trial(a, kind, random) for a in arrays]
+        yield [_random_like(a, kind, random) for a in arrays]
 
 
-def _trial(array: Any, kind: str, random: np.random.Generator) -> Any:
+def _random_like(array: Any, kind: str, random: np.random.Generator) -> Any:
     if not isinstance(array, mx.array):
         return array
     if not mx.issubdtype(array.dtype, mx.floating):

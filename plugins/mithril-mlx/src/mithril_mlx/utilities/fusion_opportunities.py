@@ -15,7 +15,7 @@ from mithril.system import time_interleaved
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.fusion import ELIMINATE
-from mithril_tools.cost_model import CostModel, size_of, worked
+from mithril_tools.cost_model import CostModel, costly_nodes, size_of
 
 PLAIN = BuildOptions(jit=False)
 
@@ -56,7 +56,7 @@ def opportunities(
     graph: Graph, candidates: Sequence[Rewritten], backend: MlxBackend, costs: CostModel
 ) -> list[FusionOpportunity]:
     """Return the opportunities, the best first."""
-    teller = _Teller(graph, backend, costs)
+    teller = _SpeedupEstimator(graph, backend, costs)
     opportunities = [
         *(teller.by_rule(r) for r in candidates),
         *(teller.with_bias(*pair) for pair in biased_products(graph)),
@@ -70,7 +70,7 @@ def lowered(graph: Graph, backend: MlxBackend) -> Graph:
     return backend.decomposed(graph, PLAIN)
 
 
-class _Teller:
+class _SpeedupEstimator:
     """Tells how much faster a graph's parts would be."""
 
     def __init__(self, graph: Graph, backend: MlxBackend, costs: CostModel) -> None:
@@ -78,12 +78,12 @@ class _Teller:
 
     def by_rule(self, candidate: Rewritten) -> FusionOpportunity:
         new_ids, before = {id(n) for n in candidate.graph.nodes}, {id(n) for n in self.graph.nodes}
-        old = [n for n in worked(self.graph.nodes) if id(n) not in new_ids]
-        new = [n for n in worked(candidate.graph.nodes) if id(n) not in before]
+        old = [n for n in costly_nodes(self.graph.nodes) if id(n) not in new_ids]
+        new = [n for n in costly_nodes(candidate.graph.nodes) if id(n) not in before]
         return FusionOpportunity(
             candidate.rule.name,
             tuple(n.op.name for n in old),
-            self._alone(old) / max(self._alone(new), 1e-9),
+            self._separate_seconds(old) / max(self._separate_seconds(new), 1e-9),
             self._call(self.graph),
             lambda: self._call(candidate.graph),
         )
@@ -94,11 +94,11 @@ class _Teller:
         arrays = {n: self.backend.array(a) for n, a in random_arguments(part).items()}
         x, w = (arrays[v.name] for v in product.operands if v is not None)
         bias = next(arrays[v.name] for v in addition.operands if v is not None and v is not product.result)
-        before = self._alone([product]) + self._alone([addition])
+        before = self._separate_seconds([product]) + self._separate_seconds([addition])
         return FusionOpportunity(
             "matmul_add_bias",
             (product.op.name, addition.op.name),
-            before / max(self._alone([product]), 1e-9),
+            before / max(self._separate_seconds([product]), 1e-9),
             self._call(part),
             lambda: lambda: mx.addmm(bias, x, w),
         )
@@ -106,7 +106,7 @@ class _Teller:
     def as_kernel(self, nodes: list[Node]) -> FusionOpportunity:
         """Estimate a fused kernel: one launch, one pass over memory, the same arithmetic."""
         per_byte = 1 / self.costs.bytes_per_second if self.costs.bytes_per_second else 0.0
-        separate = [self._alone([n]) for n in nodes]
+        separate = [self._separate_seconds([n]) for n in nodes]
         start = self.costs.smallest
         computed = sum(max(a - per_byte * size_of(n)[1] - start, 0.0) for a, n in zip(separate, nodes, strict=True))
         inner = {v for n in nodes for v in n.results}
@@ -121,9 +121,13 @@ class _Teller:
             lambda: self._call(part, jit=True),
         )
 
-    def _alone(self, nodes: Sequence[Node]) -> float:
+    def _separate_seconds(self, nodes: Sequence[Node]) -> float:
         """Seconds of nodes, each as the backend would run it."""
-        return sum(self.costs.alone(n) for node in nodes for n in worked(lowered(part_of([node]), self.backend).nodes))
+        return sum(
+            self.costs.op_seconds(n)
+            for node in nodes
+            for n in costly_nodes(lowered(part_of([node]), self.backend).nodes)
+        )
 
     def _call(self, graph: Graph, *, jit: bool = False) -> Callable[[], Any]:
         arguments = {n: self.backend.array(a) for n, a in random_arguments(graph).items()}
@@ -136,7 +140,7 @@ def elementwise_groups(graph: Graph) -> list[list[Node]]:
     groups: list[list[Node]] = []
     group_of: dict[Value, list[Node]] = {}
     outputs = set(graph.outputs)
-    for node in worked(graph.nodes):
+    for node in costly_nodes(graph.nodes):
         if not node.op.elementwise:
             continue
         merged: list[Node] | None = None
@@ -156,7 +160,7 @@ def elementwise_groups(graph: Graph) -> list[list[Node]]:
 def biased_products(graph: Graph) -> list[tuple[Node, Node]]:
     """Return products whose result only an addition of the same shape reads, with that addition."""
     pairs = []
-    for node in worked(graph.nodes):
+    for node in costly_nodes(graph.nodes):
         readers = graph.users[node.result] if node.op is ops.matmul and node.result not in graph.outputs else []
         addition = readers[0] if len(readers) == 1 else None
         is_bias = addition is not None and addition.op is ops.add and addition.result.type == node.result.type

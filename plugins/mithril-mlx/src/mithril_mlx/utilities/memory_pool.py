@@ -136,7 +136,7 @@ class MlxMemoryOptimizer:
             raise OptionError(f"a pool cannot hold {max_pool} tensors")
         self.max_pool = max_pool
         self.budget = parse_bytes(budget) if isinstance(budget, str) else budget
-        self._waiting: dict[tuple[Any, ...], list[mx.array]] = {}
+        self._free_lists: dict[tuple[Any, ...], list[mx.array]] = {}
         self._leased: dict[int, int] = {}  # lease -> bytes
         self._allocations = self._deallocations = self._hits = self._misses = self._current = self._peak = 0
 
@@ -147,7 +147,7 @@ class MlxMemoryOptimizer:
         ``dtype`` is MLX's, or a name. ``device`` (cpu, gpu) is where it will be used: memory is shared by both.
         """
         key = _key(shape, dtype, device)
-        waiting = self._waiting.get(key)
+        waiting = self._free_lists.get(key)
         if waiting:
             array = waiting.pop()
             self._hits += 1
@@ -162,7 +162,7 @@ class MlxMemoryOptimizer:
         lease = StagedTensor(array)
         number, size = id(lease), array.nbytes
         self._leased[number] = size
-        weakref.finalize(lease, self._lost, number)
+        weakref.finalize(lease, self._on_garbage_collected, number)
         return lease
 
     def return_to_pool(self, tensor: StagedTensor, device: str | None = None) -> None:
@@ -178,10 +178,10 @@ class MlxMemoryOptimizer:
         array = tensor._finish_reads()
         size = self._leased.pop(id(tensor))
         tensor._memory = None
-        if sum(map(len, self._waiting.values())) < self.max_pool:
-            self._waiting.setdefault(_key(array.shape, array.dtype, device), []).append(array)
+        if sum(map(len, self._free_lists.values())) < self.max_pool:
+            self._free_lists.setdefault(_key(array.shape, array.dtype, device), []).append(array)
         else:
-            self._let_go(size)
+            self._release(size)
 
     @contextmanager
     def staged(self, shape: Sequence[int], dtype: Any = None) -> Iterator[StagedTensor]:
@@ -194,24 +194,24 @@ class MlxMemoryOptimizer:
 
     def clear(self) -> None:
         """Let all waiting tensors go, and give MLX's freed memory back to the system."""
-        for waiting in self._waiting.values():
+        for waiting in self._free_lists.values():
             for array in waiting:
-                self._let_go(array.nbytes)
-        self._waiting.clear()
+                self._release(array.nbytes)
+        self._free_lists.clear()
         mx.clear_cache()
 
     def get_stats(self) -> MemoryStats:
         return MemoryStats(self._allocations, self._deallocations, self._hits, self._misses, self._peak, self._current)
 
-    def _let_go(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         self._deallocations += 1
         self._current -= size
 
-    def _lost(self, number: int) -> None:
+    def _on_garbage_collected(self, number: int) -> None:
         """Handle a tensor that was garbage collected before it was returned."""
         size = self._leased.pop(number, None)
         if size is not None:
-            self._let_go(size)
+            self._release(size)
 
     # -- budgets -----------------------------------------------------------------------------------------------------
     @staticmethod

@@ -21,14 +21,14 @@ WORDS = {
 }
 
 
-def known(name: str) -> str:
+def canonical_name(name: str) -> str:
     """mithril's name for an operation; words of MLX and NumPy are understood."""
     return WORDS.get(name.lower(), name.lower())
 
 
-def takes(name: str) -> int:
+def arity(name: str) -> int:
     """Return the number of arrays that an operation needs."""
-    op = operation(known(name))
+    op = operation(canonical_name(name))
     if op.variadic or len(op.results) != 1:
         raise InputError(f"'{name}' cannot be part of a sequence: its number of operands or results is not fixed")
     return len(op.operands) - len(op.optional)
@@ -36,7 +36,7 @@ def takes(name: str) -> int:
 
 def arrays_for(operations: Sequence[str]) -> int:
     """Return the number of arrays that a sequence of operations needs."""
-    return sum(takes(name) for name in operations) - (len(operations) - 1)
+    return sum(arity(name) for name in operations) - (len(operations) - 1)
 
 
 def type_of(array: mx.array) -> TensorType:
@@ -55,11 +55,11 @@ def chain(operations: Sequence[str], types: Sequence[TensorType]) -> Graph:
         )
 
     def row(*values: Any) -> Any:
-        first = takes(operations[0])
-        result, rest = operation(known(operations[0]))(*values[:first]), list(values[first:])
+        first = arity(operations[0])
+        result, rest = operation(canonical_name(operations[0]))(*values[:first]), list(values[first:])
         for name in operations[1:]:
-            count = takes(name) - 1
-            result = operation(known(name))(result, *rest[:count])
+            count = arity(name) - 1
+            result = operation(canonical_name(name))(result, *rest[:count])
             del rest[:count]
         return result
 

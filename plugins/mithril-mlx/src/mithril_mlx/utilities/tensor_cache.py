@@ -35,7 +35,7 @@ class MlxTensorCache:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._kept: LruCache[Any] = LruCache(
+        self._cache: LruCache[Any] = LruCache(
             max_size,
             seconds(ttl),
             parse_bytes(max_bytes) if isinstance(max_bytes, str) else max_bytes,
@@ -45,43 +45,43 @@ class MlxTensorCache:
 
     def put(self, key: Hashable, tensor: Any, version: Any = None) -> None:
         """Keep a tensor. ``version`` (of the weights it was made from, say) must be given alike when it is got."""
-        self._kept.put(key, settled(tensor), version)
+        self._cache.put(key, materialized(tensor), version)
 
     def get(self, key: Hashable, version: Any = None) -> Any:
         """Return the tensor, or None."""
-        return self._kept.get(key, version)
+        return self._cache.get(key, version)
 
     def get_or_compute(self, key: Hashable, compute: Callable[[], Any], version: Any = None) -> Any:
         """Return the tensor, or compute and store it; concurrent requests wait for it."""
-        return self._kept.get_or_compute(key, lambda: settled(compute()), version)
+        return self._cache.get_or_compute(key, lambda: materialized(compute()), version)
 
     def remove(self, key: Hashable) -> bool:
-        return self._kept.remove(key)
+        return self._cache.remove(key)
 
     def cleanup(self) -> int:
         """Remove expired entries and return their number; ``put`` does so, too."""
-        return self._kept.cleanup()
+        return self._cache.cleanup()
 
     def clear(self) -> None:
-        self._kept.clear()
+        self._cache.clear()
 
     def stats(self) -> CacheSize:
         """``(current_size, max_size)``; ``counts`` has the rest."""
-        return CacheSize(len(self._kept), self._kept.max_entries)
+        return CacheSize(len(self._cache), self._cache.max_entries)
 
     @property
     def counts(self) -> Counts:
         """Hits, misses, evictions, expirations, entries, bytes."""
-        return self._kept.counts
+        return self._cache.counts
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._cache)
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._kept
+        return key in self._cache
 
 
-def settled(tensor: Any) -> Any:
+def materialized(tensor: Any) -> Any:
     """Computed, and holding no more memory than its own: a lazy array would keep all that it is to be made from,
     and a slice the array it was cut from."""
     computed = tree_map(lambda x: mx.contiguous(x) if isinstance(x, mx.array) else x, tensor)

@@ -85,7 +85,7 @@ class MlxAutoTuner:
             medians = {c: statistics.median(t) for c, t in times.items() if c not in failed}
             return self._decided(name, medians, failed)
 
-        return self._known_or(name, configs, arrays, search, lambda: search(1), anew).best
+        return self._cached_or_search(name, configs, arrays, search, lambda: search(1), anew).best
 
     def tune(
         self,
@@ -112,21 +112,21 @@ class MlxAutoTuner:
                     leaves = _leaves(way(*arrays))
                     if reference is None:
                         reference = leaves
-                    elif tolerance is not None and (error := _apart(reference, leaves)) > tolerance:
+                    elif tolerance is not None and (error := _max_relative_error(reference, leaves)) > tolerance:
                         failed[config] = f"its results differ by {error:.2g}"
                         continue
-                    racing[config] = _waited(way, arrays)
+                    racing[config] = _synchronous(way, arrays)
                 except Exception as error:
                     failed[config] = f"{type(error).__name__}: {error}"
             return self._decided(
                 name, time_interleaved(racing, seconds=seconds, of=_quartile) if racing else {}, failed
             )
 
-        return self._known_or(name, list(ways), arrays, search, lambda: search(seconds / 10), anew)
+        return self._cached_or_search(name, list(ways), arrays, search, lambda: search(seconds / 10), anew)
 
     def get_optimal_config(self, name: str, arrays: Sequence[Any] = ()) -> str | None:
         """Return the stored result for these arrays, of this process or an earlier one, or None."""
-        kinds = _kinds(arrays)
+        kinds = _array_types(arrays)
         if (name, kinds) not in self.results:
             entry = self._read(name, kinds)
             if entry is None:
@@ -135,7 +135,7 @@ class MlxAutoTuner:
         return self.results[name, kinds].best
 
     # -- keeping -----------------------------------------------------------------------------------------------------
-    def _known_or(
+    def _cached_or_search(
         self,
         name: str,
         configs: Sequence[str],
@@ -147,7 +147,7 @@ class MlxAutoTuner:
         """Return the known answer, or search. An answer of another process is checked once, by a short ``look``."""
         if not configs:
             raise InputError(f"there is no configuration of '{name}' to choose from")
-        kinds = _kinds(arrays)
+        kinds = _array_types(arrays)
         entry = None if anew else self._read(name, kinds)
         is_answer = entry is not None and set(configs) == {*entry.seconds, *entry.failed}
         if entry is not None and is_answer and ((name, kinds) in self._checked or self._still_holds(entry, look)):
@@ -199,7 +199,7 @@ def _key(name: str, kinds: Hashable) -> str:
     return fingerprint("mlx-tuner", name, kinds, str(mx.default_device()), device, str(BLAS), versions)
 
 
-def _kinds(arrays: Sequence[Any]) -> Hashable:
+def _array_types(arrays: Sequence[Any]) -> Hashable:
     return tuple((tuple(np.shape(a)), str(getattr(a, "dtype", type(a).__name__))) for a in arrays)
 
 
@@ -207,7 +207,7 @@ def _quartile(times: Sequence[float]) -> float:
     return float(np.quantile(times, 0.25))
 
 
-def _waited(way: Callable[..., Any], arrays: Sequence[Any]) -> Callable[[], Any]:
+def _synchronous(way: Callable[..., Any], arrays: Sequence[Any]) -> Callable[[], Any]:
     def call() -> None:
         mx.eval(way(*arrays))
 
@@ -219,7 +219,7 @@ def _leaves(result: Any) -> list[np.ndarray[Any, Any]]:
     return [np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in parts]
 
 
-def _apart(expected: list[np.ndarray[Any, Any]], actual: list[np.ndarray[Any, Any]]) -> float:
+def _max_relative_error(expected: list[np.ndarray[Any, Any]], actual: list[np.ndarray[Any, Any]]) -> float:
     if len(expected) != len(actual) or any(a.shape != b.shape for a, b in zip(expected, actual, strict=True)):
         return float("inf")
     return max(

@@ -20,7 +20,7 @@ _FAR = 100  # length of the longest path, in operations, after which XLA gathers
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Collective:
     """One collective. ``bytes`` is the size of its result on one device, ``times`` its trip count in a loop.
 
     ``gathered_value`` is the operand of an all-gather.
@@ -40,7 +40,7 @@ class GraphSharding:
 
     mesh: Mesh
     splits: dict[Value, Split] = field(default_factory=dict)
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[Collective] = field(default_factory=list)
     pending: dict[Value, frozenset[str]] = field(default_factory=dict)  # mesh axes over which a value is a partial sum
     summed: set[tuple[Value, str]] = field(default_factory=set)  # values reduced by an all-reduce, with its mesh axis
     reshard_depths: dict[tuple[Value, Split], int] = field(default_factory=dict)  # depth of the last resharding
@@ -190,7 +190,7 @@ def _reduce_pending(sharding: GraphSharding, v: Value, node: Node | None) -> Non
         if node is not None:
             # XLA upcasts 16-bit floats to 32 bits for reductions over devices.
             size = sharding.bytes(v) * (2 if v.dtype.is_float and v.dtype.bits == 16 else 1)
-            sharding.exchanges.append(Exchange("all-reduce", axis, size, node))
+            sharding.exchanges.append(Collective("all-reduce", axis, size, node))
             sharding.summed.add((v, axis))
 
 
@@ -211,7 +211,9 @@ def _reshard(sharding: GraphSharding, node: Node, v: Value, current: Split, targ
                 continue
             sharding.gather_depths[root, axis] = depth
         size = prod(mesh.local(sizes(v), target)) * v.dtype.itemsize
-        sharding.exchanges.append(Exchange(kind, axis, size, node, gathered_value=v if kind == "all-gather" else None))
+        sharding.exchanges.append(
+            Collective(kind, axis, size, node, gathered_value=v if kind == "all-gather" else None)
+        )
 
 
 # -- loops ----------------------------------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ def _propagate_scan(sharding: GraphSharding, node: Node) -> None:
         entering[:carries] = [inner.splits[v] for v in body.outputs[:carries]]
     length = node.attributes.get("length", 1)
     times = length if isinstance(length, int) else 1
-    sharding.exchanges += [Exchange(e.kind, e.axis, e.bytes, e.node, e.times * times) for e in inner.exchanges]
+    sharding.exchanges += [Collective(e.kind, e.axis, e.bytes, e.node, e.times * times) for e in inner.exchanges]
     sharding.splits.update(inner.splits)
     leaving = [inner.splits[v] for v in body.outputs]
     for k, v in enumerate(node.results):

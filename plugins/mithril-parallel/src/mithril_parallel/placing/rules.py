@@ -47,7 +47,7 @@ def op_sharding(node: Node, splits: Sequence[Split | None], mesh: Mesh) -> OpSha
 
 def _may_divide(axes: OpAxes, factor: str, role: Role | None) -> bool:
     """Whether the compiler divides a factor: a parallel factor, a reduced one, or the rows of a lookup table."""
-    if role is not None and not role.reduces and (role.kind != "index" or axes.gives(factor)):
+    if role is not None and not role.reduces and (role.kind != "index" or axes.has_in_result(factor)):
         return False
     return all(
         all(axes.sizes[f] == 1 for f in factors[: factors.index(factor)])

@@ -10,7 +10,7 @@ from mithril import plugins
 from mithril.base import InputError, OptionError, UnsupportedError, unknown
 from mithril.ir import Graph
 from mithril.plugins import HardwareTarget
-from mithril.runtime import Kind, Request
+from mithril.runtime import ProgramKey, ProgramKind
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import Strategy, choose
@@ -208,7 +208,7 @@ def _graph(model: Model, outputs: tuple[str, ...], options: Mapping[str, Any]) -
             if name not in output_names:
                 message, facts, hint = unknown("output", name, output_names)
                 raise InputError(message, facts=facts, hint=hint)
-        program = compiled.compiler.specialize(Request(program.request.types, Kind(True, outputs)))
+        program = compiled.compiler.specialize(ProgramKey(program.request.types, ProgramKind(True, outputs)))
     graph: Graph = program.executable.graph
     return graph
 

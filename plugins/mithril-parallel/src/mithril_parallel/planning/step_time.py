@@ -9,7 +9,7 @@ from mithril.axes import flops, is_product, is_windowed_product
 from mithril.ir import Node, Value
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh
-from mithril_parallel.placing.propagate import Exchange, GraphSharding
+from mithril_parallel.placing.propagate import Collective, GraphSharding
 from mithril_parallel.planning.memory_estimate import size_function
 from mithril_parallel.xla_model.convolutions import is_kernel_gradient
 from mithril_parallel.xla_model.fusion_model import FusedGraph, Kernel, walk
@@ -109,7 +109,7 @@ def _rate(results: tuple[Value, ...], target: HardwareTarget) -> float:
     return rates.get("float32") or max(rates.values(), default=1e12)
 
 
-def _exchange_seconds(e: Exchange, mesh: Mesh, target: HardwareTarget) -> float:
+def _exchange_seconds(e: Collective, mesh: Mesh, target: HardwareTarget) -> float:
     """Return the time of a ring collective: n - 1 of n parts pass each device, in an all-reduce twice."""
     n = mesh.size(e.axis)
     if n == 1:

@@ -10,7 +10,7 @@ from mithril_parallel.mesh import DATA, Mesh, Split
 from mithril_parallel.placing.strategy import choose
 from mithril_parallel.sharding.collective_buckets import bucketed
 from mithril_parallel.sharding.local_graph import DeviceGraph
-from mithril_parallel.sharding.spmd import cut
+from mithril_parallel.sharding.spmd import partition_graph
 
 CHUNK = "chunk"
 
@@ -28,16 +28,16 @@ def shard(
     ``model``, along which weights are split; ``splits`` has the form of ``tensor_split_dims``. Gradients and new
     values of parameters and state are split like the old values.
     """
-    sharded, unsplit = parts(graph, axes, splits=splits, fsdp=fsdp)
+    sharded, unsplit = shard_unbucketed(graph, axes, splits=splits, fsdp=fsdp)
     return replace(sharded, graph=bucketed(sharded.graph)), unsplit
 
 
-def parts(
+def shard_unbucketed(
     graph: Graph, axes: Mapping[str, int], *, splits: Mapping[str, int] | None = None, fsdp: bool = False
 ) -> tuple[DeviceGraph, dict[str, str]]:
     """Return the result of ``shard`` without buckets: for graphs that are still to be cut into stages."""
     strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp)
-    return cut(graph, axes, strategy.splits, outputs=_like_inputs(graph, strategy.splits)), strategy.unsplit
+    return partition_graph(graph, axes, strategy.splits, outputs=_like_inputs(graph, strategy.splits)), strategy.unsplit
 
 
 def placement(graph: Graph, axes: Mapping[str, int]) -> tuple[dict[str, Split], dict[str, str]]:
@@ -57,7 +57,7 @@ def in_chunks(graph: Graph, chunks: int) -> DeviceGraph:
         for name, split in strategy.splits.items()
         if any(i.name == name and i.role != "param" for i in graph.inputs)
     }
-    return cut(graph, {CHUNK: chunks}, names, sequential_axes=(CHUNK,))
+    return partition_graph(graph, {CHUNK: chunks}, names, sequential_axes=(CHUNK,))
 
 
 def _like_inputs(graph: Graph, splits: Mapping[str, Split]) -> dict[str, Split]:

@@ -51,7 +51,7 @@ class _Buckets:
         for v in (*(i.value for i in graph.inputs), *(v for node in graph.nodes for v in node.results)):
             self.builder.unique(v.name)
         self.replacements: dict[Value, Value] = {}
-        self.waiting: dict[Key, list[Node]] = {}
+        self.pending: dict[Key, list[Node]] = {}
         self.bucket_of: dict[Value, Key] = {}  # buckets of waiting results
         self.gathers = self._gather_buckets()
         self.late: list[Node] = []
@@ -76,7 +76,7 @@ class _Buckets:
             while nodes:
                 for node in nodes:
                     self._node(node)
-                for key in list(self.waiting):
+                for key in list(self.pending):
                     self._flush(key)
                 nodes, self.late, self.late_values = self.late, [], set()
         outputs = tuple(self.replacements.get(v, v) for v in self.graph.outputs)
@@ -99,9 +99,9 @@ class _Buckets:
         if bucket_key is None:
             self.builder.nodes.append(self._with_replacements(node))
             return
-        if sum(map(_bytes, (*self.waiting.get(bucket_key, ()), node))) > self.limit:
+        if sum(map(_bytes, (*self.pending.get(bucket_key, ()), node))) > self.limit:
             self._flush(bucket_key)
-        self.waiting.setdefault(bucket_key, []).append(node)
+        self.pending.setdefault(bucket_key, []).append(node)
         self.bucket_of[node.result] = bucket_key
 
     def _with_replacements(self, node: Node) -> Node:
@@ -109,7 +109,7 @@ class _Buckets:
         return node if operands == node.operands else node.replaced(operands=operands)
 
     def _flush(self, key: Key) -> None:
-        nodes = self.waiting.pop(key, [])
+        nodes = self.pending.pop(key, [])
         for node in nodes:
             del self.bucket_of[node.result]
         self._emit_bucket(nodes)

@@ -17,7 +17,7 @@ def _like(dtypes: Any, attributes: Any) -> Any:
     return dtypes[0]
 
 
-def _gathered(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
+def _gathered_shape(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
     return tuple(n * parts if k == axis else n for k, n in enumerate(x))
 
 
@@ -31,7 +31,7 @@ def all_reduce(x: Any, *, mesh: str, parts: int, kind: str = "sum") -> Any:
     return x
 
 
-@op(name="mesh.all_gather", shape=_gathered, dtype=_like, opaque=True, no_axes="it already works on local parts")
+@op(name="mesh.all_gather", shape=_gathered_shape, dtype=_like, opaque=True, no_axes="it already works on local parts")
 def all_gather(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
     """The parts of all devices concatenated along ``axis``."""
     import numpy as np

@@ -8,10 +8,10 @@ from typing import Literal
 
 from mithril.base import OptionError
 from mithril.ir import Graph
-from mithril_parallel.sharding.api import CHUNK, in_chunks, parts
+from mithril_parallel.sharding.api import CHUNK, in_chunks, shard_unbucketed
 from mithril_parallel.sharding.collective_buckets import bucketed
 from mithril_parallel.sharding.local_graph import DeviceGraph
-from mithril_parallel.sharding.pipeline_stages import Task, cost, cut
+from mithril_parallel.sharding.pipeline_stages import Task, cost, split_stages
 
 Schedule = Literal["gpipe", "1f1b"]
 
@@ -93,8 +93,8 @@ def staged(
         }
         index = next(iter(per_chunk.indices), None)
         graph = per_chunk.graph
-    sharded = parts(graph, axes, splits=splits, fsdp=fsdp)[0] if axes else None
-    tasks = cut(sharded.graph if sharded is not None else graph, stages)
+    sharded = shard_unbucketed(graph, axes, splits=splits, fsdp=fsdp)[0] if axes else None
+    tasks = split_stages(sharded.graph if sharded is not None else graph, stages)
     tasks = [replace(task, graph=bucketed(task.graph)) for task in tasks]
     return Pipeline(stages, chunks, tasks, order(tasks, stages, chunks, schedule), cuts, index, sharded)
 

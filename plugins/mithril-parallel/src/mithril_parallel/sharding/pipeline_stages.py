@@ -53,9 +53,9 @@ def cost(node: Node) -> float:
     return total[0]
 
 
-def cut(graph: Graph, stages: int) -> list[Task]:
+def split_stages(graph: Graph, stages: int) -> list[Task]:
     """Return the tasks of a pipeline: forward tasks by stage, backward tasks in reverse order, then the rest."""
-    once = _once_nodes(graph)
+    once = _update_nodes(graph)
     forward = [n for n in forward_nodes(graph) if n not in once]
     movable = [n for n in forward if not is_source(n)]
     if not 1 <= stages <= max(1, len(movable)):
@@ -70,7 +70,7 @@ def cut(graph: Graph, stages: int) -> list[Task]:
     return _tasks(graph, stage_of, rounds, stages)
 
 
-def _once_nodes(graph: Graph) -> dict[Node, None]:
+def _update_nodes(graph: Graph) -> dict[Node, None]:
     """Return the nodes of an optimizer's update, and all others that depend on a sum over chunks."""
     once: dict[Node, None] = {}
     late_values: set[Value] = set()
@@ -224,7 +224,7 @@ class _TaskGraphs:
         self.graph, self.order, self.home = graph, order, home
         self.sums = sums  # sums over chunks -> their summands
         self.task_of = {v: home[node] for node in home for v in node.results}
-        self.sent: list[dict[str, Value]] = [{} for _ in order]  # values for other tasks, by output name
+        self.outputs_by_task: list[dict[str, Value]] = [{} for _ in order]  # values for other tasks, by output name
         self.summed: list[set[str]] = [set() for _ in order]
         self.outputs: list[dict[str, Value]] = [{} for _ in order]
 
@@ -259,7 +259,7 @@ class _TaskGraphs:
             elif self.task_of.get(v) != number:
                 if v not in renamed:
                     renamed[v] = Value(LINK + v.name, v.type)
-                    takes[LINK + v.name] = self._send(v)
+                    takes[LINK + v.name] = self._producing_task(v)
                     # the batch is determined from the inputs, which values read once are not part of
                     role = "state" if self.order[number][1] == "once" else "input"
                     inputs[renamed[v]] = Input(renamed[v], role, tags={"handed_on": True})
@@ -270,12 +270,12 @@ class _TaskGraphs:
         self.outputs[number] = {name: enter(v) for name, v in self.outputs[number].items()}
         return inputs, [*free, *new_nodes], takes
 
-    def _send(self, v: Value) -> tuple[int, str]:
+    def _producing_task(self, v: Value) -> tuple[int, str]:
         """Return the task that computes a value, and the name of its output."""
         summand = self.sums.get(v)
         value = v if summand is None else summand
         k, name = self.task_of[value], LINK + v.name
-        self.sent[k][name] = value
+        self.outputs_by_task[k][name] = value
         if summand is not None:
             self.summed[k].add(name)
         return k, name
@@ -284,7 +284,7 @@ class _TaskGraphs:
         self, number: int, inputs: dict[Value, Input], nodes: list[Node], takes: dict[str, tuple[int, str]]
     ) -> Task:
         stage, kind, turn = self.order[number]
-        out = {**self.sent[number], **self.outputs[number]}
+        out = {**self.outputs_by_task[number], **self.outputs[number]}
         name = f"{kind}_{stage}" if not turn else f"{kind}_{stage}_{turn}"
         results_by_name = {r.name: r for r in self.graph.results}
         results = tuple(

@@ -23,7 +23,7 @@ from mithril_parallel.sharding.local_rules import LocalRule, is_zero, local_rule
 from mithril_parallel.sharding.lookups import shard_lookup, shard_row_aligned
 
 
-def cut(
+def partition_graph(
     graph: Graph,
     axes: Mapping[str, int],
     inputs: Mapping[str, Split],
@@ -50,7 +50,7 @@ class SpmdPartitioner(LocalGraphBuilder):
         for i in self.graph.inputs:
             self._add_input(i, inputs.get(i.name))
         self.requested_splits = {
-            v: self._on_mesh(outputs[name])
+            v: self._effective_split(outputs[name])
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
             if name in outputs
         }
@@ -62,7 +62,7 @@ class SpmdPartitioner(LocalGraphBuilder):
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True):
                 producer = self.node = self.graph.producers.get(v)
                 with self.builder.at(*((producer.origin, producer.tags) if producer is not None else (NOWHERE,))):
-                    requested = self._on_mesh(outputs[name]) if name in outputs else None
+                    requested = self._effective_split(outputs[name]) if name in outputs else None
                     values.append(self._output_value(v, requested, name in unreduced))
                 parts[name] = Part(self.splits[v] if requested is None else requested, self.pending.get(v, frozenset()))
         input_splits = {i.name: self.splits[i.value] for i in self.graph.inputs if i.role != "constant"}
@@ -86,7 +86,7 @@ class SpmdPartitioner(LocalGraphBuilder):
             self.local_values[v], self.splits[v] = self.reshard(v, plain), plain
         return self.reduce_pending(v)
 
-    def _on_mesh(self, split: Split) -> Split:
+    def _effective_split(self, split: Split) -> Split:
         return tuple(a if self.mesh.size(a) > 1 else None for a in split)
 
     def _add_input(self, i: Input, split: Split | None) -> None:
@@ -95,7 +95,7 @@ class SpmdPartitioner(LocalGraphBuilder):
                 f"input '{i.name}' has a symbolic size: {i.type}",
                 hint=f"pass shapes={{'{i.name}': [...]}} with numbers: the work is divided at compile time",
             )
-        local_split = self._on_mesh(split) if split is not None else replicated(len(i.type.shape))
+        local_split = self._effective_split(split) if split is not None else replicated(len(i.type.shape))
         for k, axis in enumerate(local_split):
             if not self.mesh.divides(axis, sizes(i.value)[k]):
                 raise OperationError(f"axis {k} of '{i.name}' cannot be divided by {self.mesh.size(axis)}")

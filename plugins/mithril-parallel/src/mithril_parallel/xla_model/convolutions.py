@@ -19,7 +19,7 @@ def is_kernel_gradient(node: Node) -> bool:
 
 def is_image_gradient(node: Node) -> bool:
     """Whether a node is a convolution's gradient with respect to the image, so that windows extend over its result."""
-    return computes_image(node) and any(axes_of(node).gives(f) for f in _windows(axes_of(node)))
+    return computes_image(node) and any(axes_of(node).has_in_result(f) for f in _windows(axes_of(node)))
 
 
 def is_pool(node: Node) -> bool:

@@ -11,7 +11,7 @@ from mithril import plugins
 from mithril.base import PluginError
 from mithril_tools.cli.output import console, json_option, print_json, show
 
-COLUMNS = ("backend", "samples", "products", "other", "apart", "took")
+COLUMNS = ("backend", "samples", "products", "other", "error", "took")
 
 
 @click.command()
@@ -30,7 +30,7 @@ def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) ->
     the machine or a version changes.
     """
     import mithril as ml
-    from mithril.runtime import si
+    from mithril.runtime import format_si
 
     names = [n for n in backends.split(",") if n] or sorted(plugins.backends())
     if not names:
@@ -49,9 +49,9 @@ def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) ->
             {
                 "backend": name,
                 "samples": str(len(model.samples)),
-                "products": f"{si(model.flops_per_second)}FLOP/s",
-                "other": f"{si(model.bytes_per_second)}B/s",
-                "apart": f"{100 * model.apart:.0f}%",
+                "products": f"{format_si(model.flops_per_second)}FLOP/s",
+                "other": f"{format_si(model.bytes_per_second)}B/s",
+                "error": f"{100 * model.relative_error:.0f}%",
                 "took": f"{took:.0f} s",
             }
         )
@@ -61,7 +61,7 @@ def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) ->
                 "samples": len(model.samples),
                 "flops_per_second": model.flops_per_second,
                 "bytes_per_second": model.bytes_per_second,
-                "apart": model.apart,
+                "relative_error": model.relative_error,
                 "seconds": took,
             }
         )

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from mithril import __version__, plugins
 from mithril.base import MithrilError
-from mithril.plugins import BackendSpec, Registered
+from mithril.plugins import BackendSpec, Entry
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS")
@@ -48,7 +48,7 @@ def _processor() -> str:
         return platform.processor() or "unknown"
 
 
-def examine_backend(entry: Registered[BackendSpec]) -> dict[str, str]:
+def examine_backend(entry: Entry[BackendSpec]) -> dict[str, str]:
     """Report one backend: its framework's version, whether and how fast it loads, and its own diagnosis."""
     facts = {"distribution": entry.origin}
     brought_by = packages_distributions()

@@ -14,7 +14,7 @@ from rich.markup import escape
 from mithril import plugins as installed
 from mithril.base import PASS_LEVELS
 from mithril.compiler import option_registry, option_rows
-from mithril.plugins import PassSpec, Plugin, Registered, pip_hints
+from mithril.plugins import Entry, PassSpec, Plugin, pip_hints
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 if TYPE_CHECKING:
@@ -174,15 +174,15 @@ def passes(as_json: bool) -> None:
         out.print(f"[bold]{level}[/bold]: {escape(', '.join(names)) or 'nothing'}")
 
 
-def _in_order(entries: Mapping[str, Registered[PassSpec]]) -> list[Registered[PassSpec]]:
+def _in_order(entries: Mapping[str, Entry[PassSpec]]) -> list[Entry[PassSpec]]:
     """Return all passes in the order of the pass manager."""
-    from mithril.passes import Pass, ordered
+    from mithril.passes import Pass, sort_passes
 
     stand_ins = []
     for name, entry in entries.items():
         place = installed.pass_placement(name)
         stand_ins.append(Pass(name, _unused, entry.spec.stage, entry.spec.level, place.before, place.after))
-    return [entries[one.name] for one in ordered(stand_ins)]
+    return [entries[one.name] for one in sort_passes(stand_ins)]
 
 
 def _unused(graph: Graph) -> Graph:

@@ -88,7 +88,7 @@ def render(kind: str, words: dict[str, Any]) -> dict[str, str]:
     return files
 
 
-def taken(ident: str) -> bool:
+def is_taken(ident: str) -> bool:
     """Whether the core or an installed plugin has an operation of that name."""
     from mithril import plugins
     from mithril.base import operations
@@ -123,7 +123,7 @@ def new_plugin(kind: str, name: str, into: Path) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise click.BadParameter("use lower-case letters and digits, words joined by dashes", param_hint="NAME")
     words = facts(kind, name)
-    if kind == "op" and taken(f"{words['ident']}.soft_clip"):
+    if kind == "op" and is_taken(f"{words['ident']}.soft_clip"):
         raise click.BadParameter(f"there is an operation '{words['ident']}.soft_clip' already", param_hint="NAME")
     if home := owner(words["distribution"], name):
         raise click.BadParameter(f"{home} has that name", param_hint="NAME")

@@ -42,7 +42,7 @@ def examine(plugin: Plugin, hang: float = HANG) -> dict[str, Any]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=hang, check=False)
     except subprocess.TimeoutExpired:
-        return row | {"state": "hangs", "changes": [f"stopped after {hang:g} seconds: {plugin.silence()}"]}
+        return row | {"state": "hangs", "changes": [f"stopped after {hang:g} seconds: {plugin.disable_hint()}"]}
     output, _, result = done.stdout.rpartition("\n")
     if done.returncode or not result.startswith("{"):
         last = (done.stderr.strip() or output or result).splitlines()[-1:]

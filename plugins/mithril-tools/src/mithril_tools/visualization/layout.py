@@ -89,7 +89,9 @@ def _order(ranks: list[list[Box]]) -> None:
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
         for rank in ranks if down else reversed(ranks):
-            positions = {id(b): k for r in ranks for k, b in enumerate(r)} if len(ranks) < 40 else _near(rank)
+            positions = (
+                {id(b): k for r in ranks for k, b in enumerate(r)} if len(ranks) < 40 else _adjacent_positions(rank)
+            )
             keys = {}
             for k, box in enumerate(rank):
                 neighbors = box.above if down else box.below
@@ -99,7 +101,7 @@ def _order(ranks: list[list[Box]]) -> None:
             rank.sort(key=lambda b: keys[id(b)])
 
 
-def _near(rank: list[Box]) -> dict[int, int]:
+def _adjacent_positions(rank: list[Box]) -> dict[int, int]:
     """Return the positions in the adjacent ranks only: all ranks would be too slow for tall pictures."""
     adjacent = {id(n): n for b in rank for n in (*b.above, *b.below)}
     ordered = sorted(adjacent.values(), key=lambda n: n.x)
@@ -121,10 +123,10 @@ def _columns(ranks: list[list[Box]]) -> None:
             for box in rank:
                 neighbors = box.above if sweep % 2 == 0 else box.below
                 wish.append(sum(n.x for n in neighbors) / len(neighbors) if neighbors else box.x)
-            _settle(rank, wish)
+            _relax(rank, wish)
 
 
-def _settle(rank: list[Box], wish: list[float]) -> None:
+def _relax(rank: list[Box], wish: list[float]) -> None:
     """Set positions near the targets that keep order and distance: the mean of a left and a right sweep."""
     from_left, low = [], float("-inf")
     for box, x in zip(rank, wish, strict=True):

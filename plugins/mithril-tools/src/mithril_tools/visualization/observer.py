@@ -11,7 +11,7 @@ from mithril.base import unknown
 from mithril.system import files
 from mithril_tools.show.graph_formats import to_dot
 from mithril_tools.visualization.page import html
-from mithril_tools.visualization.picture import Look, svg
+from mithril_tools.visualization.picture import DrawingStyle, svg
 
 FORMATS = ("svg", "html", "dot")
 
@@ -24,7 +24,7 @@ def draw(context: CompileContext, graph: Graph) -> str:
         message, facts, hint = unknown("picture format", form, FORMATS)
         raise OptionError(message, facts=facts, hint=hint)
     path = style.get("output_path") or f"{graph.name}.{form}"
-    look = Look(
+    look = DrawingStyle(
         show_shapes=bool(style.get("show_shapes", True)),
         show_types=bool(style.get("show_types", True)),
         show_memory=bool(style.get("show_memory", False)),

@@ -7,7 +7,7 @@ from html import escape
 
 from mithril import Graph
 from mithril.base import visible
-from mithril_tools.visualization.picture import Look, svg
+from mithril_tools.visualization.picture import DrawingStyle, svg
 
 STYLE = (
     "body{font-family:sans-serif;margin:1em}"
@@ -16,9 +16,9 @@ STYLE = (
 )
 
 
-def html(graph: Graph, look: Look | None = None) -> str:
+def html(graph: Graph, look: DrawingStyle | None = None) -> str:
     """No script and no other file: ``<details>`` does the folding."""
-    look = look or Look()
+    look = look or DrawingStyle()
     tree: dict[str, list[str]] = {}
     for path in dict.fromkeys(n.origin.path for n in graph.nodes if not n.is_constant and n.origin.path):
         parts = path.split(".")

@@ -22,7 +22,7 @@ COLORS = {"input": "#e8f0fe", "param": "#f3f3f3", "state": "#fdf3d8", "output": 
 
 
 @dataclass(frozen=True)
-class Look:
+class DrawingStyle:
     """Drawing style of the boxes. ``depth`` draws layers down to that level as one box each."""
 
     show_shapes: bool = True
@@ -43,9 +43,9 @@ class Item:
     reads: list[Value] = field(default_factory=list)
 
 
-def svg(graph: Graph, look: Look | None = None, under: str = "") -> str:
+def svg(graph: Graph, look: DrawingStyle | None = None, under: str = "") -> str:
     """Draw the graph; with ``under``, only the body of the layer with that path."""
-    look = look or Look()
+    look = look or DrawingStyle()
     items = _items(graph, look, under)
     maker = {id(v): k for k, item in enumerate(items) for v in item.makes}
     edges: dict[tuple[int, int], None] = {}
@@ -92,7 +92,7 @@ def _box(item: Item, box: Box) -> str:
     return "".join([*parts, "</g>"])
 
 
-def _type_lines(values: Sequence[Value], look: Look) -> list[str]:
+def _type_lines(values: Sequence[Value], look: DrawingStyle) -> list[str]:
     """Describe the results of a box, such as ``float32 [8, 10]``."""
     lines = []
     for value in values:
@@ -104,7 +104,7 @@ def _type_lines(values: Sequence[Value], look: Look) -> list[str]:
 
 
 # -- what is drawn ------------------------------------------------------------------------------------------------
-def _items(graph: Graph, look: Look, under: str) -> list[Item]:
+def _items(graph: Graph, look: DrawingStyle, under: str) -> list[Item]:
     """Inputs (parameters are named in their reader's box), operations or whole layers, outputs."""
     nodes = [n for n in graph.nodes if not n.is_constant and _inside(n.origin.path, under)]
     depth = look.depth
@@ -119,7 +119,7 @@ def _items(graph: Graph, look: Look, under: str) -> list[Item]:
         ]
     groups: dict[str, Item] = {}
     for k, node in enumerate(nodes):
-        path = _cut(node.origin.path, level) if level is not None else ""
+        path = _path_prefix(node.origin.path, level) if level is not None else ""
         single = level is None or node.origin.path.count(".") + 1 < level or not path or path == under
         key = f"#{k}" if single else path
         item = groups.get(key)
@@ -164,11 +164,11 @@ def _in_order(items: list[Item]) -> list[Item]:
     return out
 
 
-def _input(name: str, value: Value, role: str, look: Look) -> Item:
+def _input(name: str, value: Value, role: str, look: DrawingStyle) -> Item:
     return Item(name, [name, role, *_type_lines([value], look)], COLORS[role], [value])
 
 
-def _operation(node: Node, look: Look, params: Mapping[Value, str]) -> Item:
+def _operation(node: Node, look: DrawingStyle, params: Mapping[Value, str]) -> Item:
     activation = node.attributes.get("activation", "none")
     lines = [node.op.name if activation == "none" else f"{node.op.name}, {activation}"]
     if node.origin.path:
@@ -182,14 +182,14 @@ def _operation(node: Node, look: Look, params: Mapping[Value, str]) -> Item:
     return Item(node.op.name, lines, "#ffffff")
 
 
-def _layer(path: str, look: Look) -> Item:
+def _layer(path: str, look: DrawingStyle) -> Item:
     lines = [path]
     if path in look.times:
         lines.append(f"{1e3 * look.times[path]:.3g} ms")
     return Item(path, lines, COLORS["layer"])
 
 
-def _layer_lines(nodes: list[Node], params: Mapping[Value, str], look: Look) -> list[str]:
+def _layer_lines(nodes: list[Node], params: Mapping[Value, str], look: DrawingStyle) -> list[str]:
     lines = [f"{len(nodes)} operation{'s' * (len(nodes) != 1)}"]
     weights: dict[Any, None] = dict.fromkeys(v for n in nodes for v in n.operands if v is not None and v in params)
     if weights and all(is_static(v.shape) for v in weights):
@@ -203,5 +203,5 @@ def _inside(path: str, under: str) -> bool:
     return not under or path == under or path.startswith(under + ".")
 
 
-def _cut(path: str, level: int) -> str:
+def _path_prefix(path: str, level: int) -> str:
     return ".".join(path.split(".")[:level]) if path else ""

@@ -86,7 +86,7 @@ def may_pay(x: TensorType, columns: Any) -> bool:
     sizes = (*rows, inner, columns)
     if not all(isinstance(n, int) for n in sizes):
         return True
-    return bool(helpers.much_work(math.prod(rows), inner, columns))  # type: ignore[no-untyped-call]
+    return bool(helpers.exceeds_call_overhead(math.prod(rows), inner, columns))  # type: ignore[no-untyped-call]
 
 
 @table.function("linear", when=lambda node: is_float(node) and node.attributes["activation"] in ONEDNN)

@@ -50,7 +50,7 @@ def parse_mesh(device_mesh: int | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def world() -> int | None:
+def launched_world_size() -> int | None:
     """Return the number of processes that ``torchrun`` or another launcher started, or None without a launcher."""
     if dist.is_available() and dist.is_initialized():
         return int(dist.get_world_size())
@@ -62,7 +62,7 @@ def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | N
     settings = options.settings
     mesh, kind, stages = backend.device_mesh, settings.get("parallelism"), settings.get("pipeline_stages")
     if mesh is None:
-        count = world() or stages
+        count = launched_world_size() or stages
         if kind is None and stages is None:
             return None
         if count is None:
@@ -109,7 +109,7 @@ def build(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple
             hint=f"omit {option.partition('=')[0]} or device_mesh",
         )
     spec = spec_of(backend, graph, options, mesh)
-    count = world()
+    count = launched_world_size()
     if count is None:
         call: Any = PoolProgram(spec, pool(prod(mesh), backend.torch_device.type))
     elif count == prod(mesh):

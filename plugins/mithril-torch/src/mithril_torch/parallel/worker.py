@@ -111,7 +111,7 @@ class WorkerProgram:
             for name, axis in spec.indices.items()
         }
         self.readers = {key: self.spec.readers((key[0], key[2]), key[1]) for key in self._links()}
-        self.messages = {k: [m for m in self.readers if self._sends(k, m)] for k in range(self._stages)}
+        self.messages = {k: [m for m in self.readers if self._receives_from(k, m)] for k in range(self._stages)}
 
     @property
     def _stages(self) -> int:
@@ -135,7 +135,7 @@ class WorkerProgram:
                 elif chunk == spec.chunks - 1:
                     yield number, None, name
 
-    def _sends(self, stage: int, link: Link) -> bool:
+    def _receives_from(self, stage: int, link: Link) -> bool:
         """Whether ``stage`` sends this value to the stage of this process."""
         return self.spec.tasks[link[0]].stage == stage != self.stage and self.stage in self.readers[link]
 
@@ -181,7 +181,7 @@ class _Run:
         self.links: dict[Link, torch.Tensor] = {}
         self.remaining: dict[Link, int] = {}  # number of outstanding reads in this process
         self.expected = {k: deque(messages) for k, messages in program.messages.items()}
-        self.sent: list[tuple[Any, torch.Tensor]] = []
+        self.pending_sends: list[tuple[Any, torch.Tensor]] = []
         self.sums: dict[tuple[int, str], torch.Tensor] = {}
         self.results: dict[str, list[torch.Tensor]] = {}
 
@@ -190,7 +190,7 @@ class _Run:
             forward = self.program.forwards[number]
             if forward is not None:
                 self._step(number, chunk, forward)
-        for work, _ in self.sent:
+        for work, _ in self.pending_sends:
             work.wait()
         results = {}
         for name, parts in self.results.items():
@@ -220,7 +220,7 @@ class _Run:
         for stage in sorted(set(stages) - {self.program.stage}):
             packed = x.contiguous()
             work = dist.isend(packed.view(torch.uint8) if packed.dtype == torch.bool else packed, self._rank(stage))
-            self.sent.append((work, packed))  # the buffer must live until it is sent
+            self.pending_sends.append((work, packed))  # the buffer must live until it is sent
         if name in self.spec.outputs:
             self.results.setdefault(name, []).append(x)
 

@@ -221,7 +221,7 @@ class AheadProgram:
     @cached_property
     def hlo(self) -> str | None:
         """The optimized program's HLO text; None if this version of jaxlib cannot parse it."""
-        with _silent() if self.mesh.size > 1 and self.target.name == "tpu_v7x" else nullcontext():
+        with _stderr_discarded() if self.mesh.size > 1 and self.target.name == "tpu_v7x" else nullcontext():
             try:
                 text: str = self.compiled.as_text()
             except jax.errors.JaxRuntimeError:  # jaxlib's parser is older than libtpu's format (v7x, many chips)
@@ -369,7 +369,7 @@ def cpu_devices(count: int) -> list[Any]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def _stderr_discarded() -> Iterator[None]:
     """Discard stderr of C++ code: it prints a stack trace before it raises an error that is handled here."""
     sys.stderr.flush()
     saved = os.dup(2)

@@ -101,7 +101,7 @@ class DataLoader(metaclass=CheckedType):
         self.epoch += 1
         self._position = 0
 
-    def once(self) -> Iterator[Any]:
+    def evaluation_batches(self) -> Iterator[Any]:
         """Yield all batches of the current epoch without advancing to the next one, for evaluation."""
         place = self.epoch, self._position, self._start
         self._start = 0

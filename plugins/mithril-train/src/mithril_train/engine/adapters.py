@@ -27,7 +27,7 @@ class Loader:
             yield batch
         self.epoch, self.position = self.epoch + 1, 0
 
-    def plain(self) -> Iterator[Any]:
+    def evaluation_batches(self) -> Iterator[Any]:
         """Yield all batches once, for evaluation: the position of the loader does not change."""
         return iter(self.loader)
 
@@ -59,7 +59,7 @@ class Loader:
         self._skip = self.position
 
 
-class Ours(Loader):
+class MithrilLoader(Loader):
     """``ml.DataLoader``, which resumes in the middle by itself."""
 
     loader: DataLoader
@@ -67,8 +67,8 @@ class Ours(Loader):
     def batches(self) -> Generator[Any, None, None]:
         return iter(self.loader)
 
-    def plain(self) -> Iterator[Any]:
-        return self.loader.once()
+    def evaluation_batches(self) -> Iterator[Any]:
+        return self.loader.evaluation_batches()
 
     def done(self) -> int:
         return int(self.loader.state_dict()["position"])
@@ -80,7 +80,7 @@ class Ours(Loader):
         self.loader.load_state_dict(state or {**self.loader.state_dict(), "position": 0})
 
 
-class Torch(Loader):
+class TorchLoader(Loader):
     """``torch.utils.data.DataLoader``: each epoch's order comes from a generator seeded by seed and epoch."""
 
     def __init__(self, loader: Any, seed: int) -> None:
@@ -97,7 +97,7 @@ class Torch(Loader):
         self.generator.manual_seed((self.seed * 1_000_003 + self.epoch) & 0x7FFFFFFFFFFFFFFF)
 
 
-class Grain(Loader):
+class GrainLoader(Loader):
     """A grain loader: its iterators tell their state, and are set to one."""
 
     def __init__(self, loader: Any, seed: int) -> None:
@@ -132,13 +132,13 @@ def as_loader(loader: Iterable[Any], seed: int) -> Loader:
     if isinstance(loader, Loader):
         return loader
     if isinstance(loader, DataLoader):
-        return Ours(loader, seed)
+        return MithrilLoader(loader, seed)
     module = type(loader).__module__.split(".")[0]
     kinds = {c.__name__ for c in type(loader).__mro__ if c.__module__.startswith("torch.utils.data")}
     if "DataLoader" in kinds:
-        return Torch(loader, seed)
+        return TorchLoader(loader, seed)
     if module == "grain":
-        return Grain(loader, seed)
+        return GrainLoader(loader, seed)
     if not hasattr(loader, "__iter__"):
         raise InputError(f"a {type(loader).__name__} gives no batches", hint="ml.DataLoader(data, batch_size=32)")
     if iter(loader) is loader:

@@ -16,24 +16,24 @@ from mithril.ir import Graph, Node, Output, Value
 from mithril.passes import PassManager
 from mithril.runtime import (
     Bound,
+    BufferBound,
     CompiledModel,
-    GivenIndices,
+    IndexInput,
     InputSpec,
     ProgramMemory,
-    Room,
-    adapt,
     array_type,
     as_numpy,
+    convert_input,
     given_indices,
     missing_or_unknown,
-    settle,
+    resolve_type,
     with_bounds,
 )
 from mithril_train.step.broadcasts import broadcasts
 from mithril_train.step.step import (
-    Carried,
     Reports,
-    carried,
+    TrainState,
+    carried_values,
     ema_name,
     parameter_names,
     trained_names,
@@ -41,7 +41,7 @@ from mithril_train.step.step import (
     with_loss,
     with_update,
 )
-from mithril_train.step.step_config import Recipe
+from mithril_train.step.step_config import StepConfig
 
 Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
 FLAG = "is_training"
@@ -57,8 +57,8 @@ class Step:
     convert: Converters
     reports: tuple[Output, ...]
     fixed: Mapping[str, Any]  # further inputs that are always the same
-    indices: tuple[GivenIndices, ...]  # columns of the batch that index something
-    bounds: tuple[Bound | Room, ...]  # results that say whether a loop was cut off
+    indices: tuple[IndexInput, ...]  # columns of the batch that index something
+    bounds: tuple[Bound | BufferBound, ...]  # results that say whether a loop was cut off
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Evaluation:
     run: Executable
     convert: Converters
     fixed: Mapping[str, Any]
-    indices: tuple[GivenIndices, ...]
-    bounds: tuple[Bound | Room, ...]
+    indices: tuple[IndexInput, ...]
+    bounds: tuple[Bound | BufferBound, ...]
 
 
-def _hold(indices: Iterable[GivenIndices], batch: Mapping[str, Any]) -> None:
+def _check_indices(indices: Iterable[IndexInput], batch: Mapping[str, Any]) -> None:
     """Raise if labels or tokens are out of range; arrays on a device are not fetched for this check."""
     for index_input in indices:
         column = _in_main_memory(batch[index_input.name])
@@ -102,7 +102,7 @@ def _expect_names(kind: str, names: Sequence[str], arrays: Mapping[str, Any]) ->
 class Engine:
     """One model, one recipe, one backend."""
 
-    def __init__(self, compiled: CompiledModel, recipe: Recipe) -> None:
+    def __init__(self, compiled: CompiledModel, recipe: StepConfig) -> None:
         self.compiled = compiled
         self.recipe = recipe
         self.backend: Backend = compiled.backend
@@ -123,7 +123,7 @@ class Engine:
         self.parameters: tuple[str, ...] = ()
         self.states: tuple[str, ...] = ()
         self.trained: tuple[str, ...] = ()
-        self.extra: dict[str, Carried] = {}
+        self.extra: dict[str, TrainState] = {}
         self._steps: dict[Any, Step] = {}
         self._evaluations: dict[Any, Evaluation] = {}
         self._traced: tuple[Any, Graph, Graph] | None = None  # the last one, which is often requested again
@@ -133,7 +133,7 @@ class Engine:
     def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> Reports:
         """Run one step, or with ``last=False`` one batch of an accumulated step; return its reports."""
         step = self.prepare(batch)
-        _hold(step.indices, batch)
+        _check_indices(step.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in step.convert}
         inputs.update(step.fixed)
         if last:
@@ -158,7 +158,7 @@ class Engine:
                 (reports.statistics if merged else reports.values)[r.name if merged else r.of] = results.pop(r.name)
         return reports
 
-    def _hold_bounds(self, bounds: Iterable[Bound | Room], results: dict[str, Any]) -> None:
+    def _hold_bounds(self, bounds: Iterable[Bound | BufferBound], results: dict[str, Any]) -> None:
         """Take the flags of loops out of the results, and raise where a loop was cut off."""
         for bound in bounds:
             bound.hold([self.backend.to_numpy(results.pop(name)) for name in bound.names], {})
@@ -167,7 +167,7 @@ class Engine:
         """Loss and metrics of a batch."""
         key = signature(batch)
         evaluation = self._evaluations.get(key) or self._new_evaluation(key, batch)
-        _hold(evaluation.indices, batch)
+        _check_indices(evaluation.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in evaluation.convert}
         inputs.update(evaluation.fixed)
         inputs.update({n: self.arrays[n] for n in self.states})
@@ -207,29 +207,29 @@ class Engine:
         self.states = tuple(i.name for i in states)
         self.recipe.check_patterns(parameter_names(traced))
         self.trained = trained_names(traced, self.recipe)
-        self.extra = carried(traced, self.recipe, self.trained)
+        self.extra = carried_values(traced, self.recipe, self.trained)
         _expect_names("parameter", self.parameters, initial_values)
         _expect_names("state", self.states, state)
         drawn_names = [n for n in self.parameters if initial_values and n not in initial_values]
         if drawn_names:
             self.decisions.record("choice", f"not among params, drawn from the seed: {', '.join(drawn_names)}")
-        arrays = {n: self.own(x) for n, x in {**initial_values, **state}.items()}
+        arrays = {n: self.to_backend(x) for n, x in {**initial_values, **state}.items()}
         drawn = self.compiler.initial([i for i in (*params, *states) if i.name not in arrays], seed)
-        arrays.update({n: self.own(x) for n, x in drawn.items()})
+        arrays.update({n: self.to_backend(x) for n, x in drawn.items()})
         for i in (*params, *states):
             if tuple(arrays[i.name].shape) != i.type.shape:
                 raise InputError(
                     f"'{i.name}' has shape {list(arrays[i.name].shape)}, expected {list(i.type.shape)}",
                 )
         for name, entry in self.extra.items():
-            arrays[name] = self.own(np.full(entry.type.shape, entry.initial, entry.type.dtype.numpy))
+            arrays[name] = self.to_backend(np.full(entry.type.shape, entry.initial, entry.type.dtype.numpy))
         if self.recipe.ema is not None:
             for name in self.trained:
                 kind = self.extra[ema_name(name)].type.dtype.numpy
-                arrays[ema_name(name)] = self.own(self.backend.to_numpy(arrays[name]).astype(kind))
+                arrays[ema_name(name)] = self.to_backend(self.backend.to_numpy(arrays[name]).astype(kind))
         self.arrays = arrays
 
-    def own(self, array: Any) -> Any:
+    def to_backend(self, array: Any) -> Any:
         """Copy an array, of any framework, to the backend: steps write over their arrays."""
         return self.backend.array(np.array(self._numpy(array), order="C", copy=True))
 
@@ -241,7 +241,7 @@ class Engine:
             array, old = self._numpy(x), self.backend.to_numpy(self.arrays[name])
             if array.shape != old.shape:
                 raise InputError(f"'{name}' has shape {list(array.shape)}, expected {list(old.shape)}")
-            new[name] = self.own(array.astype(old.dtype, copy=False))
+            new[name] = self.to_backend(array.astype(old.dtype, copy=False))
         self.arrays = {**self.arrays, **new}
 
     def _numpy(self, x: Any) -> np.ndarray[Any, Any]:
@@ -259,7 +259,7 @@ class Engine:
                 raise InputError(
                     f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(x.shape)}"
                 )
-        self.arrays = {n: self.own(tensors[n]) for n in self.arrays}
+        self.arrays = {n: self.to_backend(tensors[n]) for n in self.arrays}
 
     # -- building executables ----------------------------------------------------------------------------------------
     def types(self, batch: Mapping[str, Any], *, training: bool) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
@@ -268,7 +268,7 @@ class Engine:
         actual = {n: array_type(n, x) for n, x in batch.items()}
         columns = {}
         for name, t in actual.items():
-            resolved = settle(specs.get(name, InputSpec(name)), t, self.backend.dtype)
+            resolved = resolve_type(specs.get(name, InputSpec(name)), t, self.backend.dtype)
             columns[name] = TensorType(resolved.dtype, t.shape)
         inputs = {n: t for n, t in columns.items() if n in specs}
         if FLAG in specs:
@@ -406,7 +406,7 @@ class Engine:
             array = x if isinstance(x, np.ndarray) else as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
             if array.dtype.kind == "f" and target_dtype.is_float:
                 array = array.astype(target_dtype.numpy, copy=False)
-            return backend.array(adapt(name, array, target_dtype, decisions))
+            return backend.array(convert_input(name, array, target_dtype, decisions))
 
         return convert
 

@@ -100,7 +100,7 @@ class EarlyStopping(Callback):
         self.best = math.inf if self.mode == "min" else -math.inf
         self.waited = 0
         self.best_epoch = 0
-        self._kept: dict[str, Array] = {}
+        self._saved: dict[str, Array] = {}
 
     def epoch_end(self, trainer: Training, row: Row) -> None:
         value = _value(row, self.monitor, "EarlyStopping")
@@ -108,27 +108,27 @@ class EarlyStopping(Callback):
         if gain > self.min_delta:
             self.best, self.waited, self.best_epoch = value, 0, trainer.epoch
             if self.restore:
-                self._kept = trainer.engine.to_numpy()
+                self._saved = trainer.engine.to_numpy()
             return
         self.waited += 1
         if self.waited >= self.patience:
             trainer.stop(f"'{self.monitor}' has not improved for {self.waited} epochs")
 
     def end(self, trainer: Training) -> None:
-        if self._kept and self.waited:
-            trainer.engine.restore(self._kept)
+        if self._saved and self.waited:
+            trainer.engine.restore(self._saved)
         self.waited = 0  # a next fit starts to count at 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited, "best_epoch": self.best_epoch}
 
     def tensors(self) -> dict[str, Array]:
-        return self._kept
+        return self._saved
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
         self.best, self.waited = float(state["best"]), int(state["waited"])
         self.best_epoch = int(state["best_epoch"])
-        self._kept = dict(tensors)
+        self._saved = dict(tensors)
 
 
 class Checkpoint(Callback):
@@ -151,7 +151,7 @@ class Checkpoint(Callback):
         self.best = math.inf if self.mode == "min" else -math.inf
 
     def begin(self, trainer: Training) -> None:
-        checkpoint.tidy(self.folder)
+        checkpoint.remove_old_checkpoints(self.folder)
 
     def step_end(self, trainer: Training, report: Report) -> None:
         if self.every is not None and trainer.steps % self.every == 0:

@@ -63,7 +63,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]],
     return tensors, json.loads(header["about"])
 
 
-def tidy(folder: str | os.PathLike[str]) -> None:
+def remove_old_checkpoints(folder: str | os.PathLike[str]) -> None:
     """Remove partial files that killed processes left behind."""
     for part in Path(folder).glob(".*.safetensors.*.part"):
         part.unlink(missing_ok=True)

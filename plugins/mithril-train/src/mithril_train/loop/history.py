@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril_train.step.loss_binding import Measure
+from mithril_train.step.loss_binding import ScalarFunction
 from mithril_train.step.step import Reports, statistic_name
 
 Row = dict[str, float]
@@ -61,7 +61,7 @@ class Totals:
     averaged, weighted by the sizes of the batches.
     """
 
-    def __init__(self, measures: Mapping[str, Measure], read: Any) -> None:
+    def __init__(self, measures: Mapping[str, ScalarFunction], read: Any) -> None:
         self.metrics = {name: m for name, m in measures.items() if m.metric is not None}
         self.read = read  # device array -> NumPy array
         self.pending: list[tuple[Reports, int]] = []
@@ -73,7 +73,7 @@ class Totals:
         """Add the reports of a step."""
         self.pending.append((reports, size))
 
-    def settle(self) -> list[dict[str, float]]:
+    def read_reports(self) -> list[dict[str, float]]:
         """Read all pending reports; return the averaged values of each batch."""
         rows = []
         for reports, size in self.pending:
@@ -91,7 +91,7 @@ class Totals:
 
     def row(self) -> Row:
         """Return loss and metrics of all batches together."""
-        self.settle()
+        self.read_reports()
         row = {n: total / self.weights[n] for n, total in self.sums.items()}
         results = {n: self.metrics[n].result(statistics) for n, statistics in self.statistics.items()}
         return {**row, **results}
@@ -106,7 +106,7 @@ class Totals:
         self.statistics = statistics_of(self.metrics, tensors, np.asarray)
 
 
-def statistics_of(metrics: Mapping[str, Measure], values: Mapping[str, Any], read: Any) -> dict[str, Tensors]:
+def statistics_of(metrics: Mapping[str, ScalarFunction], values: Mapping[str, Any], read: Any) -> dict[str, Tensors]:
     """Return the statistics of each metric among the values of a step, in double precision."""
     statistics: dict[str, Tensors] = {}
     for metric in metrics:

@@ -35,19 +35,19 @@ class Lines(Progress):
     def __init__(self, out: Any = None) -> None:
         self.out = out or sys.stderr
         self.head = ""
-        self.begun = self.said = time.monotonic()
+        self.begun = self.last_output = time.monotonic()
         self.done = 0
         self.count: int | None = None
 
     def epoch(self, epoch: int, epochs: int, count: int | None, done: int) -> None:
         self.head, self.count, self.done = f"epoch {epoch}/{epochs}", count, done
-        self.begun = self.said = time.monotonic()
+        self.begun = self.last_output = time.monotonic()
 
     def step(self, report: Any) -> None:
         self.done += 1
         now = time.monotonic()
-        if now - self.said >= QUIET:
-            self.said = now
+        if now - self.last_output >= QUIET:
+            self.last_output = now
             total = f"/{self.count}" if self.count else ""
             print(f"{self.head}  batch {self.done}{total}  loss {report['loss']:.4g}", file=self.out, flush=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril_train.loop.history import statistics_of
-from mithril_train.step.loss_binding import Measure
+from mithril_train.step.loss_binding import ScalarFunction
 from mithril_train.step.step import Reports, rate_name
 
 
@@ -19,7 +19,7 @@ class Report(Mapping[str, float]):
     def __init__(
         self,
         reports: Reports,
-        metrics: Mapping[str, Measure],
+        metrics: Mapping[str, ScalarFunction],
         *,
         step: int,
         rates: Mapping[str, float],

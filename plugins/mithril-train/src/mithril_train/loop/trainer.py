@@ -29,7 +29,7 @@ from mithril_train.loop.training import Training
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.step.loss_binding import as_measure, as_metrics
 from mithril_train.step.step import FINITE, STATISTIC, ema_name, rate_name
-from mithril_train.step.step_config import LossScale, Recipe
+from mithril_train.step.step_config import LossScale, StepConfig
 
 WINDOW = 8  # steps that may run before their losses are checked for nan and infinity
 
@@ -85,7 +85,7 @@ class Trainer(metaclass=CheckedType):
         **options: Any,
     ) -> None:
         self.compiled = compiled_model(model, backend, options, self._arguments(), self.argument_hints)
-        self.recipe = Recipe(
+        self.recipe = StepConfig(
             optimizer=optimizer,
             loss=self._loss(loss),
             metrics=as_metrics(metrics),
@@ -110,7 +110,7 @@ class Trainer(metaclass=CheckedType):
         self.stopped = ""  # why training was stopped, where it was
         self._micro = 0  # batches added up since the last step
         initial = params if params is not None else self.compiled.params or {}
-        self._given = dict(initial), dict(state or {})
+        self._initial_values = dict(initial), dict(state or {})
         self._rate: Any = None  # set by assignment
         self._window: list[tuple[dict[str, Any], Any, int]] = []
         self._pending: dict[str, np.ndarray[Any, Any]] | None = None  # of a checkpoint read before the first batch
@@ -159,7 +159,7 @@ class Trainer(metaclass=CheckedType):
         """Make the executables and the parameters for such batches, without training."""
         columns = self._columns(batch)
         traced, _, _ = self.engine.traced(columns, training=True)
-        self.engine.begin(traced, self.seed, *self._given)
+        self.engine.begin(traced, self.seed, *self._initial_values)
         if self._pending is not None:
             self.engine.restore(self._pending)
             self._pending = None
@@ -223,7 +223,7 @@ class Trainer(metaclass=CheckedType):
         total = self.first_epoch + epochs
         source.load_state(self._loader_state, self.epoch)
         if self._pending is not None and self.epoch >= total:  # finished before: its parameters are wanted all the same
-            self.begin(next(iter(source.plain())))
+            self.begin(next(iter(source.evaluation_batches())))
         self.stopped = ""
         bar = make_progress(self.progress)
         try:
@@ -253,7 +253,7 @@ class Trainer(metaclass=CheckedType):
                 report = self._step(batch, last=ends)
                 totals.add(report.reports, rows(batch))
                 if len(totals.pending) >= 4 * WINDOW:
-                    self._settle(totals)
+                    self._read_reports(totals)
                 bar.step(report)
                 if ends:
                     for watcher in watchers:
@@ -265,7 +265,7 @@ class Trainer(metaclass=CheckedType):
         finally:
             batches.close()
         self.check_finite()
-        self._settle(totals)
+        self._read_reports(totals)
         row = totals.row()
         if not row and not self.stopped:
             raise InputError("the loader gave no batch", hint="check the data set's length, batch_size and drop_last")
@@ -295,8 +295,8 @@ class Trainer(metaclass=CheckedType):
                 yield batch, True
                 waiting = next(batches, None)
 
-    def _settle(self, totals: Totals) -> None:
-        self.history.steps += [row["loss"] for row in totals.settle()]
+    def _read_reports(self, totals: Totals) -> None:
+        self.history.steps += [row["loss"] for row in totals.read_reports()]
 
     def stop(self, reason: str = "requested") -> None:
         """End training after this step."""
@@ -315,7 +315,7 @@ class Trainer(metaclass=CheckedType):
             reports = self.engine.evaluate(batch, parameters)
             totals.add(reports, rows(batch))
             if len(totals.pending) >= 4 * WINDOW:
-                totals.settle()
+                totals.read_reports()
         row = totals.row()
         if not row:
             raise InputError("nothing to evaluate: the loader yielded no batch")
@@ -369,7 +369,7 @@ class Trainer(metaclass=CheckedType):
         The optimizer's moments of a parameter stay.
         """
         self._require()
-        return {n: self.engine.own(x) for n, x in self.engine.live().items()}
+        return {n: self.engine.to_backend(x) for n, x in self.engine.live().items()}
 
     @params.setter
     def params(self, params: Mapping[str, Any]) -> None:
@@ -395,7 +395,7 @@ class Trainer(metaclass=CheckedType):
     def state(self) -> dict[str, Any]:
         """Copies of the model's state: running statistics, the random key. Assign to replace some or all."""
         self._require()
-        return {n: self.engine.own(self.engine.arrays[n]) for n in self.engine.states}
+        return {n: self.engine.to_backend(self.engine.arrays[n]) for n in self.engine.states}
 
     @state.setter
     def state(self, state: Mapping[str, Any]) -> None:
@@ -406,7 +406,7 @@ class Trainer(metaclass=CheckedType):
         if self.engine.arrays:
             self.engine.replace(kind, names, arrays)
         else:
-            self._given[k].update(arrays)
+            self._initial_values[k].update(arrays)
 
     def _require(self) -> None:
         if not self.engine.arrays:
@@ -433,7 +433,7 @@ class Trainer(metaclass=CheckedType):
         partial = None
         tensors = self.engine.to_numpy()
         if self._totals is not None:
-            self._settle(self._totals)
+            self._read_reports(self._totals)
             if not _at_start(self._loader_state):
                 partial = {"sums": self._totals.sums, "weights": self._totals.weights}
                 tensors.update(self._totals.tensors())
@@ -534,7 +534,7 @@ _CALLBACKS_READ: type[Training] = Trainer  # mypy sees here whether a trainer ha
 
 def _batches(loader: Any) -> Iterable[Any]:
     """Return the batches of a loader; a single batch counts as a loader of one."""
-    return [loader] if is_batch(loader) else as_loader(loader, 0).plain()
+    return [loader] if is_batch(loader) else as_loader(loader, 0).evaluation_batches()
 
 
 def _at_start(state: Any) -> bool:

@@ -113,7 +113,7 @@ def like(parameter: TensorType) -> TensorType:
     return parameter if parameter.dtype.bits >= 32 else TensorType(float32, parameter.shape)
 
 
-def rest(beta: float, t: Any) -> Any:
+def bias_correction(beta: float, t: Any) -> Any:
     """1 - beta**t. Written like this because 1 - 0.999 in float32 is wrong in the fifth place."""
     return -expm1(t * math.log(beta)) if beta else 1.0
 
@@ -165,8 +165,8 @@ class Adam(Optimizer):
 
     def scalars(self, t: Any, rate: Any) -> Scalars:
         """Apply both bias corrections to the step size and eps instead of the moments: one multiplication less."""
-        root = sqrt(rest(self.beta2, t)) if self.beta2 else 1.0
-        return {"rate": rate, "size": rate / rest(self.beta1, t) * root, "eps": root * self.eps}
+        root = sqrt(bias_correction(self.beta2, t)) if self.beta2 else 1.0
+        return {"rate": rate, "size": rate / bias_correction(self.beta1, t) * root, "eps": root * self.eps}
 
     def _adam(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         m = toward(slots["m"], g, 1.0 - self.beta1)

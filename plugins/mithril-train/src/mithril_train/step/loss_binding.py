@@ -15,7 +15,7 @@ from mithril.models import AUC, Accuracy, Layer, MeanAbsoluteError, MeanSquaredE
 
 
 @dataclass(frozen=True)
-class Measure:
+class ScalarFunction:
     """A loss or a metric: a function of some values of the step."""
 
     name: str
@@ -136,9 +136,9 @@ def _loss(word: str) -> Any:
         return operation(f"{word}_loss")
 
 
-def as_measure(source: Any, name: str = "") -> Measure:
+def as_measure(source: Any, name: str = "") -> ScalarFunction:
     """Convert an operation or its name, a layer such as ``ml.models.Accuracy()``, or a function to a measure."""
-    if isinstance(source, Measure):
+    if isinstance(source, ScalarFunction):
         return source
     if isinstance(source, str):
         word = SHORT.get(source, source)
@@ -153,18 +153,18 @@ def as_measure(source: Any, name: str = "") -> Measure:
             raise OptionError(message, facts=facts, hint=hint) from None
     if isinstance(source, Layer):
         metric = source if isinstance(source, Metric) else None
-        return Measure(name or type(source).__name__, tuple(source.inputs), _built(source), metric)
+        return ScalarFunction(name or type(source).__name__, tuple(source.inputs), _built(source), metric)
     operands = getattr(source, "operands", None)
     if operands is not None and callable(source):
         optional: frozenset[str] = getattr(source, "optional", frozenset())
-        return Measure(name or source.name, tuple(o for o in operands if o not in optional), source)
+        return ScalarFunction(name or source.name, tuple(o for o in operands if o not in optional), source)
     if callable(source):
         layer_inputs = [
             p.name
             for p in inspect.signature(source).parameters.values()
             if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
-        return Measure(name or getattr(source, "__name__", type(source).__name__), tuple(layer_inputs), source)
+        return ScalarFunction(name or getattr(source, "__name__", type(source).__name__), tuple(layer_inputs), source)
     raise OptionError(
         f"'{source!r}' is not a loss or metric",
         facts=["accepted: a function of values, an operation or its name, a layer without parameters"],
@@ -181,7 +181,7 @@ def _built(layer: Layer) -> Callable[..., Any]:
     return run
 
 
-def as_metrics(metrics: Any) -> dict[str, Measure]:
+def as_metrics(metrics: Any) -> dict[str, ScalarFunction]:
     """Return metrics by name, from a mapping, a list, or a single one."""
     if metrics is None:
         return {}

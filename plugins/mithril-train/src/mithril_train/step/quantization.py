@@ -51,7 +51,7 @@ def quantization_aware(graph: Graph, context: PassContext) -> Graph:
     editor = graph.edit()
     rounded: dict[Value, Value] = {}
     for node in editor.nodes():
-        if not _wanted(node, params):
+        if not _should_quantize(node, params):
             continue
         x, w = node.operands[0], node.operands[1]
         size = w.shape[-1]
@@ -62,28 +62,28 @@ def quantization_aware(graph: Graph, context: PassContext) -> Graph:
             context.record(
                 "choice", f"'{path}' is not trained for {grid.bits} bits: {size} is not a multiple of the block size"
             )
-            editor.replace_node(node, _marked(node, node.operands))
+            editor.replace_node(node, _mark_processed(node, node.operands))
             continue
         with editor.before(node):
             for value in (w, x) if grid.activations else (w,):
                 if value not in rounded:
-                    rounded[value] = on_grid(value, grid)
+                    rounded[value] = round_to_grid(value, grid)
         operands = (rounded.get(x, x), rounded[w], *node.operands[2:])
-        editor.replace_node(node, _marked(node, operands))
+        editor.replace_node(node, _mark_processed(node, operands))
     return editor.freeze()  # type: ignore[no-any-return]
 
 
-def _wanted(node: Node, params: set[Value]) -> bool:
+def _should_quantize(node: Node, params: set[Value]) -> bool:
     fresh = node.op is ops.linear and TAG not in node.tags and node.tags.get("phase") != "backward"
     return fresh and node.operands[1] in params and node.operands[1].dtype.is_float
 
 
-def _marked(node: Node, operands: tuple[Value | None, ...]) -> Node:
+def _mark_processed(node: Node, operands: tuple[Value | None, ...]) -> Node:
     """Tag the node as processed: the pass runs before and after the backward part is built."""
     return node.replaced(operands=operands, tags={**node.tags, TAG: True})
 
 
-def on_grid(x: Value, grid: Grid) -> Value:
+def round_to_grid(x: Value, grid: Grid) -> Value:
     """x rounded block by block along its last axis."""
     blocks = ops.reshape(x, shape=(-1, grid.block))
     top = ops.max(ops.abs(ops.stop_gradient(blocks)), axis=-1)

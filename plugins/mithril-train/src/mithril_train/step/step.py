@@ -17,7 +17,7 @@ from mithril.autodiff import value_and_gradients
 from mithril.base import GradientError, OptionError, TensorType, bool_, float32, int32, unknown
 from mithril.ir import Builder, Graph, Input, Output, Value, result, result_name
 from mithril_train.optim.optimizers import Scalars, toward
-from mithril_train.step.step_config import Recipe
+from mithril_train.step.step_config import StepConfig
 
 RATE = "learning_rate"
 STATISTIC = "statistic/"  # of metrics that are merged over batches
@@ -40,7 +40,7 @@ class Reports(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Carried:
+class TrainState:
     """A value that a step reads and returns: its type and its initial value."""
 
     type: TensorType
@@ -83,7 +83,7 @@ def continued(graph: Graph) -> Builder:
     return builder
 
 
-def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: Recipe) -> Graph:
+def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: StepConfig) -> Graph:
     """Replace the outputs of the model's graph by loss and metrics as reports; keep its state.
 
     ``columns`` are the types of the batch; columns that the model does not use become further inputs.
@@ -104,7 +104,9 @@ def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: Recipe) 
     return builder.build((*reports, *traced.results_of("state")))
 
 
-def _loss(recipe: Recipe, outputs: Mapping[str, Value], batch: Mapping[str, Value], read: Mapping[str, Value]) -> Value:
+def _loss(
+    recipe: StepConfig, outputs: Mapping[str, Value], batch: Mapping[str, Value], read: Mapping[str, Value]
+) -> Value:
     if recipe.loss is not None and not isinstance(recipe.loss, str):
         loss = recipe.loss(outputs, batch, list(read))
     else:
@@ -135,7 +137,7 @@ def parameter_names(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def trained_names(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
+def trained_names(graph: Graph, recipe: StepConfig) -> tuple[str, ...]:
     """Parameters that the step changes."""
     names = tuple(n for n in parameter_names(graph) if recipe.trains(n))
     if not names:
@@ -143,7 +145,7 @@ def trained_names(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
     return names
 
 
-def with_gradients(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> Graph:
+def with_gradients(graph: Graph, recipe: StepConfig, trained: Iterable[str]) -> Graph:
     """Add the gradients of the parameters, of the scaled loss if there is a loss scale."""
     scaled = graph
     if recipe.loss_scale is not None:
@@ -157,34 +159,36 @@ def with_gradients(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> Grap
 
 
 # -- update ----------------------------------------------------------------------------------------------------------
-def carried(graph: Graph, recipe: Recipe, trained: Iterable[str]) -> dict[str, Carried]:
+def carried_values(graph: Graph, recipe: StepConfig, trained: Iterable[str]) -> dict[str, TrainState]:
     """Return the values that the step carries in addition to the model's parameters and state."""
     types = {i.name: i.type for i in graph.arguments}
-    entries = {STEP: Carried(TensorType(int32, ()), 0)}
+    entries = {STEP: TrainState(TensorType(int32, ()), 0)}
     for name in trained:
         optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
         for slot, (kind, initial) in optimizer.slots(types[name]).items():
-            entries[slot_name(slot, name)] = Carried(kind, initial)
+            entries[slot_name(slot, name)] = TrainState(kind, initial)
         if recipe.ema is not None:
-            entries[ema_name(name)] = Carried(_wide(types[name]), 0.0)  # the trainer begins it with the parameter
+            entries[ema_name(name)] = TrainState(
+                _accumulator_type(types[name]), 0.0
+            )  # the trainer begins it with the parameter
         if recipe.accumulate > 1:
-            entries[sum_name(name)] = Carried(_wide(types[name]), 0.0)
+            entries[sum_name(name)] = TrainState(_accumulator_type(types[name]), 0.0)
     if recipe.accumulate > 1:
-        entries[COUNT] = Carried(TensorType(int32, ()), 0)
+        entries[COUNT] = TrainState(TensorType(int32, ()), 0)
     if recipe.loss_scale is not None:
-        entries[SCALE] = Carried(TensorType(float32, ()), recipe.loss_scale.initial)
-        entries[GOOD] = Carried(TensorType(int32, ()), 0)
+        entries[SCALE] = TrainState(TensorType(float32, ()), recipe.loss_scale.initial)
+        entries[GOOD] = TrainState(TensorType(int32, ()), 0)
     if recipe.stops:
-        entries[SOUND] = Carried(TensorType(bool_, ()), 1)
+        entries[SOUND] = TrainState(TensorType(bool_, ()), 1)
     return entries
 
 
-def _wide(t: TensorType) -> TensorType:
+def _accumulator_type(t: TensorType) -> TensorType:
     return t if t.dtype.bits >= 32 else TensorType(float32, t.shape)
 
 
 def with_update(
-    graph: Graph, recipe: Recipe, trained: tuple[str, ...], *, last: bool = True, branch: bool = False
+    graph: Graph, recipe: StepConfig, trained: tuple[str, ...], *, last: bool = True, branch: bool = False
 ) -> Graph:
     """Build the full step. ``last=False`` only accumulates gradients, for all but the last batch of a step.
 
@@ -197,7 +201,7 @@ def with_update(
 class _Update:
     """Builds the part after the backward part."""
 
-    def __init__(self, graph: Graph, recipe: Recipe, trained: tuple[str, ...], last: bool, branch: bool) -> None:
+    def __init__(self, graph: Graph, recipe: StepConfig, trained: tuple[str, ...], last: bool, branch: bool) -> None:
         self.graph, self.recipe, self.trained, self.last, self.branch = graph, recipe, trained, last, branch
         self.gradients = {r.of: r.value for r in graph.results_of("gradient")}
         self.state = {r.of: r.value for r in graph.results_of("state")}
@@ -209,7 +213,7 @@ class _Update:
         for i in graph.inputs:
             if i.role in ("param", "state") or i.name in trained:
                 self.old[i.name] = i.value
-        for name, entry in carried(graph, recipe, trained).items():
+        for name, entry in carried_values(graph, recipe, trained).items():
             if name not in self.old:
                 self.old[name] = self.builder.input(name, entry.type.shape, entry.type.dtype, "param")
 
@@ -232,12 +236,12 @@ class _Update:
                     norm = global_norm(gradients.values())
                     reports[NORM] = result("report", "gradient_norm", norm)
                     share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
-                    gradients = {n: g * self._as(share, g) for n, g in gradients.items()}
+                    gradients = {n: g * self._cast_to(share, g) for n, g in gradients.items()}
                 updates = self._updates(gradients)
                 if recipe.guarded:
-                    good = self._sound(reports, unclipped)
+                    good = self._all_finite(reports, unclipped)
                     reports[FINITE] = result("report", FINITE, good)
-                    self._guarded(self._ended(good), updates)
+                    self._guarded(self._loops_terminated(good), updates)
                     self._rescale(good)
                 else:
                     for update in updates:
@@ -255,7 +259,7 @@ class _Update:
     def _float(self, g: Value) -> Value:
         return ops.cast(g, dtype=float32) if g.dtype.bits < 32 else g
 
-    def _as(self, scalar: Value, like: Value) -> Value:
+    def _cast_to(self, scalar: Value, like: Value) -> Value:
         return scalar if scalar.dtype is like.dtype else ops.cast(scalar, dtype=like.dtype)
 
     def _accumulated(self, gradients: dict[str, Value]) -> dict[str, Value]:
@@ -267,7 +271,7 @@ class _Update:
         share = 1.0 / ops.cast(count, dtype=float32)
         self.new.update({sum_name(n): self._zero(g) for n, g in total.items()})
         self.new[COUNT] = self._zero(count)
-        return {n: g * self._as(share, g) for n, g in total.items()}
+        return {n: g * self._cast_to(share, g) for n, g in total.items()}
 
     def _zero(self, like: Value) -> Value:
         return ops.full(shape=like.shape, value=0, dtype=like.dtype)  # type: ignore[no-any-return]
@@ -276,7 +280,7 @@ class _Update:
         if self.recipe.loss_scale is None:
             return gradients
         share = 1.0 / self.old[SCALE]
-        return {n: g * self._as(share, g) for n, g in gradients.items()}
+        return {n: g * self._cast_to(share, g) for n, g in gradients.items()}
 
     # -- parameters --------------------------------------------------------------------------------------------------
     def _updates(self, gradients: Mapping[str, Value]) -> list[Update]:
@@ -297,14 +301,14 @@ class _Update:
         optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
         slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
         upcast = self._float(p)
-        updated, new_slots = optimizer.update(upcast, self._as(gradient, upcast), slots, scalars)
+        updated, new_slots = optimizer.update(upcast, self._cast_to(gradient, upcast), slots, scalars)
         new = {slot_name(s, name): v for s, v in new_slots.items()}
         if recipe.ema is not None:
             new[ema_name(name)] = toward(self.old[ema_name(name)], updated, 1.0 - recipe.ema)
         new[name] = ops.cast(updated, dtype=p.dtype) if updated.dtype is not p.dtype else updated
         return new
 
-    def _sound(self, reports: Mapping[str, Output], gradients: Mapping[str, Value]) -> Value:
+    def _all_finite(self, reports: Mapping[str, Output], gradients: Mapping[str, Value]) -> Value:
         """Whether loss and gradients are finite.
 
         A cotangent that is not finite shows in the gradient of its layer's bias, so that looking at gradients of one
@@ -317,13 +321,13 @@ class _Update:
             total = total + reports[NORM].value
         else:
             for g in gradients.values() if dynamic or not short else short:
-                total = total + self._as(ops.sum(g), total)
+                total = total + self._cast_to(ops.sum(g), total)
         good: Value = is_finite(total)
         if self.recipe.stops:  # later steps change nothing either, so that the failed one can be inspected
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
         return good
 
-    def _ended(self, good: Value) -> Value:
+    def _loops_terminated(self, good: Value) -> Value:
         """Whether all loops terminated, too: if not, the call raises and changes nothing."""
         for cut_off in self.graph.results_of("check"):
             good = ops.logical_and(good, ops.equal(cut_off.value, 0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mithril.base import OptionError, matches, require_match
 from mithril_train.optim.optimizers import Optimizer
-from mithril_train.step.loss_binding import Measure
+from mithril_train.step.loss_binding import ScalarFunction
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class LossScale:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class StepConfig:
     """Loss, metrics, optimizer, and what happens to gradients on the way."""
 
     optimizer: Optimizer
-    loss: Measure | str | None = None  # a name: that output of the model; None: its only scalar
-    metrics: Mapping[str, Measure] = field(default_factory=dict)
+    loss: ScalarFunction | str | None = None  # a name: that output of the model; None: its only scalar
+    metrics: Mapping[str, ScalarFunction] = field(default_factory=dict)
     clip_norm: float | None = None
     clip_value: float | None = None
     frozen: tuple[str, ...] = ()  # patterns of parameters that are not updated

@@ -16,7 +16,7 @@ from mithril_cbackend.lowering.attention.attention_match import attention_of
 from mithril_cbackend.lowering.attention.blocked_attention import BlockedAttention, Sizes
 from mithril_cbackend.lowering.attention.decode_attention import DecodeAttention
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
@@ -29,7 +29,7 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
 
 def attention(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``softmax(queries @ keys, ...) @ values``."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     match = attention_of(kernel.producers, kernel.anchor)
     assert match is not None
     sizes = Sizes.of(kernel, match, machine)

@@ -15,7 +15,7 @@ from mithril.ir import Graph, Node, Op, Value
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.vectorization import is_plain
-from mithril_cbackend.lowering.element.views import placed
+from mithril_cbackend.lowering.element.views import view_strides
 
 COMPARISONS = {  # operand with the key position, offset from the other operand to the visible keys
     ops.greater_equal: (1, 1),
@@ -119,7 +119,7 @@ def trailing_layout_ops(graph: Graph, attention: Attention) -> tuple[Node, ...] 
     value, last = attention.second.result, 0
     while value not in graph.outputs and len(graph.users.get(value, ())) == 1:
         (node,) = graph.users[value]
-        if node.op not in (ops.reshape, ops.transpose) or placed([*chain, node], attention.second.result) is None:
+        if node.op not in (ops.reshape, ops.transpose) or view_strides([*chain, node], attention.second.result) is None:
             break
         chain.append(node)
         value = node.result

@@ -15,9 +15,9 @@ from mithril_cbackend.lowering.element import vector_math
 from mithril_cbackend.lowering.element.element_reader import Index, clamped, operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import inner_loop
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
-from mithril_cbackend.lowering.element.views import placed, view
+from mithril_cbackend.lowering.element.views import view, view_strides
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
 from mithril_cbackend.lowering.rows import reductions
@@ -95,7 +95,7 @@ class Sizes:
 class BlockedAttention:
     """Loops over heads and blocks of queries."""
 
-    def __init__(self, frame: Frame, attention: Attention, sizes: Sizes) -> None:
+    def __init__(self, frame: KernelBuilder, attention: Attention, sizes: Sizes) -> None:
         self.frame, self.attention, self.sizes = frame, attention, sizes
         self.code, self.reader, self.lanes = frame.code, frame.reader, frame.machine.lanes()
         self.query, self.keys = operand(attention.first), operand(attention.first, 1)
@@ -257,7 +257,7 @@ class BlockedAttention:
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 key = begin + column
                 index = (*lead, first + row, key)
-                self.reader.give(product, index, self.code.let(element, product.name))
+                self.reader.define(product, index, self.code.let(element, product.name))
                 target = self.offsets["scores"] + row * s.row + key
                 self.code.store(self.buffer, target, self.reader.at(self.attention.scores, index))
 
@@ -330,7 +330,7 @@ class BlockedAttention:
         """Multiply weights with values, scale by the row factors and write the result in its final layout."""
         s, tile = self.sizes, self.sizes.values_tile
         keys = self.num_keys(panels)
-        strides = placed(self.chain, self.attention.second.result)
+        strides = view_strides(self.chain, self.attention.second.result)
         assert strides is not None
         *steps, row_step, column_step = strides
         start = first * row_step

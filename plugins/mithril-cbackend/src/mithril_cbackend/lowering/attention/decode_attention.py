@@ -58,5 +58,5 @@ class DecodeAttention(BlockedAttention):
         with reader.loop("j", lanes, t.VECTORIZED if self.vector else t.SERIAL) as j:
             key = begin + j
             index = (*lead, first + row, key)
-            reader.give(product, index, code.let(t.load(sums, j), product.name))
+            reader.define(product, index, code.let(t.load(sums, j), product.name))
             code.store(self.buffer, self.offsets["scores"] + row * s.row + key, reader.at(self.attention.scores, index))

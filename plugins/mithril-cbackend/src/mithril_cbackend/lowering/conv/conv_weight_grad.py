@@ -16,7 +16,7 @@ from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
 
 ACCUMULATORS = 25  # vectors of accumulators that fit the registers
@@ -76,7 +76,7 @@ class Plan:
             sizes["weighted"] = images * self.out_channels * count(self.layout.pixels, lanes) * lanes
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
-    def write(self, frame: Frame) -> None:
+    def write(self, frame: KernelBuilder) -> None:
         (Products if self.uses_matmul(frame.machine) else Dots)(frame, self).write()
 
 
@@ -89,7 +89,7 @@ def plan_of(node: Node) -> Plan:
 class Products:
     """Loops over panels of channels, slabs and tiles."""
 
-    def __init__(self, frame: Frame, plan: Plan) -> None:
+    def __init__(self, frame: KernelBuilder, plan: Plan) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.x, self.g = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
         self.tile, self.lanes = plan.tile(frame.machine), frame.machine.lanes()
@@ -182,7 +182,7 @@ class Products:
 class Dots:
     """Gradients for few channels, vectorized over pixels: dot products for all elements of the kernel at once."""
 
-    def __init__(self, frame: Frame, plan: Plan) -> None:
+    def __init__(self, frame: KernelBuilder, plan: Plan) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.x, self.g = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
         self.lanes = frame.machine.lanes()

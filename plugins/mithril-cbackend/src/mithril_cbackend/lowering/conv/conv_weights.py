@@ -14,7 +14,7 @@ from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, copy_panel, count
 
 
@@ -42,7 +42,7 @@ def width(channels: int, machine: Machine) -> int:
     return machine.lanes() * (1 if channels <= machine.lanes() else 2)
 
 
-def transpose_weights(frame: Frame) -> None:
+def transpose_weights(frame: KernelBuilder) -> None:
     """Transpose to [group, panel, cotangent channel, element (reversed), channel of the panel].
 
     A square of elements by channels may extend into the elements of the next channel, which are not stored.
@@ -86,7 +86,7 @@ class WeightMatrix:
 
     covers_kernel = True  # all elements of the kernel are contracted
 
-    def __init__(self, frame: Frame, out_channels: int, inner: int, elements: int) -> None:
+    def __init__(self, frame: KernelBuilder, out_channels: int, inner: int, elements: int) -> None:
         self.frame, self.out_channels, self.channels, self.elements = frame, out_channels, inner, elements
         self.depth = inner * elements
         self.forward = frame.kernel.anchor.op is ops.conv

@@ -21,7 +21,7 @@ from mithril_cbackend.lowering.conv.conv_weights import transpose_weights, trans
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad, pad_channel
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
-from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import count
@@ -191,7 +191,7 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     if not is_supported(node):
         simple = naive_contractions.conv if node.op is ops.conv else naive_contractions.conv_input_grad
         return simple(kernel, name, machine)
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     layout, x, w = layout_of(node), operand(node), operand(node, 1)
     plan = cheaper_plan(kernel, machine, constant_weights=w in kernel.prepared)
     if plan is not None:
@@ -260,7 +260,15 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def _order_kernels(
-    frame: Frame, node: Node, w: Value, kernels: Any, groups: int, blocks: int, rows: int, inner: int, layout: Layout
+    frame: KernelBuilder,
+    node: Node,
+    w: Value,
+    kernels: Any,
+    groups: int,
+    blocks: int,
+    rows: int,
+    inner: int,
+    layout: Layout,
 ) -> None:
     """Pack the kernels in the order in which the tiles read them: [block, channel, element, channel of the tile]."""
     reader, code = frame.reader, frame.code
@@ -283,7 +291,15 @@ def _order_kernels(
 
 
 def _emit_block(
-    frame: Frame, node: Node, layout: Layout, image: Any, block: Any, rows: int, tiles: Any, begin: Any, length: int
+    frame: KernelBuilder,
+    node: Node,
+    layout: Layout,
+    image: Any,
+    block: Any,
+    rows: int,
+    tiles: Any,
+    begin: Any,
+    length: int,
 ) -> None:
     """Emit the rows of a block's results, without the positions between rows."""
     lanes = frame.machine.lanes()
@@ -314,6 +330,6 @@ def weight_gradient(kernel: Kernel, name: str, machine: Machine) -> Any:
     node = kernel.anchor
     if not is_supported(node):
         return naive_contractions.conv_weight_grad(kernel, name, machine)
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     conv_weight_grad.plan_of(node).write(frame)
     return frame.finish()

@@ -22,7 +22,7 @@ from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, 
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
 
@@ -114,7 +114,7 @@ class Plan:
         matrices = weights.reshape(self.groups, self.out_channels, self.depth).swapaxes(1, 2)
         return np.concatenate([pack(m, self.tile(machine).columns) for m in matrices])
 
-    def write(self, frame: Frame) -> None:
+    def write(self, frame: KernelBuilder) -> None:
         node = frame.kernel.anchor
         shape = shape_of(node.result)
         merge(frame, aligned_values(frame.kernel), shape, [[0], [1], list(range(2, len(shape)))])
@@ -164,7 +164,7 @@ Emit = Callable[[Any, Any, Any, t.Expr], None]  # image, channel, pixel, element
 class Columns:
     """Loops over slabs, groups and tiles."""
 
-    def __init__(self, frame: Frame, plan: Plan, kernels: WeightMatrix, emit: Emit, vector: bool) -> None:
+    def __init__(self, frame: KernelBuilder, plan: Plan, kernels: WeightMatrix, emit: Emit, vector: bool) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.kernels, self.emit, self.vector = kernels, emit, vector and not plan.by_channel
         self.x, self.w = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)

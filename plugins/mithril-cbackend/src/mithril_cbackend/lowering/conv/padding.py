@@ -15,7 +15,7 @@ from mithril import ops
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.kernel_builder import Frame
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def overread(layout: Layout, width: int) -> int:
     )
 
 
-def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, overread: int) -> None:
+def pad(frame: KernelBuilder, layout: Layout, x: Value, padded: Any, channels: int, overread: int) -> None:
     """Copy all channels to the padded buffer, with zeros around the pixels."""
     code, reader = frame.code, frame.reader
     batch = shape_of(x)[0]
@@ -100,7 +100,7 @@ def pad(frame: Frame, layout: Layout, x: Value, padded: Any, channels: int, over
         code.store(padded, i + batch * channels * layout.channel, t.const(0, "float32"))
 
 
-def pad_channel(frame: Frame, layout: Layout, x: Value, padded: Any, index: Index, base: Any) -> None:
+def pad_channel(frame: KernelBuilder, layout: Layout, x: Value, padded: Any, index: Index, base: Any) -> None:
     """Copy one channel of one image."""
     with frame.reader.loop("i", layout.channel) as i:
         frame.code.store(padded, base + i, t.const(0, "float32"))
@@ -109,7 +109,7 @@ def pad_channel(frame: Frame, layout: Layout, x: Value, padded: Any, index: Inde
 
 
 def _copy_phase(
-    frame: Frame, layout: Layout, x: Value, padded: Any, index: Index, base: Any, phase: Sequence[int]
+    frame: KernelBuilder, layout: Layout, x: Value, padded: Any, index: Index, base: Any, phase: Sequence[int]
 ) -> None:
     """Copy the pixels of one phase: along each axis every ``steps``-th pixel from ``starts`` on."""
     reader, starts, counts, positions, jumps, steps, phase_number = frame.reader, [], [], [], [], [], 0
@@ -147,7 +147,9 @@ def _copy_phase(
                 frame.code.store(padded, target((*row, k)), t.load(reader.buffers[x], source((*row, k))))
 
 
-def _copy_every_second(frame: Frame, source: Any, source_start: Any, target: Any, target_start: Any, size: int) -> None:
+def _copy_every_second(
+    frame: KernelBuilder, source: Any, source_start: Any, target: Any, target_start: Any, size: int
+) -> None:
     """Copy every second element of a row in vectors; the last vector ends with the row and may overlap."""
     lanes, code = frame.machine.lanes(), frame.code
     even_lanes = [2 * k if 2 * k < lanes else 2 * k + 1 for k in range(lanes)]  # lanes of two overlapping vectors

@@ -19,7 +19,7 @@ from mithril_cbackend.lowering.conv import im2col
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix
 from mithril_cbackend.lowering.conv.padding import Layout
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 
 MIN_CHANNELS = 4  # channels of a group; below, multiplying zeros is cheaper
 
@@ -34,7 +34,7 @@ class Axis:
     step: int  # step between elements of the kernel
     count: int  # number of elements of the kernel
     before: int  # leading padding of the cotangent
-    apart: int
+    stride: int
 
 
 def axis_of(first: int, image: int, kernel: int, stride: int, dilation: int, padding: int) -> Axis:
@@ -91,20 +91,20 @@ class Plan:
         sizes = [max(shape_of(v)[0] for v in same_role) for same_role in zip(*buffers, strict=True)]
         return [Value(v.name, TensorType(float32, (n,))) for v, n in zip(buffers[0], sizes, strict=True)]
 
-    def write(self, frame: Frame) -> None:
+    def write(self, frame: KernelBuilder) -> None:
         for phase in self.phases:
             if phase.plan is None:
                 self.emit_zeros(frame, phase)
             else:
                 multiply(frame, phase, phase.plan)
 
-    def emit_zeros(self, frame: Frame, phase: Phase) -> None:
+    def emit_zeros(self, frame: KernelBuilder, phase: Phase) -> None:
         """Write zeros for pixels outside all windows."""
         with frame.reader.nest("bcyxz", (self.batch, self.channels, *phase.sizes)) as (image, channel, *index):
             frame.emit((image, channel, *phase.pixel(tuple(index))), t.const(0, "float32"))
 
 
-def multiply(frame: Frame, phase: Phase, plan: im2col.Plan) -> None:
+def multiply(frame: KernelBuilder, phase: Phase, plan: im2col.Plan) -> None:
     def emit(image: Any, channel: Any, pixel: Any, element: t.Expr) -> None:
         index = frame.reader.split(pixel, phase.sizes)
         frame.emit((image, channel, *phase.pixel(index)), element)
@@ -117,7 +117,7 @@ class PhaseWeights(WeightMatrix):
 
     covers_kernel = False
 
-    def __init__(self, frame: Frame, phase: Phase, plan: im2col.Plan) -> None:
+    def __init__(self, frame: KernelBuilder, phase: Phase, plan: im2col.Plan) -> None:
         super().__init__(frame, plan.out_channels, plan.inner, plan.elements)
         self.axes, self.shape = phase.axes, shape_of(operand(frame.kernel.anchor, 1))[2:]
 
@@ -151,7 +151,7 @@ def plan_of(node: Node, machine: Machine) -> Plan | None:
             ones,
             tuple(x.before for x in axes),
             ones,
-            tuple(x.apart for x in axes),
+            tuple(x.stride for x in axes),
             tuple(x.count for x in axes),
             tuple(x.size for x in axes),
         )

@@ -23,7 +23,7 @@ from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycle
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge
-from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, count, multiply, pack, tile_for
 
@@ -139,7 +139,7 @@ class Plan:
         packed = [pack(m, columns).reshape(-1, self.inner, columns) for m in transformed.reshape(shape)]
         return np.asarray(np.stack(packed, axis=1), order="C").reshape(-1)
 
-    def write(self, frame: Frame) -> None:
+    def write(self, frame: KernelBuilder) -> None:
         Winograd(frame, self).write()
 
 
@@ -161,7 +161,7 @@ def plans(node: Node, machine: Machine) -> list[Plan]:
 class Winograd:
     """Loops over blocks, panels of channels and points."""
 
-    def __init__(self, frame: Frame, plan: Plan) -> None:
+    def __init__(self, frame: KernelBuilder, plan: Plan) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.node, self.machine, self.lanes = frame.kernel.anchor, frame.machine, frame.machine.lanes()
         self.tile = plan.tile(self.machine)

@@ -99,7 +99,7 @@ class Reader:
         self._keep_alive.append(index)
         return (value, tuple(i if isinstance(i, int) else ("e", id(i)) for i in index))
 
-    def give(self, value: Value, index: Index, element: t.Expr) -> None:
+    def define(self, value: Value, index: Index, element: t.Expr) -> None:
         """Define an element for the rest of the current block."""
         self.elements[-1][self.key(value, index)] = element
 

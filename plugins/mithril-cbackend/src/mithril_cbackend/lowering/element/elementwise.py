@@ -11,7 +11,7 @@ from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.transpose import final_transpose, transpose_squares
 from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
 
@@ -58,20 +58,20 @@ def merged(values: Sequence[Value] | None, shape: tuple[int, ...], breaks: Seque
     groups: list[list[int]] = []
     shapes = [(1,) * (len(shape) - len(v.shape)) + shape_of(v) for v in values]
     for k in range(len(shape)):
-        if groups and k not in breaks and all(_together(s, shape, [*groups[-1], k]) for s in shapes):
+        if groups and k not in breaks and all(_covers_all_or_none(s, shape, [*groups[-1], k]) for s in shapes):
             groups[-1].append(k)
         else:
             groups.append([k])
     return groups
 
 
-def _together(value_shape: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -> bool:
+def _covers_all_or_none(value_shape: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -> bool:
     """Whether a value has all of the axes in full, or none of them."""
     return all(value_shape[k] == shape[k] for k in axes) or all(value_shape[k] == 1 for k in axes)
 
 
 def merge(
-    frame: Frame, values: Sequence[Value] | None, shape: tuple[int, ...], groups: list[list[int]]
+    frame: KernelBuilder, values: Sequence[Value] | None, shape: tuple[int, ...], groups: list[list[int]]
 ) -> tuple[int, ...]:
     """Assign all values shapes in which each group is one axis, and return ``shape`` with merged axes."""
     if values is None or len(groups) == len(shape):
@@ -84,7 +84,7 @@ def merge(
 
 def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Generate one loop nest over the results, which all have the same shape."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node = final_transpose(kernel, machine.lanes())
     if node is not None:
         transpose_squares(frame, node)
@@ -96,7 +96,7 @@ def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     return frame.finish()
 
 
-def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int], vectors: bool) -> None:
+def over_elements(frame: KernelBuilder, results: Sequence[Value], extents: Sequence[int], vectors: bool) -> None:
     """Generate loops that store all elements of the results; the innermost is vectorized if possible."""
     if 0 in extents:
         return
@@ -126,7 +126,7 @@ def over_elements(frame: Frame, results: Sequence[Value], extents: Sequence[int]
         inner_loop(frame, index, inner, lanes if vectors else 0, body)
 
 
-def inner_loop(frame: Frame, index: Index, inner: int, lanes: int, body: Any) -> None:
+def inner_loop(frame: KernelBuilder, index: Index, inner: int, lanes: int, body: Any) -> None:
     """Generate the loop over the last axis: full vectors, then a scalar remainder loop."""
     num_vectors = inner // lanes if lanes else 0
     if num_vectors:

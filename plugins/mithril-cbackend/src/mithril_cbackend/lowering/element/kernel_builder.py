@@ -37,7 +37,7 @@ class Machine:
         return max(1, self.vector_bytes * 8 // dtype_bits)
 
 
-class Frame:
+class KernelBuilder:
     """Builder of one kernel's function."""
 
     def __init__(self, kernel: Kernel, name: str, machine: Machine) -> None:
@@ -94,7 +94,7 @@ class Frame:
         if self.kernel.outputs == [result]:
             self.write(result, index, element)
             return
-        self.reader.give(result, index, self.code.let(element, result.name))
+        self.reader.define(result, index, self.code.let(element, result.name))
         for v in self.kernel.outputs:
             self.write(v, index, self.reader.at(v, index))
 

@@ -12,7 +12,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import operand, position_in, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 
 
 def sums(kernel: Kernel, machine: Machine) -> list[Value]:
@@ -26,7 +26,7 @@ def sums(kernel: Kernel, machine: Machine) -> list[Value]:
 @lowers(ops.scatter_nd, ops.scatter_nd_add, scratch=sums)
 def scatter(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Generate a copy, then the updates; 16-bit floats are accumulated in a float32 scratch buffer."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, indices, updates = (operand(node, k) for k in range(3))
     shape, lead, depth = shape_of(x), shape_of(indices)[:-1], shape_of(indices)[-1]

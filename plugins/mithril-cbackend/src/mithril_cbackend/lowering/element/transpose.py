@@ -14,7 +14,7 @@ from mithril.ir import Node
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.kernel_builder import Frame
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 
 
@@ -29,7 +29,7 @@ def final_transpose(kernel: Kernel, lanes: int) -> Node | None:
     return node if shape[-1] >= lanes and shape[perm.index(len(perm) - 1)] >= lanes else None
 
 
-def transpose_squares(frame: Frame, node: Node) -> None:
+def transpose_squares(frame: KernelBuilder, node: Node) -> None:
     """Generate the full result: square blocks first, then the remainder at both edges."""
     reader, code, lanes = frame.reader, frame.code, frame.machine.lanes()
     perm, shape = node.attributes["perm"], shape_of(node.result)

@@ -20,10 +20,10 @@ def is_plain(node: Node) -> bool:
 
 def vectorizable(nodes: Sequence[Node]) -> bool:
     """Whether every operation can be vectorized."""
-    return all(_straight(node) for node in nodes)
+    return all(_is_vector_code(node) for node in nodes)
 
 
-def _straight(node: Node) -> bool:
+def _is_vector_code(node: Node) -> bool:
     if node.op is ops.reshape:  # only one that inserts or removes axes of size 1
         values = [v for v in node.operands if v is not None] + [node.result]
         return len({tuple(n for n in shape_of(v) if n != 1) for v in values}) == 1

@@ -53,7 +53,7 @@ def view(producers: Mapping[Value, Node], value: Value) -> tuple[Value, Strides]
     return None if result is None else (source, result)
 
 
-def placed(chain: Sequence[Node], value: Value) -> Strides | None:
+def view_strides(chain: Sequence[Node], value: Value) -> Strides | None:
     """Return a value's strides in the result of a chain of transposes and reshapes, or None for copies."""
     if not chain:
         return contiguous(shape_of(value))

@@ -12,7 +12,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.matmul_form import Product, strided_operand
@@ -32,7 +32,7 @@ def is_supported(kernel: Kernel, product: Product, machine: Machine) -> bool:
     return (right.summed == 1 and product.k >= lanes) or (right.free == 1 and product.n >= 4 * lanes)
 
 
-def write(frame: Frame, product: Product) -> None:
+def write(frame: KernelBuilder, product: Product) -> None:
     """Emit the product, by columns or by rows of the right operand."""
     right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
@@ -47,7 +47,7 @@ def is_contiguous(product: Product, kernel: Kernel) -> bool:
     return is_adjacent and (len(nontrivial_sizes) < 2 or kernel.outputs == [kernel.anchor.result])
 
 
-def emit(frame: Frame, product: Product, batch_index: Index, row: Any, column: Any, total: t.Expr) -> None:
+def emit(frame: KernelBuilder, product: Product, batch_index: Index, row: Any, column: Any, total: t.Expr) -> None:
     """Emit a complete sum: write it, or run the epilogue on it."""
     reader, result = frame.reader, frame.kernel.anchor.result
     element = rounded(frame.code, t.cast(total, computed(result.dtype)), result.dtype)
@@ -57,7 +57,7 @@ def emit(frame: Frame, product: Product, batch_index: Index, row: Any, column: A
         frame.emit(product.position(reader, batch_index, row, column), element)
 
 
-def _left(frame: Frame, product: Product, batch_index: Index) -> Any:
+def _left(frame: KernelBuilder, product: Product, batch_index: Index) -> Any:
     """Return a function that reads an element of the left operand."""
     reader, strided = frame.reader, strided_operand(product.left, frame.kernel.producers)
     if strided is None:
@@ -67,7 +67,7 @@ def _left(frame: Frame, product: Product, batch_index: Index) -> Any:
 
 
 # -- columns ------------------------------------------------------------------------------------------------------
-def by_column(frame: Frame, product: Product) -> None:
+def by_column(frame: KernelBuilder, product: Product) -> None:
     """Compute dot products of contiguous rows and columns, for blocks of columns that reuse the rows."""
     code, reader, kind, rows = frame.code, frame.reader, product.kind, product.m
     lanes = frame.machine.lanes(kind.bits)
@@ -109,7 +109,7 @@ def by_column(frame: Frame, product: Product) -> None:
             )
 
 
-def _horizontal_sum(frame: Frame, total: t.Buffer, first: int, lanes: int, product: Product) -> t.Expr:
+def _horizontal_sum(frame: KernelBuilder, total: t.Buffer, first: int, lanes: int, product: Product) -> t.Expr:
     """Sum the elements of a vector by halves."""
     while lanes > 1:
         lanes //= 2
@@ -122,7 +122,7 @@ def _horizontal_sum(frame: Frame, total: t.Buffer, first: int, lanes: int, produ
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------
-def by_row(frame: Frame, product: Product) -> None:
+def by_row(frame: KernelBuilder, product: Product) -> None:
     """Add scaled rows of the right operand to accumulators of as many columns as fit the L1 cache."""
     lanes, threads = frame.machine.lanes(product.kind.bits), frame.workers(product.work, product.n)
     max_width = ACCUMULATOR_BYTES * 8 // product.kind.bits // product.m
@@ -135,7 +135,7 @@ def by_row(frame: Frame, product: Product) -> None:
             _chunks(frame, product, first, chunks, size)
 
 
-def _chunks(frame: Frame, product: Product, first: int, chunks: int, size: int) -> None:
+def _chunks(frame: KernelBuilder, product: Product, first: int, chunks: int, size: int) -> None:
     code, reader, kind, lanes = frame.code, frame.reader, product.kind, frame.machine.lanes(product.kind.bits)
     right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None

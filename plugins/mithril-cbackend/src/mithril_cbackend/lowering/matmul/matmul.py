@@ -20,7 +20,7 @@ from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import gemv, naive_contractions
 from mithril_cbackend.lowering.matmul.matmul_form import Product, StridedOperand, product_of, strided_operand
@@ -148,7 +148,7 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
     if product is None:
         simple = naive_contractions.matmul if kernel.anchor.op is ops.matmul else naive_contractions.dot
         return simple(kernel, name, machine)
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     if gemv.is_supported(kernel, product, machine):
         gemv.write(frame, product)
     else:
@@ -165,7 +165,7 @@ def segments(total: int, size: int) -> list[tuple[int, int, int]]:
 class Tiles:
     """Loops over matrices, blocks of the contracted axis, panels and tiles."""
 
-    def __init__(self, frame: Frame, product: Product) -> None:
+    def __init__(self, frame: KernelBuilder, product: Product) -> None:
         kernel, machine = frame.kernel, frame.machine
         self.frame, self.product, self.reader = frame, product, frame.reader
         self.plan = plan_of(product, kernel, machine)

@@ -16,7 +16,7 @@ import numpy as np
 from mithril.base import DType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import storage_dtypes
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.scalar_ops import add, mul
 
 Element = Callable[[Any, Any], t.Expr]  # row, column -> element
@@ -88,7 +88,9 @@ class Matrix:
         )
 
 
-def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, width: int, panel: Matrix) -> None:
+def copy_panel(
+    frame: KernelBuilder, element: Element, matrix: Matrix | None, k: int, width: int, panel: Matrix
+) -> None:
     """Copy k rows of ``width`` columns to a panel, with zeros up to whole vectors.
 
     ``matrix`` is set if the elements are stored.
@@ -122,7 +124,7 @@ def copy_panel(frame: Frame, element: Element, matrix: Matrix | None, k: int, wi
             code.store(panel.buffer, panel.offset(i, j + width), t.const(0, panel.kind.name))
 
 
-def _transpose_square(frame: Frame, matrix: Matrix, panel: Matrix, row: Any, vector: Any) -> None:
+def _transpose_square(frame: KernelBuilder, matrix: Matrix, panel: Matrix, row: Any, vector: Any) -> None:
     """Transpose a square of the matrix into the panel, after a conversion if its dtype is not float32."""
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes()
     buffer, start, step = matrix.buffer, matrix.start, matrix.column
@@ -146,7 +148,7 @@ class PartialSums:
 
 
 def multiply(
-    frame: Frame,
+    frame: KernelBuilder,
     m: int,
     inner: Sequence[int],
     tile: Tile,
@@ -165,7 +167,7 @@ def multiply(
             multiply_tile(frame, row, rows, inner, left, panel, width, emit, vector)
 
 
-def tiles(frame: Frame, m: int, tile: Tile) -> Iterator[tuple[AbstractContextManager[Any], int]]:
+def tiles(frame: KernelBuilder, m: int, tile: Tile) -> Iterator[tuple[AbstractContextManager[Any], int]]:
     """Yield loops over tiles of rows with the number of rows in each tile; a loop returns the first row."""
     full_tiles, rest = divmod(m, tile.rows)
 
@@ -181,7 +183,7 @@ def tiles(frame: Frame, m: int, tile: Tile) -> Iterator[tuple[AbstractContextMan
 
 
 def multiply_tile(
-    frame: Frame,
+    frame: KernelBuilder,
     row: Any,
     rows: int,
     inner: Sequence[int],

@@ -11,14 +11,14 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.pool.pooling import element_in_window, windows_containing
 
 Terms = Callable[[Index, Index], tuple[t.Expr, t.Expr, list[t.Expr]]]
 
 
-def accumulate(frame: Frame, result: Value, inner: Sequence[int], terms: Terms) -> Any:
+def accumulate(frame: KernelBuilder, result: Value, inner: Sequence[int], terms: Terms) -> Any:
     """Sum a * b over the axes ``inner``; ``terms`` returns a, b and the conditions under which a term counts."""
     code, reader, dtype = frame.code, frame.reader, result.dtype
     shape, zero = shape_of(result), t.const(0, computed(dtype))
@@ -38,7 +38,7 @@ def accumulate(frame: Frame, result: Value, inner: Sequence[int], terms: Terms) 
 
 def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``matmul`` by simple loops."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node = kernel.anchor
     a, b = operand(node), operand(node, 1)
     left, right = shape_of(a), shape_of(b)
@@ -66,7 +66,7 @@ def batch_position(index: Index, shape: Sequence[int]) -> Index:
 
 def dot(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``dot``; the result has the batch axes, then a's free axes, then b's."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node = kernel.anchor
     a, b, w = operand(node), operand(node, 1), node.attributes
     sizes = [shape_of(a)[k] for k in w["contract_a"]]
@@ -96,7 +96,7 @@ def _group(node: Node, channel: Any, channels: int) -> Any:
 
 def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``conv`` by simple loops."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node, a = kernel.anchor, kernel.anchor.attributes
     x, w = operand(node), operand(node, 1)
     image, weights = shape_of(x), shape_of(w)
@@ -114,7 +114,7 @@ def conv(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 def conv_input_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``conv_input_grad``: each pixel of the image sums over the windows that contain it."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node, a = kernel.anchor, kernel.anchor.attributes
     g, w = operand(node), operand(node, 1)
     image, weights, windows = shape_of(node.result), shape_of(w), shape_of(g)
@@ -135,7 +135,7 @@ def conv_input_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 def conv_weight_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``conv_weight_grad``: each element of the kernel sums over windows times cotangents."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node, a = kernel.anchor, kernel.anchor.attributes
     x, g = operand(node), operand(node, 1)
     image, weights, windows = shape_of(x), shape_of(node.result), shape_of(g)

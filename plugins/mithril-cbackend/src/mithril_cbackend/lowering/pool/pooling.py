@@ -11,14 +11,14 @@ from mithril import ops
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, between, clamped, conjunction, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.pool import row_pooling
 from mithril_cbackend.lowering.rows import reductions
 
 
 def element_in_window(
-    frame: Frame, index: Index, offset: Index, shape: Sequence[int], stride: Any, padding: Any, dilation: Any
+    frame: KernelBuilder, index: Index, offset: Index, shape: Sequence[int], stride: Any, padding: Any, dilation: Any
 ) -> tuple[Index, list[t.Expr]]:
     """Return the position of a window's element, clamped, and the conditions that it is inside the image."""
     positions, conditions = [], []
@@ -32,7 +32,7 @@ def element_in_window(
     return tuple(positions), conditions
 
 
-def line_of_window(frame: Frame, index: Index, offset: Index) -> tuple[Index, list[t.Expr]]:
+def line_of_window(frame: KernelBuilder, index: Index, offset: Index) -> tuple[Index, list[t.Expr]]:
     """Return the position of a window's line and the conditions that it is inside the image."""
     a, shape = frame.kernel.anchor.attributes, shape_of(operand(frame.kernel.anchor))
     sizes = (shape[2:-1], a["stride"][:-1], a["padding"][:-1], a.get("dilation", [1] * len(shape[2:]))[:-1])
@@ -42,7 +42,7 @@ def line_of_window(frame: Frame, index: Index, offset: Index) -> tuple[Index, li
 @lowers(ops.max_pool, scratch=row_pooling.scratch)
 def max_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``max_pool``."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
 
     def emit(index: Index, element: t.Expr) -> None:
         frame.write(kernel.anchor.result, index, element)
@@ -54,7 +54,7 @@ def max_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
 @lowers(ops.max_pool_positions)
 def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Return the flat position of each window's first maximum; nan is the maximum, -1 marks windows of padding."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, a = operand(node), node.attributes
     shape, result, dtype = shape_of(x), shape_of(node.result), x.dtype
@@ -78,7 +78,7 @@ def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     return frame.finish()
 
 
-def _count(frame: Frame, index: Index, attributes: Any, spatial: Sequence[int]) -> t.Expr:
+def _count(frame: KernelBuilder, index: Index, attributes: Any, spatial: Sequence[int]) -> t.Expr:
     """Return the number of elements that a window averages, as float32."""
     kernel = attributes["kernel"]
     if attributes["count_include_pad"]:
@@ -96,7 +96,7 @@ def _count(frame: Frame, index: Index, attributes: Any, spatial: Sequence[int]) 
 @lowers(ops.avg_pool, scratch=row_pooling.scratch)
 def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``avg_pool``."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node, spatial = kernel.anchor, shape_of(operand(kernel.anchor))[2:]
     dtype = node.result.dtype
 
@@ -109,7 +109,7 @@ def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def windows_containing(
-    frame: Frame, index: Index, offset: Index, result: Sequence[int], stride: Any, padding: Any, dilation: Any
+    frame: KernelBuilder, index: Index, offset: Index, result: Sequence[int], stride: Any, padding: Any, dilation: Any
 ) -> tuple[Index, list[t.Expr]]:
     """Return the windows that contain an element at ``offset``, clamped, and the conditions that they exist."""
     windows, conditions = [], []
@@ -129,7 +129,7 @@ def windows_containing(
 @lowers(ops.avg_pool_grad)
 def average_pool_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``avg_pool_grad``: each pixel sums its contribution to every window that contains it."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     g, a = operand(node), node.attributes
     shape, dtype = shape_of(node.result), g.dtype

@@ -17,7 +17,7 @@ from mithril.ir import Node, Op, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.rows import reductions
 
 Emit = Callable[[Index, t.Expr], None]
@@ -72,7 +72,7 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     return [Value("line", TensorType(dtype, (machine.threads * Line.of(node, machine).size,)))]
 
 
-def fold_windows(frame: Frame, op: Op, window: Callable[..., Any], emit: Emit) -> None:
+def fold_windows(frame: KernelBuilder, op: Op, window: Callable[..., Any], emit: Emit) -> None:
     """Reduce every window; ``window`` returns the position of a window's line and the conditions that it is inside."""
     Lines(frame, op, window).write(emit)
 
@@ -80,7 +80,7 @@ def fold_windows(frame: Frame, op: Op, window: Callable[..., Any], emit: Emit) -
 class Lines:
     """Loops over the lines of the result."""
 
-    def __init__(self, frame: Frame, op: Op, window: Callable[..., Any]) -> None:
+    def __init__(self, frame: KernelBuilder, op: Op, window: Callable[..., Any]) -> None:
         self.frame, self.op, self.window = frame, op, window
         self.code, self.reader, self.node = frame.code, frame.reader, frame.kernel.anchor
         self.x = operand(self.node)

@@ -11,7 +11,7 @@ from mithril.ir import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import rounded
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.rows import reductions
@@ -20,7 +20,7 @@ from mithril_cbackend.lowering.rows import reductions
 @lowers(ops.cumsum, ops.cumprod, reads_once=True)
 def cumulative(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``cumsum`` and ``cumprod``, vectorized over the last axis if the cumulative axis is another one."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, axis = operand(node), node.attributes["axis"]
     op, dtype, shape = ops.sum if node.op is ops.cumsum else ops.prod, x.dtype, shape_of(x)
@@ -70,7 +70,7 @@ def sort_buffer(kernel: Kernel, machine: Machine) -> list[Value]:
 @lowers(ops.sort, ops.argsort, scratch=sort_buffer)
 def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``sort`` and ``argsort`` as a stable bottom-up merge sort of positions."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node, code, reader = kernel.anchor, frame.code, frame.reader
     x, axis, descending = operand(node), node.attributes["axis"], node.attributes["descending"]
     shape, n = shape_of(x), shape_of(x)[axis]
@@ -99,12 +99,12 @@ def sorting(kernel: Kernel, name: str, machine: Machine) -> Any:
     return frame.finish()
 
 
-def _before(frame: Frame, x: Any, index_of: Any, p: t.Expr, q: t.Expr, descending: bool) -> t.Expr:
+def _before(frame: KernelBuilder, x: Any, index_of: Any, p: t.Expr, q: t.Expr, descending: bool) -> t.Expr:
     a, b = frame.reader.at(x, index_of(p)), frame.reader.at(x, index_of(q))
     return comes_before(a, b, x.dtype, descending)
 
 
-def _merge(frame: Frame, scratch: Any, source: int, target: int, width: int, n: int, precedes: Any) -> None:
+def _merge(frame: KernelBuilder, scratch: Any, source: int, target: int, width: int, n: int, precedes: Any) -> None:
     """Merge each two adjacent sorted runs of ``width`` positions into one."""
     code, reader = frame.code, frame.reader
 

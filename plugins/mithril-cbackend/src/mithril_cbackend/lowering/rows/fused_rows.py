@@ -19,7 +19,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed
 from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
 from mithril_cbackend.lowering.rows import reductions
@@ -111,7 +111,7 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
 
 def rows(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Emit the kernel, parallelized over rows."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     Rows(frame, passes_of(kernel)).write()
     return frame.finish()
 
@@ -119,7 +119,7 @@ def rows(kernel: Kernel, name: str, machine: Machine) -> Any:
 class Rows:
     """Loops over rows and passes."""
 
-    def __init__(self, frame: Frame, passes: Passes) -> None:
+    def __init__(self, frame: KernelBuilder, passes: Passes) -> None:
         self.frame, self.passes, self.reader, self.code = frame, passes, frame.reader, frame.code
         kernel = frame.kernel
         self.shape = shape_of(kernel.outputs[0])
@@ -165,11 +165,11 @@ class Rows:
         def element(i: Any, lane: Any) -> None:
             element_index = (*index, i)
             for v in saved:
-                reader.give(v, element_index, code.let(t.load(self.buffers[v], start + i), "kept"))
+                reader.define(v, element_index, code.let(t.load(self.buffers[v], start + i), "kept"))
             for node in shortcuts:
                 x = reader.broadcast(operand(node), element_index)
                 result = x * factors[node] if node in factors else vector_math.exp_of_negative(code, x)
-                reader.give(node.result, element_index, code.let(result, node.result.name))
+                reader.define(node.result, element_index, code.let(result, node.result.name))
             for v in self.passes.saved[k]:
                 code.store(self.buffers[v], start + i, reader.at(v, element_index))
             for node, total in zip(folds, totals, strict=True):
@@ -196,6 +196,6 @@ class Rows:
             result = reductions.reduce_lanes(
                 self.frame, node.op, total, unroll * self.lanes, operand(node).dtype, self.width
             )
-            reader.give(node.result, (*index, 0), code.let(result, node.result.name))
+            reader.define(node.result, (*index, 0), code.let(result, node.result.name))
         for v in self.passes.per_row[k]:
             reader.at(v, (*index, 0))

@@ -13,7 +13,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
-from mithril_cbackend.lowering.element.kernel_builder import Frame, Machine
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 
@@ -62,7 +62,7 @@ def load_element(buffer: t.Buffer, offset: Any, dtype: DType) -> t.Expr:
     return t.not_equal(x, t.const(0, "uint8")) if dtype.is_bool else x
 
 
-def reduce_lanes(frame: Frame, op: Op, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
+def reduce_lanes(frame: KernelBuilder, op: Op, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
     """Reduce the lanes of an accumulator to one element by halves."""
     code, reader = frame.code, frame.reader
     while lanes > 1:
@@ -79,7 +79,7 @@ def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
 
     If the last axis is reduced, vectors of partial results run along it; else they run along the last remaining axis.
     """
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node = kernel.anchor
     x, axes = operand(node), node.attributes["axis"]
     shape = shape_of(x)
@@ -99,7 +99,9 @@ def _result_index(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], coo
     return tuple(coordinates[k] for k in range(len(shape)) if k not in axes)
 
 
-def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
+def _along(
+    frame: KernelBuilder, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int
+) -> None:
     op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
     outer_axes = [k for k in range(len(shape)) if k not in axes]
     reduced_outer, inner = [k for k in axes if k != len(shape) - 1], shape[-1] if shape else 1
@@ -142,7 +144,9 @@ def _along(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tup
         frame.emit(_result_index(node, shape, axes, coordinates), result)
 
 
-def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int) -> None:
+def _across(
+    frame: KernelBuilder, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int
+) -> None:
     """Reduce other axes than the last one: accumulate blocks of the last axis."""
     op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
     last = len(shape) - 1
@@ -169,7 +173,7 @@ def _across(frame: Frame, node: Node, x: Value, shape: tuple[int, ...], axes: tu
 
 
 def over_blocks(
-    frame: Frame, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int, work: int, block: Block
+    frame: KernelBuilder, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int, work: int, block: Block
 ) -> None:
     """Loop over all axes but ``axes``, the last one in blocks of vectors and a scalar remainder."""
     reader, last = frame.reader, len(shape) - 1
@@ -194,7 +198,7 @@ def over_blocks(
 class Extreme:
     """Best element so far and its position, in every lane: the first of ties, nan before all numbers."""
 
-    def __init__(self, frame: Frame, lanes: int) -> None:
+    def __init__(self, frame: KernelBuilder, lanes: int) -> None:
         node = frame.kernel.anchor
         self.code, self.reader, self.dtype = frame.code, frame.reader, operand(node).dtype
         self.wins = "gt" if node.op is ops.argmax else "lt"
@@ -232,7 +236,7 @@ class Extreme:
 @lowers(ops.argmax, ops.argmin)
 def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``argmax`` and ``argmin``, vectorized along the last axis in either case."""
-    frame = Frame(kernel, name, machine)
+    frame = KernelBuilder(kernel, name, machine)
     node = kernel.anchor
     shape, axis = shape_of(operand(node)), node.attributes["axis"]
     lanes = machine.lanes(max(operand(node).dtype.bits, 32))
@@ -240,7 +244,7 @@ def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     return frame.finish()
 
 
-def _search_across(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
+def _search_across(frame: KernelBuilder, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
     reader, x, last = frame.reader, operand(node), len(shape) - 1
 
     def block(coordinates: dict[int, Any], begin: Any, width: int, vector: bool) -> None:
@@ -261,7 +265,7 @@ def _search_across(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, 
     over_blocks(frame, shape, (axis,), lanes, math.prod(shape), block)
 
 
-def _search_along(frame: Frame, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
+def _search_along(frame: KernelBuilder, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
     reader, x, lead = frame.reader, operand(node), shape[:-1]
     lanes = lanes if shape[axis] >= lanes else 1
     num_vectors = shape[axis] // lanes
