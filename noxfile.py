@@ -49,9 +49,15 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Write the reference pages from the code; ``nox -s docs -- --check`` only compares."""
-    install(session, *EVERYDAY)
+    """Write the reference pages from the code and build the site; ``nox -s docs -- --check`` only compares."""
+    install(session, *map(str, DISTRIBUTIONS))
     session.run("python", "docs/render.py", *session.posargs)
+    if not session.posargs:
+        install(session, "mkdocs-material")
+        session.run("python", "docs/plots.py")
+        session.run("python", "docs/site.py")
+        session.run("mkdocs", "build", "-f", "build/mkdocs.yml", env={"NO_MKDOCS_2_WARNING": "1"})
+        session.log(f"open {ROOT / 'build/site/index.html'}")
 
 
 @nox.session

@@ -14,7 +14,7 @@ from mithril import plugins
 from mithril.compiler import option_rows
 from mithril.plugins import HOOKS, WRAPPABLE, pip_hints
 from mithril_tools.reference.error_pages import error_classes
-from mithril_tools.reference.page import Page, fence, first_line, prose, sections, signature_text, table
+from mithril_tools.reference.page import Page, call_block, fence, first_line, prose, sections, signature_text, table
 
 DESCRIPTORS = (
     "BackendSpec",
@@ -99,7 +99,7 @@ def hook_text(name: str) -> str:
     function = getattr(hooks, name)
     words, example = _split(inspect.getdoc(function) or "")
     note = "\n\nMay be wrapped with `@hookimpl(wrapper=True)`." if name in WRAPPABLE else ""
-    return f"{fence(f'def {name}{signature_text(function)}')}\n\n{words}{note}\n\n{fence(example)}"
+    return f"{call_block(f'def {name}', function)}\n\n{words}{note}\n\n{fence(example)}"
 
 
 def _split(documentation: str) -> tuple[str, str]:
@@ -168,7 +168,7 @@ def public_value(name: str) -> Any:
 def class_text(name: str) -> str:
     """Return signature, documentation and public methods of a name of the public face."""
     value = public_value(name)
-    head = f"{fence(f'ml.{name}{signature_text(value)}')}\n\n{prose(inspect.getdoc(value))}"
+    head = f"{call_block(f'ml.{name}', value)}\n\n{prose(inspect.getdoc(value))}"
     if not inspect.isclass(value):
         return head
     rows = []

@@ -72,7 +72,11 @@ def _array_text(spec: Arr, seed: int) -> str:
         values = rng.integers(low, int(spec.high) + 1, shape).astype(kind.numpy)
     else:
         values = np.clip(rng.uniform(spec.low, spec.high, shape).round(1), spec.low, spec.high)
-    numbers = str(values.tolist()).replace("nan", "np.nan").replace("inf", "np.inf")
+    rows = [str(row) for row in values.tolist()] if values.ndim > 1 else [str(values.tolist())]
+    separator = ",\n    " if sum(map(len, rows)) > 72 else ", "
+    numbers = separator.join(rows).replace("nan", "np.nan").replace("inf", "np.inf")
+    if values.ndim > 1:
+        numbers = f"[\n    {numbers},\n]" if "\n" in separator else f"[{numbers}]"
     if not values.size:
         return f"np.zeros({shape}, {_dtype_text(kind)})"
     return f"np.array({numbers}, {_dtype_text(kind)})"

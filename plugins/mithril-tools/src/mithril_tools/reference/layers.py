@@ -12,13 +12,13 @@ from mithril.base import operation
 from mithril.models import Layer
 from mithril_tools.reference.page import (
     Page,
+    call_block,
     default_text,
     example,
     fence,
     first_line,
     prose,
     sections,
-    signature_text,
     table,
 )
 from mithril_tools.reference.sources import source_of
@@ -122,7 +122,7 @@ def layer_text(cls: type[Layer]) -> str:
     """Return the page of a layer."""
     op_name = getattr(cls, "op_name", "")
     operation_link = f"\n\nThe operation [{op_name}](../operations/{op_name}.md) as a layer." if op_name else ""
-    head = f"{fence(cls.__name__ + signature_text(cls))}\n\n{prose(cls.__doc__)}{operation_link}"
+    head = f"{call_block(cls.__name__, cls)}\n\n{prose(cls.__doc__)}{operation_link}"
     body = "" if op_name or "build" not in vars(cls) else fence(source_of(vars(cls)["build"]))
     parts = (
         ("Arguments", _arguments(cls)),

@@ -15,11 +15,12 @@ from mithril.base import MithrilError, TensorType, dtype as as_dtype, operation,
 from mithril.ir import Arr, Builder, Op, Sample
 from mithril_tools.reference.examples import operation_example
 from mithril_tools.reference.guides import semantics_of
-from mithril_tools.reference.page import Page, default_text, fence, first_line, prose, sections, signature_text, table
+from mithril_tools.reference.page import Page, call_block, default_text, fence, first_line, prose, sections, table
 from mithril_tools.reference.sources import source_of
 
 COVERAGE = Path(__file__).with_name("coverage.json")
 DTYPES = ("bool", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+FAMILIES = {"nn": "linear and lookup", "pool": "pooling", "basic": "constants and casts"}
 SPECIAL = (-np.inf, -1.0, -0.5, 0.0, 0.5, 1.0, np.inf, np.nan)
 PAIRS = ((1.0, 0.0), (0.0, 0.0), (-1.0, 0.0), (np.inf, np.inf), (np.inf, 0.0), (np.nan, 1.0), (1.0, np.nan))
 PROMOTION: dict[str | None, str] = {
@@ -49,15 +50,18 @@ def operation_pages() -> Iterator[Page]:
 
 
 def family(op: Op) -> str:
-    """Return the group of an operation: the name of the file that declares it."""
-    return Path(op.declared_at.rpartition(":")[0]).stem.replace("_", " ").removesuffix(" ops")
+    """Return the group of an operation: the file that declares it."""
+    file = Path(op.declared_at.rpartition(":")[0])
+    if file.parent.parts[-2:] != ("mithril", "ops"):
+        return "of plugins"
+    return FAMILIES.get(file.stem) or file.stem.replace("_", " ").removesuffix(" ops")
 
 
 def operation_text(op: Op) -> str:
     """Return the page of an operation."""
     kind = "A composite: composed of other operations." if op.composite else "A primitive."
     activation = f' Layers that take an activation call it `"{op.activation}"`.' if op.activation else ""
-    head = f"{fence(op.name + signature_text(op))}\n\n{prose(op.doc)}\n\n{kind}{activation}"
+    head = f"{call_block(op.name, op)}\n\n{prose(op.doc)}\n\n{kind}{activation}"
     parts = (
         ("Operands and attributes", _arguments(op)),
         ("Example", operation_example(op)),

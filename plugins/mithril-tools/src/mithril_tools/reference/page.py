@@ -108,3 +108,32 @@ def signature_text(value: Any) -> str:
             parameters=plain, return_annotation=_Annotation(result) if isinstance(result, str) else result
         )
     )
+
+
+def call_block(name: str, value: Any) -> str:
+    """Return a block with a name and its signature; a long one has a line for each parameter."""
+    signature = signature_text(value)
+    if len(name) + len(signature) <= 88:
+        return fence(name + signature)
+    parameters, arrow, result = signature.rpartition(") -> ") if ") -> " in signature else (signature[:-1], ")", "")
+    lines = [f"    {part}," for part in _split_arguments(parameters.removeprefix("("))]
+    end = f"{arrow}{result}" if result else ")"
+    return fence("\n".join([f"{name}(", *lines, end]))
+
+
+def _split_arguments(text: str) -> list[str]:
+    """Split at the commas outside of brackets and strings."""
+    parts, depth, quote, start = [], 0, "", 0
+    for k, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append(text[start:k].strip())
+            start = k + 1
+    return [*parts, text[start:].strip()]
