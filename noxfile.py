@@ -55,7 +55,7 @@ def docs(session: nox.Session) -> None:
     if not session.posargs:
         install(session, "mkdocs-material")
         session.run("python", "docs/plots.py")
-        session.run("python", "docs/site.py")
+        session.run("python", "docs/site_pages.py")
         session.run("mkdocs", "build", "-f", "build/mkdocs.yml", env={"NO_MKDOCS_2_WARNING": "1"})
         session.log(f"open {ROOT / 'build/site/index.html'}")
 

@@ -1,53 +1,77 @@
-"""Notebooks as Markdown with their stored outputs; ``python docs/notebooks.py`` executes and stores them."""
+"""Notebooks: run without Jupyter, store outputs, show them as Markdown; ``python docs/notebooks.py`` stores them."""
 
 from __future__ import annotations
 
-import base64
+import ast
+import io
+import json
 import sys
 from collections.abc import Mapping
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "examples/notebooks"
+Notebook = Mapping[str, Any]
 
 
-def markdown_of(notebook: Mapping[str, Any], stem: str) -> tuple[str, dict[str, bytes]]:
-    """Return a notebook as Markdown, and its pictures by file name."""
-    parts, pictures = [], {}
+def markdown_of(notebook: Notebook) -> str:
+    """Return a notebook as Markdown with its stored outputs."""
+    parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            parts.append(source)
-            continue
-        parts.append(f"```python\n{source}\n```")
-        for output in cell["outputs"]:
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
             data = output.get("data", {})
-            kind = next((k for k in ("image/svg+xml", "image/png") if k in data), None)
-            if kind:
-                name = f"{stem}-{len(pictures)}.{'svg' if 'svg' in kind else 'png'}"
-                content = "".join(data[kind])
-                pictures[name] = content.encode() if "svg" in kind else base64.b64decode(content)
-                parts.append(f"![]({name})")
-            else:
-                text = "".join(output.get("text", data.get("text/plain", "")))
-                parts.append(f"```text\n{text.rstrip()}\n```")
-    return "\n\n".join(parts) + "\n", pictures
+            text = "".join(output.get("text", data.get("text/plain", "")))
+            parts.append("".join(data["text/html"]) if "text/html" in data else f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
-def execute(path: Path) -> Any:
-    """Run all cells of a notebook in its folder and return it with the outputs."""
-    import nbclient
-    import nbformat
+def outputs_of(notebook: Notebook) -> list[list[dict[str, Any]]]:
+    """Run the code cells in order, in an empty folder, and return the outputs of each."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    results = []
+    with TemporaryDirectory() as folder, chdir(folder):
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                results.append(_run("".join(cell["source"]), names))
+    return results
 
-    notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
-    for cell in notebook.cells:
-        cell.metadata.clear()  # times of execution
-    return notebook
+
+def _run(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run a cell as a notebook does: printed text is an output, and so is the value of a last expression."""
+    body = ast.parse(source).body
+    last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(ast.Module(body, []), "cell", "exec"), names)
+        value = eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
+    outputs: list[dict[str, Any]] = []
+    if printed.getvalue():
+        outputs.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue().splitlines(True)})
+    if value is not None:
+        data = {"text/plain": repr(value).splitlines(True)}
+        if hasattr(value, "_repr_html_"):
+            data["text/html"] = value._repr_html_().splitlines(True)
+        outputs.append({"output_type": "execute_result", "execution_count": None, "data": data, "metadata": {}})
+    return outputs
+
+
+def stored(path: Path) -> Any:
+    """Read a notebook."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    for path in [Path(name) for name in sys.argv[1:]] or sorted(FOLDER.glob("*.ipynb")):
+        notebook = stored(path)
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        for cell, outputs in zip(code, outputs_of(notebook), strict=True):
+            cell["outputs"] = outputs
+        path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    import nbformat
-
-    for path in [Path(name) for name in sys.argv[1:]] or sorted(FOLDER.glob("*.ipynb")):
-        nbformat.write(execute(path), path)
+    main()

@@ -33,8 +33,9 @@ def operation_example(op: Op) -> str:
     while names and names[-1] == "None":
         names.pop()
     attributes = [f"{name}={_value_text(value)}" for name, value in sample.attributes.items()]
-    called = f"ops.{op.name}" if "." not in op.name else f'operation("{op.name}")'
-    home = "from mithril import ops" if "." not in op.name else "from mithril.base import operation"
+    has_owner = bool(op.name.partition(".")[2])  # 'owner.name': an operation of a plugin
+    called = f'operation("{op.name}")' if has_owner else f"ops.{op.name}"
+    home = "from mithril.base import operation" if has_owner else "from mithril import ops"
     call = f"{called}({', '.join([*names, *attributes])})"
     results = ", ".join(op.results)
     show = [f"print({call})"] if len(op.results) == 1 else [f"{results} = {call}", f"print({results}, sep='\\n')"]

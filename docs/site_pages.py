@@ -1,6 +1,6 @@
 """Writes the sources of the site: guides, how-to pages, reference, notebooks, benchmarks, and its navigation.
 
-``python docs/site.py`` fills build/pages and build/mkdocs.yml; ``mkdocs build -f build/mkdocs.yml`` makes HTML of them.
+``python docs/site_pages.py`` fills build/pages and build/mkdocs.yml; ``mkdocs build -f build/mkdocs.yml`` writes HTML.
 Pages that are written by hand are copied with their links adapted; the others are computed from the declarations.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from notebooks import markdown_of
+from notebooks import markdown_of, stored
 
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
@@ -89,10 +89,12 @@ class Site:
 
     def page(self, path: Path, place: str) -> str:
         """Copy a page of the repository; its links lead to pages of the site, or are plain text."""
-        text = re.sub(r"<!--.*?-->\n?", "", path.read_text(encoding="utf-8"))
+        return self.put(place, self._adapted(path.read_text(encoding="utf-8"), path, place))
+
+    def _adapted(self, text: str, path: Path, place: str) -> str:
+        text = re.sub(r"<!--.*?-->\n?", "", text)
         blocks = re.split(r"(^```.*?^```$)", text, flags=re.S | re.M)
-        adapted = [b if b.startswith("```") else self._with_links(b, path, place) for b in blocks]
-        return self.put(place, "".join(adapted))
+        return "".join(b if b.startswith("```") else self._with_links(b, path, place) for b in blocks)
 
     def guide(self, name: str) -> str:
         """Copy a page of the folder docs."""
@@ -123,19 +125,15 @@ class Site:
 
     def distributions(self) -> dict[str, list[str]]:
         """Copy the README of each distribution, and of the examples of plugins."""
-        chosen = [path for path, place in self.places.items() if place.startswith(("distributions/", "examples/"))]
-        return {"Distributions": [self.page(path, self.places[path]) for path in sorted(chosen)]}
+        selected = [path for path, place in self.places.items() if place.startswith(("distributions/", "examples/"))]
+        return {"Distributions": [self.page(path, self.places[path]) for path in sorted(selected)]}
 
     def notebooks(self) -> Nav:
         """Write the notebooks with their stored outputs."""
         pages = []
         for path in sorted(PROJECT.glob("examples/notebooks/*.ipynb")):
             place = self.places[path]
-            text, pictures = markdown_of(json.loads(path.read_text(encoding="utf-8")), path.stem)
-            for name, data in pictures.items():
-                (self.pages / "notebooks").mkdir(parents=True, exist_ok=True)
-                (self.pages / "notebooks" / name).write_bytes(data)
-            pages.append(self.put(place, text))
+            pages.append(self.put(place, self._adapted(markdown_of(stored(path)), path, place)))
         return [{"Notebooks": pages}] if pages else []
 
     # -- pages computed from declarations ------------------------------------------------------------------------------
