@@ -20,6 +20,8 @@ DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
 
 GUIDES = ("compiling", "optimizing", "training", "derivatives", "deploying", "models", "trust", "mlx-utilities")
+PLACED = {*GUIDES, "start", "writing-plugins", "plugins", "operations", "architecture", "benchmarks"}
+PLACED |= {"semantics", "errors", "options", "cli"}  # every other page of the folder is a guide
 REFERENCE = {  # kind -> folder of its pages; the other kinds are one page each, with a section for each name
     "operation": "operations",
     "layer": "layers",
@@ -36,9 +38,10 @@ def write(pages: Path) -> Nav:
         site.copy(DOCS / name, name)
     for path in sorted((DOCS / "pictures").glob("*")):
         site.copy(path, f"pictures/{path.name}")
+    others = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in PLACED)
     return [
         {"Start": [site.page(PROJECT / "README.md", "index.md"), site.page(DOCS / "start.md", "start.md")]},
-        {"Guides": [*(site.guide(name) for name in GUIDES), *site.notebooks(), site.distributions()]},
+        {"Guides": [*(site.guide(name) for name in (*GUIDES, *others)), *site.notebooks(), site.distributions()]},
         {"Plugins": [site.guide("writing-plugins"), site.guide("plugins"), site.guide("operations"), *site.how_to()]},
         {"Reference": site.reference()},
         {
