@@ -55,6 +55,28 @@ def test_a_mistake_is_an_error_when_compiling(options, text):
         ml.compile(network(), "numpy", **{"shapes": SHAPES, **options})
 
 
+@pytest.mark.parametrize("shapes", [{}, {"input": ["B", 16]}], ids=["unknown", "open"])
+@pytest.mark.parametrize(
+    ("backend", "options", "text"),
+    [
+        *((b, {"mixed_precision": {"dtype": "float8"}}, "unknown dtype 'float8'") for b in ("numpy", "c", "ggml")),
+        *((b, {"mixed_precision": {"low": ["matmull"]}}, "unknown operation 'matmull'") for b in ("jax", "c")),
+        *((b, {"max_memory_gb": "a lot"}, "'a lot' is not an amount of memory") for b in ("torch", "c")),
+        ("mlx", {"max_memory_gb": -1}, "'-1' is not an amount of memory"),
+        ("numpy", {"template_path": "nowhere.jinja"}, "template 'nowhere.jinja' does not exist"),
+        *((b, {"template_path": "nowhere.jinja"}, "does not support template_path") for b in ("c", "ggml")),
+        ("c", {"cpu_options": {"cpu": "nosuch"}}, "unknown CPU 'nosuch' in cpu_options"),
+        ("jax", {"jit_options": {"static_argnums": (7,)}}, r"static_argnums=\(7,\) is out of range"),
+        ("mlx", {"jit_options": {"a": 1}}, "'a' is unknown to the MLX backend"),
+        ("torch", {"torch_dynamo": True, "jit": False}, "torch_dynamo=True conflicts with jit=False"),
+        ("ggml", {"num_threads": 10_000}, "not a valid number of threads"),
+    ],
+)
+def test_mistakes_do_not_wait_for_the_first_call(backend, options, text, shapes):
+    with pytest.raises(ml.MithrilError, match=text):
+        ml.compile(network(), backend, shapes=shapes, **options)
+
+
 def test_patterns_that_match_are_accepted():
     keep = {"keep": ["lin*", "head"]}
     for options in ({"mixed_precision": keep}, {"quantization_aware": keep}, {"trainable": ["linear.*"]}):

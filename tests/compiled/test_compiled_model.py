@@ -324,6 +324,20 @@ def test_shapes_types_and_summary(backend):
     assert backend in repr(compiled)
 
 
+def test_summaries_of_model_and_program_agree():
+    """Rows show the result of a layer outside of training, not its statistics or random keys."""
+    model = Model()
+    for layer in (Conv2d(4, kernel_size=3, name="conv"), BatchNorm2d(name="norm"), Dropout(0.5, name="drop")):
+        model += layer
+    shapes = {"input": [2, 3, 8, 8]}
+    compiled = ml.compile(model, "numpy", shapes=shapes).summary()
+    rows = {line.split()[0]: line.split()[-1] for line in compiled.splitlines()[2:-2]}
+    expected = {line.split()[0]: line.split()[-2] for line in model.summary(shapes).splitlines()[3:-1]}
+    assert rows == expected and rows.keys() == {"conv", "norm"}  # dropout does nothing outside of training
+    assert compiled.count("f32[2, 4, 6, 6]") == 2
+    assert "120 parameters (480B), 17k" in compiled and "120 parameters (480B), 17k" in model.summary(shapes)
+
+
 # -- weights ------------------------------------------------------------------------------------------------------
 def test_saved_weights_come_back(backend, tmp_path):
     model = Model()

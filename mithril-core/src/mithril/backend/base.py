@@ -271,6 +271,9 @@ class Backend(metaclass=CheckedType):
                 )
         return lowered
 
+    def check_options(self, options: BuildOptions) -> None:
+        """Raise OptionError for options that no program of this backend can have, before the first one is built."""
+
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Executable:
         """Build the executable of a decomposed graph."""
         raise BackendError(f"backend '{self.name}' does not implement build()")

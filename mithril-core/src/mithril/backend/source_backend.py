@@ -14,7 +14,7 @@ from mithril.backend.base import Backend, BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings
-from mithril.backend.codegen.source import Source, from_template, transformed
+from mithril.backend.codegen.source import Source, from_template, require_template, transformed
 from mithril.backend.lazy_graph import LazyGraph
 from mithril.backend.plugin_lowering import PluginLowering, plugin_lowerings
 from mithril.base import GradientError, UnsupportedError
@@ -106,6 +106,10 @@ class SourceBackend(Backend):
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         return self.table(options).lowers(node)
+
+    def check_options(self, options: BuildOptions) -> None:
+        if options.template_path is not None:
+            require_template(options.template_path)
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()

@@ -13,6 +13,7 @@ HOMES = {
         *("option_rows", "resolve_options"),
     ),
     "pass_pipeline": ("installed",),
+    "readable": ("Readable",),
     "steps": ("Compiler", "compile"),
     "transformed": ("Transformed",),
     "transforms": ("grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),

@@ -25,6 +25,7 @@ from mithril.compiler.option_table import (
     split_options as split_options,
 )
 from mithril.compiler.pass_pipeline import installed as installed
+from mithril.compiler.readable import Readable as Readable
 from mithril.compiler.steps import (
     Compiler as Compiler,
     compile as compile,

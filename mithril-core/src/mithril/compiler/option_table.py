@@ -10,6 +10,7 @@ from typing import Any
 
 from mithril.backend import describe, mismatch
 from mithril.base import OptionError, closest, unknown
+from mithril.compiler.readable import read_value
 from mithril.plugins import Entry, Option, Plugin, PluginProblem, Plugins, default, name_owner, pip_hints
 
 
@@ -118,6 +119,7 @@ class OptionRegistry:
             declared = self.by_name[name]
             if wrong := mismatch(value, declared.option.type):
                 raise self._mistyped(keyword, wrong, value, declared)
+            read_value(value, declared.option.type)
             self._check_keys(keyword, value, declared)
             spoken.setdefault(name, (keyword, value))
         values = {name: declared.option.default for name, declared in self.by_name.items()}
@@ -134,6 +136,7 @@ class OptionRegistry:
                 raise OptionError(message, facts=facts, hint=hint)
             if wrong := mismatch(item, keys[key]):
                 raise self._mistyped(keyword, f"at [{key!r}]: {wrong}", value, declared)
+            read_value(item, keys[key])
 
     def split_by_backend(
         self, user_options: Mapping[str, Any], backends: Collection[str]

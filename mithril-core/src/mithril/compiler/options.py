@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from mithril.backend import Least, Positive
+from mithril.backend import Least, Positive, parse_bytes
 from mithril.base import Dim
+from mithril.compiler.readable import Readable
 from mithril.plugins import Option, hookimpl
 
 Path = str | os.PathLike[str]
@@ -96,7 +97,7 @@ def mithril_options() -> Sequence[Option]:
         Option("jit_options", Mapping[str, Any], _NOTHING, "Options of the backend's just-in-time compiler."),
         Option(
             "max_memory_gb",
-            float | str | None,
+            Annotated[float | str, Readable(parse_bytes)] | None,
             None,
             "Reject programs and calls that need more memory: 8, '8GB', '512MiB'.",
         ),

@@ -176,6 +176,7 @@ class Compiler:
         types = known_types(self.specs, self.backend.dtype)
         if types is None or not (self.backend.capabilities.symbolic or all(t.is_static for t in types.values())):
             note_deferred(self.settings, self.decisions)
+            self.backend.check_options(BuildOptions(self.settings, inference=self.inference))
             if self.settings["static_shapes"]:
                 name, spec = next((n, s) for n, s in self.specs.items() if s.shape is None or not is_static(s.shape))
                 raise ShapeError(
@@ -361,11 +362,11 @@ class Compiler:
             require_no_control_flow(graph)
         return graph
 
-    def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
+    def probe(self, types: Mapping[str, TensorType] | None, *, training: bool = True) -> Graph:
         """Return a graph of the interface: names, parameters and shapes; default types are those the layers expect."""
         input_types = types if types is not None else probe_types(self.specs, self.source, self.backend.dtype)
         with self._quietly():
-            return self.trace(input_types, training=not self.inference)
+            return self.trace(input_types, training=training and not self.inference)
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
         """Return the model's initial values of parameters and states."""

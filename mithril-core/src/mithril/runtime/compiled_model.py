@@ -42,7 +42,7 @@ class Compiler(Protocol):
 
     def specialize(self, request: ProgramKey) -> Program: ...
 
-    def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
+    def probe(self, types: Mapping[str, TensorType] | None, *, training: bool = True) -> Graph: ...
 
     def pipeline(self) -> tuple[PassManager, PassContext]: ...
 
@@ -393,10 +393,10 @@ class CompiledModel:
         return inspection.explanation(self.decisions, self.programs)
 
     def summary(self) -> str:
-        """Return a table of the parameters and programs."""
+        """Return a table of the layers outside of training, with the parameters and programs."""
         from mithril.runtime.program_summary import summarize
 
-        return summarize(self)
+        return summarize(self, self.compiler.probe(self._parameters.input_types, training=False))
 
     def __repr__(self) -> str:
         return f"<CompiledModel '{self.name}' on {self.backend.name}: {len(self._calls)} programs>"

@@ -12,9 +12,8 @@ from mithril.runtime.compiled import Compiled
 from mithril.runtime.tables import columns, format_si
 
 
-def summarize(model: Compiled) -> str:
+def summarize(model: Compiled, graph: Graph) -> str:
     """Return a table of layers with output shapes, parameters and floating-point operations, and the totals."""
-    graph = model.interface
     rows = layer_rows(graph)
     table = columns(
         ["layer", "output", "parameters", "flops"],

@@ -81,6 +81,11 @@ class CBackend(Backend):
     def branches(self, options: BuildOptions) -> bool:
         return True
 
+    def check_options(self, options: BuildOptions) -> None:
+        from mithril_cbackend.build import checked
+
+        checked(options, self.num_threads)
+
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Any:
         from mithril_cbackend.build import build
 

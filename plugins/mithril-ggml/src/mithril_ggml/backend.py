@@ -78,10 +78,14 @@ class GGMLBackend(Backend):
     def falls_back(self, node: Node, options: BuildOptions | None = None) -> bool:
         return lowering.falls_back(node)
 
-    def build(self, graph: Graph, options: BuildOptions | None = None) -> GGMLExecutable | SizedExecutable:
-        options = options or BuildOptions()
+    def check_options(self, options: BuildOptions) -> None:
         reason = "programs are graphs of ggml, not a text; compiled.export('model.gguf') writes a file"
         options.reject(self.name, ("file_path", "template_path", "code_transformers"), reason)
+        _threads(options.num_threads)
+
+    def build(self, graph: Graph, options: BuildOptions | None = None) -> GGMLExecutable | SizedExecutable:
+        options = options or BuildOptions()
+        self.check_options(options)
         self.check(graph)
         num_threads = _threads(options.num_threads) or self.num_threads
         if num_threads is not None and self.recipe is None:

@@ -184,6 +184,10 @@ class JaxBackend(SourceBackend):
         with jax.enable_x64(True):
             return super().loaded(source)
 
+    def check_options(self, options: BuildOptions) -> None:
+        super().check_options(options)
+        read(options, self.jax_device.platform)
+
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):

@@ -25,7 +25,7 @@ from mithril.base import ALL, BackendError, DType, dtype as as_dtype
 from mithril.ir import Graph, Node, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_mlx import native_kernels  # noqa: F401  # adds its rows to the table
-from mithril_mlx.execution import runner
+from mithril_mlx.execution import reject_jit_options, runner
 from mithril_mlx.lowering import table
 from mithril_mlx.mlx_loader import BLAS, mx
 from mithril_mlx.native_semantics import DIFFERENT, own
@@ -91,6 +91,10 @@ class MlxBackend(SourceBackend):
         if node.op is ops.attention and self.device == "cpu" and training:
             return self.plugin_lowering(node, options) is not None
         return super().lowers(node, options)
+
+    def check_options(self, options: BuildOptions) -> None:
+        super().check_options(options)
+        reject_jit_options(options)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":

@@ -40,16 +40,21 @@ def runner(
     return call_with_threads
 
 
-def _compiled(
-    forward: Forward, graph: Graph, options: BuildOptions, device: str, on_host: Callable[[Node], bool]
-) -> Any:
-    """Apply mx.compile: cheap kernel fusion on a GPU, but seconds of C++ compilation on the CPU of Linux."""
-    jit = options.jit if options.jit is not None else device == "gpu"
+def reject_jit_options(options: BuildOptions) -> None:
+    """Raise OptionError if there are options for the just-in-time compiler."""
     for name in options.jit_options:
         raise OptionError(
             f"jit_options: '{name}' is unknown to the MLX backend",
             facts=["mx.compile has no options that a program of known shapes could use"],
         )
+
+
+def _compiled(
+    forward: Forward, graph: Graph, options: BuildOptions, device: str, on_host: Callable[[Node], bool]
+) -> Any:
+    """Apply mx.compile: cheap kernel fusion on a GPU, but seconds of C++ compilation on the CPU of Linux."""
+    jit = options.jit if options.jit is not None else device == "gpu"
+    reject_jit_options(options)
     if not jit:
         return forward
     branching = next((n for n, _ in iterate(graph) if n.op in (if_op, while_op) or on_host(n)), None)

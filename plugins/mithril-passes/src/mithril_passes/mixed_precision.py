@@ -16,7 +16,7 @@ from typing import Any
 
 from mithril import Builder, Graph, Node, OptionError, Value, dtype as as_dtype, float32, pass_
 from mithril.axes import precision
-from mithril.base import operation, unknown
+from mithril.base import DType, operation, unknown
 from mithril.passes import PassContext
 
 SMALL = ("bfloat16", "float16")
@@ -29,20 +29,30 @@ def mixed_precision(graph: Graph, context: PassContext) -> Graph:
     return Rewriter(graph, policy).run()
 
 
+def small_dtype(requested: Any) -> DType:
+    """Return a dtype of 16 bits by its name."""
+    name = str(requested).rpartition(".")[2]
+    if name not in SMALL:
+        message, facts, hint = unknown("dtype in mixed_precision", name, SMALL)
+        raise OptionError(message, facts=facts, hint=hint)
+    return as_dtype(name)
+
+
+def operation_names(names: str | Sequence[str]) -> Sequence[str]:
+    """Return a list of names of operations; raise OptionError if one of them does not exist."""
+    for name in _names(names):
+        operation(name)
+    return _names(names)
+
+
 class Policy:
     """The kinds that the user set, and those of the operations."""
 
     def __init__(self, setting: Mapping[str, Any], default: str) -> None:
-        requested = str(setting.get("dtype", default)).rpartition(".")[2]
-        if requested not in SMALL:
-            message, facts, hint = unknown("dtype in mixed_precision", requested, SMALL)
-            raise OptionError(message, facts=facts, hint=hint)
-        self.dtype = as_dtype(requested)
+        self.dtype = small_dtype(setting.get("dtype", default))
         self.keep: Sequence[str] = _names(setting.get("keep", ()))
-        for name in (*_names(setting.get("low", ())), *_names(setting.get("full", ()))):
-            operation(name)  # raises where there is no such operation
-        kinds = dict.fromkeys(_names(setting.get("low", ())), "low")
-        self.kinds = kinds | dict.fromkeys(_names(setting.get("full", ())), "full")
+        kinds = dict.fromkeys(operation_names(setting.get("low", ())), "low")
+        self.kinds = kinds | dict.fromkeys(operation_names(setting.get("full", ())), "full")
 
     @staticmethod
     def of(context: PassContext) -> Policy:

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from mithril import Option, PassSpec, hookimpl
 from mithril.backend import Layers, Positive
+from mithril.compiler import Readable
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 FUSION = ("fusion", "operator_fusion")  # the words for all passes that make one operation of several
+
+
+def _dtype(value: Any) -> None:
+    from mithril_passes.mixed_precision import small_dtype
+
+    small_dtype(value)
+
+
+def _operations(names: str | Sequence[str]) -> None:
+    from mithril_passes.mixed_precision import operation_names
+
+    operation_names(names)
+
+
+OPERATIONS = Annotated[str | Sequence[str], Readable(_operations)]
 
 
 @hookimpl
@@ -170,6 +186,6 @@ def mithril_options() -> Sequence[Option]:
             False,
             "Products in 16 bits; keep: layers to exclude; low, full: operations by precision.",
             aliases=("torch_options.enable_amp",),
-            keys={"dtype": Any, "keep": Layers, "low": str | Sequence[str], "full": str | Sequence[str]},
+            keys={"dtype": Annotated[Any, Readable(_dtype)], "keep": Layers, "low": OPERATIONS, "full": OPERATIONS},
         ),
     ]

@@ -22,6 +22,8 @@ from mithril_tools.trace_events import Recorder
 if TYPE_CHECKING:
     from mithril.runtime import CompiledModel
 
+ALONE = "shares are of operations run one at a time; a compiled program joins some, such as transposes into products"
+
 
 @dataclass(frozen=True, slots=True)
 class OperationTime:
@@ -129,7 +131,7 @@ class ProfileStats:
             total = sum(e.seconds for e in self.recorder.of("run", "call"))
             text = f"{self.calls} call{'s' * (self.calls != 1)}, median {1e3 * self.call_seconds:.3f} ms"
             if stepped:
-                text += f"; operation by operation {stepped / total:.2f} times as long"
+                text += f"; operation by operation {stepped / total:.2f} times as long\n{ALONE}"
                 text += f"\n\n{self.execution_breakdown}"
             parts.append(text)
         return "\n\n".join(parts) or "nothing was recorded"

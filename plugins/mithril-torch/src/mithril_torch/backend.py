@@ -25,7 +25,7 @@ from mithril.base import ALL, BackendError, DType, UnsupportedError, dtype as as
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril_torch.autograd import Differentiated
-from mithril_torch.execution import read, runner
+from mithril_torch.execution import RunOptions, read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
 from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
@@ -132,6 +132,13 @@ class TorchBackend(SourceBackend):
             )
         return super().differentiable(graph, options)
 
+    def check_options(self, options: BuildOptions) -> None:
+        super().check_options(options)
+        self._run_options(options)
+
+    def _run_options(self, options: BuildOptions) -> RunOptions:
+        return read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
+
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
@@ -139,8 +146,7 @@ class TorchBackend(SourceBackend):
         if "mobile" in self.capabilities.families and (mobile := options.settings.get("mobile_options")):
             message = f"calls in this process run in PyTorch; compiled.export(folder) writes C for {dict(mobile)}"
             options.decisions.record("choice", message)
-        running = read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
-        return runner(forward, graph, running, options, lambda node: self.falls_back(node, options))
+        return runner(forward, graph, self._run_options(options), options, lambda node: self.falls_back(node, options))
 
     def generate(self, graph: Graph, options: BuildOptions) -> Any:
         return super().generate(pair_operations(fuse_subgraphs(graph)) if options.fuses else graph, options)

@@ -153,13 +153,19 @@ def template_texts(path: str | os.PathLike[str]) -> dict[str, str] | None:
     return texts
 
 
+def require_template(path: str | os.PathLike[str]) -> Path:
+    """Return the file of a template, which must exist."""
+    file = Path(path)
+    if not file.is_file():
+        raise OptionError(f"template '{file}' does not exist")
+    return file
+
+
 def _templates(path: str | os.PathLike[str]) -> tuple[Path, Any]:
     """Return the file of the template, and a Jinja environment that loads from its folder."""
     import jinja2
 
-    file = Path(path)
-    if not file.is_file():
-        raise OptionError(f"template '{file}' does not exist")
+    file = require_template(path)
     space = jinja2.Environment(
         loader=jinja2.FileSystemLoader(file.parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )

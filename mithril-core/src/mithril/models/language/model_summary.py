@@ -33,7 +33,7 @@ class Row:
     def cells(self) -> list[str]:
         name = "  " * self.depth + (self.path.rpartition(".")[2] or "model")
         title = f"{name} ({self.title})" if self.title else name
-        return [title, self.result, format_si(self.params), format_si(self.flops), format_si(self.memory, 1024, "B")]
+        return [title, self.result, format_si(self.params), format_si(self.flops), format_si(self.memory, "B")]
 
 
 def summarize(
@@ -65,7 +65,7 @@ def summarize(
     return "\n".join(
         [
             *columns(HEAD, rows, columns_available),
-            f"{params:,} parameters ({format_si(size, 1024, 'B')}), {format_si(total)} operations",
+            f"{params:,} parameters ({format_si(size, 'B')}), {format_si(total)} operations",
         ]
     )
 
@@ -126,12 +126,12 @@ def _typical_size(size: Any) -> int:
     return int(substitute(size, {s.name: max(s.low, 1) for s in symbols(size)}))
 
 
-def format_si(number: float, base: int = 1000, unit: str = "") -> str:
+def format_si(number: float, unit: str = "") -> str:
     """Format a number with a unit prefix: 1234567 becomes 1.23M."""
     for prefix in ("", "k", "M", "G", "T"):
-        if abs(number) < base or prefix == "T":
+        if abs(number) < 1000 or prefix == "T":
             return f"{number:.3g}{prefix}{unit}" if prefix else f"{int(number)}{unit}"
-        number /= base
+        number /= 1000
     raise AssertionError(number)
 
 

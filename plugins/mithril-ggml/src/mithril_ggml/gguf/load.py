@@ -94,7 +94,7 @@ class GraphCompiler:
     def _options(self) -> BuildOptions:
         return BuildOptions(self.settings, inference=True, decisions=self.decisions)
 
-    def probe(self, types: Mapping[str, TensorType] | None) -> Graph:
+    def probe(self, types: Mapping[str, TensorType] | None, *, training: bool = True) -> Graph:
         return self.graph
 
     @property
