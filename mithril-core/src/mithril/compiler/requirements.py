@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.backend import Backend, Layers, find_strategy, format_bytes, nbytes
+from mithril.backend import Backend, BuildOptions, Layers, find_strategy, format_bytes, nbytes
 from mithril.base import Decisions, OptionError, ShapeError, dtype as as_dtype, is_static, require_match
 from mithril.compiler.option_table import Settings
 from mithril.compiler.partition import TAG
@@ -112,8 +112,9 @@ def note_planning(settings: Mapping[str, Any], backend: Backend, decisions: Deci
 FILES = ("file_path", "dump_graph", "visualize", "save_intermediates", "profile_output", "cache")
 
 
-def note_deferred(settings: Mapping[str, Any], decisions: Decisions) -> None:
-    """Record output files that are deferred to the first call because shapes are unknown."""
+def defer(settings: Mapping[str, Any], backend: Backend, decisions: Decisions) -> None:
+    """Check options that no program can have, and record output files, which wait for the first call."""
+    backend.check_options(BuildOptions(settings))
     values = settings.as_dict() if isinstance(settings, Settings) else settings
     if requested := [name for name in FILES if values.get(name)]:
         decisions.record(

@@ -43,7 +43,7 @@ from mithril.compiler.requirements import (
     check_layers,
     check_sizes,
     check_trainable,
-    note_deferred,
+    defer,
     note_graph,
     note_planning,
     note_precision,
@@ -175,8 +175,7 @@ class Compiler:
         """Compile the first program if the input types are known."""
         types = known_types(self.specs, self.backend.dtype)
         if types is None or not (self.backend.capabilities.symbolic or all(t.is_static for t in types.values())):
-            note_deferred(self.settings, self.decisions)
-            self.backend.check_options(BuildOptions(self.settings, inference=self.inference))
+            defer(self.settings, self.backend, self.decisions)
             if self.settings["static_shapes"]:
                 name, spec = next((n, s) for n, s in self.specs.items() if s.shape is None or not is_static(s.shape))
                 raise ShapeError(
