@@ -22,10 +22,8 @@ from mithril.base import (
     DTypeError,
     InputError,
     OptionError,
-    ShapeError,
     TensorType,
     bind,
-    is_static,
 )
 from mithril.compiler.backend_choice import backend_names, make_backend
 from mithril.compiler.deadline import Deadline
@@ -175,14 +173,7 @@ class Compiler:
         """Compile the first program if the input types are known."""
         types = known_types(self.specs, self.backend.dtype)
         if types is None or not (self.backend.capabilities.symbolic or all(t.is_static for t in types.values())):
-            defer(self.settings, self.backend, self.decisions)
-            if self.settings["static_shapes"]:
-                name, spec = next((n, s) for n, s in self.specs.items() if s.shape is None or not is_static(s.shape))
-                raise ShapeError(
-                    f"Cannot infer shape for tensor '{name}'",
-                    facts=[spec.where],
-                    hint=f"static_shapes=True requires all sizes: shapes={{'{name}': [...]}}",
-                )
+            defer(self.settings, self.specs, self.backend, self.decisions)
             return
         if self.settings["trainable"]:
             check_trainable(self.settings["trainable"], compiled.interface)
