@@ -145,7 +145,7 @@ class OnnxModel(Model):
         for declared in layer.declared:
             name = layer.source_names[declared.name]
             self.shapes[name], self.types[name] = shape_and_dtype(declared)
-            self.input(name, shape=self.shapes[name], dtype=self.types[name])
+            self.input(name, shape=_named_sizes(self.shapes[name]), dtype=self.types[name])
         self |= layer(**{t: t for t in (*layer.inputs, *layer.outputs)})
         self.steps[0].name = ""  # parameters have the names of the file, without a prefix
         self.set_outputs(*layer.outputs)
@@ -184,6 +184,13 @@ def source(model: Any, *, outputs: Sequence[str] | None, inference: bool) -> Any
     from mithril.compiler import source_of
 
     return source_of(from_onnx(model), outputs=outputs, inference=inference)
+
+
+def _named_sizes(shape: tuple[Size, ...] | None) -> list[Any] | None:
+    """Return symbols by name, which bind to any size, and None for arithmetic on them."""
+    if shape is None:
+        return None
+    return [d if isinstance(d, int) else d.symbol.name if d.symbol else None for d in shape]
 
 
 # -- declarations -------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ def mithril_exports() -> Sequence[Export]:
 
 @hookimpl
 def mithril_formats() -> Sequence[FileFormat]:
-    """``ml.load("model.onnx")``."""
-    return [FileFormat("onnx", (".onnx",), loads="mithril_onnx.model:load", summary="ONNX models")]
+    """``ml.load("model.onnx")`` and ``compiled.export("model.onnx")``."""
+    loads, saves = "mithril_onnx.model:load", "mithril_onnx.export.model:export"
+    return [FileFormat("onnx", (".onnx",), loads=loads, saves=saves, summary="ONNX models")]
 
 
 @hookimpl

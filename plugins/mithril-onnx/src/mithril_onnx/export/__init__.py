@@ -1,0 +1,1 @@
+"""Export of compiled models as ONNX files."""

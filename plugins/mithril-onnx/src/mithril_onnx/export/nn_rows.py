@@ -1,0 +1,227 @@
+"""Rows of products, convolutions, pools, norms, attention, quantization and control flow."""
+
+from __future__ import annotations
+
+import string
+
+import numpy as np
+import onnx.helper as helper
+
+from mithril.base import equal
+from mithril_onnx.export.table import row
+from mithril_onnx.export.writer import Writer
+
+
+@row("matmul")
+def _matmul(w, node, a, b):
+    return w.node("MatMul", a, b, stem=node.result.name)
+
+
+@row("linear")
+def _linear(w, node, x, weight, bias):
+    if len(node.operands[0].shape) == 2:
+        return w.node("Gemm", x, weight, bias, transB=1, stem=node.result.name)
+    y = w.node("MatMul", x, w.node("Transpose", weight, perm=[1, 0]), stem=node.result.name)
+    return w.node("Add", y, bias) if bias else y
+
+
+@row("dot", reads=("contract_a", "contract_b", "batch_a", "batch_b"))
+def _dot(w, node, a, b):
+    at = node.attributes
+    letters = iter(string.ascii_lowercase)
+    left = [next(letters) for _ in node.operands[0].shape]
+    right = [""] * len(node.operands[1].shape)
+    for i, j in (*zip(at["contract_a"], at["contract_b"]), *zip(at["batch_a"], at["batch_b"])):
+        right[j] = left[i]
+    right = [c or next(letters) for c in right]
+    batch = [left[i] for i in at["batch_a"]]
+    gone = {left[i] for i in at["contract_a"]}
+    out = [*batch, *(c for c in left if c not in gone and c not in batch), *(c for c in right if c not in left)]
+    return w.node("Einsum", a, b, equation=f"{''.join(left)},{''.join(right)}->{''.join(out)}")
+
+
+@row("einsum", reads=("equation",), when=lambda node: "..." not in node.attributes["equation"])
+def _einsum(w, node, *xs):
+    return w.node("Einsum", *xs, equation=node.attributes["equation"])
+
+
+def _windows(node):
+    a = node.attributes
+    out = {"strides": list(a["stride"]), "pads": [p for p, _ in a["padding"]] + [p for _, p in a["padding"]]}
+    if "dilation" in a:
+        out["dilations"] = list(a["dilation"])
+    return out
+
+
+@row("conv", reads=("stride", "padding", "dilation", "groups"))
+def _conv(w, node, x, kernel):
+    return w.node("Conv", x, kernel, group=node.attributes["groups"], stem=node.result.name, **_windows(node))
+
+
+@row("conv_transpose", reads=("stride", "padding", "dilation", "groups", "output_padding"))
+def _conv_transpose(w, node, x, kernel):
+    a = node.attributes
+    extra = list(a["output_padding"])
+    return w.node(
+        "ConvTranspose", x, kernel, group=a["groups"], output_padding=extra if any(extra) else None, **_windows(node)
+    )
+
+
+@row("max_pool", reads=("kernel", "stride", "padding", "dilation"))
+def _max_pool(w, node, x):
+    return w.node("MaxPool", x, kernel_shape=list(node.attributes["kernel"]), **_windows(node))
+
+
+@row("avg_pool", reads=("kernel", "stride", "padding", "count_include_pad"))
+def _avg_pool(w, node, x):
+    a = node.attributes
+    return w.node(
+        "AveragePool",
+        x,
+        kernel_shape=list(a["kernel"]),
+        count_include_pad=int(a["count_include_pad"]),
+        **_windows(node),
+    )
+
+
+@row("softmax", "log_softmax", reads=("axis",))
+def _softmax(w, node, x):
+    kind = "Softmax" if node.op.name == "softmax" else "LogSoftmax"
+    return w.node(kind, x, axis=node.attributes["axis"], stem=node.result.name)
+
+
+def _trailing(node):
+    rank = len(node.operands[0].shape)
+    axes = sorted(a % rank for a in node.attributes["axes"])
+    return axes == list(range(rank - len(axes), rank)) and node.operands[1] is not None
+
+
+@row("layer_norm", reads=("axes", "eps"), since=17, when=_trailing)
+def _layer_norm(w, node, x, scale, bias):
+    axis = -len(node.attributes["axes"])
+    return w.node("LayerNormalization", x, scale, bias, axis=axis, epsilon=float(node.attributes["eps"]))
+
+
+@row(
+    "rms_norm", reads=("axis", "eps"), since=23,
+    when=lambda n: n.operands[1] is not None and n.attributes["axis"] in (-1, len(n.operands[0].shape) - 1),
+)  # fmt: skip
+def _rms_norm(w, node, x, scale):
+    return w.node("RMSNormalization", x, scale, axis=-1, epsilon=float(node.attributes["eps"]))
+
+
+@row("batch_norm", reads=("eps",))
+def _batch_norm(w, node, x, scale, bias, mean, var):
+    return w.node("BatchNormalization", x, scale, bias, mean, var, epsilon=float(node.attributes["eps"]))
+
+
+@row("instance_norm", reads=("eps",), when=lambda node: node.operands[1] is not None and node.operands[2] is not None)
+def _instance_norm(w, node, x, scale, bias):
+    return w.node("InstanceNormalization", x, scale, bias, epsilon=float(node.attributes["eps"]))
+
+
+@row(
+    "group_norm", reads=("groups", "eps"), since=21,
+    when=lambda node: node.operands[1] is not None and node.operands[2] is not None,
+)  # fmt: skip
+def _group_norm(w, node, x, scale, bias):
+    a = node.attributes
+    return w.node("GroupNormalization", x, scale, bias, num_groups=a["groups"], epsilon=float(a["eps"]))
+
+
+def _aligned(node):
+    """Whether causality has its meaning of ONNX: the first query attends to the first key only."""
+    q, k = node.operands[:2]
+    if not node.attributes["causal"]:
+        return True
+    return node.operands[3] is None and equal(q.shape[2], k.shape[2]) is True
+
+
+@row("attention", reads=("causal", "scale"), since=23, when=_aligned)
+def _attention(w, node, q, k, v, mask):
+    scale = node.attributes["scale"]
+    return w.node(
+        "Attention", q, k, v, mask, is_causal=int(node.attributes["causal"]),
+        scale=None if scale is None else float(scale), stem=node.result.name,
+    )  # fmt: skip
+
+
+@row("quantize", reads=("dtype", "axis"))
+def _quantize(w, node, x, scale, zero):
+    a = node.attributes
+    zero = w.cast(zero, a["dtype"]) if zero else w.constant(np.zeros(node.operands[1].shape, a["dtype"].numpy))
+    return w.node("QuantizeLinear", x, scale, zero, axis=a["axis"])
+
+
+@row("dequantize", reads=("axis",), when=lambda node: node.operands[0].dtype.name in ("int8", "uint8", "int32"))
+def _dequantize(w, node, x, scale, zero):
+    if zero and node.operands[2].dtype is not node.operands[0].dtype:
+        zero = w.cast(zero, node.operands[0].dtype)
+    return w.node("DequantizeLinear", x, scale, zero, axis=node.attributes["axis"])
+
+
+# -- control flow -------------------------------------------------------------------------------------------------
+def _body(w, region, names, extra=()):
+    """Return a region as an ONNX graph; ``names`` are those of its inputs, ``extra`` leading outputs."""
+    inner = Writer(w.opset, w)
+    for i, name in zip(region.arguments, names, strict=True):
+        inner.of[i.value] = name
+    inner.write(region)
+    return inner, [inner.node("Identity", inner.name(v)) for v in region.outputs]
+
+
+@row("if")
+def _if(w, node, condition, *operands):
+    graphs = []
+    for region in node.regions:
+        inner, outputs = _body(w, region, operands)
+        declared = [inner.declared(name, v) for name, v in zip(outputs, region.outputs, strict=True)]
+        graphs.append(helper.make_graph(inner.nodes, w.names.new("branch"), [], declared))
+    return w.node("If", condition, results=len(node.results), then_branch=graphs[0], else_branch=graphs[1])
+
+
+@row("while", reads=("states", "max_trips"))
+def _while(w, node, *operands):
+    count, trips = node.attributes["states"], node.attributes["max_trips"]
+    states, rest = operands[:count], operands[count:]
+    test, first = _body(w, node.regions[0], operands)
+    w.nodes += test.nodes
+    inner = Writer(w.opset, w)
+    trip, going = w.names.new("trip"), w.names.new("going")
+    names = [w.names.new("state") for _ in states]
+    for i, name in zip(node.regions[1].arguments, [*names, *rest], strict=True):
+        inner.of[i.value] = name
+    inner.write(node.regions[1])
+    after = [inner.node("Identity", inner.name(v)) for v in node.regions[1].outputs]
+    again, holds = _body(inner, node.regions[0], [*after, *rest])
+    inner.nodes += again.nodes
+    inputs = [
+        helper.make_tensor_value_info(trip, 7, []),
+        helper.make_tensor_value_info(going, 9, []),
+        *(inner.declared(n, v) for n, v in zip(names, node.operands[:count], strict=True)),
+    ]
+    outputs = [
+        helper.make_tensor_value_info(holds[0], 9, []),
+        *(inner.declared(n, v) for n, v in zip(after, node.results, strict=True)),
+    ]
+    body = helper.make_graph(inner.nodes, w.names.new("body"), inputs, outputs)
+    limit = "" if trips is None else w.constant(np.asarray(trips, np.int64))
+    return w.node("Loop", limit, first[0], *states, results=count, body=body)
+
+
+@row("scan", reads=("carries", "sequences", "length", "reverse"), when=lambda node: node.attributes["sequences"] > 0)
+def _scan(w, node, *operands):
+    a = node.attributes
+    count, sequences = a["carries"], a["sequences"]
+    names = [w.names.new("element") for _ in range(count + sequences)]
+    region = node.regions[0]
+    inner, outputs = _body(w, region, [*names, *operands[count + sequences :]])
+    inputs = [inner.declared(n, i.value) for n, i in zip(names, region.arguments, strict=False)]
+    declared = [inner.declared(n, v) for n, v in zip(outputs, region.outputs, strict=True)]
+    body = helper.make_graph(inner.nodes, w.names.new("body"), inputs, declared)
+    stacked = len(node.results) - count
+    direction = [1] if a["reverse"] else [0]
+    return w.node(
+        "Scan", *operands[: count + sequences], results=len(node.results), body=body, num_scan_inputs=sequences,
+        scan_input_directions=direction * sequences, scan_output_directions=direction * stacked if stacked else None,
+    )  # fmt: skip
