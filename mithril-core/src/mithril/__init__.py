@@ -12,8 +12,7 @@ from mithril.base import __version__ as __version__, registry
 
 # Package -> the names it exports. ``__init__.pyi`` is generated from this table.
 _HOME = {
-    "autodiff": ("gradients",),
-    "compiler": ("compile", "grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
+    "compiler": ("compile", "grad", "gradients", "hessian", "hvp", "jacobian", "jvp", "parse", "vjp", "vmap"),
     "base": (
         *("BackendError", "CompileTimeoutError", "DType", "DTypeError", "Dim", "GradientError", "GraphError"),
         *("GuardError", "InputError", "MemoryLimitError", "MithrilError", "ModelError", "OperationError"),
@@ -22,7 +21,7 @@ _HOME = {
         *("float16", "float32", "float64", "int16", "int32", "int64", "int8", "promote", "uint16", "uint32"),
         *("uint64", "uint8"),
     ),
-    "ir": ("Builder", "Graph", "Node", "Origin", "Value", "composite", "op", "parse", "verify"),
+    "ir": ("Builder", "Graph", "Node", "Origin", "Value", "composite", "op", "verify"),
     "plugins": (
         *("BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
         *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft", "ProfilerSpec"),

@@ -9,7 +9,6 @@ from mithril import (
     models as models,
     ops as ops,
 )
-from mithril.autodiff import gradients as gradients
 from mithril.backend import Backend as Backend
 from mithril.base import (
     BackendError as BackendError,
@@ -56,10 +55,12 @@ from mithril.base import (
 from mithril.base.dims import Dim
 from mithril.compiler import (
     grad as grad,
+    gradients as gradients,
     hessian as hessian,
     hvp as hvp,
     jacobian as jacobian,
     jvp as jvp,
+    parse as parse,
     vjp as vjp,
     vmap as vmap,
 )
@@ -71,7 +72,6 @@ from mithril.ir import (
     Value as Value,
     composite as composite,
     op as op,
-    parse as parse,
     verify as verify,
 )
 from mithril.models import (

@@ -56,11 +56,10 @@ class Dim:
     __slots__ = ("_hash", "_text", "terms")
     terms: tuple[tuple[Monomial, int], ...]
 
-    def __init__(self, name: str, low: int = 0, high: int | None = None) -> None:
-        if not isinstance(name, str) or not isinstance(low, int) or not isinstance(high, int | None):
-            raise ShapeError(
-                f"a dimension cannot be {name!r:.60}, {low!r:.60}, {high!r:.60}", hint='Dim("B"), or Dim("B", 1, 32)'
-            )
+    def __init__(self, name: str = "", low: int = 0, high: int | None = None, **unknown: Any) -> None:
+        if unknown or not isinstance(name, str) or not isinstance(low, int) or not isinstance(high, int | None):
+            values = [f"{x!r:.60}" for x in (name, low, high)] + [f"{n}={x!r:.60}" for n, x in unknown.items()]
+            raise ShapeError(f"a dimension cannot be {', '.join(values)}", hint='Dim("B"), or Dim("B", 1, 32)')
         if not name.isidentifier() or name in RESERVED:
             raise ShapeError(
                 f"'{name}' cannot name a dimension", hint="use letters, digits and '_', and no name of a dtype"

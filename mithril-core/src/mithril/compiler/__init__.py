@@ -4,6 +4,7 @@ from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
     "backend_choice": ("make_backend",),
+    "graph_functions": ("gradients", "parse"),
     "frontend": ("InputDeclaration", "Source", "TraceRequest", "source_of"),
     "graph_source": ("GraphSource",),
     "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),

@@ -7,6 +7,10 @@ from mithril.compiler.frontend import (
     TraceRequest as TraceRequest,
     source_of as source_of,
 )
+from mithril.compiler.graph_functions import (
+    gradients as gradients,
+    parse as parse,
+)
 from mithril.compiler.graph_source import GraphSource as GraphSource
 from mithril.compiler.input_types import (
     TRAINING_FLAG as TRAINING_FLAG,
