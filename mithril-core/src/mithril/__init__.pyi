@@ -154,6 +154,7 @@ from mithril_tools.diff import diff as diff
 from mithril_tools.profile import profile as profile
 from mithril_tools.tune import tune as tune
 from mithril_torch.backend import TorchBackend as TorchBackend
+from mithril_torch.importing.entry import from_torch as from_torch
 from mithril_train.data.loader import DataLoader as DataLoader
 from mithril_train.hyperparameter_search import search as search
 from mithril_train.loop.callbacks import (

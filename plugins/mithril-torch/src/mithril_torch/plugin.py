@@ -24,8 +24,11 @@ def mithril_backends() -> Sequence[BackendSpec]:
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """``compiled.to_module()``."""
-    return [Export("to_module", "mithril_torch.module:to_module", on="CompiledModel")]
+    """``ml.from_torch`` and ``compiled.to_module()``."""
+    return [
+        Export("from_torch", "mithril_torch.importing.entry:from_torch"),
+        Export("to_module", "mithril_torch.module:to_module", on="CompiledModel"),
+    ]
 
 
 @hookimpl

@@ -196,6 +196,9 @@ def check_declared(name: str, value: Any, key: IOKey, sizes: dict[str, Any]) -> 
     fits = len(shape) == len(value.shape)
     if fits:
         for size, actual in zip(shape, value.shape, strict=True):
+            if isinstance(size, Dim) and size.symbol is not None and isinstance(actual, int):
+                fits = fits and size.symbol.low <= actual and actual <= (size.symbol.high or actual)
+                size = size.symbol.name
             if isinstance(size, str):
                 size = sizes.setdefault(size, actual)
             if isinstance(size, (int, Dim)) and not assume(size, "==", actual, f"the declared shape of '{name}'"):

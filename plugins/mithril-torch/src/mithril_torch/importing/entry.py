@@ -1,0 +1,127 @@
+"""``ml.from_torch``: a PyTorch module as a model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mithril.base import InputError, UnsupportedError
+from mithril.models import IOKey, Model
+from mithril_torch.importing.interpreter import require_supported
+from mithril_torch.importing.layer import TorchModule
+from mithril_torch.importing.program import Exported, export
+from mithril_torch.importing.table import dtype_name
+
+
+def from_torch(
+    module: Any,
+    example_inputs: Any,
+    *,
+    dynamic_shapes: Mapping[str, Any] | None = None,
+    training: bool = True,
+    operators: Mapping[str, Callable[..., Any]] | None = None,
+) -> Model:
+    """Return a ``torch.nn.Module`` as a model with its weights, exported by ``torch.export``.
+
+    ``example_inputs`` is a tensor, a tuple of positional or a dictionary of named arguments. ``dynamic_shapes`` names
+    the open sizes of inputs by axis: ``{"x": {0: "batch"}}``. Parameters keep the module's names; buffers that the
+    training mode changes are states. With ``training=False``, the evaluation mode is used for training, too.
+    ``operators`` maps names of operators, such as ``"torchvision::nms"``, to functions of ``mithril.ops``.
+    """
+    if isinstance(module, (str, os.PathLike)):
+        raise InputError(
+            f"'{os.fspath(module)}' cannot be imported: a file of a whole module runs code when it is loaded",
+            hint="create the module, load its weights by module.load_state_dict(torch.load(path, weights_only=True)), "
+            "and call ml.from_torch(module, example_inputs)",
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(
+            f"ml.from_torch requires a torch.nn.Module, got {type(module).__name__}",
+            hint="call the class first" if isinstance(module, type) else "wrap a function in a torch.nn.Module",
+        )
+    args, kwargs = _arguments(example_inputs)
+    shapes, names = _dynamic(module, args, kwargs, dynamic_shapes or {})
+    user = dict(operators or {})
+    evaluation = _exported(module, False, args, kwargs, shapes, names)
+    trained: Exported | Exception = evaluation
+    if training:
+        try:
+            trained = _exported(module, True, args, kwargs, shapes, names)
+        except UnsupportedError:
+            raise
+        except Exception as error:
+            trained = error
+    for program in (evaluation, trained):
+        if isinstance(program, Exported):
+            require_supported(program, user)
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors.update(module.named_buffers(remove_duplicate=False))
+    layer = TorchModule(evaluation, trained, tensors, user)
+    layer.name = ""  # names of parameters get no prefix
+    keys = {
+        name: IOKey(name, shape=list(shape), dtype=dtype_name(kind))
+        for name, (shape, kind) in evaluation.inputs.items()
+    }
+    results = layer(**keys)
+    outputs = [results] if len(evaluation.outputs) == 1 else list(results)
+    return Model.create(inputs=keys, outputs=dict(zip(evaluation.outputs, outputs, strict=True)))
+
+
+def _exported(module: torch.nn.Module, training: bool, *arguments: Any) -> Exported:
+    """Export one mode of a module, and restore the modes of all its submodules."""
+    modes = {m: m.training for m in module.modules()}
+    try:
+        module.train(training)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return export(module, *arguments)
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), {name: _tensor(x) for name, x in example_inputs.items()}
+    if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, (str, bytes)):
+        return tuple(_tensor(x) for x in example_inputs), {}
+    return (_tensor(example_inputs),), {}
+
+
+def _tensor(x: Any) -> Any:
+    return torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x
+
+
+def _dynamic(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Mapping[str, Any]
+) -> tuple[Any, dict[Any, str]]:
+    """Return the dynamic shapes for torch.export, and the names of open sizes by input and axis."""
+    from inspect import signature
+
+    parameters = list(signature(module.forward).parameters)
+    arguments = [*parameters[: len(args)], *kwargs]
+    unknown = [name for name in dynamic_shapes if name not in arguments]
+    if unknown:
+        raise InputError(
+            f"dynamic_shapes names '{unknown[0]}', which is not an example input",
+            facts=[f"inputs: {', '.join(arguments)}"],
+        )
+    names: dict[Any, str] = {}
+    shapes: dict[str, Any] = {}
+    for name in arguments:
+        axes = dynamic_shapes.get(name)
+        if axes is None:
+            shapes[name] = None
+            continue
+        pairs = axes.items() if isinstance(axes, Mapping) else enumerate(axes)
+        shapes[name] = {}
+        for axis, size in pairs:
+            if size is not None:
+                names[name, axis] = size if isinstance(size, str) else getattr(size, "__name__", str(size))
+                shapes[name][axis] = torch.export.Dim.AUTO
+    return (shapes if any(v for v in shapes.values()) else None), names

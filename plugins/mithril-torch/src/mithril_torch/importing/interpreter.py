@@ -1,0 +1,162 @@
+"""Interpretation of exported modules: each node of the FX graph becomes operations of ``mithril.ops``."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from mithril import ops
+from mithril.base import Dim, MithrilError, UnsupportedError
+from mithril.ir import Builder, Origin
+from mithril_torch.importing import (  # noqa: F401  # they enter their rows
+    elementwise,
+    indexing,
+    norms,
+    products,
+    recurrent,
+    reductions,
+    shapes,
+    windows,
+)
+from mithril_torch.importing.program import Exported
+from mithril_torch.importing.table import ROWS, Row, as_value, call, is_tensor, name_of
+
+CHECKS = (  # assertions of torch.export, without results
+    *("_assert_tensor_metadata", "_assert_async.msg", "_assert_scalar", "sym_constrain_range"),
+    *("sym_constrain_range_for_size", "sym_numel", "sym_stride.int", "sym_storage_offset"),
+)
+SIZES: dict[Any, Callable[..., Any]] = {  # Python's operators on sizes
+    operator.add: operator.add,
+    operator.sub: operator.sub,
+    operator.mul: operator.mul,
+    operator.floordiv: operator.floordiv,
+    operator.mod: operator.mod,
+    operator.neg: operator.neg,
+    operator.truediv: operator.truediv,
+    operator.getitem: operator.getitem,
+    operator.pow: operator.pow,
+    math.floor: math.floor,
+    math.ceil: math.ceil,
+    math.trunc: math.trunc,
+    torch.sym_int: int,
+    torch.sym_float: float,
+}
+GUARDS: tuple[Any, ...] = (
+    *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
+    *(operator.and_, operator.or_, operator.not_, torch.sym_not),
+)
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+User = Mapping[str, Callable[..., Any]]  # the user's functions of operators
+
+
+def require_supported(program: Exported, user: User) -> None:
+    """Raise UnsupportedError with all operators without a row, the number of their uses and the first line."""
+    missing: dict[str, list[Any]] = {}
+    for module in program.module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.op == "call_function" and not _has_meaning(node.target, user):
+                    missing.setdefault(name_of(node.target), []).append(node)
+    if not missing:
+        return
+    facts = []
+    for name, nodes in sorted(missing.items()):
+        count = f"{len(nodes)} time{'s' if len(nodes) > 1 else ''}"
+        facts.append(f"{name}, {count}, first in {origin_of(nodes[0], '') or 'the module'}")
+    number = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
+    raise UnsupportedError(
+        f"{number} of this module cannot be expressed: {', '.join(sorted(missing))}",
+        facts=facts,
+        hint="ml.from_torch(..., operators={" + repr(min(missing)) + ": function}) supplies a function of mithril.ops",
+    )
+
+
+def _has_meaning(target: Any, user: User) -> bool:
+    if target in SIZES or target in GUARDS or target is torch.ops.higher_order.cond:
+        return True
+    name = name_of(target)
+    return name in ROWS or name in user or name in CHECKS or name == "sym_size.int"
+
+
+def origin_of(node: Any, path: str) -> Origin:
+    """Return the submodule and the user's line of a node."""
+    modules = node.meta.get("nn_module_stack") or {}
+    inner = next(reversed(modules.values()))[0] if modules else ""
+    full = ".".join(part for part in (path, inner) if part)
+    frames = [f for f in FRAME.findall(node.meta.get("stack_trace") or "") if "/torch/" not in f[0]]
+    return Origin(full, frames[-1][0], int(frames[-1][1])) if frames else Origin(full)
+
+
+class Interpreter:
+    """One run over a graph; ``layer`` supplies random keys."""
+
+    def __init__(self, program: Exported, layer: Any, user: User) -> None:
+        self.program, self.layer, self.user = program, layer, user
+
+    def run(self, graph: torch.fx.Graph, values: dict[str, Any], owner: torch.nn.Module) -> dict[str, Any]:
+        """Interpret the nodes; ``values`` has those of the placeholders by name, and receives all others."""
+        builder = Builder.current()
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                values[node.name] = getattr(owner, node.target)
+            elif node.op == "call_function":
+                arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n.name])
+                with builder.at(origin_of(node, self.layer.context.path), builder.tags):
+                    values[node.name] = self._call(node, *arguments)
+        return values
+
+    def _call(self, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        target = node.target
+        if target is torch.ops.higher_order.cond:
+            return self._cond(*args)
+        if target in SIZES:
+            return _on_sizes(target, node, args)
+        if target in GUARDS:
+            return None if any(isinstance(a, Dim) or a is None for a in args) else target(*args)
+        name = name_of(target)
+        if name == "sym_size.int":
+            return args[0].shape[args[1]]
+        if name in CHECKS:
+            return None
+        row = Row(self.user[name], "", frozenset()) if name in self.user else ROWS[name]
+        try:
+            return call(row, node, args, kwargs, self.layer)
+        except MithrilError as error:
+            raise error.with_facts(f"in {name} of {origin_of(node, self.layer.context.path)}") from None
+        except TypeError as error:
+            message = f"{name} is called with arguments that are not supported: {error}"
+            raise UnsupportedError(message, facts=[str(origin_of(node, self.layer.context.path))]) from error
+
+    def _cond(self, predicate: Any, then: Any, otherwise: Any, operands: Any) -> Any:
+        """Return the results of the branch that the predicate selects."""
+
+        def branch(module: torch.fx.GraphModule) -> Callable[..., tuple[Any, ...]]:
+            def run(*values: Any) -> tuple[Any, ...]:
+                names = [n.name for n in module.graph.nodes if n.op == "placeholder"]
+                inner = self.run(module.graph, dict(zip(names, values, strict=True)), module)
+                results = next(n for n in module.graph.nodes if n.op == "output").args[0]
+                return tuple(as_value(inner[r.name]) for r in results)
+
+            return run
+
+        values = [as_value(x) for x in operands]
+        return ops.cond(as_value(predicate), branch(then), branch(otherwise), *values)
+
+
+def _on_sizes(target: Any, node: Any, args: tuple[Any, ...]) -> Any:
+    if target is not operator.getitem and any(is_tensor(a) for a in args):
+        raise UnsupportedError(f"'{node.name}' computes a size from data", facts=[str(origin_of(node, ""))])
+    if target in (torch.sym_int, math.trunc, math.floor, math.ceil) and isinstance(args[0], Dim):
+        return args[0]  # sizes are whole
+    if target in (torch.sym_float, operator.truediv, operator.pow) and any(isinstance(a, Dim) for a in args):
+        raise UnsupportedError(
+            f"'{node.name}' computes with a symbolic size as a float",
+            facts=[str(origin_of(node, ""))],
+            hint="leave this size out of dynamic_shapes",
+        )
+    return SIZES[target](*args)

@@ -1,0 +1,143 @@
+"""Modules exported by ``torch.export``, in operators that ``mithril.ops`` has whole where possible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from mithril.base import Dim, UnsupportedError
+from mithril_torch.importing.table import array_of
+
+WHOLE = (
+    *("scaled_dot_product_attention", "layer_norm", "group_norm", "instance_norm", "rms_norm", "linear", "matmul"),
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
+    *("conv1d.padding", "conv2d.padding", "conv3d.padding", "gelu", "softmax.int", "log_softmax.int", "silu", "mish"),
+    *("hardswish", "hardsigmoid", "leaky_relu", "elu", "softplus", "glu", "lstm.input", "gru.input", "rnn_tanh.input"),
+    *("rnn_relu.input", "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"),
+    *("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec", "upsample_bicubic2d.vec"),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d"),
+    *("avg_pool1d", "avg_pool2d", "avg_pool3d", "pixel_shuffle", "pixel_unshuffle", "einsum", "embedding"),
+    *("var.correction", "std.correction", "dropout", "repeat_interleave.self_int", "bilinear", "channel_shuffle"),
+    *("prelu", "hardshrink", "softshrink", "tril", "triu", "logsumexp", "roll"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """One mode of a module: the FX graph, and the roles of its placeholders and results."""
+
+    graph: torch.fx.Graph
+    module: torch.fx.GraphModule
+    params: Mapping[str, str]  # placeholder -> name in the module
+    buffers: Mapping[str, str]
+    constants: Mapping[str, np.ndarray[Any, Any]]  # placeholder -> array
+    inputs: Mapping[str, tuple[tuple[Any, ...], torch.dtype]]  # placeholder -> shape of ints, Dims and None, dtype
+    outputs: tuple[str, ...]  # names of the results
+    results: tuple[Any, ...]  # node names, or constants
+    updates: Mapping[str, str]  # buffer -> node name of its new value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Exported:
+        return self  # nothing modifies it
+
+
+def decompositions() -> dict[Any, Any]:
+    """Return the default table of ``torch.export`` without the operators that stay whole."""
+    table = torch.export.default_decompositions()
+    for name in WHOLE:
+        packet, _, overload = name.partition(".")
+        table.pop(getattr(getattr(torch.ops.aten, packet), overload or "default"), None)
+    return dict(table)
+
+
+def export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, names: Mapping[Any, str]
+) -> Exported:
+    """Export a module in its current mode; ``names`` are those of the open sizes, by input and axis."""
+    first = {id(p): name for name, p in reversed([*module.named_parameters(remove_duplicate=False)])}
+    canonical = {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
+    program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
+    program = program.run_decompositions(decompositions())
+    params, buffers, constants, inputs = {}, {}, {}, {}
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        name = spec.arg.name
+        if spec.kind is InputKind.PARAMETER:
+            params[name] = canonical[spec.target]  # of shared parameters the first name
+        elif spec.kind is InputKind.BUFFER:
+            buffers[name] = spec.target
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            constants[name] = array_of(program.constants[spec.target])
+        elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
+            value = placeholders[name].meta["val"]
+            inputs[name] = _shape(name, value.shape, program.range_constraints, names), value.dtype
+        elif not isinstance(spec.arg, ConstantArgument):
+            raise UnsupportedError(
+                f"input '{name}' of the module is not a tensor",
+                facts=[f"kind {spec.kind.name}"],
+                hint="pass tensors, numbers or None as example_inputs",
+            )
+    updates, results = {}, []
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            updates[spec.target] = spec.arg.name
+        elif spec.kind is OutputKind.USER_OUTPUT:
+            results.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else spec.arg)
+        else:
+            raise UnsupportedError(
+                f"the module changes its input '{spec.target}' in place",
+                hint="return the changed tensor, or keep it in a buffer",
+            )
+    return Exported(
+        program.graph,
+        program.graph_module,
+        params,
+        buffers,
+        constants,
+        inputs,
+        output_names(program.call_spec.out_spec),
+        tuple(results),
+        updates,
+    )
+
+
+def _shape(name: str, shape: Any, ranges: Mapping[Any, Any], names: Mapping[Any, str]) -> tuple[Any, ...]:
+    """Return the sizes of an input: ints, Dims with the user's names, None for sizes computed from others."""
+    sizes: list[Any] = []
+    for axis, size in enumerate(shape):
+        wished = names.get((name, axis))
+        symbol = None if isinstance(size, int) else size.node.expr
+        if symbol is None or symbol.is_Integer:
+            if wished is not None:
+                raise UnsupportedError(
+                    f"axis {axis} of input '{name}' is fixed to {size}, so '{wished}' cannot be open",
+                    facts=["the module's code depends on it, or the example has the size 0 or 1"],
+                    hint="use an example of size 2 or more, or leave this axis out of dynamic_shapes",
+                )
+            sizes.append(int(size))
+            continue
+        if not symbol.is_Symbol:
+            sizes.append(None)
+            continue
+        high: Any = ranges[symbol].upper if symbol in ranges else None
+        bounded = high is not None and high.is_Integer and int(high) < 2**31
+        sizes.append(Dim(wished or f"{name}_{axis}", 0, int(high) if bounded else None))
+    return tuple(sizes)
+
+
+def output_names(spec: Any) -> tuple[str, ...]:
+    """Return a name per result: ``output``, ``output0`` and so on, or its keys in dictionaries and data classes."""
+    tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    paths, _ = pytree.tree_flatten_with_path(tree)
+    names = []
+    for path, _ in paths:
+        keys = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path]
+        text = re.sub(r"\W", "_", "_".join(keys))
+        names.append("output" + text if not text or text[0].isdigit() else text)
+    return tuple(names)

@@ -1,0 +1,106 @@
+"""Recurrent ATen operators, as scans over time; the products with the inputs are one for all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mithril import ops
+from mithril.base import UnsupportedError
+from mithril_torch.importing.table import as_value, row
+
+Step = Callable[[Any, tuple[Any, ...], Any, Any], tuple[Any, ...]]  # projected input, states, weight, bias -> states
+
+
+def _lstm(projected: Any, states: tuple[Any, ...], weight: Any, bias: Any) -> tuple[Any, ...]:
+    h, c = states
+    gates = ops.split(ops.add(projected, ops.linear(h, weight, bias)), sizes=(h.shape[-1],) * 4, axis=-1)
+    i, f, o = (ops.sigmoid(gates[k]) for k in (0, 1, 3))
+    c = ops.add(ops.mul(f, c), ops.mul(i, ops.tanh(gates[2])))
+    return ops.mul(o, ops.tanh(c)), c
+
+
+def _gru(projected: Any, states: tuple[Any, ...], weight: Any, bias: Any) -> tuple[Any, ...]:
+    (h,) = states
+    sizes = (h.shape[-1],) * 3
+    from_input = ops.split(projected, sizes=sizes, axis=-1)
+    from_state = ops.split(ops.linear(h, weight, bias), sizes=sizes, axis=-1)
+    r, z = (ops.sigmoid(ops.add(from_input[k], from_state[k])) for k in (0, 1))
+    n = ops.tanh(ops.add(from_input[2], ops.mul(r, from_state[2])))
+    return (ops.add(n, ops.mul(z, ops.sub(h, n))),)
+
+
+def _rnn(activation: Any) -> Step:
+    def step(projected: Any, states: tuple[Any, ...], weight: Any, bias: Any) -> tuple[Any, ...]:
+        return (activation(ops.add(projected, ops.linear(states[0], weight, bias))),)
+
+    return step
+
+
+def _run(
+    step: Step,
+    x: Any,
+    states: Any,
+    params: Any,
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    *,
+    layer: Any,
+) -> tuple[Any, list[Any]]:
+    """Return the outputs of the last layer and the final states, stacked by layer and direction."""
+    if len(x.shape) != 3:
+        raise UnsupportedError("a recurrent operator requires a batch axis", hint="pass x[None], or x[:, None]")
+    x = ops.transpose(as_value(x), perm=(1, 0, 2)) if batch_first else as_value(x)
+    directions, per_layer = 1 + bidirectional, 4 if has_biases else 2
+    if len(params) != layers * directions * per_layer:
+        raise UnsupportedError("recurrent layers with projections (proj_size) are not supported")
+    finals: list[list[Any]] = []
+    for k in range(layers):
+        outputs = []
+        for direction in range(directions):
+            place = k * directions + direction
+            weights = [as_value(p) for p in params[place * per_layer : (place + 1) * per_layer]]
+            w_x, w_h, b_x, b_h = weights if has_biases else (*weights, None, None)
+            projected = ops.linear(x, w_x, b_x)
+            carry = tuple(as_value(s)[place] for s in states)
+
+            def body(carry: Any, xs: Any, w: Any = w_h, b: Any = b_h) -> Any:
+                after = step(xs, carry, w, b)
+                return after, after[0]
+
+            last, ys = ops.scan(body, carry, projected, reverse=bool(direction))
+            outputs.append(ys)
+            finals.append(list(last))
+        x = ops.concat(*outputs, axis=-1) if directions == 2 else outputs[0]
+        if dropout and train and k + 1 < layers:
+            x = ops.dropout(x, layer.key(), p=float(dropout))
+    y = ops.transpose(x, perm=(1, 0, 2)) if batch_first else x
+    return y, [ops.stack(*states_of, axis=0) for states_of in zip(*finals, strict=True)]
+
+
+@row("lstm.input")
+def lstm(x: Any, states: Any, params: Any, *settings: Any, layer: Any) -> Any:
+    y, (h, c) = _run(_lstm, x, states, params, *settings, layer=layer)
+    return y, h, c
+
+
+@row("gru.input")
+def gru(x: Any, state: Any, params: Any, *settings: Any, layer: Any) -> Any:
+    y, (h,) = _run(_gru, x, [state], params, *settings, layer=layer)
+    return y, h
+
+
+@row("rnn_tanh.input")
+def rnn_tanh(x: Any, state: Any, params: Any, *settings: Any, layer: Any) -> Any:
+    y, (h,) = _run(_rnn(ops.tanh), x, [state], params, *settings, layer=layer)
+    return y, h
+
+
+@row("rnn_relu.input")
+def rnn_relu(x: Any, state: Any, params: Any, *settings: Any, layer: Any) -> Any:
+    y, (h,) = _run(_rnn(ops.relu), x, [state], params, *settings, layer=layer)
+    return y, h

@@ -1,0 +1,162 @@
+"""ATen operators that reduce or scan axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril import ops
+from mithril.ops import size_value
+from mithril_torch.importing.table import as_value, axes_of_dims, axis_of, cast, reshape, row
+
+
+@row("sum.dim_IntList", "sum")
+def sum_(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None, like: Any = None) -> Any:
+    return ops.sum(cast(x, like.dtype), axis=axes_of_dims(x, dim), keepdims=keepdim)
+
+
+@row("mean.dim", "mean")
+def mean(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None, like: Any = None) -> Any:
+    return ops.mean(cast(x, like.dtype), axis=axes_of_dims(x, dim), keepdims=keepdim)
+
+
+@row("prod", "prod.dim_int")
+def prod(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None, like: Any = None) -> Any:
+    return ops.prod(cast(x, like.dtype), axis=axes_of_dims(x, dim), keepdims=keepdim)
+
+
+@row("amax")
+def amax(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    return ops.max(x, axis=axes_of_dims(x, dim), keepdims=keepdim)
+
+
+@row("amin")
+def amin(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    return ops.min(x, axis=axes_of_dims(x, dim), keepdims=keepdim)
+
+
+@row("max")
+def maximum_of_all(x: Any) -> Any:
+    return ops.max(x)
+
+
+@row("min")
+def minimum_of_all(x: Any) -> Any:
+    return ops.min(x)
+
+
+@row("max.dim")
+def max_along(x: Any, dim: int, keepdim: bool = False) -> Any:
+    return _extreme(ops.max, ops.argmax, x, dim, keepdim)
+
+
+@row("min.dim")
+def min_along(x: Any, dim: int, keepdim: bool = False) -> Any:
+    return _extreme(ops.min, ops.argmin, x, dim, keepdim)
+
+
+def _extreme(value: Any, position: Any, x: Any, dim: int, keepdim: bool) -> Any:
+    axis = axis_of(x, dim)
+    positions = cast(position(x, axis=axis, keepdims=keepdim), "int64")
+    return value(x, axis=(axis,), keepdims=keepdim), positions
+
+
+@row("argmax")
+def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    return _position(ops.argmax, x, dim, keepdim)
+
+
+@row("argmin")
+def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    return _position(ops.argmin, x, dim, keepdim)
+
+
+def _position(op: Any, x: Any, dim: int | None, keepdim: bool) -> Any:
+    if dim is not None:
+        return cast(op(x, axis=axis_of(x, dim), keepdims=keepdim), "int64")
+    y = cast(op(reshape(x, (-1,)), axis=0), "int64")
+    return reshape(y, [1] * len(x.shape)) if keepdim else y
+
+
+@row("any", "any.dim", "any.dims")
+def any_(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return ops.any(cast(x, "bool"), axis=axes_of_dims(x, dim), keepdims=keepdim)
+
+
+@row("all", "all.dim", "all.dims")
+def all_(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return ops.all(cast(x, "bool"), axis=axes_of_dims(x, dim), keepdims=keepdim)
+
+
+@row("var.correction")
+def var(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+    """Return the variance; a fractional correction scales the population's."""
+    axes = axes_of_dims(x, dim)
+    correction = 1 if correction is None else correction
+    if correction == int(correction):
+        return ops.var(x, axis=axes, keepdims=keepdim, ddof=int(correction))
+    count: Any = 1
+    for k in axes:
+        count = count * x.shape[k]
+    size = count if isinstance(count, int) else cast(as_value(size_value(value=count)), str(x.dtype))
+    ratio = size / (size - correction) if isinstance(size, int) else ops.div(size, ops.sub(size, correction))
+    return ops.mul(ops.var(x, axis=axes, keepdims=keepdim), ratio)
+
+
+@row("std.correction")
+def std(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+    return ops.sqrt(var(x, dim, correction, keepdim))
+
+
+@row("var_mean.correction")
+def var_mean(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+    return var(x, dim, correction, keepdim), ops.mean(x, axis=axes_of_dims(x, dim), keepdims=keepdim)
+
+
+@row("logsumexp")
+def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
+    return ops.logsumexp(x, axis=axes_of_dims(x, dim), keepdims=keepdim)
+
+
+@row("linalg_vector_norm")
+def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    axes, x = axes_of_dims(x, dim), cast(x, dtype)
+    if ord == float("inf"):
+        return ops.max(ops.abs(x), axis=axes, keepdims=keepdim)
+    if ord == float("-inf"):
+        return ops.min(ops.abs(x), axis=axes, keepdims=keepdim)
+    if ord == 2:
+        return ops.sqrt(ops.sum(ops.square(x), axis=axes, keepdims=keepdim))
+    if ord == 1:
+        return ops.sum(ops.abs(x), axis=axes, keepdims=keepdim)
+    return ops.pow(ops.sum(ops.pow(ops.abs(x), float(ord)), axis=axes, keepdims=keepdim), 1.0 / ord)
+
+
+@row("cumsum")
+def cumsum(x: Any, dim: int, dtype: Any = None, like: Any = None) -> Any:
+    return ops.cumsum(cast(x, like.dtype), axis=axis_of(x, dim)) if len(x.shape) else cast(x, like.dtype)
+
+
+@row("cumprod")
+def cumprod(x: Any, dim: int, dtype: Any = None, like: Any = None) -> Any:
+    return ops.cumprod(cast(x, like.dtype), axis=axis_of(x, dim)) if len(x.shape) else cast(x, like.dtype)
+
+
+@row("sort", "sort.stable")
+def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> Any:
+    order = ops.argsort(x, axis=axis_of(x, dim), descending=descending)
+    return ops.take_along_axis(x, order, axis=axis_of(x, dim)), cast(order, "int64")
+
+
+@row("argsort", "argsort.stable")
+def argsort(x: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> Any:
+    return cast(ops.argsort(x, axis=axis_of(x, dim), descending=descending), "int64")
+
+
+@row("topk")
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    axis = axis_of(x, dim)
+    if largest:
+        values, positions = ops.top_k(x, k=k, axis=axis)
+        return values, cast(positions, "int64")
+    positions = ops.split(ops.argsort(x, axis=axis), sizes=(k, x.shape[axis] - k), axis=axis)[0]
+    return ops.take_along_axis(x, positions, axis=axis), cast(positions, "int64")

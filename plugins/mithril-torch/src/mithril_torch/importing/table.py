@@ -1,0 +1,168 @@
+"""The table of ATen operators: one function of tensors and numbers each, and how operands are promoted.
+
+A tensor is a value of the graph, or a NumPy array where it is known while the model is built: operations on arrays
+compute their references, which folds constants. Sizes are ints or Dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from mithril import ops
+from mithril.base import Dim, UnsupportedError, dtype as as_dtype, is_static
+from mithril.ir import Builder, Value
+
+IGNORED = ("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator", "requires_grad")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The meaning of an ATen operator."""
+
+    function: Callable[..., Any]
+    promotes: str  # "result": operands are cast to the result's dtype; "operands": to their common dtype
+    reads: frozenset[str]  # of "like" (the result's metadata) and "layer", which the function also takes
+
+
+ROWS: dict[str, Row] = {}
+
+
+def row(*names: str, promotes: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter the decorated function for ATen operators; an overload is written as ``add.Tensor``."""
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        reads = frozenset(signature(function).parameters) & {"like", "layer"}
+        ROWS.update((name, Row(function, promotes, reads)) for name in names)
+        return function
+
+    return enter
+
+
+def name_of(target: Any) -> str:
+    """Return the name of an operator in the table: ``relu``, ``add.Tensor``, or with its namespace if not ATen's."""
+    name = target.name() if isinstance(target, torch._ops.OpOverload) else str(target)
+    return name.removeprefix("aten::").removesuffix(".default")
+
+
+# -- tensors ------------------------------------------------------------------------------------------------------
+def is_tensor(x: Any) -> bool:
+    return isinstance(x, (Value, np.ndarray))
+
+
+def as_value(x: Any) -> Value:
+    """Return a tensor as a value of the graph."""
+    return x if isinstance(x, Value) else Builder.current().constant(x)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the array of a tensor, without a copy where possible."""
+    host = tensor.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+    return host.numpy()  # type: ignore[no-any-return]
+
+
+def cast(x: Any, dtype: torch.dtype | str | None) -> Any:
+    """Return a tensor, number or size as a tensor of this dtype; without one, unchanged."""
+    if dtype is None:
+        return x
+    kind = as_dtype(dtype if isinstance(dtype, str) else dtype_name(dtype))
+    if isinstance(x, Dim):
+        return ops.cast(as_value(ops.size_value(value=x)), dtype=kind)
+    if isinstance(x, Value):
+        return x if x.dtype is kind else ops.cast(x, dtype=kind)
+    array = np.asarray(x)
+    if array.dtype == kind.numpy:
+        return array
+    return np.asarray(ops.cast(array, dtype=kind))
+
+
+def sizes_of(x: Any) -> tuple[Any, ...]:
+    return tuple(x.shape)
+
+
+def axis_of(x: Any, dim: int) -> int:
+    """Return a non-negative axis; scalars have axis 0, as in PyTorch."""
+    rank = max(len(x.shape), 1)
+    return dim + rank if dim < 0 else dim
+
+
+def axes_of_dims(x: Any, dim: Any) -> tuple[int, ...]:
+    """Return non-negative axes; None and an empty list mean all."""
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return tuple(range(len(x.shape)))
+    return tuple(axis_of(x, d) for d in ([dim] if isinstance(dim, int) else dim))
+
+
+def reshape(x: Any, shape: Any) -> Any:
+    """Reshape; an array takes symbolic sizes as a value only."""
+    shape = tuple(shape)
+    return ops.reshape(x if is_static(shape) else as_value(x), shape=shape)
+
+
+def broadcast(x: Any, shape: Any) -> Any:
+    shape = tuple(shape)
+    return ops.broadcast_to(x if is_static(shape) else as_value(x), shape=shape)
+
+
+def filled(shape: Any, value: Any, dtype: torch.dtype) -> Any:
+    """Return an array or value filled with a number or a rank-0 tensor."""
+    shape, kind = tuple(shape), as_dtype(dtype_name(dtype))
+    if is_tensor(value) or isinstance(value, Dim):
+        return broadcast(cast(value, dtype), shape)
+    if is_static(shape):
+        return np.full(shape, value, kind.numpy)
+    return ops.full(shape=shape, value=bool(value) if kind.is_bool else value, dtype=kind)
+
+
+def line(length: Any, dtype: torch.dtype | str) -> Any:
+    """Return 0, 1, ..., length - 1."""
+    kind = as_dtype(dtype if isinstance(dtype, str) else dtype_name(dtype))
+    return np.arange(length).astype(kind.numpy) if isinstance(length, int) else ops.iota(shape=(length,), dtype=kind)
+
+
+def known(x: Any, purpose: str) -> np.ndarray[Any, Any]:
+    """Return a tensor that is known while the model is built, else raise UnsupportedError."""
+    if isinstance(x, Value):
+        raise UnsupportedError(f"{purpose} depends on data: the sizes of its result are unknown")
+    return np.asarray(x)
+
+
+# -- calls --------------------------------------------------------------------------------------------------------
+def call(row: Row, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: Any) -> Any:
+    """Call the function of a node, with its operands promoted; numbers of NumPy become arrays."""
+    like = node.meta.get("val")
+    options = {n: v for n, v in kwargs.items() if n not in IGNORED}
+    if row.promotes:
+        kind = like.dtype if row.promotes == "result" else _common(node)
+        args = tuple(cast(a, kind) if is_tensor(a) or isinstance(a, Dim) else a for a in args)
+    if "like" in row.reads:
+        options["like"] = like
+    if "layer" in row.reads:
+        options["layer"] = layer
+    return arrays_of(row.function(*args, **options))
+
+
+def arrays_of(result: Any) -> Any:
+    """Return results with NumPy's scalars as arrays."""
+    if isinstance(result, (tuple, list)):
+        return tuple(arrays_of(r) for r in result)
+    return np.asarray(result) if isinstance(result, np.generic) else result
+
+
+def _common(node: Any) -> torch.dtype:
+    """Return the dtype in which PyTorch computes a comparison."""
+    operands = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args[:2]]
+    operands = [a if isinstance(a, (torch.Tensor, bool, int, float)) else 1 for a in operands]  # a symbolic size
+    return torch.result_type(*operands)

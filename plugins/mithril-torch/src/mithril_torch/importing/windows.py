@@ -1,0 +1,242 @@
+"""ATen operators on windows of images: convolutions, pools, resampling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mithril import ops
+from mithril.base import UnsupportedError
+from mithril_torch.importing.table import as_value, cast, reshape, row
+
+
+def _each(value: Any, n: int) -> tuple[Any, ...]:
+    """Return one number per spatial axis."""
+    values = [value] if isinstance(value, int) else list(value)
+    return tuple(values * n if len(values) == 1 else values)
+
+
+def _pairs(padding: Any, n: int) -> tuple[tuple[Any, Any], ...]:
+    return tuple((p, p) for p in _each(padding, n))
+
+
+def _batched(x: Any, n: int) -> tuple[Any, bool]:
+    """Return an image with a batch axis, and whether it had none."""
+    if len(x.shape) == n + 1:
+        return reshape(x, (1, *x.shape)), True
+    return x, False
+
+
+def _plain(y: Any, unbatched: bool) -> Any:
+    return reshape(y, y.shape[1:]) if unbatched else y
+
+
+def _with_bias(y: Any, bias: Any) -> Any:
+    return y if bias is None else ops.add(y, reshape(bias, (1, bias.shape[0], *[1] * (len(y.shape) - 2))))
+
+
+@row("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding")
+def conv(
+    x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
+    n = len(w.shape) - 2
+    x, unbatched = _batched(x, n)
+    stride, dilation = _each(stride, n), _each(dilation, n)
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]
+        pairs = tuple((t // 2, t - t // 2) for t in total)
+    else:
+        pairs = _pairs(0 if padding == "valid" else padding, n)
+    y = ops.conv(x, w, stride=stride, padding=pairs, dilation=dilation, groups=groups)
+    return _plain(_with_bias(y, bias), unbatched)
+
+
+@row("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
+def conv_transpose(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    n = len(w.shape) - 2
+    x, unbatched = _batched(x, n)
+    settings = {"stride": _each(stride, n), "dilation": _each(dilation, n), "output_padding": _each(output_padding, n)}
+    y = ops.conv_transpose(x, w, padding=_pairs(padding, n), groups=groups, **settings)
+    return _plain(_with_bias(y, bias), unbatched)
+
+
+@row("convolution")
+def convolution(
+    x: Any,
+    w: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Any:
+    if transposed:
+        return conv_transpose(x, w, bias, stride, padding, output_padding, groups, dilation)
+    return conv(x, w, bias, stride, padding, dilation, groups)
+
+
+# -- pools --------------------------------------------------------------------------------------------------------
+def _overhang(size: Any, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """Return the additional padding at the end for ``ceil_mode``: the last window starts before that padding."""
+    if not isinstance(size, int):
+        raise UnsupportedError("a pool with ceil_mode=True requires static spatial sizes")
+    reach = dilation * (kernel - 1) + 1
+    count = math.ceil((size + 2 * padding - reach) / stride) + 1
+    if (count - 1) * stride >= size + padding:
+        count -= 1
+    return max((count - 1) * stride + reach - size - 2 * padding, 0)
+
+
+@row("max_pool1d", "max_pool2d", "max_pool3d")
+def max_pool(
+    x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    n = len(x.shape) - 1 if isinstance(kernel, int) else len(list(kernel))
+    n = len(_each(kernel, n))
+    kernel = _each(kernel, n)
+    x, unbatched = _batched(x, n)
+    stride = kernel if not isinstance(stride, int) and not len(stride) else _each(stride, n)
+    padding, dilation = _each(padding, n), _each(dilation, n)
+    pairs = [(p, p) for p in padding]
+    if ceil_mode:
+        sizes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
+        pairs = [(p, p + _overhang(*window)) for p, window in zip(padding, sizes, strict=True)]
+    y = ops.max_pool(x, kernel=kernel, stride=stride, padding=tuple(pairs), dilation=dilation)
+    return _plain(y, unbatched)
+
+
+@row("max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d_with_indices")
+def max_pool_with_indices(*arguments: Any) -> Any:
+    """Return the pool; its indices, which gradients use, are unavailable to other operators."""
+    return max_pool(*arguments), None
+
+
+@row("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool(
+    x: Any,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Any:
+    kernel = _each(kernel, len(list(kernel)) if not isinstance(kernel, int) else 1)
+    n = len(kernel)
+    x, unbatched = _batched(x, n)
+    stride = kernel if not isinstance(stride, int) and not len(stride) else _each(stride, n)
+    padding = _each(padding, n)
+    if not ceil_mode and divisor is None:
+        settings = {"padding": _pairs(padding, n), "count_include_pad": count_include_pad}
+        return _plain(ops.avg_pool(x, kernel=kernel, stride=stride, **settings), unbatched)
+    extra = [
+        _overhang(size, k, s, p, 1) if ceil_mode else 0
+        for size, k, s, p in zip(x.shape[2:], kernel, stride, padding, strict=True)
+    ]
+    pairs = tuple((p, p + e) for p, e in zip(padding, extra, strict=True))
+    y = ops.mul(ops.avg_pool(x, kernel=kernel, stride=stride, padding=pairs), float(math.prod(kernel)))
+    if divisor is not None:
+        return _plain(ops.div(y, float(divisor)), unbatched)
+    ones = np.ones((1, 1, *x.shape[2:]), np.float32)
+    if count_include_pad:
+        ones = np.pad(ones, ((0, 0), (0, 0), *((p, p) for p in padding)), constant_values=1.0)
+        pairs = tuple((0, e) for e in extra)
+    counts = ops.avg_pool(ones, kernel=kernel, stride=stride, padding=pairs) * np.float32(math.prod(kernel))
+    return _plain(ops.div(y, cast(np.round(counts), str(x.dtype))), unbatched)
+
+
+@row(
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
+)
+def adaptive_avg_pool(x: Any, size: Any) -> Any:
+    x, unbatched = _batched(x, len(size))
+    if all(s == 1 for s in size):
+        return _plain(ops.mean(x, axis=tuple(range(2, len(x.shape))), keepdims=True), unbatched)
+    return _plain(ops.adaptive_avg_pool(x, size=_current(x, size)), unbatched)
+
+
+@row("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(x: Any, size: Any) -> Any:
+    x, unbatched = _batched(x, len(size))
+    return _plain(ops.adaptive_max_pool(x, size=_current(x, size)), unbatched), None
+
+
+def _current(x: Any, size: Any) -> tuple[Any, ...]:
+    return tuple(n if s is None else s for n, s in zip(x.shape[2:], size, strict=True))
+
+
+# -- resampling ---------------------------------------------------------------------------------------------------
+@row("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def upsample_nearest(x: Any, output_size: Any = None, scale_factors: Any = None) -> Any:
+    size = _target(x, output_size, scale_factors)
+    factors = [n // m for n, m in zip(size, x.shape[2:], strict=True) if isinstance(m, int) and n % m == 0]
+    if len(factors) == len(size):  # repeating is cheaper than taking positions
+        for axis, factor in enumerate(factors, start=2):
+            x = ops.repeat(x, repeats=factor, axis=axis) if factor != 1 else x
+        return x
+    return ops.resize(x, size=size, mode="nearest")
+
+
+@row("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
+def upsample_linear(x: Any, output_size: Any, align_corners: bool = False, scale_factors: Any = None) -> Any:
+    size = _target(x, output_size, scale_factors)
+    return ops.resize(x, size=size, mode="bilinear", align_corners=align_corners)
+
+
+@row("upsample_bicubic2d.vec")
+def upsample_bicubic(x: Any, output_size: Any, align_corners: bool = False, scale_factors: Any = None) -> Any:
+    """Resample by one matrix per axis with four weights per row."""
+    y = x
+    for axis, new in enumerate(_target(x, output_size, scale_factors), start=2):
+        if new != x.shape[axis]:
+            matrix = _cubic(x.shape[axis], new, align_corners).astype(np.dtype(str(x.dtype)))
+            last = len(x.shape) - 1
+            swap = tuple(last if k == axis else axis if k == last else k for k in range(last + 1))
+            transposed = y if axis == last else ops.transpose(y, perm=swap)
+            product = ops.matmul(as_value(transposed), matrix.T)
+            y = product if axis == last else ops.transpose(product, perm=swap)
+    return y
+
+
+def _cubic(old: int, new: int, align_corners: bool) -> np.ndarray[Any, Any]:
+    """Return the [new, old] matrix of cubic convolution with a = -0.75; positions outside repeat the border."""
+    if align_corners:
+        positions: np.ndarray[Any, Any] = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+    else:
+        positions = (np.arange(new) + 0.5) * (old / new) - 0.5
+    first, a = np.floor(positions).astype(int), -0.75
+    matrix = np.zeros((new, old))
+    for offset in range(-1, 3):
+        d = np.abs(positions - (first + offset))
+        inside, outside = ((a + 2) * d - (a + 3)) * d * d + 1, a * (((d - 5) * d + 8) * d - 4)
+        np.add.at(matrix, (np.arange(new), np.clip(first + offset, 0, old - 1)), np.where(d <= 1, inside, outside))
+    return matrix
+
+
+def _target(x: Any, output_size: Any, scale_factors: Any) -> tuple[int, ...]:
+    """Return the size of the result; scales must map sizes to whole numbers, as they set the positions."""
+    if output_size is not None:
+        size = tuple(output_size)
+    else:
+        exact = [n * f if isinstance(n, int) else n * int(f) for n, f in zip(x.shape[2:], scale_factors, strict=True)]
+        if any(isinstance(n, float) and n != int(n) for n in exact):
+            raise UnsupportedError(
+                f"scale factors {list(scale_factors)} do not give whole sizes of {list(x.shape[2:])}"
+            )
+        size = tuple(int(n) if isinstance(n, float) else n for n in exact)
+    if not all(isinstance(n, int) for n in (*size, *x.shape[2:])):
+        raise UnsupportedError("resampling requires static spatial sizes")
+    return size
