@@ -8,6 +8,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.base import equal, product
+from mithril.ir import Op
 from mithril_torch.importing.table import as_value, axis_of, broadcast, cast, is_tensor, known, line, reshape, row
 
 
@@ -45,7 +46,7 @@ def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
     return _scattered(ops.scatter_nd_add, x, dim, index, source)
 
 
-def _scattered(op: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
+def _scattered(op: Op, x: Any, dim: int, index: Any, source: Any) -> Any:
     axis = axis_of(x, dim)
     source = _like_index(source, index, -1) if is_tensor(source) and len(source.shape) else source
     source = broadcast(cast(source, str(x.dtype)), index.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril import ops
+from mithril.ir import Op
 from mithril.ops import size_value
 from mithril_torch.importing.table import as_value, axes_of_dims, axis_of, cast, reshape, row
 
@@ -70,7 +71,7 @@ def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return _position(ops.argmin, x, dim, keepdim)
 
 
-def _position(op: Any, x: Any, dim: int | None, keepdim: bool) -> Any:
+def _position(op: Op, x: Any, dim: int | None, keepdim: bool) -> Any:
     if dim is not None:
         return cast(op(x, axis=axis_of(x, dim), keepdims=keepdim), "int64")
     y = cast(op(reshape(x, (-1,)), axis=0), "int64")

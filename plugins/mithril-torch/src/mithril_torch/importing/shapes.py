@@ -9,6 +9,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.base import Dim, UnsupportedError, is_static, product
+from mithril.ir import Op
 from mithril_torch.importing.table import (
     as_value,
     axis_of,
@@ -200,7 +201,7 @@ def triu(x: Any, diagonal: int = 0) -> Any:
     return _triangle(ops.triu, x, diagonal)
 
 
-def _triangle(op: Any, x: Any, diagonal: int) -> Any:
+def _triangle(op: Op, x: Any, diagonal: int) -> Any:
     if str(x.dtype) == "bool":
         return cast(op(cast(x, "int32"), k=diagonal), "bool")
     return op(x, k=diagonal)
