@@ -432,6 +432,29 @@ def test_tensors_without_a_place_are_rejected(kind, tmp_path):
     assert "m.bias" in report.unexpected and not report.complete
 
 
+def test_running_statistics_must_not_be_left_out(tmp_path):
+    """They would be zeros and ones, and the results wrong without a word."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    model = Model()
+    model |= Linear(4, name="l")(input="x", output="h")
+    model |= BatchNorm1d(name="bn")(input="h", output="g")
+    model |= Dropout(0.5, name="d")(input="g", output="y")
+    compiled = ml.compile(model, "numpy", shapes={"x": [2, 3]})
+    tensors = {n: np.asarray(x) for n, x in compiled.randomize_params(0).items()}
+    safetensors.save_file(tensors, tmp_path / "theirs.safetensors")
+    for load in (lambda: compiled.load_state_dict(tensors), lambda: compiled.load(tmp_path / "theirs.safetensors")):
+        with pytest.raises(InputError, match=r"(?s)missing: bn.running_mean; bn.running_var.*strict=False"):
+            load()
+    report = compiled.load_state_dict(tensors, strict=False)
+    assert report.missing == ["bn.running_mean", "bn.running_var"]
+    compiled.save(tmp_path / "ours.safetensors", tensors)
+    compiled.load(tmp_path / "ours.safetensors")  # its author had the state at hand
+    cached = Model()
+    cached |= MultiHeadAttention(4, 2, causal=True, cache=8, name="a")(query="x", output="y")
+    compiled = ml.compile(cached, "numpy", shapes={"x": [1, 2, 4]})
+    assert compiled.load_state_dict(compiled.randomize_params(0)).complete  # every call writes the cache
+
+
 def test_state_of_training_may_be_left_out(tmp_path):
     model = Model()
     model += Linear(4, name="l")(input="x")

@@ -282,8 +282,8 @@ class CompiledModel:
     def load_state_dict(self, tensors: Arrays, *, strict: bool = True) -> LoadReport:
         """Bind tensors of another framework's state dictionary by name and return a report.
 
-        Names must match the parameters of the model exactly. With ``strict=False``, missing parameters keep their
-        bound or initial values, and unknown tensors are ignored.
+        Names must match the parameters and the running statistics of the model exactly. With ``strict=False``,
+        missing ones keep their bound or initial values, and unknown tensors are ignored.
         """
         return self._parameters.load_state_dict(tensors, strict)
 

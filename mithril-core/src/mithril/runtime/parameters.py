@@ -25,7 +25,7 @@ UNBOUND = "evaluate(params, inputs), or compiled.bind(params) once and then eval
 class Initial(Protocol):
     """The methods of the compiler that parameters use."""
 
-    def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
+    def probe(self, types: Mapping[str, TensorType] | None, *, training: bool = True) -> Graph: ...
 
     @property
     def pretrained(self) -> Arrays: ...
@@ -79,6 +79,13 @@ class Parameters:
     @property
     def state_types(self) -> dict[str, TensorType]:
         return {i.name: i.type for i in self.interface.with_role("state")}
+
+    @property
+    def statistics(self) -> dict[str, TensorType]:
+        """The states that results outside of training depend on but do not change, such as running means."""
+        graph = self.source.probe(self.input_types, training=False)
+        changed = {r.of for r in graph.results_of("state")}
+        return {i.name: i.type for i in graph.with_role("state") if i.name not in changed}
 
     # -- values of a call --------------------------------------------------------------------------------------------
     def checked(self, program: Program, params: Arrays) -> Arrays:
@@ -218,10 +225,13 @@ class Parameters:
         tensors = weight_files.load_file(path)
         states = self.state_types
         saved = weight_files.saved_states(path)  # an inference model has less state than the training model
-        read = {n: t for n, t in tensors.items() if n not in saved or n in states}
+        read = {n: t for n, t in tensors.items() if n not in (saved or ()) or n in states}
         params, report = weight_files.match(self.types, {n: t for n, t in read.items() if n not in states})
-        states_loaded, state_report = weight_files.match({n: t for n, t in states.items() if n in tensors}, tensors)
+        required = {} if saved is not None else self.statistics  # a file of ours may hold no state
+        declared = {**required, **{n: t for n, t in states.items() if n in tensors}}
+        states_loaded, state_report = weight_files.match(declared, tensors)
         report.mismatched += state_report.mismatched
+        report.missing += state_report.missing
         if not report.complete:
             raise _mismatch_error(f"'{os.fspath(path)}'", report, "safetensors.numpy.load_file(path)")
         self._bind_loaded(params, states_loaded)
@@ -229,7 +239,8 @@ class Parameters:
     def load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:
         """Bind the tensors whose names and shapes match the model."""
         expected, states = self.types, self.state_types
-        arrays, report = weight_files.match({**expected, **{n: t for n, t in states.items() if n in tensors}}, tensors)
+        declared = {**expected, **self.statistics, **{n: t for n, t in states.items() if n in tensors}}
+        arrays, report = weight_files.match(declared, tensors)
         if strict and not report.complete:
             raise _mismatch_error("the state dictionary", report, "tensors")
         base = self.bound.values if self.bound is not None else self.initial("param", None)

@@ -47,12 +47,13 @@ def load_file(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
         raise InputError(f"'{os.fspath(path)}' is not a readable safetensors file", facts=[str(error)]) from None
 
 
-def saved_states(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Return the names of the state tensors in a file written by ``save``."""
+def saved_states(path: str | os.PathLike[str]) -> frozenset[str] | None:
+    """Return the names of the state tensors in a file written by ``save``, or None for a file of another program."""
     from safetensors import safe_open
 
     with safe_open(path, "numpy") as file:
-        return frozenset(json.loads((file.metadata() or {}).get("states", "[]")))
+        metadata = file.metadata() or {}
+    return frozenset(json.loads(metadata["states"])) if "states" in metadata else None
 
 
 @dataclass
