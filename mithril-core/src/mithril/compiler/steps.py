@@ -123,8 +123,7 @@ class Compiler:
 
     def __init__(self, context: CompileContext, settings: Settings, observers: Observers) -> None:
         self.observers = observers
-        self.context = context
-        self.model = context.model
+        self.context, self.model = context, context.model
         self.settings = settings
         self.backend: Backend = context.backend
         self.decisions: Decisions = context.decisions
