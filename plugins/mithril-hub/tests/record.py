@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from checkpoints import RECORDS, write_folder
@@ -125,6 +126,8 @@ DECODERS = {
     ),
 }
 PLACES = (0, 7, 19)  # of the recorded logits
+LENGTHS = (5, 13)  # of the prompts of generation
+PROMPT = np.random.default_rng(0).integers(3, 97, 20).astype(np.int32)
 
 
 def small(kind: str, settings: dict) -> dict:
@@ -135,41 +138,61 @@ def small(kind: str, settings: dict) -> dict:
     return {**BASE, **settings}
 
 
-def record_decoder(family: str) -> dict:
-    """Return configuration, shapes, logits and greedy tokens of a decoder."""
+def loaded(folder: Path) -> Any:
+    """Return the model of transformers, which ends no text."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def reference(folder: Path) -> tuple[np.ndarray[Any, Any], list[list[int]]]:
+    """Return the logits of the prompt, and greedy tokens after its first 5 and 13 tokens."""
     import torch
+
+    model, tokens = loaded(folder), torch.tensor(PROMPT[None].astype(np.int64))
+    settings = {"max_new_tokens": 20, "do_sample": False}
+    with torch.no_grad():
+        logits = model(tokens).logits[0].numpy()
+        rows = [model.generate(tokens[:, :n], attention_mask=torch.ones(1, n), **settings)[0, n:] for n in LENGTHS]
+    return logits, [row.tolist() for row in rows]
+
+
+def beams(folder: Path) -> dict[str, Any]:
+    """Return the results of beam search, without an end and with a token that ends some texts earlier."""
+    import torch
+
+    model, tokens = loaded(folder), torch.tensor(PROMPT[None, :5].astype(np.int64))
+    settings = {"max_new_tokens": 10, "num_beams": 4, "do_sample": False, "attention_mask": torch.ones(1, 5)}
+    best = model.generate(tokens, pad_token_id=0, **settings)[0, 5:].tolist()
+    stop = best[4]
+    ended = model.generate(tokens, pad_token_id=0, eos_token_id=stop, **settings)[0, 5:].tolist()
+    return {"best": best, "stop": stop, "ended": ended[: ended.index(stop) + 1] if stop in ended else ended}
+
+
+def record_decoder(family: str) -> dict[str, Any]:
+    """Return configuration, shapes, logits and tokens of a decoder."""
     import transformers
     from safetensors.numpy import load_file
 
     model_class, config_class, settings = DECODERS[family]
     config = getattr(transformers, config_class)(**small(config_class, settings))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         getattr(transformers, model_class)(config).save_pretrained(folder)
-        shapes = {n: list(t.shape) for n, t in load_file(Path(folder) / "model.safetensors").items()}
-        written = json.loads((Path(folder) / "config.json").read_text())
-        write_folder(Path(folder), written, shapes)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    model.generation_config.eos_token_id = None
-    prompt = np.random.default_rng(0).integers(3, 97, 20)
-    tokens = torch.tensor(prompt[None].astype(np.int64))
-    with torch.no_grad():
-        logits = model(tokens).logits[0].numpy()
-        rows = [
-            model.generate(tokens[:, :n], attention_mask=torch.ones(1, n), max_new_tokens=20, do_sample=False)[0, n:]
-            for n in (5, 13)
-        ]
-        mask = torch.ones(1, 5)
-        beams = {"max_new_tokens": 10, "num_beams": 4, "do_sample": False, "attention_mask": mask, "pad_token_id": 0}
-        best = model.generate(tokens[:, :5], **beams)[0, 5:].tolist()
-        stop = best[4]  # a search that ends earlier, and with texts of different lengths
-        ended = model.generate(tokens[:, :5], eos_token_id=stop, **beams)[0, 5:].tolist()
+        shapes = {n: list(t.shape) for n, t in load_file(folder / "model.safetensors").items()}
+        written = json.loads((folder / "config.json").read_text())
+        write_folder(folder, written, shapes)
+        logits, rows = reference(folder)
+        searched = beams(folder)
     return {
         "config": written,
         "shapes": shapes,
-        "prompt": prompt.tolist(),
+        "prompt": PROMPT.tolist(),
         "logits": {str(p): [float(f"{x:.7g}") for x in logits[p]] for p in PLACES},
-        "beams": {"best": best, "stop": stop, "ended": ended[: ended.index(stop) + 1] if stop in ended else ended},
-        "tokens": {str(n): row.tolist() for n, row in zip((5, 13), rows, strict=True)},
+        "beams": searched,
+        "tokens": {str(n): row for n, row in zip(LENGTHS, rows, strict=True)},
     }
 
 

@@ -9,13 +9,6 @@ from mithril import ops
 from mithril.base import UnsupportedError
 from mithril.models import Layer
 
-ACTIVATIONS = {
-    "silu": ops.silu,
-    "swish": ops.silu,
-    "relu": ops.relu,
-    "gelu": ops.gelu,
-    "tanh": ops.tanh,
-}
 TANH_FORM = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
@@ -25,10 +18,13 @@ def activate(name: str, x: Any) -> Any:
         return ops.gelu(x, approximate="tanh")
     if name == "quick_gelu":
         return x * ops.sigmoid(x * 1.702)
-    if name not in ACTIVATIONS:
-        supported = ", ".join(sorted([*ACTIVATIONS, *TANH_FORM, "quick_gelu"]))
-        raise UnsupportedError(f"the activation '{name}' is not supported", facts=[f"supported: {supported}"])
-    return ACTIVATIONS[name](x)
+    function = getattr(ops, "silu" if name == "swish" else name, None)
+    if getattr(function, "activation", None) is None:
+        raise UnsupportedError(
+            f"the activation '{name}' is not supported",
+            facts=[f"supported: those of mithril.ops, {', '.join(TANH_FORM)}, quick_gelu, swish"],
+        )
+    return function(x)
 
 
 class Style(Protocol):

@@ -1,0 +1,58 @@
+"""Families of pretrained models on every backend against transformers: logits, greedy tokens, seconds.
+
+    python benchmarks/pretrained_families.py [--backends numpy,c] [--families llama2,gpt2]
+
+The checkpoints are those of plugins/mithril-hub/tests/record.py, with weights drawn from their names. Each row tells
+the largest difference of logits, whether the tokens of two prompts, and of a batch of them, equal those of
+transformers, and the seconds of compiling and running all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import mithril as ml
+from mithril.backend import to_numpy
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-hub" / "tests"))
+from checkpoints import folder_of
+from record import DECODERS, PROMPT, reference
+
+
+def row(folder: Path, backend: str, expected: tuple) -> str:
+    """Return the comparison of one family on one backend."""
+    start = time.perf_counter()
+    logits, tokens = expected
+    plain = ml.compile(ml.from_pretrained(folder), backend, inference=True)
+    difference = np.abs(to_numpy(plain({"input_ids": PROMPT[None]})["logits"])[0] - logits).max()
+    cached = ml.compile(ml.from_pretrained(folder, cache=48), backend, inference=True)
+    prompts = [PROMPT[:n].tolist() for n in (5, 13)]
+    single = [ml.generate(cached, prompt, max_new_tokens=20, stop=()) for prompt in prompts]
+    batch = ml.generate(cached, prompts, max_new_tokens=20, stop=())
+    seconds = time.perf_counter() - start
+    equal = ["no", "yes"]
+    return f"{difference:9.1e}  {equal[single == tokens]:>6}  {equal[batch == tokens]:>6}  {seconds:7.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backends", default="numpy,jax,torch,mlx,c,ggml")
+    parser.add_argument("--families", default=",".join(DECODERS))
+    options = parser.parse_args()
+    print(f"{'family':10} {'backend':8} {'logits':>9}  {'single':>6}  {'batch':>6}  {'seconds':>7}")
+    with tempfile.TemporaryDirectory() as root:
+        for family in options.families.split(","):
+            folder = folder_of(family, Path(root))
+            expected = reference(folder)
+            for backend in options.backends.split(","):
+                print(f"{family:10} {backend:8} {row(folder, backend, expected)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
