@@ -71,6 +71,7 @@ def test_descriptors_are_frozen_and_small(spec):
         ("Command", ("a b", "m:x")),
         ("ProfilerSpec", ("p", "m:")),
         ("FileFormat", ("f", ("gguf",))),
+        ("Architecture", ("a", "m:x", "nothing")),
         ("FileFormat", ("f", (".gguf",), "nothing")),
     ],
 )

@@ -23,7 +23,7 @@ _HOME = {
     ),
     "ir": ("Builder", "Graph", "Node", "Origin", "Value", "composite", "op", "verify"),
     "plugins": (
-        *("BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
+        *("Architecture", "BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
         *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft", "ProfilerSpec"),
         *("hookimpl",),
     ),

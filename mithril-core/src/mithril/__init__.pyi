@@ -85,6 +85,7 @@ from mithril.passes import (
     pass_ as pass_,
 )
 from mithril.plugins import (
+    Architecture as Architecture,
     BackendSpec as BackendSpec,
     Command as Command,
     CompileContext as CompileContext,

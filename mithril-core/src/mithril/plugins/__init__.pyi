@@ -20,6 +20,7 @@ from mithril.plugins.loader import (
     WRAPPABLE as WRAPPABLE,
 )
 from mithril.plugins.specs import (
+    Architecture as Architecture,
     BackendSpec as BackendSpec,
     Command as Command,
     CompileContext as CompileContext,
@@ -65,6 +66,7 @@ found = default.found
 frontends = default.frontends
 generation = default.generation
 import_op = default.import_op
+load_architecture = default.load_architecture
 load_command = default.load_command
 load_format = default.load_format
 load_frontend = default.load_frontend

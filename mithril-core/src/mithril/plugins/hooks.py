@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from mithril.plugins.specs import (
+    Architecture,
     BackendSpec,
     Command,
     CompileContext,
@@ -149,6 +150,17 @@ def mithril_formats() -> Sequence[FileFormat]:  # type: ignore[empty-body]
     >>> @hookimpl
     ... def mithril_formats():
     ...     return [FileFormat("gguf", (".gguf",), saves="my_files.write:export", loads="my_files.read:load")]
+    """
+
+
+@_hookspec
+def mithril_architectures() -> Sequence[Architecture]:  # type: ignore[empty-body]
+    """Return model families of GGUF files, for the plugin that reads and writes these files.
+
+    >>> from mithril import Architecture, hookimpl
+    >>> @hookimpl
+    ... def mithril_architectures():
+    ...     return [Architecture("llama", loads="my_models.gguf:load", saves="my_models.gguf:save")]
     """
 
 

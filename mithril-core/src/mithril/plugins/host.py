@@ -13,6 +13,7 @@ from mithril.plugins.hook_calls import HookCalls, LastAnswers
 from mithril.plugins.loader import Loader, Plugin, PluginProblem
 from mithril.plugins.pass_places import Placement, placement
 from mithril.plugins.specs import (
+    Architecture,
     BackendSpec,
     Command,
     Export,
@@ -301,6 +302,11 @@ class Plugins(Answers, HookCalls):
         home = pip_hints.METHODS.get(name)
         hint = f"; {home} provides it: pip install {home}" if home else ""
         raise AttributeError(f"'{kind}' object has no attribute '{name}'{hint}")
+
+    def load_architecture(self, name: str, way: str) -> Any:
+        """Import the function that ``loads`` or ``saves`` a model family of GGUF files."""
+        entry = self.look_up(self.table("mithril_architectures", Architecture, "architecture"), name)
+        return self.load_named("architecture", name, getattr(entry.spec, way), entry)
 
     def formats(self) -> Mapping[str, Entry[FileFormat]]:
         """Return the installed file formats by name."""

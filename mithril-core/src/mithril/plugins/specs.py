@@ -247,6 +247,25 @@ class FileFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class Architecture:
+    """A model family in GGUF files, by its ``general.architecture``.
+
+    ``loads(metadata, tensors, *, context)`` returns the model and the tensor of each parameter, ``saves(model)`` the
+    metadata and the tensor of each parameter: its name, the order of the rows that it stores or None, and the number
+    added to its elements.
+    """
+
+    name: str
+    loads: str
+    saves: str
+
+    def __post_init__(self) -> None:
+        _check_name(self, self.name)
+        _check_loads(self, self.loads)
+        _check_loads(self, self.saves)
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """A subcommand of ``mithril``: ``loads`` names a ``click.Command``, imported when it runs."""
 

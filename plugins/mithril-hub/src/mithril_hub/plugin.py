@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril import Export, hookimpl
+from mithril import Architecture, Export, hookimpl
+
+GGUF = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
 
 
 @hookimpl
@@ -14,4 +16,13 @@ def mithril_exports() -> Sequence[Export]:
         Export("from_pretrained", "mithril_hub.checkpoint.pretrained:from_pretrained"),
         Export("generate", "mithril_hub.generation.generate:generate"),
         Export("Session", "mithril_hub.generation.session:Session"),
+    ]
+
+
+@hookimpl
+def mithril_architectures() -> Sequence[Architecture]:
+    """Return the model families of GGUF files."""
+    return [
+        Architecture(name, loads="mithril_hub.gguf.reading:load", saves="mithril_hub.gguf.writing:save")
+        for name in GGUF
     ]

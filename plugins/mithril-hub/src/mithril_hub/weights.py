@@ -18,7 +18,7 @@ def activate(name: str, x: Any) -> Any:
         return ops.gelu(x, approximate="tanh")
     if name == "quick_gelu":
         return x * ops.sigmoid(x * 1.702)
-    function = getattr(ops, "silu" if name == "swish" else name, None)
+    function: Any = getattr(ops, "silu" if name == "swish" else name, None)
     if getattr(function, "activation", None) is None:
         raise UnsupportedError(
             f"the activation '{name}' is not supported",

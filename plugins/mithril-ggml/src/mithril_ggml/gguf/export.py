@@ -18,6 +18,7 @@ from mithril.ir import Graph, Input, Value, decompose, to_text
 from mithril.runtime import InputSpec, ProgramKey, ProgramKind
 from mithril.system import files
 from mithril_ggml import lowering
+from mithril_ggml.gguf.architectures import export_architecture
 from mithril_ggml.gguf.reader import MAX_NAME
 from mithril_ggml.library.quant_types import stored
 from mithril_ggml.weights.packed_weights import PackedArray, Store
@@ -39,12 +40,15 @@ def export_gguf(
     state: Mapping[str, Any] | None = None,
     quantize: str | Mapping[str, str | None] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    architecture: str | None = None,
 ) -> Decisions:
     """Write a compiled model, of whatever backend, so that ``ml.load(path)`` runs it without its Python code.
 
     Parameters are the bound ones if none are given; ``quantize`` is as of ``GGMLBackend``, whose own choice counts
     where it is left out. ``metadata`` may have ``name``, ``author``, ``description``, ``license`` and such, which
     become GGUF's ``general.*``, and so do your own keys with a dot. Returns the decisions.
+
+    With ``architecture="llama"``, a family that a plugin provides, the file has the layout of llama.cpp, without graph.
     """
     parameters = params if params is not None else compiled.params
     if parameters is None:
@@ -53,6 +57,9 @@ def export_gguf(
             hint="compiled.export(path, params=params), or compiled.bind(params) before",
         )
     recipe = QuantizationRecipe.of(quantize) or getattr(compiled.backend, "recipe", None) or QuantizationRecipe(None)
+    if architecture is not None:
+        export_architecture(compiled, path, architecture, parameters, recipe)
+        return Decisions()
     graph = decompose(inference_graph(compiled), lowering.lowers)
     states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}
     decisions = Decisions()

@@ -15,7 +15,8 @@ from mithril.ir import Graph, Input, parse
 from mithril.passes import PassContext, PassManager
 from mithril.runtime import CompiledModel, InputSpec, Interface, Program, ProgramKey, Results, initialize
 from mithril_ggml.backend import GGMLBackend
-from mithril_ggml.gguf.export import FORMAT
+from mithril_ggml.gguf.architectures import load_architecture
+from mithril_ggml.gguf.export import ARCHITECTURE, FORMAT
 from mithril_ggml.gguf.reader import PLAIN, GGUFFile, StoredTensor, read_gguf
 from mithril_ggml.library.quant_types import by_code, stored
 from mithril_ggml.weights.packed_weights import PackedArray
@@ -29,15 +30,19 @@ def load_gguf(
     backend: Backend | type[Backend] | str | None = None,
     *,
     mapped: bool = True,
+    context: int | None = None,
     **options: Any,
 ) -> CompiledModel:
     """Load the model from a file that ``compiled.export`` wrote, with bound parameters: call it with inputs.
 
     Without ``backend`` it runs on GGML with the weights as they are in the file (``mapped``: read from the disk as they
     are needed; the file must then not be changed); on other backends they are unpacked. A file that is damaged, or
-    made to do harm, is an ``InputError``.
+    made to do harm, is an ``InputError``. Files of llama.cpp load if a plugin (mithril-hub) provides their family;
+    ``context`` is the number of positions in their cache, for ``ml.generate``.
     """
     file = read_gguf(path, mapped=mapped)
+    if file.metadata.get("general.architecture") != ARCHITECTURE:
+        return load_architecture(file, backend, context, options)
     graph = _graph(file)
     settings = resolve_options({"inference": True, **options})
     runner: Backend = GGMLBackend() if backend is None else make_backend(backend, settings)

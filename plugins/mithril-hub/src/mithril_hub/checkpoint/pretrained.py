@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 
 from mithril.backend import checked
-from mithril.base import TensorType, dtype as as_dtype
-from mithril.compiler import TraceRequest, source_of
+from mithril.base import dtype as as_dtype
 from mithril.models import Layer
 from mithril_hub.architectures import build
 from mithril_hub.checkpoint.checkpoint_weights import matched
 from mithril_hub.checkpoint.folder import locate, read_json, tensors_of
-from mithril_hub.model import Pretrained
+from mithril_hub.checkpoint.parameters import parameter_types
 
 
 @checked()
@@ -27,10 +26,3 @@ def from_pretrained(
     model, roots = build(read_json(folder / "config.json"), dtype=as_dtype(dtype).name, cache=cache)
     model.pretrained = matched(tensors_of(folder), parameter_types(model), roots, dtype, f"'{folder}'")
     return model
-
-
-def parameter_types(model: Pretrained) -> dict[str, TensorType]:
-    """Return the parameters of a model by name, from a trace with the sizes of an example."""
-    source = source_of(model, outputs=None, inference=True)
-    graph = source.graph(model.example_types(), TraceRequest())
-    return {i.name: i.type for i in graph.with_role("param")}

@@ -30,6 +30,11 @@ class Rope:
     factor: float = 1.0  # of cosine and sine
     growth: float = 0.0
 
+    @staticmethod
+    def plain(size: int, base: float) -> Frequencies:
+        """Return the frequencies without scaling."""
+        return base ** -(np.arange(0, size, 2) / size)
+
     @property
     def depends_on_length(self) -> bool:
         """Whether the frequencies depend on the length of the sequence."""
@@ -89,29 +94,25 @@ def rope_of(settings: Mapping[str, Any], head: int, longest: int) -> Rope:
     return method(settings, size, base, longest)
 
 
-def _plain(size: int, base: float) -> Frequencies:
-    return base ** -(np.arange(0, size, 2) / size)
-
-
 def _tuple(frequencies: Frequencies) -> tuple[float, ...]:
     return tuple(float(f) for f in frequencies)
 
 
 def _default(settings: Mapping[str, Any], size: int, base: float, longest: int) -> Rope:
-    return Rope(size, base, _tuple(_plain(size, base)))
+    return Rope(size, base, _tuple(Rope.plain(size, base)))
 
 
 def _linear(settings: Mapping[str, Any], size: int, base: float, longest: int) -> Rope:
-    return Rope(size, base, _tuple(_plain(size, base) / settings["factor"]))
+    return Rope(size, base, _tuple(Rope.plain(size, base) / settings["factor"]))
 
 
 def _dynamic(settings: Mapping[str, Any], size: int, base: float, longest: int) -> Rope:
-    return Rope(size, base, _tuple(_plain(size, base)), limit=longest, growth=float(settings["factor"]))
+    return Rope(size, base, _tuple(Rope.plain(size, base)), limit=longest, growth=float(settings["factor"]))
 
 
 def _llama3(settings: Mapping[str, Any], size: int, base: float, longest: int) -> Rope:
     """Slow waves are stretched, fast ones are not, and those between are interpolated."""
-    plain, factor = _plain(size, base), settings["factor"]
+    plain, factor = Rope.plain(size, base), settings["factor"]
     low, high, old = (settings[k] for k in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
     turns = old * plain / (2 * math.pi)  # of a wave within the original length
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
@@ -134,7 +135,7 @@ def _yarn(settings: Mapping[str, Any], size: int, base: float, longest: int) -> 
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     ramp = np.clip((np.arange(size // 2) - low) / (high - low if high != low else 0.001), 0.0, 1.0)
-    plain = _plain(size, base)
+    plain = Rope.plain(size, base)
     return Rope(size, base, _tuple(plain / factor * ramp + plain * (1 - ramp)), factor=float(scale))
 
 
@@ -148,7 +149,7 @@ def _longrope(settings: Mapping[str, Any], size: int, base: float, longest: int)
     scale = settings.get("attention_factor")
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old))
-    plain = _plain(size, base)
+    plain = Rope.plain(size, base)
     short, long = (_tuple(plain / np.asarray(settings[k])) for k in ("short_factor", "long_factor"))
     return Rope(size, base, short, long, limit=old, factor=float(scale))
 

@@ -28,6 +28,7 @@ DESCRIPTORS = (
     "Export",
     "FrontendSpec",
     "FileFormat",
+    "Architecture",
     "Command",
 )
 

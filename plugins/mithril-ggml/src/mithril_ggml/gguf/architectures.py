@@ -1,0 +1,136 @@
+"""GGUF files of model families that plugins know, in the layout of llama.cpp."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+import mithril
+from mithril import plugins
+from mithril.backend import Backend
+from mithril.base import InputError
+from mithril.compiler import compile, make_backend, resolve_options
+from mithril.runtime import CompiledModel
+from mithril.system import files
+from mithril_ggml.backend import GGMLBackend
+from mithril_ggml.gguf.reader import MAX_NAME, PLAIN, GGUFFile, StoredTensor
+from mithril_ggml.library.quant_types import by_code, fitting
+from mithril_ggml.weights.packed_weights import PackedArray, pack, unpack
+from mithril_ggml.weights.quantize_recipe import Recipe
+
+Array = np.ndarray[Any, Any]
+
+
+class FileTensor:
+    """A tensor of a file, which NumPy converts to float32 when it is used."""
+
+    def __init__(self, stored: StoredTensor) -> None:
+        self.stored = stored
+        self.shape = stored.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self.floats(), dtype)
+
+    def floats(self) -> Array:
+        """Return the elements as float32."""
+        t = self.stored
+        if t.code in PLAIN:
+            code = PLAIN[t.code]
+            kind = mithril.bfloat16.numpy if code == "bfloat16" else np.dtype(code)
+            return t.data.view(kind).reshape(t.shape).astype(np.float32, copy=False)
+        rows = int(np.prod(t.shape[:-1]))
+        return unpack(t.data, by_code()[t.code], (rows, t.shape[-1])).reshape(t.shape)
+
+    def packed(self, order: Array | None) -> PackedArray:
+        """Return the matrix as it is in the file, with its rows in this order."""
+        kind, (rows, width) = by_code()[self.stored.code], self.shape
+        data = self.stored.data.reshape(rows, kind.row(width))
+        return PackedArray(data if order is None else data[order], kind, (rows, width))
+
+
+def load_architecture(
+    file: GGUFFile,
+    backend: Backend | type[Backend] | str | None,
+    context: int | None,
+    options: Mapping[str, Any],
+) -> CompiledModel:
+    """Return the model of a file with bound parameters: on GGML the quantized matrices as they are in the file."""
+    name = file.text("general.architecture")
+    function = plugins.load_architecture(name, "loads")
+    tensors = {n: FileTensor(t) for n, t in file.tensors.items()}
+    try:
+        model, sources = function(file.metadata, tensors, context=context)
+    except InputError as error:
+        raise error.with_facts(f"in '{file.path}'") from None
+    runner: Backend = GGMLBackend() if backend is None else make_backend(backend, resolve_options(dict(options)))
+    matrices: dict[str, PackedArray | Array] = {}
+    if isinstance(runner, GGMLBackend):
+        for parameter, (tensor, order, offset) in sources.items():
+            if len(tensors[tensor].shape) == 2 and tensors[tensor].stored.code != 0 and not offset:
+                matrices[parameter] = tensors[tensor].packed(order)
+        kinds = {p: matrix.kind for p, matrix in matrices.items() if isinstance(matrix, PackedArray)}
+        runner.recipe = Recipe(None, exact=kinds)
+    compiled = compile(model, runner, inference=True, **options)
+    for parameter, (tensor, order, offset) in sources.items():
+        if parameter not in matrices:
+            array = tensors[tensor].floats()
+            array = array if order is None else array[order]
+            matrices[parameter] = array + np.float32(offset) if offset else array
+    return compiled.bind({p: x if isinstance(x, PackedArray) else runner.array(x) for p, x in matrices.items()})
+
+
+def export_architecture(
+    compiled: Any, path: str | os.PathLike[str], name: str, parameters: Mapping[str, Any], recipe: Recipe
+) -> None:
+    """Write a model in the layout of its family; only matrices are quantized."""
+    function = plugins.load_architecture(name, "saves")
+    architecture, metadata, sources, extra = function(compiled.model)
+    if architecture != name:
+        raise InputError(f"this model is a '{architecture}', no '{name}'", hint=f'architecture="{architecture}"')
+    with files.parts(Path(os.fspath(path))) as folder:
+        part = folder / "part"
+        writer = gguf.GGUFWriter(part, architecture)
+        writer.add_string("general.name", compiled.name)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        _add_metadata(writer, metadata)
+        for parameter, (tensor, order, offset) in sources.items():
+            array = np.asarray(compiled.backend.to_numpy(parameters[parameter]), np.float32)
+            array = array + np.float32(offset) if offset else array
+            _add(writer, tensor, array if order is None else array[order], recipe.wanted(parameter))
+        for tensor, array in extra.items():
+            writer.add_tensor(tensor, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        files.move(part, Path(os.fspath(path)))
+
+
+def _add(writer: Any, tensor: str, array: Array, kind: Any) -> None:
+    if len(tensor) > MAX_NAME:
+        raise InputError(f"the name '{tensor}' is too long for a GGUF file")
+    if kind is None or array.ndim != 2:
+        writer.add_tensor(tensor, np.asarray(array, order="C"))
+        return
+    packed = pack(array, fitting(kind, array.shape[1]), name=f"'{tensor}'")
+    writer.add_tensor(tensor, packed.data, raw_dtype=gguf.GGMLQuantizationType(packed.kind.code))
+
+
+def _add_metadata(writer: Any, metadata: Mapping[str, Any]) -> None:
+    """Write the entries; without a vocabulary llama.cpp evaluates numbers of tokens."""
+    for key, value in metadata.items():
+        if isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    if "tokenizer.ggml.model" not in metadata:
+        writer.add_string("tokenizer.ggml.model", "none")

@@ -1,0 +1,1 @@
+"""Decoders in GGUF files, in the layout that llama.cpp reads."""

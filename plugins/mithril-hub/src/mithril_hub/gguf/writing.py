@@ -1,0 +1,93 @@
+"""Metadata of decoders for GGUF files that llama.cpp opens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mithril.base import UnsupportedError
+from mithril_hub.checkpoint.parameters import parameter_types
+from mithril_hub.decoder.config import DecoderConfig
+from mithril_hub.decoder.rope import Rope
+from mithril_hub.gguf.tensor_names import Tensor, tensors_by_parameter
+from mithril_hub.model import Decoder
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "phi3": "phi3",
+}
+
+
+def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, np.ndarray[Any, Any]]]:
+    """Return the architecture and metadata, the tensor of each parameter, and further tensors."""
+    config = model.config if isinstance(model, Decoder) else None
+    architecture = ARCHITECTURES.get(config.family) if config is not None else None
+    if config is None or architecture is None:
+        name = config.family if config is not None else type(model).__name__
+        raise UnsupportedError(
+            f"'{name}' has no form in the GGUF files of llama.cpp here",
+            facts=[f"supported: {', '.join(ARCHITECTURES)}"],
+        )
+    scaling, extra = _scaling(config)
+    metadata = {**_sizes(config), **scaling}
+    tensors = tensors_by_parameter(config, list(parameter_types(model)), architecture == "llama")
+    return architecture, {f"{architecture}.{key}": value for key, value in metadata.items()}, tensors, extra
+
+
+def _sizes(config: DecoderConfig) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "block_count": config.layers,
+        "context_length": config.longest,
+        "embedding_length": config.hidden,
+        "feed_forward_length": config.intermediate,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_size,
+        "attention.value_length": config.head_size,
+        "attention.layer_norm_rms_epsilon": float(config.eps),
+        "vocab_size": config.vocabulary,
+    }
+    window = next((w for w in config.windows if w is not None), None)
+    if config.family == "gemma2":
+        metadata["attention.sliding_window"] = window or config.longest
+    elif window is not None and window < config.longest:
+        raise UnsupportedError(
+            f"windows of '{config.family}' have no form in GGUF files",
+            facts=[f"window {window}, {config.longest} positions"],
+            hint="set sliding_window to null in config.json if prompts stay within the window",
+        )
+    if config.family == "gemma2":
+        metadata["attn_logit_softcapping"] = config.attention_cap
+        metadata["final_logit_softcapping"] = config.logit_cap
+        expected = (config.hidden // config.heads if config.layers == 46 else config.head_size) ** -0.5
+        if not np.isclose(config.attention_scale or 0.0, expected):
+            raise UnsupportedError("this query_pre_attn_scalar has no form in GGUF files")
+    return metadata
+
+
+def _scaling(config: DecoderConfig) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    """Return metadata of the rotation, and the tensors of factors that its frequencies are divided by."""
+    rope = config.ropes[0]
+    if rope is None or any(other != rope for other in config.ropes) or rope.growth:
+        raise UnsupportedError(f"the rotary positions of this '{config.family}' have no form in GGUF files")
+    plain = Rope.plain(rope.size, rope.base)
+    metadata: dict[str, Any] = {"rope.freq_base": float(rope.base), "rope.dimension_count": rope.size}
+    if rope.far:
+        metadata["rope.scaling.attn_factor"] = float(rope.factor)
+        metadata["rope.scaling.original_context_length"] = rope.limit
+        lengths = {"short": rope.near, "long": rope.far}
+        return metadata, {
+            f"rope_factors_{name}.weight": (plain / np.asarray(f)).astype(np.float32) for name, f in lengths.items()
+        }
+    factors = plain / np.asarray(rope.near)
+    if rope.factor != 1.0:
+        raise UnsupportedError("YaRN positions cannot be exported to GGUF")
+    if np.allclose(factors, 1.0, rtol=1e-12):
+        return metadata, {}
+    return metadata, {"rope_freqs.weight": factors.astype(np.float32)}
