@@ -19,9 +19,9 @@ from mithril.runtime import CompiledModel
 from mithril.system import files
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.gguf.reader import MAX_NAME, PLAIN, GGUFFile, StoredTensor
-from mithril_ggml.library.quant_types import by_code, fitting
+from mithril_ggml.library.quant_types import by_code, compatible_type
 from mithril_ggml.weights.packed_weights import PackedArray, pack, unpack
-from mithril_ggml.weights.quantize_recipe import Recipe
+from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 
 Array = np.ndarray[Any, Any]
 
@@ -74,7 +74,7 @@ def load_architecture(
             if len(tensors[tensor].shape) == 2 and tensors[tensor].stored.code != 0 and not offset:
                 matrices[parameter] = tensors[tensor].packed(order)
         kinds = {p: matrix.kind for p, matrix in matrices.items() if isinstance(matrix, PackedArray)}
-        runner.recipe = Recipe(None, exact=kinds)
+        runner.recipe = QuantizationRecipe(None, exact=kinds)
     compiled = compile(model, runner, inference=True, **options)
     for parameter, (tensor, order, offset) in sources.items():
         if parameter not in matrices:
@@ -85,7 +85,7 @@ def load_architecture(
 
 
 def export_architecture(
-    compiled: Any, path: str | os.PathLike[str], name: str, parameters: Mapping[str, Any], recipe: Recipe
+    compiled: Any, path: str | os.PathLike[str], name: str, parameters: Mapping[str, Any], recipe: QuantizationRecipe
 ) -> None:
     """Write a model in the layout of its family; only matrices are quantized."""
     function = plugins.load_architecture(name, "saves")
@@ -101,7 +101,7 @@ def export_architecture(
         for parameter, (tensor, order, offset) in sources.items():
             array = np.asarray(compiled.backend.to_numpy(parameters[parameter]), np.float32)
             array = array + np.float32(offset) if offset else array
-            _add(writer, tensor, array if order is None else array[order], recipe.wanted(parameter))
+            _add(writer, tensor, array if order is None else array[order], recipe.requested_type(parameter))
         for tensor, array in extra.items():
             writer.add_tensor(tensor, array)
         writer.write_header_to_file()
@@ -117,7 +117,7 @@ def _add(writer: Any, tensor: str, array: Array, kind: Any) -> None:
     if kind is None or array.ndim != 2:
         writer.add_tensor(tensor, np.asarray(array, order="C"))
         return
-    packed = pack(array, fitting(kind, array.shape[1]), name=f"'{tensor}'")
+    packed = pack(array, compatible_type(kind, array.shape[1]), name=f"'{tensor}'")
     writer.add_tensor(tensor, packed.data, raw_dtype=gguf.GGMLQuantizationType(packed.kind.code))
 
 
