@@ -28,7 +28,7 @@ TODAY = json.loads(Path(__file__).with_name("house_violations.json").read_text()
 FLOORS = [
     {"base": 1400},
     {"ir": 3050},
-    {"rewrite": 720, "passes": 550, "plugins": 2000, "system": 650, "axes": 900},
+    {"rewrite": 720, "passes": 550, "plugins": 2030, "system": 650, "axes": 900},
     {"ops": 6950},
     {"backend": 3800, "autodiff": 700},
     {"runtime": 3400, "transforms": 1500},
@@ -465,7 +465,7 @@ def test_kernel_runs_with_every_other_room_closed():
 
 def test_kernel_stays_small():
     lines = sum(len(p.read_text().splitlines()) for m, p in CORE_MODULES.items() if room(m) in KERNEL_ROOMS)
-    assert lines <= 7_500
+    assert lines <= 7_600
 
 
 GRAPH = """

@@ -11,6 +11,7 @@ import pytest
 
 import mithril
 from mithril import (
+    Architecture,
     BackendSpec,
     Command,
     CompileContext,
@@ -133,6 +134,17 @@ def test_formats_by_name_or_suffix(plugins):
     with pytest.raises(PluginError, match="the file format 'gguf' is not installed") as error:
         plugins.format_of("x.gguf")
     assert error.value.hint == "pip install mithril-ggml"
+
+
+def test_architectures_of_files(plugins):
+    family = Architecture("bloom", loads=f"{HERE}:Thing", saves=f"{HERE}:answering")
+    plugins.register(answering(architectures=lambda: [family]), "one")
+    assert list(plugins.architectures()) == ["bloom"]
+    assert plugins.load_architecture("bloom", "loads").__name__ == "Thing"
+    assert plugins.load_architecture("bloom", "saves") is answering
+    with pytest.raises(PluginError, match="the architecture 'qwen3' is not installed") as error:
+        plugins.load_architecture("qwen3", "loads")
+    assert error.value.hint == "pip install mithril-hub"
 
 
 @pytest.mark.parametrize("name", ["mobile", "tpu_v5e", "a100"])

@@ -45,6 +45,7 @@ from mithril.plugins.tables import (
 advise = default.advise
 all = default.all
 amend_pipeline = default.amend_pipeline
+architectures = default.architectures
 backend = default.backend
 backend_class = default.backend_class
 backends = default.backends

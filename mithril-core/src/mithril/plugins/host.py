@@ -303,9 +303,14 @@ class Plugins(Answers, HookCalls):
         hint = f"; {home} provides it: pip install {home}" if home else ""
         raise AttributeError(f"'{kind}' object has no attribute '{name}'{hint}")
 
+    def architectures(self) -> Mapping[str, Entry[Architecture]]:
+        """Return the installed model families of GGUF files by name."""
+        return self.table("mithril_architectures", Architecture, "architecture").entries
+
     def load_architecture(self, name: str, way: str) -> Any:
         """Import the function that ``loads`` or ``saves`` a model family of GGUF files."""
-        entry = self.look_up(self.table("mithril_architectures", Architecture, "architecture"), name)
+        table = self.table("mithril_architectures", Architecture, "architecture")
+        entry = self.look_up(table, name, pip_hints.ARCHITECTURES.get(name))
         return self.load_named("architecture", name, getattr(entry.spec, way), entry)
 
     def formats(self) -> Mapping[str, Entry[FileFormat]]:

@@ -20,6 +20,7 @@ BACKENDS = _homes("backends")
 EXPORTS = _homes("exports")
 METHODS = _homes("methods")  # of compiled models
 FORMATS = _homes("formats")
+ARCHITECTURES = _homes("architectures")  # of GGUF files
 TARGETS = _homes("targets")
 OPTIONS = {home: tuple(entry["options"]) for home, entry in _KNOWN.items() if "options" in entry}
 

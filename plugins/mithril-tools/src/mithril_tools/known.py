@@ -15,7 +15,7 @@ from typing import Any
 from mithril import plugins
 from mithril.plugins import pip_hints
 
-KINDS = ("backends", "exports", "methods", "formats", "options", "passes", "targets")
+KINDS = ("backends", "exports", "methods", "formats", "architectures", "options", "passes", "targets")
 
 
 def _targets() -> list[tuple[str, Any]]:
@@ -31,6 +31,7 @@ def entry(distribution: str) -> dict[str, list[str]]:
         "exports": plugins.exports().items(),
         "methods": plugins.extensions().items(),
         "formats": plugins.formats().items(),
+        "architectures": plugins.architectures().items(),
         "options": ((registered.spec.name, registered) for registered in plugins.options()),
         "passes": plugins.passes().items(),
         "targets": _targets(),

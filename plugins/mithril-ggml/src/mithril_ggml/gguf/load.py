@@ -41,7 +41,7 @@ def load_gguf(
     ``context`` is the number of positions in their cache, for ``ml.generate``.
     """
     file = read_gguf(path, mapped=mapped)
-    if file.metadata.get("general.architecture") != ARCHITECTURE:
+    if file.metadata.get("general.architecture", ARCHITECTURE) != ARCHITECTURE:
         return load_architecture(file, backend, context, options)
     graph = _graph(file)
     settings = resolve_options({"inference": True, **options})
