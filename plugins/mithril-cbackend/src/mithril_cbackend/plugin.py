@@ -37,7 +37,7 @@ def mithril_options() -> Sequence[Option]:
             "mobile_options",
             Mapping[str, Any],
             {},
-            "Phone that compiled.export(folder) writes C for.",
+            "Mobile device for which compiled.export(folder) writes C.",
             keys={
                 "platform": Literal["android", "linux"],
                 "arch": Literal["arm64-v8a", "armeabi-v7a", "x86_64"],

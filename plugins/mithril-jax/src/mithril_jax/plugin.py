@@ -32,7 +32,7 @@ def mithril_options() -> Sequence[Option]:
             "jax_options",
             Mapping[str, Any],
             empty,
-            "XLA flags for this program only, precision of products, donated arguments, unroll factor of loops.",
+            "XLA flags for this program only, precision of matrix products, donated arguments, unroll factor of loops.",
             keys={"xla_flags": Any, "precision": Any, "donate_argnums": Any, "unroll": Any},
             backends=("jax",),
         ),
@@ -40,7 +40,7 @@ def mithril_options() -> Sequence[Option]:
             "pjit",
             bool,
             False,
-            "Split batches over the backend's device_mesh; without one, over all devices.",
+            "Shard batches over the backend's device_mesh, or over all devices if it has none.",
             backends=("jax",),
         ),
         Option(
@@ -54,7 +54,7 @@ def mithril_options() -> Sequence[Option]:
             "xla_optimization_level",
             int | None,
             None,
-            "XLA's optimization level for this program, 0 to 3; None for XLA's default.",
+            "XLA's optimization level for this program, 0 to 3; None selects XLA's default.",
             backends=("jax",),
         ),
     ]

@@ -21,13 +21,13 @@ def mithril_options() -> Sequence[Option]:
             "Dimension to split over the devices: the batch (fsdp: the parameters too), the weights or the layers; "
             "None follows the mesh.",
         ),
-        Option("pipeline_stages", int | None, None, "Number of pipeline stages; None follows the mesh."),
-        Option("pipeline_chunks", int | None, None, "Number of chunks of the batch in a pipeline; None is one."),
+        Option("pipeline_stages", int | None, None, "Number of pipeline stages; None takes it from the mesh."),
+        Option("pipeline_chunks", int | None, None, "Number of chunks of the batch in a pipeline; None means 1."),
         Option(
             "pipeline_schedule",
             Literal["1f1b", "gpipe"],
             "1f1b",
-            "Start of the backward steps: as early as possible (1f1b), or after the last forward step (gpipe).",
+            "Schedule of the backward steps: as early as possible (1f1b), or after the last forward step (gpipe).",
         ),
         Option(
             "tensor_split_dims",

@@ -178,13 +178,18 @@ def mithril_passes() -> Sequence[PassSpec]:
 def mithril_options() -> Sequence[Option]:
     """Keywords of ``ml.compile`` that the passes and the picture answer to."""
     return [
-        Option("gradient_checkpointing", bool, False, "Recompute in the backward part instead of keeping values."),
-        Option("checkpoint_segments", Positive | None, None, "Segments to recompute; None minimizes memory."),
+        Option("gradient_checkpointing", bool, False, "Recompute values in the backward pass instead of storing them."),
+        Option(
+            "checkpoint_segments",
+            Positive | None,
+            None,
+            "Number of segments to recompute; None selects the number that minimizes memory.",
+        ),
         Option(
             "mixed_precision",
             bool | Mapping[str, Any],
             False,
-            "Products in 16 bits; keep: layers to exclude; low, full: operations by precision.",
+            "Compute matrix products in a 16-bit dtype; keep: layers to exclude; low, full: operations by precision.",
             aliases=("torch_options.enable_amp",),
             keys={"dtype": Annotated[Any, Readable(_dtype)], "keep": Layers, "low": OPERATIONS, "full": OPERATIONS},
         ),

@@ -1,6 +1,6 @@
 """``ml.calibrate``: measure how fast a backend runs common operations; ``ml.estimate``: predict the time of a model.
 
-Small models of every common kind run interleaved with programs that repeat each of their operations. The times of the
+Small models of the common kinds run interleaved with programs that repeat each of their operations. The times of the
 operations are the samples of a cost model; its coefficients are fitted to the times of the models. Both are stored on
 disk.
 """

@@ -1,4 +1,4 @@
-"""Small models of every common kind, in several sizes, used for calibration."""
+"""Small models of the common kinds, in several sizes, used for calibration."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def mithril_options() -> Sequence[Option]:
             "tpu_replicas",
             int | None,
             None,
-            "Number of TPU devices to compile for; None is one.",
+            "Number of TPU devices to compile for; None means 1.",
             aliases=("tpu_options.replicas",),
         ),
     ]

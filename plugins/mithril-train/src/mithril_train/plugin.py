@@ -58,7 +58,7 @@ def mithril_options() -> Sequence[Option]:
             "quantization_aware",
             bool | Mapping[str, Any],
             False,
-            "Train for eight bits.",
+            "Train with the rounding of int8 kernels.",
             keys={"bits": int, "block": int, "activations": bool, "keep": Layers},
         )
     ]

@@ -62,7 +62,7 @@ COMMANDS = {
     ),
     "stubs": (
         "mithril_tools.cli.describe:stubs",
-        "Write type stubs of the public face, with the names and options of every installed plugin.",
+        "Write type stubs of mithril, including the names and options of all installed plugins.",
     ),
 }
 

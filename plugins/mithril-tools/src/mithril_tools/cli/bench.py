@@ -17,12 +17,10 @@ COLUMNS = ("backend", "batch", "median", "fastest", "spread", "items/s", "memory
 
 @click.command()
 @model_options
-@click.option(
-    "--backends", default="", metavar="NAMES", help="Only these, separated by commas; all that are installed."
-)
-@click.option("--batches", default="", metavar="1,8,32", help="Batch sizes to try; the first axis of the inputs.")
-@click.option("--iterations", default=100, show_default=True, help="Measured calls.")
-@click.option("--warmup", default=10, show_default=True, help="Calls before measuring.")
+@click.option("--backends", default="", metavar="NAMES", help="Comma-separated names; all installed ones by default.")
+@click.option("--batches", default="", metavar="1,8,32", help="Batch sizes to measure (first axis of the inputs).")
+@click.option("--iterations", default=100, show_default=True, help="Number of measured calls.")
+@click.option("--warmup", default=10, show_default=True, help="Number of warm-up calls.")
 @click.option("--operations", is_flag=True, help="Also show the time of each operation, by layer.")
 @json_option
 def bench(
@@ -94,7 +92,9 @@ def _sizes(text: str) -> list[int]:
 
 @click.command()
 @click.argument("action", type=click.Choice(["info", "clear"]))
-@click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="The cache_dir that was used.")
+@click.option(
+    "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Directory of the cache (cache_dir)."
+)
 @json_option
 def cache(action: str, folder: Path | None, as_json: bool) -> None:
     """Show or clear the disk cache of cache=True."""

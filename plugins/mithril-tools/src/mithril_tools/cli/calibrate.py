@@ -15,18 +15,16 @@ COLUMNS = ("backend", "samples", "products", "other", "error", "took")
 
 
 @click.command()
+@click.option("--backends", default="", metavar="NAMES", help="Comma-separated names; all installed ones by default.")
 @click.option(
-    "--backends", default="", metavar="NAMES", help="Only these, separated by commas; all that are installed."
+    "--rounds", type=click.IntRange(min=3), default=10, show_default=True, help="Number of measurement rounds."
 )
-@click.option(
-    "--rounds", type=click.IntRange(min=3), default=10, show_default=True, help="How often everything is measured."
-)
-@click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Keep the results here.")
+@click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Directory for the results.")
 @json_option
 def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) -> None:
     """Measure the samples that ml.estimate predicts running times from.
 
-    Small models of every common kind run, and copies of their operations. The results are stored and stay valid until
+    Runs small models of the common kinds, and copies of their operations. The results are stored and stay valid until
     the machine or a version changes.
     """
     import mithril as ml

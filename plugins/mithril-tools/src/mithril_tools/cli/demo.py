@@ -156,9 +156,7 @@ COLUMNS = (
 
 
 @click.command()
-@click.option(
-    "--backends", default="", metavar="NAMES", help="Only these, separated by commas; all that are installed."
-)
+@click.option("--backends", default="", metavar="NAMES", help="Comma-separated names; all installed ones by default.")
 @json_option
 def demo(backends: str, as_json: bool) -> None:
     """Run one model on every installed backend: compared results, timings, a picture of the graph."""

@@ -18,7 +18,8 @@ from mithril_tools.cli.output import console, json_option, print_json, show
 def describe(distribution: str, as_json: bool) -> None:
     """List the names that an installed DISTRIBUTION provides.
 
-    With --json they are an entry of the core's known.json, whose names print the pip line where they are absent.
+    With --json, print an entry of known.json, from which mithril-core looks up the distribution of a
+    missing name.
     """
     from mithril_tools.known import entry
 
@@ -40,9 +41,9 @@ def describe(distribution: str, as_json: bool) -> None:
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def stubs(folder: Path) -> None:
-    """Write type stubs of the public face, with the names and options of every installed plugin.
+    """Write type stubs of mithril, including the names and options of all installed plugins.
 
-    The file is FOLDER/mithril/__init__.pyi. pyright reads the folder typings/ by itself;
+    The file is FOLDER/mithril/__init__.pyi. pyright reads the folder typings/ by default;
     mypy does where mypy_path names the folder.
     """
     from mithril_tools.stubs import installed_stub

@@ -71,7 +71,12 @@ def examine_backend(entry: Entry[BackendSpec]) -> dict[str, str]:
 
 
 @click.command()
-@click.option("--plugins", "each", is_flag=True, help="Run each plugin alone: does it hang, print, or change others?")
+@click.option(
+    "--plugins",
+    "each",
+    is_flag=True,
+    help="Run each plugin in a separate process, and report hangs, output and side effects.",
+)
 @json_option
 def doctor(each: bool, as_json: bool) -> None:
     """Report versions, devices, threads, and why a plugin did not load."""

@@ -96,7 +96,9 @@ def _kinds(provides: dict[str, list[str]]) -> str:
 
 
 @click.command()
-@click.option("--coverage", metavar="NAME", help="How this backend runs each operation: lowered, by its body, missing.")
+@click.option(
+    "--coverage", metavar="NAME", help="Show how this backend runs each operation: lowered, by its body, or missing."
+)
 @json_option
 def backends(coverage: str | None, as_json: bool) -> None:
     """List backends: installed, usable, and how to install the others."""

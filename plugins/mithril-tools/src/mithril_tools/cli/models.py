@@ -105,7 +105,7 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.argument("model"),
         click.option(
-            "--shape", "shapes", multiple=True, metavar="NAME=2,3", help="Shape of an input; a word is any size."
+            "--shape", "shapes", multiple=True, metavar="NAME=2,3", help="Shape of an input; a name means any size."
         ),
         click.option("--type", "types", multiple=True, metavar="NAME=int32", help="Dtype of an input."),
         click.option(
@@ -129,7 +129,9 @@ def compile_options(shapes: tuple[str, ...], types: tuple[str, ...], level: str,
 @click.command("compile")
 @model_options
 @click.option("--backend", default="numpy", show_default=True, help="Backend to compile for.")
-@click.option("--out", type=click.Path(dir_okay=False), help="Write the generated source there instead of printing it.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False), help="Write the generated source to this file instead of printing it."
+)
 @click.option("--summary", is_flag=True, help="Print the table of layers instead of the source.")
 def compile_command(model: str, backend: str, out: str | None, summary: bool, **options: Any) -> None:
     """Compile MODEL and print the generated program."""
@@ -152,7 +154,7 @@ def compile_command(model: str, backend: str, out: str | None, summary: bool, **
 @click.command("explain")
 @model_options
 @click.option("--backend", default="numpy", show_default=True, help="Backend to compile for.")
-@click.option("--rule", "rule_name", help="Say of one rule or pass why it did not fire.")
+@click.option("--rule", "rule_name", help="Rule or pass to explain.")
 def explain_command(model: str, backend: str, rule_name: str | None, **options: Any) -> None:
     """Show the decisions of compiling MODEL, the effect of each pass, and why a fusion did not fire."""
     import mithril as ml
@@ -184,10 +186,14 @@ def _rules(compiled: Any, name: str) -> list[Any]:
 
 @click.command("diff")
 @model_options
-@click.option("--backends", default="", help="Backends to compare, first the standard: numpy,jax. All by default.")
+@click.option("--backends", default="", help="Backends to compare, the reference first: numpy,jax. All by default.")
 @click.option("--across", type=click.Choice(["backends", "passes"]), default="backends", show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Seed of the parameters and the inputs.")
-@click.option("--reproducer", type=click.Path(file_okay=False), help="Folder for the first operation that departs.")
+@click.option(
+    "--reproducer",
+    type=click.Path(file_okay=False),
+    help="Directory for a reproducer of the first operation that differs.",
+)
 def diff_command(model: str, backends: str, across: Any, seed: int, reproducer: str | None, **options: Any) -> None:
     """Run MODEL on several backends, or after each pass, and report the first op that differs."""
     import mithril as ml

@@ -111,17 +111,15 @@ def owner(distribution: str, name: str) -> str | None:
 @click.command("new-plugin")
 @click.argument("kind", type=click.Choice(sorted(KINDS)))
 @click.argument("name")
-@click.option(
-    "--into", type=click.Path(path_type=Path), default=".", help="Folder to write the distribution's folder in."
-)
+@click.option("--into", type=click.Path(path_type=Path), default=".", help="Parent directory of the new distribution.")
 def new_plugin(kind: str, name: str, into: Path) -> None:
     """Write a complete distribution with tests: pass, backend, target, profiler or op.
 
-    NAME is in lower case, words joined by dashes; the distribution will be called mithril-NAME.
+    NAME consists of lower-case words joined by hyphens; the name of the distribution is mithril-NAME.
     """
     name = name.removeprefix("mithril-")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-        raise click.BadParameter("use lower-case letters and digits, words joined by dashes", param_hint="NAME")
+        raise click.BadParameter("use lower-case letters and digits, and hyphens between words", param_hint="NAME")
     words = facts(kind, name)
     if kind == "op" and is_taken(f"{words['ident']}.soft_clip"):
         raise click.BadParameter(f"there is an operation '{words['ident']}.soft_clip' already", param_hint="NAME")

@@ -24,9 +24,7 @@ def _json_only(context: click.Context, option: click.Parameter, is_json: bool) -
     return is_json
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, is_eager=True, callback=_json_only, help="Print JSON for a script to read."
-)
+json_option = click.option("--json", "as_json", is_flag=True, is_eager=True, callback=_json_only, help="Print JSON.")
 
 _STYLES = {
     "loaded": "green",
