@@ -2,6 +2,8 @@
 
 from mithril_onnx.operators import (  # noqa: F401
     attention_ops,
+    contrib,
+    contrib_attention,
     control,
     elementwise,
     indexing,
