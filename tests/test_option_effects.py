@@ -196,6 +196,11 @@ ROWS: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
     ({"parallelism": "data"}, on(("jax", "torch"), SAYS("device_mesh=(4,)"), SAYS("parallelism"))),
     ({"tpu_options": {"simulate": True}}, on(EVERY, SAYS("tpu_options"))),
     ({"target_hardware": "nosuch"}, on(EVERY, ERROR("nosuch"))),
+    ({"target_hardware": "cpu"}, on(EVERY, SAYS("the backend compiles for its cpu in any case"))),
+    (
+        {"target_hardware": "mobile"},
+        {**on(EVERY, ERROR("conflicts with the backend's device")), **on(("torch", "c"), SAYS("writes C for"))},
+    ),
     ({"autodiff": "native"}, on(("torch", "jax"), EFFECT(training))),
     ({"hints": {"batch": 3}}, on(EVERY, ERROR("unknown key 'batch' of hints"))),
     ({"static_types": True}, on(EVERY, None)),

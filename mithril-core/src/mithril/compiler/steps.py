@@ -462,6 +462,9 @@ class Compiler:
                 ],
                 hint="choose a backend and device of that family, or omit target_hardware",
             )
+        if target.family == self.backend.capabilities.family and self.backend.capabilities.local:
+            message = f"target_hardware='{name}': the backend compiles for its {target.family} in any case"
+            self.decisions.record("choice", message)
         return target
 
     def _stage(self, name: str, graph: Graph | None) -> None:

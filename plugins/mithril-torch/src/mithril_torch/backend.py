@@ -143,8 +143,8 @@ class TorchBackend(SourceBackend):
         if options.semantics == "native":
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
                 options.decisions.record("choice", f"'{name}' has PyTorch's semantics: {DIFFERENT[name]}")
-        if "mobile" in self.capabilities.families and (mobile := options.settings.get("mobile_options")):
-            message = f"calls in this process run in PyTorch; compiled.export(folder) writes C for {dict(mobile)}"
+        if "mobile" in self.capabilities.families and (phone := _phone(options.settings)):
+            message = f"calls in this process run in PyTorch; compiled.export(folder) writes C for {phone}"
             options.decisions.record("choice", message)
         return runner(forward, graph, self._run_options(options), options, lambda node: self.falls_back(node, options))
 
@@ -212,3 +212,11 @@ class TorchBackend(SourceBackend):
             torch.cuda.synchronize(self.torch_device)
         elif self.torch_device.type == "mps":
             torch.mps.synchronize()
+
+
+def _phone(settings: Mapping[str, Any]) -> str:
+    """Describe the phone to compile for, or return an empty text."""
+    if mobile := settings.get("mobile_options"):
+        return str(dict(mobile))
+    name = settings.get("target_hardware") or ""
+    return name if name.startswith("mobile") else ""
