@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, dtype as as_dtype
+from mithril.base import DType, DTypeError, dtype as as_dtype
 from mithril.ir import attribute_dtype, exactly, number, op, same_shape, sample
 
 
@@ -54,3 +55,28 @@ def cast_reference(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any
         source_low, source_high = source.limits
         return np.clip(x, max(low, source_low), min(high, source_high)).astype(dtype.numpy)
     return x.astype(dtype.numpy)
+
+
+def _same_bits(dtypes: Sequence[DType | None], attributes: Mapping[str, Any]) -> DType:
+    source, target = dtypes[0], attributes["dtype"]
+    assert source is not None
+    if source.bits != target.bits or source.is_bool or target.is_bool:
+        raise DTypeError(f"cannot read the bits of {source} as {target}", facts=["both need the same number of bits"])
+    return target  # type: ignore[no-any-return]
+
+
+@op(
+    shape=same_shape,
+    dtype=_same_bits,
+    samples=[
+        sample((2, 3), dtype="int32", dtypes=False),
+        sample(exactly(1, -2, 0x3C00, dtype="int16"), dtype="float16", label="half", dtypes=False),
+    ],
+    axes="... -> ...",
+)
+def bitcast(x, *, dtype: DType):
+    """The bits of the elements read as another dtype with the same number of bits."""
+    return x.view(dtype.numpy)
+
+
+bitcast.no_vjp("bits are not differentiable")

@@ -70,7 +70,7 @@ def _check_not_empty(x: Shape, axes: Sequence[int], positions: Shape) -> None:
             )
 
 
-def _expect_updates(updates: Shape, expected: Shape) -> None:
+def expect_updates(updates: Shape, expected: Shape) -> None:
     if len(updates) != len(expected) or not all(
         assume(a, "==", b, "updates match the indexed elements") for a, b in zip(updates, expected, strict=True)
     ):
@@ -142,11 +142,11 @@ def take_in_rows(x: Any, indices: Any, axis: int) -> Any:
     return transpose(y, perm=(0, *outer, *range(1, 1 + count), *range(1 + count + axis, y.ndim)))
 
 
-def _scatter_along_axis(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
+def scatter_along(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
     """Apply a scatter along ``axis`` by moving the axis to the front."""
     count = indices.ndim
     expected = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-    _expect_updates(updates.shape, expected)
+    expect_updates(updates.shape, expected)
     if axis == 0:
         return function(x, unsqueeze(indices, axis=(-1,)), updates)
     rank = x.ndim
@@ -168,7 +168,7 @@ def _scatter_along_axis(function: Any, x: Any, indices: Any, updates: Any, axis:
 )
 def scatter(x, indices, updates, *, axis: Axis = 0):
     """``x`` with elements replaced at integer positions along an axis; for repeated positions the last update wins."""
-    return _scatter_along_axis(scatter_nd, x, indices, updates, axis)
+    return scatter_along(scatter_nd, x, indices, updates, axis)
 
 
 @composite(
@@ -182,7 +182,7 @@ def scatter(x, indices, updates, *, axis: Axis = 0):
 )
 def scatter_add(x, indices, updates, *, axis: Axis = 0):
     """``x`` with updates added at integer positions along an axis; updates at repeated positions add up."""
-    return _scatter_along_axis(scatter_nd_add, x, indices, updates, axis)
+    return scatter_along(scatter_nd_add, x, indices, updates, axis)
 
 
 # -- along one axis, with separate positions for each element -----------------------------------------------------
@@ -222,7 +222,7 @@ def _(g, y, x, indices, *, axis):
 
 def _scatter_with_positions(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
     _along_shape(x.shape, indices.shape, axis=axis)
-    _expect_updates(updates.shape, indices.shape)
+    expect_updates(updates.shape, indices.shape)
     indices = wide_positions(indices)
     places = [indices if k == axis else iota(shape=indices.shape, axis=k, dtype=indices.dtype) for k in range(x.ndim)]
     return function(x, stack(*places, axis=-1), updates)
@@ -328,7 +328,7 @@ def _(g, y, x, indices, *, batch_dims):
 def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
     depth = _depth(x, indices, 0)
     _check_not_empty(x, range(depth), indices[:-1])
-    _expect_updates(updates, (*indices[:-1], *x[depth:]))
+    expect_updates(updates, (*indices[:-1], *x[depth:]))
     return x
 
 
@@ -435,13 +435,16 @@ def one_hot(x, *, depth: int, dtype: DType = float32):
 
 
 __all__ = [
+    "expect_updates",
     "gather_nd",
     "one_hot",
     "positions_in",
     "scatter",
     "scatter_add",
     "scatter_add_along_axis",
+    "scatter_along",
     "scatter_along_axis",
+    "scatter_each",
     "scatter_nd",
     "scatter_nd_add",
     "take",

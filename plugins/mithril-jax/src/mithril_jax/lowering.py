@@ -81,6 +81,11 @@ def _cast(call: Call) -> str:
     return f"jnp.asarray({call.x}).astype({call.dtype()})"
 
 
+@table.function("bitcast")
+def _bitcast(call: Call) -> str:
+    return f"lax.bitcast_convert_type({call.array('x')}, {call.dtype()})"
+
+
 # -- reductions ---------------------------------------------------------------------------------------------------
 @table.function("sum", "prod")
 def _sum(call: Call) -> str:

@@ -120,6 +120,11 @@ def _where_slope(call: Call) -> str:
     return f"{call.helper(helpers.masked)}({selection})"
 
 
+@table.function("bitcast")
+def _bitcast(call: Call) -> str:
+    return f"{call.array('x')}.view({call.dtype()})"
+
+
 # -- reductions ---------------------------------------------------------------------------------------------------
 def _reduced(call: Call, widened: str = "") -> str:
     return f"{call.array('x')}{widened}, {call.literal(call.axis)}, {call.keepdims}"

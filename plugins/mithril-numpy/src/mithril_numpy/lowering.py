@@ -108,6 +108,11 @@ def _cast(call: Call) -> str:
     return f"np.asarray({call.x}).astype({call.dtype()})"
 
 
+@table.function("bitcast")
+def _bitcast(call: Call) -> str:
+    return f"{call.array('x')}.view({call.dtype()})"
+
+
 # -- reductions ---------------------------------------------------------------------------------------------------
 @table.function("sum", "prod")
 def _sum(call: Call) -> str:

@@ -150,6 +150,11 @@ def _cast(call: Call) -> str:
     return integer_cast(call, plain) if target.is_integer else plain
 
 
+@table.function("bitcast")
+def _bitcast(call: Call) -> str:
+    return f"{call.array('x')}.view({call.dtype()})"
+
+
 # -- reductions ---------------------------------------------------------------------------------------------------
 def _reduced(call: Call) -> str:
     return f"{call.array('x')}, {call.literal(call.axis)}, {call.keepdims}"
