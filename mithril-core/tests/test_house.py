@@ -29,7 +29,7 @@ FLOORS = [
     {"base": 1400},
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2030, "system": 650, "axes": 900},
-    {"ops": 6950},
+    {"ops": 7300},
     {"backend": 3800, "autodiff": 700},
     {"runtime": 3400, "transforms": 1500},
     {"compiler": 3000},

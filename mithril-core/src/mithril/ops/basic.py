@@ -62,7 +62,7 @@ def _same_bits(dtypes: Sequence[DType | None], attributes: Mapping[str, Any]) ->
     assert source is not None
     if source.bits != target.bits or source.is_bool or target.is_bool:
         raise DTypeError(f"cannot read the bits of {source} as {target}", facts=["both need the same number of bits"])
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 @op(

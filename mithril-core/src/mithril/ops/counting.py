@@ -8,10 +8,20 @@ from mithril.base import DTypeError, ShapeError, dtype as as_dtype, int32
 from mithril.ir import bools, composite, exactly, ints, sample
 from mithril.ops.basic import cast
 from mithril.ops.creation import full, iota
-from mithril.ops.elementwise import equal, floor, greater_equal, less, less_equal, logical_and, minimum, not_equal, where
+from mithril.ops.elementwise import (
+    equal,
+    floor,
+    greater_equal,
+    less,
+    less_equal,
+    logical_and,
+    minimum,
+    not_equal,
+    where,
+)
 from mithril.ops.indexing import scatter_nd, scatter_nd_add, take
 from mithril.ops.reduction import cumsum, sum
-from mithril.ops.shape import broadcast_to, concat, reshape, unsqueeze
+from mithril.ops.shape import concat, reshape, unsqueeze
 from mithril.ops.slicing import narrow
 from mithril.ops.sorting import argsort
 
@@ -37,9 +47,9 @@ def searchsorted(x, values, *, right: bool = False):
     step = 1 << size.bit_length()
     while step := step // 2:  # binary search: x[place - 1] precedes the value
         target = place + step
-        inside = less_equal(target, size)
-        ahead = precedes(take(x, minimum(target, size) - 1), values) if size else inside
-        place = where(logical_and(inside, ahead), target, place)
+        in_range = less_equal(target, size)
+        ahead = precedes(take(x, minimum(target, size) - 1), values) if size else in_range
+        place = where(logical_and(in_range, ahead), target, place)
     return place
 
 
@@ -50,20 +60,22 @@ def bincount(x, *, size: int):
     if not kind.is_integer:
         raise DTypeError(f"bincount requires integers, got {kind}", hint="cast them: cast(x, dtype='int32')")
     flat = reshape(cast(x, dtype=int32), shape=(-1,))
-    inside = logical_and(greater_equal(flat, 0), less(flat, size))
-    place = unsqueeze(where(inside, flat, size), axis=(-1,))  # one more bin for the others
-    counts = scatter_nd_add(full(shape=(size + 1,), value=0, dtype="int32"), place, cast(inside, dtype=int32))
+    in_range = logical_and(greater_equal(flat, 0), less(flat, size))
+    place = unsqueeze(where(in_range, flat, size), axis=(-1,))  # one more bin for the others
+    counts = scatter_nd_add(full(shape=(size + 1,), value=0, dtype="int32"), place, cast(in_range, dtype=int32))
     return narrow(counts, 0, 0, size)
 
 
-@composite(samples=[sample((9,), bins=4, low=-1.0, high=1.0), sample((3, 4), bins=2, low=0.0, high=2.0, label="matrix")])
+@composite(
+    samples=[sample((9,), bins=4, low=-1.0, high=1.0), sample((3, 4), bins=2, low=0.0, high=2.0, label="matrix")]
+)
 def histogram(x, *, bins: int, low: float, high: float):
     """How many elements fall in each of ``bins`` equal intervals from low to high (int32); ``high`` is in the last."""
     if bins < 1 or not low < high:
         raise ShapeError(f"histogram requires bins >= 1 and low < high, got {bins} bins from {low} to {high}")
-    inside = logical_and(greater_equal(x, low), less_equal(x, high))
+    in_range = logical_and(greater_equal(x, low), less_equal(x, high))
     scaled = minimum(floor((x - low) * (bins / (high - low))), float(bins - 1))
-    return bincount(cast(where(inside, scaled, -1.0), dtype=int32), size=bins)
+    return bincount(cast(where(in_range, scaled, -1.0), dtype=int32), size=bins)
 
 
 @composite(
@@ -99,7 +111,8 @@ def unique(x, *, size: int, fill: float = 0.0):
     run = cumsum(concat(full(shape=(1,), value=0, dtype="int32"), cast(starts, dtype=int32), axis=0))
     place = unsqueeze(minimum(run, size), axis=(-1,))
     values = scatter_nd(full(shape=(size + 1,), value=fill, dtype=x.dtype), place, ordered)
-    counts = scatter_nd_add(full(shape=(size + 1,), value=0, dtype="int32"), place, broadcast_to(full(shape=(), value=1, dtype="int32"), shape=(count,)))
+    ones = full(shape=(count,), value=1, dtype="int32")
+    counts = scatter_nd_add(full(shape=(size + 1,), value=0, dtype="int32"), place, ones)
     inverse = scatter_nd(full(shape=(count,), value=0, dtype="int32"), unsqueeze(order, axis=(-1,)), run)
     number = reshape(narrow(run, 0, count - 1, count), shape=()) + 1
     return (

@@ -30,10 +30,23 @@ def _fill_dtype(_: Any, attributes: Mapping[str, Any]) -> DType:
     return kind
 
 
+def _fill_value(_: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    """Convert integral floats to int for integer dtypes, so that generated programs contain integers."""
+    value = attributes["value"]
+    if attributes["dtype"].is_integer and isinstance(value, float) and value.is_integer():
+        attributes["value"] = int(value)
+    return attributes
+
+
 @op(
     shape=_creation_shape,
     dtype=_fill_dtype,
-    samples=[sample(shape=(2, 3), value=1.5), sample(shape=(), value=7, dtype="int32", label="scalar")],
+    canonical=_fill_value,
+    samples=[
+        sample(shape=(2, 3), value=1.5),
+        sample(shape=(), value=7, dtype="int32", label="scalar"),
+        sample(shape=(2,), value=7.0, dtype="int32", label="integral"),
+    ],
     axes="-> *s | shape=result",
     moves=True,
 )

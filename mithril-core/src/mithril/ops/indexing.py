@@ -220,7 +220,7 @@ def _(g, y, x, indices, *, axis):
     return scatter_add_along_axis(zeros_like(x), indices, g, axis=axis), None
 
 
-def _scatter_with_positions(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
+def scatter_each(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
     _along_shape(x.shape, indices.shape, axis=axis)
     expect_updates(updates.shape, indices.shape)
     indices = wide_positions(indices)
@@ -239,7 +239,7 @@ def _scatter_with_positions(function: Any, x: Any, indices: Any, updates: Any, a
 )
 def scatter_along_axis(x, indices, updates, *, axis: Axis):
     """``x`` with elements replaced: ``x[i, indices[i, j]] = updates[i, j]``; the last of repeated updates wins."""
-    return _scatter_with_positions(scatter_nd, x, indices, updates, axis)
+    return scatter_each(scatter_nd, x, indices, updates, axis)
 
 
 @composite(
@@ -253,7 +253,7 @@ def scatter_along_axis(x, indices, updates, *, axis: Axis):
 )
 def scatter_add_along_axis(x, indices, updates, *, axis: Axis):
     """``x`` with updates added: ``x[i, indices[i, j]] += updates[i, j]``; repeated updates add up."""
-    return _scatter_with_positions(scatter_nd_add, x, indices, updates, axis)
+    return scatter_each(scatter_nd_add, x, indices, updates, axis)
 
 
 # -- several axes at once -----------------------------------------------------------------------------------------

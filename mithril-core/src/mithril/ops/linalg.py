@@ -22,7 +22,7 @@ from mithril.ops.shape import broadcast_to, concat, transpose, unsqueeze
 from mithril.ops.upcast import downcast, to_float32, upcast
 
 Array = np.ndarray[Any, Any]
-LARGE = 0.618  # of the largest magnitude; simple ratios such as 1/2 do not meet it, so rounding does not decide signs
+LARGE = 0.618  # of the largest magnitude; no simple ratio such as 1/2, so that rounding does not decide signs
 
 POSITIVE_DEFINITE = exactly(*(4.0, 1.0, 0.5, 1.0, 3.0, -0.5, 0.5, -0.5, 2.0), shape=(3, 3))
 TWO_POSITIVE_DEFINITE = exactly(*(2.0, 0.5, 0.5, 1.0), *(3.0, -1.0, -1.0, 4.0), shape=(2, 2, 2))
@@ -71,8 +71,8 @@ def _cubic(count: float) -> Callable[..., Size]:
 
     def flops(types: Sequence[Any], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
         shape = types[0].shape
-        least = shape[-1] if at_most(shape[-1], shape[-2]) else shape[-2]
-        return product(shape) * least * count
+        smaller = shape[-1] if at_most(shape[-1], shape[-2]) else shape[-2]
+        return product(shape) * smaller * count
 
     return flops
 

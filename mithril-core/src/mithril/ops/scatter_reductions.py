@@ -54,8 +54,8 @@ def _extreme(rows: Any, position: Any, updates: Any, largest: bool) -> Any:
     column = iota(shape=(count, columns), axis=1, dtype=position.dtype)
     places = reshape(take(position, order) * _number(columns, position) + column, shape=(count * columns, 1))
     flat = reshape(rows, shape=(rows.shape[0] * columns,))
-    own = gather_nd(flat, places)
-    best = (maximum if largest else minimum)(reshape(values, shape=(count * columns,)), own)
+    current = gather_nd(flat, places)
+    best = (maximum if largest else minimum)(reshape(values, shape=(count * columns,)), current)
     return reshape(scatter_nd(flat, places, best), shape=rows.shape)
 
 
@@ -68,9 +68,9 @@ def _multiplied(rows: Any, position: Any, updates: Any) -> Any:
     key, run = take(position, order), take(updates, order)
     step = 1
     while step < count:
-        joined = unsqueeze(equal(narrow(key, 0, step, count), narrow(key, 0, 0, count - step)), axis=(1,))
+        same_run = unsqueeze(equal(narrow(key, 0, step, count), narrow(key, 0, 0, count - step)), axis=(1,))
         later = narrow(run, 0, step, count)
-        run = concat(narrow(run, 0, 0, step), where(joined, later * narrow(run, 0, 0, count - step), later), axis=0)
+        run = concat(narrow(run, 0, 0, step), where(same_run, later * narrow(run, 0, 0, count - step), later), axis=0)
         step *= 2
     ones = full(shape=rows.shape, value=1, dtype=rows.dtype)
     return rows * scatter_nd(ones, unsqueeze(key, axis=(1,)), run)

@@ -110,7 +110,7 @@ def _cast(call: Call) -> str:
 
 @table.function("bitcast")
 def _bitcast(call: Call) -> str:
-    return f"{call.array('x')}.view({call.dtype()})"
+    return f"np.array({call.array('x')}).view({call.dtype()})"
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------

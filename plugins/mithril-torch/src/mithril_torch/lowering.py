@@ -152,7 +152,7 @@ def _cast(call: Call) -> str:
 
 @table.function("bitcast")
 def _bitcast(call: Call) -> str:
-    return f"{call.array('x')}.view({call.dtype()})"
+    return f"{call.array('x')}.clone().view({call.dtype()})"
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------
