@@ -28,7 +28,7 @@ HEAVY = pytest.approx(512 * 512 * 4, rel=0.01)  # bytes of one result
 
 @pytest.fixture
 def memory_clock(monkeypatch):
-    """A clock that shows the bytes of all computed arrays: computing advances it, a busy machine does not."""
+    """Provide a clock that returns the bytes of all computed arrays, which does not depend on the machine's load."""
     clock = SimpleNamespace(perf_counter=lambda: float(mx.get_active_memory()))
     monkeypatch.setattr(sys.modules[MlxProfiler.__module__], "time", clock)
 

@@ -1,6 +1,6 @@
 """The MLX backend of mithril, for Apple silicon, CUDA and the CPU, and utilities around MLX.
 
-Every name is loaded when it is first used: importing this package imports no framework.
+Names are imported on first use: importing this package imports no framework.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-# Module -> the names it gives. Those that begin with Mlx are names of ``mithril`` itself, too.
+# Module -> the names that it exports. Those that begin with Mlx are also names of ``mithril``.
 UTILITIES = {
     "utilities.analysis": ("MlxComputationGraph",),
     "utilities.batch_optimizer": ("MlxBatchOptimizer",),

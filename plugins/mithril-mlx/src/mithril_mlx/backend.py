@@ -32,7 +32,7 @@ from mithril_mlx.native_semantics import DIFFERENT, own
 
 
 class MlxBackend(SourceBackend):
-    """Arrays are MLX's. On Apple silicon they live on the GPU, elsewhere on the CPU."""
+    """Backend whose arrays are MLX arrays, on the GPU of Apple silicon and on the CPU elsewhere."""
 
     name = "mlx"
     devices = ("cpu", "gpu")
@@ -67,13 +67,13 @@ class MlxBackend(SourceBackend):
             families=("gpu", "apple") if common.family == "gpu" else common.families,
             autodiff="native",
             threads=common.family == "cpu" and BLAS.threads() is not None,
-            memory="holds",  # all operations are begun before the first has ended
+            memory="holds",  # MLX starts all operations before the first has finished
             estimate_error=(-0.50, 1.51),
             prefers=on_cpu if common.family == "cpu" else {},
         )
 
     def branches(self, options: BuildOptions) -> bool:
-        """Not as mx.compile has it, which takes programs without branches only."""
+        """Whether ``if`` executes only one branch; under mx.compile, programs have no branches."""
         return self.device == "cpu" and not options.jit
 
     @classmethod

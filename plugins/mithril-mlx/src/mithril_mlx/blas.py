@@ -1,9 +1,9 @@
 """A fast BLAS for MLX on Linux.
 
-MLX's CPU build for Linux contains the reference BLAS, at a fifteenth of the speed of a tuned one. It looks for
-``cblas_sgemm`` in the process's global scope first, so a library loaded there before MLX serves its products. NumPy's
-wheel contains OpenBLAS under other names and with 64-bit sizes; a small C shim, compiled once and cached, forwards the
-calls. ``MITHRIL_MLX_BLAS`` is ``auto``, ``off``, or the path of a library that exports ``cblas_sgemm``.
+MLX's CPU build for Linux contains the reference BLAS, 15 times slower than a tuned one. It first looks up
+``cblas_sgemm`` in the process's global scope, so a library that is loaded there before MLX computes its products.
+NumPy's wheel contains OpenBLAS under other names and with 64-bit sizes; a small C shim, compiled once and cached,
+forwards the calls. ``MITHRIL_MLX_BLAS`` is ``auto``, ``off``, or the path of a library that exports ``cblas_sgemm``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mithril.system import files
 VARIABLE = "MITHRIL_MLX_BLAS"
 SYSTEM = ("openblas", "mkl_rt", "blis")
 
-# C has a flag and two enumerations before the sizes; scalars are by value, but complex ones by address.
+# In C, a flag and two enumerations precede the sizes; real scalars are passed by value, complex ones by address.
 _SHIM = """
 #include <stdint.h>
 #define GEMM(name, there, scalar, element) \\
@@ -44,7 +44,7 @@ GEMM(cblas_cgemm, scipy_cblas_cgemm64_, const void *, void)
 
 @dataclass(frozen=True)
 class Blas:
-    """The BLAS of MLX's products on the CPU, the reason for it, and its thread controls if known."""
+    """The BLAS library for MLX's products on the CPU, the reason for selecting it, and its thread controls if known."""
 
     name: str
     reason: str
@@ -72,7 +72,7 @@ class Blas:
 
 @cache
 def prepare() -> Blas:
-    """Choose and load a BLAS; once, before MLX is imported."""
+    """Select and load a BLAS library; called once, before MLX is imported."""
     if not sys.platform.startswith("linux"):
         return Blas("the system's", "MLX brings its own way to compute on this system", True)
     setting = os.environ.get(VARIABLE, "auto")
@@ -144,7 +144,7 @@ def _shim_path(library: Path) -> Path:
 
 
 def _compile(compiler: str, library: Path, target: Path) -> None:
-    """Whole or not at all, since several processes may begin at once."""
+    """Compile the shim atomically, since several processes may start at once."""
     with files.parts(target) as folder:
         source, part = folder / "blas.c", folder / "blas.so"
         source.write_text(_SHIM)

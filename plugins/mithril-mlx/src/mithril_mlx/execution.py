@@ -1,4 +1,4 @@
-"""How a generated function runs: lazily built and evaluated at the end of the call, or compiled by ``mx.compile``."""
+"""Execution of generated functions: lazily, with an evaluation at the end of the call, or compiled by ``mx.compile``."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _compiled(
 
 
 def _threads(options: BuildOptions, device: str) -> int | None:
-    """``num_threads`` is that of products on the CPU; all else MLX computes on one thread per stream."""
+    """Return the thread limit for products on the CPU; MLX runs all else on one thread per stream."""
     num_threads = options.num_threads
     if num_threads is None:
         return None

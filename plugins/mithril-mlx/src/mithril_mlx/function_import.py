@@ -1,6 +1,7 @@
-"""A Python function of MLX arrays as a graph: MLX traces it, each primitive becomes an operation.
+"""Import of Python functions of MLX arrays as graphs: MLX traces the function, each primitive becomes an operation.
 
-The trace is that of ``mx.export_function``: shapes are those of the sample arrays, branches are those that they take.
+The trace comes from ``mx.export_function``: shapes are those of the sample arrays, and only the branches taken for them
+are traced.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class _Importer:
             self.values[key] = value if value.dtype is target_dtype else operation("cast")(value, dtype=target_dtype)
 
     def elementwise(self, name: str, keys: Sequence[str], shape: tuple[int, ...]) -> Value:
-        """Operands are broadcast by the operation itself, unless that gives another shape."""
+        """Import an element-wise primitive; the operation broadcasts operands unless that changes the shape."""
         raw = [self.broad[k][0] if k in self.broad else self.value(k) for k in keys]
         if np.broadcast_shapes(*(v.shape for v in raw)) != shape:
             raw = [self.value(k) for k in keys]
@@ -233,7 +234,7 @@ def _gather(v: list[Value], arguments: Any, shape: Any) -> Any:
 
 
 def _convolution(v: list[Value], arguments: Any, shape: Any) -> Any:
-    """MLX has channels last in images and weights; here they come second."""
+    """Import a convolution; MLX stores channels last in images and weights, mithril second."""
     strides, low, high, dilation, spread, groups, flip = arguments
     if any(s != 1 for s in spread) or flip:
         raise UnsupportedError("MLX's transposed convolutions cannot be imported")
@@ -261,7 +262,7 @@ ROWS: dict[str, Row] = {
     "AddMM": _addmm,
     "ArgReduce": _argreduce,
     "ArgSort": lambda v, a, s: _op("argsort", v[0], axis=a[0]),
-    "AsType": lambda v, a, s: v[0],  # every result is cast to the dtype that MLX gives it
+    "AsType": lambda v, a, s: v[0],  # every result is cast to the dtype that MLX infers
     "BitwiseBinary": _bitwise,
     "Concatenate": lambda v, a, s: _op("concat", *v, axis=a[0]),
     "Convolution": _convolution,

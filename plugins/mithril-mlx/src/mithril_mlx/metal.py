@@ -1,6 +1,6 @@
-"""Metal kernels for element-wise graphs: generated text, one thread per element, that runs as C++ as well.
+"""Metal kernels for element-wise graphs, with one thread per element; the same source also compiles as C++.
 
-The body of a kernel is the same language in both, so that where there is no Metal it is checked by compiling it as C++.
+Metal and C++ share the language of kernel bodies, so that a kernel can be tested as C++ on machines without Metal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mithril_mlx.mlx_loader import mx
 THREADS = 256  # of a group
 TYPES = {"float32": "float", "float16": "half", "int32": "int", "uint32": "uint", "bool": "bool"}
 
-# Metal expressions. Half floats are computed in float, as on every backend, and rounded once per operation.
+# Metal expressions. As on every backend, half floats are computed in float and rounded once per operation.
 EXPRESSIONS: Registry[str] = Registry(
     "expressions in Metal",
     {
@@ -91,7 +91,7 @@ def covers(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class MetalKernel:
-    """One kernel: ``source`` is its body, ``run`` computes it on Metal, ``run_as_cpp`` on any processor."""
+    """A Metal kernel: ``source`` is its body, ``run`` computes it on Metal, ``run_as_cpp`` on the CPU."""
 
     name: str
     inputs: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""MLX itself: everything imports it from here, so that a BLAS is in place before it loads."""
+"""Loader of MLX: other modules import MLX from here, so that a BLAS library is loaded first."""
 
 from mithril_mlx.blas import prepare
 

@@ -1,7 +1,8 @@
-"""Composites that MLX has kernels for: rows on top of the primitives, each with the meaning of its operation.
+"""Lowerings of composites to MLX kernels with the semantics of the operation.
 
-Rotary embeddings stay composed: MLX's own makes its angles from a base, while the operation is given them. Sigmoid and
-similar functions do so too: their kernels are slower on the CPU than exp, and compiled Metal code fuses either form.
+Rotary embeddings are decomposed: MLX's kernel computes the angles from a base, while the operation takes them as an
+operand. Sigmoid and similar functions are decomposed too: their kernels are slower on the CPU than exp, and compiled
+Metal code fuses either form.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _attention(call: Call) -> str:
 
 
 def attention(call: Call) -> str:
-    """MLX's kernel, as MLX means it."""
+    """Return MLX's attention with MLX's own semantics."""
     size = call.operand_type("q").shape[3]
     scale = call.literal(call.scale) if call.scale is not None else f"{call.literal(size)} ** -0.5"
     argument = _mask(call, call.node.operands[3])
@@ -83,7 +84,7 @@ def attention(call: Call) -> str:
 
 
 def _every_query_sees_a_key(call: Call) -> bool:
-    """Whether a causal mask alone leaves every query a key."""
+    """Whether a causal mask alone leaves at least one key for every query."""
     n, m = (call.operand_type(name).shape[2] for name in ("q", "k"))
     return n == m or (isinstance(n, int) and isinstance(m, int) and n <= m)
 

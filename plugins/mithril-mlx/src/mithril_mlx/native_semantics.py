@@ -32,7 +32,7 @@ def _is_float(node: Node) -> bool:
 
 
 def _is_filled(node: Node) -> bool:
-    """Known to have elements: MLX knows no reduction of none."""
+    """Whether the operand is known to be non-empty: MLX cannot reduce empty arrays."""
     operand = node.operands[0]
     assert operand is not None
     return all(isinstance(n, int) and n > 0 for n in operand.shape)

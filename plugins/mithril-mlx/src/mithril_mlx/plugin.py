@@ -24,7 +24,7 @@ def mithril_backends() -> Sequence[BackendSpec]:
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """``ml.MlxProfiler`` and the other utilities around MLX."""
+    """Return ``ml.MlxProfiler`` and the other utilities around MLX."""
     return [
         Export(name, f"mithril_mlx.{module}:{name}")
         for module, names in UTILITIES.items()

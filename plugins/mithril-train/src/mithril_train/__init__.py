@@ -1,1 +1,1 @@
-"""Training for mithril: a step is one graph, on every backend."""
+"""Training for mithril: one graph per training step, on every backend."""

@@ -1,4 +1,4 @@
-"""Search for settings through Optuna, which is imported when a search begins."""
+"""Hyperparameter search with Optuna, which is imported when a search begins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Found:
     settings: dict[str, Any]
     value: float
     trainer: Trainer
-    study: Any  # Optuna's, for its pictures and tables
+    study: Any  # Optuna's study, for its plots and tables
 
 
 def search(
@@ -34,11 +34,12 @@ def search(
     seed: int = 0,
     study: Any = None,
 ) -> Found:
-    """Train ``make(trial)`` repeatedly and keep the best trial by ``monitor`` in its last epoch.
+    """Train ``make(trial)`` repeatedly and return the best trial by ``monitor`` in its last epoch.
 
-    ``make`` asks the trial for settings: ``ml.Adam(trial.suggest_float("rate", 1e-4, 1e-1, log=True))``. ``loader`` may
-    be a function of the trial as well, for batch sizes. A trial that is worse than the median of those before at the
-    same epoch is ended early. A seed determines the search. ``study`` continues an existing Optuna study.
+    ``make`` queries the trial for settings: ``ml.Adam(trial.suggest_float("rate", 1e-4, 1e-1, log=True))``. ``loader``
+    may also be a function of the trial, for example to vary the batch size. A trial that is worse than the median of
+    the previous ones at the same epoch is stopped early. A seed determines the search. ``study`` continues an existing
+    Optuna study.
     """
     optuna = _optuna()
     if trials < 1:
@@ -73,7 +74,7 @@ def search(
 
 
 class Pruning(Callback):
-    """Tells a trial of Optuna every epoch, and ends it where Optuna says so."""
+    """Report every epoch to an Optuna trial, and stop the trial if Optuna prunes it."""
 
     def __init__(self, trial: Any, monitor: str = "val_loss") -> None:
         self.trial, self.monitor = trial, monitor

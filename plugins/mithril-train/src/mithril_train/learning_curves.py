@@ -1,4 +1,4 @@
-"""Learning curves as an SVG picture, written without a plotting library."""
+"""Learning curves as SVG, drawn without a plotting library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mithril.system import files
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 16, 40, 48
 COLORS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#444444")
-DASHES = ("", "6 3", "2 2", "8 3 2 3")  # coinciding curves stay visible
+DASHES = ("", "6 3", "2 2", "8 3 2 3")  # keeps coinciding curves visible
 Curve = Sequence[float]
 
 
@@ -27,7 +27,7 @@ def curves(
     y: str = "loss",
     log: bool = False,
 ) -> Path:
-    """Draw each named curve: its values, or a pair of places and values. ``log`` for a logarithmic height."""
+    """Draw each named curve: its values, or a pair of positions and values. ``log`` selects a logarithmic scale."""
     points = {name: _points(curve, log) for name, curve in values.items()}
     every = [p for line in points.values() for p in line]
     if not every:
@@ -69,7 +69,7 @@ def _points(curve: Any, log: bool) -> list[tuple[float, float]]:
 
 
 class _Axis:
-    """From values to places on the picture."""
+    """A mapping from values to coordinates of the picture."""
 
     def __init__(self, values: Sequence[float], first: float, last: float) -> None:
         self.low, self.high = min(values), max(values)
@@ -81,7 +81,7 @@ class _Axis:
         return self.first + (value - self.low) / (self.high - self.low) * (self.last - self.first)
 
     def ticks(self) -> list[float]:
-        """About five round numbers."""
+        """Return about five round numbers."""
         rough = (self.high - self.low) / 5
         size = 10.0 ** math.floor(math.log10(rough))
         step = next(size * m for m in (1, 2, 5, 10) if size * m >= rough)
@@ -89,7 +89,7 @@ class _Axis:
         return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
     def decades(self) -> list[float]:
-        """Logarithms of powers of ten and, where those are few, of their doubles and fives."""
+        """Return logarithms of powers of ten and, if these are few, of 2 and 5 times those."""
         powers = range(math.floor(self.low), math.ceil(self.high) + 1)
         digits = (1, 2, 5) if self.high - self.low < 3 else (1,)
         exponents = [k + math.log10(d) for k in powers for d in digits]

@@ -8,7 +8,7 @@ from typing import Any
 from mithril import Export, Option, PassSpec, hookimpl
 from mithril.backend import Layers
 
-# Module below ``mithril_train`` -> the names it gives to the public face.
+# Module of ``mithril_train`` -> the names that it exports as ``ml.*``.
 EXPORTS = {
     "loop.callbacks": (
         "Callback",
@@ -29,7 +29,7 @@ EXPORTS = {
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """``ml.Trainer``, ``ml.DataLoader``, the optimizers, schedules and callbacks."""
+    """Return ``ml.Trainer``, ``ml.DataLoader``, the optimizers, schedules and callbacks."""
     return [Export(name, f"mithril_train.{module}:{name}") for module, names in EXPORTS.items() for name in names]
 
 
@@ -40,7 +40,7 @@ def mithril_passes() -> Sequence[PassSpec]:
         PassSpec(
             "quantization-aware",
             "mithril_train.step.quantization:quantization_aware",
-            stage="fuse",  # before the backward part is made, so that gradients pass through the rounding
+            stage="fuse",  # before the backward pass is built, so that gradients pass through the rounding
             level=None,
             options=("quantization_aware",),
             aliases=("quantization_aware",),

@@ -22,12 +22,12 @@ from mithril_tools.calibrate import calibration
 from mithril_tools.cost_model import CostModel, Sample, costly_nodes
 from mithril_tools.op_timing import Key, sample_key
 
-RUNS = 10  # of a graph whose operations are measured for want of a calibration
+RUNS = 10  # for a graph whose operations are measured because there is no calibration
 
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """Values that take turns in the same bytes."""
+    """Values that share the same memory at different times."""
 
     values: tuple[str, ...]
     offset: int
@@ -68,7 +68,7 @@ class ExecutionPlan:
 
 
 class MlxComputationGraph:
-    """A graph to look at before it runs, and to run."""
+    """A graph that can be inspected before it runs, and run."""
 
     def __init__(self, graph: Graph, device: str | None = None) -> None:
         self.graph = graph
@@ -92,9 +92,9 @@ class MlxComputationGraph:
         return outputs
 
     def topological_sort(self) -> list[str]:
-        """Names of the operations' results, each after those that it reads.
+        """Return the names of the operations' results in topological order.
 
-        Graphs are made of values that exist, so none can hold a circle; text that does is refused when it is parsed.
+        Graphs are built from existing values, so they contain no cycles; the parser rejects text with cycles.
         """
         return [n.result.name for n in costly_nodes(self.graph.nodes)]
 
@@ -118,7 +118,7 @@ class MlxComputationGraph:
         )
 
     def generate_execution_plan(self) -> ExecutionPlan:
-        """Return all of the above, with bytes of inputs and values, and seconds of a call."""
+        """Return order, fusion opportunities, memory plan, bytes of inputs and values, and seconds of a call."""
         costs, by = self._costs([self.graph])
         estimate = costs.estimate(self._lowered)
         layout = self.optimize_memory_layout()
@@ -134,7 +134,7 @@ class MlxComputationGraph:
 
     # -- costs -------------------------------------------------------------------------------------------------------
     def _costs(self, graphs: Sequence[Graph]) -> tuple[CostModel, str]:
-        """Return the calibration of this machine; without one, measure the operations of the graphs."""
+        """Return the calibration of this machine, or measure the operations of the graphs if there is none."""
         calibrated = calibration(self.backend)
         if calibrated is not None:
             return calibrated, "a calibration"

@@ -1,4 +1,4 @@
-"""``MlxBatchOptimizer``: how many items to process at once, and long data piece by piece at that size."""
+"""``MlxBatchOptimizer``: find the best batch size, and process long data in batches of that size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mithril_tools.batching import BatchChoice, fastest_batch, free_memory
 
 
 class MlxBatchOptimizer:
-    """Searches the batch with the highest throughput among those that need no more than ``memory_threshold`` bytes.
+    """Search for the batch size with the highest throughput that needs at most ``memory_threshold`` bytes.
 
     The threshold is a number of bytes, or text such as "512MiB"; the default is half of the free memory.
     """
@@ -38,11 +38,11 @@ class MlxBatchOptimizer:
         *,
         memory: Callable[[int], int] | None = None,
     ) -> int:
-        """Find the batch for which ``benchmark(batch)``, in seconds, gives the most items per second.
+        """Find the batch size for which ``benchmark(batch)``, in seconds, gives the highest number of items per second.
 
-        ``memory(batch)`` returns the bytes of a batch, which must grow with the batch; batches over the threshold are
-        never run. Without it, the bytes that MLX allocates during ``benchmark`` are measured, and a batch whose
-        extrapolated need exceeds the threshold is not run.
+        ``memory(batch)`` returns the bytes of a batch, which must grow with the batch size; batches over the threshold
+        are never run. Without it, the bytes that MLX allocates during ``benchmark`` are measured, and a batch is not
+        run if its extrapolated need exceeds the threshold.
         """
         if max_batch < 1:
             raise InputError(f"'{name}': a batch size cannot be {max_batch}")
@@ -83,7 +83,7 @@ class MlxBatchOptimizer:
         *,
         most: int = 1024,  # english: ok, documented
     ) -> int:
-        """Find the batch of a compiled model: its need is read from the memory plan, its calls are timed."""
+        """Find the batch size of a compiled model from its memory plan and measured calls."""
         limit = None if self.memory_threshold is None else f"{self.memory_threshold}B"
         choice: BatchChoice = ml.find_batch_size(compiled, inputs, memory=limit, most=most)
         self.choices[compiled.name] = choice
@@ -105,7 +105,7 @@ class MlxBatchOptimizer:
     ) -> Any:
         """Return all results in order: a list for a list, an array for an array.
 
-        The size is the one found for ``name``, unless given.
+        The batch size is the one found for ``name``, unless it is passed.
         """
         if _is_array(data) and not len(data):
             raise InputError(f"'{name}': there is nothing to process")
@@ -120,7 +120,7 @@ class MlxBatchOptimizer:
         """Yield the results batch by batch; ``data`` may be infinite.
 
         MLX computes a batch while the next one is prepared. The last batch of an array is padded with its last row, so
-        that all have one shape, and its results are trimmed.
+        that all batches have one shape, and its results are trimmed.
         """
         size = batch_size if batch_size is not None else self._known(name)
         if size < 1:

@@ -12,7 +12,7 @@ from mithril_mlx.utilities.op_chain import canonical_name
 
 
 class GraphBuilder:
-    """Builds a graph operation by operation. Devices are cpu or gpu, the same one for all."""
+    """Builder of graphs, operation by operation. The device is cpu or gpu, and must be the same for all operations."""
 
     def __init__(self, name: str = "graph") -> None:
         self._builder = Builder(name)
@@ -25,7 +25,7 @@ class GraphBuilder:
         return self._builder.input(name, tuple(shape), dtype)
 
     def apply(self, name: str, *operands: Any, device: str | None = None, **attributes: Any) -> Value:
-        """Any operation of ``mithril.ops``, by name."""
+        """Apply any operation of ``mithril.ops`` by name."""
         self._on(device)
         with self._builder, self._builder.at(Origin(canonical_name(name))):
             value: Value = operation(canonical_name(name))(*operands, **attributes)
@@ -41,7 +41,7 @@ class GraphBuilder:
         return self.apply("mul", a, b, device=device)
 
     def quantize(self, x: Value, scale: float, device: str | None = None) -> Value:
-        """Bytes: x / scale, rounded."""
+        """Quantize to bytes: x / scale, rounded."""
         return self.apply("quantize", x, self._scale(scale), device=device)
 
     def dequantize(self, x: Value, scale: float, device: str | None = None) -> Value:

@@ -1,4 +1,4 @@
-"""``MlxKernelFusion``: rows of operations computed at once where a pattern knows how, and checked."""
+"""``MlxKernelFusion``: sequences of operations that are fused by patterns, with verified results."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Implementation = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class FusionPattern:
-    """A pattern: ``fused_implementation(arrays)`` replaces the sequence ``operations``.
+    """A fusion pattern: ``fused_implementation(arrays)`` replaces the sequence ``operations``.
 
-    An operation may be a set of names. With ``repeats`` the last one may occur any number of times. Without an
-    implementation the sequence becomes one kernel. ``tolerance`` is the relative error up to which results are equal.
+    An element of ``operations`` may be a set of names. With ``repeats`` the last one may occur any number of times.
+    Without an implementation the sequence is compiled to one kernel. ``tolerance`` is the accepted relative error.
     """
 
     name: str
@@ -67,18 +67,19 @@ STANDARD = (
     FusionPattern("add_multiply", ("add", "multiply")),
     FusionPattern("activation_chain", (ACTIVATIONS, ACTIVATIONS), repeats=True),
 )
-# Drops the rounding, so results differ by up to half a step: only on request.
+# Removing the rounding changes results by up to half a step, so this is only done on request.
 QUANTIZE_DEQUANTIZE = FusionPattern(
     "quantize_dequantize", ("quantize", "dequantize"), lambda arrays: arrays[0], tolerance=float("inf")
 )
 
 
 class MlxKernelFusion:
-    """Finds patterns in rows of operations, the longest first, and computes them fused.
+    """Fusion of operation sequences by patterns, the longest match first.
 
-    A pattern is used for given shapes and dtypes once its results have equalled the unfused ones, for the arrays of
-    the call and for negated, random and special ones. A pattern that fails or differs is not used, and ``decisions``
-    records it. ``eliminate_quantization`` drops quantize-dequantize pairs, which changes results by their rounding.
+    A pattern is used for given shapes and dtypes after its results have equaled those of the separate operations, for
+    the arrays of the call and for negated, random and special ones. A pattern that fails or differs is not used, and
+    ``decisions`` records it. ``eliminate_quantization`` removes quantize-dequantize pairs, which changes results by
+    their rounding.
     """
 
     def __init__(self, *, eliminate_quantization: bool = False) -> None:
@@ -91,7 +92,7 @@ class MlxKernelFusion:
 
     # -- rows of operations ------------------------------------------------------------------------------------------
     def add_pattern(self, pattern: FusionPattern) -> None:
-        """Try this pattern before those that are already there."""
+        """Add a pattern that takes precedence over the existing ones."""
         if any(p.name == pattern.name for p in self.patterns):
             raise InputError(f"there is a pattern '{pattern.name}' already")
         if not pattern.operations:
@@ -108,7 +109,7 @@ class MlxKernelFusion:
             return None
         rest = list(arrays)
         if len(rest) != arrays_for(operations):
-            chain(operations, [type_of(a) for a in rest])  # raises, and says what was expected
+            chain(operations, [type_of(a) for a in rest])  # raises an error that lists the expected names
         result: Any = None
         for k, (pattern, names) in enumerate(parts):
             count = arrays_for(names) - (k > 0)
@@ -147,7 +148,7 @@ class MlxKernelFusion:
                 self._verdicts[key] = is_equal and all(self._agrees(pattern, names, t) for t in _trials(arrays))
                 if self._verdicts[key]:
                     return result
-            except Exception as error:  # whatever a pattern's own code, or a compiler, has to say
+            except Exception as error:  # any exception of the pattern's code or of a compiler
                 self._verdicts[key] = False
                 message = error.what if isinstance(error, MithrilError) else f"{type(error).__name__}: {error}"
                 self.decisions.record(
@@ -186,7 +187,7 @@ class MlxKernelFusion:
             description = f"it gave {description}, not {expected.dtype}{list(expected.shape)}"
         else:
             reference = _numpy(expected)
-            defined = np.isfinite(reference)  # elsewhere the operations themselves give nan or overflow
+            defined = np.isfinite(reference)  # otherwise the operations themselves give nan or overflow
             error = relative_error(reference[defined], _numpy(result)[defined]) if defined.any() else 0.0
             if error <= pattern.tolerance:
                 return True
@@ -211,9 +212,9 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 30.0, -30.0, 1e-3, -1e-3)
 
 
 def _trials(arrays: list[Any]) -> Iterator[list[Any]]:
-    """Yield arrays of the same types to compare on: negated, random, and special values.
+    """Yield arrays of the same types for comparison: negated, random, and special values.
 
-    One set of arrays proves little: ``a + b`` equals ``relu(a) + b`` wherever a is positive. Integers may be indices,
+    One set of arrays is not enough: ``a + b`` equals ``relu(a) + b`` wherever a is positive. Integers may be indices,
     so only their order changes.
     """
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Where operations of a graph could be one: by the framework's fusion rules, or as one kernel; told, and measured."""
+"""Fusion opportunities of a graph, by fusion rules or as single kernels, with estimated and measured speedups."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FusionOpportunity:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rule, and the graph after it."""
+    """A rewrite rule, and the graph after applying it."""
 
     rule: Rule
     graph: Graph
@@ -71,7 +71,7 @@ def lowered(graph: Graph, backend: MlxBackend) -> Graph:
 
 
 class _SpeedupEstimator:
-    """Tells how much faster a graph's parts would be."""
+    """An estimator of the speedup of fused subgraphs."""
 
     def __init__(self, graph: Graph, backend: MlxBackend, costs: CostModel) -> None:
         self.graph, self.backend, self.costs = graph, backend, costs
@@ -89,7 +89,7 @@ class _SpeedupEstimator:
         )
 
     def with_bias(self, product: Node, addition: Node) -> FusionOpportunity:
-        """Describe a product that can begin with the bias instead of zeros: MLX's ``addmm``."""
+        """Describe a product that can start from the bias instead of zeros: MLX's ``addmm``."""
         part = part_of([product, addition])
         arrays = {n: self.backend.array(a) for n, a in random_arguments(part).items()}
         x, w = (arrays[v.name] for v in product.operands if v is not None)
@@ -122,7 +122,7 @@ class _SpeedupEstimator:
         )
 
     def _separate_seconds(self, nodes: Sequence[Node]) -> float:
-        """Seconds of nodes, each as the backend would run it."""
+        """Return the seconds of the nodes, each run separately by the backend."""
         return sum(
             self.costs.op_seconds(n)
             for node in nodes
@@ -158,7 +158,7 @@ def elementwise_groups(graph: Graph) -> list[list[Node]]:
 
 
 def biased_products(graph: Graph) -> list[tuple[Node, Node]]:
-    """Return products whose result only an addition of the same shape reads, with that addition."""
+    """Return products whose only user is an addition of the same shape, with that addition."""
     pairs = []
     for node in costly_nodes(graph.nodes):
         readers = graph.users[node.result] if node.op is ops.matmul and node.result not in graph.outputs else []

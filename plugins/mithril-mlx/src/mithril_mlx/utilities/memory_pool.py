@@ -1,8 +1,8 @@
-"""``MlxMemoryOptimizer``: input buffers that are filled again, and memory that is known before it is taken.
+"""``MlxMemoryOptimizer``: reusable input buffers, and memory budgets that are checked before a run.
 
 MLX arrays are immutable and its allocator caches freed memory, so pooling the results of operations gains nothing. A
 staged tensor keeps its buffer across uses, so that the memory of inputs is known and bounded. MLX is lazy and may read
-an array much later; so ``array`` is a copy, created before the buffer is written again.
+an array much later; ``array`` is therefore a copy, created before the buffer is overwritten.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mithril.backend import format_bytes, parse_bytes
 from mithril.base import InputError, MemoryLimitError, OptionError, dtype as as_dtype
 from mithril_mlx.mlx_loader import mx
 
-AHEAD = 28  # results that MLX allocates before the operations that use them up have run: measured on chains
+AHEAD = 28  # buffers that MLX allocates ahead of the operations that release them; measured on chains
 
 
 class StagedTensor:
-    """A tensor on lease from a pool, with an ``array`` to compute with; once returned, it can no longer be used.
+    """A tensor leased from a pool, with an ``array`` for computations; using it after its return is an error.
 
-    Results and views of ``array`` stay valid after the tensor is filled again or returned, evaluated or not.
+    Results and views of ``array`` stay valid after the tensor is refilled or returned, evaluated or not.
     """
 
     def __init__(self, memory: mx.array) -> None:
@@ -34,7 +34,7 @@ class StagedTensor:
 
     @property
     def array(self) -> mx.array:
-        """The contents at this moment, as an array that never changes."""
+        """The current contents, as an immutable array."""
         memory = self._leased()
         if self._contents is None:
             self._contents = _copied(memory)
@@ -75,7 +75,7 @@ class StagedTensor:
         return int(self._leased().nbytes)
 
     def fill(self, data: Any) -> mx.array:
-        """Write ``data`` (an array of this shape, or one number) into the tensor's memory; return ``array``."""
+        """Write ``data`` (an array of this shape, or a scalar) into the tensor's memory; return ``array``."""
         array = self._finish_reads()
         half = array.dtype == mx.bfloat16
         memory = np.asarray(array.view(mx.uint16) if half else array)
@@ -96,7 +96,7 @@ def _copied(array: mx.array) -> mx.array:
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Of a pool: how often it helped, and the bytes of its tensors, on lease or waiting."""
+    """Statistics of a pool: hits, misses, and the bytes of its tensors, leased or free."""
 
     total_allocations: int
     total_deallocations: int
@@ -113,7 +113,7 @@ class MemoryStats:
 
 @dataclass(frozen=True)
 class AllocatorStats:
-    """MLX's own counters, of the whole process, in bytes."""
+    """MLX's own counters for the process, in bytes."""
 
     active: int
     peak: int
@@ -129,7 +129,7 @@ class Batch:
 
 
 class MlxMemoryOptimizer:
-    """A pool of at most ``max_pool`` waiting tensors, and a budget (bytes, or "2GB") that models must fit."""
+    """A pool of at most ``max_pool`` free tensors, and a budget (bytes, or "2GB") for compiled models."""
 
     def __init__(self, max_pool: int = 100, budget: int | str | None = None) -> None:
         if max_pool < 0:
@@ -142,9 +142,9 @@ class MlxMemoryOptimizer:
 
     # -- the pool ----------------------------------------------------------------------------------------------------
     def get_or_create_tensor(self, shape: Sequence[int], dtype: Any = None, device: str | None = None) -> StagedTensor:
-        """Return a tensor from the pool, with its previous contents, or a new one of zeros.
+        """Return a tensor from the pool, with its previous contents, or a new one filled with zeros.
 
-        ``dtype`` is MLX's, or a name. ``device`` (cpu, gpu) is where it will be used: memory is shared by both.
+        ``dtype`` is an MLX dtype or a name. ``device`` (cpu, gpu) is where the tensor will be used: both share memory.
         """
         key = _key(shape, dtype, device)
         waiting = self._free_lists.get(key)
@@ -172,7 +172,7 @@ class MlxMemoryOptimizer:
                 f"a {type(tensor).__name__} does not belong to a pool",
                 hint="pass the tensor of get_or_create_tensor, not its .array",
             )
-        tensor._leased()  # raises where it was returned before
+        tensor._leased()  # raises an error if it was already returned
         if id(tensor) not in self._leased:
             raise InputError("this tensor belongs to another pool")
         array = tensor._finish_reads()
@@ -193,7 +193,7 @@ class MlxMemoryOptimizer:
             self.return_to_pool(tensor)
 
     def clear(self) -> None:
-        """Let all waiting tensors go, and give MLX's freed memory back to the system."""
+        """Release all free tensors, and return MLX's cached memory to the system."""
         for waiting in self._free_lists.values():
             for array in waiting:
                 self._release(array.nbytes)
@@ -219,9 +219,9 @@ class MlxMemoryOptimizer:
         return AllocatorStats(mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
 
     def check(self, compiled: Any, inputs: Mapping[str, Any] | None = None) -> int:
-        """Bytes that a call of a compiled model may take, as planned; an error where the budget has less.
+        """Return the planned bytes of a call of a compiled model; raise MemoryLimitError if they exceed the budget.
 
-        Nothing is run: MLX ends the process where memory runs out.
+        Nothing is run: MLX terminates the process when memory is exhausted.
         """
         needed = planned_bytes(compiled, inputs)
         if self.budget is not None and needed > self.budget:
@@ -236,7 +236,7 @@ class MlxMemoryOptimizer:
 
     @contextmanager
     def limits(self, *, memory: int | str | None = None, cache: int | str | None = None) -> Iterator[None]:
-        """MLX's own limits inside a ``with`` block: of memory in use, and of freed memory that it keeps."""
+        """Set MLX's own limits inside a ``with`` block: of memory in use, and of its buffer cache."""
         undo = []
         try:
             for limit, setter in ((memory, mx.set_memory_limit), (cache, mx.set_cache_limit)):
@@ -250,7 +250,7 @@ class MlxMemoryOptimizer:
     # -- batches -----------------------------------------------------------------------------------------------------
     @staticmethod
     def optimize_batch_layout(arrays: Sequence[mx.array]) -> list[Batch]:
-        """Tensors gathered by shape and dtype, each group as one contiguous batch, in the order of first appearance."""
+        """Group tensors by shape and dtype, each group as one contiguous batch, in the order of first appearance."""
         groups: dict[Any, list[int]] = {}
         for place, array in enumerate(arrays):
             groups.setdefault((tuple(array.shape), array.dtype), []).append(place)

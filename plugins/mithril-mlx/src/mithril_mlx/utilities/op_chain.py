@@ -1,4 +1,4 @@
-"""Operations in a row, each on the result of the one before and the next arrays: as a graph, and run by MLX."""
+"""Chains of operations, each applied to the previous result and the next arrays: as a graph, and run by MLX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = {
 
 
 def canonical_name(name: str) -> str:
-    """mithril's name for an operation; words of MLX and NumPy are understood."""
+    """Return mithril's name of an operation; names of MLX and NumPy are accepted."""
     return WORDS.get(name.lower(), name.lower())
 
 

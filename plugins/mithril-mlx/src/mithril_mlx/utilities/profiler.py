@@ -1,4 +1,4 @@
-"""``MlxProfiler``: times of operations, despite MLX's lazy evaluation."""
+"""``MlxProfiler``: timing of operations despite MLX's lazy evaluation."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class _Running:
 
 
 class MlxProfiler:
-    """Times operations from ``start_operation`` to ``end_operation(result)``, which computes the result first.
+    """Timer of operations between ``start_operation`` and ``end_operation(result)``, which evaluates the result first.
 
-    Without a result, ``end_operation()`` computes the arrays among the variables of the caller: otherwise MLX would
-    only have noted the operation, and the time would be that of the note.
+    Without a result, ``end_operation()`` evaluates the arrays among the caller's variables: otherwise MLX would only
+    have recorded the operation, and the measured time would be that of recording.
 
-    Operations may lie within each other. With ``flops`` and ``bytes`` the rates are known; ``execution_breakdown`` has
-    them, ``write`` a trace for Perfetto.
+    Operations can be nested. Pass ``flops`` and ``bytes`` to obtain rates; ``execution_breakdown`` lists them, and
+    ``write`` writes a trace for Perfetto.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class MlxProfiler:
 
     # -- measuring ---------------------------------------------------------------------------------------------------
     def start_operation(self, name: str, *, flops: int = 0, bytes: int = 0) -> None:
-        """Start the clock, after computing the arrays among the caller's variables and all that was begun before."""
+        """Start the clock after evaluating the arrays among the caller's variables and all pending results."""
         mx.eval(_arrays_in_scope())
         mx.synchronize()
         self._start(name, flops, bytes)
@@ -73,10 +73,10 @@ class MlxProfiler:
         return self._running[-1]
 
     def end_operation(self, *results: Any) -> float:
-        """Compute ``results`` and return the seconds since the operation began.
+        """Evaluate ``results`` and return the seconds since the operation began.
 
-        Without results, the arrays among the variables of the caller are computed. If there are none, the time is that
-        of the operations that were computed in this period, with a warning.
+        Without results, the arrays among the caller's variables are evaluated. If there are none, the time is that of
+        the operations that were evaluated in this period, with a warning.
         """
         if not self._running:
             raise InputError("no operation is running", hint="profiler.start_operation(name) comes before")
@@ -115,7 +115,7 @@ class MlxProfiler:
         self.end_operation()
 
     def run(self, name: str, function: Callable[..., Any], *arrays: Any, flops: int = 0) -> Any:
-        """``function(*arrays)``, computed and timed; the arrays are computed before, and their bytes are counted."""
+        """Return ``function(*arrays)``, evaluated and timed; the arrays are evaluated and counted first."""
         mx.eval(arrays)
         with self.operation(name, flops=flops) as running:
             result = running.waits(function(*arrays))
@@ -124,9 +124,10 @@ class MlxProfiler:
         return result
 
     def profile(self, compiled: Any, params: Mapping[str, Any], inputs: Mapping[str, Any], runs: int = 1) -> Any:
-        """Run a compiled model, and time each of its operations by layer; the outputs.
+        """Run a compiled model, time each of its operations by layer, and return the outputs.
 
-        Whole calls are timed as well. Operation by operation takes longer than a whole call, since each is waited for.
+        Whole calls are timed as well. Running operation by operation takes longer than a whole call, because each is
+        synchronized.
         """
         result = None
         with ml.profile() as recording:
@@ -142,7 +143,7 @@ class MlxProfiler:
         return float(np.mean(times)) if times else None
 
     def get_all_stats(self) -> dict[str, OperationStats]:
-        """Name -> ``(average, (fastest, slowest), runs)``; operations of models are named ``layer: operation``."""
+        """Return ``(average, (fastest, slowest), runs)`` by name, ``layer: operation`` for models."""
         return {
             name: OperationStats(float(np.mean(times)), (min(times), max(times)), len(times))
             for name, times in self._times().items()
@@ -157,7 +158,7 @@ class MlxProfiler:
 
     @property
     def execution_breakdown(self) -> Breakdown:
-        """Calls, times, FLOP/s and bytes/s of each operation; print it for a table."""
+        """Calls, times, FLOP/s and bytes/s of each operation; prints as a table."""
         return ProfileStats(self.recorder).execution_breakdown
 
     @property

@@ -1,4 +1,4 @@
-"""``MlxTensorCache``: tensors by key, evaluated before storing, and copied out of larger buffers."""
+"""``MlxTensorCache``: tensors by key, evaluated before they are stored, and copied out of larger buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mithril_mlx.utilities.lru_cache import Counts, LruCache
 
 
 class CacheSize(NamedTuple):
-    """Entries held, and at most."""
+    """The current and the maximum number of entries."""
 
     current: int
     maximum: int
@@ -44,7 +44,7 @@ class MlxTensorCache:
         )
 
     def put(self, key: Hashable, tensor: Any, version: Any = None) -> None:
-        """Keep a tensor. ``version`` (of the weights it was made from, say) must be given alike when it is got."""
+        """Store a tensor. A lookup must pass the same ``version``, for example that of the weights."""
         self._cache.put(key, materialized(tensor), version)
 
     def get(self, key: Hashable, version: Any = None) -> Any:
@@ -59,14 +59,14 @@ class MlxTensorCache:
         return self._cache.remove(key)
 
     def cleanup(self) -> int:
-        """Remove expired entries and return their number; ``put`` does so, too."""
+        """Remove expired entries and return their number; ``put`` also does this."""
         return self._cache.cleanup()
 
     def clear(self) -> None:
         self._cache.clear()
 
     def stats(self) -> CacheSize:
-        """``(current_size, max_size)``; ``counts`` has the rest."""
+        """Return ``(current_size, max_size)``; ``counts`` has further statistics."""
         return CacheSize(len(self._cache), self._cache.max_entries)
 
     @property
@@ -82,8 +82,10 @@ class MlxTensorCache:
 
 
 def materialized(tensor: Any) -> Any:
-    """Computed, and holding no more memory than its own: a lazy array would keep all that it is to be made from,
-    and a slice the array it was cut from."""
+    """Evaluate the tensor and copy it out of larger buffers.
+
+    A lazy array would keep all operands of its computation alive, and a slice its base array.
+    """
     computed = tree_map(lambda x: mx.contiguous(x) if isinstance(x, mx.array) else x, tensor)
     mx.eval(computed)
     return computed

@@ -1,4 +1,4 @@
-"""``MlxAutoTuner``: finds the fastest of several functions by interleaved timing; checks and stores the result."""
+"""``MlxAutoTuner``: find the fastest of several functions by interleaved timing, verify and store the result."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mithril_mlx.mlx_loader import BLAS, mx
 from mithril_mlx.utilities.tensor_cache import seconds
 from mithril_tools.diff import relative_error
 
-CHANGED = 0.5  # of the stored best: a configuration faster than that starts a new search
-MARGIN = 0.03  # of the time: smaller gains are noise, and the first configuration stays
+CHANGED = 0.5  # ratio to the stored best: a configuration faster than that starts a new search
+MARGIN = 0.03  # fraction of the time: smaller gains are noise, and the first configuration stays
 
 
 @dataclass
 class Benchmark:
-    """Result for one operation: seconds by configuration, and the reasons of those that ``failed``."""
+    """Result for one operation: seconds by configuration, and the reasons for those that ``failed``."""
 
     operation: str
     best: str
@@ -35,17 +35,18 @@ class Benchmark:
 
     @property
     def speedup(self) -> float:
-        """Of the best over the first configuration, where both ran."""
+        """The speedup of the best over the first configuration, if both ran."""
         first = next(iter(self.seconds))
         return self.seconds[first] / self.seconds[self.best]
 
 
 class MlxAutoTuner:
-    """Finds the fastest configuration of an operation and stores it across processes.
+    """Find the fastest configuration of an operation and store it across processes.
 
     Results are stored in ``store`` (a directory; True is the user's cache directory, False keeps them in memory) by
-    operation, shapes and dtypes of the arrays, device and versions; a change of any of these measures again. A result
-    of another process is verified at its first use; if it no longer holds, all configurations are measured again.
+    operation, shapes and dtypes of the arrays, device and versions; if any of these changes, the operation is measured
+    again. A result of another process is verified at its first use; if it is no longer valid, all configurations are
+    measured again.
     """
 
     def __init__(self, store: Store | str | Path | bool = True) -> None:
@@ -69,8 +70,8 @@ class MlxAutoTuner:
     ) -> str:
         """Return the configuration with the smallest ``benchmark(config)`` in seconds, measured interleaved.
 
-        ``arrays`` are those that the operation works on: each set of shapes and dtypes is a question of its own.
-        ``anew`` measures although the answer is known.
+        ``arrays`` are the operands of the operation: each combination of shapes and dtypes is tuned separately.
+        ``anew`` measures again even if a result is stored.
         """
 
         def search(rounds: int = rounds) -> Benchmark:
@@ -97,9 +98,9 @@ class MlxAutoTuner:
         tolerance: float | None = 1e-4,
         anew: bool = False,
     ) -> Benchmark:
-        """Time ``way(*arrays)`` of each way, the default first. Only ways with the first one's results can win.
+        """Time ``way(*arrays)`` for each candidate; only those with the results of the first can win.
 
-        ``tolerance`` bounds the relative error; None lets every result pass. Slow ways are given up early.
+        ``tolerance`` bounds the relative error; None accepts all results. Slow candidates are dropped early.
         """
 
         def search(seconds: float = seconds) -> Benchmark:
@@ -125,7 +126,7 @@ class MlxAutoTuner:
         return self._cached_or_search(name, list(ways), arrays, search, lambda: search(seconds / 10), anew)
 
     def get_optimal_config(self, name: str, arrays: Sequence[Any] = ()) -> str | None:
-        """Return the stored result for these arrays, of this process or an earlier one, or None."""
+        """Return the stored result for these arrays, from this or an earlier process, or None."""
         kinds = _array_types(arrays)
         if (name, kinds) not in self.results:
             entry = self._read(name, kinds)
@@ -144,7 +145,7 @@ class MlxAutoTuner:
         look: Callable[[], Benchmark],
         anew: bool,
     ) -> Benchmark:
-        """Return the known answer, or search. An answer of another process is checked once, by a short ``look``."""
+        """Return the stored result, or search. A result of another process is verified once, by a short ``look``."""
         if not configs:
             raise InputError(f"there is no configuration of '{name}' to choose from")
         kinds = _array_types(arrays)
@@ -175,7 +176,7 @@ class MlxAutoTuner:
 
     @staticmethod
     def _still_holds(benchmark: Benchmark, look: Callable[[], Benchmark]) -> bool:
-        """Whether a stored answer runs, and a short look finds nothing twice as fast."""
+        """Whether a stored result runs, and a short measurement finds no configuration that is twice as fast."""
         now = look().seconds
         return benchmark.best in now and min(now.values()) >= CHANGED * now[benchmark.best]
 

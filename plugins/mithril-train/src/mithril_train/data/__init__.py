@@ -1,4 +1,4 @@
-"""Feeding a training loop: datasets, order, batches, workers."""
+"""Data loading: datasets, shuffling, batches, workers."""
 
 from mithril_train.data.loader import DataLoader
 from mithril_train.data.shuffle import permutation

@@ -11,7 +11,7 @@ from mithril.base import InputError
 
 
 class Source:
-    """A dataset as the loader sees it. ``length`` None: it can only be read in order."""
+    """The loader's interface of a dataset. If ``length`` is None, it can only be read in order."""
 
     length: int | None = None
 
@@ -24,7 +24,7 @@ class Source:
 
 
 class Arrays(Source):
-    """Arrays of one leading size: a batch is one fancy index per array, no Python loop over samples."""
+    """Arrays with a common leading size: a batch is one indexing operation per array, without a loop over samples."""
 
     def __init__(self, arrays: Mapping[str, Any] | Sequence[Any]) -> None:
         self.arrays: Any
@@ -49,7 +49,7 @@ class Arrays(Source):
 
 
 class Rows(Source):
-    """Arrays read sample by sample, for a ``collate`` of the user's: each sample has the form of the whole."""
+    """Arrays read sample by sample for a custom ``collate``; each sample has the structure of the dataset."""
 
     def __init__(self, arrays: Arrays, single: bool, collate: Any) -> None:
         self.arrays, self.single, self.collate = arrays.arrays, single, collate
@@ -78,7 +78,7 @@ class Indexed(Source):
 
 
 class Streamed(Source):
-    """An iterable or generator function: samples in the order it gives them."""
+    """An iterable or generator function, read in its own order."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -95,7 +95,7 @@ class Streamed(Source):
 
 
 def as_source(dataset: Any, collate: Any = None) -> Source:
-    """Return the interface for a dataset; ``collate`` is a function of the user's, or None."""
+    """Return the interface of a dataset; ``collate`` is the user's function or None."""
     if isinstance(dataset, Source):
         return dataset
     if isinstance(dataset, np.ndarray | Mapping) or _is_columns(dataset):

@@ -1,4 +1,4 @@
-"""``ml.DataLoader``: batches of a dataset in a reproducible order, made ahead of time, resumable in the middle."""
+"""``ml.DataLoader``: batches of a dataset in a reproducible order, prefetched, resumable in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class DataLoader(metaclass=CheckedType):
     """Iterate over batches.
 
     ``dataset``: arrays (a dictionary or tuple of them), an object with ``[]`` and ``len``, an iterable or a generator
-    function. ``shuffle`` gives an order that depends on ``seed`` and the epoch only. ``num_workers`` threads (or
-    processes with ``worker="process"``) make up to ``prefetch_factor`` batches each ahead of time. ``pin_memory``
-    copies batches to page-locked memory if torch with CUDA is installed. Each ``iter`` starts an epoch, except after
-    ``load_state_dict`` of a state saved between two batches: it continues with the next batch.
+    function. With ``shuffle`` the order depends only on ``seed`` and the epoch. ``num_workers`` threads (or processes
+    with ``worker="process"``) prefetch up to ``prefetch_factor`` batches each. ``pin_memory`` copies batches to
+    page-locked memory if torch with CUDA is installed. Each ``iter`` starts an epoch, except after ``load_state_dict``
+    of a state saved between two batches: it continues with the next batch.
     """
 
     argument_hints: ClassVar = {
@@ -62,9 +62,9 @@ class DataLoader(metaclass=CheckedType):
         self.drop_last, self.sampler = drop_last, sampler
         self.pin = _pinner() if pin_memory else None
         self.epoch = 0
-        self._position = 0  # batches of this epoch already given
-        self._start = 0  # where the next iteration begins
-        self._pool: ProcessPool | None = None  # kept from epoch to epoch
+        self._position = 0  # batches of this epoch already returned
+        self._start = 0  # batch at which the next iteration begins
+        self._pool: ProcessPool | None = None  # reused in the next epoch
 
     def __len__(self) -> int:
         if self.source.length is None:
@@ -79,11 +79,11 @@ class DataLoader(metaclass=CheckedType):
 
     # -- where we are -------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, int]:
-        """Epoch, and batches of it already given."""
+        """Return the epoch and the number of its batches already returned."""
         return {"epoch": self.epoch, "position": self._position, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Continue at the position where ``state_dict`` was called."""
         if state["seed"] != self.seed:
             raise OptionError(
                 "the loader's state belongs to another seed", facts=[f"saved {state['seed']}, here {self.seed}"]
@@ -140,12 +140,12 @@ class DataLoader(metaclass=CheckedType):
                 complete = True
             finally:
                 if complete and self._pool is None:
-                    self._pool = pool  # starting processes takes long: the next epoch has them
+                    self._pool = pool  # processes start slowly, so the next epoch reuses them
                 else:
                     pool.close()
 
     def close(self) -> None:
-        """End worker processes that wait for the next epoch. They end with the loader, too."""
+        """End the worker processes that wait for the next epoch; they also end with the loader."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -167,7 +167,7 @@ class DataLoader(metaclass=CheckedType):
 
         if self.num_workers == 0:
             yield from map(self.collate, groups())
-        else:  # reading stays in one place; only collating is spread
+        else:  # reading is sequential; only collating is parallel
             yield from ahead(groups(), self.collate, self.num_workers, self.num_workers * self.prefetch_factor)
 
 

@@ -1,4 +1,4 @@
-"""The order samples come in: one seed gives one order, on every platform and in every version."""
+"""Shuffling: a seed gives the same order on every platform and in every version."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _hash(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def batches(order: Any, size: int, drop_last: bool, start: int = 0) -> Iterator[Any]:
-    """Slices of an order, from the ``start``-th batch on."""
+    """Yield slices of an order, from the ``start``-th batch on."""
     n = len(order)
     num_batches = n // size if drop_last else -(-n // size)
     for k in range(start, num_batches):

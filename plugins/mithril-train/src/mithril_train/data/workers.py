@@ -1,4 +1,4 @@
-"""Workers that make batches ahead of time: threads, or spawned processes that hand arrays over in shared memory."""
+"""Prefetching workers: threads, or spawned processes that pass arrays through shared memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import numpy as np
 
 from mithril.base import MithrilError
 
-POLL = 0.5  # seconds between looks at whether the workers still live
+POLL = 0.5  # seconds between checks that the workers are alive
 PATIENCE = 5.0  # seconds for a worker to finish its current batch
 
 
 class WorkerError(MithrilError):
-    """A worker failed; the message holds its own traceback."""
+    """A worker failed; the message contains its traceback."""
 
 
 def ahead(tasks: Iterator[Any], make: Callable[[Any], Any], workers: int, depth: int) -> Iterator[Any]:
-    """``make(task)`` of every task, in order, made by threads up to ``depth`` batches ahead."""
+    """Yield ``make(task)`` for every task, in order, computed by threads up to ``depth`` batches ahead."""
     todo: queue.Queue[Any] = queue.Queue()
     stop = threading.Event()
 
@@ -78,7 +78,7 @@ def ahead(tasks: Iterator[Any], make: Callable[[Any], Any], workers: int, depth:
 
 
 class ProcessPool:
-    """Spawned workers. They end with the pool, with the parent, and at Ctrl-C; none is left behind."""
+    """A pool of spawned workers. They end with the pool, with the parent process, and at Ctrl-C."""
 
     def __init__(self, fetch: Callable[[Any], Any], workers: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -103,7 +103,7 @@ class ProcessPool:
             self.processes.append(process)
 
     def ahead(self, tasks: Iterator[Any], depth: int) -> Iterator[Any]:
-        """Batches in order; task k goes to worker k modulo the number of workers."""
+        """Yield batches in order; task k runs in worker k modulo the number of workers."""
         num_sent = received = 0
         exhausted = False
         count = len(self.links)
@@ -154,11 +154,11 @@ class ProcessPool:
         self.stop.set()
         for link in self.links:
             with suppress(OSError):
-                link.send(None)  # wakes those that wait
+                link.send(None)  # wakes waiting workers
         end = time.monotonic() + PATIENCE
         for link, process in zip(self.links, self.processes, strict=True):
             while process.is_alive() and time.monotonic() < end:
-                _drain(link)  # a full pipe would keep the worker from ending
+                _drain(link)  # a full pipe would keep the worker from exiting
                 process.join(0.01)
             if process.is_alive():
                 process.terminate()
@@ -195,10 +195,10 @@ def _serve(link: Any, fetch: Callable[[Any], Any], parent: int, stop: Any) -> No
         try:
             link.send(reply)
         except OSError:
-            return  # the parent has gone
+            return  # the parent process has exited
 
 
-SHARED = 1 << 14  # bytes; smaller arrays travel through the pipe
+SHARED = 1 << 14  # bytes; smaller arrays are sent through the pipe
 
 
 def pack(batch: Any) -> Any:

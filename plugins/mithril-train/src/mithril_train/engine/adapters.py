@@ -1,4 +1,4 @@
-"""Adapters for loaders of other libraries: epochs, order and position of each of them."""
+"""Adapters for loaders of other libraries: epochs, order and position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mithril_train.data.loader import DataLoader
 
 
 class Loader:
-    """Any iterable of batches. Its place is how many were taken; a resume takes as many and drops them."""
+    """Any iterable of batches. Its position is the number of batches read; resuming reads and discards as many."""
 
     def __init__(self, loader: Any, seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -28,11 +28,11 @@ class Loader:
         self.epoch, self.position = self.epoch + 1, 0
 
     def evaluation_batches(self) -> Iterator[Any]:
-        """Yield all batches once, for evaluation: the position of the loader does not change."""
+        """Yield all batches once, for evaluation, without changing the position of the loader."""
         return iter(self.loader)
 
     def prepare(self) -> None:
-        """Set the order of the epoch that begins."""
+        """Set the order of the next epoch."""
         set_epoch = getattr(self.loader, "set_epoch", None) or getattr(
             getattr(self.loader, "sampler", None), "set_epoch", None
         )
@@ -40,27 +40,27 @@ class Loader:
             set_epoch(self.epoch)
 
     def count(self) -> int | None:
-        """Batches of an epoch, where that is known."""
+        """Return the number of batches of an epoch, if known."""
         try:
             return len(self.loader)
         except TypeError:
             return None
 
     def done(self) -> int:
-        """Batches of this epoch already taken."""
+        """Return the number of batches of this epoch already read."""
         return self.position
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state(self, state: Mapping[str, Any] | None, epoch: int) -> None:
-        """Go on where a state was taken; without one, at the beginning of an epoch."""
+        """Continue from a saved position, or from the beginning of an epoch without one."""
         self.epoch, self.position = (int(state["epoch"]), int(state["position"])) if state else (epoch, 0)
         self._skip = self.position
 
 
 class MithrilLoader(Loader):
-    """``ml.DataLoader``, which resumes in the middle by itself."""
+    """``ml.DataLoader``, which can resume in the middle of an epoch."""
 
     loader: DataLoader
 
@@ -98,7 +98,7 @@ class TorchLoader(Loader):
 
 
 class GrainLoader(Loader):
-    """A grain loader: its iterators tell their state, and are set to one."""
+    """A Grain loader, whose iterators save and restore their state."""
 
     def __init__(self, loader: Any, seed: int) -> None:
         super().__init__(loader, seed)

@@ -1,4 +1,4 @@
-"""Batches as columns by name, whatever the loader gives."""
+"""Batches as columns by name, for all forms that loaders return."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mithril.base import InputError
 def named(batch: Any, inputs: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a batch by name.
 
-    A dictionary has names; a tuple, or a list of arrays, holds the model's inputs in order and then ``target``,
-    ``target_1``, ...; an array or a list of rows is the first input.
+    The keys of a dictionary are names; a tuple, or a list of arrays, holds the model's inputs in order and then
+    ``target``, ``target_1``, ...; an array or a list of rows is the first input.
     """
     if isinstance(batch, Mapping):
         for name in batch:
@@ -31,7 +31,7 @@ def named(batch: Any, inputs: Sequence[str]) -> dict[str, Any]:
 
 
 def is_batch(data: Any) -> bool:
-    """Whether data is one batch: an array, rows of numbers, or columns; otherwise it holds batches."""
+    """Whether data is one batch (an array, rows of numbers, or columns) rather than an iterable of batches."""
     if isinstance(data, Mapping) or hasattr(data, "shape"):
         return True
     if isinstance(data, tuple):
@@ -40,7 +40,7 @@ def is_batch(data: Any) -> bool:
 
 
 def is_rows(data: Any) -> bool:
-    """Whether data is a list of numbers, however deep."""
+    """Whether data is a possibly nested list of numbers."""
     if not isinstance(data, list):
         return False
     while isinstance(data, list) and data:

@@ -1,4 +1,4 @@
-"""Makes and runs the executables of training: one per shapes of the batch, with everything a step carries on."""
+"""The engine: builds and runs the executables of training, one per set of batch shapes, and owns all carried arrays."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ FLAG = "is_training"
 class Step:
     """The executables for batches of one set of shapes, and the conversions of their columns."""
 
-    graph: Graph  # of the whole step, after the passes
-    run: Executable  # a whole step
-    add: Executable | None  # adds gradients up, where several batches make a step
+    graph: Graph  # of the full step, after the passes
+    run: Executable  # a full step
+    add: Executable | None  # accumulates gradients, if a step consists of several batches
     convert: Converters
     reports: tuple[Output, ...]
-    fixed: Mapping[str, Any]  # further inputs that are always the same
-    indices: tuple[IndexInput, ...]  # columns of the batch that index something
-    bounds: tuple[Bound | BufferBound, ...]  # results that say whether a loop was cut off
+    fixed: Mapping[str, Any]  # additional inputs that are constant
+    indices: tuple[IndexInput, ...]  # columns of the batch that contain indices
+    bounds: tuple[Bound | BufferBound, ...]  # results that report whether a loop reached its bound
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss and metrics without training."""
+    """The executable for loss and metrics without training."""
 
     graph: Graph
     run: Executable
@@ -82,7 +82,7 @@ def _check_indices(indices: Iterable[IndexInput], batch: Mapping[str, Any]) -> N
 
 
 def _in_main_memory(x: Any) -> np.ndarray[Any, Any] | None:
-    """Return the array for NumPy, without a copy from a device, or None if it is on one."""
+    """Return the array as a NumPy array without a transfer from a device, or None if it is on a device."""
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "detach"):  # torch
@@ -100,7 +100,7 @@ def _expect_names(kind: str, names: Sequence[str], arrays: Mapping[str, Any]) ->
 
 
 class Engine:
-    """One model, one recipe, one backend."""
+    """One model, one configuration of the step, one backend."""
 
     def __init__(self, compiled: CompiledModel, recipe: StepConfig) -> None:
         self.compiled = compiled
@@ -118,8 +118,8 @@ class Engine:
         if self.compiler.settings["checks"] and not self.backend.capabilities.checks_indices:
             message = "a training step looks at labels and tokens of NumPy batches, not at indices that it computes"
             self.decisions.record("ignored", f"checks=True: {message}")
-        self.arrays: dict[str, Any] = {}  # everything carried, by name
-        self.inputs: dict[str, TensorType] = {}  # of the model, as last traced
+        self.arrays: dict[str, Any] = {}  # all carried arrays, by name
+        self.inputs: dict[str, TensorType] = {}  # of the model, as traced last
         self.parameters: tuple[str, ...] = ()
         self.states: tuple[str, ...] = ()
         self.trained: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class Engine:
 
     # -- running -----------------------------------------------------------------------------------------------------
     def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> Reports:
-        """Run one step, or with ``last=False`` one batch of an accumulated step; return its reports."""
+        """Run one step, or one batch of an accumulated step if ``last`` is False; return its reports."""
         step = self.prepare(batch)
         _check_indices(step.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in step.convert}
@@ -149,7 +149,7 @@ class Engine:
         return reports
 
     def _reports(self, outputs: Iterable[Output], results: dict[str, Any]) -> Reports:
-        """Take reports out of the results. A step that only adds gradients up has fewer."""
+        """Remove reports from the results. A step that only accumulates gradients has fewer."""
         reports = Reports({}, {})
         for r in outputs:
             if r.name in results:
@@ -159,12 +159,12 @@ class Engine:
         return reports
 
     def _hold_bounds(self, bounds: Iterable[Bound | BufferBound], results: dict[str, Any]) -> None:
-        """Take the flags of loops out of the results, and raise where a loop was cut off."""
+        """Remove the loop flags from the results, and raise InputError if a loop reached its bound."""
         for bound in bounds:
             bound.hold([self.backend.to_numpy(results.pop(name)) for name in bound.names], {})
 
     def evaluate(self, batch: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> Reports:
-        """Loss and metrics of a batch."""
+        """Return loss and metrics of a batch."""
         key = signature(batch)
         evaluation = self._evaluations.get(key) or self._new_evaluation(key, batch)
         _check_indices(evaluation.indices, batch)
@@ -190,18 +190,18 @@ class Engine:
         return out
 
     def as_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the columns that the model reads as a step does; others, such as targets, are left out."""
+        """Convert the columns that the model reads, as a step does; omit others, such as targets."""
         inputs, _ = self.types(batch, training=False)
         return {n: self._converter(n, t.dtype)(batch[n]) for n, t in inputs.items() if n in batch}
 
     def prepare(self, batch: Mapping[str, Any]) -> Step:
-        """Compile the executables for such batches now."""
+        """Compile the executables for such batches."""
         key = signature(batch)
         return self._steps.get(key) or self._new_step(key, batch)
 
     # -- what is carried ---------------------------------------------------------------------------------------------
     def begin(self, traced: Graph, seed: int, initial_values: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """Fresh arrays for everything carried, those in ``given`` and ``state`` instead of drawn ones."""
+        """Initialize everything carried; ``given`` and ``state`` replace randomly initialized arrays."""
         params, states = traced.with_role("param"), traced.with_role("state")
         self.parameters = tuple(i.name for i in params)
         self.states = tuple(i.name for i in states)
@@ -230,7 +230,7 @@ class Engine:
         self.arrays = arrays
 
     def to_backend(self, array: Any) -> Any:
-        """Copy an array, of any framework, to the backend: steps write over their arrays."""
+        """Copy an array of any framework to the backend: steps overwrite their arrays."""
         return self.backend.array(np.array(self._numpy(array), order="C", copy=True))
 
     def replace(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
@@ -348,17 +348,18 @@ class Engine:
         return evaluation
 
     def _branches(self) -> bool:
-        """Whether leaving an update out by an ``if`` is cheaper than selecting every value.
+        """Whether skipping an update with ``if`` is cheaper than selecting every value.
 
-        Measured: on a processor it is, wherever the program branches; on a GPU it would wait for the device.
+        According to measurements it is on CPUs, if the program supports branches; on a GPU it would wait for the
+        device.
         """
         on_cpu = self.backend.capabilities.family == "cpu"
         return on_cpu and self.backend.branches(BuildOptions(self.compiler.settings))
 
     def _passes(self, graph: Graph, *, first: bool) -> Graph:
-        """Run the pipeline on forward and backward, then cleanup and memory passes on the full step.
+        """Run the pipeline on the forward and backward pass, then cleanup and memory passes on the full step.
 
-        Passes that choose dtypes do not see the update: parameters and moments keep their storage precision.
+        Passes that choose dtypes do not process the update: parameters and moments keep their storage precision.
         """
         manager, context = self.compiler.pipeline()
         late = ("final",)
@@ -369,15 +370,15 @@ class Engine:
         return PassManager(passes, check=manager.check).run(graph, context, runner=plugins.run_pass)[0]
 
     def _build(self, graph: Graph) -> Executable:
-        """Build the executable, which receives ownership of all carried arrays."""
+        """Build the executable, which takes ownership of all carried arrays."""
         executable: Executable = self.compiler.build(self._shared(graph))
         check_memory(ProgramMemory(self.backend, executable), self.compiler.settings)
         return executable
 
     def _shared(self, graph: Graph) -> Graph:
-        """Decompose the graph for the backend and merge duplicates: a loss and its gradient share much."""
+        """Decompose the graph for the backend and merge duplicates: a loss and its gradient share many subexpressions."""
         if self.compiler.settings["backend_map"]:
-            return graph  # each part is written out for a backend of its own
+            return graph  # parts may belong to different backends, which decompose them differently
         options = BuildOptions(self.compiler.settings, decisions=self.decisions)
         lowered = self.backend.decomposed(graph, options)
         phases = {v: node.tags["phase"] for node in lowered.nodes if "phase" in node.tags for v in node.results}

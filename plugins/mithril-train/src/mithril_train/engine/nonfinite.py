@@ -1,4 +1,4 @@
-"""Locates the first value that is not finite: runs the step again and inspects every value."""
+"""Locate the first value that is not finite: run the step again and inspect every value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NotFiniteError(MithrilError):
 
 
 def not_finite(engine: Engine, batch: Mapping[str, Any], step: int) -> NotFiniteError:
-    """Return the error for a step that was not finite; the carried arrays are those from before that step."""
+    """Return the error for a step that was not finite; the carried arrays are those before that step."""
     arrays = {n: engine.backend.to_numpy(engine.arrays[n]) for n in (*engine.parameters, *engine.states)}
     for kind, source in (("the batch", batch), ("the parameters", arrays)):
         bad = next((n for n, x in source.items() if not _finite(engine, x)), None)

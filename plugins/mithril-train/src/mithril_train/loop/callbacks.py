@@ -1,4 +1,4 @@
-"""Callbacks: observe a running training and can stop it, with one method per event."""
+"""Callbacks: observers of a running training that can stop it, with one method per event."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ Array = np.ndarray[Any, Any]
 
 
 class Callback(metaclass=CheckedType):
-    """Base of all callbacks; each method does nothing until it is overridden.
+    """Base class of callbacks; each method does nothing unless it is overridden.
 
-    ``step_end`` gets a report whose values are fetched from the device on access; access in every step makes the
-    device wait. ``trainer`` is the ``Trainer``; an override may annotate it as that, or as ``Training``.
+    ``step_end`` receives a report whose values are fetched from the device on access; reading them in every step makes
+    the host wait for the device. ``trainer`` is the ``Trainer``; an override may annotate it as ``Trainer`` or
+    ``Training``.
     """
 
     def begin(self, trainer: Any) -> None:
-        """Before the first epoch of a ``fit``."""
+        """Handle the start of a ``fit``, before its first epoch."""
 
     def epoch_begin(self, trainer: Any, epoch: int) -> None:
-        """Before the first batch of an epoch; epochs count from 1."""
+        """Handle the start of an epoch, before its first batch; epochs count from 1."""
 
     def step_end(self, trainer: Any, report: Report) -> None:
         """Handle the end of an optimizer step."""
@@ -60,7 +61,7 @@ class Callback(metaclass=CheckedType):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
-        """Restore both."""
+        """Restore the state and the arrays."""
 
 
 def better(mode: str, monitor: str) -> str:
@@ -81,9 +82,9 @@ def _value(row: Row, monitor: str, who: str) -> float:
 
 
 class EarlyStopping(Callback):
-    """Stop where ``monitor`` has not improved by ``min_delta`` for ``patience`` epochs.
+    """Stop training if ``monitor`` has not improved by ``min_delta`` for ``patience`` epochs.
 
-    With ``restore`` training ends with the parameters of the best epoch, whatever ended it.
+    With ``restore``, training ends with the parameters of the best epoch, for whatever reason it ended.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class EarlyStopping(Callback):
     def end(self, trainer: Training) -> None:
         if self._saved and self.waited:
             trainer.engine.restore(self._saved)
-        self.waited = 0  # a next fit starts to count at 0
+        self.waited = 0  # the next fit starts to count at 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited, "best_epoch": self.best_epoch}
@@ -132,9 +133,9 @@ class EarlyStopping(Callback):
 
 
 class Checkpoint(Callback):
-    """Save everything needed to resume into ``folder``: at the end of epochs, and ``every`` n-th step.
+    """Save checkpoints to ``folder``: at the end of each epoch, and every ``every`` steps.
 
-    The latest ``keep`` files remain. With ``monitor`` the best epoch is also kept as ``best.safetensors``.
+    The latest ``keep`` files are kept. With ``monitor`` the best epoch is also kept as ``best.safetensors``.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Checkpoint(Callback):
 
 
 class LearningRateMonitor(Callback):
-    """The learning rate of every step in ``rates``, and of the last step as a column of the rows."""
+    """Record the learning rate of every step in ``rates``, and of the last step as a column of the rows."""
 
     def __init__(self) -> None:
         self.rates: list[float] = []
@@ -199,7 +200,7 @@ class LearningRateMonitor(Callback):
 
 
 class _File(Callback):
-    """A log in a file that grows by a line per epoch; after a resume it goes on."""
+    """A log file with one line per epoch; it is extended after a resume."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -218,7 +219,7 @@ class _File(Callback):
 
 
 class CSVLog(_File):
-    """A table with a line per epoch."""
+    """Write a CSV file with a line per epoch."""
 
     def write(self, file: TextIO, row: Mapping[str, Any]) -> None:
         writer = csv.writer(file)
@@ -228,7 +229,7 @@ class CSVLog(_File):
 
 
 class JSONLog(_File):
-    """A JSON object per line and epoch."""
+    """Write a JSON object per line and epoch."""
 
     def write(self, file: TextIO, row: Mapping[str, Any]) -> None:
         file.write(
@@ -238,7 +239,7 @@ class JSONLog(_File):
 
 
 class TensorBoard(Callback):
-    """Rows as scalars for TensorBoard, by whichever writer is installed (torch's or tensorboardX)."""
+    """Write the rows as scalars for TensorBoard, with the installed writer (torch's or tensorboardX)."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)

@@ -20,7 +20,7 @@ FORMAT = "mithril-training-1"
 def write(
     path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray[Any, Any]], progress: Mapping[str, Any]
 ) -> Path:
-    """Write a checkpoint atomically: a kill or a power cut leaves the old file unchanged."""
+    """Write a checkpoint atomically: a killed process or a power failure leaves the old file unchanged."""
     from safetensors.numpy import save_file
 
     target = Path(path)
@@ -36,7 +36,7 @@ def write(
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the renaming itself durable, where the platform lets a folder be opened."""
+    """Make the renaming durable, if the platform supports it."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

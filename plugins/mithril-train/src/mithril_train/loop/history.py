@@ -15,7 +15,7 @@ Row = dict[str, float]
 
 
 class History:
-    """``history["loss"]`` is that column of the rows; ``history.steps`` the loss of each step."""
+    """Training history: ``history["loss"]`` is a column of the rows; ``history.steps`` is the loss of each step."""
 
     def __init__(self, rows: list[Row] | None = None, steps: list[float] | None = None) -> None:
         self.rows: list[Row] = rows if rows is not None else []

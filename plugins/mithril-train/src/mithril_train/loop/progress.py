@@ -1,4 +1,4 @@
-"""Where training is: a bar on a terminal, a line per epoch (and now and then) in a log."""
+"""Progress of training: a bar on a terminal, a line per epoch (and at intervals) in a log."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from mithril_train.loop.history import line
 
 QUIET = 30.0  # seconds between lines of a log inside an epoch
-LOOK = 0.2  # seconds between looks at the loss, each of which waits for the device
+LOOK = 0.2  # seconds between reads of the loss, each of which waits for the device
 
 
 class Progress:
-    """Says nothing."""
+    """Progress without output."""
 
     def epoch(self, epoch: int, epochs: int, count: int | None, done: int) -> None:
         """Handle the start of an epoch."""
@@ -26,11 +26,11 @@ class Progress:
         """Handle the end of an epoch."""
 
     def close(self) -> None:
-        """Training is over."""
+        """Handle the end of training."""
 
 
 class Lines(Progress):
-    """Plain lines."""
+    """Progress as plain lines."""
 
     def __init__(self, out: Any = None) -> None:
         self.out = out or sys.stderr
@@ -57,7 +57,7 @@ class Lines(Progress):
 
 
 class Bar(Progress):
-    """A bar by rich."""
+    """Progress as a bar, drawn by rich."""
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console

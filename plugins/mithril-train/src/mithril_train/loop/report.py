@@ -14,7 +14,7 @@ from mithril_train.step.step import Reports, rate_name
 
 
 class Report(Mapping[str, float]):
-    """Loss and metrics of a step: ``report["loss"]``; a value is read from the device at the first look."""
+    """Loss and metrics of a step, such as ``report["loss"]``; a value is fetched from the device on first access."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class Report(Mapping[str, float]):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of parameters that belong to no group."""
+        """The learning rate of parameters without a group."""
         return self.rates[rate_name("")]
 
     @property
     def values_on_device(self) -> dict[str, Any]:
-        """The loss, and averaged metrics, as arrays of the backend, without waiting for them."""
+        """Return the loss and averaged metrics as arrays of the backend, without waiting for the device."""
         return dict(self.reports.values)
 
     def __getitem__(self, name: str) -> float:

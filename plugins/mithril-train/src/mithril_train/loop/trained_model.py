@@ -1,4 +1,4 @@
-"""The compiled model behind a trainer: made from a logical one, and opened for batches of any size after training."""
+"""The compiled model of a trainer: compiled from a logical model, and usable with any batch size after training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compiled_model(
 
 
 def prepare(compiled: CompiledModel, engine: Engine) -> None:
-    """Compile the first program of a trained model: for any size of batch if the backend and the model allow it."""
+    """Compile the first program of a trained model, for any batch size if the backend and the model allow it."""
     types = engine.inputs
     if engine.backend.capabilities.symbolic:
         size = next((t.shape[0] for t in types.values() if t.shape), None)
@@ -53,6 +53,6 @@ def prepare(compiled: CompiledModel, engine: Engine) -> None:
         else:
             return
     try:
-        _ = compiled.interface  # where that is known, a program can wait for the first call
+        _ = compiled.interface  # the batch size is symbolic, so the program can wait for the first call
     except ShapeError:
         compiled.prepare(types)

@@ -1,4 +1,4 @@
-"""``ml.Trainer``: epochs and batches around the step that is one graph."""
+"""``ml.Trainer``: the loop over epochs and batches around the compiled training step."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class Trainer(metaclass=CheckedType):
 
     ``model`` is a logical model (with ``backend=`` and any option of ``ml.compile``) or a compiled one.
 
-    ``loss``: the name of an operation such as ``"cross_entropy"``, a function or layer, the name of a scalar output,
-    or nothing where the model's only scalar output is the loss. A function's parameters are looked up by name among
-    the model's outputs and the batch; one of two parameters may read the only output and the only target.
-    ``metrics``: more such measures, by name. Those of ``mithril.models`` are computed over all samples, whatever the
-    size of batches; a function is averaged over the samples, which is right for means only.
+    ``loss`` is the name of an operation such as ``"cross_entropy"``, a function or layer, the name of a scalar output,
+    or None if the model's only scalar output is the loss. The parameters of a function are looked up by name among the
+    model's outputs and the columns of the batch; a function of two parameters may read the only output and the only
+    target. ``metrics`` are further functions of this kind, by name. Those of ``mithril.models`` are computed over all
+    samples, independently of the batch size; a function is averaged over the samples, which is correct for means only.
 
-    ``clip_norm`` bounds the norm of all gradients together, ``clip_value`` each element. ``frozen``: patterns of
-    parameters that are not updated. ``ema``: decay of a moving average of the parameters, which evaluation can use.
-    ``loss_scale``: a number or ``"dynamic"``, for float16. ``detect_nan`` stops at the first step that is not finite
-    and names the layer. ``params`` and ``state`` are arrays to begin with; parameters that are not among them come from
-    ``seed``. Frozen parameters do not train; the running statistics of a frozen batch norm still follow the data.
+    ``clip_norm`` bounds the global gradient norm, ``clip_value`` each element. ``frozen`` lists patterns of parameters
+    that are not updated; the running statistics of a frozen batch norm still follow the data. ``ema`` is the decay of a
+    moving average of the parameters, which evaluation can use. ``loss_scale`` is a number or ``"dynamic"``, for
+    float16. ``detect_nan`` stops at the first step that is not finite and names the layer. ``params`` and ``state`` are
+    initial arrays; other parameters are initialized from ``seed``.
     """
 
     argument_hints: ClassVar = {
@@ -99,24 +99,26 @@ class Trainer(metaclass=CheckedType):
         )
         self.engine = Engine(self.compiled, self.recipe)
         self.callbacks: list[Callback] = list(callbacks)
-        self._callbacks = self.callbacks  # those of the running fit too
+        self._callbacks = self.callbacks  # including those of the running fit
         self._totals: Totals | None = None
         self.progress = progress
         self.seed = int(self.compiled.options.get("seed") or 0) if seed is None else seed
         self.history = History()
-        self.epoch = 0  # epochs finished
-        self.steps = 0  # steps of the optimizer
-        self.first_epoch = 0  # epochs finished before the running fit
-        self.stopped = ""  # why training was stopped, where it was
-        self._micro = 0  # batches added up since the last step
+        self.epoch = 0  # completed epochs
+        self.steps = 0  # optimizer steps
+        self.first_epoch = 0  # epochs completed before the running fit
+        self.stopped = ""  # why training was stopped early, if it was
+        self._micro = 0  # batches accumulated since the last step
         initial = params if params is not None else self.compiled.params or {}
         self._initial_values = dict(initial), dict(state or {})
         self._rate: Any = None  # set by assignment
         self._window: list[tuple[dict[str, Any], Any, int]] = []
-        self._pending: dict[str, np.ndarray[Any, Any]] | None = None  # of a checkpoint read before the first batch
+        self._pending: dict[str, np.ndarray[Any, Any]] | None = (
+            None  # of a checkpoint that was read before the first batch
+        )
         self._loader_state: Any = None
         self._partial: tuple[dict[str, Any], dict[str, Any]] | None = (
-            None  # sums of an epoch that a checkpoint fell into
+            None  # sums of the epoch in which the checkpoint was written
         )
 
     def _arguments(self) -> list[str]:
@@ -128,7 +130,7 @@ class Trainer(metaclass=CheckedType):
 
     # -- one step ----------------------------------------------------------------------------------------------------
     def step(self, batch: Any) -> Report:
-        """Train on one batch. With gradient accumulation only every so-manyth call changes the parameters."""
+        """Train on one batch. With gradient accumulation, parameters are updated only every `accumulate` calls."""
         return self._step(self._columns(batch))
 
     def _step(self, batch: dict[str, Any], *, last: bool | None = None) -> Report:
@@ -156,7 +158,7 @@ class Trainer(metaclass=CheckedType):
         )
 
     def begin(self, batch: Any) -> None:
-        """Make the executables and the parameters for such batches, without training."""
+        """Build the executables and initialize the parameters for such batches, without training."""
         columns = self._columns(batch)
         traced, _, _ = self.engine.traced(columns, training=True)
         self.engine.begin(traced, self.seed, *self._initial_values)
@@ -166,7 +168,7 @@ class Trainer(metaclass=CheckedType):
         self.engine.prepare(columns)
 
     def check_finite(self) -> None:
-        """Raise where a step since the last look was not finite, with the layer it began in."""
+        """Raise NotFiniteError if a step since the last check was not finite, naming the first layer affected."""
         window, self._window = self._window, []
         for batch, finite, step in window:
             if not bool(self.engine.backend.to_numpy(finite)):
@@ -203,10 +205,10 @@ class Trainer(metaclass=CheckedType):
     ) -> History:
         """Train for ``epochs`` more epochs and return the history.
 
-        ``resume`` continues a ``fit`` that was interrupted, from a checkpoint or the latest one in a directory; then
-        ``epochs`` counts those that this ``fit`` finished before. The result is bit for bit that without the
-        interruption. ``resume="auto"`` looks in the folder of the callback ``Checkpoint`` and starts from the seed if
-        there is no checkpoint yet, so that one command starts and restarts a training.
+        ``resume`` continues an interrupted ``fit`` from a checkpoint, or from the latest one in a directory; then
+        ``epochs`` includes the epochs that were completed before. The result is bitwise identical to that of an
+        uninterrupted run. ``resume="auto"`` uses the folder of the ``Checkpoint`` callback and starts from the seed if
+        it contains no checkpoint yet, so that the same command starts and resumes training.
         """
         if isinstance(loader, CompiledModel | Layer | Transformed):
             raise InputError("fit takes a loader of batches", hint="ml.DataLoader((x, y), batch_size=32)")
@@ -222,7 +224,7 @@ class Trainer(metaclass=CheckedType):
             self._resume(resume)
         total = self.first_epoch + epochs
         source.load_state(self._loader_state, self.epoch)
-        if self._pending is not None and self.epoch >= total:  # finished before: its parameters are wanted all the same
+        if self._pending is not None and self.epoch >= total:  # already finished: the parameters are still needed
             self.begin(next(iter(source.evaluation_batches())))
         self.stopped = ""
         bar = make_progress(self.progress)
@@ -281,7 +283,7 @@ class Trainer(metaclass=CheckedType):
             watcher.epoch_end(self, row)
 
     def _grouped(self, source: Loader, batches: Iterator[Any]) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Batches, and whether each ends a step: every so-manyth does, and the last of an epoch."""
+        """Yield batches, each with a flag for the end of a step: every n-th batch, and the last of an epoch."""
         every = self.recipe.accumulate
         waiting = next(batches, None)
         while waiting is not None:
@@ -323,9 +325,9 @@ class Trainer(metaclass=CheckedType):
 
     @checked()
     def predict(self, inputs: Any, *, ema: bool = False) -> Any:
-        """Return the model's outputs as NumPy arrays: for one batch, or joined for a loader of batches.
+        """Return the model's outputs as NumPy arrays: for one batch, or concatenated for a loader of batches.
 
-        A batch is an array, a list of rows, or a tuple or dictionary of columns; targets among them are not read.
+        A batch is an array, a list of rows, or a tuple or dictionary of columns; targets among them are ignored.
         """
         chunks: list[dict[str, np.ndarray[Any, Any]]] = []
         for batch in _batches(inputs):
@@ -350,7 +352,7 @@ class Trainer(metaclass=CheckedType):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step, for parameters of no group with a rate of its own.
+        """The learning rate of the next step for parameters whose group does not set a rate.
 
         Set it to a number, a schedule or a function of the step, at any time; nothing is recompiled.
         """
@@ -366,7 +368,7 @@ class Trainer(metaclass=CheckedType):
         """Copies of the parameters, as arrays of the backend.
 
         Assign a dictionary of arrays, of any framework, to replace some or all: ``trainer.params = {"head.bias": b}``.
-        The optimizer's moments of a parameter stay.
+        The optimizer state of these parameters is kept.
         """
         self._require()
         return {n: self.engine.to_backend(x) for n, x in self.engine.live().items()}
@@ -402,7 +404,7 @@ class Trainer(metaclass=CheckedType):
         self._assign("state", self.engine.states, state, 1)
 
     def _assign(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any], k: int) -> None:
-        """Replace arrays now, or those of the beginning if nothing has begun."""
+        """Replace arrays now, or the initial arrays if training has not begun."""
         if self.engine.arrays:
             self.engine.replace(kind, names, arrays)
         else:
@@ -413,7 +415,7 @@ class Trainer(metaclass=CheckedType):
             raise InputError("there are no parameters yet", hint="trainer.begin(batch) makes them")
 
     def _bind(self) -> None:
-        """Give the compiled model copies of the parameters, so that ``compiled(inputs)`` works."""
+        """Bind copies of the parameters to the compiled model, so that ``compiled(inputs)`` works."""
         if self.engine.arrays:
             if not self.compiled.programs:
                 prepare(self.compiled, self.engine)
@@ -427,7 +429,7 @@ class Trainer(metaclass=CheckedType):
     # -- checkpoints -------------------------------------------------------------------------------------------------
     @checked()
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint from which ``load`` or ``fit(resume=...)`` goes on to the bit."""
+        """Write a checkpoint from which ``load`` or ``fit(resume=...)`` continues bit for bit."""
         self._require()
         self.check_finite()
         partial = None
@@ -479,7 +481,7 @@ class Trainer(metaclass=CheckedType):
             self._pending = tensors
 
     def _restore_callbacks(self, saved: Sequence[tuple[str, Any]], tensors: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Give each callback the saved state of its class, in order; remove its arrays from ``tensors``."""
+        """Restore the saved state of each callback by class, in order; remove its arrays from ``tensors``."""
         waiting = list(self._callbacks)
         for k, (kind, state) in enumerate(saved):
             head = f"callback/{k}/"
@@ -518,7 +520,7 @@ class Trainer(metaclass=CheckedType):
         )
 
     def summary(self) -> str:
-        """Summarize the step: its number of operations and the arrays it carries."""
+        """Summarize the step: its number of operations and its carried arrays."""
         step = next(iter(self.engine._steps.values()), None)
         if step is None:
             return "no step yet: trainer.begin(batch) makes it"
@@ -529,7 +531,7 @@ class Trainer(metaclass=CheckedType):
         )
 
 
-_CALLBACKS_READ: type[Training] = Trainer  # mypy sees here whether a trainer has everything that callbacks read
+_CALLBACKS_READ: type[Training] = Trainer  # lets mypy check that the trainer implements the interface of callbacks
 
 
 def _batches(loader: Any) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""The part of a trainer that the callbacks of this package read."""
+"""The interface of a trainer for callbacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mithril_train.engine.engine import Engine
 
 
 class Training(Protocol):
-    """A training that runs: ``mithril_train.loop.trainer.Trainer``."""
+    """A running training, implemented by ``mithril_train.loop.trainer.Trainer``."""
 
     engine: Engine
     epoch: int

@@ -1,7 +1,7 @@
-"""Optimizers as graphs: each update rule is a few lines of operations on one parameter, its gradient and its slots.
+"""Optimizers as graphs: an update rule is a few operations on one parameter, its gradient and its slots.
 
-The rules equal ``torch.optim``'s (Lion: the paper's). ``Optimizer.update`` is traced into the training step, so every
-backend that runs the model runs the update as well.
+The rules match ``torch.optim`` (Lion: the paper). ``Optimizer.update`` is traced into the training step, so every
+backend that runs the model also runs the update.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, 
 from mithril_train.optim.schedules import Schedule, as_schedule
 
 LearningRate = float | Schedule | Callable[[int], float]
-Share = Annotated[float, Least(0)]  # less than 1 is checked with the class
+Share = Annotated[float, Least(0)]  # the class checks that it is less than 1
 Amount = Annotated[float, Least(0)]
 Slots = dict[str, Any]
 Scalars = dict[str, Any]
@@ -26,8 +26,11 @@ Wanted = dict[str, tuple[TensorType, float]]  # slots by name: type and initial 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(metaclass=CheckedType):
-    """Base of all optimizers. ``groups`` changes fields for parameters by name pattern:
-    ``{"*.bias": {"weight_decay": 0.0}}``; the first pattern that matches counts."""
+    """Base class of optimizers.
+
+    ``groups`` overrides fields for parameters by name pattern: ``{"*.bias": {"weight_decay": 0.0}}``; the first
+    matching pattern applies.
+    """
 
     argument_hints: ClassVar[Mapping[str, str]] = {
         "lr": "write learning_rate=",
@@ -61,7 +64,7 @@ class Optimizer(metaclass=CheckedType):
         return [f.name for f in fields(self) if f.name != "groups"]
 
     def check(self) -> None:
-        """Raise where a setting makes no sense."""
+        """Raise OptionError if a setting is out of range."""
         for name in _SHARES:
             value = getattr(self, name, 0.0)
             if not value < 1.0:
@@ -72,7 +75,7 @@ class Optimizer(metaclass=CheckedType):
         return next((pattern for pattern in self.groups if matches(name, pattern)), "")
 
     def in_group(self, pattern: str) -> Optimizer:
-        """This optimizer as it treats the parameters of one group."""
+        """Return the optimizer with the settings of one group."""
         settings = {name: getattr(self, name) for name in self._settings()}
         return type(self)(**{**settings, **self.groups[pattern]}) if pattern else self
 
@@ -97,11 +100,11 @@ class Optimizer(metaclass=CheckedType):
         raise TypeError(f"{type(self).__name__} has no update rule")
 
     def _decayed(self, p: Any, g: Any) -> Any:
-        """Weight decay as an addition to the gradient."""
+        """Add weight decay to the gradient."""
         return g + p * self.weight_decay if self.weight_decay else g
 
     def _shrunk(self, p: Any, s: Scalars) -> Any:
-        """Weight decay apart from the gradient."""
+        """Apply decoupled weight decay."""
         return p * (1.0 - s["rate"] * self.weight_decay) if self.weight_decay else p
 
 
@@ -109,12 +112,12 @@ _SHARES = ("momentum", "beta1", "beta2", "alpha")
 
 
 def like(parameter: TensorType) -> TensorType:
-    """Slots are float32 at least, whatever the parameter is stored in."""
+    """Return the type of a slot: at least float32, regardless of the parameter's dtype."""
     return parameter if parameter.dtype.bits >= 32 else TensorType(float32, parameter.shape)
 
 
 def bias_correction(beta: float, t: Any) -> Any:
-    """1 - beta**t. Written like this because 1 - 0.999 in float32 is wrong in the fifth place."""
+    """Return 1 - beta**t, in a form that is accurate in float32, where 1 - 0.999 has an error in the fifth digit."""
     return -expm1(t * math.log(beta)) if beta else 1.0
 
 
@@ -125,7 +128,7 @@ def toward(average: Any, x: Any, share: Any) -> Any:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum and Nesterov's variant."""
+    """Stochastic gradient descent with momentum and optional Nesterov acceleration."""
 
     learning_rate: LearningRate = 1e-2
     momentum: Share = 0.0
@@ -176,7 +179,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam whose weight decay does not pass through the moments."""
+    """Adam with decoupled weight decay."""
 
     weight_decay: Amount = field(default=1e-2, kw_only=True)
 
@@ -186,7 +189,7 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Rates that fall with the sum of squared gradients."""
+    """Adagrad: step sizes that decrease with the sum of squared gradients."""
 
     learning_rate: LearningRate = 1e-2
     lr_decay: Amount = 0.0
@@ -207,7 +210,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """Gradients divided by a running root mean square."""
+    """RMSprop: gradients divided by a running root mean square."""
 
     learning_rate: LearningRate = 1e-2
     alpha: Share = 0.99
@@ -234,7 +237,7 @@ class RMSprop(Optimizer):
 
 @dataclass(frozen=True)
 class Lion(Optimizer):
-    """The sign of an interpolated momentum."""
+    """Lion: the sign of an interpolated momentum."""
 
     learning_rate: LearningRate = 1e-4
     beta1: Share = 0.9
@@ -251,7 +254,7 @@ class Lion(Optimizer):
 
 @dataclass(frozen=True)
 class Adafactor(Optimizer):
-    """Second moments factored into rows and columns, so that a matrix costs a vector's memory."""
+    """Adafactor: second moments factored into rows and columns, which takes the memory of a vector per matrix."""
 
     learning_rate: LearningRate = 1e-2
     beta2_decay: float = -0.8

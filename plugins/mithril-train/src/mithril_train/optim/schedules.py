@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions of the step, computed in double precision and handed to the step as an input."""
+"""Learning-rate schedules: functions of the step, computed in double precision and passed to the step as an input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rate = Annotated[float, Least(0)]
 
 
 class Schedule(metaclass=CheckedType):
-    """``schedule(step)``: the learning rate of a step; the first step is 0."""
+    """Base class: ``schedule(step)`` is the learning rate of a step; the first step is 0."""
 
     def __call__(self, step: int) -> float:
         raise TypeError(f"{type(self).__name__} does not say what its rate is")
@@ -22,7 +22,7 @@ class Schedule(metaclass=CheckedType):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Always the same rate."""
+    """A constant rate."""
 
     rate: Rate
 
@@ -32,7 +32,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class StepDecay(Schedule):
-    """``rate`` times ``gamma`` after every ``every`` steps."""
+    """``rate``, multiplied by ``gamma`` every ``every`` steps."""
 
     rate: Rate
     every: Positive
@@ -44,7 +44,7 @@ class StepDecay(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """From ``rate`` down to ``final`` along half a cosine over ``steps`` steps, then ``final``."""
+    """Cosine decay from ``rate`` to ``final`` over ``steps`` steps, then ``final``."""
 
     rate: Rate
     steps: Positive
@@ -56,7 +56,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class WarmUp(Schedule):
-    """Linearly from ``start`` to where the inner schedule begins, over ``steps`` steps; then the inner schedule."""
+    """Linear warm-up from ``start`` to the initial rate of the inner schedule over ``steps`` steps, then that schedule."""
 
     inner: Schedule | Rate | Callable[[int], float]
     steps: Positive
@@ -74,11 +74,11 @@ class WarmUp(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up from ``rate / start_factor`` to ``rate``, then down to that over ``final_factor``, both along cosines."""
+    """Increase from ``rate / start_factor`` to ``rate``, then decrease to ``rate / final_factor``, both along cosines."""
 
     rate: Rate
     steps: Annotated[int, Least(2)]
-    warm: float = 0.3  # share of the steps that go up
+    warm: float = 0.3  # fraction of the steps with an increasing rate
     start_factor: float = 25.0
     final_factor: float = 1e4
 
@@ -95,7 +95,7 @@ class OneCycle(Schedule):
 
 
 def _between(a: float, b: float, share: float) -> float:
-    """Interpolate from a (share 0) to b (share 1) along half a cosine."""
+    """Interpolate from a (fraction 0) to b (fraction 1) along half a cosine."""
     return b + (a - b) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
@@ -115,7 +115,7 @@ def as_schedule(rate: Schedule | float | Callable[[int], float]) -> Schedule:
 
 @dataclass(frozen=True)
 class _Function(Schedule):
-    """A function of the user's."""
+    """A schedule from a function of the user."""
 
     function: object
 

@@ -1,4 +1,4 @@
-"""Losses that NumPy's broadcasting makes larger than predictions and targets: [N, 1] with [N] is [N, N]."""
+"""Detection of losses that broadcast predictions against targets, such as [N, 1] with [N], which gives [N, N]."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mithril.ir import Graph, Node, shape_text
 
 
 def broadcasts(graph: Graph) -> Iterator[tuple[str, Node]]:
-    """Yield the operations of losses and metrics that broadcast two values against each other, in words.
+    """Yield a description of each operation in losses and metrics that broadcasts two values against each other.
 
-    Only values that keep their shape on the way from the model or the batch count: after a reshape, a slice or a
-    reduction, broadcasting is what the function asks for.
+    Only values that keep their shape since the model or the batch count: after a reshape, a slice or a reduction,
+    broadcasting is intended.
     """
     written = [node for node in graph.nodes if node.tags.get("phase") == "loss"]
     constants = {i.value for i in graph.with_role("constant")}

@@ -1,4 +1,4 @@
-"""Which values a loss or a metric reads: its parameters are looked up by name among outputs, inputs and the batch."""
+"""Binding of losses and metrics: their parameters are looked up by name among outputs, inputs and the batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ScalarFunction:
     name: str
     wants: tuple[str, ...]  # parameter names, in order
     function: Callable[..., Any]
-    metric: Metric | None = None  # with statistics that are merged over batches; otherwise values are averaged
+    metric: Metric | None = None  # with statistics that are merged over batches; other values are averaged
 
     def __call__(self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]) -> Value:
         """Compute the scalar. ``columns`` is the full batch, ``inputs`` the columns that the model uses."""
@@ -37,7 +37,7 @@ class ScalarFunction:
     def statistics(
         self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
     ) -> dict[str, Value]:
-        """Return the statistics of a batch, for a metric that has some."""
+        """Return the statistics of a batch, for a metric that defines them."""
         assert self.metric is not None
         try:
             statistics = self.metric.statistics(*self._operands(outputs, columns, inputs))
@@ -53,7 +53,7 @@ class ScalarFunction:
     def result(self, totals: Mapping[str, np.ndarray[Any, Any]]) -> float:
         """Return the metric for merged statistics."""
         assert self.metric is not None
-        with np.errstate(divide="ignore", invalid="ignore"):  # nan where a metric is not defined
+        with np.errstate(divide="ignore", invalid="ignore"):  # nan if a metric is undefined
             result = np.asarray(self.metric.result(**totals))
         if result.shape != ():
             raise OptionError(
@@ -98,7 +98,7 @@ def _is_value(x: Any) -> bool:
     return isinstance(x, Value)
 
 
-# Metrics without arguments, by the words that name them.
+# Metrics without arguments, by name.
 METRICS: Mapping[str, type[Layer]] = {
     "accuracy": Accuracy,
     "auc": AUC,
@@ -109,7 +109,7 @@ METRICS: Mapping[str, type[Layer]] = {
 }
 
 
-# Metrics whose threshold depends on the kind of outputs: probabilities or logits.
+# Metrics whose threshold depends on the outputs: probabilities or logits.
 THRESHOLDED = {"f1": "F1Score", "f1_score": "F1Score", "precision": "Precision", "recall": "Recall"}
 
 SHORT = {
@@ -120,7 +120,7 @@ SHORT = {
 
 
 def losses() -> list[str]:
-    """Return the operations that compare two operands and reduce, third parties' as well."""
+    """Return the operations that compare two operands and reduce, including those of third parties."""
     return [
         name
         for name, op in operations().items()
@@ -129,7 +129,7 @@ def losses() -> list[str]:
 
 
 def _loss(word: str) -> Any:
-    """Return the operation of a name, which may lack its ending: ``mse`` is ``mse_loss``."""
+    """Return the operation of a name, which may omit its suffix: ``mse`` is ``mse_loss``."""
     try:
         return operation(word)
     except OperationError:

@@ -1,9 +1,9 @@
-"""Training for eight bits: linear layers compute with the rounding that int8 kernels will have.
+"""Quantization-aware training: linear layers compute with the rounding of int8 kernels.
 
-The grid is that of ggml's ``q8_0``: blocks of 32 numbers along the axis that is summed over, each with one scale (its
-largest magnitude by 127, kept in 16 bits), for weights and their activations. Gradients use the straight-through
-estimator, so that the weights adapt to the rounding; the trained parameters then deploy to
-``ml.GGMLBackend(quantize="q8_0")`` with the accuracy that training showed.
+The grid is that of ggml's ``q8_0``: blocks of 32 numbers along the contracted axis, each with one scale (its largest
+magnitude divided by 127, stored in 16 bits), for weights and activations. Gradients use the straight-through estimator,
+so that the weights adapt to the rounding; ``ml.GGMLBackend(quantize="q8_0")`` then runs the trained parameters with the
+accuracy measured in training.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def _mark_processed(node: Node, operands: tuple[Value | None, ...]) -> Node:
 
 
 def round_to_grid(x: Value, grid: Grid) -> Value:
-    """x rounded block by block along its last axis."""
+    """Round x block by block along its last axis."""
     blocks = ops.reshape(x, shape=(-1, grid.block))
     top = ops.max(ops.abs(ops.stop_gradient(blocks)), axis=-1)
     largest = float((1 << (grid.bits - 1)) - 1)
     scale = ops.cast(ops.cast(top * (1.0 / largest), dtype="float16"), dtype=x.dtype)
-    scale = ops.where(ops.greater(scale, 0.0), scale, 1.0)  # a block of zeros stays one
+    scale = ops.where(ops.greater(scale, 0.0), scale, 1.0)  # a block of zeros stays zero
     rounded = ops.fake_quantize(blocks, scale, bits=grid.bits, axis=0)
     return ops.reshape(rounded, shape=x.shape)  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """The training step as one graph: forward, loss, backward, clipping, the optimizer's update, metrics.
 
-Carried values (parameters, the model's state, the optimizer's slots and counters) are inputs of the role
-``param`` and outputs of the same names, tagged ``donated``: a backend may overwrite the old ones. The batch
-and the learning rates are inputs of the role ``input``. Reports are results of the role ``report``.
+Carried values (parameters, the model's state, the optimizer's slots and counters) are inputs of the role ``param`` and
+outputs of the same names, tagged ``donated``: a backend may overwrite the old values. The batch and the learning rates
+are inputs of the role ``input``. Reports are results of the role ``report``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SCALE, GOOD = "training/loss_scale", "training/good_steps"
 SOUND = "training/finite"  # carried: whether all steps so far were finite
 UPDATE = {"phase": "update"}
 
-Update = Callable[[], dict[str, Value]]  # writes operations, gives new values by name
+Update = Callable[[], dict[str, Value]]  # emits operations, returns new values by name
 
 
 class Reports(NamedTuple):
     """Results that a step reports, as arrays of the backend."""
 
-    values: dict[str, Any]  # the loss, averaged metrics, and whether all was finite
+    values: dict[str, Any]  # the loss, averaged metrics, and whether all values were finite
     statistics: dict[str, Any]  # of metrics that are merged over batches, by ``statistic_name``
 
 
@@ -86,7 +86,7 @@ def continued(graph: Graph) -> Builder:
 def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: StepConfig) -> Graph:
     """Replace the outputs of the model's graph by loss and metrics as reports; keep its state.
 
-    ``columns`` are the types of the batch; columns that the model does not use become further inputs.
+    ``columns`` are the types of the batch; columns that the model does not use become additional inputs.
     """
     outputs = {r.name: r.value for r in traced.results if r.role != "state"}
     builder = continued(traced)
@@ -129,7 +129,7 @@ def _loss(
 
 # -- backward --------------------------------------------------------------------------------------------------------
 def parameter_names(graph: Graph) -> tuple[str, ...]:
-    """Return the parameters that a step may change, frozen ones included."""
+    """Return the parameters of the model, including frozen ones."""
     return tuple(
         i.name
         for i in graph.with_role("param", "input")
@@ -138,7 +138,7 @@ def parameter_names(graph: Graph) -> tuple[str, ...]:
 
 
 def trained_names(graph: Graph, recipe: StepConfig) -> tuple[str, ...]:
-    """Parameters that the step changes."""
+    """Return the parameters that the step updates."""
     names = tuple(n for n in parameter_names(graph) if recipe.trains(n))
     if not names:
         raise GradientError("there is nothing to train: the model has no parameters, or all of them are frozen")
@@ -170,7 +170,7 @@ def carried_values(graph: Graph, recipe: StepConfig, trained: Iterable[str]) -> 
         if recipe.ema is not None:
             entries[ema_name(name)] = TrainState(
                 _accumulator_type(types[name]), 0.0
-            )  # the trainer begins it with the parameter
+            )  # initialized by the trainer with the parameter
         if recipe.accumulate > 1:
             entries[sum_name(name)] = TrainState(_accumulator_type(types[name]), 0.0)
     if recipe.accumulate > 1:
@@ -192,14 +192,14 @@ def with_update(
 ) -> Graph:
     """Build the full step. ``last=False`` only accumulates gradients, for all but the last batch of a step.
 
-    ``branch`` leaves an update out by an ``if``, which costs nothing where operations run one by one; otherwise each
-    value is selected, which costs nothing where they are fused.
+    ``branch`` skips an update with ``if``, which costs nothing if operations run one by one; otherwise each value is
+    selected, which costs nothing if the operations are fused.
     """
     return _Update(graph, recipe, trained, last, branch).run()
 
 
 class _Update:
-    """Builds the part after the backward part."""
+    """Builder of the part after the backward pass."""
 
     def __init__(self, graph: Graph, recipe: StepConfig, trained: tuple[str, ...], last: bool, branch: bool) -> None:
         self.graph, self.recipe, self.trained, self.last, self.branch = graph, recipe, trained, last, branch
@@ -311,8 +311,8 @@ class _Update:
     def _all_finite(self, reports: Mapping[str, Output], gradients: Mapping[str, Value]) -> Value:
         """Whether loss and gradients are finite.
 
-        A cotangent that is not finite shows in the gradient of its layer's bias, so that looking at gradients of one
-        axis is enough to stop in time; a loss scale must know of every element.
+        A cotangent that is not finite also reaches the gradient of its layer's bias, so checking the gradients of
+        one-dimensional parameters is enough to stop in time; a loss scale requires a check of every element.
         """
         dynamic = self.recipe.loss_scale is not None and self.recipe.loss_scale.dynamic
         short = [g for g in gradients.values() if len(g.shape) < 2]
@@ -323,12 +323,12 @@ class _Update:
             for g in gradients.values() if dynamic or not short else short:
                 total = total + self._cast_to(ops.sum(g), total)
         good: Value = is_finite(total)
-        if self.recipe.stops:  # later steps change nothing either, so that the failed one can be inspected
+        if self.recipe.stops:  # later steps change nothing either, so that the failed step can be inspected
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
         return good
 
     def _loops_terminated(self, good: Value) -> Value:
-        """Whether all loops terminated, too: if not, the call raises and changes nothing."""
+        """Whether all loops terminated within their bounds; if not, the call raises an error and changes nothing."""
         for cut_off in self.graph.results_of("check"):
             good = ops.logical_and(good, ops.equal(cut_off.value, 0))
         return good
@@ -369,12 +369,12 @@ class _Update:
 
 
 def is_finite(x: Value) -> Value:
-    """Neither nan nor infinite."""
+    """Whether all elements are neither nan nor infinite."""
     return ops.less(ops.abs(x), float("inf"))  # type: ignore[no-any-return]
 
 
 def global_norm(gradients: Iterable[Value]) -> Value:
-    """Return the root of the sum of all squares."""
+    """Return the square root of the sum of all squares."""
     total: Any = None
     for g in gradients:
         square = ops.sum(g * g)

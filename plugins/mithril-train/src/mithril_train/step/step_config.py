@@ -12,9 +12,10 @@ from mithril_train.step.loss_binding import ScalarFunction
 
 @dataclass(frozen=True)
 class LossScale:
-    """The loss is multiplied before the backward part and the gradients divided after it, so that float16 holds them.
+    """Loss scaling: multiply the loss before the backward pass and divide the gradients after it, to fit float16.
 
-    Dynamic: halved (and the step skipped) where a gradient is not finite, doubled after ``patience`` good steps.
+    A dynamic scale is halved (and the step skipped) if a gradient is not finite, and doubled after ``patience`` finite
+    steps.
     """
 
     initial: float = 2.0**15
@@ -35,10 +36,10 @@ class LossScale:
 
 @dataclass(frozen=True)
 class StepConfig:
-    """Loss, metrics, optimizer, and what happens to gradients on the way."""
+    """Loss, metrics, optimizer, and the processing of gradients."""
 
     optimizer: Optimizer
-    loss: ScalarFunction | str | None = None  # a name: that output of the model; None: its only scalar
+    loss: ScalarFunction | str | None = None  # the name of an output of the model; None: its only scalar output
     metrics: Mapping[str, ScalarFunction] = field(default_factory=dict)
     clip_norm: float | None = None
     clip_value: float | None = None
@@ -60,16 +61,18 @@ class StepConfig:
 
     @property
     def guarded(self) -> bool:
-        """Whether a step with gradients that are not finite changes nothing."""
+        """Whether a step whose gradients are not finite changes nothing."""
         return self.detect_nan or (self.loss_scale is not None and self.loss_scale.dynamic)
 
     @property
     def stops(self) -> bool:
-        """Whether training ends at the first step that is not finite; a loss scale finds its value by such steps."""
+        """Whether training ends at the first step that is not finite; a dynamic loss scale adjusts by such steps
+        instead.
+        """
         return self.detect_nan and not (self.loss_scale is not None and self.loss_scale.dynamic)
 
     def check_patterns(self, parameters: Sequence[str]) -> None:
-        """Raise where a pattern of ``frozen`` or of the optimizer's groups takes no parameter."""
+        """Raise OptionError if a pattern of ``frozen`` or of the optimizer's groups matches no parameter."""
         for pattern in self.frozen:
             require_match("frozen", "parameter", pattern, parameters)
         for pattern in self.optimizer.groups:
