@@ -115,6 +115,9 @@ from mithril_cbackend.backend import CBackend as CBackend
 from mithril_ggml.backend import GGMLBackend as GGMLBackend
 from mithril_ggml.weights.quantization_report import quantization_report as quantization_report
 from mithril_ggml.weights.ternary_layer import TernaryLinear as TernaryLinear
+from mithril_hub.checkpoint.pretrained import from_pretrained as from_pretrained
+from mithril_hub.generation.generate import generate as generate
+from mithril_hub.generation.session import Session as Session
 from mithril_jax.backend import JaxBackend as JaxBackend
 from mithril_mlx.backend import MlxBackend as MlxBackend
 from mithril_mlx.utilities.analysis import MlxComputationGraph as MlxComputationGraph
@@ -125,6 +128,7 @@ from mithril_mlx.utilities.profiler import MlxProfiler as MlxProfiler
 from mithril_mlx.utilities.tensor_cache import MlxTensorCache as MlxTensorCache
 from mithril_mlx.utilities.tuner import MlxAutoTuner as MlxAutoTuner
 from mithril_numpy.backend import NumpyBackend as NumpyBackend
+from mithril_onnx.model import from_onnx as from_onnx
 from mithril_parallel.planning.plan import plan as plan
 from mithril_parallel.sharding.api import (
     placement as placement,

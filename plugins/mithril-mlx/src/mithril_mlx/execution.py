@@ -1,4 +1,4 @@
-"""Execution of generated functions: lazily, with an evaluation at the end of the call, or compiled by ``mx.compile``."""
+"""Execution of generated functions: lazily, evaluated at the end of the call, or compiled by ``mx.compile``."""
 
 from __future__ import annotations
 

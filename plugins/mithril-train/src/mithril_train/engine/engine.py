@@ -376,7 +376,7 @@ class Engine:
         return executable
 
     def _shared(self, graph: Graph) -> Graph:
-        """Decompose the graph for the backend and merge duplicates: a loss and its gradient share many subexpressions."""
+        """Decompose the graph for the backend and merge duplicates: a loss and its gradient share subexpressions."""
         if self.compiler.settings["backend_map"]:
             return graph  # parts may belong to different backends, which decompose them differently
         options = BuildOptions(self.compiler.settings, decisions=self.decisions)

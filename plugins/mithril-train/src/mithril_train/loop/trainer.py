@@ -130,7 +130,7 @@ class Trainer(metaclass=CheckedType):
 
     # -- one step ----------------------------------------------------------------------------------------------------
     def step(self, batch: Any) -> Report:
-        """Train on one batch. With gradient accumulation, parameters are updated only every `accumulate` calls."""
+        """Train on one batch. With gradient accumulation, only every n-th call updates the parameters."""
         return self._step(self._columns(batch))
 
     def _step(self, batch: dict[str, Any], *, last: bool | None = None) -> Report:

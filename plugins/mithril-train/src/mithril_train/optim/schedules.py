@@ -56,7 +56,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class WarmUp(Schedule):
-    """Linear warm-up from ``start`` to the initial rate of the inner schedule over ``steps`` steps, then that schedule."""
+    """Linear warm-up from ``start`` to the initial rate of the inner schedule over ``steps`` steps, then that one."""
 
     inner: Schedule | Rate | Callable[[int], float]
     steps: Positive
@@ -74,7 +74,7 @@ class WarmUp(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Increase from ``rate / start_factor`` to ``rate``, then decrease to ``rate / final_factor``, both along cosines."""
+    """One cycle: up from ``rate / start_factor`` to ``rate``, then down to ``rate / final_factor``, along cosines."""
 
     rate: Rate
     steps: Annotated[int, Least(2)]
