@@ -1,4 +1,4 @@
-"""Generated plugins: ``mithril new-plugin`` output builds, installs by pip, is found, and passes its own tests."""
+"""Generated plugins of all kinds install by pip into one environment, are found, and pass their own tests."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 import subprocess
 import sys
 
-import pytest
-
-from mithril_tools.cli.new_plugin import KINDS
+from mithril_tools.cli.new_plugin import KINDS, facts, render
 
 
 def run(*command, **settings):
@@ -17,13 +15,17 @@ def run(*command, **settings):
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_installs_and_passes(kind, tmp_path):
-    site = tmp_path / "site"
-    run(sys.executable, "-m", "mithril", "new-plugin", kind, "shiny-thing", "--into", tmp_path)
-    folder = tmp_path / "mithril-shiny-thing"
-    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, folder)
-    environment = {**os.environ, "PYTHONPATH": str(site), "PYTEST_ADDOPTS": ""}
+def test_all_kinds_install_and_pass(tmp_path):
+    for kind in KINDS:
+        for place, text in render(kind, facts(kind, f"shiny-{kind}")).items():
+            path = tmp_path / kind / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    folders = [tmp_path / kind for kind in KINDS]
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", tmp_path / "site"]
+    run(sys.executable, "-m", "pip", "install", *options, *folders)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTEST_ADDOPTS": ""}
     listed = run(sys.executable, "-m", "mithril", "plugins", env=environment)
-    assert "shiny-thing" in listed
-    assert " passed" in run(sys.executable, "-m", "pytest", "-q", cwd=folder, env=environment)
+    assert [kind for kind in KINDS if f"\nshiny-{kind} " not in listed] == []
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "--import-mode=importlib", "--rootdir", tmp_path]
+    assert " passed" in run(*command, *(folder / "tests" for folder in folders), cwd=tmp_path, env=environment)

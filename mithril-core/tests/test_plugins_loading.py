@@ -159,7 +159,7 @@ def test_api_version_is_checked_in_both_directions(site, monkeypatch, version, u
     assert (dated.state, fine.state) == ("incompatible", "loaded")
     text = str(dated.problems[0].error())
     assert f"plugin 'dated' of mithril-dated 1.0 requires the plugin API {version!r}" in text
-    assert "supports: 2" in text
+    assert "supports 2 to 2" in text
     assert f"pip install --upgrade {upgrade};" in text
 
 

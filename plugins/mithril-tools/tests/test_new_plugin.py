@@ -1,10 +1,9 @@
-"""``mithril new-plugin``: generated plugins install, are found, and pass their own tests."""
+"""``mithril new-plugin``: the files of every kind are whole, clean and named without clashes."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import os
 import subprocess
 import sys
 import tomllib
@@ -17,38 +16,11 @@ from mithril.plugins.loader import HOOKS
 from mithril_tools import cli
 from mithril_tools.cli.new_plugin import KINDS, facts, render
 
-NEEDS = {"pass": "mithril_numpy", "op": "mithril_numpy"}
-
 
 def generate(folder, kind, name, code=0):
     result = CliRunner().invoke(cli.main, ["new-plugin", kind, name, "--into", str(folder)])
     assert result.exit_code == code, result.output
     return result.output
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_generated_distribution_passes_its_tests(kind, tmp_path):
-    """Simulate installation: the source on the path, next to a dist-info built from its pyproject."""
-    if NEEDS.get(kind) and importlib.util.find_spec(NEEDS[kind]) is None:
-        pytest.skip(f"the tests of a new {kind} run on {NEEDS[kind]}")
-    generate(tmp_path, kind, "shiny-thing")
-    folder = tmp_path / "mithril-shiny-thing"
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    info = folder / "src" / "mithril_shiny_thing-0.1.0.dist-info"
-    info.mkdir()
-    lines = [f"Name: {project['name']}", f"Version: {project['version']}"]
-    (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {r}" for r in project["dependencies"]), ""]))
-    entries = "".join(f"{name} = {module}\n" for name, module in project["entry-points"]["mithril"].items())
-    (info / "entry_points.txt").write_text("[mithril]\n" + entries)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", "."],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder / "src"), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    assert " passed" in done.stdout
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,14 +41,15 @@ def test_every_file_is_whole_and_valid(kind, name):
     assert defined & set(HOOKS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_generated_code_is_clean(kind, tmp_path):
+def test_generated_code_is_clean(tmp_path):
     if importlib.util.find_spec("ruff") is None:
         pytest.skip("ruff is not installed")
-    generate(tmp_path, kind, "shiny-thing")
-    for arguments in (["check", "--select", "E,F,I,B,UP,W"], ["format", "--check"]):
+    for kind in KINDS:
+        generate(tmp_path, kind, f"shiny-{kind}")
+    own_code = "src = ['*/src']"  # for the order of imports
+    for arguments in (["check", "--select", "E,F,I,B,UP,W", "--config", own_code], ["format", "--check"]):
         command = [sys.executable, "-m", "ruff", *arguments, "--isolated", "--line-length", "120", "."]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "mithril-shiny-thing")
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stdout
 
 

@@ -75,7 +75,7 @@ class GraphSource:
         return with_constants(graph, request.constants) if request.constants else graph
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        return initialize(inputs, seed)
+        return initialize(inputs, seed, self.pretrained)
 
 
 def with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:

@@ -27,14 +27,11 @@ class LastAnswers:
 
     @hookimpl(trylast=True)
     def mithril_run_pass(self, pass_: Any, graph: Graph, context: Any) -> Any:
-        return self._call(pass_, graph, context)
+        return self.calls.stack[-1](pass_, graph, context)
 
     @hookimpl(trylast=True)
     def mithril_build(self, graph: Graph, backend: Any, target: HardwareTarget | None) -> Any:
-        return self._call(graph, backend, target)
-
-    def _call(self, *arguments: Any) -> Any:
-        return self.calls.stack[-1](*arguments)
+        return self.calls.stack[-1](graph, backend, target)
 
 
 class HookCalls:
@@ -46,24 +43,13 @@ class HookCalls:
 
     def run_pass(self, pass_: Any, graph: Graph, context: Any, last: Runner) -> Graph:
         """Return the graph after ``pass_``: ``last(pass_, graph, context)`` inside the wrappers of plugins."""
-        hook = self._hooks.get("mithril_run_pass", self)
-        if hook is self:
-            hook = self._decider("mithril_run_pass")
-        if hook is None:
-            return last(pass_, graph, context)
-        result: Graph = self._decide(hook, last, pass_=pass_, graph=graph, context=context)
-        return result
+        return self._decide("mithril_run_pass", last, pass_=pass_, graph=graph, context=context)  # type: ignore[no-any-return]
 
     def build(
         self, graph: Graph, backend: Any, target: HardwareTarget | None, last: Callable[[Graph, Any, Any], Any]
     ) -> Any:
         """Return the executable for ``graph``: ``last(graph, backend, target)`` inside the wrappers of plugins."""
-        hook = self._hooks.get("mithril_build", self)
-        if hook is self:
-            hook = self._decider("mithril_build")
-        if hook is None:
-            return last(graph, backend, target)
-        return self._decide(hook, last, graph=graph, backend=backend, target=target)
+        return self._decide("mithril_build", last, graph=graph, backend=backend, target=target)
 
     def _decider(self, name: str) -> Any:
         with self.loader.lock:
@@ -81,7 +67,10 @@ class HookCalls:
         self.loader.load_all()
         return [f"{hook} of {plugin.origin}" for hook in hooks for plugin, _ in self.loader.implementations(hook)]
 
-    def _decide(self, hook: Any, last: Callable[..., Any], **arguments: Any) -> Any:
+    def _decide(self, name: str, last: Callable[..., Any], **arguments: Any) -> Any:
+        hook = self._hooks[name] if name in self._hooks else self._decider(name)
+        if hook is None:
+            return last(*arguments.values())
         stack = self._last.calls.__dict__.setdefault("stack", [])
         stack.append(last)
         try:
@@ -90,7 +79,7 @@ class HookCalls:
             plugin = self._raising_plugin(hook, error)
             if plugin is None:
                 raise
-            raise answer_problem(plugin, hook.name, error).error() from error
+            raise answer_problem(plugin, name, error).error() from error
         finally:
             stack.pop()
 

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -174,11 +174,6 @@ def _entries(headers: dict[str, list[str]], text: str) -> Iterator[Plugin]:
             yield plugin
 
 
-def core_version() -> str:
-    """Return the version of this core."""
-    return __version__
-
-
 def incompatibility(plugin: Plugin, core: str) -> PluginProblem | None:
     """Return the problem if the plugin's ``Requires-Dist: mithril-core`` excludes this core; does not import it."""
     for line in plugin.requires:
@@ -244,11 +239,6 @@ def missing_requirement(requires: Iterable[str]) -> str | None:
             extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
             return f"{requirement.name}{extras}{requirement.specifier}"
     return None
-
-
-def output_to_stderr() -> AbstractContextManager[Any]:
-    """Redirect output of plugins to stderr, because stdout is for results such as ``--json``."""
-    return redirect_stdout(sys.stderr)
 
 
 @contextmanager
@@ -348,11 +338,11 @@ class Loader:
                 if self.strict and plugin.state != "disabled":
                     raise plugin.problems[0].error()
                 return False
-            if problem := incompatibility(plugin, core_version()):
+            if problem := incompatibility(plugin, __version__):
                 self.problem(plugin, problem)
                 return False
             try:
-                with output_to_stderr(), named_if_slow("import", plugin):
+                with redirect_stdout(sys.stderr), named_if_slow("import", plugin):
                     module = importlib.import_module(plugin.module)
             except (Exception, SystemExit) as cause:
                 self.problem(plugin, _import_problem(plugin, cause))
@@ -377,13 +367,12 @@ class Loader:
     def _hook_error(self, plugin: Plugin, module: Any) -> PluginProblem | None:
         version = getattr(module, "api_version", API_VERSION)
         if not isinstance(version, int) or not OLDEST_API <= version <= API_VERSION:
-            supported = API_VERSION if OLDEST_API == API_VERSION else f"{OLDEST_API} to {API_VERSION}"
             is_newer = isinstance(version, int) and version > API_VERSION
             upgrade = f"pip install --upgrade {'mithril-core' if is_newer else plugin.distribution}"
             return PluginProblem(
                 "incompatible",
                 f"plugin '{plugin.name}' of {plugin.origin} requires the plugin API {version!r}",
-                (f"mithril-core {core_version()} supports: {supported}",),
+                (f"mithril-core {__version__} supports {OLDEST_API} to {API_VERSION}",),
                 f"{upgrade}; or {plugin.disable_hint()}",
             )
         for name, options in self.manager.hooks_of(module).items():

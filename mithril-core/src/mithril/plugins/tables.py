@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from mithril.base import MithrilError, PluginError, unknown
-from mithril.plugins.loader import Loader, Plugin, PluginProblem, missing_requirement, named_if_slow, output_to_stderr
+from mithril.plugins.loader import Loader, Plugin, PluginProblem, missing_requirement, named_if_slow
 
 S = TypeVar("S")
 
@@ -64,7 +66,7 @@ class Answers:
         if only is None:
             self.loader.load_all()
         answers = []
-        with output_to_stderr(), named_if_slow(hook) as current:
+        with redirect_stdout(sys.stderr), named_if_slow(hook) as current:
             for plugin, implementation in self.loader.implementations(hook):
                 if only is not None and plugin is not only:
                     continue
@@ -160,7 +162,7 @@ class Answers:
         module, _, path = loads.partition(":")
         plugin = registered.plugin
         try:
-            with output_to_stderr():
+            with redirect_stdout(sys.stderr):
                 value = importlib.import_module(module)
             for part in path.split("."):
                 value = getattr(value, part)

@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "new-plugin": (
         "mithril_tools.cli.new_plugin:new_plugin",
-        "Write a complete distribution with tests: pass, backend, target, profiler or op.",
+        "Write a complete distribution with tests: operation, layer, pass, backend and other kinds.",
     ),
     "options": ("mithril_tools.cli.listing:options", "List every keyword of ml.compile, with its owner."),
     "passes": (

@@ -73,14 +73,14 @@ def examine_backend(entry: Entry[BackendSpec]) -> dict[str, str]:
 @click.command()
 @click.option(
     "--plugins",
-    "each",
+    "alone",
     is_flag=True,
     help="Run each plugin in a separate process, and report hangs, output and side effects.",
 )
 @json_option
-def doctor(each: bool, as_json: bool) -> None:
+def doctor(alone: bool, as_json: bool) -> None:
     """Report versions, devices, threads, and why a plugin did not load."""
-    if each:
+    if alone:
         _plugins(as_json)
         return
     installed = plugins.all()

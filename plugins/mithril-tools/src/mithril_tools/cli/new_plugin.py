@@ -15,30 +15,91 @@ from mithril.system import files
 TEMPLATES = Path(__file__).parents[1] / "new_plugin"
 
 # kind: (one line about it, further requirements, requirements of its tests, how to use it)
-KINDS = {
+NUMPY = ["mithril-numpy{core}"]
+KINDS: dict[str, tuple[str, list[str], list[str], str]] = {
+    "analysis": (
+        "The analysis {name} for mithril.",
+        [],
+        NUMPY,
+        'It runs on request: `ml.compile(..., optimizations={{"{name}": True}})`; `compiled.decisions` has its report.',
+    ),
     "backend": (
         "The {name} backend for mithril.",
         ["mithril-passes{core}", "mithril-tools{core}"],
         [],
         'It is used by name, `ml.compile(model, "{name}")`, or as `ml.{cls}Backend()`.',
     ),
+    "command": (
+        "The command `mithril {name}`.",
+        ["click>=8.1", "mithril-tools{core}"],
+        [],
+        "`mithril {name} --help` describes it.",
+    ),
+    "format": (
+        "The file format .{ident} for models of mithril.",
+        [],
+        NUMPY,
+        '`compiled.export("model.{ident}")` writes it, `ml.load("model.{ident}", backend="numpy")` reads it.',
+    ),
+    "frontend": (
+        "The frontend {name} for mithril.",
+        [],
+        NUMPY,
+        "`ml.compile({package}.models.Polynomial((1.0, 2.0)), backend)` compiles its models.",
+    ),
+    "layer": (
+        "The layer {cls} for mithril.",
+        [],
+        NUMPY,
+        "`ml.{cls}(size)`, in models for every backend.",
+    ),
+    "lowering": (
+        "A lowering of softmax for mithril.",
+        [],
+        ["mithril-numpy{core}", "mithril-passes{core}"],
+        'Programs of the backend use it; `compiled.decisions.of("plugin")` names it.',
+    ),
+    "observer": (
+        "The observer {name} for mithril.",
+        [],
+        NUMPY,
+        "`logging.basicConfig(level=logging.INFO)`, then `ml.compile(..., {ident}_log=True)`.",
+    ),
     "op": (
         "The operation {ident}.soft_clip for mithril.",
         [],
-        ["mithril-numpy{core}"],
+        NUMPY,
         "`from {package}.ops import soft_clip`, then `soft_clip(x)` on values, arrays and connections.",
+    ),
+    "option": (
+        "The option {ident}_limit for mithril.",
+        [],
+        NUMPY,
+        "`ml.compile(..., {ident}_limit=100)` refuses programs with more operations.",
     ),
     "pass": (
         "The {name} pass for mithril.",
         [],
-        ["mithril-numpy{core}"],
+        NUMPY,
         'It runs from level medium on. `optimizations={{"{name}": False}}` leaves it out.',
+    ),
+    "primitive": (
+        "The operation {ident}.sinc for mithril.",
+        [],
+        NUMPY,
+        "`from {package}.ops import sinc`, then `sinc(x)` on values, arrays and connections.",
     ),
     "profiler": (
         "The {name} profiler for mithril.",
         [],
         [],
         '`with mithril.plugins.load_profiler("{name}")() as running: ...`, then `running.summary()`.',
+    ),
+    "rule": (
+        "The rules {name} for mithril.",
+        [],
+        NUMPY,
+        'They run from level medium on. `optimizations={{"{name}": False}}` leaves them out.',
     ),
     "target": (
         "The hardware target {ident} for mithril.",
@@ -47,6 +108,7 @@ KINDS = {
         'It is chosen by `ml.compile(..., target_hardware="{ident}")`.',
     ),
 }
+OPERATIONS = {"op": "soft_clip", "primitive": "sinc"}  # kind -> operation that it declares
 
 
 def facts(kind: str, name: str) -> dict[str, Any]:
@@ -113,16 +175,18 @@ def owner(distribution: str, name: str) -> str | None:
 @click.argument("name")
 @click.option("--into", type=click.Path(path_type=Path), default=".", help="Parent directory of the new distribution.")
 def new_plugin(kind: str, name: str, into: Path) -> None:
-    """Write a complete distribution with tests: pass, backend, target, profiler or op.
+    """Write a complete distribution with tests: operation, layer, pass, backend and other kinds.
 
-    NAME consists of lower-case words joined by hyphens; the name of the distribution is mithril-NAME.
+    KIND is the kind of plugin: an operation composed of others (op) or with a reference of its own (primitive), a pass
+    as a function (pass), as rules (rule) or one that only reports (analysis), and so on. NAME is lower-case words
+    joined by hyphens; the name of the distribution is mithril-NAME.
     """
     name = name.removeprefix("mithril-")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise click.BadParameter("use lower-case letters and digits, and hyphens between words", param_hint="NAME")
     words = facts(kind, name)
-    if kind == "op" and is_taken(f"{words['ident']}.soft_clip"):
-        raise click.BadParameter(f"there is an operation '{words['ident']}.soft_clip' already", param_hint="NAME")
+    if kind in OPERATIONS and is_taken(operation := f"{words['ident']}.{OPERATIONS[kind]}"):
+        raise click.BadParameter(f"there is an operation '{operation}' already", param_hint="NAME")
     if home := owner(words["distribution"], name):
         raise click.BadParameter(f"{home} has that name", param_hint="NAME")
     folder = into / words["distribution"]

@@ -141,7 +141,7 @@ def _names_of(module: ModuleType) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Describe each part of the state that is not as before; names that did not exist are no change."""
+    """Describe each part of the state that differs; new names are ignored."""
     lines = []
     for name, old in before.items():
         new = after.get(name)
