@@ -105,3 +105,33 @@ def test_a_step_with_a_loop_that_is_cut_off_raises(backend, name):
                 call(batch)
         for n, p in trainer.params.items():
             np.testing.assert_array_equal(trainer.to_numpy(p), before[n])
+
+
+@pytest.mark.parametrize("detect_nan", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_accumulated_step_counts_no_batch_whose_loop_is_cut_off(backend, detect_nan):
+    """The batch raises, and the step ends as if it had not been there."""
+    model = Model()
+    model |= Linear(3, name="inner")(input="x", output="h")
+    model |= plain()(x="h", rounds="rounds", output="output")
+    results = []
+    for batches in ((4, 5), (7, 4, 7, 5)):
+        trainer = ml.Trainer(
+            model,
+            ml.SGD(0.01),
+            loss=lambda output: ml.ops.mean(output * output),
+            backend=backend,
+            progress=False,
+            gradient_accumulation_steps=2,
+            detect_nan=detect_nan,
+        )
+        for rounds in batches:
+            batch = {"x": X, "rounds": np.int32(rounds)}
+            if rounds < 7:
+                trainer.step(batch)
+                continue
+            with pytest.raises(ml.MithrilError, match=r"max_trips=6 while its condition still holds"):
+                trainer.step(batch)
+        results.append({n: np.array(trainer.to_numpy(p)) for n, p in trainer.params.items()})
+    for name, expected in results[0].items():
+        np.testing.assert_array_equal(results[1][name], expected)

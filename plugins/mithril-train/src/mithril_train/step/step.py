@@ -241,11 +241,14 @@ class _Update:
                 if recipe.guarded:
                     good = self._all_finite(reports, unclipped)
                     reports[FINITE] = result("report", FINITE, good)
-                    self._guarded(self._loops_terminated(good), updates)
+                    self._guarded(good, updates)
                     self._rescale(good)
                 else:
                     for update in updates:
                         self.new.update(update())
+            for cut_off in self.graph.results_of("check"):  # then the call raises an error and changes nothing
+                ended = ops.equal(cut_off.value, 0)
+                self.new = {n: ops.where(ended, v, self.old[n]) for n, v in self.new.items()}
             carried = [Output(self.new.get(name, v), name, "state", name) for name, v in self.old.items()]
         step = builder.build((*carried, *reports.values()))
         return step.replaced(inputs=tuple(self._role(i) for i in step.inputs), name="step" if self.last else "sum")
@@ -325,12 +328,6 @@ class _Update:
         good: Value = is_finite(total)
         if self.recipe.stops:  # later steps change nothing either, so that the failed step can be inspected
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
-        return good
-
-    def _loops_terminated(self, good: Value) -> Value:
-        """Whether all loops terminated within their bounds; if not, the call raises an error and changes nothing."""
-        for cut_off in self.graph.results_of("check"):
-            good = ops.logical_and(good, ops.equal(cut_off.value, 0))
         return good
 
     def _guarded(self, good: Value, updates: list[Update]) -> None:
