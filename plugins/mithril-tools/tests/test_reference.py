@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import keyword
+import pydoc
 import re
 
 import pytest
@@ -12,7 +14,7 @@ import mithril.models as models
 from mithril import base, plugins
 from mithril.base import operations
 from mithril.compiler import option_rows
-from mithril_tools import cli
+from mithril_tools import cli, operation_stubs
 from mithril_tools.reference import KINDS, find, guides, pages
 from mithril_tools.reference.layers import EXAMPLES, NO_EXAMPLE, layer_classes
 from mithril_tools.reference.sources import source_of
@@ -124,3 +126,41 @@ def test_signatures_are_those_of_the_declarations():
         assert names == [*op.operands, *op.attributes], name
     for name, cls in layer_classes().items():
         assert "name" in inspect.signature(cls).parameters, name
+
+
+def stub_classes(text):
+    """Return the parameters of the only method of each class, without self, and its docstring."""
+    classes = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef):
+            (call,) = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+            a = call.args
+            names = [p.arg for p in (*a.args[1:], *([a.vararg] if a.vararg else []), *a.kwonlyargs)]
+            classes[node.name] = (names, ast.get_docstring(node))
+    return classes
+
+
+def test_stub_of_operations_has_every_signature_and_text():
+    classes = stub_classes(operation_stubs.operations_stub())
+    core = {n: op for n, op in operations().items() if "mithril/ops/" in op.declared_at and not keyword.iskeyword(n)}
+    core = {n: op for n, op in core.items() if n not in ml.ops.__all__}
+    assert {f"_{name}" for name in core} == set(classes)
+    for name, op in core.items():
+        assert classes[f"_{name}"] == ([*op.operands, *op.attributes], inspect.cleandoc(op.doc))
+
+
+def test_stub_of_layers_has_every_signature_and_text():
+    classes = stub_classes(operation_stubs.layers_stub())
+    home = inspect.getmodule(models.Relu.__mro__[1]).__name__
+    wrapped = {n: cls for n, cls in layer_classes().items() if cls.__module__ == home}
+    assert set(classes) - {"OperationLayer"} == set(wrapped)
+    for name in wrapped:
+        assert classes[name][0] == list(inspect.signature(wrapped[name]).parameters)
+
+
+def test_help_shows_signature_and_text():
+    assert {"softmax", "matmul", "conv"} <= set(dir(ml.ops))
+    assert not {"Any", "annotations", "elementwise"} & set(dir(ml.ops))  # names of use only
+    assert "axis: 'Axis' = -1" in pydoc.plain(pydoc.render_doc(ml.ops.softmax))
+    page = pydoc.plain(pydoc.render_doc(models.Linear))
+    assert "dimension: 'int | None' = None" in page and "x @ weight.T + bias" in page

@@ -92,4 +92,4 @@ def __dir__() -> list[str]:
     """Return the names of all operations, including those of installed plugins."""
     from mithril.base import operations
 
-    return sorted({*globals(), *operations()})
+    return sorted({*__all__, *operations()})

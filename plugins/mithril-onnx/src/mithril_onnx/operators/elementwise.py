@@ -44,9 +44,9 @@ def _binary(name, op):
 
 for _name, _op in UNARY.items():
     _unary(_name, _op)
-for _name, _op in BINARY.items():
-    if _op is not None:
-        _binary(_name, _op)
+for _name, _two in BINARY.items():
+    if _two is not None:
+        _binary(_name, _two)
 
 
 @operator

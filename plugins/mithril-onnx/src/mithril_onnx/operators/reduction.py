@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mithril import ops
@@ -72,7 +74,7 @@ REDUCTIONS = {
     "ReduceLogSum": _by_floats(lambda x, axis, keepdims: ops.log(ops.sum(x, axis=axis, keepdims=keepdims))),
     "ReduceLogSumExp": _by_floats(_logsumexp),
 }
-ELEMENTWISE = {
+ELEMENTWISE: dict[str, Any] = {
     "ReduceL1": ops.abs,
     "ReduceL2": ops.abs,
     "ReduceSumSquare": lambda x: x * x,

@@ -213,6 +213,7 @@ def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
 
 
 # -- functions of floats ------------------------------------------------------------------------------------------
+_op: Op  # of the loops below
 for _op in LIBM:
 
     def _function(code: t.Code, x: t.Expr, dtype: DType, _op: Op = _op, **_: Any) -> t.Expr:
