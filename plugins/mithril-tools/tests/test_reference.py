@@ -154,8 +154,8 @@ def test_stub_of_layers_has_every_signature_and_text():
     home = inspect.getmodule(models.Relu.__mro__[1]).__name__
     wrapped = {n: cls for n, cls in layer_classes().items() if cls.__module__ == home}
     assert set(classes) - {"OperationLayer"} == set(wrapped)
-    for name in wrapped:
-        assert classes[name][0] == list(inspect.signature(wrapped[name]).parameters)
+    for name, cls in wrapped.items():
+        assert classes[name][0] == list(inspect.signature(cls).parameters)
 
 
 def test_help_shows_signature_and_text():
