@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import onnx
 
 from mithril.backend import checked
-from mithril.base import DType, InputError, ModelError, Size, UnsupportedError, closest
+from mithril.base import DType, InputError, MithrilError, ModelError, Size, UnsupportedError, closest
 from mithril.ir import Builder, Value
 from mithril.models import Layer, Model
 from mithril_onnx import operators as _operators  # noqa: F401  (registers the rows)
-from mithril_onnx.importer import Importer, custom_rows
+from mithril_onnx.importer import MISTAKES, Importer, custom_rows
 from mithril_onnx.reading import OnnxFile, declared_shape, identifier, path_name, read
 from mithril_onnx.roles import roles_of
 from mithril_onnx.support import check_supported
@@ -94,7 +95,8 @@ class OnnxGraph(Layer):
         env: dict[str, Any] = dict(zip(self.source_names, inputs, strict=True))
         for name, value in self.constants.items():
             env[name] = value if isinstance(value, list) or value is None else np.asarray(value)
-        return importer.run(self.graph.proto, env)
+        with damage(self.file.name):
+            return importer.run(self.graph.proto, env)
 
     # -- weights, for the importer -----------------------------------------------------------------------------------
     def weight(self, name: str, array: Array) -> Value:
@@ -166,10 +168,27 @@ def from_onnx(
     nodes that they do not depend on are not imported. ``operators`` supplies functions for operators by name,
     ``constants`` fixes inputs to values, and ``inputs`` lists initializers that stay inputs.
     """
-    layer = OnnxGraph(read(source), tuple(outputs or ()), operators or {}, constants or {}, tuple(inputs))
-    model = OnnxModel(layer)
-    model.name = identifier(layer.file.proto.graph.name or "model")
+    file = read(source)
+    with damage(file.name):
+        layer = OnnxGraph(file, tuple(outputs or ()), operators or {}, constants or {}, tuple(inputs))
+        model = OnnxModel(layer)
+        model.name = identifier(file.proto.graph.name or "model")
     return model
+
+
+@contextmanager
+def damage(name: str) -> Iterator[None]:
+    """Report Python errors as damage of the file."""
+    try:
+        yield
+    except MithrilError:
+        raise
+    except (*MISTAKES, RecursionError, MemoryError) as cause:
+        raise InputError(
+            f"'{name}' is not a valid ONNX model",
+            facts=[f"{type(cause).__name__}: {cause}"],
+            hint="check the file: onnx.checker.check_model(model, full_check=True)",
+        ) from cause
 
 
 def load(path: str | os.PathLike[str], *, backend: Any = None, **options: Any) -> Any:

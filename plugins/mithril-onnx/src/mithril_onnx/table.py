@@ -69,6 +69,8 @@ class Table:
 
     def add(self, row: Row) -> None:
         rows = self._rows.setdefault((row.domain, row.name), [])
+        if any(r.since == row.since for r in rows):
+            raise ValueError(f"two rows for {row.name} of version {row.since}")
         rows.append(row)
         rows.sort(key=lambda r: -r.since)
 
@@ -103,9 +105,3 @@ def operator(
         return f
 
     return enter if function is None else enter(function)
-
-
-def alias(target: Callable[..., Any], *names: str, **options: Any) -> None:
-    """Register a function under further names."""
-    for name in names:
-        operator(target, name=name, **options)

@@ -225,12 +225,12 @@ def like_number(value, x):
     return scalar(value, x)
 
 
-@operator
+@operator(since=13)
 def Softmax(x, *, axis=-1):
     return ops.softmax(x, axis=axis)
 
 
-@operator
+@operator(since=13)
 def LogSoftmax(x, *, axis=-1):
     return ops.log_softmax(x, axis=axis)
 
@@ -262,8 +262,6 @@ def _flattened(name, function):
 _flattened("Softmax", lambda x: ops.softmax(x, axis=-1))
 _flattened("LogSoftmax", lambda x: ops.log_softmax(x, axis=-1))
 _flattened("Hardmax", lambda x: _hardmax(x, -1))
-operator(Softmax, since=13)
-operator(LogSoftmax, since=13)
 
 
 @operator(folds=False)
