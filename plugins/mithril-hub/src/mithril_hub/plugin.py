@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril import Architecture, Export, hookimpl
+from mithril import Architecture, Command, Export, hookimpl
 
 GGUF = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
 
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """``ml.from_pretrained`` and ``ml.generate``."""
+    """Return ``ml.from_pretrained``, ``ml.generate`` and their classes."""
     return [
         Export("from_pretrained", "mithril_hub.checkpoint.pretrained:from_pretrained"),
         Export("generate", "mithril_hub.generation.generate:generate"),
+        Export("Tokenizer", "mithril_hub.text.tokenizer:Tokenizer"),
         Export("Session", "mithril_hub.generation.session:Session"),
     ]
 
@@ -25,4 +26,13 @@ def mithril_architectures() -> Sequence[Architecture]:
     return [
         Architecture(name, loads="mithril_hub.gguf.reading:load", saves="mithril_hub.gguf.writing:save")
         for name in GGUF
+    ]
+
+
+@hookimpl
+def mithril_commands() -> Sequence[Command]:
+    """Return the commands ``run`` and ``convert``."""
+    return [
+        Command("run", "mithril_hub.cli.run:run", "Continue a prompt with a pretrained model."),
+        Command("convert", "mithril_hub.cli.convert:convert", "Write a pretrained model in another file format."),
     ]

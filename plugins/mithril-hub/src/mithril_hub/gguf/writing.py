@@ -26,18 +26,23 @@ ARCHITECTURES = {
 
 def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, np.ndarray[Any, Any]]]:
     """Return the architecture and metadata, the tensor of each parameter, and further tensors."""
-    config = model.config if isinstance(model, Decoder) else None
-    architecture = ARCHITECTURES.get(config.family) if config is not None else None
-    if config is None or architecture is None:
-        name = config.family if config is not None else type(model).__name__
-        raise UnsupportedError(
-            f"'{name}' has no form in the GGUF files of llama.cpp here",
-            facts=[f"supported: {', '.join(ARCHITECTURES)}"],
-        )
+    architecture = architecture_of(model)
+    config: DecoderConfig = model.config
     scaling, extra = _scaling(config)
     metadata = {**_sizes(config), **scaling}
     tensors = tensors_by_parameter(config, list(parameter_types(model)), architecture == "llama")
     return architecture, {f"{architecture}.{key}": value for key, value in metadata.items()}, tensors, extra
+
+
+def architecture_of(model: Any) -> str:
+    """Return the name of the model's family in GGUF files."""
+    family = model.config.family if isinstance(model, Decoder) else type(model).__name__
+    if family not in ARCHITECTURES:
+        raise UnsupportedError(
+            f"models of the type '{family}' cannot be exported to GGUF",
+            facts=[f"supported: {', '.join(ARCHITECTURES)}"],
+        )
+    return ARCHITECTURES[family]
 
 
 def _sizes(config: DecoderConfig) -> dict[str, Any]:

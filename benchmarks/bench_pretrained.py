@@ -1,6 +1,6 @@
 """Families of pretrained models on every backend against transformers: logits, greedy tokens, seconds.
 
-    python benchmarks/pretrained_families.py [--backends numpy,c] [--families llama2,gpt2]
+    python benchmarks/bench_pretrained.py [--backends numpy,c] [--families llama2,gpt2]
 
 The checkpoints are those of plugins/mithril-hub/tests/record.py, with weights drawn from their names. Each row tells
 the largest difference of logits, whether the tokens of two prompts, and of a batch of them, equal those of

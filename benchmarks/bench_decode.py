@@ -1,0 +1,172 @@
+"""Decoding with a Llama of 111 million parameters: milliseconds per token, seconds and memory of loading.
+
+    python benchmarks/bench_decode.py [--backends c,ggml,numpy] [--peers llama.cpp,transformers] [--tokens 24]
+
+Every engine runs in a process of its own with one thread, reads the same float32 weights, reads a prompt of 16 tokens
+and continues it by greedy tokens. A row is the processor time per token (the least of all steps, and the median), the
+seconds from the file to the first token, the largest memory of the process above that after imports, and whether the
+tokens are those of the first row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+PROMPT = np.random.default_rng(1).integers(3, 32000, 16).tolist()
+CACHE = 256
+
+
+def write(folder: Path) -> None:
+    """Write the checkpoint and its GGUF file."""
+    from safetensors.numpy import save_file
+
+    import mithril as ml
+    from mithril_hub.architectures import build
+    from mithril_hub.checkpoint.parameters import parameter_types
+
+    rng = np.random.default_rng(0)
+    model, _ = build(CONFIG, dtype="float32", cache=None)
+    weights = {
+        name: np.ones(t.shape, np.float32) if len(t.shape) == 1 else 0.04 * rng.standard_normal(t.shape, np.float32)
+        for name, t in parameter_types(model).items()
+    }
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    ml.compile(ml.from_pretrained(folder), "numpy", inference=True).export(folder / "m.gguf", architecture="llama")
+
+
+def peak() -> int:
+    """Return the largest resident memory of this process in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()  # ru_maxrss would count that of the parent
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def mithril_steps(folder: Path, backend: str):
+    """Yield tokens of a mithril backend."""
+    import mithril as ml
+    from mithril.backend import to_numpy
+
+    compiled = ml.compile(ml.from_pretrained(folder, cache=CACHE), backend, inference=True)
+    session = ml.Session(compiled)
+    logits = session.start([PROMPT])
+    while True:
+        token = int(np.argmax(to_numpy(logits)[0, -1]))
+        yield token
+        logits = session.extend([[token]])
+
+
+def llama_cpp_steps(folder: Path):
+    """Yield tokens of llama.cpp, float32 with a float32 cache."""
+    import llama_cpp
+
+    kind = llama_cpp.GGML_TYPE_F32
+    model = llama_cpp.Llama(
+        str(folder / "m.gguf"), n_ctx=CACHE, n_threads=1, verbose=False, type_k=kind, type_v=kind, n_threads_batch=1
+    )
+    model.eval(PROMPT)
+    while True:
+        token = int(np.argmax(model._ctx.get_logits()[: CONFIG["vocab_size"]]))
+        yield token
+        model.eval([token])
+
+
+def transformers_steps(folder: Path):
+    """Yield tokens of transformers on PyTorch."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens, cache = torch.tensor([PROMPT]), None
+    with torch.no_grad():
+        while True:
+            out = model(tokens, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            tokens = out.logits[:, -1].argmax(dim=-1, keepdim=True)
+            yield int(tokens)
+
+
+def measure(engine: str, folder: Path, count: int) -> dict:
+    """Run one engine in this process."""
+    if engine == "llama.cpp":
+        import llama_cpp  # noqa: F401
+
+        steps = llama_cpp_steps(folder)
+    elif engine == "transformers":
+        sys.modules["torchvision"] = None  # type: ignore[assignment]  # not needed, and slow to import
+        import transformers  # noqa: F401
+
+        steps = transformers_steps(folder)
+    else:
+        import mithril as ml
+
+        ml.plugins.backend_class(engine)
+        steps = mithril_steps(folder, engine)
+    before, start = peak(), time.perf_counter()
+    tokens = [next(steps), next(steps)]
+    loaded = time.perf_counter() - start
+    times = []
+    for _ in range(count):
+        begin = time.process_time()
+        tokens.append(next(steps))
+        times.append(1e3 * (time.process_time() - begin))
+    return {
+        "least": min(times),
+        "median": statistics.median(times),
+        "load": loaded,
+        "memory": (peak() - before) / 2**20,
+        "tokens": tokens,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backends", default="c,ggml,numpy,torch,jax,mlx")
+    parser.add_argument("--peers", default="llama.cpp,transformers")
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        print(json.dumps(measure(options.run[0], Path(options.run[1]), options.tokens)))
+        return
+    print(f"{'engine':14} {'ms least':>9} {'median':>8} {'load s':>8} {'MiB':>7}  tokens")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    first = None
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        for engine in [*options.peers.split(","), *options.backends.split(",")]:
+            command = [sys.executable, __file__, "--run", engine, folder, "--tokens", str(options.tokens)]
+            done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+            if done.returncode:
+                print(f"{engine:14} failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
+                continue
+            row = json.loads(done.stdout.strip().splitlines()[-1])
+            first = first or row["tokens"]
+            numbers = f"{row['least']:9.1f} {row['median']:8.1f} {row['load']:8.2f} {row['memory']:7.0f}"
+            print(f"{engine:14} {numbers}  {'equal' if row['tokens'] == first else 'differ'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Text as tokens: tokenizers of checkpoints and chat templates."""
