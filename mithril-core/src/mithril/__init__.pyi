@@ -118,6 +118,7 @@ from mithril_ggml.weights.ternary_layer import TernaryLinear as TernaryLinear
 from mithril_hub.checkpoint.pretrained import from_pretrained as from_pretrained
 from mithril_hub.generation.generate import generate as generate
 from mithril_hub.generation.session import Session as Session
+from mithril_hub.text.tokenizer import Tokenizer as Tokenizer
 from mithril_jax.backend import JaxBackend as JaxBackend
 from mithril_mlx.backend import MlxBackend as MlxBackend
 from mithril_mlx.utilities.analysis import MlxComputationGraph as MlxComputationGraph
