@@ -66,9 +66,7 @@ class StepConfig:
 
     @property
     def stops(self) -> bool:
-        """Whether training ends at the first step that is not finite; a dynamic loss scale adjusts by such steps
-        instead.
-        """
+        """Whether training ends at the first step that is not finite; a dynamic loss scale adapts instead."""
         return self.detect_nan and not (self.loss_scale is not None and self.loss_scale.dynamic)
 
     def check_patterns(self, parameters: Sequence[str]) -> None:
