@@ -223,6 +223,20 @@ binary_cross_entropy_with_logits: _binary_cross_entropy_with_logits
 ``pos_weight`` is a factor for targets of 1: a scalar, or an array that matches the last axes of the logits.
 """
 
+class _bincount(Op):
+    """How often each integer from 0 to size - 1 occurs (int32); other integers are not counted."""
+    def __call__(self, x: Any, *, size: int) -> Any: ...
+
+bincount: _bincount
+"""How often each integer from 0 to size - 1 occurs (int32); other integers are not counted."""
+
+class _bitcast(Op):
+    """The bits of the elements read as another dtype with the same number of bits."""
+    def __call__(self, x: Any, *, dtype: Any) -> Any: ...
+
+bitcast: _bitcast
+"""The bits of the elements read as another dtype with the same number of bits."""
+
 class _bitwise_and(Op):
     """Bits set in both."""
     def __call__(self, a: Any, b: Any) -> Any: ...
@@ -382,6 +396,20 @@ cross_entropy: _cross_entropy
 
 ``weight`` has one factor per class; for class indices the mean is then weighted by the factors of the labels.
 """
+
+class _cummax(Op):
+    """Cumulative maximum along an axis, from the end with ``reverse``; nan is the largest."""
+    def __call__(self, x: Any, *, axis: int = -1, reverse: bool = False) -> Any: ...
+
+cummax: _cummax
+"""Cumulative maximum along an axis, from the end with ``reverse``; nan is the largest."""
+
+class _cummin(Op):
+    """Cumulative minimum along an axis, from the end with ``reverse``; nan is the smallest."""
+    def __call__(self, x: Any, *, axis: int = -1, reverse: bool = False) -> Any: ...
+
+cummin: _cummin
+"""Cumulative minimum along an axis, from the end with ``reverse``; nan is the smallest."""
 
 class _cumprod(Op):
     """Cumulative product along an axis; ``reverse`` starts at the end, ``exclusive`` excludes the element itself."""
@@ -649,6 +677,13 @@ class _hinge_loss(Op):
 hinge_loss: _hinge_loss
 """max(0, 1 - prediction * target) for targets of -1 and 1."""
 
+class _histogram(Op):
+    """How many elements fall in each of ``bins`` equal intervals from low to high (int32); ``high`` is in the last."""
+    def __call__(self, x: Any, *, bins: int, low: float, high: float) -> Any: ...
+
+histogram: _histogram
+"""How many elements fall in each of ``bins`` equal intervals from low to high (int32); ``high`` is in the last."""
+
 class _huber_loss(Op):
     """d^2 / 2 for differences d up to delta, delta * (|d| - delta / 2) beyond."""
     def __call__(self, predictions: Any, targets: Any, *, delta: float = 1.0, reduction: str = 'mean') -> Any: ...
@@ -795,6 +830,13 @@ class _log_softmax(Op):
 
 log_softmax: _log_softmax
 """log(softmax(x)) without underflow."""
+
+class _logcumsumexp(Op):
+    """Logarithm of the cumulative sum of exponentials along an axis, without overflow."""
+    def __call__(self, x: Any, *, axis: int = -1, reverse: bool = False) -> Any: ...
+
+logcumsumexp: _logcumsumexp
+"""Logarithm of the cumulative sum of exponentials along an axis, without overflow."""
 
 class _logical_and(Op):
     """a and b, for bools."""
@@ -948,6 +990,13 @@ class _nll_loss(Op):
 
 nll_loss: _nll_loss
 """Negative log likelihood of class indices, from log probabilities."""
+
+class _nonzero(Op):
+    """Positions [size, rank] (int32) of the first ``size`` nonzero elements, ``fill`` beyond them, and their number."""
+    def __call__(self, x: Any, *, size: int, fill: int = -1) -> Any: ...
+
+nonzero: _nonzero
+"""Positions [size, rank] (int32) of the first ``size`` nonzero elements, ``fill`` beyond them, and their number."""
 
 class _normal(Op):
     """Standard normal floats, computed with the inverse error function."""
@@ -1183,6 +1232,34 @@ class _scatter_nd_add(Op):
 
 scatter_nd_add: _scatter_nd_add
 """``x`` with updates added at positions in several axes; updates at repeated positions add up."""
+
+class _scatter_nd_reduce(Op):
+    """``x`` combined with updates at positions in several axes by "add", "max", "min" or "mul"; nan wins."""
+    def __call__(self, x: Any, indices: Any, updates: Any, *, reduction: str) -> Any: ...
+
+scatter_nd_reduce: _scatter_nd_reduce
+"""``x`` combined with updates at positions in several axes by "add", "max", "min" or "mul"; nan wins."""
+
+class _scatter_reduce(Op):
+    """``x`` combined with updates at positions along an axis by "add", "max", "min" or "mul"."""
+    def __call__(self, x: Any, indices: Any, updates: Any, *, reduction: str, axis: int = 0) -> Any: ...
+
+scatter_reduce: _scatter_reduce
+"""``x`` combined with updates at positions along an axis by "add", "max", "min" or "mul"."""
+
+class _scatter_reduce_along_axis(Op):
+    """``x`` combined with updates at one position each along an axis by "add", "max", "min" or "mul"."""
+    def __call__(self, x: Any, indices: Any, updates: Any, *, reduction: str, axis: int) -> Any: ...
+
+scatter_reduce_along_axis: _scatter_reduce_along_axis
+"""``x`` combined with updates at one position each along an axis by "add", "max", "min" or "mul"."""
+
+class _searchsorted(Op):
+    """Positions (int32) at which values keep the sorted vector x in order: before equal elements, or after them."""
+    def __call__(self, x: Any, values: Any, *, right: bool = False) -> Any: ...
+
+searchsorted: _searchsorted
+"""Positions (int32) at which values keep the sorted vector x in order: before equal elements, or after them."""
 
 class _select(Op):
     """The element at ``index`` along each of ``axes``, which are dropped; negative positions count from the end."""
@@ -1499,6 +1576,17 @@ class _uniform(Op):
 
 uniform: _uniform
 """Uniform floats in [low, high)."""
+
+class _unique(Op):
+    """The ``size`` least distinct elements in order, ``fill`` beyond them; positions of all elements among the distinct
+    ones, how often each occurs, and their number.
+    """
+    def __call__(self, x: Any, *, size: int, fill: float = 0.0) -> Any: ...
+
+unique: _unique
+"""The ``size`` least distinct elements in order, ``fill`` beyond them; positions of all elements among the distinct
+ones, how often each occurs, and their number.
+"""
 
 class _unsqueeze(Op):
     """x with new axes of size 1; ``axis`` lists their positions in the result."""

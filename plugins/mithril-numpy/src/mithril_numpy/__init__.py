@@ -1,1 +1,1 @@
-"""The NumPy backend of mithril: generated, readable NumPy code that defines what every operation means."""
+"""The NumPy backend of mithril: generated, readable NumPy code, the reference for other backends."""

@@ -1,4 +1,4 @@
-"""``ml.NumpyBackend``: generates and runs NumPy source."""
+"""``ml.NumpyBackend``: generate and run NumPy source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mithril_numpy.lowering import table
 
 
 class NumpyBackend(SourceBackend):
-    """Arrays are NumPy's; there is nothing to compile, and every operation runs when its line is reached."""
+    """Backend whose arrays are NumPy arrays; operations run one by one, without compilation."""
 
     name = "numpy"
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table}

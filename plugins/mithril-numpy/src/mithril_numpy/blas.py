@@ -17,7 +17,7 @@ NARROW = ("Haswell", "Zen")  # kernels of 256 bits
 
 @dataclass(frozen=True)
 class OpenBlas:
-    """The library, by the ending of its functions' names."""
+    """The library, with the suffix of its functions' names."""
 
     library: ctypes.CDLL
     suffix: str

@@ -10,7 +10,7 @@ from mithril.backend import Dialect, needs, single
 
 
 def on_host(function, types, *arrays):
-    """Results of a function of NumPy arrays: a plain call."""
+    """Call a function of NumPy arrays."""
     return function(*arrays)
 
 
@@ -81,12 +81,12 @@ def erfinv(x):
 
 
 def power(a, b):
-    """a to the b: where all exponents are 0.5 NumPy takes the square root, which differs at -inf and -0.0."""
+    """Compute a to the b; if all exponents are 0.5 NumPy computes the square root, which differs at -inf and -0.0."""
     return np.where((b == 0.5) & ((a == 0) | (a == -np.inf)), np.abs(a), np.power(a, b)).astype(a.dtype)
 
 
 def pow_int(a, b):
-    """Integer power; a negative exponent gives 0, except of 1 and -1."""
+    """Compute an integer power; a negative exponent gives 0, except for the bases 1 and -1."""
     result = np.power(a, np.maximum(b, 0))
     unit = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b & 1), 0)) if a.dtype.kind == "i" else a == 1
     return np.where(b < 0, unit, result).astype(a.dtype)
@@ -117,7 +117,7 @@ def triangular_solve(a, b, lower, transposed, unit_diagonal):
 
 
 def masked(condition, x):
-    """x where the condition holds, else 0: on bits, because np.where takes twenty times as long on mixed conditions."""
+    """Return x where the condition holds, else 0: on bits, because np.where takes 20 times as long on mixed conditions."""
     word = np.dtype(f"i{x.dtype.itemsize}")
     mask = condition.view(np.int8).astype(word)
     np.negative(mask, out=mask)
@@ -125,7 +125,7 @@ def masked(condition, x):
 
 
 def chosen(condition, a, b):
-    """a where the condition holds, else b, on bits."""
+    """Return a where the condition holds, else b, on bits."""
     word = np.dtype(f"i{a.dtype.itemsize}")
     mask = condition.view(np.int8).astype(word)
     np.negative(mask, out=mask)
@@ -154,7 +154,7 @@ def index(indices):
 
 
 def put(x, index, updates):
-    """Return x with rows replaced; of several updates of one place the last wins."""
+    """Return x with rows replaced; the last of several updates of one row wins."""
     out = x.copy()
     out[index] = updates
     return out
@@ -175,20 +175,20 @@ def window(x, starts, sizes):
 
 @needs(window)
 def dynamic_update_slice(x, update, starts):
-    """x with a part overwritten."""
+    """Return x with a part overwritten."""
     out = x.copy()
     out[window(x, starts, update.shape)] = update
     return out
 
 
 def iota(shape, axis, dtype):
-    """0, 1, 2, ... along an axis."""
+    """Return 0, 1, 2, ... along an axis."""
     line = np.arange(shape[axis]).astype(dtype)
     return np.broadcast_to(line.reshape([-1 if k == axis else 1 for k in range(len(shape))]), shape)
 
 
 def pad(x, widths, value):
-    """Elements of one value added before and after along each axis."""
+    """Add elements of one value before and after along each axis."""
     out = np.full([b + n + a for n, (b, a) in zip(x.shape, widths)], value, x.dtype)
     out[tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, widths))] = x
     return out
@@ -197,7 +197,7 @@ def pad(x, widths, value):
 # -- windows ------------------------------------------------------------------------------------------------------
 @needs(pad)
 def windows(x, kernel, stride, padding, dilation):
-    """[batch, channels, *windows, *kernel], a view of the padded image."""
+    """Return [batch, channels, *windows, *kernel], a view of the padded image."""
     if any(a or b for a, b in padding):
         x = pad(x, ((0, 0), (0, 0), *padding), 0)
     counts = tuple((n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation))
@@ -264,7 +264,7 @@ def conv_weight_grad(x, g, shape, stride, padding, dilation, groups):
 # -- primitives of shared helpers ------------------------------------------------------------------------------------
 @needs(pad)
 def bordered(x, padding, fill):
-    """Images with a border."""
+    """Return images with a border."""
     return pad(x, ((0, 0), (0, 0), *padding), fill)
 
 
@@ -280,7 +280,7 @@ def raise_part(x, cut, y):
 
 
 def float_key(x):
-    """Floats as NumPy sorts them, nan last."""
+    """Return keys that sort floats as NumPy does, nan last."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 else x
 
 

@@ -1,4 +1,4 @@
-"""For inference: a batch norm after a product goes into the product's weights and bias."""
+"""Inference: fold a batch norm into the weights and bias of the preceding product."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _conv_added(
 
 
 def _is_per_channel(added: Value, weights: Value) -> bool:
-    """Whether a value has the shape that a bias of a convolution gets, as where the bias is a constant."""
+    """Whether a value has the shape of a convolution's bias, as a constant bias does."""
     return added.shape == (1, weights.shape[0], *[1] * (weights.ndim - 2))
 
 

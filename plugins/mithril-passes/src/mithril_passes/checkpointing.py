@@ -1,6 +1,6 @@
-"""``gradient_checkpointing``: discard residuals of the forward part and recompute them for the backward part.
+"""``gradient_checkpointing``: discard residuals of the forward pass and recompute them for the backward pass.
 
-The forward part is split into segments where few bytes cross. Values that cross a cut are saved; all other residuals
+The forward pass is split into segments where few bytes cross. Values that cross a cut are saved; all other residuals
 are recomputed just before their first use, from operands behind a barrier: no later pass, and no compiler of the
 backend, can merge them with the first computation or move them up.
 """
@@ -21,7 +21,7 @@ REMAT = {"phase": "recomputed"}
 
 
 def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
-    """Recompute segments of the forward part; a graph without a backward part is unchanged."""
+    """Recompute segments of the forward pass; a graph without a backward pass is unchanged."""
     num_segments = context.option("checkpoint_segments")
     forward, backward = split_forward_backward(graph)
     if context.option("inference") or context.option("static_inference"):
@@ -104,7 +104,7 @@ def _cuts(running: Sequence[int], crossing: Sequence[int], count: int) -> list[i
 
 
 class Recompute:
-    """Builds the new backward part."""
+    """Builder of the new backward pass."""
 
     def __init__(self, graph: Graph, forward: Sequence[Node], backward: Sequence[Node], cuts: Sequence[int]) -> None:
         self.graph, self.forward, self.backward = graph, list(forward), list(backward)
@@ -120,7 +120,7 @@ class Recompute:
         self.saved = self._saved_values()
         self.pending = set(self.backward)
         self.late: set[Value | None] = {v for v, k in self.node_index.items() if self.segment[k] == self.last}
-        self.late.update(i.value for i in graph.with_role("cotangent"))  # and all that depends on these
+        self.late.update(i.value for i in graph.with_role("cotangent"))  # and all values that depend on these
         self.copies: dict[Value, Value] = {}
         self.barriers: dict[tuple[Value, int], Value] = {}
         self.out: list[Node] = []

@@ -1,4 +1,4 @@
-"""Passes that only remove: dead code, repeated expressions, expressions of constants."""
+"""Cleanup passes: dead code elimination, common subexpression elimination, constant folding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mithril.passes import PassContext
 
 NO_CONTEXT = PassContext()
 BACKWARD = ("phase", "backward")  # a tag that CSE ignores: gradients may use results of the forward part
-FOLD_LIMIT = 1 << 16  # elements: a folded constant larger than this would cost more memory than it saves time
+FOLD_LIMIT = 1 << 16  # elements: a larger folded constant would cost more memory than it saves time
 
 
 def dead_code_elimination(graph: Graph) -> Graph:
-    """Drop nodes, constants and region results that nothing reads."""
+    """Remove nodes, constants and region results without users."""
     needed = set(graph.outputs)
     live_nodes: list[Node] = []
     for node in reversed(graph.nodes):
@@ -65,7 +65,7 @@ def _key(node: Node) -> Any:
 def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
     """Evaluate expressions of constants, up to a limit on the size of results.
 
-    Where parameters are baked in, results may be as large as the largest of them.
+    If parameters are embedded, results may be as large as the largest of them.
     """
     limit = FOLD_LIMIT
     if context.option("static_inference", False):

@@ -289,8 +289,8 @@ RULES = RuleSet("operator-fusion", [*ACTIVATIONS, *SOFTMAX, *NORMS, *PRODUCTS])
 
 
 # -- where rules are applied ----------------------------------------------------------------------------------------
-# A composite is more stable than its parts: at infinities, where parts overflow, and at kinks, the two differ, often
-# in the gradient alone. Level high takes the better values; below, results are those of the parts at every number.
+# A composite is more stable than its primitives: they differ at infinities, where primitives overflow, and at kinks,
+# often only in the gradient. Level high uses the composite; lower levels keep the results of the primitives.
 EQUAL_GRADIENTS = ("linear", "bias of a linear", "softmax", "log-softmax", "attention")
 EQUAL_VALUES = (
     *EQUAL_GRADIENTS,
@@ -301,12 +301,12 @@ ANY_WIDTH = ("linear", "bias of a linear", "relu", "gelu", "gelu by tanh", "sigm
 
 
 def _has_no_16_bit_operand(*values: Value, **_: Any) -> bool:
-    """Whether no operand has 16 bits: there the parts overflow, while the composite computes in 32 bits."""
+    """Whether no operand has 16 bits: there the primitives overflow, while the composite computes in float32."""
     return all(v.dtype.bits >= 32 for v in values)
 
 
 def _faithful(names: Iterable[str]) -> RuleSet:
-    """Return the named rules, restricted to dtypes for which both sides agree at every number."""
+    """Return the named rules, restricted to dtypes for which both sides agree for all numbers."""
     rules = [r if r.name in ANY_WIDTH else r.restricted(_has_no_16_bit_operand) for r in RULES.rules if r.name in names]
     return RuleSet(RULES.name, rules)
 

@@ -1,4 +1,4 @@
-"""What follows a product, merged into it: backends with such kernels save a pass over the result."""
+"""Epilogue fusion: fuse bias and activation into the product, which saves a pass over the result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from mithril.ops import ACTIVATIONS, linear
 from mithril.rewrite import RuleSet, rule
 
-# Activations that kernels of products apply while they write the result.
+# Activations that kernels of products apply before they store the result.
 EPILOGUES = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 
 

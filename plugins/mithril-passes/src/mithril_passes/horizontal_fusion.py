@@ -9,12 +9,12 @@ from mithril.base import is_static, numel
 from mithril.ir import Editor
 from mithril.ops import concat, linear, split
 
-ROWS = 16  # of the operand: with fewer, copying the weights together costs more than one call saves
+ROWS = 16  # of the operand: with fewer, concatenating the weights costs more than one call saves
 
 
 @pass_(name="sibling-products", exact=False)
 def sibling_products(graph: Graph) -> Graph:
-    """Merge ``linear`` nodes that read the same value: queries, keys and values of an attention, say."""
+    """Merge ``linear`` nodes that read the same value, such as queries, keys and values of an attention."""
     groups: dict[tuple[Value, bool, object], list[Node]] = {}
     for node in graph.nodes:
         if node.op is ops.linear and node.attributes["activation"] == "none" and _own_weights(graph, node):
@@ -32,7 +32,7 @@ def sibling_products(graph: Graph) -> Graph:
 
 
 def _own_weights(graph: Graph, node: Node) -> bool:
-    """Weights and bias come from outside, so they are there before the first of the products."""
+    """Whether weights and bias are inputs, and therefore available before the first of the products."""
     return all(v is None or v in graph.input_of for v in node.operands[1:])
 
 

@@ -1,4 +1,4 @@
-"""Which way to compute each large operation: measured on the backend, on its real sizes, and remembered."""
+"""Kernel selection: measure the variants of each large operation on the backend, and cache the fastest."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mithril_passes.specialization import targets_own_device
 
 OWN = "as it is"
 MARGIN = 0.1  # of the time: smaller gains are noise
-SECONDS, ROUNDS = 0.05, 9  # for each operation that is measured
-SMALL = 1 << 14  # elements read and multiplied: below, calling costs more than computing
-MOST = 64  # operations that one compilation measures; the largest first
+SECONDS, ROUNDS = 0.05, 9  # for each measured operation
+SMALL = 1 << 14  # elements read and multiplied; below, call overhead dominates
+MOST = 64  # measured operations per compilation, the largest first
 
 
 @pass_(name="kernel-choice", exact=False)
 def kernel_choice(graph: Graph, context: PassContext) -> Graph:
-    """Measure other ways to compute the large operations and take those that are faster here."""
+    """Measure variants of the large operations and use those that are faster on this machine."""
     backend = context.backend
     if not isinstance(backend, Backend) or not (backend.capabilities.local and targets_own_device(context)):
         return graph
@@ -76,7 +76,7 @@ def _choice(key: str, node: Node, backend: Backend, store: Store, context: PassC
     if stored is None:
         try:
             store.put(key, {"times": json.dumps(times).encode()})
-        except OptionError as error:  # a folder that cannot be written costs the next compilation its time, no more
+        except OptionError as error:  # if the directory cannot be written, the next compilation measures again
             context.record("choice", f"the measurement cannot be stored: {error.what}")
     best = min(times, key=lambda name: times[name])
     if best not in candidates or times[best] > (1 - MARGIN) * times[OWN]:

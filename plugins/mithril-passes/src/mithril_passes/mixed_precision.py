@@ -1,10 +1,12 @@
-"""``mixed_precision``: products in 16 bits, operations that need range or accuracy in 32, as operations declare.
+"""``mixed_precision``: products in a 16-bit dtype, operations that need range or accuracy in float32.
 
-Parameters stay float32 and are cast where they are used, so that an optimizer updates full ones; outputs keep their
-dtypes. ``traits.precision`` distinguishes three kinds of operations:
+Parameters stay float32 and are cast where they are used, so that an optimizer updates float32 values; outputs keep
+their dtypes. ``traits.precision`` distinguishes three kinds of operations:
 
-* "low" run in the small dtype: products, which are where the time goes, and accumulate in float32 inside.
-* "follow" take the dtype of their operands: moving data and cheap arithmetic on it.
+* "low" run in the small dtype: products, which take most of the time and accumulate in float32.
+
+* "follow" take the dtype of their operands: data movement and cheap arithmetic.
+
 * "full" stay in float32: exponentials, sums, norms, losses.
 """
 
@@ -30,7 +32,7 @@ def mixed_precision(graph: Graph, context: PassContext) -> Graph:
 
 
 def small_dtype(requested: Any) -> DType:
-    """Return a dtype of 16 bits by its name."""
+    """Return a 16-bit dtype by its name."""
     name = str(requested).rpartition(".")[2]
     if name not in SMALL:
         message, facts, hint = unknown("dtype in mixed_precision", name, SMALL)
@@ -46,7 +48,7 @@ def operation_names(names: str | Sequence[str]) -> Sequence[str]:
 
 
 class Policy:
-    """The kinds that the user set, and those of the operations."""
+    """The precision kinds set by the user, and those that operations declare."""
 
     def __init__(self, setting: Mapping[str, Any], default: str) -> None:
         self.dtype = small_dtype(setting.get("dtype", default))
@@ -67,7 +69,7 @@ class Policy:
         return policy
 
     def kind(self, node: Node) -> str:
-        """``low``, ``follow`` or ``full``."""
+        """Return ``low``, ``follow`` or ``full``."""
         path = node.origin.path
         if any(fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for pattern in self.keep):
             return "full"
@@ -75,7 +77,7 @@ class Policy:
 
 
 class Rewriter:
-    """Copies the graph, keeping for each value its float32 form, its small form, or both once both were needed."""
+    """Rewriter of a graph that keeps the float32 form of each value, the small form, or both if both are needed."""
 
     def __init__(self, graph: Graph, policy: Policy) -> None:
         self.graph = graph
@@ -119,7 +121,7 @@ class Rewriter:
             self.soft.add(node.result)
 
     def _runs_in_small_dtype(self, node: Node) -> bool:
-        """Whether a node runs in the small dtype: its kind says so, or everything that decides comes in small."""
+        """Whether a node runs in the small dtype, by its kind or because its operands are small."""
         floats = [v for v in node.operands if v is not None and v.dtype is float32]
         if not floats or node.regions or not any(v.dtype is float32 for v in node.results):
             return False

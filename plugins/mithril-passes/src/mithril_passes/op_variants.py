@@ -1,6 +1,6 @@
-"""Other ways to compute an operation. Which is fastest depends on the backend, the sizes and the machine.
+"""Equivalent variants of an operation. Which is fastest depends on the backend, the sizes and the machine.
 
-Those that a backend always gains from are in ``Capabilities.prefers``; the others are measured, where the user asks.
+Variants that are always faster on a backend are listed in ``Capabilities.prefers``; the others are measured on request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mithril.base import is_static
 from mithril.ops import ACTIVATIONS, add, dot, linear, matmul, mul, pad, reshape, stack, sum as total, transpose
 
 NARROW = 4  # elements up to which a sum is unrolled into products
-TAPS = 32  # of a depthwise kernel: with more, a convolution is faster than sums of shifted images
+TAPS = 32  # of a depthwise kernel: above, a convolution is faster than a sum of shifted images
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ WAYS: dict[str, list[Variant]] = {}  # by operation
 
 
 def variant(name: Form, *ops: str, when: Callable[[Node], bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: one more way to compute ``ops``."""
+    """Decorate a function as another variant of ``ops``."""
 
     def add_it(make: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
@@ -221,6 +221,6 @@ def _weight_by_shifts(node: Node, x: Value, g: Value) -> Any:
 
 
 def is_measurable(node: Node) -> bool:
-    """Sizes known, nothing inside, one result."""
+    """Whether sizes are static, and the node has no regions and one result."""
     values = [v for v in (*node.operands, *node.results) if v is not None]
     return not node.regions and len(node.results) == 1 and all(is_static(v.shape) for v in values)

@@ -11,7 +11,7 @@ from mithril.backend import Layers, Positive
 from mithril.compiler import Readable
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-FUSION = ("fusion", "operator_fusion")  # the words for all passes that make one operation of several
+FUSION = ("fusion", "operator_fusion")  # the names that select all fusion passes
 
 
 def _dtype(value: Any) -> None:
@@ -176,7 +176,7 @@ def mithril_passes() -> Sequence[PassSpec]:
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """Keywords of ``ml.compile`` that the passes and the picture answer to."""
+    """Return the options of ``ml.compile`` that the passes implement."""
     return [
         Option("gradient_checkpointing", bool, False, "Recompute values in the backward pass instead of storing them."),
         Option(

@@ -1,4 +1,4 @@
-"""Algebra that holds bit for bit, and, apart from it, algebra that does not."""
+"""Algebraic simplification: rules with bitwise identical results, and separately rules that change rounding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from mithril.rewrite import RuleSet, rule
 
 
 def _holds_all(target: DType, narrow: DType) -> bool:
-    """Whether every value of the narrow dtype is one of the wide."""
+    """Whether the wide dtype represents every value of the narrow dtype."""
     if narrow.is_bool:
         return True
     if target.is_float and narrow.is_float:
@@ -49,7 +49,7 @@ def _round_trips(x: Value, *, first: Any, second: Any) -> bool:
 
 
 def _power_of_two(x: Value, *, c: float) -> bool:
-    """Such divisors have exact reciprocals."""
+    """Whether the divisor is a power of two, whose reciprocal is exact."""
     from math import frexp, isfinite
 
     return isfinite(c) and c != 0 and abs(frexp(c)[0]) == 0.5 and 2.0**-10 <= abs(c) <= 2.0**10 and x.dtype.is_float
@@ -59,7 +59,7 @@ def _composed(x: Value, *, inner: Any, outer: Any) -> Any:
     return transpose(x, perm=tuple(inner[k] for k in outer))
 
 
-# A rule whose two sides have different types is not applied: x * 1 only goes where nothing is broadcast.
+# A rule is not applied if the types of its sides differ: x * 1 is removed only if it does not broadcast.
 EXACT = RuleSet(
     "simplify",
     [

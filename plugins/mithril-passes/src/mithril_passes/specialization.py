@@ -1,4 +1,4 @@
-"""Operations written in the way that the backend always gains from: no measuring, so fit for every compilation."""
+"""Specialization: rewrite operations to the variants that are always faster on the backend, without measurements."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def specialize_operations(graph: Graph, context: PassContext) -> Graph:
 
 
 def targets_own_device(context: PassContext) -> bool:
-    """Whether the program is for the backend's own device, which preferences and measurements speak of."""
+    """Whether the program targets the backend's own device, to which preferences and measurements apply."""
     return context.target is None or context.target.family == context.backend.capabilities.family

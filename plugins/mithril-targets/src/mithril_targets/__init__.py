@@ -1,1 +1,1 @@
-"""Hardware targets: CPUs, phones, GPUs and TPUs, and their detection."""
+"""Hardware targets: CPUs, mobile devices, GPUs and TPUs, and their detection."""

@@ -1,4 +1,4 @@
-"""Apple silicon: the GPU that MLX and MPS compute on, with the memory that the whole chip shares."""
+"""Apple silicon: the GPU that MLX and MPS compute on, and the unified memory of the chip."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mithril_targets.system_info import run_command
 
 GB = 10**9
 # chip: operations per second of the largest GPU of that chip in float32, bytes per second, largest memory.
-# To the M2 as Apple states them; from the M3 on cores x 128 lanes x 2 x clock, since Apple stopped stating them.
+# Up to the M2 as published by Apple; from the M3 on cores x 128 lanes x 2 x clock.
 _CHIPS = {
     "m1": (2.6e12, 68.25 * GB, 16 * GB),
     "m1_pro": (5.2e12, 200 * GB, 32 * GB),

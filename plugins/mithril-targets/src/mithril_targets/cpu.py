@@ -1,7 +1,6 @@
-"""The processor of this machine, as far as its operating system tells: cores, clock, vector width, memory.
+"""The CPU of this machine: cores, clock, vector width and memory, as reported by the operating system.
 
-Rates are cores x clock x operations per clock, the figure that vendors state too. Limits of
-containers apply.
+Rates are cores x clock x operations per clock, the figure that vendors also publish. Limits of containers apply.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Processor:
 
 @cache
 def processor() -> Processor:
-    """This machine's processor."""
+    """Return the CPU of this machine."""
     if platform.system() == "Darwin":
         return _darwin()
     text = read("/proc/cpuinfo") or ""
@@ -68,7 +67,7 @@ def _field(text: str, name: str) -> str | None:
 
 
 def _cores() -> int:
-    """Cores this process may use: of its affinity mask and of its container's share of time, the smaller."""
+    """Return the cores available to this process: the smaller of its affinity mask and its container's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = (read("/sys/fs/cgroup/cpu.max") or "max").split()
     if len(quota) == 2 and quota[0].isdigit():
@@ -114,7 +113,7 @@ def target() -> HardwareTarget:
         family="cpu",
         aliases=("host",),
         peak_flops=rates,
-        # No file tells it. A core moves some 12 GB/s by itself; sockets stop growing with their channels.
+        # Not reported by the system. One core reaches about 12 GB/s; sockets are limited by their channels.
         bandwidth=min(12e9 * seen.cores, 300e9),
         memory=seen.memory,
         dtypes=(
@@ -135,7 +134,7 @@ def target() -> HardwareTarget:
             "devices_per_chip": 1.0,
             "cores": float(seen.cores),
             "clock": seen.clock,
-            # Devices simulated on one processor exchange data through its memory.
+            # Devices simulated on one CPU exchange data through its memory.
             "interconnect": 5e9,
             "hop": 2e-5,
         },
@@ -144,5 +143,5 @@ def target() -> HardwareTarget:
 
 
 def detect() -> list[Found]:
-    """Always there."""
+    """Return the CPU, which is always present."""
     return [Found("cpu", 10, target().summary)]

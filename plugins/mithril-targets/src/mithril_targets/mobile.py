@@ -1,7 +1,7 @@
-"""Phones: the large cores of their CPUs, by the instruction sets that bundles are built for.
+"""Mobile devices: the large cores of their CPUs, by instruction set.
 
-There is no vendor of "arm64": the figures are those of a mid-range phone (four large cores, LPDDR4X), derived
-below from cores, clock and the width of the vector units.
+"arm64" has no single vendor: the figures are those of a mid-range phone (four large cores, LPDDR4X), derived below from
+cores, clock and the width of the vector units.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def _phone(
     memory: int,
     summary: str,
 ) -> HardwareTarget:
-    """``single``, ``half`` and ``int8`` are operations per clock and core; a product and its sum count as two."""
+    """Return a target; ``single``, ``half`` and ``int8`` are operations per clock and core, a multiply-add counts as
+    two.
+    """
     rates = {"float32": single, "float16": half, "int8": int8}
     return HardwareTarget(
         name=name,
@@ -40,7 +42,8 @@ def _phone(
         costs={
             "launch": 1e-7,
             "efficiency": 0.6,
-            "usable_memory": memory * 0.5,  # the fraction that Android grants one application before it closes others
+            "usable_memory": memory
+            * 0.5,  # the fraction that Android grants to one application before it closes others
             "devices_per_chip": 1.0,
         },
         summary=summary,
@@ -81,7 +84,7 @@ TARGETS = (
         "android_x86_64",
         cores=4,
         clock=1.8e9,
-        single=4 * 2,  # SSE4.2, which Android's x86-64 promises: one product and one sum of four
+        single=4 * 2,  # SSE4.2, required by Android's x86-64: one product and one sum of four
         half=0,
         int8=16 * 2,
         bandwidth=17e9,

@@ -1,4 +1,4 @@
-"""NVIDIA's data center GPUs: dense rates of the data sheets, tensor cores where a dtype runs on them."""
+"""NVIDIA data center GPUs: dense rates of the data sheets, with tensor cores where a dtype uses them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _gpu(
             "hop": 3e-6,
             "launch": 4e-6,
             "efficiency": 0.65,
-            "usable_memory": memory * 0.97,  # the driver's and the context's share
+            "usable_memory": memory * 0.97,  # the fraction that driver and context use
             "devices_per_chip": 1.0,
             "tf32": tf32,
         },
@@ -130,7 +130,7 @@ TARGETS = (
     ),
 )
 
-# From the name that the driver gives, most particular first.
+# Names reported by the driver, most specific first.
 _NAMES = (
     (r"A100.*40GB", "nvidia_a100_40gb"),
     (r"A100", "nvidia_a100"),
@@ -142,12 +142,12 @@ _NAMES = (
 
 
 def target_of(model: str) -> str | None:
-    """Return the target of a GPU by the driver's name of it, or None if it is not in the list."""
+    """Return the target of a GPU by the name that the driver reports, or None if it is not listed."""
     return next((name for pattern, name in _NAMES if re.search(pattern, model)), None)
 
 
 def detect() -> list[Found]:
-    """GPUs that the driver lists."""
+    """Return the GPUs that the driver lists."""
     models = _models()
     counted = Counter(target_of(model) for model in models)
     return [
@@ -164,7 +164,7 @@ def _models() -> tuple[str, ...]:
         match = re.search(r"^Model:\s*(.+)$", read(information) or "", re.MULTILINE)
         if match:
             targets.append(match.group(1).strip())
-    if not targets and Path("/dev/nvidiactl").exists():  # containers may hide the driver's files, not its devices
+    if not targets and Path("/dev/nvidiactl").exists():  # containers may hide the driver's files, but not its devices
         listed = run_command("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
         targets = listed.splitlines() if listed else []
     return tuple(targets)

@@ -1,4 +1,4 @@
-"""Reading small files and commands of the operating system, where a missing one is an ordinary answer."""
+"""Small files and commands of the operating system; a missing one is not an error."""
 
 from __future__ import annotations
 

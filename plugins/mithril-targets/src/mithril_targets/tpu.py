@@ -1,4 +1,4 @@
-"""Cloud TPUs, v2 to v7x: figures of Google's pages on each version, memory as its compiler grants it."""
+"""Cloud TPUs, v2 to v7x: figures of Google's documentation, memory as granted by its compiler."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mithril import Found, HardwareTarget
 from mithril_targets.system_info import read
 
 GIB = 1 << 30
-# A float32 product of full precision is six products of bfloat16 parts on the matrix unit.
+# A float32 product at full precision consists of six bfloat16 products on the matrix unit.
 FLOAT32_PASSES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One version: its figures, and how the compiler's topologies of it are named."""
+    """A TPU version: its figures, and the names of its topologies in the compiler."""
 
     name: str  # of the target
     topology: str  # its name in libtpu
@@ -185,7 +185,7 @@ def _target(g: Generation, more: tuple[str, ...]) -> HardwareTarget:
 
 
 def detect() -> list[Found]:
-    """TPUs on this machine's PCI bus, or those that its environment promises."""
+    """Return the TPUs on this machine's PCI bus, or those that its environment announces."""
     return [Found(name, 120, f"{count} chips: {source}") for name, (count, source) in _chips().items()]
 
 

@@ -1,4 +1,4 @@
-"""``ml.find_batch_size`` and ``ml.process_in_batches``: how much at once, and long data piece by piece."""
+"""``ml.find_batch_size`` and ``ml.process_in_batches``: the best batch size, and long data in batches of that size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ GAIN = 0.05  # relative speedup below which a larger batch is not worth its late
 
 @dataclass
 class BatchChoice:
-    """The batch found. ``rates`` are items per second by batch size; ``fits`` is the largest that memory allows."""
+    """The result of a search. ``rates`` are items per second by batch size; ``fits`` is the largest size that fits in
+    memory.
+    """
 
     best: int
     fits: int
@@ -45,10 +47,10 @@ def find_batch_size(
     params: Mapping[str, Any] | None = None,
     seconds: float = 0.3,
 ) -> BatchChoice:
-    """Find the smallest batch with (nearly) the highest throughput among those that fit.
+    """Find the smallest batch size with (nearly) the highest throughput among those that fit in memory.
 
     ``inputs`` are samples of any batch size. ``memory`` (8, "8GB", "512MiB") limits the bytes of a call; the default is
-    half of the free memory. The need of a batch is read from the memory plan: no batch runs that would not fit.
+    half of the free memory. The need of a batch is read from the memory plan: batches that would not fit are never run.
     """
     limit = parse_bytes(memory) if memory is not None else free_memory() // 2
     needs = _planner(compiled, inputs)
@@ -72,7 +74,8 @@ def find_batch_size(
 def fastest_batch(rate: Callable[[int], float], fits: int) -> tuple[int, dict[int, float]]:
     """Return the smallest batch whose rate (items per second) is close to the best, and all measured rates.
 
-    Batches double up to ``fits`` until two in a row gain nothing; then quarter steps around the best are tried.
+    Batch sizes double up to ``fits`` until two in sequence gain nothing; then steps of a quarter around the best are
+    tried.
     """
     rates: dict[int, float] = {}
     best, size, poor = 1, 1, 0
@@ -92,7 +95,7 @@ def fastest_batch(rate: Callable[[int], float], fits: int) -> tuple[int, dict[in
 
 
 def _planner(compiled: CompiledModel, inputs: Mapping[str, Any]) -> Callable[[int], int]:
-    """Bytes of a call by batch size, from the memory plan."""
+    """Return a function for the bytes of a call by batch size, from the memory plan."""
     if not compiled.programs:
         compiled.evaluate(compiled.randomize_params(inputs=inputs), dict(inputs))
     needs_by_size: dict[int, int] = {}
@@ -126,7 +129,7 @@ def _largest(needs: Callable[[int], int], limit: int, max_batch: int) -> int:
 
 
 def free_memory() -> int:
-    """Bytes that are free on this machine, or 4 GB where it does not say."""
+    """Return the bytes that are free on this machine, or 4 GB if unknown."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -184,7 +187,7 @@ def stream(
 
 
 def _piece(x: np.ndarray[Any, Any], start: int, size: int, total: int) -> np.ndarray[Any, Any]:
-    """Rows from ``start``; inputs that have no such rows are the same for every piece."""
+    """Return the rows from ``start``; inputs without a batch axis are passed unchanged."""
     if not x.ndim or x.shape[0] != total:
         return x
     part = x[start : start + size]

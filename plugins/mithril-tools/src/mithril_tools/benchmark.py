@@ -1,4 +1,4 @@
-"""``ml.run_benchmark``: throughput, latency and memory of a compiled model, always waited for."""
+"""``ml.run_benchmark``: throughput, latency and memory of a compiled model; every call is synchronized."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METRICS = ("throughput", "latency", "memory_usage")
 
 @dataclass(frozen=True)
 class BenchmarkConfig(metaclass=CheckedType):
-    """How often to run, and what to report."""
+    """The numbers of runs, and the metrics to report."""
 
     warmup_iterations: int = 10
     benchmark_iterations: int = 100
@@ -36,7 +36,7 @@ class BenchmarkConfig(metaclass=CheckedType):
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """``latency`` is the median of a call in seconds; ``throughput`` items per second.
+    """The result of a benchmark: ``latency`` is the median of a call in seconds; ``throughput`` items per second.
 
     ``memory_usage`` is the measured peak in bytes.
     """
@@ -53,7 +53,7 @@ class BenchmarkResult:
 
     @property
     def spread(self) -> float:
-        """The middle half of the calls, relative to the median: how much the machine was disturbed."""
+        """The interquartile range of the calls, relative to the median: a measure of the noise of the machine."""
         ordered = sorted(self.seconds)
         low, high = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
         return (high - low) / statistics.median(ordered)
@@ -71,7 +71,7 @@ class BenchmarkResult:
 
 
 class Sweep(dict[int, BenchmarkResult]):
-    """Batch size -> result. ``best`` has the highest throughput; print it for a table with bars."""
+    """Results by batch size. ``best`` has the highest throughput; prints as a table with bars."""
 
     failed: dict[int, str]
 
@@ -96,7 +96,7 @@ class Sweep(dict[int, BenchmarkResult]):
         return "\n".join([*lines, *(f"batch {n}: {reason}" for n, reason in self.failed.items())])
 
     def svg(self) -> str:
-        """Throughput over batch size as a picture."""
+        """Draw throughput over batch size as SVG."""
         width, height, left = 90 * max(len(self), 1) + 80, 260, 70
         rates = {n: n / statistics.median(r.seconds) for n, r in self.items()}
         top = max(rates.values(), default=1.0)
@@ -122,8 +122,8 @@ def run_benchmark(
 ) -> Any:
     """Time calls of a compiled model on ``inputs``.
 
-    Parameters are the bound ones, else random. With ``batch_sizes`` the inputs are cut or repeated along their first
-    axis to each size, and a ``Sweep`` of results comes back.
+    Parameters are the bound ones, otherwise random. With ``batch_sizes`` the inputs are truncated or repeated along
+    their first axis to each size, and the result is a ``Sweep``.
     """
     settings = config or BenchmarkConfig()
     weights = params if params is not None else model.params
@@ -167,19 +167,19 @@ def _run(
 
 
 def _peak(model: CompiledModel, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> int:
-    """Return the bytes of parameters, state and inputs, and those that one more call was measured to take."""
+    """Return the bytes of parameters, state and inputs plus the measured bytes of one more call."""
     program, arguments = model.bound_call(params, inputs)
     argument_bytes = sum(int(np.prod(x.shape)) * array_type(n, x).dtype.itemsize for n, x in arguments.items())
     return argument_bytes + model.backend.measured_memory(lambda: model.evaluate(params, inputs), program.executable)
 
 
 def batch_of(inputs: Mapping[str, Any]) -> int:
-    """Items per call: the first axis of the first input that has one."""
+    """Return the items per call: the size of the first axis of the first input that has one."""
     return next((int(np.shape(x)[0]) for x in inputs.values() if np.ndim(x)), 1)
 
 
 def resized(model: CompiledModel, inputs: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Inputs that share the batch's size, cut or repeated to another one."""
+    """Truncate or repeat the inputs that share the batch size to another size."""
     if size < 1:
         raise OptionError(f"a batch size cannot be {size}")
     now = batch_of(inputs)

@@ -31,14 +31,14 @@ from mithril_tools.tuning_cache import machine, stamps
 if TYPE_CHECKING:
     from mithril.backend import Backend
 
-ROUNDS = 10  # of the whole corpus
-TRUSTED = 0.5  # how far off, as a share, is nothing strange
-PRIOR = 0.03  # how much the corpus is doubted
+ROUNDS = 10  # of all calibration models
+TRUSTED = 0.5  # relative error that is not treated as an outlier
+PRIOR = 0.03  # weight of the prior against the calibration models
 Progress = Callable[[str], None]
 
 
 class _Case(NamedTuple):
-    """A model of the corpus, ready to run, and the graph that the backend runs."""
+    """A calibration model, ready to run, and the graph that the backend runs."""
 
     graph: Graph
     call: Callable[[], Any]
@@ -60,9 +60,9 @@ def calibrate(
     rounds: int = ROUNDS,
     progress: Progress = lambda line: None,
 ) -> CostModel:
-    """Measure the corpus on a backend, and keep the cost model for ``estimate``.
+    """Measure the calibration models on a backend, and store the cost model for ``estimate``.
 
-    Takes half a minute; minutes where every operation has to be compiled by itself.
+    Takes half a minute, or minutes on a backend that compiles every operation.
     """
     instance = make_backend(backend, resolve_options({}))
     model = fit_coefficients(measure(instance, corpus(), rounds, progress))
@@ -91,9 +91,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the seconds of a call, by layer, without running it.
 
-    ``inputs`` are arrays or shapes by name, needed where sizes were left open. A backend that was never calibrated on
-    this machine is calibrated first, which takes a minute or more: ``progress`` is called with a line for each stage;
-    by default lines go to stderr.
+    ``inputs`` are arrays or shapes by name, required if sizes are symbolic. A backend that was never calibrated on this
+    machine is calibrated first, which takes a minute or more: ``progress`` is called with a line for each stage; by
+    default lines go to stderr.
     """
     if not compiled.programs:
         raise InputError(
@@ -118,7 +118,7 @@ def _to_stderr(line: str) -> None:
 
 
 def _rounds_to_stderr(line: str) -> None:
-    """Print the rounds; the many models that are compiled before would flood a log."""
+    """Print the measurement rounds; the many models compiled before them would flood a log."""
     if line.startswith(("round", "warming")):
         _to_stderr(line)
 
@@ -163,9 +163,10 @@ def _case(model: Any, inputs: Mapping[str, np.ndarray[Any, Any]], backend: Backe
 
 # -- fitting ------------------------------------------------------------------------------------------------------
 def fit_coefficients(measured: Measured) -> CostModel:
-    """Fit the coefficients so that sums of samples come closest to the times of calls, in relative error.
+    """Fit the coefficients to minimize the relative error of predicted calls.
 
-    Coefficients that the corpus does not determine stay near those of a backend that runs operations in sequence.
+    Coefficients that the calibration models do not determine stay near those of a backend that runs operations in
+    sequence.
     """
     model = CostModel(measured.samples)
     rows = np.array([model.terms(graph) for graph in measured.graphs])
@@ -174,7 +175,9 @@ def fit_coefficients(measured: Measured) -> CostModel:
     for _ in range(10):
         estimates = np.maximum(rows @ coefficients, 1e-9)
         deviation = np.abs(np.log(estimates / call_seconds))
-        trust = 1 / np.maximum(deviation / TRUSTED, 1.0)  # an outlier was disturbed, or differs from the other cases
+        trust = 1 / np.maximum(
+            deviation / TRUSTED, 1.0
+        )  # an outlier was disturbed by other processes, or differs from the other cases
         scaled = rows * (trust / np.sqrt(estimates * call_seconds))[:, None]
         weight = PRIOR * np.linalg.norm(scaled, axis=0)
         a = np.vstack([scaled, np.diag(weight)])

@@ -30,11 +30,11 @@ from mithril.models import (
     TransformerEncoderLayer,
 )
 
-Case = tuple[Any, Mapping[str, np.ndarray[Any, Any]]]  # a model, and inputs for it
+Case = tuple[Any, Mapping[str, np.ndarray[Any, Any]]]  # a model and its inputs
 
 
 def corpus() -> dict[str, Case]:
-    """Name -> a model and inputs for it."""
+    """Return models and their inputs by name."""
     cases: dict[str, Case] = {}
     for rows, size, hidden in (
         (1, 64, 256),

@@ -1,4 +1,4 @@
-"""Cost model: predicts the running time of a graph on a backend from measured operations.
+"""Cost model: predicts the run time of a graph on a backend from measured operations.
 
 Calibration (``calibrate.py``) provides the seconds of single operations, and the fraction of these that remains inside
 a model, where operations are fused or overlap.
@@ -30,7 +30,7 @@ OTHER_ATTRIBUTES = 2.0  # distance, in doublings of size, between samples with d
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One operation by itself."""
+    """A measurement of one separate operation."""
 
     op: str
     kind: str  # attributes and dtypes
@@ -100,7 +100,7 @@ class CostModel:
 
     @cached_property
     def _seconds_per_byte(self) -> float:
-        """Median cost of data movement, used for operations without any sample."""
+        """Median cost of data movement, used for operations without samples."""
         rates = [s.seconds / 2 ** s.size[1] for s in self.samples if s.size[1] > 16]
         return float(np.median(rates)) if rates else 1e-9
 
@@ -119,11 +119,11 @@ class CostModel:
 
     @cached_property
     def smallest(self) -> float:
-        """Seconds of the fastest sample."""
+        """The seconds of the fastest sample."""
         return min((s.seconds for s in self.samples), default=1e-6)
 
     def terms(self, graph: Graph) -> np.ndarray[Any, Any]:
-        """Return the vector of a static graph that the coefficients are multiplied with."""
+        """Return the feature vector of a static graph, to be multiplied by the coefficients."""
         out = sum((self._terms(node) for node in costly_nodes(graph.nodes)), np.zeros(len(PLAIN)))
         out[CALL] = 1.0
         return out
@@ -137,7 +137,7 @@ class CostModel:
         return out
 
     def estimate(self, graph: Graph) -> Estimate:
-        """Estimate a call of a program whose graph, as the backend runs it, is static."""
+        """Estimate a call of a program with a static graph, as the backend runs it."""
         unknown_sizes = [i.name for i in graph.inputs if not i.type.is_static]
         if unknown_sizes:
             raise InputError(

@@ -1,4 +1,4 @@
-"""``ml.diff``: the first operation where backends, or passes, stop agreeing, in terms of the user's layers."""
+"""``ml.diff``: the first operation for which backends or passes differ, located by layer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first value that departs."""
+    """The first value that differs."""
 
     value: Value
     node: Node | None
     between: tuple[str, str]
-    error: float  # largest difference, relative to the largest element
+    error: float  # largest difference relative to the largest element
     ulp: float  # largest difference in units of the last place of the expected element
     histogram: tuple[tuple[str, int], ...]
     local: float | None = None  # the operation's own error on identical operands
@@ -220,7 +220,7 @@ def _across_passes(compiled: CompiledModel, graph: Graph, arguments: Arrays) -> 
 
 # -- numbers ------------------------------------------------------------------------------------------------------
 def relative_error(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> float:
-    """Largest difference over the largest element; infinite where nan, infinities or shapes disagree."""
+    """Return the largest difference over the largest element; infinite if nan, infinities or shapes differ."""
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         return float("inf")
     if not expected.size:

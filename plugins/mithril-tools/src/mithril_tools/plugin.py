@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 Path = str | PathLike[str]
 
-# Module below ``mithril_tools`` -> the names it gives to the public face.
+# Module of ``mithril_tools`` -> the names that it exports as ``ml.*``.
 EXPORTS = {
     "batching": ("find_batch_size", "process_in_batches"),
     "benchmark": ("BenchmarkConfig", "run_benchmark"),
@@ -24,7 +24,7 @@ EXPORTS = {
     "profile": ("profile",),
     "tune": ("tune",),
 }
-# The option that asks for an observer -> where it lives.
+# Option -> module of the observer that it enables.
 OBSERVERS = {
     "verbose": "mithril_tools.show.verbose:Verbose",
     "dump_graph": "mithril_tools.show.dump:Dump",
@@ -36,14 +36,14 @@ OBSERVERS = {
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """``ml.diff``, ``ml.profile``, ``ml.run_benchmark`` and the like; ``compiled.get_profile_stats()``."""
+    """Return ``ml.diff``, ``ml.profile``, ``ml.run_benchmark`` and similar names; ``compiled.get_profile_stats()``."""
     names = [Export(name, f"mithril_tools.{module}:{name}") for module, names in EXPORTS.items() for name in names]
     return [*names, Export("get_profile_stats", "mithril_tools.profile:stats_of", on="CompiledModel")]
 
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """Options that show what a compilation does."""
+    """Return the options that display a compilation."""
     return [
         Option(
             "dump_format",
@@ -128,7 +128,7 @@ def mithril_advise(
 
 @hookimpl
 def mithril_observers(context: CompileContext) -> Sequence[Any]:
-    """Return the observers that options ask for."""
+    """Return the observers that options enable."""
     from pkgutil import resolve_name
 
     return [resolve_name(home)(context) for option, home in OBSERVERS.items() if context.options[option]]

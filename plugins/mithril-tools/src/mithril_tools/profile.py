@@ -1,7 +1,8 @@
 """``ml.profile()`` and the records of a model compiled with ``profile=True``: time per operation, named by layer.
 
-Every call is timed as a whole, to its real end. It is then run again operation by operation, each waited for: that says
-where the time goes, and costs more than the whole, whose operations overlap and fuse. Both figures are shown.
+Every call is timed as a whole, synchronized at its end. It is then run again operation by operation, each synchronized:
+this shows the distribution of the time, but takes longer than the whole call, whose operations overlap and fuse. Both
+figures are shown.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ ALONE = "shares are of operations run one at a time; a compiled program joins so
 
 @dataclass(frozen=True, slots=True)
 class OperationTime:
-    """All runs of one operation of one layer."""
+    """Statistics of one operation of one layer."""
 
     operation: str
     layer: str
     calls: int
     seconds: float
-    share: float  # of all operations together
+    share: float  # of all operations
     flops: int  # of all runs
     bytes: int  # read and written by all runs
     fastest: float
@@ -49,7 +50,7 @@ class OperationTime:
 
 
 class Breakdown(dict[str, OperationTime]):
-    """``"layer: operation"`` -> its times, slowest first; print it for the table."""
+    """Times by ``"layer: operation"``, slowest first; prints as a table."""
 
     def __str__(self) -> str:
         if not self:
@@ -71,14 +72,14 @@ class Breakdown(dict[str, OperationTime]):
 
 
 class ProfileStats:
-    """The events of a recorder, summed up."""
+    """The aggregated events of a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
     @property
     def execution_breakdown(self) -> Breakdown:
-        """Time per operation and layer, over all calls."""
+        """The time per operation and layer, over all calls."""
         groups: dict[tuple[str, str], list[Any]] = {}
         for event in self.recorder.of("run", "operation"):
             groups.setdefault((event.layer, event.name), []).append(event)
@@ -102,7 +103,7 @@ class ProfileStats:
 
     @property
     def compile_breakdown(self) -> dict[str, float]:
-        """Seconds per stage and pass of compiling."""
+        """The seconds per stage and pass of compilation."""
         seconds: dict[str, float] = {}
         for event in self.recorder.events:
             if event.section == "compile":
@@ -115,12 +116,12 @@ class ProfileStats:
 
     @property
     def call_seconds(self) -> float:
-        """Median of a whole call."""
+        """The median seconds of a whole call."""
         times = [e.seconds for e in self.recorder.of("run", "call")]
         return statistics.median(times) if times else 0.0
 
     def summary(self) -> str:
-        """Tables of compiling and of running."""
+        """Return tables of compilation and run time."""
         parts = []
         stages = self.compile_breakdown
         if stages:
@@ -137,7 +138,7 @@ class ProfileStats:
         return "\n\n".join(parts) or "nothing was recorded"
 
     def write(self, path: str | Path) -> None:
-        """Chrome-trace JSON with the sections compile and run."""
+        """Write a Chrome trace with the sections compile and run."""
         self.recorder.write(path)
 
     def __str__(self) -> str:
@@ -150,7 +151,7 @@ def profile(output: str | Path | None = None, *, stepped: bool = True, profiler:
     """Record every call of every compiled model inside the block.
 
     ``stepped=False`` times whole calls only. ``output`` is a file for the Chrome trace, written at the end.
-    ``profiler`` names a plugin's profiler, which then measures the block instead.
+    ``profiler`` names a profiler of a plugin, which then measures the block instead.
     """
     if profiler is not None:
         with plugins.load_profiler(profiler)() as running:
@@ -164,7 +165,7 @@ def profile(output: str | Path | None = None, *, stepped: bool = True, profiler:
 
 
 def stats_of(model: CompiledModel) -> ProfileStats:
-    """Return the times of compiling and of all calls so far, of a model compiled with ``profile=True``."""
+    """Return the times of compilation and of all calls so far, of a model compiled with ``profile=True``."""
     recorder = next((w for w in model.watchers if isinstance(w, Recorder)), None)
     if recorder is None:
         raise InputError(

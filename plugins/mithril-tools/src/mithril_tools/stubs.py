@@ -1,4 +1,4 @@
-"""Type stubs for editors and type checkers: of the rooms of the core, and of the public face with plugins' names."""
+"""Type stubs for editors and type checkers: of the rooms of the core, and of ``mithril`` with the names of plugins."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def face_stub() -> str:
 
 
 def installed_stub() -> str:
-    """Return such a text for everything that is installed."""
-    quiet = "# mypy: ignore-errors\n"  # a distribution may come without types
+    """Return the text of ``mithril/__init__.pyi`` for everything that is installed."""
+    quiet = "# mypy: ignore-errors\n"  # a distribution may have no types
     return quiet + _stub("`mithril stubs`", lambda distribution: True)
 
 
 def room_stub(package: str) -> str:
-    """Return the text of ``__init__.pyi`` of a room, whose names are imported when they are first used."""
+    """Return the text of ``__init__.pyi`` of a room, whose names are imported on first use."""
     room = import_module(package)
     imports: Imports = defaultdict(set)
     assigned = []
@@ -96,7 +96,7 @@ def _export(name: str, loads: str, imports: Imports) -> str:
     if path == name:
         imports[module].add(f"{path} as {name}")
         return ""
-    if "." not in path:  # type checkers take `A as A` only for a name that is exported again
+    if "." not in path:  # type checkers treat only `A as A` as a re-export
         imports[module].add(f"{path} as _{name}")
         return f"{name} = _{name}"
     holder, _, attribute = path.partition(".")

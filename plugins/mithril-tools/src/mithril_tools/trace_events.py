@@ -17,7 +17,7 @@ SECTIONS = ("compile", "run")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that took time: a stage, a pass, a call, an operation."""
+    """A timed event: a stage, a pass, a call, or an operation."""
 
     section: str
     name: str
@@ -29,7 +29,7 @@ class Event:
 
 
 class Recorder:
-    """Collects events. ``path`` is where ``write`` puts them."""
+    """A collection of events. ``path`` is the file of ``write``."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, stepped: bool = True) -> None:
         self.path = path

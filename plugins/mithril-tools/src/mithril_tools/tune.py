@@ -1,8 +1,8 @@
-"""``ml.tune``: which options are fastest for this model, on these shapes, on this machine; measured, not guessed.
+"""``ml.tune``: measure which options are fastest for a model, its shapes and this machine.
 
 Options are varied in sequence; each alternative is interleaved with the best setting so far. A winner must be faster by
-more than the noise and give the same results. The result is cached on disk until something it depends on changes: the
-model, the shapes, the backend, a version, the machine. ``optimization_level="high"`` uses it, too.
+more than the noise and give the same results. The result is cached on disk until the model, the shapes, the backend, a
+version or the machine changes. ``optimization_level="high"`` uses it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TuningResult:
     options: dict[str, Any]
     seconds: float
     default_seconds: float
-    tried: list[tuple[str, Any, float | None, str]] = field(default_factory=list)  # knob, value, seconds, remark
+    tried: list[tuple[str, Any, float | None, str]] = field(default_factory=list)  # option, value, seconds, remark
     from_store: bool = False
     compiled: CompiledModel | None = None
 
@@ -74,8 +74,8 @@ def tune(
 ) -> TuningResult:
     """Measure options of ``ml.compile`` on sample ``inputs`` and keep the fastest that give the same results.
 
-    ``choices`` maps an option to the values worth trying, the default first. ``gradients_of`` names a scalar output
-    whose gradients are timed, too. ``seconds`` is spent per option. ``store=False`` ignores the cache.
+    ``choices`` maps an option to the values to try, the default first. ``gradients_of`` names a scalar output whose
+    gradients are also timed. ``seconds`` is the time per option. ``store=False`` ignores the cache.
     """
     knobs = {n: tuple(v) for n, v in (CHOICES if choices is None else choices).items() if n not in options}
     settings = resolve_options(options)
@@ -151,7 +151,7 @@ def _search(
 
 
 class _Candidate:
-    """The model compiled one way, and a call of it."""
+    """The model compiled with one setting, and a call of it."""
 
     def __init__(
         self, model: Model, backend: Any, arrays: Any, options: Mapping[str, Any], gradients_of: str | None

@@ -28,16 +28,16 @@ def tuning_in_progress() -> Iterator[None]:
 
 
 def save_best(store: Store, model: Any, backend: Any, shapes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Remember the fastest options for these shapes."""
+    """Store the fastest options for these shapes."""
     key = _key(model, backend, shapes)
     if key is not None:
         store.put(key, {"options": json.dumps(dict(options), default=dict).encode()})
 
 
 def load_best(model: Any, backend: Any, settings: Mapping[str, Any], user_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fastest known options, without those that the user has set.
+    """Return the stored fastest options, without those that the user has set.
 
-    Empty below level high, if shapes are open, or if nothing was measured.
+    Empty below level high, if shapes are symbolic, or if nothing was measured.
     """
     if settings["optimization_level"] != "high" or _searching.get() or not settings["shapes"]:
         return {}
@@ -51,7 +51,7 @@ def load_best(model: Any, backend: Any, settings: Mapping[str, Any], user_option
 
 
 def machine() -> list[Any]:
-    """Return the facts about this machine that running times depend on."""
+    """Return the facts about this machine that run times depend on."""
     return [platform.machine(), platform.processor(), platform.node(), os.cpu_count()]
 
 

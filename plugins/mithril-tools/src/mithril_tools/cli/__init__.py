@@ -1,4 +1,4 @@
-"""The ``mithril`` command line: a table of sub-commands, each imported when it is run; plugins add theirs by hook."""
+"""The ``mithril`` command line: a table of subcommands, imported when they run; plugins add others with a hook."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from mithril import __version__
 from mithril.base import MithrilError, closest
 
-# name: (where it lives, one line of help). A new command of the core is one row here.
+# name: (module:function, one line of help). A new command is one row here.
 COMMANDS = {
     "backends": (
         "mithril_tools.cli.listing:backends",
@@ -74,7 +74,7 @@ def _load(loads: str) -> click.Command:
 
 
 class Commands(click.Group):
-    """A group that knows its commands by name only, until one is run."""
+    """A group that knows only the names of its commands until one is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         from mithril import plugins
@@ -131,7 +131,7 @@ def main(disable_plugins: str) -> None:
         plugins.reload(disable=disable_plugins.split(","))
         names = {word.strip().lower() for word in disable_plugins.split(",")}
         for name in plugins.default.loader.unknown_disabled():
-            if name in names:  # not those of MITHRIL_DISABLE_PLUGINS, which serves several environments
+            if name in names:  # not those of MITHRIL_DISABLE_PLUGINS, which may be set for several environments
                 suggestions = closest(name, [n for p in plugins.found() for n in (p.name, p.distribution)])
                 hint = f"did you mean '{suggestions[0]}'?" if suggestions else "`mithril plugins` lists all plugins."
                 raise click.UsageError(f"--disable-plugins: no plugin is named '{name}'; {hint}")

@@ -1,8 +1,8 @@
-"""``mithril backends --coverage NAME``: which operations a backend lowers, and which it runs by their bodies.
+"""``mithril backends --coverage NAME``: operations that a backend lowers, and those that it runs by their bodies.
 
 A backend must lower the primitives to pass the kit; composites without a lowering are decomposed, and some backends run
-primitives of plugins by their references on NumPy. The list is derived from the operations' declarations and the
-backend's own answers, so that no second list has to be maintained.
+primitives of plugins by their NumPy references. The list is derived from the declarations of operations and from the
+backend, so there is no second list to maintain.
 """
 
 from __future__ import annotations

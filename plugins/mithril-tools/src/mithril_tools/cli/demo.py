@@ -1,4 +1,4 @@
-"""``mithril demo``: one model compiled for every installed backend; results compared, timed, and the graph drawn."""
+"""``mithril demo``: compile one model for every installed backend, compare and time the results, and draw the graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Arrays = dict[str, np.ndarray[Any, Any]]
 
 BATCH, SIZE, CLASSES = 8, 24, 10
-TOLERANCE = 1e-3  # of the largest element: float32 through a few layers, on engines that sum in different orders
+TOLERANCE = 1e-3  # of the largest element: a few layers in float32, with different orders of summation
 CALLS = 20
 
 
@@ -88,11 +88,11 @@ def run(name: str) -> Run:
 
         done.outputs = {k: backend.to_numpy(v) for k, v in compiled.evaluate(params, inputs, training=False).items()}
         done.compile_seconds = time.perf_counter() - start
-        done.graph = compiled.graph  # of the forward program: the gradients' follows
+        done.graph = compiled.graph  # of the forward program; that of the gradients follows
         gradients = compiled.evaluate(params, inputs, seed, training=False)[1]
         done.gradients = {k: backend.to_numpy(v) for k, v in gradients.items()}
         done.call_seconds, done.gradient_seconds = _median(call), _median(differentiate)
-    except Exception as error:  # one backend's fault must not hide the others
+    except Exception as error:  # an error of one backend must not hide the others
         done.error = str(error) if isinstance(error, MithrilError) else f"{type(error).__name__}: {error}"
     return done
 
@@ -116,7 +116,7 @@ def _difference(left: Arrays, right: Arrays) -> float:
 
 
 def compare(runs: Sequence[Run]) -> Run | None:
-    """Fill in the differences from the first run that worked (NumPy's, where it is there), and return that run."""
+    """Fill in the differences from the first run without an error (NumPy's, if installed), and return that run."""
     worked = [r for r in runs if not r.error]
     if not worked:
         return None

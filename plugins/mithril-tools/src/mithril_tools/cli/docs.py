@@ -1,4 +1,4 @@
-"""``mithril docs [NAME]``: pages of the reference in the terminal, or in the browser; none of it needs a network."""
+"""``mithril docs [NAME]``: pages of the reference in the terminal or the browser, without a network."""
 
 from __future__ import annotations
 

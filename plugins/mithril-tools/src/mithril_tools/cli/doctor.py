@@ -1,4 +1,4 @@
-"""``mithril doctor``: this machine as mithril sees it, and why a plugin did not load."""
+"""``mithril doctor``: information about this machine, and the reasons why plugins did not load."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _processor() -> str:
 
 
 def examine_backend(entry: Entry[BackendSpec]) -> dict[str, str]:
-    """Report one backend: its framework's version, whether and how fast it loads, and its own diagnosis."""
+    """Report one backend: the version of its framework, its import time, and its own diagnosis."""
     facts = {"distribution": entry.origin}
     brought_by = packages_distributions()
     for module in entry.spec.requires:

@@ -1,4 +1,4 @@
-"""``mithril plugins``, ``backends``, ``passes`` and ``options``: the installed ones, as tables or JSON."""
+"""``mithril plugins``, ``backends``, ``passes`` and ``options``: listings as tables or JSON."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _state(plugin: Plugin, provides: dict[str, list[str]]) -> str:
 
 
 def _kinds(provides: dict[str, list[str]]) -> str:
-    """``backend, 12 passes, 4 options``; the export that every backend has is not worth a word."""
+    """Return a summary such as ``backend, 12 passes, 4 options``; the export that every backend has is omitted."""
     words = []
     for kind, names in provides.items():
         count = len(names) - len(provides.get("backend", ())) if kind == "export" else len(names)

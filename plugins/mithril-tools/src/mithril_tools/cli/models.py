@@ -1,4 +1,4 @@
-"""Commands that take a model: ``compile``, ``diff``, ``explain``. It is named ``file.py:name`` or ``module:name``."""
+"""Commands that take a model, named ``file.py:name`` or ``module:name``: ``compile``, ``diff``, ``explain``."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _size(text: str, shape: str) -> Any:
 
 
 def model_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that every command with a model takes."""
+    """Add the options that all commands with a model accept."""
     for option in (
         click.argument("model"),
         click.option(
@@ -164,7 +164,7 @@ def explain_command(model: str, backend: str, rule_name: str | None, **options: 
         click.echo(compiled.explain())
         return
     graph = compiled.programs[0].traced if compiled.programs else compiled.interface
-    explained: dict[str, list[str]] = {}  # several rules may have one name
+    explained: dict[str, list[str]] = {}  # several rules may have the same name
     for one in _rules(compiled, rule_name):
         explained.setdefault(one.name, []).extend(f"  {line}" for line in one.explain(graph))
     for name, lines in explained.items():

@@ -1,4 +1,4 @@
-"""``mithril new-plugin KIND NAME``: writes a complete distribution that installs and passes its tests as it stands."""
+"""``mithril new-plugin KIND NAME``: write a complete distribution that installs and passes its tests unmodified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mithril.system import files
 
 TEMPLATES = Path(__file__).parents[1] / "new_plugin"
 
-# kind: (one line about it, further requirements, requirements of its tests, how to use it)
+# kind: (one-line description, requirements, requirements of its tests, usage)
 NUMPY = ["mithril-numpy{core}"]
 KINDS: dict[str, tuple[str, list[str], list[str], str]] = {
     "analysis": (

@@ -1,4 +1,4 @@
-"""Tables for people and JSON for scripts; a table too wide for the terminal becomes one block per row."""
+"""Tables for users and JSON for scripts; a table that is too wide for the terminal becomes one block per row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 
 def _json_only(context: click.Context, option: click.Parameter, is_json: bool) -> bool:
-    """Send everything but the JSON to stderr, also the output of libraries in C that plugins import."""
+    """Send everything but the JSON to stderr, including the output of C libraries that plugins import."""
     if is_json and sys.stdout is sys.__stdout__ and sys.stdout is not None:
         sys.stdout.flush()
         sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -48,12 +48,12 @@ def console() -> Console:
 
 
 def print_json(data: Any) -> None:
-    """Data as indented JSON."""
+    """Print data as indented JSON."""
     click.echo(json.dumps(data, indent=2))
 
 
 def show(rows: Sequence[Mapping[str, str]], columns: Sequence[str], out: Console) -> None:
-    """Rows as a table; where that would cut words, as blocks headed by the first column."""
+    """Print rows as a table, or as blocks headed by the first column if a table would break words."""
     widths = [max([len(column), *(len(word) for row in rows for word in row[column].split())]) for column in columns]
     if sum(widths) + 2 * len(columns) > out.width or (out.width < 72 and len(columns) > 3):
         _show_blocks(rows, columns, out)

@@ -1,4 +1,4 @@
-"""A graph drawn in the terminal: one line per operation, one lane per live value."""
+"""Graph drawing for the terminal: one line per operation, one lane per live value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def draw(graph: Graph) -> list[Text]:
-    """Lines of the picture. Parameters and constants are named on the line that reads them, not drawn as lanes."""
+    """Return the lines of the drawing. Parameters and constants are named on the line of their user, without lanes."""
     lanes: list[Value | None] = []
     last_use = {v: k for k, node in enumerate(graph.nodes) for v in node.operands if v is not None}
     outputs = set(graph.outputs)
@@ -23,7 +23,7 @@ def draw(graph: Graph) -> list[Text]:
     for k, node in enumerate(graph.nodes):
         read = [lanes.index(v) for v in dict.fromkeys(node.operands) if v is not None and v in lanes]
         if not read and not node.operands:
-            continue  # a scalar constant is named where it is read
+            continue  # a scalar constant is named where it is used
         ending = [lane for lane in read if last_use[_value(lanes, lane)] == k and _value(lanes, lane) not in outputs]
         going_on = [lane for lane in read if lane not in ending]
         result = node.results[0]

@@ -1,4 +1,4 @@
-"""``dump_graph="folder"``: the graph after each stage and pass, one numbered file each."""
+"""``dump_graph="folder"``: the graph after each stage and pass, in numbered files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS: dict[str, tuple[str, Callable[[Graph], str]]] = {
 
 
 class Dump:
-    """``000-shapes.txt``, ``001-dead-code.txt`` ...; a program made later goes on counting."""
+    """Observer that writes ``000-shapes.txt``, ``001-dead-code.txt`` ...; numbers continue in later programs."""
 
     def __init__(self, context: CompileContext) -> None:
         self.folder = Path(context.options["dump_graph"])

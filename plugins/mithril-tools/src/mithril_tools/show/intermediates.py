@@ -1,4 +1,4 @@
-"""``save_intermediates=True``: the graph of every stage and pass, kept on the compiled model and in a folder."""
+"""``save_intermediates=True``: the graph of every stage and pass, stored on the compiled model and in a directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class Intermediates:
-    """``compiled.stages["simplify"]`` is the graph after that pass; a later program's end in ``#2``."""
+    """Observer that stores ``compiled.stages["simplify"]``, the graph after that pass; keys of later programs end in
+    ``#2``.
+    """
 
     def __init__(self, context: CompileContext) -> None:
         folder = context.options["intermediate_dir"]
@@ -31,7 +33,7 @@ class Intermediates:
 
     def end(self, result: Any, error: BaseException | None) -> None:
         if result is not None:
-            result.stages = self.graphs  # the same dictionary: later programs appear in it too
+            result.stages = self.graphs  # the same dictionary, so that later programs appear in it
 
     def _keep(self, name: str, graph: Graph) -> None:
         key = name if self.program <= 1 else f"{name}#{self.program}"

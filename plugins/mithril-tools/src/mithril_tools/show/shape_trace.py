@@ -1,4 +1,4 @@
-"""``trace_shapes=True``: how each operation's shape came about, layer by layer."""
+"""``trace_shapes=True``: the derivation of each operation's shape, layer by layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ShapeTrace:
-    """Prints one line per operation as soon as shapes are inferred."""
+    """Observer that prints one line per operation as soon as shapes are inferred."""
 
     def __init__(self, context: CompileContext) -> None:
         self.console = Console(highlight=False)
@@ -32,7 +32,9 @@ class ShapeTrace:
 
 
 def derivations(graph: Graph) -> list[str]:
-    """Inputs, then ``layer: op(x: f32[B, 8], axis=1) -> %y: f32[B]`` for every operation, then outputs and guards."""
+    """Yield inputs, then ``layer: op(x: f32[B, 8], axis=1) -> %y: f32[B]`` for every operation, then outputs and
+    guards.
+    """
     lines = [f"{i.role} {i.name}: {i.type}" for i in graph.arguments]
     layer = None
     for node in graph.nodes:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Timing:
-    """Stages and passes as events of the section ``compile``."""
+    """Observer that records stages and passes as events of the section ``compile``."""
 
     def __init__(self, context: CompileContext) -> None:
         self.watcher = self.recorder = Recorder(context.options["profile_output"])

@@ -26,7 +26,7 @@ STEPS = {
 
 
 class Verbose:
-    """Prints as things happen; a terminal also sees what is being waited for."""
+    """Observer that prints stages and passes as they end; on a terminal also the current one."""
 
     def __init__(self, context: CompileContext) -> None:
         self.context = context

@@ -1,4 +1,4 @@
-"""Where boxes go: ranks by longest path, few crossings by medians, straight long edges (Sugiyama's method)."""
+"""Layout of boxes: ranks by longest path, few crossings by medians, straight long edges (Sugiyama's method)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ GAP, LEVEL = 24.0, 46.0  # between boxes of a rank, between ranks
 
 @dataclass(eq=False)
 class Box:
-    """Something to draw; without size it is only a bend of a long edge."""
+    """A box to draw; a box without size is a bend of a long edge."""
 
     width: float
     height: float
     rank: int = 0
-    x: float = 0.0  # of the middle
-    y: float = 0.0  # of the top
+    x: float = 0.0  # of the center
+    y: float = 0.0  # of the top edge
     above: list[Box] = field(default_factory=list)
     below: list[Box] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ def place(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Placed:
         for box in rank:
             box.y = top
             if not box.width:
-                box.height = tallest  # a long edge passes its rank straight
+                box.height = tallest  # a long edge passes through ranks in a straight line
         top += tallest + LEVEL
     left = min((b.x - b.width / 2 for r in ranks for b in r), default=0.0) - 10
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""``visualize=True``: the optimized graph as a file, as soon as there is one."""
+"""``visualize=True``: write a drawing of the optimized graph to a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMATS = ("svg", "html", "dot")
 
 
 def draw(context: CompileContext, graph: Graph) -> str:
-    """Write the picture, and say where it is."""
+    """Write the drawing and print its path."""
     style: Mapping[str, Any] = context.options["viz_options"]
     form = str(style.get("format", "svg"))
     if form not in FORMATS:

@@ -1,4 +1,4 @@
-"""The picture as a page: every layer can be opened, and shows the layers inside it."""
+"""The drawing as an HTML page in which layers can be expanded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLE = (
 
 
 def html(graph: Graph, look: DrawingStyle | None = None) -> str:
-    """No script and no other file: ``<details>`` does the folding."""
+    """Return the page, without scripts or other files: ``<details>`` collapses layers."""
     look = look or DrawingStyle()
     tree: dict[str, list[str]] = {}
     for path in dict.fromkeys(n.origin.path for n in graph.nodes if not n.is_constant and n.origin.path):

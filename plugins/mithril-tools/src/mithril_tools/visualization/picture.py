@@ -1,4 +1,4 @@
-"""A graph, or the layers of one, as SVG."""
+"""SVG drawing of a graph or of its layers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mithril.backend import format_bytes, nbytes
 from mithril.base import is_static, visible
 from mithril_tools.visualization.layout import Box, place
 
-CHARACTER, LINE = 6.6, 15.0  # of the 11 pixel font
-CROWDED = 60  # operations: from here on whole layers are drawn unless depth= says otherwise
+CHARACTER, LINE = 6.6, 15.0  # of the 11-pixel font
+CROWDED = 60  # operations above which whole layers are drawn, unless depth= is set
 ARROW = (
     '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     '<path d="M0 0L8 4L0 8z" fill="#777"/></marker></defs>'
