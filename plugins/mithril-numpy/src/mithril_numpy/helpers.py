@@ -117,7 +117,7 @@ def triangular_solve(a, b, lower, transposed, unit_diagonal):
 
 
 def masked(condition, x):
-    """Return x where the condition holds, else 0: on bits, because np.where takes 20 times as long on mixed conditions."""
+    """Return x where the condition holds, else 0, on bits: np.where takes 20 times as long on mixed conditions."""
     word = np.dtype(f"i{x.dtype.itemsize}")
     mask = condition.view(np.int8).astype(word)
     np.negative(mask, out=mask)
