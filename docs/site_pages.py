@@ -38,10 +38,10 @@ def write(pages: Path) -> Nav:
         site.copy(DOCS / name, name)
     for path in sorted((DOCS / "pictures").glob("*")):
         site.copy(path, f"pictures/{path.name}")
-    others = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in PLACED)
+    remaining = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in PLACED)
     return [
         {"Start": [site.page(PROJECT / "README.md", "index.md"), site.page(DOCS / "start.md", "start.md")]},
-        {"Guides": [*(site.guide(name) for name in (*GUIDES, *others)), *site.notebooks(), site.distributions()]},
+        {"Guides": [*(site.guide(name) for name in (*GUIDES, *remaining)), *site.notebooks(), site.distributions()]},
         {"Plugins": [site.guide("writing-plugins"), site.guide("plugins"), site.guide("operations"), *site.how_to()]},
         {"Reference": site.reference()},
         {

@@ -57,8 +57,8 @@ def test_fine_tuning(backend):
     assert trainer.history["loss"][-1] < 0.7 * trainer.history["loss"][0]
     compiled = trainer.compiled
     assert set(compiled.params) == {"conv.weight", "bn.scale", "bn.bias", "fc.weight", "fc.bias"}
-    moved = np.abs(np.asarray(compiled.backend.to_numpy(compiled.params["conv.weight"])) - TENSORS["conv.weight"])
-    assert moved.max() > 1e-3
+    change = np.abs(np.asarray(compiled.backend.to_numpy(compiled.params["conv.weight"])) - TENSORS["conv.weight"])
+    assert change.max() > 1e-3
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch", "c"])

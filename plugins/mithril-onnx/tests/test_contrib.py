@@ -109,10 +109,10 @@ def test_operator(name):
     feeds = {i.name: np.asarray(arrays[names.index(i.name)]) for i in inputs}
     expected = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
     actual = ml.compile(ml.from_onnx(model), "numpy", inference=True)(feeds)
-    for got, want in zip(actual.values(), expected, strict=True):
-        got = np.asarray(got)
-        assert got.dtype == want.dtype and got.shape == want.shape
+    for result, want in zip(actual.values(), expected, strict=True):
+        result = np.asarray(result)
+        assert result.dtype == want.dtype and result.shape == want.shape
         if want.dtype.kind == "f":
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * max(1, np.abs(want).max()))
+            np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-4 * max(1, np.abs(want).max()))
         else:  # a rounding of halves after float32 arithmetic in another order
-            assert np.abs(got.astype(int) - want.astype(int)).max() <= 1
+            assert np.abs(result.astype(int) - want.astype(int)).max() <= 1

@@ -36,13 +36,13 @@ def exported(model, inputs, path, opset=23, shapes=None, **options):
     if compiled.params is None:
         compiled.bind(compiled.randomize_params(3))
     compiled.export(path, opset=opset, **options)
-    ours = {n: np.asarray(y) for n, y in compiled(inputs).items()}
+    outputs = {n: np.asarray(y) for n, y in compiled(inputs).items()}
     for name, y in runtime(path, inputs).items():
-        np.testing.assert_allclose(y, ours[name], rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(y, outputs[name], rtol=1e-4, atol=2e-5)
     back = ml.load(path, backend="numpy")
     assert set(back.params or {}) == set(compiled.params or {})
     for name, y in back(inputs).items():
-        np.testing.assert_allclose(np.asarray(y), ours[name], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(np.asarray(y), outputs[name], rtol=1e-5, atol=1e-6)
     return compiled, back
 
 

@@ -1,4 +1,4 @@
-"""Malformed files: every one gives an error of mithril, and none allocates what the file claims."""
+"""Malformed files: each raises an error of mithril, and none allocates the sizes that the file claims."""
 
 import random
 
@@ -94,10 +94,10 @@ def test_a_file_that_is_none(tmp_path):
 
 
 def test_a_function_that_calls_itself():
-    own = h.make_function(
+    function = h.make_function(
         "f", "F", ["a"], ["b"], [h.make_node("F", ["a"], ["b"], domain="f")], [h.make_opsetid("f", 1)]
     )
-    m = model([h.make_node("F", ["x"], ["y"], domain="f")], functions=[own])
+    m = model([h.make_node("F", ["x"], ["y"], domain="f")], functions=[function])
     m.opset_import.append(h.make_opsetid("f", 1))
     with pytest.raises(ml.InputError, match="calls itself"):
         ml.compile(ml.from_onnx(m), "numpy", inference=True)({"x": np.ones((2, 3), np.float32)})

@@ -104,7 +104,7 @@ def test_sizes_are_computed_at_import():
         assert np.asarray(out["m"]) == 2 * n and np.asarray(out["m"]).dtype == np.int64
 
 
-def test_all_unsupported_operators_are_told_at_once():
+def test_all_unsupported_operators_are_reported():
     nodes = [
         h.make_node("StringConcat", ["x", "x"], ["a"], name="/text/Concat"),
         *(h.make_node("Fancy", ["x"], [f"b{k}"], name=f"/head/Fancy_{k}", domain="acme") for k in range(4)),

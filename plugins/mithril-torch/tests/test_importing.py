@@ -227,7 +227,7 @@ def compiled_and_run(model, inputs, **options):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_operators_compute_what_pytorch_computes(group):
+def test_operators_match_pytorch(group):
     expressions, inputs = GROUPS[group][0], GROUPS[group][1]()
     module = Expressions(expressions)
     expected = module(*inputs)

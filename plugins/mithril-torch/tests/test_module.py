@@ -110,7 +110,7 @@ def test_torch_func_and_torch_compile_around_the_module():
     assert hessian.abs().sum() > 0
 
 
-def test_dropout_draws_anew_in_training_only():
+def test_dropout_draws_new_masks_only_in_training():
     module = ml.compile(model(0.5), "torch", shapes={"x": ["B", 8]}).to_module()
     x, _ = x_and_labels()
     assert module.training and not torch.equal(module(x), module(x))

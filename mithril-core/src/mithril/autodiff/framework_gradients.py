@@ -49,21 +49,21 @@ def cut_parameters(graph: Graph) -> dict[str, Node]:
     for k, i in enumerate(params):
         reaches[i.value] = moves[i.value] = 1 << k
     for node in graph.nodes:
-        reached = moved = 0
+        reached = differing = 0
         for v in node.operands:
             if v is not None:
                 reached |= reaches.get(v, 0)
-                moved |= moves.get(v, 0)
+                differing |= moves.get(v, 0)
         if not reached:
             continue
         has_gradient = node.op.gradient is not None or not node.op.gradient_reason
         for v in node.results:
             reaches[v] = reached
-            moves[v] = moved if has_gradient and v.dtype.is_float else 0
-            cuts.update((k, node) for k in range(len(params)) if moved & ~moves[v] & (1 << k) and k not in cuts)
+            moves[v] = differing if has_gradient and v.dtype.is_float else 0
+            cuts.update((k, node) for k in range(len(params)) if differing & ~moves[v] & (1 << k) and k not in cuts)
     outputs = [r.value for r in graph.results if r.role == "output"]
-    reached = moved = 0
+    reached = differing = 0
     for v in outputs:
         reached |= reaches.get(v, 0)
-        moved |= moves.get(v, 0)
-    return {i.name: cuts[k] for k, i in enumerate(params) if reached & ~moved & (1 << k)}
+        differing |= moves.get(v, 0)
+    return {i.name: cuts[k] for k, i in enumerate(params) if reached & ~differing & (1 << k)}

@@ -438,8 +438,8 @@ class Loader:
     def implementations(self, hook: str) -> list[tuple[Plugin, Callable[..., Any]]]:
         """Return the loaded plugins that implement ``hook`` by name, each with a function of the hook's keywords."""
         by_name = {plugin.name: plugin for plugin in self._everything() if plugin.loaded is not None}
-        found = getattr(self.manager.hook, hook).get_hookimpls()  # also those of ``LastAnswers``, which is no plugin
-        pairs = [(by_name[i.plugin_name], _adapted(i)) for i in found if i.plugin_name in by_name]
+        hookimpls = getattr(self.manager.hook, hook).get_hookimpls()  # also those of ``LastAnswers``, not a plugin
+        pairs = [(by_name[i.plugin_name], _adapted(i)) for i in hookimpls if i.plugin_name in by_name]
         return sorted(pairs, key=lambda pair: pair[0].name)
 
 

@@ -60,7 +60,7 @@ def _type_proto(t: Any) -> Any:
     return onnx.helper.make_tensor_type_proto(code_of_dtype(dtype), sizes)
 
 
-def with_attributes(node: Any, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
+def with_attributes(node: Any, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
     """Return a node with the attributes of the enclosing function in place of references to them."""
     if not _refers(node):
         return node
@@ -73,9 +73,9 @@ def with_attributes(node: Any, given: Mapping[str, Any], defaults: Mapping[str, 
             new.CopyFrom(a)
             if a.HasField("g"):
                 del new.g.node[:]
-                new.g.node.extend(with_attributes(n, given, defaults) for n in a.g.node)
-        elif a.ref_attr_name in given:
-            value = given[a.ref_attr_name]
+                new.g.node.extend(with_attributes(n, overrides, defaults) for n in a.g.node)
+        elif a.ref_attr_name in overrides:
+            value = overrides[a.ref_attr_name]
             if isinstance(value, np.ndarray):
                 value = onnx.numpy_helper.from_array(value)
             copy.attribute.append(onnx.helper.make_attribute(a.name, value, attr_type=a.type or None))

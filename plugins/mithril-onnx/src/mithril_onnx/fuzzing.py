@@ -1,4 +1,4 @@
-"""Malformed ONNX files: seeded changes of valid ones, and what an import of each does."""
+"""Malformed ONNX files: seeded changes of valid ones, and the outcome of importing each."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def sources() -> list[bytes]:
     """Return valid files: node tests of the standard with several operators, bodies and initializers."""
     from mithril_onnx.node_tests import cases
 
-    found = [c.model.SerializeToString() for c in cases() if c.model.ByteSize() < 20_000]
-    return sorted(found, key=len)[::7]
+    models = [c.model.SerializeToString() for c in cases() if c.model.ByteSize() < 20_000]
+    return sorted(models, key=len)[::7]
 
 
 def attempts(files: Sequence[bytes], rng: random.Random, count: int) -> Iterator[Attempt]:

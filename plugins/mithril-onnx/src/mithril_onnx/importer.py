@@ -151,27 +151,27 @@ class Importer:
     def step(self, node: Any, env: dict[str, Any], path: str, position: int) -> None:
         """Import one node."""
         label = node.name or f"{node.op_type}_{position}"
-        where = f"{path}/{label}" if path else label
+        layer_path = f"{path}/{label}" if path else label
         builder = Builder.current()
         origin = builder.origin
         layer = origin.path
-        inner = Origin(f"{layer}.{where}" if layer else where, origin.file, origin.line)
+        inner = Origin(f"{layer}.{layer_path}" if layer else layer_path, origin.file, origin.line)
         try:
             with builder.at(inner, builder.tags):
-                results = self._results(node, env, where)
+                results = self._results(node, env, layer_path)
         except NotConstantError as error:
-            raise error.with_facts(f"node '{where}' ({node.op_type})") from None
+            raise error.with_facts(f"node '{layer_path}' ({node.op_type})") from None
         except MithrilError as error:
-            raise error.with_facts(f"node '{where}' ({node.op_type}) of '{self.file.name}'") from None
+            raise error.with_facts(f"node '{layer_path}' ({node.op_type}) of '{self.file.name}'") from None
         except (*MISTAKES, RecursionError, MemoryError) as cause:
             raise OperationError(
-                f"cannot import node '{where}' ({node.op_type}) of '{self.file.name}'",
+                f"cannot import node '{layer_path}' ({node.op_type}) of '{self.file.name}'",
                 facts=[f"{type(cause).__name__}: {cause}"],
                 hint="check the file: onnx.checker.check_model(model, full_check=True)",
             ) from cause
         if len(results) < len([n for n in node.output if n]):
             raise OperationError(
-                f"node '{where}' ({node.op_type}) has {len(node.output)} outputs, expected {len(results)}"
+                f"node '{layer_path}' ({node.op_type}) has {len(node.output)} outputs, expected {len(results)}"
             )
         for name, result in zip(node.output, results, strict=False):
             if name:
@@ -315,17 +315,17 @@ class Importer:
         env |= dict(zip(function.input, operands, strict=False))
         defaults = {a.name: a for a in function.attribute_proto}
         outer = self.opset, self.codes
-        own = {canonical_domain(o.domain): o.version for o in function.opset_import}
-        self.opset, self.codes = own.get("", self.opset), {}
+        opset_versions = {canonical_domain(o.domain): o.version for o in function.opset_import}
+        self.opset, self.codes = opset_versions.get("", self.opset), {}
         self.depth += 1
         if self.depth > 50:
             raise InputError(f"the function '{function.name}' calls itself")
         try:
             for k, node in enumerate(function.node):
                 self.step(with_attributes(node, attributes, defaults), env, context.path, k)
-            wanted = zip(function.output, [*context.node.output, *[""] * len(function.output)])
-            where = f"function '{function.name}'"
-            return tuple(self.lookup(name, env, where) if used else None for name, used in wanted)
+            output_pairs = zip(function.output, [*context.node.output, *[""] * len(function.output)])
+            location = f"function '{function.name}'"
+            return tuple(self.lookup(name, env, location) if used else None for name, used in output_pairs)
         finally:
             self.depth -= 1
             self.opset, self.codes = outer
@@ -348,23 +348,23 @@ def _older_attributes(
     row: Row, operands: Sequence[Any], attributes: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Return attributes that later versions made operands, such as the axes of Squeeze, as operands."""
-    moved = [name for name in attributes if name in row.names and name not in row.attributes]
-    if not moved:
+    positional = [name for name in attributes if name in row.names and name not in row.attributes]
+    if not positional:
         return operands, attributes
     complete = [*operands, *[None] * (len(row.names) - len(operands))]
-    for name in moved:
+    for name in positional:
         if complete[row.names.index(name)] is None:
             value = attributes[name]
             kind = np.float32 if np.asarray(value).dtype.kind == "f" else np.int64
             complete[row.names.index(name)] = np.asarray(value, kind)
-    return complete, {n: v for n, v in attributes.items() if n not in moved}
+    return complete, {n: v for n, v in attributes.items() if n not in positional}
 
 
 def _check_call(row: Row, operands: Sequence[Any], attributes: Mapping[str, Any]) -> None:
     count = len(operands)
     if count < row.required or (row.rest is None and count > len(row.operands)):
-        most = "any number" if row.rest is not None else len(row.operands)
-        raise OperationError(f"{row.name} has {count} operands", facts=[f"accepted: {row.required} to {most}"])
+        max_operands = "any number" if row.rest is not None else len(row.operands)
+        raise OperationError(f"{row.name} has {count} operands", facts=[f"accepted: {row.required} to {max_operands}"])
     missing = [k for k, x in enumerate(operands[: row.required]) if x is None]
     if missing:
         raise OperationError(f"{row.name} lacks its operand {missing[0]}")

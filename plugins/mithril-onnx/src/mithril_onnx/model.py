@@ -57,9 +57,9 @@ class OnnxGraph(Layer):
         rows = custom_rows(operators)
         check_supported(file, graph, rows)
         self.roles = roles_of(file, graph, rows, {*constants, *(i.name for i in self.declared)})
-        named = [n for n, role in self.roles.items() if role != "constant"]
-        self.paths = unique_names(named, path_name)
-        self.pretrained = {self.paths[n]: file.arrays[n] for n in named}
+        variables = [n for n, role in self.roles.items() if role != "constant"]
+        self.paths = unique_names(variables, path_name)
+        self.pretrained = {self.paths[n]: file.arrays[n] for n in variables}
         if any(o.type.WhichOneof("value") not in ("tensor_type", None) for o in graph.output):
             self.outputs = self._elements()
 
@@ -226,10 +226,10 @@ def shape_and_dtype(declared: Any) -> tuple[tuple[Size, ...] | None, DType]:
     return declared_shape(kind.tensor_type, declared.name), dtype_of_code(kind.tensor_type.elem_type)
 
 
-def unique_names(names: Sequence[str], convert: Callable[[str], str], taken: Iterable[str] = ()) -> dict[str, str]:
+def unique_names(names: Sequence[str], convert: Callable[[str], str], used_names: Iterable[str] = ()) -> dict[str, str]:
     """Return converted names; names that become equal to each other or to ``taken`` are numbered."""
     out: dict[str, str] = {}
-    used: set[str] = {*taken}
+    used: set[str] = {*used_names}
     for name in names:
         text = convert(name)
         k = 1
@@ -284,12 +284,12 @@ def names_read(node: Any) -> set[str]:
     return names
 
 
-def _check_names(kind: str, names: Any, known: Sequence[str]) -> None:
+def _check_names(kind: str, names: Any, registry: Sequence[str]) -> None:
     for name in names:
-        if name not in known:
-            suggestions = closest(name, known, 1)
+        if name not in registry:
+            suggestions = closest(name, registry, 1)
             raise InputError(
                 f"the {kind} '{name}' is not an input of the ONNX graph",
-                facts=[f"inputs: {', '.join(known[:16])}"],
+                facts=[f"inputs: {', '.join(registry[:16])}"],
                 hint=f"did you mean '{suggestions[0]}'?" if suggestions else None,
             )

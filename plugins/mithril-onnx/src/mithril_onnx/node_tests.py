@@ -124,9 +124,9 @@ def _plain(x: Any) -> Any:
 
 
 def _compare(results: Sequence[Any], expected: Sequence[Any], case: Any) -> str:
-    for k, (got, want) in enumerate(zip(results, expected, strict=True)):
+    for k, (actual, want) in enumerate(zip(results, expected, strict=True)):
         want = _plain(want)
-        pairs = zip(got, want, strict=True) if isinstance(want, list) else [(got, want)]
+        pairs = zip(actual, want, strict=True) if isinstance(want, list) else [(actual, want)]
         for a, b in pairs:
             if b is None:
                 continue
@@ -134,9 +134,11 @@ def _compare(results: Sequence[Any], expected: Sequence[Any], case: Any) -> str:
                 return f"output {k} has the dtype {a.dtype}, expected {b.dtype}"
             if a.shape != b.shape:
                 return f"output {k} has the shape {a.shape}, expected {b.shape}"
-            wide = np.float64 if b.dtype.kind not in "biu" else b.dtype
+            wide_dtype = np.float64 if b.dtype.kind not in "biu" else b.dtype
             tolerance = max(case.atol, _unit(b))
-            if not np.allclose(a.astype(wide), b.astype(wide), rtol=case.rtol, atol=tolerance, equal_nan=True):
+            if not np.allclose(
+                a.astype(wide_dtype), b.astype(wide_dtype), rtol=case.rtol, atol=tolerance, equal_nan=True
+            ):
                 return f"output {k} differs: {a.reshape(-1)[:6]}, expected {b.reshape(-1)[:6]}"
     return ""
 

@@ -92,7 +92,7 @@ def _where(condition: Array, a: Array, b: Array) -> Array:
     return _result(np.where(condition, _objects(a), _objects(b)))
 
 
-def _cast(x: Array, *, to: int, saturate: int = 1, round_mode: str = "") -> Array:
+def _cast(x: Array, *, to: int, saturate: int = 1, round_mode: str = "") -> Array:  # english: ok, an attribute of ONNX
     if to not in (6, 7, 12, 13):
         raise NoSizesError
     return _result(_objects(x))
@@ -105,12 +105,12 @@ def _gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
     axis = axis % x.ndim
     positions = np.where(indices < 0, indices + x.shape[axis], indices)
     if positions.ndim == 0:
-        taken = x[(slice(None),) * axis + (int(positions),)]
-        if not isinstance(taken, np.ndarray):
+        selected = x[(slice(None),) * axis + (int(positions),)]
+        if not isinstance(selected, np.ndarray):
             out = np.empty((), object)
-            out[()] = taken
+            out[()] = selected
             return _result(out)
-        return _result(taken)
+        return _result(selected)
     return _result(np.take(_objects(x), positions.astype(np.int64), axis))
 
 

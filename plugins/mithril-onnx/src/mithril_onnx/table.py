@@ -62,7 +62,7 @@ def row_of(function: Callable[..., Any], name: str, domain: str, since: int, fol
 
 
 class Table:
-    """Rows by domain and name, newest first."""
+    """Rows by domain and name, latest first."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], list[Row]] = {}
@@ -75,7 +75,7 @@ class Table:
         rows.sort(key=lambda r: -r.since)
 
     def find(self, domain: str, name: str, version: int) -> Row | None:
-        """Return the newest row with ``since <= version``, or None."""
+        """Return the latest row with ``since <= version``, or None."""
         rows = self._rows.get((canonical_domain(domain), name), ())
         return next((row for row in rows if row.since <= version), None)
 

@@ -136,7 +136,7 @@ def _external(tensor: Any, size: int, folder: str | None) -> Array:
     location = entries.get("location", "")
     if folder is None:
         raise InputError(
-            f"the data of tensor '{tensor.name}' lies in the file '{location}'",
+            f"the data of tensor '{tensor.name}' is stored in the file '{location}'",
             hint="load the model by its path: ml.from_onnx('model.onnx')",
         )
     if not location or os.path.isabs(location) or ".." in location.replace("\\", "/").split("/") or "\0" in location:
@@ -159,5 +159,5 @@ def _external(tensor: Any, size: int, folder: str | None) -> Array:
     return np.memmap(path, np.uint8, "r", offset, (length,))
 
 
-def _damaged(tensor: Any, why: str) -> InputError:
-    return InputError(f"tensor '{tensor.name:.80}' of the ONNX file is damaged", facts=[why])
+def _damaged(tensor: Any, reason: str) -> InputError:
+    return InputError(f"tensor '{tensor.name:.80}' of the ONNX file is damaged", facts=[reason])

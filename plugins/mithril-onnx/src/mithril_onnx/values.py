@@ -87,7 +87,7 @@ class Knowledge:
         seen: set[Value] = set()
         while builder is not None:
             producers = {r: n for n in builder.nodes for r in n.results}
-            outside: list[Value] = []
+            captures: list[Value] = []
             outer_of = {local: outer for outer, local in getattr(builder, "captured", {}).items()}
             while pending:
                 v = pending.pop()
@@ -97,12 +97,12 @@ class Knowledge:
                 if v in producers:
                     pending += [o for o in producers[v].operands if o is not None]
                 else:
-                    outside.append(outer_of.get(v, v))
+                    captures.append(outer_of.get(v, v))
             if not hasattr(builder, "outer"):
                 roles = {i.value: i for i in builder.inputs}
-                names |= dict.fromkeys(roles[v].name for v in outside if v in roles and roles[v].role == "input")
+                names |= dict.fromkeys(roles[v].name for v in captures if v in roles and roles[v].role == "input")
                 return list(names)
-            pending, builder = outside, builder.outer
+            pending, builder = captures, builder.outer
         return list(names)
 
     def _of(self, x: Value, builder: Any, done: dict[Value, Array]) -> Any:
@@ -115,10 +115,10 @@ class Knowledge:
             outer = next((o for o, local in getattr(builder, "captured", {}).items() if local is x), None)
             if outer is not None or (hasattr(builder, "outer") and all(i.value is not x for i in builder.inputs)):
                 return self._of(x if outer is None else outer, builder.outer, done)
-            found = next((i for i in builder.inputs if i.value is x), None)
-            if found is None or found.data is None:
+            existing = next((i for i in builder.inputs if i.value is x), None)
+            if existing is None or existing.data is None:
                 raise _DependsOnInputs
-            return found.data
+            return existing.data
         if producer.is_constant:
             return np.asarray(producer.attributes["value"], producer.attributes["dtype"].numpy)
         if producer.regions or any(isinstance(d, Dim) for r in producer.results for d in r.shape):

@@ -109,14 +109,14 @@ def _arrays(
     """Return the parameters, and the states that a call does not change, as NumPy arrays."""
     to_numpy = compiled.backend.to_numpy
     arrays: dict[str, Any] = {}
-    named = graph.with_role("param")
-    if named:
+    param_inputs = graph.with_role("param")
+    if param_inputs:
         if params is None:
             raise InputError(
                 "there are no parameters to export",
                 hint="compiled.export(path, params), or compiled.bind(params) before",
             )
-        arrays |= {i.name: np.asarray(to_numpy(params[i.name])) for i in named}
+        arrays |= {i.name: np.asarray(to_numpy(params[i.name])) for i in param_inputs}
     if graph.with_role("state"):
         states: Mapping[str, Any] = compiled.initial_state() if state is None else state
         updated = {r.name for r in graph.results_of("state")}

@@ -27,16 +27,19 @@ def _linear(w, node, x, weight, bias):
 
 @row("dot", reads=("contract_a", "contract_b", "batch_a", "batch_b"))
 def _dot(w, node, a, b):
-    at = node.attributes
+    attributes = node.attributes
     letters = iter(string.ascii_lowercase)
     left = [next(letters) for _ in node.operands[0].shape]
     right = [""] * len(node.operands[1].shape)
-    for i, j in (*zip(at["contract_a"], at["contract_b"]), *zip(at["batch_a"], at["batch_b"])):
+    for i, j in (
+        *zip(attributes["contract_a"], attributes["contract_b"]),
+        *zip(attributes["batch_a"], attributes["batch_b"]),
+    ):
         right[j] = left[i]
     right = [c or next(letters) for c in right]
-    batch = [left[i] for i in at["batch_a"]]
-    gone = {left[i] for i in at["contract_a"]}
-    out = [*batch, *(c for c in left if c not in gone and c not in batch), *(c for c in right if c not in left)]
+    batch = [left[i] for i in attributes["batch_a"]]
+    contracted = {left[i] for i in attributes["contract_a"]}
+    out = [*batch, *(c for c in left if c not in contracted and c not in batch), *(c for c in right if c not in left)]
     return w.node("Einsum", a, b, equation=f"{''.join(left)},{''.join(right)}->{''.join(out)}")
 
 

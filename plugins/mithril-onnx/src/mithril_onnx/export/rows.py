@@ -79,8 +79,8 @@ def _expm1(w, node, x):
     half = w.node("Tanh", w.node("Mul", x, scalar(w, node, 0.5)))
     exact = w.node("Div", w.node("Add", half, half), w.node("Sub", scalar(w, node, 1.0), half))
     large = w.node("Sub", w.node("Exp", x), scalar(w, node, 1.0))
-    near = w.node("Less", w.node("Abs", x), scalar(w, node, 1.0))
-    return w.node("Where", near, exact, large)
+    is_small = w.node("Less", w.node("Abs", x), scalar(w, node, 1.0))
+    return w.node("Where", is_small, exact, large)
 
 
 @row("log1p")
@@ -331,9 +331,9 @@ def _clamped(w, starts, shape, sizes):
     """Return starts, one per axis, as int64 in bounds; negative ones count from the end."""
     starts = w.cast(starts, "int64")
     zero = w.ints([0])
-    whole = w.shape(shape)
-    wrapped = w.node("Where", w.node("Less", starts, zero), w.node("Add", starts, whole), starts)
-    return w.node("Min", w.node("Max", wrapped, zero), w.node("Sub", whole, w.shape(sizes)))
+    full_shape = w.shape(shape)
+    wrapped = w.node("Where", w.node("Less", starts, zero), w.node("Add", starts, full_shape), starts)
+    return w.node("Min", w.node("Max", wrapped, zero), w.node("Sub", full_shape, w.shape(sizes)))
 
 
 @row(

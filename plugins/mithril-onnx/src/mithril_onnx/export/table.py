@@ -36,11 +36,11 @@ def row(*names: str, reads: tuple[str, ...] = (), since: int = 1, when: Callable
 
 
 def row_for(node: Node, opset: int) -> ExportRow | None:
-    """Return the newest row that accounts for every attribute of a node, or None."""
+    """Return the latest row that accounts for every attribute of a node, or None."""
     for candidate in ROWS.get(node.op.name, ()):
         if candidate.since > opset or (candidate.when is not None and not candidate.when(node)):
             continue
-        others = (n for n in node.attributes if n not in candidate.reads)
-        if all(n in node.op.attributes and node.attributes[n] == node.op.attributes[n].default for n in others):
+        unread = (n for n in node.attributes if n not in candidate.reads)
+        if all(n in node.op.attributes and node.attributes[n] == node.op.attributes[n].default for n in unread):
             return candidate
     return None

@@ -58,12 +58,12 @@ class Writer:
         self, nodes: list[Any], kind: str, operands: Sequence[str], results: int, stem: str, attributes: dict[str, Any]
     ) -> Any:
         names = [self.names.new(stem or kind.lower()) for _ in range(results)]
-        given = {n: v for n, v in attributes.items() if v is not None}
+        set_attributes = {n: v for n, v in attributes.items() if v is not None}
         label = f"{self.path}/{kind}" if self.path else kind
         trimmed = list(operands)
         while trimmed and not trimmed[-1]:
             trimmed.pop()
-        nodes.append(helper.make_node(kind, trimmed, names, name=self.names.new(label), **given))
+        nodes.append(helper.make_node(kind, trimmed, names, name=self.names.new(label), **set_attributes))
         return names[0] if results == 1 else names
 
     def constant(self, array: Any, dtype: Any = None, stem: str = "constant") -> str:

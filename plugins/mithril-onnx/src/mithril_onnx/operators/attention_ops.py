@@ -139,17 +139,17 @@ def _mask(mask, q, k, offset, causal, lengths, window):
 
 
 def _explicit(q, k, v, mask, factor, softcap, precision, mode):
-    """Compute the scores and their softmax one after the other; return the requested stage of the scores, too."""
+    """Compute the scores and then their softmax; also return the requested stage of the scores."""
     kind = q.dtype
     groups = q.shape[1] // k.shape[1]
     if groups != 1:
         k, v = ops.repeat(k, repeats=groups, axis=1), ops.repeat(v, repeats=groups, axis=1)
     root = math.sqrt(factor) if factor > 0 else None
-    wide = [float32_or_wider(x) for x in (q, k, v)]
+    upcast = [float32_or_wider(x) for x in (q, k, v)]
     if root is None:
-        scores = ops.matmul(wide[0] * factor, ops.transpose(wide[1], perm=(0, 1, 3, 2)))
+        scores = ops.matmul(upcast[0] * factor, ops.transpose(upcast[1], perm=(0, 1, 3, 2)))
     else:
-        scores = ops.matmul(wide[0] * root, ops.transpose(wide[1] * root, perm=(0, 1, 3, 2)))
+        scores = ops.matmul(upcast[0] * root, ops.transpose(upcast[1] * root, perm=(0, 1, 3, 2)))
     capped = softcap * ops.tanh(scores / softcap) if softcap else scores
     biased = capped
     if mask is not None:
@@ -161,6 +161,6 @@ def _explicit(q, k, v, mask, factor, softcap, precision, mode):
     dead = ops.equal(top, -float("inf"))
     p = ops.where(dead, scalar(0.0, inner), ops.softmax(ops.where(dead, scalar(0.0, inner), inner), axis=-1))
     p = ops.cast(p, dtype=scores.dtype)
-    y = ops.cast(ops.matmul(p, wide[2]), dtype=kind)
+    y = ops.cast(ops.matmul(p, upcast[2]), dtype=kind)
     stage = {0: scores, 1: capped, 2: biased, 3: p}.get(mode, scores)
     return y, ops.cast(stage, dtype=kind)

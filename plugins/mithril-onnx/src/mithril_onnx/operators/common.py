@@ -12,11 +12,11 @@ from mithril.base import dtype as as_dtype
 from mithril.ir import Builder, Value
 
 
-def scalar(value: float, x: Any, wide: bool = False) -> Any:
+def scalar(value: float, x: Any, is_wide: bool = False) -> Any:
     """Return a number as a scalar of the dtype of x; with ``wide``, a fraction compared with integers stays one."""
     kind = as_dtype(x.dtype)
     if kind.is_integer:
-        value = float(value) if wide and value != int(value) else int(value)
+        value = float(value) if is_wide and value != int(value) else int(value)
         if isinstance(value, float):
             return value
         low, high = kind.limits

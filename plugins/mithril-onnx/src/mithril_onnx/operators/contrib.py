@@ -58,8 +58,8 @@ def SimplifiedLayerNormalization(x, scale: Weight, *, axis=-1, epsilon=1e-5, sta
     y = _simplified(x, scale, epsilon)
     if context.results < 2:
         return y
-    wide = float32_or_wider(x)
-    return y, ops.rsqrt(ops.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+    upcast = float32_or_wider(x)
+    return y, ops.rsqrt(ops.mean(upcast * upcast, axis=-1, keepdims=True) + epsilon)
 
 
 def _added(x, skip, bias):

@@ -124,8 +124,8 @@ def GroupQueryAttention(
         if position_ids is not None:
             places = int64(position_ids)
         cos, sin = (ops.take(c, places, axis=0) for c in (cos_cache, sin_cache))
-        turned = 2 * cos_cache.shape[1]
-        q, k = (rotated(x, cos, sin, rotary_interleaved, turned) for x in (q, k))
+        rotary_size = 2 * cos_cache.shape[1]
+        q, k = (rotated(x, cos, sin, rotary_interleaved, rotary_size) for x in (q, k))
     if past_key is not None and not (type(past) is int and past == 0):
         k, v = ops.concat(past_key, k, axis=2), ops.concat(past_value, v, axis=2)
     allowed = _causal(q, k)

@@ -12,16 +12,16 @@ from mithril_onnx.operators.common import int64
 from mithril_onnx.table import Item, operator
 from mithril_onnx.values import NotConstantError, as_value
 
-UNROLLED = 64  # loops of at most so many known trips become straight code
+UNROLLED = 64  # loops of at most this number of iterations are unrolled
 
 
 @operator(folds=False)
 def If(condition: Item, *, then_branch, else_branch, context):
     try:
-        chosen = bool(context.known(condition, "the condition").reshape(-1)[0])
+        is_true = bool(context.known(condition, "the condition").reshape(-1)[0])
     except NotConstantError as unknown:
         return _branches(condition, then_branch, else_branch, unknown)
-    return tuple((then_branch if chosen else else_branch)())
+    return tuple((then_branch if is_true else else_branch)())
 
 
 def _branches(condition, then_branch, else_branch, unknown):
@@ -65,10 +65,10 @@ def _known_trips(trips, condition, context):
     except NotConstantError:
         count = None
     try:
-        known = condition is None or bool(context.known(condition, "the condition").reshape(-1)[0])
+        is_true = condition is None or bool(context.known(condition, "the condition").reshape(-1)[0])
     except NotConstantError:
         return count, None
-    return (count, True) if known else (0, True)
+    return (count, True) if is_true else (0, True)
 
 
 def _unrolled(count, always, states, body, context):
@@ -203,8 +203,8 @@ def _Scan8(lengths: Item = None, *operands: Item, body, num_scan_inputs, directi
         raise OperationError("Scan of opset 8 requires a static batch size")
     parts = []
     for row in range(rows):
-        mine = [ops.select(v, index=(row,), axes=(0,)) for v in values]
-        parts.append(_scan(mine[:split], mine[split:], body, None, directions, None, None))
+        row_values = [ops.select(v, index=(row,), axes=(0,)) for v in values]
+        parts.append(_scan(row_values[:split], row_values[split:], body, None, directions, None, None))
     return tuple(ops.stack(*column, axis=0) for column in zip(*parts, strict=True))
 
 

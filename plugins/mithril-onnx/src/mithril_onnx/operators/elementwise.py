@@ -88,8 +88,8 @@ def Mod(a, b, *, fmod=0):
 def Pow(a, b):
     if a.dtype is b.dtype:
         return ops.pow(a, b)
-    wide = promote(a.dtype, b.dtype)
-    return ops.cast(ops.pow(ops.cast(a, dtype=wide), ops.cast(b, dtype=wide)), dtype=a.dtype)
+    wide_dtype = promote(a.dtype, b.dtype)
+    return ops.cast(ops.pow(ops.cast(a, dtype=wide_dtype), ops.cast(b, dtype=wide_dtype)), dtype=a.dtype)
 
 
 def _variadic(name, op):
@@ -130,17 +130,17 @@ def Where(condition, a, b):
 
 @operator
 def IsInf(x, *, detect_negative=1, detect_positive=1):
-    found = ops.isinf(x)
+    is_infinite = ops.isinf(x)
     if detect_negative and detect_positive:
-        return found
+        return is_infinite
     if not detect_negative and not detect_positive:
-        return ops.logical_and(found, ops.logical_not(found))
+        return ops.logical_and(is_infinite, ops.logical_not(is_infinite))
     sign = ops.less(x, scalar(0.0, x)) if detect_negative else ops.greater(x, scalar(0.0, x))
-    return ops.logical_and(found, sign)
+    return ops.logical_and(is_infinite, sign)
 
 
 @operator
-def Cast(x, *, to, saturate=1, round_mode="up"):
+def Cast(x, *, to, saturate=1, round_mode="up"):  # english: ok, an attribute of ONNX
     return _cast(x, dtype_of_code(to), to)
 
 
@@ -217,8 +217,8 @@ def Swish(x, *, alpha=1.0):
 @operator
 def Shrink(x, *, bias=0.0, lambd=0.5):
     zero = scalar(0, x)
-    right = ops.where(ops.greater(x, scalar(lambd, x, wide=True)), x - like_number(bias, x), zero)
-    return ops.where(ops.less(x, scalar(-lambd, x, wide=True)), x + like_number(bias, x), right)
+    right = ops.where(ops.greater(x, scalar(lambd, x, is_wide=True)), x - like_number(bias, x), zero)
+    return ops.where(ops.less(x, scalar(-lambd, x, is_wide=True)), x + like_number(bias, x), right)
 
 
 def like_number(value, x):
@@ -265,7 +265,7 @@ _flattened("Hardmax", lambda x: _hardmax(x, -1))
 
 
 @operator(folds=False)
-def BitCast(x: Known, *, to):
+def BitCast(x: Known, *, to):  # english: ok, an attribute of ONNX
     kind = dtype_of_code(to).numpy
     if kind.itemsize != x.dtype.itemsize:
         raise OperationError(f"BitCast from {x.dtype} to {kind}: the sizes differ")

@@ -143,13 +143,13 @@ def NonMaxSuppression(
     for batch, classes in enumerate(scores):
         corners = _corners(boxes[batch], center_point_box)
         for kind, row in enumerate(classes):
-            chosen: list[int] = []
+            selected: list[int] = []
             for k in np.argsort(-row, kind="stable"):
-                if len(chosen) >= limit or row[k] <= lowest:
+                if len(selected) >= limit or row[k] <= lowest:
                     break
-                if all(_overlap(corners[k], corners[other]) <= overlap for other in chosen):
-                    chosen.append(int(k))
-            rows += [(batch, kind, k) for k in chosen]
+                if all(_overlap(corners[k], corners[other]) <= overlap for other in selected):
+                    selected.append(int(k))
+            rows += [(batch, kind, k) for k in selected]
     return np.asarray(rows, np.int64).reshape(-1, 3)
 
 

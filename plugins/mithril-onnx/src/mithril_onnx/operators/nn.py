@@ -141,8 +141,8 @@ def BatchNormalization(
     if not trains:
         if all(v.dtype is x.dtype for v in (scale, b, mean, var)):
             return ops.batch_norm(x, scale, b, mean, var, eps=epsilon)
-        wide = [ops.cast(v, dtype="float32") for v in (x, scale, b, mean, var)]
-        return ops.cast(ops.batch_norm(*wide, eps=epsilon), dtype=x.dtype)
+        upcast = [ops.cast(v, dtype="float32") for v in (x, scale, b, mean, var)]
+        return ops.cast(ops.batch_norm(*upcast, eps=epsilon), dtype=x.dtype)
     axes = tuple(k for k in range(x.ndim) if k != 1)
     center = ops.mean(float32_or_wider(x), axis=axes)
     deviation = float32_or_wider(x) - _channels(center, x)
@@ -175,9 +175,9 @@ def LayerNormalization(x, scale: Weight, b: Weight = None, *, axis=-1, epsilon=1
     y = ops.layer_norm(x, scale, b, axes=axes, eps=epsilon)
     if context.results == 1:
         return y
-    wide = float32_or_wider(x)
-    mean = ops.mean(wide, axis=axes, keepdims=True)
-    deviation = wide - mean
+    upcast = float32_or_wider(x)
+    mean = ops.mean(upcast, axis=axes, keepdims=True)
+    deviation = upcast - mean
     inverse = 1.0 / ops.sqrt(ops.mean(deviation * deviation, axis=axes, keepdims=True) + epsilon)
     return y, mean, inverse
 
@@ -192,9 +192,9 @@ def RMSNormalization(x, scale: Weight, *, axis=-1, epsilon=1e-5, stash_type=1):
     axis = axis % x.ndim
     if axis == x.ndim - 1 and scale.ndim == 1 and scale.dtype is x.dtype:
         return ops.rms_norm(x, scale, axis=-1, eps=epsilon)
-    wide = float32_or_wider(x)
-    square = ops.mean(wide * wide, axis=tuple(range(axis, x.ndim)), keepdims=True)
-    return ops.cast(wide / ops.sqrt(square + epsilon), dtype=scale.dtype) * scale
+    upcast = float32_or_wider(x)
+    square = ops.mean(upcast * upcast, axis=tuple(range(axis, x.ndim)), keepdims=True)
+    return ops.cast(upcast / ops.sqrt(square + epsilon), dtype=scale.dtype) * scale
 
 
 @operator(since=21)
@@ -204,11 +204,11 @@ def GroupNormalization(x, scale: Weight, bias: Weight, *, num_groups, epsilon=1e
 
 @operator(name="GroupNormalization", since=18)
 def _GroupNormalization18(x, scale: Weight, bias: Weight, *, num_groups, epsilon=1e-5):
-    each = x.shape[1] // num_groups
+    group_size = x.shape[1] // num_groups
     return ops.group_norm(
         x,
-        ops.repeat(scale, repeats=each, axis=0),
-        ops.repeat(bias, repeats=each, axis=0),
+        ops.repeat(scale, repeats=group_size, axis=0),
+        ops.repeat(bias, repeats=group_size, axis=0),
         groups=num_groups,
         eps=epsilon,
     )
@@ -233,11 +233,11 @@ def Dropout(x, ratio: Known = None, training_mode: Known = None, *, seed=None, i
     if not on or p == 0.0:
         return (x, everything()) if context.results > 1 else x
     if seed is not None and is_static(x.shape):  # the numbers of the standard's reference
-        kept = np.random.RandomState(seed).uniform(0, 1, x.shape) >= p
+        mask = np.random.RandomState(seed).uniform(0, 1, x.shape) >= p
     else:
-        kept = ops.bernoulli(context.importer.weights.key(), shape=x.shape, p=1.0 - p)
-    y = ops.where(kept, x / scalar(1.0 - p, x), scalar(0.0, x))
-    return (y, as_value(kept)) if context.results > 1 else y
+        mask = ops.bernoulli(context.importer.weights.key(), shape=x.shape, p=1.0 - p)
+    y = ops.where(mask, x / scalar(1.0 - p, x), scalar(0.0, x))
+    return (y, as_value(mask)) if context.results > 1 else y
 
 
 @operator

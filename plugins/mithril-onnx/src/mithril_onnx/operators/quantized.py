@@ -19,10 +19,10 @@ def spread(p, x, axis, block):
     axis = axis % x.ndim
     if not block:
         return ops.reshape(p, shape=tuple(x.shape[k] if k == axis else 1 for k in range(x.ndim)))
-    wide = ops.repeat(p, repeats=block, axis=axis)
-    if wide.shape[axis] != x.shape[axis]:
-        wide = ops.slice(wide, starts=(0,), stops=(x.shape[axis],), steps=(1,), axes=(axis,))
-    return wide
+    repeated = ops.repeat(p, repeats=block, axis=axis)
+    if repeated.shape[axis] != x.shape[axis]:
+        repeated = ops.slice(repeated, starts=(0,), stops=(x.shape[axis],), steps=(1,), axes=(axis,))
+    return repeated
 
 
 def limits(dtype, code):

@@ -24,7 +24,7 @@ PLAIN = {
 
 
 class Cell:
-    """What the three operators share: activations per direction, directions, lengths, layout."""
+    """Common parts of the three operators: activations per direction, directions, lengths, layout."""
 
     def __init__(self, names, defaults, directions, alphas, betas, limit):
         per = len(defaults)
@@ -67,7 +67,7 @@ def run(x, weights, lengths, states, step, direction, layout):
     outputs, last = [], []
     for k in range(directions):
         backward = direction == "reverse" or (direction == "bidirectional" and k == 1)
-        own = [None if w is None else ops.select(w, index=(k,), axes=(0,)) for w in weights]
+        direction_weights = [None if w is None else ops.select(w, index=(k,), axes=(0,)) for w in weights]
         first = tuple(
             ops.full(shape=(batch, hidden), value=0.0, dtype=x.dtype)
             if s is None
@@ -75,14 +75,14 @@ def run(x, weights, lengths, states, step, direction, layout):
             for s in states
         )
 
-        def body(carry, element, k=k, own=own):
+        def body(carry, element, k=k, weights_k=direction_weights):
             current, trip = element
-            new = step(k, carry, current, own)
+            new = step(k, carry, current, weights_k)
             if lengths is None:
                 return new, new[0]
             live = ops.unsqueeze(ops.less(ops.cast(trip, dtype=lengths.dtype), lengths), axis=(1,))
-            kept = tuple(ops.where(live, n, o) for n, o in zip(new, carry, strict=True))
-            return kept, ops.where(live, new[0], scalar(0.0, new[0]))
+            next_carry = tuple(ops.where(live, n, o) for n, o in zip(new, carry, strict=True))
+            return next_carry, ops.where(live, new[0], scalar(0.0, new[0]))
 
         final, rows = ops.scan(body, first, (x, ops.iota(shape=(time,))), reverse=backward)
         outputs.append(rows)
@@ -113,8 +113,8 @@ def RNN(
 ):  # fmt: skip
     cell = Cell(activations, ("tanh",), _directions(direction), activation_alpha, activation_beta, clip)
 
-    def step(k, states, current, own):
-        kernel, recurrent, bias = own
+    def step(k, states, current, weights):
+        kernel, recurrent, bias = weights
         z = ops.matmul(current, ops.transpose(kernel)) + ops.matmul(states[0], ops.transpose(recurrent))
         if bias is not None:
             left, right = _parts(bias, 2)
@@ -132,8 +132,8 @@ def GRU(
 ):  # fmt: skip
     cell = Cell(activations, ("sigmoid", "tanh"), _directions(direction), activation_alpha, activation_beta, clip)
 
-    def step(k, states, current, own):
-        kernel, recurrent, bias = own
+    def step(k, states, current, weights):
+        kernel, recurrent, bias = weights
         gate, candidate = cell.of(k)
         (h,) = states
         xz, xr, xh = _parts(ops.transpose(ops.matmul(current, ops.transpose(kernel))), 3)
@@ -160,8 +160,8 @@ def LSTM(
     defaults = ("sigmoid", "tanh", "tanh")
     cell = Cell(activations, defaults, _directions(direction), activation_alpha, activation_beta, clip)
 
-    def step(k, states, current, own):
-        kernel, recurrent, bias, peephole = own
+    def step(k, states, current, weights):
+        kernel, recurrent, bias, peephole = weights
         gate, candidate, output = cell.of(k)
         h, c = states
         z = ops.matmul(current, ops.transpose(kernel)) + ops.matmul(h, ops.transpose(recurrent))

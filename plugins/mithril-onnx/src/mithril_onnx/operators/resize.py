@@ -100,9 +100,9 @@ def _nearest(x, axis, place, old, mode):
 
 def _cubic(d, a):
     d = np.abs(d)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    inner = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+    return np.where(d <= 1, inner, np.where(d < 2, far, 0.0))
 
 
 def weights(mode, place, old, factor, a, exclude_outside, antialias):
@@ -136,8 +136,8 @@ def _product(x, axis, matrix):
     return ops.cast(y, dtype=kind)
 
 
-def _extrapolated(x, axis, inside, value):
-    if inside.all():
+def _extrapolated(x, axis, in_bounds, value):
+    if in_bounds.all():
         return x
-    mask = inside.reshape([-1 if k == axis else 1 for k in range(x.ndim)])
+    mask = in_bounds.reshape([-1 if k == axis else 1 for k in range(x.ndim)])
     return ops.where(mask, x, ops.full(shape=(), value=value, dtype=x.dtype))

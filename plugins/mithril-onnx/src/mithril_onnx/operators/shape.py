@@ -87,8 +87,8 @@ def Transpose(x, *, perm=None):
 def Expand(x, shape: Sizes):
     lead = len(shape) - x.ndim
     sizes = (1,) * max(lead, 0) + tuple(x.shape)
-    wanted = (1,) * max(-lead, 0) + tuple(shape)
-    target = tuple(n if type(m) is int and m == 1 else m for n, m in zip(sizes, wanted, strict=True))
+    full_shape = (1,) * max(-lead, 0) + tuple(shape)
+    target = tuple(n if type(m) is int and m == 1 else m for n, m in zip(sizes, full_shape, strict=True))
     return ops.broadcast_to(x, shape=target)
 
 
@@ -128,7 +128,7 @@ LONG = 1 << 31  # exporters write such numbers for the end of an axis
 
 
 def _position(position, size, step):
-    """Return a position as ``ops.slice`` expects it: what lies outside is its end or beginning."""
+    """Return a position for ``ops.slice``, clamped to the axis."""
     if type(position) is not int:
         return position
     if position >= LONG - 1:
@@ -233,8 +233,8 @@ def Pad(x, pads: Sizes, value: Item = None, axes: Sizes = None, *, mode="constan
         return ops.pad(
             x, widths=tuple(widths), value=plain if x.dtype.is_float else bool(plain) if x.dtype.is_bool else int(plain)
         )
-    inside = ops.pad(ops.full(shape=x.shape, value=True, dtype="bool"), widths=tuple(widths), value=False)
-    return ops.where(inside, ops.pad(x, widths=tuple(widths)), ops.reshape(value, shape=()))
+    in_bounds = ops.pad(ops.full(shape=x.shape, value=True, dtype="bool"), widths=tuple(widths), value=False)
+    return ops.where(in_bounds, ops.pad(x, widths=tuple(widths)), ops.reshape(value, shape=()))
 
 
 def _cropped(x, widths):

@@ -31,9 +31,9 @@ def dft(x, axis, length=None, inverse=False, onesided=False):
     if type(size) is not int:
         raise UnsupportedError(f"DFT requires a static size, axis {axis} is {size}")
     kind = x.dtype
-    wide = ops.cast(x, dtype="float64")
+    upcast = ops.cast(x, dtype="float64")
     order = (*(k for k in range(rank) if k != axis), axis)
-    parts = [ops.transpose(ops.select(wide, index=(k,), axes=(rank,)), perm=order) for k in range(int(x.shape[rank]))]
+    parts = [ops.transpose(ops.select(upcast, index=(k,), axes=(rank,)), perm=order) for k in range(int(x.shape[rank]))]
     if inverse and onesided:
         length = length or 2 * (size - 1)
         parts = _completed(parts, size, length)

@@ -42,10 +42,10 @@ def TfIdfVectorizer(
                 for k, item in enumerate(gram):
                     start = k * (skip + 1)
                     part = ops.slice(rows, starts=(start,), stops=(start + length - reach + 1,), steps=(1,), axes=(1,))
-                    same = ops.equal(part, np.asarray(item, x.dtype.numpy))
-                    hit = same if hit is None else ops.logical_and(hit, same)
-                found = ops.sum(ops.cast(hit, dtype="float32"), axis=1)
-                count = found if count is None else count + found
+                    is_equal = ops.equal(part, np.asarray(item, x.dtype.numpy))
+                    hit = is_equal if hit is None else ops.logical_and(hit, is_equal)
+                num_hits = ops.sum(ops.cast(hit, dtype="float32"), axis=1)
+                count = num_hits if count is None else count + num_hits
         if count is None:
             count = ops.full(shape=(rows.shape[0],), value=0.0)
         weight = 1.0 if weights is None else weights[position]

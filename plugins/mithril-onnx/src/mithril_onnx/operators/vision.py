@@ -16,7 +16,7 @@ def _sizes_float(size, like):
     return float(size) if type(size) is int else ops.cast(ops.size_value(value=size), dtype=like.dtype)
 
 
-def sampled(x, places, inside=None):
+def sampled(x, places, in_bounds=None):
     """Return the elements of [batch, channels, *spatial] at integer places, a list of [batch, points] per axis."""
     n, c, *sizes = x.shape
     flat = None
@@ -32,22 +32,22 @@ def sampled(x, places, inside=None):
     rows = ops.transpose(ops.reshape(x, shape=(n, c, product(sizes))), perm=(0, 2, 1))
     y = ops.gather_nd(rows, ops.unsqueeze(flat, axis=(2,)), batch_dims=1)  # [batch, points, channels]
     y = ops.transpose(y, perm=(0, 2, 1))
-    return y if inside is None else y * ops.cast(ops.unsqueeze(inside, axis=(1,)), dtype=x.dtype)
+    return y if in_bounds is None else y * ops.cast(ops.unsqueeze(in_bounds, axis=(1,)), dtype=x.dtype)
 
 
 def _inside(places, sizes):
-    inside = None
+    in_bounds = None
     for place, size in zip(places, sizes, strict=True):
         size_value = (
             scalar(size, place) if type(size) is int else ops.cast(ops.size_value(value=size), dtype=place.dtype)
         )
-        here = ops.logical_and(ops.greater_equal(place, scalar(0, place)), ops.less(place, size_value))
-        inside = here if inside is None else ops.logical_and(inside, here)
-    return inside
+        in_axis = ops.logical_and(ops.greater_equal(place, scalar(0, place)), ops.less(place, size_value))
+        in_bounds = in_axis if in_bounds is None else ops.logical_and(in_bounds, in_axis)
+    return in_bounds
 
 
 def bilinear(x, points):
-    """Interpolate linearly at fractional positions; what lies outside is 0."""
+    """Interpolate linearly at fractional positions, with zeros outside of the image."""
     base = [ops.floor(p) for p in points]
     total = None
     for corner in itertools.product((0, 1), repeat=len(points)):
@@ -93,14 +93,14 @@ def GridSample(x, grid, *, align_corners=0, mode="linear", padding_mode="zeros")
         points.append((p + 1.0) * ((size - 1.0) / 2.0) if align_corners else ((p + 1.0) * size - 1.0) / 2.0)
 
     def at(places):
-        inside = _inside(places, sizes) if padding_mode == "zeros" else None
+        in_bounds = _inside(places, sizes) if padding_mode == "zeros" else None
         if padding_mode == "reflection":
             floats = [ops.cast(p, dtype=grid.dtype) for p in places]
             places = [
                 ops.cast(ops.round(_folded(p, s, align_corners, "reflection")), dtype="int64")
                 for p, s in zip(floats, sizes, strict=True)
             ]
-        return sampled(x, places, inside)
+        return sampled(x, places, in_bounds)
 
     if mode != "cubic":
         points = [_folded(p, s, align_corners, padding_mode) for p, s in zip(points, sizes, strict=True)]
@@ -158,12 +158,12 @@ def RoiAlign(
     if sampling_ratio > 0:
         rows = columns = sampling_ratio
     else:
-        known = [
+        sizes = [
             context.known(v / float(n), "the boxes (without sampling_ratio)")
             for v, n in ((height, output_height), (width, output_width))
         ]
-        rows, columns = (int(np.ceil(v).max()) for v in known)
-        if any((np.ceil(v) != np.ceil(v).max()).any() for v in known):
+        rows, columns = (int(np.ceil(v).max()) for v in sizes)
+        if any((np.ceil(v) != np.ceil(v).max()).any() for v in sizes):
             raise UnsupportedError("RoiAlign without sampling_ratio requires boxes of one size")
     images = ops.take(x, batch_indices, axis=0)
 
@@ -182,10 +182,10 @@ def RoiAlign(
 
 def _clamped_bilinear(x, py, px, maximum):
     """Interpolate as RoiAlign does: positions up to one outside are moved to the edge, others are 0."""
-    inside, places, parts = None, [], []
+    in_bounds, places, parts = None, [], []
     for p, size in ((py, x.shape[2]), (px, x.shape[3])):
-        here = ops.logical_and(ops.greater_equal(p, -1.0), ops.less_equal(p, float(size)))
-        inside = here if inside is None else ops.logical_and(inside, here)
+        in_axis = ops.logical_and(ops.greater_equal(p, -1.0), ops.less_equal(p, float(size)))
+        in_bounds = in_axis if in_bounds is None else ops.logical_and(in_bounds, in_axis)
         p = ops.maximum(p, scalar(0.0, p))
         low = ops.minimum(ops.floor(p), scalar(float(size - 1), p))
         at_edge = ops.greater_equal(low, float(size - 1))
@@ -197,7 +197,7 @@ def _clamped_bilinear(x, py, px, maximum):
     for i, j in itertools.product((0, 1), repeat=2):
         value = sampled(x, [places[0][i], places[1][j]]) * ops.unsqueeze(parts[0][i] * parts[1][j], axis=(1,))
         total = value if total is None else ops.maximum(total, value) if maximum else total + value
-    return total * ops.cast(ops.unsqueeze(inside, axis=(1,)), dtype=x.dtype)
+    return total * ops.cast(ops.unsqueeze(in_bounds, axis=(1,)), dtype=x.dtype)
 
 
 @operator
@@ -212,10 +212,10 @@ def DeformConv(
     n, c = x.shape[:2]
     kh, kw = w.shape[2:]
     oh, ow = offset.shape[2:]
-    each = c // offset_group
+    group_channels = c // offset_group
     taps = kh * kw
-    moved = ops.reshape(offset, shape=(n, offset_group, taps, 2, oh * ow))
-    images = ops.reshape(x, shape=(n * offset_group, each, *x.shape[2:]))
+    offsets = ops.reshape(offset, shape=(n, offset_group, taps, 2, oh * ow))
+    images = ops.reshape(x, shape=(n * offset_group, group_channels, *x.shape[2:]))
     gy, gx = (
         g.reshape(-1).astype(np.float32)
         for g in np.meshgrid(np.arange(oh) * strides[0] - pads[0], np.arange(ow) * strides[1] - pads[1], indexing="ij")
@@ -224,7 +224,8 @@ def DeformConv(
     for k in range(taps):
         i, j = divmod(k, kw)
         dy, dx = (
-            ops.reshape(ops.select(moved, index=(k, d), axes=(2, 3)), shape=(n * offset_group, oh * ow)) for d in (0, 1)
+            ops.reshape(ops.select(offsets, index=(k, d), axes=(2, 3)), shape=(n * offset_group, oh * ow))
+            for d in (0, 1)
         )
         value = bilinear(images, [dy + (gy + i * dilations[0]), dx + (gx + j * dilations[1])])
         if mask is not None:
@@ -251,13 +252,13 @@ def Det(x):
     for k in range(size):
         column = ops.select(x, index=(k,), axes=(x.ndim - 1,))
         pivot = ops.argmax(ops.where(rows >= k, ops.abs(column), scalar(-1.0, x)), axis=-1)
-        chosen = ops.unsqueeze(
+        selected = ops.unsqueeze(
             ops.cast(ops.equal(ops.unsqueeze(pivot, axis=(-1,)), rows.astype(np.int32)), dtype=x.dtype), axis=(-1,)
         )
         current = (rows == k).astype(x.dtype.numpy)[:, None]
-        pivot_row = ops.sum(x * chosen, axis=-2, keepdims=True)
+        pivot_row = ops.sum(x * selected, axis=-2, keepdims=True)
         old_row = ops.sum(x * current, axis=-2, keepdims=True)
-        x = x + chosen * (old_row - pivot_row) + current * (pivot_row - old_row)
+        x = x + selected * (old_row - pivot_row) + current * (pivot_row - old_row)
         swapped = ops.where(ops.equal(pivot, k), scalar(1.0, x), scalar(-1.0, x))
         sign = swapped if sign is None else sign * swapped
         head = ops.select(pivot_row, index=(0, k), axes=(x.ndim - 2, x.ndim - 1))

@@ -73,14 +73,14 @@ def examine_backend(entry: Entry[BackendSpec]) -> dict[str, str]:
 @click.command()
 @click.option(
     "--plugins",
-    "alone",
+    "separately",
     is_flag=True,
     help="Run each plugin in a separate process, and report hangs, output and side effects.",
 )
 @json_option
-def doctor(alone: bool, as_json: bool) -> None:
+def doctor(separately: bool, as_json: bool) -> None:
     """Report versions, devices, threads, and why a plugin did not load."""
-    if alone:
+    if separately:
         _plugins(as_json)
         return
     installed = plugins.all()

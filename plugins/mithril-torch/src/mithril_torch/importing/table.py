@@ -142,13 +142,13 @@ def known(x: Any, purpose: str) -> np.ndarray[Any, Any]:
 # -- calls --------------------------------------------------------------------------------------------------------
 def call(row: Row, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: Any) -> Any:
     """Call the function of a node, with its operands promoted; numbers of NumPy become arrays."""
-    like = node.meta.get("val")
+    example = node.meta.get("val")
     options = {n: v for n, v in kwargs.items() if n not in IGNORED}
     if row.promotes:
-        kind = like.dtype if row.promotes == "result" else _common(node)
+        kind = example.dtype if row.promotes == "result" else _common(node)
         args = tuple(cast(a, kind) if is_tensor(a) or isinstance(a, Dim) else a for a in args)
     if "like" in row.reads:
-        options["like"] = like
+        options["like"] = example
     if "layer" in row.reads:
         options["layer"] = layer
     return arrays_of(row.function(*args, **options))

@@ -221,8 +221,8 @@ def _cubic(old: int, new: int, align_corners: bool) -> np.ndarray[Any, Any]:
     matrix = np.zeros((new, old))
     for offset in range(-1, 3):
         d = np.abs(positions - (first + offset))
-        inside, outside = ((a + 2) * d - (a + 3)) * d * d + 1, a * (((d - 5) * d + 8) * d - 4)
-        np.add.at(matrix, (np.arange(new), np.clip(first + offset, 0, old - 1)), np.where(d <= 1, inside, outside))
+        inner, outer = ((a + 2) * d - (a + 3)) * d * d + 1, a * (((d - 5) * d + 8) * d - 4)
+        np.add.at(matrix, (np.arange(new), np.clip(first + offset, 0, old - 1)), np.where(d <= 1, inner, outer))
     return matrix
 
 

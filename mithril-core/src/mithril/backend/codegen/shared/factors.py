@@ -18,8 +18,8 @@ def column_signs(vectors):
     magnitude = xp.abs(vectors)
     large = magnitude >= 0.618 * xp.amax(magnitude, -2)[..., None, :]
     first = xp.argmax(xp.astype(large, vectors.dtype), -2)[..., None, :]
-    chosen = xp.take_along(vectors, first, vectors.ndim - 2)
-    return 1 - 2 * xp.astype(chosen < 0, vectors.dtype)
+    selected = xp.take_along(vectors, first, vectors.ndim - 2)
+    return 1 - 2 * xp.astype(selected < 0, vectors.dtype)
 
 
 def unique_qr(q, r):
