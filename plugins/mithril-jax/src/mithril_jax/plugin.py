@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from mithril import BackendSpec, Option, hookimpl
+from mithril import BackendSpec, Export, Option, hookimpl
 
 
 @hookimpl
@@ -21,6 +21,12 @@ def mithril_backends() -> Sequence[BackendSpec]:
             summary="generated JAX source, compiled by XLA for CPU, GPU and TPU",
         )
     ]
+
+
+@hookimpl
+def mithril_exports() -> Sequence[Export]:
+    """``ml.from_jax``."""
+    return [Export("from_jax", "mithril_jax.importing.entry:from_jax")]
 
 
 @hookimpl

@@ -1,0 +1,190 @@
+"""``ml.from_jax``: a function of JAX as a model."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from mithril.base import InputError, UnsupportedError
+from mithril.models import IOKey, Layer, Model
+from mithril_jax.importing import custom
+from mithril_jax.importing.interpreter import Interpreter, require_supported
+from mithril_jax.importing.table import as_value
+
+
+def from_jax(
+    function: Callable[..., Any],
+    *examples: Any,
+    params: Any = None,
+    dynamic_shapes: Mapping[str, Mapping[int, str]] | None = None,
+) -> Model:
+    """Return a function of JAX arrays as a model, traced to a jaxpr for inputs like ``examples``.
+
+    With ``params``, a tree of arrays, the function is ``function(params, *examples)``; its leaves become trainable
+    parameters, named by their path. ``dynamic_shapes`` names the open sizes of inputs by axis: ``{"x": {0: "batch"}}``.
+    Control flow and custom derivatives are retained, and transformed functions such as ``jax.grad(f)`` are functions.
+    """
+    if not callable(function):
+        raise InputError(
+            f"ml.from_jax requires a function, got {type(function).__name__}",
+            hint="a Flax module is imported by its apply: ml.from_jax(module.apply, x, params=variables)",
+        )
+    names = _names(function, examples, params is not None)
+    named_leaves = [leaf for name, x in zip(names, examples, strict=True) for leaf in _leaves({name: x}, "_")]
+    inputs = {name: _type(name, x) for name, x in named_leaves}
+    arrays = {_parameter_name(name): np.asarray(x) for name, x in _leaves(params, ".")} if params is not None else {}
+    symbols, shapes = _symbolic(inputs, dynamic_shapes or {})
+    leaves, tree = jax.tree_util.tree_flatten(examples)
+    structures = [
+        x if _is_key(x) else jax.ShapeDtypeStruct(shapes[name], kind)
+        for x, (name, (_, kind)) in zip(leaves, inputs.items(), strict=True)
+    ]
+    arguments = jax.tree_util.tree_unflatten(tree, structures)
+    arguments = (params, *arguments) if params is not None else arguments
+    closed, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    require_supported(closed.jaxpr)
+    layer = JaxFunction(closed, arrays, tuple(inputs), _output_names(results), symbols)
+    layer.name = ""  # names of parameters get no prefix
+    keys = {
+        name: IOKey(name, shape=[s if isinstance(s, int) else str(s) for s in shapes[name]], dtype=str(kind))
+        for name, (_, kind) in inputs.items()
+    }
+    outputs = layer(**keys)
+    listed = [outputs] if len(layer.outputs) == 1 else list(outputs)
+    return Model.create(inputs=keys, outputs=dict(zip(layer.outputs, listed, strict=True)))
+
+
+class JaxFunction(Layer):
+    """A traced function: it interprets the jaxpr for values of the graph."""
+
+    def __init__(
+        self,
+        closed: Any,
+        arrays: dict[str, Any],
+        input_names: tuple[str, ...],
+        output_names: tuple[str, ...],
+        symbols: dict[str, Any],
+    ) -> None:
+        self.program = Traced(closed)
+        self.pretrained = arrays
+        self.input_names, self.output_names, self.symbols = input_names, output_names, symbols
+
+    @property
+    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.input_names
+
+    @property
+    def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.output_names
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return (self.program.digest, tuple(self.pretrained), self.input_names, self.output_names)
+
+    def build(self, *values: Any) -> Any:
+        params = [self.param(name, x.shape, dtype=str(x.dtype)) for name, x in self.pretrained.items()]
+        by_name = dict(zip(self.input_names, values, strict=True))
+        sizes = {symbol: by_name[name].shape[axis] for symbol, (name, axis) in self.symbols.items()}
+        interpreter = Interpreter(self.context.path, sizes)
+        return tuple(as_value(y) for y in interpreter.closed(self.program.closed, [*params, *values]))
+
+
+class Traced:
+    """A jaxpr with its digest."""
+
+    def __init__(self, closed: Any) -> None:
+        self.closed = closed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Traced:
+        return self  # nothing modifies it
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the jaxpr, of its constants and of the custom derivatives, which its text does not contain."""
+        text = hashlib.sha256(str(self.closed.jaxpr).encode())
+        for constant in map(np.asarray, self.closed.consts):
+            text.update(repr((constant.shape, str(constant.dtype))).encode() + constant.tobytes())
+        for equation in custom.equations(self.closed.jaxpr):
+            if equation.primitive.name in custom.CUSTOM and custom.is_users(equation):
+                text.update(str(custom.tangents(equation)).encode())
+        return text.hexdigest()
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+def _names(function: Callable[..., Any], examples: tuple[Any, ...], has_params: bool) -> list[str]:
+    """Return the names of the positional arguments, those of the function where it has any."""
+    try:
+        parameters = [
+            p.name for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD
+        ]
+    except (TypeError, ValueError):
+        parameters = []
+    parameters = parameters[1:] if has_params else parameters
+    return [parameters[k] if k < len(parameters) else f"x{k}" for k in range(len(examples))]
+
+
+def _leaves(tree: Any, separator: str) -> list[tuple[str, Any]]:
+    """Return the leaves of a tree with their paths."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(separator.join(_key(k) for k in path), leaf) for path, leaf in paths]
+
+
+def _key(key: Any) -> str:
+    return re.sub(r"[^\w.]", "_", str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))))
+
+
+def _parameter_name(path: str) -> str:
+    """Return the path of a parameter; Flax's variables hold their arrays in an attribute."""
+    return path.removesuffix(".value").removesuffix(".raw_value") or "params"
+
+
+def _output_names(results: Any) -> tuple[str, ...]:
+    names = [name for name, _ in _leaves(results, "_")]
+    return tuple("output" + name if not name or name[0].isdigit() else name for name in names)
+
+
+# -- types --------------------------------------------------------------------------------------------------------
+def _is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _type(name: str, x: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and dtype of an example; a key is two numbers."""
+    if _is_key(x):
+        return (*x.shape, 2), np.dtype("uint32")
+    if isinstance(x, (bool, int, float, np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct)):
+        aval = jax.eval_shape(lambda a: a, x)
+        return tuple(aval.shape), np.dtype(aval.dtype)
+    raise InputError(
+        f"example '{name}' is a {type(x).__name__}, not an array", hint="bind other arguments by functools.partial"
+    )
+
+
+def _symbolic(
+    inputs: Mapping[str, tuple[tuple[int, ...], Any]], dynamic_shapes: Mapping[str, Mapping[int, str]]
+) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[Any, ...]]]:
+    """Return where each symbol is found, and the shapes of inputs with symbolic sizes."""
+    unknown = [name for name in dynamic_shapes if name not in inputs]
+    if unknown:
+        raise InputError(
+            f"dynamic_shapes names '{unknown[0]}', which is not an example", facts=[f"inputs: {', '.join(inputs)}"]
+        )
+    names = sorted({size for axes in dynamic_shapes.values() for size in axes.values()})
+    wrong = [name for name in names if not name.isidentifier()]
+    if wrong:
+        raise UnsupportedError(f"'{wrong[0]}' cannot name a size", hint="use an identifier")
+    sizes = dict(zip(names, jax.export.symbolic_shape(", ".join(names)), strict=True)) if names else {}
+    places: dict[str, tuple[str, int]] = {}
+    shapes: dict[str, tuple[Any, ...]] = {}
+    for name, (shape, _) in inputs.items():
+        axes = dynamic_shapes.get(name, {})
+        shapes[name] = tuple(sizes[axes[k]] if k in axes else n for k, n in enumerate(shape))
+        for axis, size in axes.items():
+            places.setdefault(size, (name, axis))
+    return places, shapes

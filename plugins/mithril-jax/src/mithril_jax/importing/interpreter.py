@@ -1,0 +1,209 @@
+"""Interpretation of jaxprs: each equation becomes operations of ``mithril.ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from mithril import ops
+from mithril.base import MithrilError, UnsupportedError
+from mithril.ir import Builder, Origin
+from mithril_jax.importing import custom, elementwise, products, shapes  # noqa: F401  # they enter their rows
+from mithril_jax.importing.elementwise import threefry
+from mithril_jax.importing.table import ROWS, arrays_of, as_value, cast, reshape
+
+INLINED = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_lin", "xla_call")
+CONTROL = ("scan", "while", "cond", *custom.CUSTOM, *INLINED)
+RANDOM = ("random_wrap", "random_unwrap", "random_bits", "random_split", "random_fold_in", "random_seed")
+WITH_GRADIENT = {"relu": ops.relu, "relu6": ops.relu6}  # of jax.nn: their gradient at the kink is that of JAX
+
+
+def require_supported(jaxpr: Any) -> None:
+    """Raise UnsupportedError with all primitives without a row, the number of their uses and the first line."""
+    missing: dict[str, list[Any]] = {}
+    for equation in custom.equations(jaxpr):
+        name = equation.primitive.name
+        if name not in ROWS and name not in CONTROL and name not in RANDOM:
+            missing.setdefault(name, []).append(equation)
+    if not missing:
+        return
+    facts = []
+    for name, equations in sorted(missing.items()):
+        count = f"{len(equations)} time{'s' if len(equations) > 1 else ''}"
+        facts.append(f"{name}, {count}, first in {origin_of(equations[0], '')}")
+    number = f"{len(missing)} primitive{'s' if len(missing) > 1 else ''}"
+    raise UnsupportedError(
+        f"{number} of this function cannot be expressed: {', '.join(sorted(missing))}",
+        facts=facts,
+        hint="replace them in the function",
+    )
+
+
+def origin_of(equation: Any, path: str) -> Origin:
+    """Return the user's line of an equation."""
+    frame = jax._src.source_info_util.user_frame(equation.source_info.traceback)
+    return Origin(path) if frame is None else Origin(path, frame.file_name, frame.start_line)
+
+
+class Interpreter:
+    """A run over a jaxpr; ``sizes`` are the values of its symbolic sizes."""
+
+    def __init__(self, path: str, sizes: Mapping[str, Any], *, is_tangent: bool = False) -> None:
+        self.path, self.sizes = path, sizes
+        self.is_tangent = is_tangent  # whether custom derivatives are ignored: there are none of the second order
+
+    def closed(self, closed: Any, arguments: Sequence[Any]) -> list[Any]:
+        """Return the results of a jaxpr with its constants."""
+        return self.run(closed.jaxpr, [np.asarray(c) for c in closed.consts], arguments)
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
+
+        def read(atom: Any) -> Any:
+            return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, core.Literal) else values[atom]
+
+        builder = Builder.current()
+        for equation in jaxpr.eqns:
+            with builder.at(origin_of(equation, self.path), builder.tags):
+                results = self._equation(equation, [read(a) for a in equation.invars])
+            for variable, result in zip(equation.outvars, results, strict=True):
+                values[variable] = result
+        return [read(a) for a in jaxpr.outvars]
+
+    def _equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        name, params = equation.primitive.name, equation.params
+        if name in INLINED:
+            inner = params.get("jaxpr", params.get("call_jaxpr"))
+            return (
+                self.closed(inner, operands) if isinstance(inner, core.ClosedJaxpr) else self.run(inner, (), operands)
+            )
+        if name in custom.CUSTOM:
+            return self._custom(equation, operands)
+        if name in CONTROL:
+            control: dict[str, Any] = {"scan": self._scan, "while": self._while, "cond": self._cond}
+            results: Sequence[Any] = control[name](operands, **params)
+            return results
+        if name in RANDOM:
+            return [_random(name, operands, params)]
+        try:
+            result = arrays_of(ROWS[name](*operands, **{n: self._sized(p) for n, p in params.items()}))
+        except MithrilError as error:
+            raise error.with_facts(f"in {name} of {origin_of(equation, self.path)}") from None
+        except TypeError as error:
+            message = f"'{name}' is called with parameters that are not supported: {error}"
+            raise UnsupportedError(message, facts=[str(origin_of(equation, self.path))]) from error
+        return result if equation.primitive.multiple_results else [result]
+
+    def _sized(self, parameter: Any) -> Any:
+        """Return a parameter with symbolic sizes as Dims."""
+        if isinstance(parameter, tuple) and type(parameter) is tuple:
+            return tuple(self._sized(p) for p in parameter)
+        if hasattr(parameter, "_evaluate"):
+            return parameter._evaluate(dict(self.sizes))
+        return parameter
+
+    # -- control flow ------------------------------------------------------------------------------------------------
+    def _scan(
+        self, operands: list[Any], jaxpr: Any, length: Any, num_consts: int, num_carry: int, reverse: bool, **_: Any
+    ) -> Sequence[Any]:
+        consts, rest = operands[:num_consts], operands[num_consts:]
+        carry, xs = [as_value(x) for x in rest[:num_carry]], [as_value(x) for x in rest[num_carry:]]
+        counter = not carry  # a scan requires a state
+
+        def body(state: Any, elements: Any) -> Any:
+            inner = () if counter else state
+            results = [as_value(y) for y in self.closed(jaxpr, [*consts, *inner, *(elements or ())])]
+            return (state if counter else tuple(results[:num_carry])), tuple(results[num_carry:]) or None
+
+        initial = (as_value(np.int32(0)),) if counter else tuple(carry)
+        steps = self._sized(length)
+        last, ys = ops.scan(body, initial, tuple(xs) or None, length=steps, reverse=reverse)
+        return [*(() if counter else last), *(ys or ())]
+
+    def _while(
+        self, operands: list[Any], cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int, **_: Any
+    ) -> Sequence[Any]:
+        of_condition, rest = operands[:cond_nconsts], operands[cond_nconsts:]
+        of_body, state = rest[:body_nconsts], tuple(as_value(x) for x in rest[body_nconsts:])
+        return ops.while_loop(  # type: ignore[no-any-return]
+            lambda *s: as_value(self.closed(cond_jaxpr, [*of_condition, *_state(s)])[0]),
+            lambda *s: tuple(as_value(y) for y in self.closed(body_jaxpr, [*of_body, *_state(s)])),
+            state,
+        )
+
+    def _cond(self, operands: list[Any], branches: Any, **_: Any) -> Sequence[Any]:
+        """Select a branch; more than two are nested."""
+        number, *arguments = operands
+        if isinstance(number, np.ndarray):
+            return self.closed(branches[int(np.clip(int(number), 0, len(branches) - 1))], arguments)
+        values = [as_value(x) for x in arguments]
+
+        def branch(k: int) -> Callable[..., Any]:
+            return lambda *xs: tuple(as_value(y) for y in self.closed(branches[k], xs))
+
+        def choose(k: int) -> Callable[..., Any]:
+            if k == len(branches) - 1:
+                return branch(k)
+            return lambda *xs: ops.cond(ops.less_equal(cast(number, np.int32), k), branch(k), choose(k + 1), *xs)
+
+        return choose(0)(*values)  # type: ignore[no-any-return]
+
+    # -- custom derivatives ------------------------------------------------------------------------------------------
+    def _custom(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        """Return the results of the function, to which terms are added that are 0 and have its custom derivative."""
+        if self.is_tangent or not custom.is_users(equation):
+            function = WITH_GRADIENT.get(custom.name_of(equation))
+            if function is not None:
+                return [function(*operands)]
+            return self.closed(equation.params["call_jaxpr"], operands)
+        frozen = [ops.stop_gradient(as_value(x)) for x in operands]
+        results = self.closed(equation.params["call_jaxpr"], frozen)
+        moving = [
+            ops.where(ops.isfinite(f), ops.sub(as_value(x), f), 0.0)
+            for x, f, v in zip(operands, frozen, equation.invars, strict=True)
+            if custom.differentiable(v.aval)
+        ]
+        tangent = Interpreter(self.path, self.sizes, is_tangent=True)
+        terms = iter(tangent.closed(custom.tangents(equation), [*frozen, *moving]))
+        completed = []
+        for y, v in zip(results, equation.outvars, strict=True):
+            if custom.differentiable(v.aval):
+                term = as_value(next(terms))
+                y = ops.add(as_value(y), ops.where(ops.isfinite(term), term, 0.0))
+            completed.append(y)
+        return completed
+
+
+def _state(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values of a loop, which are passed one by one or as a tuple."""
+    return state[0] if len(state) == 1 and isinstance(state[0], tuple) else state
+
+
+# -- random numbers -----------------------------------------------------------------------------------------------
+def _random(name: str, operands: list[Any], params: Mapping[str, Any]) -> Any:
+    """Return keys (pairs of uint32) or bits, equal to those of ``jax.random`` with its default generator."""
+    if name in ("random_wrap", "random_unwrap"):
+        return operands[0]
+    if name == "random_seed":
+        seed = cast(operands[0], np.uint32)
+        return ops.stack(np.zeros(tuple(seed.shape), np.uint32), seed, axis=-1)
+    key = operands[0]
+    if len(key.shape) != 1:
+        raise UnsupportedError(f"'{name}' of several keys at once is not supported", hint="use one key, or jax.lax.map")
+    k0, k1 = (reshape(key[k : k + 1], (1,)) for k in (0, 1))
+    if name == "random_fold_in":
+        data = reshape(cast(operands[1], np.uint32), (1,))
+        return ops.concat(*threefry(k0, k1, np.zeros(1, np.uint32), data), axis=0)
+    shape = tuple(params["shape"])
+    count = int(np.prod(shape))
+    halves = threefry(k0, k1, np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32))
+    if name == "random_split":
+        return reshape(ops.stack(*halves, axis=-1), (*shape, 2))
+    if params["bit_width"] not in (8, 16, 32):
+        raise UnsupportedError(f"random bits of width {params['bit_width']} are not supported")
+    bits = cast(ops.bitwise_xor(*halves), np.dtype(f"uint{params['bit_width']}"))
+    return reshape(bits, shape)

@@ -1,0 +1,287 @@
+"""JAX's primitives that create, move, reduce and index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mithril import ops
+from mithril.base import Dim, UnsupportedError, equal, is_static
+from mithril_jax.importing.table import as_value, broadcast, cast, kind_of, line, reshape, row
+
+
+@row("broadcast_in_dim")
+def broadcast_in_dim(x: Any, *_: Any, shape: Any, broadcast_dimensions: Any, **__: Any) -> Any:
+    aligned = [1] * len(shape)
+    for axis, target in enumerate(broadcast_dimensions):
+        aligned[target] = x.shape[axis]
+    return broadcast(reshape(x, aligned), shape)
+
+
+@row("reshape")
+def reshape_(x: Any, *_: Any, new_sizes: Any, dimensions: Any = None, **__: Any) -> Any:
+    return reshape(x if dimensions is None else ops.transpose(x, perm=tuple(dimensions)), new_sizes)
+
+
+@row("squeeze")
+def squeeze(x: Any, dimensions: Any) -> Any:
+    return reshape(x, [n for k, n in enumerate(x.shape) if k not in {d % len(x.shape) for d in dimensions}])
+
+
+@row("expand_dims")
+def expand_dims(x: Any, dimensions: Any) -> Any:
+    sizes = iter(x.shape)
+    return reshape(x, [1 if k in dimensions else next(sizes) for k in range(len(x.shape) + len(dimensions))])
+
+
+@row("transpose")
+def transpose(x: Any, permutation: Any) -> Any:
+    return ops.transpose(x, perm=tuple(permutation)) if len(permutation) else x
+
+
+@row("rev")
+def reverse(x: Any, dimensions: Any) -> Any:
+    return ops.flip(x, axis=tuple(dimensions)) if len(dimensions) else x
+
+
+@row("concatenate")
+def concatenate(*xs: Any, dimension: int) -> Any:
+    return ops.concat(*xs, axis=dimension) if len(xs) > 1 else xs[0]
+
+
+@row("stack")
+def stack(*xs: Any, axis: int) -> Any:
+    return ops.stack(*xs, axis=axis)
+
+
+@row("iota")
+def iota(*_: Any, dtype: Any, shape: Any, dimension: int, **__: Any) -> Any:
+    return cast(line(shape, dimension), dtype)
+
+
+@row("pad")
+def pad(x: Any, value: Any, padding_config: Any) -> Any:
+    """Pad at both ends, cut where widths are negative, and put elements between."""
+    for axis, (_, _, interior) in enumerate(padding_config):
+        if interior:
+            n = x.shape[axis]
+            columns = reshape(x, (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]))
+            fill = broadcast(value, (*columns.shape[: axis + 1], interior, *columns.shape[axis + 2 :]))
+            spaced = reshape(
+                ops.concat(columns, fill, axis=axis + 1), (*x.shape[:axis], n * (interior + 1), *x.shape[axis + 1 :])
+            )
+            x = part(spaced, axis, 0, n * (interior + 1) - interior, 1)
+    for axis, (low, high, _) in enumerate(padding_config):
+        if low < 0 or high < 0:
+            x = part(x, axis, max(-low, 0), x.shape[axis] - max(-high, 0), 1)
+    widths = [(max(low, 0), max(high, 0)) for low, high, _ in padding_config]
+    if not any(a or b for a, b in widths):
+        return x
+    if isinstance(value, np.ndarray) and kind_of(x) != "bool":
+        return ops.pad(x, widths=tuple(widths), value=value.item())
+    for axis, ends in enumerate(widths):
+        for end, width in enumerate(ends):
+            if width:
+                border = broadcast(value, (*x.shape[:axis], width, *x.shape[axis + 1 :]))
+                x = ops.concat(*((x, border) if end else (border, x)), axis=axis)
+    return x
+
+
+def part(x: Any, axis: int, start: Any, stop: Any, step: int) -> Any:
+    """Return a slice along one axis."""
+    index = [slice(None)] * len(x.shape)
+    index[axis] = slice(start, stop, step)
+    return (as_value(x) if isinstance(start, Dim) or isinstance(stop, Dim) else x)[tuple(index)]
+
+
+@row("slice")
+def slice_(x: Any, start_indices: Any, limit_indices: Any, strides: Any = None) -> Any:
+    for axis, (start, stop) in enumerate(zip(start_indices, limit_indices, strict=True)):
+        step = 1 if strides is None else strides[axis]
+        if step != 1 or equal(start, 0) is not True or equal(stop, x.shape[axis]) is not True:
+            x = part(x, axis, start, stop, step)
+    return x
+
+
+@row("split")
+def split(x: Any, sizes: Any, axis: int) -> Any:
+    return tuple(ops.split(x, sizes=tuple(sizes), axis=axis))
+
+
+@row("dynamic_slice")
+def dynamic_slice(x: Any, *starts: Any, slice_sizes: Any) -> Any:
+    return ops.dynamic_slice(as_value(x), _stacked(starts), sizes=tuple(slice_sizes))
+
+
+@row("dynamic_update_slice")
+def dynamic_update_slice(x: Any, update: Any, *starts: Any) -> Any:
+    return ops.dynamic_update_slice(as_value(x), update, _stacked(starts))
+
+
+def _stacked(starts: Any) -> Any:
+    return ops.stack(*(cast(s, np.int32) for s in starts), axis=0) if starts else np.zeros(0, np.int32)
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------
+REDUCTIONS = {"sum": ops.sum, "max": ops.max, "min": ops.min, "prod": ops.prod}
+for _name, _op in REDUCTIONS.items():
+    row(f"reduce_{_name}")(lambda x, axes, op=_op, **_: op(x, axis=tuple(axes)) if len(axes) else x)
+for _name in ("cumsum", "cumprod"):
+    _op = getattr(ops, _name)
+    row(_name)(lambda x, axis, reverse, op=_op: op(x, axis=axis, reverse=reverse))
+
+
+@row("reduce_and")
+def reduce_and(x: Any, axes: Any, **_: Any) -> Any:
+    return ops.all(x, axis=tuple(axes))
+
+
+@row("reduce_or")
+def reduce_or(x: Any, axes: Any, **_: Any) -> Any:
+    return ops.any(x, axis=tuple(axes))
+
+
+@row("argmax")
+def argmax(x: Any, axes: Any, index_dtype: Any, **_: Any) -> Any:
+    return cast(ops.argmax(x, axis=axes[0]), index_dtype)
+
+
+@row("argmin")
+def argmin(x: Any, axes: Any, index_dtype: Any, **_: Any) -> Any:
+    return cast(ops.argmin(x, axis=axes[0]), index_dtype)
+
+
+@row("sort")
+def sort(*xs: Any, dimension: int, num_keys: int, **_: Any) -> Any:
+    """Sort by the keys, which are sorted from the last to the first: the order is stable."""
+    for key in reversed(range(num_keys)):
+        order = ops.argsort(xs[key], axis=dimension)
+        xs = tuple(ops.take_along_axis(x, order, axis=dimension) for x in xs)
+    return xs
+
+
+@row("top_k")
+def top_k(x: Any, k: int, **_: Any) -> Any:
+    return ops.top_k(x, k=k, axis=-1)
+
+
+# -- indexing -----------------------------------------------------------------------------------------------------
+@row("gather")
+def gather(x: Any, starts: Any, *_: Any, dimension_numbers: Any, slice_sizes: Any, **__: Any) -> Any:
+    """Gather slices; positions outside are clamped. Whole rows along one axis are ``take``."""
+    d = dimension_numbers
+    batching = tuple(d.operand_batching_dims)
+    is_full = [equal(n, m) is True for n, m in zip(slice_sizes, x.shape, strict=True)]
+    rank = len(starts.shape) - 1 + len(d.offset_dims)
+    if len(d.start_index_map) == 1 and not batching and d.collapsed_slice_dims == d.start_index_map:
+        axis = d.start_index_map[0]
+        if all(w for k, w in enumerate(is_full) if k != axis):
+            places = reshape(starts, starts.shape[:-1])
+            y = ops.take(x, places, axis=axis)
+            lead = len(places.shape)
+            order = _order(
+                [*range(axis, axis + lead)], [k for k in range(rank) if not axis <= k < axis + lead], d, rank
+            )
+            return y if order == list(range(rank)) else ops.transpose(y, perm=tuple(order))
+    batch = [k for k in range(rank) if k not in d.offset_dims]
+    shape: list[Any] = [0] * rank
+    for k, n in zip(batch, starts.shape[:-1], strict=True):
+        shape[k] = n
+    window = [k for k in range(len(x.shape)) if k not in d.collapsed_slice_dims and k not in batching]
+    for k, axis in zip(d.offset_dims, window, strict=True):
+        shape[k] = slice_sizes[axis]
+    return ops.gather_nd(
+        x,
+        _positions(
+            x,
+            starts,
+            d.start_index_map,
+            slice_sizes,
+            batch,
+            d.offset_dims,
+            window,
+            batching,
+            d.start_indices_batching_dims,
+            shape,
+        ),
+    )
+
+
+def _order(lead: list[int], rest: list[int], d: Any, rank: int) -> list[int]:
+    """Return the permutation that puts window axes at the offset dims and the others in order."""
+    windows, batch = iter(rest), iter(lead)
+    return [next(windows) if k in d.offset_dims else next(batch) for k in range(rank)]
+
+
+def _positions(
+    x: Any,
+    starts: Any,
+    index_map: Any,
+    sizes: Any,
+    batch: list[int],
+    offset_dims: Any,
+    window: list[int],
+    batching: Any,
+    starts_batching: Any,
+    shape: list[Any],
+) -> Any:
+    """Return the position in ``x`` of each element of the result, of a gather or of the updates of a scatter."""
+    if not is_static(tuple(shape)):
+        raise UnsupportedError("a general gather or scatter requires static sizes")
+    rank = len(shape)
+    places = []
+    for axis in range(len(x.shape)):
+        place: Any = np.zeros((1,) * rank, np.int32)
+        if axis in index_map:
+            start = cast(starts[..., index_map.index(axis)], np.int32)
+            start = ops.minimum(ops.maximum(start, 0), x.shape[axis] - sizes[axis])
+            aligned = [1] * rank
+            for k, n in zip(batch, start.shape, strict=True):
+                aligned[k] = n
+            place = reshape(start, aligned)
+        if axis in batching:
+            k = batch[starts_batching[batching.index(axis)]]
+            place = ops.add(
+                place, np.arange(shape[k], dtype=np.int32).reshape([-1 if j == k else 1 for j in range(rank)])
+            )
+        if axis in window:
+            k = offset_dims[window.index(axis)]
+            place = ops.add(
+                place, np.arange(shape[k], dtype=np.int32).reshape([-1 if j == k else 1 for j in range(rank)])
+            )
+        places.append(broadcast(place, shape))
+    return ops.stack(*places, axis=-1)
+
+
+@row("scatter")
+def scatter(x: Any, starts: Any, updates: Any, **parameters: Any) -> Any:
+    return _scattered(ops.scatter_nd, x, starts, updates, **parameters)
+
+
+@row("scatter-add", "scatter_add")
+def scatter_add(x: Any, starts: Any, updates: Any, **parameters: Any) -> Any:
+    return _scattered(ops.scatter_nd_add, x, starts, updates, **parameters)
+
+
+def _scattered(function: Any, x: Any, starts: Any, updates: Any, *, dimension_numbers: Any, **_: Any) -> Any:
+    d, shape = dimension_numbers, list(updates.shape)
+    batching = tuple(d.operand_batching_dims)
+    window = [k for k in range(len(x.shape)) if k not in d.inserted_window_dims and k not in batching]
+    sizes = [1] * len(x.shape)
+    for k, axis in zip(d.update_window_dims, window, strict=True):
+        sizes[axis] = shape[k]
+    batch = [k for k in range(len(shape)) if k not in d.update_window_dims]
+    places = _positions(
+        x,
+        starts,
+        d.scatter_dims_to_operand_dims,
+        sizes,
+        batch,
+        d.update_window_dims,
+        window,
+        batching,
+        d.scatter_indices_batching_dims,
+        shape,
+    )
+    return function(as_value(x), places, updates)

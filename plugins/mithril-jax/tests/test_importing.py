@@ -1,0 +1,185 @@
+"""``ml.from_jax``: primitives, control flow, transformed functions, custom derivatives, open sizes and errors."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import mithril as ml
+from mithril.base import InputError, UnsupportedError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+X = np.random.default_rng(0).standard_normal((3, 4, 6)).astype(np.float32)
+Y = np.random.default_rng(1).standard_normal((4, 6)).astype(np.float32)
+I = np.random.default_rng(2).integers(0, 4, (3, 4)).astype(np.int32)  # noqa: E741
+
+EXPRESSIONS = {
+    "arithmetic": lambda x, y, i: (x + y) * 2 - x / (jnp.abs(y) + 1) + x**3 + y**2 - (-x),
+    "integers": lambda x, y, i: jnp.stack([i // 3, i % 3, (i - 2) // 2, lax.div(i - 2, 2), lax.rem(i - 2, 2)]),
+    "bits": lambda x, y, i: (i & 1) | (i ^ 2) | (i << 1) | (~i >> 1),
+    "elements": lambda x, y, i: (
+        jnp.sin(x) + jnp.tanh(y) + jnp.exp(x) + jnp.log1p(jnp.abs(y)) + jnp.floor(x) + lax.erf(x)
+    ),
+    "roots": lambda x, y, i: (
+        jnp.sqrt(jnp.abs(x)) + jnp.cbrt(y) + lax.rsqrt(jnp.abs(y) + 1) + jnp.exp2(x) + jnp.round(x)
+    ),
+    "selected": lambda x, y, i: jnp.where(x > 0, x, y) + jnp.clip(x, -0.5, 0.5) + jnp.maximum(x, y),
+    "activations": lambda x, y, i: (
+        jax.nn.relu(x) + jax.nn.gelu(x) + jax.nn.silu(x) + jax.nn.softplus(x) + jax.nn.elu(x)
+    ),
+    "softmax": lambda x, y, i: (
+        jax.nn.softmax(x, -1) + jax.nn.log_softmax(x, 1) + jax.nn.logsumexp(x, -1, keepdims=True)
+    ),
+    "reductions": lambda x, y, i: x.sum((0, 2)) + x.max((0, 2)) + x.prod(2).mean(0) + (x > 0).any((0, 2)) + y.var(-1),
+    "positions": lambda x, y, i: jnp.argmax(x, 1)[:, :1] + jnp.argmin(y) + jnp.cumsum(i, 1),
+    "shapes": lambda x, y, i: x.transpose(2, 0, 1).reshape(6, 12)[::-1, 1:-1:2] + jnp.squeeze(y[:, None], 1)[:1, :1],
+    "joined": lambda x, y, i: jnp.concatenate([x, y[None], jnp.broadcast_to(i[..., None], x.shape)[:1]]),
+    "padded": lambda x, y, i: (
+        jnp.pad(y, ((1, 0), (0, 2)), constant_values=3.0)
+        + lax.pad(y, jnp.float32(1.5), ((0, 1, 0), (-1, -2, 1)))[:, :8]
+    ),
+    "dots": lambda x, y, i: x @ y.T + jnp.einsum("bij,kj->bki", x, y) + jnp.vdot(y, y),
+    "sorted": lambda x, y, i: jnp.sort(x, 1) + jnp.argsort(x, -1) + lax.top_k(x, 6)[0],
+    "by_index": lambda x, y, i: y[i] + x[:, i[0]].sum() + x[0, 1] + y[i, i].sum(),
+    "along": lambda x, y, i: jnp.take_along_axis(x[:, :, 0], i, 1),
+    "updated": lambda x, y, i: y.at[i[0]].set(1.0) + y.at[i[0], i[1]].add(2.0) + y.at[1:3].set(3.0).at[0].set(7.0),
+    "dynamic": lambda x, y, i: (
+        lax.dynamic_slice(y, (i[0, 0], 1), (2, 3)) + lax.dynamic_update_slice(y, y[:1], (i[0, 1], 0))[:2, :3]
+    ),
+    "scan": lambda x, y, i: lax.scan(lambda c, e: (c * 0.5 + e, c.sum()), y, x),
+    "while": lambda x, y, i: lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] * 1.1), (i[0, 0], y))[1],
+    "fori": lambda x, y, i: lax.fori_loop(0, 3, lambda k, c: c + y * k, y),
+    "map": lambda x, y, i: lax.map(lambda row: row @ y.T, x),
+    "cond": lambda x, y, i: lax.cond(x.sum() > 0, lambda a: a * 2, lambda a: a - 1, x),
+    "switch": lambda x, y, i: lax.switch(i[0, 0], [lambda a: a, lambda a: a * 2, lambda a: a - 1, jnp.sin], y),
+    "conv": lambda x, y, i: lax.conv_general_dilated(
+        x[:, None], y[:, None, None, :3], (1, 2), ((0, 0), (2, 1)), rhs_dilation=(1, 2)
+    ),
+    "nhwc": lambda x, y, i: lax.conv_general_dilated(
+        x[..., None], y[None, :3, None], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    ),
+    "pools": lambda x, y, i: (
+        lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2), (1, 2, 2), "VALID")
+        + lax.reduce_window(x, 0.0, lax.add, (1, 2, 2), (1, 2, 2), "VALID")
+    ),
+    "gradient": lambda x, y, i: jax.grad(lambda a: (jnp.tanh(a @ y.T) ** 2).sum())(x),
+    "hessian": lambda x, y, i: jax.hessian(lambda a: (jnp.sin(a) @ y.T).sum())(y[0]),
+    "vmapped": lambda x, y, i: jax.vmap(lambda a, k: a[k] @ a.T)(x, i),
+    "remat": lambda x, y, i: jax.checkpoint(lambda a: jnp.sin(a) * a)(x),
+    "forward": lambda x, y, i: jax.jvp(lambda a: jax.nn.softmax(a @ y.T), (x,), (x * 0.1,))[1],
+    "random": lambda x, y, i: (
+        jax.random.normal(jax.random.key(3), (3, 4))
+        + jax.random.uniform(jax.random.fold_in(jax.random.key(1), 7), (4,))
+    ),
+    "keys": lambda x, y, i: jax.random.randint(jax.random.split(jax.random.key(0), 3)[1], (5,), 0, 100),
+}
+
+
+def run(model, *inputs, **options):
+    compiled = ml.compile(model, "jax", inference=True, **options)
+    return [np.asarray(y) for y in compiled.evaluate(dict(zip(model.inputs, inputs, strict=True))).values()]
+
+
+def test_functions_compute_what_jax_computes():
+    """All expressions are one function: one import and one compilation."""
+
+    def function(x, y, i):
+        return {name: expression(x, y, i) for name, expression in EXPRESSIONS.items()}
+
+    expected = jax.tree_util.tree_leaves(jax.jit(function)(X, Y, I))
+    model = ml.from_jax(function, X, Y, I)
+    assert model.inputs == ("x", "y", "i") and len(model.outputs) == len(expected)
+    for name, result, reference in zip(model.outputs, run(model, X, Y, I), expected, strict=True):
+        assert result.dtype == reference.dtype, name
+        np.testing.assert_allclose(result, reference, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+def network(params, x):
+    h = jax.nn.relu(x @ params["layers"][0]["kernel"] + params["layers"][0]["bias"])
+    return {"logits": h @ params["head"], "hidden": h}
+
+
+def test_parameters_train_and_sizes_stay_open():
+    rng = np.random.default_rng(0)
+    params = {
+        "layers": [{"kernel": rng.normal(size=(4, 8)).astype(np.float32), "bias": np.ones(8, np.float32)}],
+        "head": rng.normal(size=(8, 2)).astype(np.float32),
+    }
+    x = rng.normal(size=(5, 4)).astype(np.float32)
+    model = ml.from_jax(network, x, params=params, dynamic_shapes={"x": {0: "batch"}})
+    compiled = ml.compile(model, "jax")
+    assert set(compiled.params) == {"layers.0.kernel", "layers.0.bias", "head"}
+    for rows in (5, 2):
+        outputs = compiled.evaluate({"x": x[:rows]})
+        np.testing.assert_allclose(outputs["logits"], network(params, x[:rows])["logits"], rtol=1e-4, atol=1e-5)
+    g = rng.normal(size=(5, 2)).astype(np.float32)
+    _, gradients = compiled.evaluate(compiled.params, {"x": x}, {"logits": g})
+    expected = jax.grad(lambda p: (network(p, x)["logits"] * g).sum())(params)
+    np.testing.assert_allclose(gradients["layers.0.kernel"], expected["layers"][0]["kernel"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradients["head"], expected["head"], rtol=1e-4, atol=1e-5)
+
+
+@jax.custom_jvp
+def doubled(x):
+    return x * 2
+
+
+doubled.defjvp(lambda primals, tangents: (doubled(primals[0]), tangents[0] * 7 * primals[0]))
+
+
+@jax.custom_vjp
+def straight_through(x):
+    return jnp.round(x)
+
+
+straight_through.defvjp(lambda x: (jnp.round(x), x), lambda x, g: (g * x * 3,))
+
+
+@jax.custom_vjp
+def clipped(x):
+    return x * 1.0
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1, 1),))
+
+
+@pytest.mark.parametrize("function", [doubled, straight_through, jax.nn.relu])
+def test_custom_derivatives_are_retained(function):
+    x = np.array([-1.5, 0.0, 0.7, 2.0], np.float32)
+    model = ml.from_jax(lambda x: function(x) * 2.0, x)
+    compiled = ml.compile(model, "jax", trainable=["x"])
+    outputs, gradients = compiled.evaluate({}, {"x": x}, {"output": np.ones(4, np.float32)}, wrt=["x"])
+    np.testing.assert_allclose(outputs["output"], function(x) * 2)
+    np.testing.assert_allclose(gradients["x"], jax.grad(lambda a: function(a).sum() * 2)(x))
+
+
+def test_the_derivative_is_part_of_the_fingerprint():
+    from mithril.system import fingerprint
+
+    def model(factor):
+        @jax.custom_jvp
+        def f(x):
+            return x * 2
+
+        f.defjvp(lambda primals, tangents: (f(primals[0]), tangents[0] * factor))
+        return ml.from_jax(f, X)
+
+    digests = [fingerprint(model(factor).steps[0].layer) for factor in (3.0, 3.0, 4.0)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_errors_name_the_primitive_and_the_line():
+    with pytest.raises(UnsupportedError) as info:
+        ml.from_jax(lambda x: lax.lgamma(x) + lax.igamma(x, x) + lax.lgamma(x), X)
+    assert "lgamma, 2 times, first in" in str(info.value) and "test_importing.py:" in str(info.value)
+    with pytest.raises(UnsupportedError, match="not linear in the cotangent"):
+        ml.compile(ml.from_jax(clipped, X), "jax")
+    with pytest.raises(InputError, match="requires a function, got int"):
+        ml.from_jax(3, X)
+    with pytest.raises(InputError, match="'z', which is not an example"):
+        ml.from_jax(jnp.sin, X, dynamic_shapes={"z": {0: "batch"}})
+    with pytest.raises(InputError, match="example 'x' is a str"):
+        ml.from_jax(lambda x: x, "text")

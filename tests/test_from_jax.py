@@ -1,0 +1,37 @@
+"""Functions imported from JAX compute the same on every backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mithril as ml
+
+BACKENDS = sorted(ml.plugins.backends())
+W = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+
+
+def network(params: Any, x: Any) -> Any:
+    """Return the outputs of a recurrent network with noise, and a gradient."""
+
+    def run(x: Any) -> Any:
+        step = jax.checkpoint(lambda h, e: (jnp.tanh(h @ params["w"] + e), h.sum(-1)))
+        h, sums = jax.lax.scan(step, jnp.zeros((x.shape[0], 4)), x.transpose(1, 0, 2))
+        return jax.nn.softmax(h, -1) + jax.nn.relu(sums.T[:, :1])
+
+    noise = jax.random.uniform(jax.random.key(7), (4,))
+    return run(x) + noise, jax.grad(lambda a: (run(a) ** 2).sum())(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_imported_functions_on_every_backend(backend: str) -> None:
+    x = np.random.default_rng(1).standard_normal((3, 5, 4)).astype(np.float32)
+    model = ml.from_jax(network, x, params={"w": W})
+    compiled = ml.compile(model, backend, inference=True)
+    results = compiled.evaluate({"x": x})
+    for result, expected in zip(results.values(), network({"w": W}, x), strict=True):
+        np.testing.assert_allclose(compiled.backend.to_numpy(result), expected, rtol=1e-4, atol=2e-5)
