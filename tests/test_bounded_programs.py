@@ -42,6 +42,18 @@ def test_programs_are_bounded_and_come_back(backend):
         assert model.programs[-1].executable.call.jitted._cache_size() <= 4
 
 
+def test_sizes_of_one_program_are_bounded():
+    """JAX compiles one program anew for each size of its open axes."""
+    model, params = compiled("jax", max_programs=3, shapes={"input": ["B", 4]})
+    before = run(model, params, 1)
+    for rows in range(1, 9):
+        run(model, params, rows)
+        assert len(model.programs) == 1
+        assert model.programs[-1].executable.call.jitted._cache_size() <= 3
+    assert "more than max_programs=3 sizes" in str(model.decisions.of("evicted"))
+    np.testing.assert_array_equal(run(model, params, 1), before)
+
+
 def test_programs_used_lately_stay():
     model, params = compiled("c", max_programs=2)
     for rows in (1, 2):
