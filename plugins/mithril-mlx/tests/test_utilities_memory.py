@@ -161,12 +161,14 @@ def test_batches_are_gathered_by_shape():
 
 @pytest.mark.parametrize("again", ["fill", "lease"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "uint32"])
-def test_lazy_results_and_views_keep_their_values(dtype, again):
+@pytest.mark.parametrize("begun", [False, True], ids=["lazy", "begun"])
+def test_lazy_results_and_views_keep_their_values(dtype, again, begun):
     pool = MlxMemoryOptimizer(4)
     lease = pool.get_or_create_tensor([4], dtype)
     array = lease.fill(1)
     lazy, view, compiled = array + array, array.reshape(2, 2), mx.compile(lambda x: x + x)(lease.array)
-    mx.async_eval(compiled)
+    if begun:
+        mx.async_eval(compiled)
     if again == "lease":
         pool.return_to_pool(lease)
         lease = pool.get_or_create_tensor([4], dtype)
