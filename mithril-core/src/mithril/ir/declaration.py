@@ -67,7 +67,7 @@ class Declaration:
     commutative: bool = False
     composite: bool = False  # the reference is composed of other operations
     cost: Callable[..., Size] | float = 0.0
-    samples: tuple[Any, ...] = ()
+    samples: Sequence[Any] = ()
     tolerance: float = 1.0  # factor on the tolerances of the conformance kit
     gradient: Callable[..., Any] | None = None
     gradient_reason: str = ""  # the reason why there is no gradient
@@ -75,9 +75,7 @@ class Declaration:
     region_gradient: Callable[..., Any] | None = None  # of an operation with regions
     surrogate: bool = False  # the gradient deliberately differs from the derivative of the reference
     opaque: bool = False  # must not be folded, merged or moved: barriers
-    declared_axes: str | Callable[..., Any] | None = (
-        None  # the axes that share a loop; element-wise operations need none
-    )
+    declared_axes: str | Callable[..., Any] | None = None  # the axes that share a loop
     no_axes: str = ""  # the reason why no axes are declared: the operation needs its full operands
     moves: bool = False  # result elements are operand elements or a constant: no arithmetic
     linear: str = ""  # operands in which it is linear: "x", jointly "a b", separately "a | b"
@@ -87,6 +85,7 @@ class Declaration:
     labels: str | None = None  # the operand that holds classes or tokens
 
     def __post_init__(self) -> None:
+        self.samples = tuple(self.samples)
         self.__doc__ = f"{self.name}{self.__signature__}\n\n{self.doc}"  # for help() and for editors
 
     @property

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, TypedDict, Union, Unpack, get_args, get_origin
 
 from mithril.base import OperationError, register
 from mithril.ir.attribute_types import NORMALIZERS
@@ -14,6 +14,27 @@ from mithril.ir.axes_notation import parse_axes
 from mithril.ir.core import Op
 from mithril.ir.declaration import NOTHING, Attribute
 from mithril.ir.type_rules import broadcast, floating, like
+
+
+class Facts(TypedDict, total=False):
+    """Facts that every kind of declaration may give; ``Declaration`` describes them."""
+
+    samples: Sequence[Any]
+    tolerance: float
+    moves: bool
+    linear: str
+    precision: str | None
+    activation: str | None
+
+
+class CallFacts(Facts, total=False):
+    """Facts of operations whose operands and attributes are those of a function."""
+
+    results: tuple[str, ...]
+    promotes: str | None
+    promoted: tuple[str, ...] | None
+    random: bool
+    labels: str | None
 
 
 def _read(
@@ -93,6 +114,25 @@ def _check_axes(called: str, axes: Any, function: Callable[..., Any], place: str
         )
 
 
+def _declare(
+    function: Callable[..., Any],
+    name: str | None,
+    place: str,
+    axes: str | Callable[..., Any] | None,
+    facts: CallFacts,
+    **rules: Any,
+) -> Op:
+    """Register the operation that a function declares by its signature and docstring."""
+    called = name or function.__name__
+    if not (function.__doc__ or "").strip():
+        raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
+    _check_axes(called, axes, function, place)
+    doc = inspect.cleandoc(function.__doc__ or "")
+    declared = Op(called, *_read(function, called), function, place, doc, declared_axes=axes, **rules, **facts)
+    register(declared)
+    return declared
+
+
 def op(
     *,
     shape: Callable[..., Any] | None = None,
@@ -100,21 +140,11 @@ def op(
     infer: Callable[..., Any] | None = None,
     canonical: Callable[..., dict[str, Any]] | None = None,
     flops: Callable[..., Any] | float = 0.0,
-    samples: Sequence[Any] = (),
     name: str | None = None,
-    results: tuple[str, ...] = ("result",),
-    promotes: str | None = None,
-    promoted: tuple[str, ...] | None = None,
-    tolerance: float = 1.0,
     opaque: bool = False,
     axes: str | Callable[..., Any] | None = None,
     no_axes: str = "",
-    moves: bool = False,
-    linear: str = "",
-    precision: str | None = None,
-    random: bool = False,
-    activation: str | None = None,
-    labels: str | None = None,
+    **facts: Unpack[CallFacts],
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declare a primitive: the decorated function names it and is its reference implementation on NumPy arrays.
 
@@ -123,42 +153,13 @@ def op(
     Declare the gradient afterwards with ``@name.vjp`` or ``name.no_vjp("reason")``.
     """
     place = _place()
+    rules = {"shape_rule": shape, "dtype_rule": dtype, "infer_rule": infer, "canonical_rule": canonical, "cost": flops}
 
     def declare(function: Callable[..., Any]) -> Op:
-        called = name or function.__name__
         if infer is None and (shape is None or dtype is None):
+            called = name or function.__name__
             raise OperationError(f"operation '{called}' needs a shape rule and a dtype rule", facts=[place])
-        if not (function.__doc__ or "").strip():
-            raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
-        _check_axes(called, axes, function, place)
-        operation = Op(
-            called,
-            *_read(function, called),
-            reference=function,
-            declared_at=place,
-            doc=inspect.cleandoc(function.__doc__ or ""),
-            shape_rule=shape,
-            dtype_rule=dtype,
-            infer_rule=infer,
-            canonical_rule=canonical,
-            results=results,
-            promotes=promotes,
-            promoted=promoted,
-            cost=flops,
-            samples=tuple(samples),
-            tolerance=tolerance,
-            opaque=opaque,
-            declared_axes=axes,
-            no_axes=no_axes,
-            moves=moves,
-            linear=linear,
-            precision=precision,
-            random=random,
-            activation=activation,
-            labels=labels,
-        )
-        register(operation)
-        return operation
+        return _declare(function, name, place, axes, facts, opaque=opaque, no_axes=no_axes, **rules)
 
     return declare
 
@@ -166,58 +167,37 @@ def op(
 def composite(
     function: Callable[..., Any] | None = None,
     *,
-    samples: Sequence[Any] = (),
     name: str | None = None,
-    results: tuple[str, ...] = ("result",),
     canonical: Callable[..., dict[str, Any]] | None = None,
     flops: Callable[..., Any] | float = 0.0,
-    promotes: str | None = None,
-    promoted: tuple[str, ...] | None = None,
     elementwise: bool = False,
-    tolerance: float = 1.0,
     axes: str | Callable[..., Any] | None = None,
-    moves: bool = False,
-    linear: str = "",
-    precision: str | None = None,
-    random: bool = False,
-    activation: str | None = None,
-    labels: str | None = None,
+    **facts: Unpack[CallFacts],
 ) -> Any:
     """Declare an operation composed of others; shape, dtype, gradient and reference follow from the body."""
     place = _place()
+    rules = {"composite": True, "canonical_rule": canonical, "cost": flops, "elementwise": elementwise}
 
     def declare(body: Callable[..., Any]) -> Op:
-        called = name or body.__name__
-        if not (body.__doc__ or "").strip():
-            raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
-        _check_axes(called, axes, body, place)
-        operation = Op(
-            called,
-            *_read(body, called),
-            reference=body,
-            declared_at=place,
-            doc=inspect.cleandoc(body.__doc__ or ""),
-            results=results,
-            promotes=promotes,
-            promoted=promoted,
-            canonical_rule=canonical,
-            elementwise=elementwise,
-            composite=True,
-            cost=flops,
-            samples=tuple(samples),
-            tolerance=tolerance,
-            declared_axes=axes,
-            moves=moves,
-            linear=linear,
-            precision=precision,
-            random=random,
-            activation=activation,
-            labels=labels,
-        )
-        register(operation)
-        return operation
+        return _declare(body, name, place, axes, facts, **rules)
 
     return declare if function is None else declare(function)
+
+
+def _elementwise(
+    name: str,
+    operands: tuple[str, ...],
+    reference: Callable[..., Any],
+    place: str,
+    doc: str,
+    facts: Facts,
+    **rules: Any,
+) -> Op:
+    """Register an element-wise operation without attributes."""
+    rules |= {"shape_rule": broadcast, "elementwise": True, **facts}
+    declared = Op(name, operands, frozenset(), False, {}, reference, place, doc, **rules)
+    register(declared)
+    return declared
 
 
 def unary(
@@ -229,39 +209,12 @@ def unary(
     flops: float = 1.0,
     vjp: Callable[..., Any] | None = None,
     no_vjp: str = "",
-    samples: Sequence[Any] = (),
-    tolerance: float = 1.0,
-    moves: bool = False,
-    linear: str = "",
-    precision: str | None = None,
-    activation: str | None = None,
+    **facts: Unpack[Facts],
 ) -> Op:
     """Declare an element-wise operation of one operand; ``vjp(g, y, x)`` returns the cotangent of x."""
-    operation = Op(
-        name,
-        ("x",),
-        frozenset(),
-        False,
-        {},
-        reference,
-        _place(),
-        doc,
-        shape_rule=broadcast,
-        dtype_rule=dtype,
-        promotes="float" if dtype is floating else "same",
-        elementwise=True,
-        cost=flops,
-        samples=tuple(samples),
-        tolerance=tolerance,
-        gradient=vjp,
-        gradient_reason=no_vjp,
-        moves=moves,
-        linear=linear,
-        precision=precision,
-        activation=activation,
-    )
-    register(operation)
-    return operation
+    promotes = "float" if dtype is floating else "same"
+    rules = {"dtype_rule": dtype, "promotes": promotes, "cost": flops, "gradient": vjp, "gradient_reason": no_vjp}
+    return _elementwise(name, ("x",), reference, _place(), doc, facts, **rules)
 
 
 def binary(
@@ -275,36 +228,11 @@ def binary(
     promotes: str = "same",
     vjp: Callable[..., Any] | None = None,
     no_vjp: str = "",
-    samples: Sequence[Any] = (),
-    tolerance: float = 1.0,
-    linear: str = "",
-    precision: str | None = None,
+    **facts: Unpack[Facts],
 ) -> Op:
     """Declare a broadcasting operation of two operands; ``vjp(g, y, a, b)`` returns both cotangents.
 
     Cotangents may have the shape of the result: they are summed over the broadcast axes afterwards.
     """
-    operation = Op(
-        name,
-        ("a", "b"),
-        frozenset(),
-        False,
-        {},
-        reference,
-        _place(),
-        doc,
-        shape_rule=broadcast,
-        dtype_rule=dtype,
-        promotes=promotes,
-        elementwise=True,
-        commutative=commutative,
-        cost=flops,
-        samples=tuple(samples),
-        tolerance=tolerance,
-        gradient=vjp,
-        gradient_reason=no_vjp,
-        linear=linear,
-        precision=precision,
-    )
-    register(operation)
-    return operation
+    rules = {"dtype_rule": dtype, "promotes": promotes, "cost": flops, "gradient": vjp, "gradient_reason": no_vjp}
+    return _elementwise(name, ("a", "b"), reference, _place(), doc, facts, commutative=commutative, **rules)

@@ -6,7 +6,7 @@ import ast
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ _OUTPUT = re.compile(rf"({_NAME})=%({_NAME})$")
 _RESULT_OF = re.compile(rf"({'|'.join(PREFIXES)})\(({_NAME}?)\)(?: ({_NAME}))?=%({_NAME})$")
 _OPNAME = re.compile(r" = ([\w.]+)\(")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*"?|[()\[\]{},]|  # ')  # a string literal, or a mark
 MAX_LINES = 5_000_000
 MAX_DEPTH = 64
 
@@ -204,7 +205,7 @@ class _Reader:
 
 def _origin(line: str) -> tuple[str, Origin]:
     """Return the line without its trailing comment, and the origin in the comment."""
-    start = _outside(line, "  # ")
+    start = next((k for k, mark in _marks(line) if mark == "  # "), -1)
     if start < 0:
         return line, NOWHERE
     match = _ORIGIN.match(line[start + 4 :])
@@ -217,57 +218,28 @@ def _unquoted(name: str) -> str:
     return str(ast.literal_eval(name)) if name.startswith('"') else name
 
 
-def _outside(text: str, pattern: str) -> int:
-    """Return the position of ``pattern`` outside of string literals, or -1."""
-    quoted, k = False, 0
-    while k < len(text):
-        c = text[k]
-        if quoted and c == "\\":
-            k += 2
-            continue
-        if c == '"':
-            quoted = not quoted
-        elif not quoted and text.startswith(pattern, k):
-            return k
-        k += 1
-    return -1
+def _marks(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
+    """Yield position and text of each bracket, comma and beginning of a comment outside of string literals."""
+    return ((m.start(), m[0]) for m in _MARK.finditer(text, start) if not m[0].startswith('"'))
 
 
 def _closing(text: str, start: int) -> int:
     """Return the position of the bracket that closes the one at ``start``."""
-    depth, quoted, k = 0, False, start
-    while k < len(text):
-        c = text[k]
-        if quoted and c == "\\":
-            k += 2
-            continue
-        if c == '"':
-            quoted = not quoted
-        elif not quoted:
-            depth += c in "([{"
-            depth -= c in ")]}"
-            if depth == 0:
-                return k
-        k += 1
+    depth = 0
+    for k, mark in _marks(text, start):
+        depth += (mark in "([{") - (mark in ")]}")
+        if depth == 0:
+            return k
     raise ParseError("a bracket is not closed")
 
 
 def _split(text: str) -> list[str]:
     """Split at top-level commas."""
-    parts, depth, quoted, start, k = [], 0, False, 0, 0
-    while k < len(text):
-        c = text[k]
-        if quoted and c == "\\":
-            k += 2
-            continue
-        if c == '"':
-            quoted = not quoted
-        elif not quoted:
-            depth += c in "([{"
-            depth -= c in ")]}"
-            if c == "," and depth == 0:
-                parts.append(text[start:k])
-                start = k + 1
-        k += 1
+    parts, depth, start = [], 0, 0
+    for k, mark in _marks(text):
+        depth += (mark in "([{") - (mark in ")]}")
+        if mark == "," and depth == 0:
+            parts.append(text[start:k])
+            start = k + 1
     last = text[start:]
     return [*parts, last] if last.strip() else parts
