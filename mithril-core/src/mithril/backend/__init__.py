@@ -47,6 +47,7 @@ HOMES = {
         *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes", "lifetimes"),
         *("nbytes", "parse_bytes", "peak_bytes", "plan"),
     ),
+    "patterns": ("matches", "require_match"),
     "plugin_lowering": ("Label", "PluginLowering", "applicable", "lowering_error_context", "plugin_lowerings"),
     "source_backend": ("Forward", "SourceBackend", "SourceExecutable"),
 }

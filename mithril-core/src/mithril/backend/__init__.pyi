@@ -100,6 +100,10 @@ from mithril.backend.memory_plan import (
     peak_bytes as peak_bytes,
     plan as plan,
 )
+from mithril.backend.patterns import (
+    matches as matches,
+    require_match as require_match,
+)
 from mithril.backend.plugin_lowering import (
     Label as Label,
     PluginLowering as PluginLowering,

@@ -8,7 +8,8 @@ HOMES = {
     "deprecation": ("deprecated", "removal"),
     "dims": (
         *("Call", "Dim", "Shape", "Size", "Symbol", "at_most", "bounds", "dim_of_node", "equal", "floordiv"),
-        *("is_static", "maximum", "minimum", "mod", "numel", "parse_dim", "product", "substitute", "symbols"),
+        *("is_static", "maximum", "minimum", "mod", "numel", "parse_dim", "product"),
+        *("shape_text", "substitute", "symbols"),
     ),
     "dtypes": (
         *("ALL", "DEFAULT_FLOAT", "DTYPE_NAMES", "DType", "bfloat16", "bool_", "dtype", "float16", "float32"),
@@ -24,8 +25,7 @@ HOMES = {
     "guards": ("Guard", "assume", "bind", "collect_guards"),
     "levels": ("LEVELS", "PASS_LEVELS", "STAGES", "stage_name"),
     "operator_overloads": ("Operators",),
-    "patterns": ("matches", "require_match"),
-    "quoting": ("quoted", "utf8", "visible"),
+    "quoting": ("quoted", "visible"),
     "registry": ("Registry", "operation_name", "operation_names", "operation", "operations", "register"),
     "tensor_type": ("TensorType",),
     "version": ("__version__",),

@@ -27,6 +27,7 @@ from mithril.base.dims import (
     numel as numel,
     parse_dim as parse_dim,
     product as product,
+    shape_text as shape_text,
     substitute as substitute,
     symbols as symbols,
 )
@@ -91,13 +92,8 @@ from mithril.base.levels import (
     stage_name as stage_name,
 )
 from mithril.base.operator_overloads import Operators as Operators
-from mithril.base.patterns import (
-    matches as matches,
-    require_match as require_match,
-)
 from mithril.base.quoting import (
     quoted as quoted,
-    utf8 as utf8,
     visible as visible,
 )
 from mithril.base.registry import (

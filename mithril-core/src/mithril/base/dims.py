@@ -434,3 +434,8 @@ def dim_of_node(node: ast.expr, limits: Mapping[str, tuple[int, int | None]]) ->
 def numel(shape: Shape) -> Size:
     """Return the number of elements."""
     return math.prod(shape) if is_static(shape) else product(shape)
+
+
+def shape_text(shape: Shape) -> str:
+    """Format a shape for messages: ``[N, 3]``."""
+    return "[" + ", ".join(map(str, shape)) + "]"

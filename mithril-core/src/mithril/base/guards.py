@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from mithril.base.dims import Dim, Shape, Size, Symbol, at_most, equal, mod, substitute, symbols
+from mithril.base.dims import Dim, Shape, Size, Symbol, at_most, equal, mod, shape_text, substitute, symbols
 from mithril.base.errors import GuardError, ShapeError
 
 
@@ -85,7 +85,7 @@ def bind(declared: Mapping[str, Shape], actual: Mapping[str, tuple[int, ...]]) -
         if len(actual_shape) != len(shape):
             raise GuardError(
                 f"input '{name}' has rank {len(actual_shape)}, expected {len(shape)}",
-                facts=[f"expected {_shape_text(shape)}", f"given    {_shape_text(actual_shape)}"],
+                facts=[f"expected {shape_text(shape)}", f"given    {shape_text(actual_shape)}"],
             )
         for axis, (size, n) in enumerate(zip(shape, actual_shape, strict=True)):
             later.append((name, axis, size, n))
@@ -127,7 +127,3 @@ def _solve(size: Dim, n: int) -> tuple[Symbol, int] | None:
     constant = next((c for m, c in size.terms if not m), 0)
     value, rest = divmod(n - constant, coefficient)
     return (symbol, value) if rest == 0 else None
-
-
-def _shape_text(shape: Shape) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"

@@ -16,8 +16,3 @@ def quoted(text: str) -> str:
 def visible(text: str) -> str:
     """Return one line of printable characters; others are escaped as in Python."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def utf8(text: str) -> bytes:
-    """Return the name in UTF-8; lone surrogates are encoded by their code points."""
-    return text.encode("utf-8", "surrogatepass")

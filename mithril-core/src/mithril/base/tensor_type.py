@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.dims import Shape
+from mithril.base.dims import Shape, shape_text
 from mithril.base.dtypes import DType
 
 
@@ -35,7 +35,7 @@ class TensorType:
         return self._hash
 
     def __str__(self) -> str:
-        return f"{self.dtype.short}[{', '.join(map(str, self.shape))}]"
+        return f"{self.dtype.short}{shape_text(self.shape)}"
 
     def __repr__(self) -> str:
         return f"TensorType({self})"

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Dim, GraphError, Size, TensorType, assume, collect_guards, matches
+from mithril.backend import matches
+from mithril.base import Dim, GraphError, Size, TensorType, assume, collect_guards
 from mithril.compiler.frontend import Source
 from mithril.compiler.transformed import InputOf, Types
 from mithril.ir import Graph, Input, Value, cotangent_name

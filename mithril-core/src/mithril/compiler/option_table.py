@@ -176,7 +176,7 @@ class OptionRegistry:
                 facts=["declared by: " + ", ".join(origins)],
                 hint="pip uninstall one of them, or add it to MITHRIL_DISABLE_PLUGINS",
             )
-        owner = pip_hints.option_owner(keyword)
+        owner = _known_owner(keyword)
         if owner is not None:
             return self._unowned(keyword, owner)
         words = [*self.by_name, *(alias for alias in self.aliases if "." not in alias)]
@@ -231,6 +231,11 @@ def _help(option: Option) -> str:
         return option.help
     keys = ", ".join(f"{key} ({describe(kind)})" for key, kind in option.keys.items())
     return f"{option.help} Keys: {keys}."
+
+
+def _known_owner(name: str) -> str | None:
+    """Return the distribution that owns an option of ``ml.compile``, or None if it is not known."""
+    return next((distribution for distribution, names in pip_hints.OPTIONS.items() if name in names), None)
 
 
 def _words(option: Option) -> tuple[str, ...]:

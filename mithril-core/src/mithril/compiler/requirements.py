@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.backend import Backend, BuildOptions, Layers, find_strategy, format_bytes, nbytes
-from mithril.base import Decisions, OptionError, ShapeError, dtype as as_dtype, is_static, require_match
+from mithril.backend import Backend, BuildOptions, Layers, find_strategy, format_bytes, nbytes, require_match
+from mithril.base import Decisions, OptionError, ShapeError, dtype as as_dtype, is_static
 from mithril.compiler.option_table import Settings
 from mithril.compiler.partition import TAG
 from mithril.ir import Graph, Node, iterate

@@ -34,7 +34,7 @@ HOMES = {
     "type_rules": (
         *("always", "attribute_dtype", "boolean", "broadcast", "expect_equal", "expect_paired", "expect_rank"),
         *("floating", "integer", "integral", "like", "logical", "numeric", "operand", "per_input", "reduced"),
-        *("same_shape", "shape_text"),
+        "same_shape",
     ),
     "verifier": ("Snapshot", "verify"),
 }

@@ -98,7 +98,6 @@ from mithril.ir.type_rules import (
     per_input as per_input,
     reduced as reduced,
     same_shape as same_shape,
-    shape_text as shape_text,
 )
 from mithril.ir.verifier import (
     Snapshot as Snapshot,

@@ -19,6 +19,7 @@ from mithril.base import (
     collect_guards,
     dtype as as_dtype,
     operation,
+    scalar_dtype,
 )
 from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, Op, Origin, Output, Value, as_results
 
@@ -105,8 +106,6 @@ class Builder:
     def constant(self, value: Any, dtype: Any = None, name: str = "constant") -> Value:
         """Return a Python scalar (shared within the graph) or an array as a value."""
         if isinstance(value, (bool, int, float)):
-            from mithril.base import scalar_dtype
-
             kind = as_dtype(dtype) if dtype is not None else scalar_dtype(value)
             value = float(value) if kind.is_float else bool(value) if kind.is_bool else int(value)
             key = (repr(value), kind)

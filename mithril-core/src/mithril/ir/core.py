@@ -27,6 +27,7 @@ from mithril.base import (
     assume,
     collect_guards,
     numel,
+    operation,
 )
 from mithril.ir.declaration import Declaration, limits_of
 
@@ -119,8 +120,6 @@ class Op(Declaration):
         return (self.name,)  # the declaration is covered by the stamp of its package
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from mithril.base import operation
-
         return operation, (self.name,)
 
     def __call__(self, *operands: Any, **attributes: Any) -> Any:

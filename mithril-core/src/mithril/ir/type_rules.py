@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mithril.base import DType, DTypeError, Shape, ShapeError, Size, assume, bool_, product
+from mithril.base import DType, DTypeError, Shape, ShapeError, Size, assume, bool_, product, shape_text
 
 Dtypes = Sequence[DType | None]
 Attrs = Mapping[str, Any]
@@ -30,7 +30,7 @@ def broadcast(*shapes: Shape | None, **_: Any) -> Shape:
             elif assume(size, "==", n, "operands broadcast together"):
                 size = n if type(n) is int else size
             else:
-                texts = " and ".join("[" + ", ".join(map(str, s)) + "]" for s in present)
+                texts = " and ".join(map(shape_text, present))
                 raise ShapeError(f"shapes {texts} do not broadcast: axis {axis} has {size} and {n}")
         out.append(size)
     return tuple(out)
@@ -48,18 +48,11 @@ def reduced(x: Shape, *, axis: Any, keepdims: bool = False, **_: Any) -> Shape:
     return tuple(d for k, d in enumerate(x) if k not in axis)
 
 
-def attribute_shape(*_: Any, shape: Shape, **__: Any) -> Shape:
-    """Return the attribute ``shape``."""
-    return shape
-
-
 def expect_rank(name: str, shape: Shape, *ranks: int) -> None:
     """Raise unless the rank of the shape is one of ``ranks``."""
     if len(shape) not in ranks:
         accepted = " or ".join(map(str, ranks))
-        raise ShapeError(
-            f"'{name}' has rank {len(shape)}, expected {accepted}", facts=[f"shape [{', '.join(map(str, shape))}]"]
-        )
+        raise ShapeError(f"'{name}' has rank {len(shape)}, expected {accepted}", facts=[f"shape {shape_text(shape)}"])
 
 
 def expect_equal(reason: str, a: Size, b: Size) -> Size:
@@ -96,11 +89,6 @@ def _pairing(first: str, shape: Shape, name: str, other: Shape) -> str:
     if len(shape) == len(other) + 1 and shape[-1] == 1:
         return f"drop the last axis of '{first}': ops.squeeze({first}, axis=(-1,)), or use {name}[:, None] in the data"
     return f"pass operands of equal shape, for example ops.broadcast_to({name}, shape=...)"
-
-
-def shape_text(shape: Shape) -> str:
-    """Format a shape for messages: ``[N, 3]``."""
-    return "[" + ", ".join(map(str, shape)) + "]"
 
 
 # -- dtypes -------------------------------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ from mithril.base import (
     equal,
     floordiv,
     product,
+    shape_text,
 )
-from mithril.ir import Ints, Pairs, composite, numeric, op, sample, shape_text
+from mithril.ir import Ints, Pairs, composite, numeric, op, sample
 from mithril.ops.upcast import to_float32
 
 Array = np.ndarray[Any, Any]

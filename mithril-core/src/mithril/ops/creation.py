@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, DTypeError, Shape, ShapeError, Size, float32, int32, is_static, operation
-from mithril.ir import Axis, always, composite, like, normalize_axis, number, op, sample, shape_text
+from mithril.base import DType, DTypeError, Shape, ShapeError, Size, float32, int32, is_static, operation, shape_text
+from mithril.ir import Axis, always, composite, like, normalize_axis, number, op, sample
 from mithril.ops.shape import stack
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Shape, ShapeError, Size, assume, operation
-from mithril.ir import exactly, op, sample, shape_text
+from mithril.base import Shape, ShapeError, Size, assume, operation, shape_text
+from mithril.ir import exactly, op, sample
 from mithril.ops.creation import full, iota, size_value
 from mithril.ops.indexing import indexed, take_in_rows, wide_positions, zeros_like
 from mithril.ops.shape import concat, reshape, spread

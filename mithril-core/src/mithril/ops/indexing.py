@@ -23,8 +23,9 @@ from mithril.base import (
     float32,
     operation,
     product,
+    shape_text,
 )
-from mithril.ir import Arr, Axis, composite, exactly, expect_equal, ints, op, sample, shape_text
+from mithril.ir import Arr, Axis, composite, exactly, expect_equal, ints, op, sample
 from mithril.ops.creation import full, iota
 from mithril.ops.shape import concat, reshape, spread, stack, transpose, unsqueeze
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Shape, ShapeError, Size, TensorType, at_most, product
-from mithril.ir import composite, exactly, expect_equal, floating, op, sample, shape_text
+from mithril.base import Shape, ShapeError, Size, TensorType, at_most, product, shape_text
+from mithril.ir import composite, exactly, expect_equal, floating, op, sample
 from mithril.ops.creation import eye, tril
 from mithril.ops.elementwise import exp, where
 from mithril.ops.products import matmul

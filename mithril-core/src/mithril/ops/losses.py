@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base import OperationError, ShapeError, assume, product, unknown
-from mithril.ir import Arr, Axis, composite, exactly, expect_paired, ints, positive, sample, shape_text
+from mithril.base import OperationError, ShapeError, assume, product, shape_text, unknown
+from mithril.ir import Arr, Axis, composite, exactly, expect_paired, ints, positive, sample
 from mithril.ops.activations import log_softmax, softplus
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import stop_gradient

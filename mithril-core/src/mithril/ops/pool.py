@@ -23,8 +23,9 @@ from mithril.base import (
     is_static,
     operation,
     product,
+    shape_text,
 )
-from mithril.ir import Ints, Pairs, always, composite, exactly, floating, numeric, op, sample, shape_text
+from mithril.ir import Ints, Pairs, always, composite, exactly, floating, numeric, op, sample
 from mithril.ops.convolution import per_axis, tap_slices, unpad, windows, windows_fit
 from mithril.ops.creation import full
 from mithril.ops.indexing import scatter_add_along_axis, take

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Shape, ShapeError, assume, dtype as as_dtype, float32, int32, product
+from mithril.base import Shape, ShapeError, assume, dtype as as_dtype, float32, int32, product, shape_text
 from mithril.ir import (
     Axes,
     Axis,
@@ -24,7 +24,6 @@ from mithril.ir import (
     reduced,
     same_shape,
     sample,
-    shape_text,
 )
 from mithril.ops.basic import cast
 from mithril.ops.creation import full, iota, size_value

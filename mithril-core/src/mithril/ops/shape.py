@@ -18,20 +18,9 @@ from mithril.base import (
     floordiv,
     operation,
     product,
-)
-from mithril.ir import (
-    Axes,
-    Axis,
-    Ints,
-    composite,
-    expect_equal,
-    like,
-    normalize_axis,
-    op,
-    same_shape,
-    sample,
     shape_text,
 )
+from mithril.ir import Axes, Axis, Ints, composite, expect_equal, like, normalize_axis, op, same_shape, sample
 from mithril.ops.layout_axes import reshape_axes
 from mithril.ops.slicing import narrow
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from mithril.base import PASS_LEVELS, STAGES, Decisions, PassError, stage_name, unknown
 from mithril.ir import Graph, attribute_text
@@ -80,40 +80,30 @@ def _takes_context(run: Callable[..., Any]) -> bool:
     return len(positional) >= 2
 
 
+class PassFacts(TypedDict, total=False):
+    """The fields of ``Pass`` that ``@pass_`` accepts."""
+
+    name: str | None
+    stage: str
+    level: str | None
+    before: Iterable[str]
+    after: Iterable[str]
+    version: int
+    exact: bool
+    tolerance: float
+    keeps_interface: bool
+    rules: Any
+
+
 @overload
 def pass_(function: Callable[..., Graph]) -> Pass: ...
 
 
 @overload
-def pass_(
-    *,
-    name: str | None = None,
-    stage: str = "canonical",
-    level: str | None = "low",
-    before: Iterable[str] = (),
-    after: Iterable[str] = (),
-    version: int = 1,
-    exact: bool = True,
-    tolerance: float = 1e-4,
-    keeps_interface: bool = True,
-    rules: Any = None,
-) -> Callable[[Callable[..., Graph]], Pass]: ...
+def pass_(**facts: Unpack[PassFacts]) -> Callable[[Callable[..., Graph]], Pass]: ...
 
 
-def pass_(
-    function: Callable[..., Graph] | None = None,
-    *,
-    name: str | None = None,
-    stage: str = "canonical",
-    level: str | None = "low",
-    before: Iterable[str] = (),
-    after: Iterable[str] = (),
-    version: int = 1,
-    exact: bool = True,
-    tolerance: float = 1e-4,
-    keeps_interface: bool = True,
-    rules: Any = None,
-) -> Any:
+def pass_(function: Callable[..., Graph] | None = None, **facts: Unpack[PassFacts]) -> Any:
     """Turn a function ``graph -> graph`` (or ``(graph, context) -> graph``) into a pass.
 
     ``exact=False`` allows rounding differences of up to ``tolerance`` times the largest element.
@@ -121,21 +111,9 @@ def pass_(
     """
 
     def declare(run: Callable[..., Graph]) -> Pass:
-        return Pass(
-            name or run.__name__.replace("_", "-"),
-            run,
-            stage,
-            level,
-            tuple(before),
-            tuple(after),
-            version,
-            (inspect.getdoc(run) or "").split("\n")[0],
-            exact,
-            tolerance,
-            keeps_interface,
-            _place(run),
-            rules=rules,
-        )
+        values: dict[str, Any] = {"summary": (inspect.getdoc(run) or "").split("\n")[0], "origin": _place(run), **facts}
+        name = values.pop("name", None) or run.__name__.replace("_", "-")
+        return Pass(name, run, **values)
 
     return declare if function is None else declare(function)
 

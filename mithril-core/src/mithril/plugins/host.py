@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from mithril.base import OperationError, PluginError, registry
 from mithril.plugins import pip_hints
@@ -27,7 +27,17 @@ from mithril.plugins.specs import (
     PassSpec,
     ProfilerSpec,
 )
-from mithril.plugins.tables import Answers, Entry, Table, clash_problem, name_owner
+from mithril.plugins.tables import Answers, Entry, Listing, Table, clash_problem, name_owner
+
+S = TypeVar("S")
+BACKENDS = Listing("mithril_backends", BackendSpec, "backend")
+PASSES = Listing("mithril_passes", PassSpec, "pass")
+TARGETS = Listing("mithril_targets", HardwareTarget, "hardware target")
+PROFILERS = Listing("mithril_profilers", ProfilerSpec, "profiler")
+FORMATS = Listing("mithril_formats", FileFormat, "file format")
+FRONTENDS = Listing("mithril_frontends", FrontendSpec, "frontend")
+COMMANDS = Listing("mithril_commands", Command, "command")
+ARCHITECTURES = Listing("mithril_architectures", Architecture, "architecture")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +97,15 @@ class Plugins(Answers, HookCalls):
         self.provided()  # calls every listing hook, which records the remaining problems
         return list(self.loader.plugins)
 
+    def _load(self, listing: Listing[Any], name: str) -> Any:
+        """Import the object that the descriptor of this name refers to."""
+        entry = self.look_up(self.table(listing), name)
+        return self.load_named(listing.label, name, entry.spec.loads, entry)
+
     # -------------------------------------------------------------------------------------------------- backends
     def backends(self) -> Mapping[str, Entry[BackendSpec]]:
         """Return the installed backends by name."""
-        return self.table("mithril_backends", BackendSpec, "backend").entries
+        return self.table(BACKENDS).entries
 
     def backend(self, name: str) -> Entry[BackendSpec]:
         """Return the descriptor of one backend; imports only its plugin if that has the name of the backend."""
@@ -100,7 +115,7 @@ class Plugins(Answers, HookCalls):
                     for answer in self.call_hook("mithril_backends", BackendSpec, only=plugin):
                         if answer.spec.name == name:
                             return answer
-        return self.look_up(self.table("mithril_backends", BackendSpec, "backend"), name, pip_hints.BACKENDS.get(name))
+        return self.look_up(self.table(BACKENDS), name, pip_hints.BACKENDS.get(name))
 
     def backend_class(self, name: str) -> type[Any]:
         """Import the framework of one backend and return the backend class."""
@@ -111,13 +126,13 @@ class Plugins(Answers, HookCalls):
     # ---------------------------------------------------------------------------------------------------- passes
     def pass_table(self) -> Table[PassSpec]:
         """Return the installed passes, their aliases, and the names that several plugins claim."""
-        with self.loader.lock:
-            is_new = "mithril_passes" not in self._tables
-            table = self.table("mithril_passes", PassSpec, "pass")
-            if is_new:
-                for entry in table.entries.values():
-                    for fault in placement(entry, table).faults:
-                        self.loader.problem(entry.plugin, fault)
+        return self.once("pass table", self._placed_passes)
+
+    def _placed_passes(self) -> Table[PassSpec]:
+        table = self.table(PASSES)
+        for entry in table.entries.values():
+            for fault in placement(entry, table).faults:
+                self.loader.problem(entry.plugin, fault)
         return table
 
     def passes(self) -> Mapping[str, Entry[PassSpec]]:
@@ -143,20 +158,17 @@ class Plugins(Answers, HookCalls):
 
     def clash_text(self, hook: str, name: str) -> str | None:
         """Return the reason that a backend or hardware target of that name is not used, or None without conflict."""
-        tables: dict[str, Callable[[], Table[Any]]] = {
-            "mithril_backends": lambda: self.table("mithril_backends", BackendSpec, "backend"),
-            "mithril_targets": lambda: self.table("mithril_targets", HardwareTarget, "hardware target"),
-        }
-        return tables[hook]().clash_text(name)
+        listing: Listing[Any] = {one.hook: one for one in (BACKENDS, TARGETS)}[hook]
+        return self.table(listing).clash_text(name)
 
     # ------------------------------------------------------------------------------------- targets and profilers
     def targets(self) -> Mapping[str, Entry[HardwareTarget]]:
         """Return the installed hardware targets by name."""
-        return self.table("mithril_targets", HardwareTarget, "hardware target").entries
+        return self.table(TARGETS).entries
 
     def target(self, name: str) -> Entry[HardwareTarget]:
         """Return one hardware target by name or alias."""
-        table = self.table("mithril_targets", HardwareTarget, "hardware target")
+        table = self.table(TARGETS)
         return self.look_up(table, name, pip_hints.TARGETS.get(name))
 
     def detect_targets(self) -> list[Entry[Found]]:
@@ -166,21 +178,16 @@ class Plugins(Answers, HookCalls):
 
     def profilers(self) -> Mapping[str, Entry[ProfilerSpec]]:
         """Return the installed profilers by name."""
-        return self.table("mithril_profilers", ProfilerSpec, "profiler").entries
+        return self.table(PROFILERS).entries
 
     def load_profiler(self, name: str) -> Any:
         """Import a profiler."""
-        entry = self.look_up(self.table("mithril_profilers", ProfilerSpec, "profiler"), name)
-        return self.load_named("profiler", name, entry.spec.loads, entry)
+        return self._load(PROFILERS, name)
 
     # ------------------------------------------------------------------------------------ options, ops, lowerings
     def options(self) -> list[Entry[Option]]:
         """Return the options of ``ml.compile`` that the core and plugins declare, by plugin."""
-        with self.loader.lock:
-            if "mithril_options" not in self._tables:
-                self._tables["mithril_options"] = self.call_hook("mithril_options", Option)
-            answers: list[Entry[Option]] = self._tables["mithril_options"]
-        return answers
+        return self.once("mithril_options", lambda: self.call_hook("mithril_options", Option))
 
     def op_plugin(self, name: str) -> Plugin | None:
         """Return the plugin that declares an operation, or None for operations of the core."""
@@ -206,28 +213,20 @@ class Plugins(Answers, HookCalls):
         return True
 
     def _ops(self) -> dict[str, list[Entry[OpsSpec]]]:
-        with self.loader.lock:
-            if "mithril_ops" not in self._tables:
-                table: dict[str, list[Entry[OpsSpec]]] = {}
-                for answer in self.call_hook("mithril_ops", OpsSpec):
-                    for name in answer.spec.names:
-                        table.setdefault(name, []).append(answer)
-                self._tables["mithril_ops"] = table
-            known_ops: dict[str, list[Entry[OpsSpec]]] = self._tables["mithril_ops"]
-        return known_ops
+        return self.once(
+            "mithril_ops",
+            lambda: _by_name((n, a) for a in self.call_hook("mithril_ops", OpsSpec) for n in a.spec.names),
+        )
 
     def lowerings(self, backend: str) -> Mapping[str, tuple[LoweringOffer, ...]]:
         """Return the lowerings that plugins offer for ``backend``, by operation."""
-        key = f"mithril_lowerings {backend}"
-        with self.loader.lock:
-            if key not in self._tables:
-                offers: dict[str, list[Entry[Lowering]]] = {}
-                for answer in self.call_hook("mithril_lowerings", Lowering, backend=backend):
-                    if self._is_of_an_operation(answer):
-                        offers.setdefault(answer.spec.op, []).append(answer)
-                self._tables[key] = {op: self._lowerings_of(op, backend, group) for op, group in sorted(offers.items())}
-            table: Mapping[str, tuple[LoweringOffer, ...]] = self._tables[key]
-        return table
+
+        def ask() -> dict[str, tuple[LoweringOffer, ...]]:
+            answers = self.call_hook("mithril_lowerings", Lowering, backend=backend)
+            offers = _by_name((a.spec.op, a) for a in answers if self._is_of_an_operation(a))
+            return {op: self._lowerings_of(op, backend, group) for op, group in sorted(offers.items())}
+
+        return self.once(f"mithril_lowerings {backend}", ask)
 
     def _is_of_an_operation(self, answer: Entry[Lowering]) -> bool:
         try:
@@ -264,13 +263,12 @@ class Plugins(Answers, HookCalls):
         return self._exports().entries
 
     def _exports(self) -> Table[Export]:
-        with self.loader.lock:
-            if "mithril_exports" not in self._tables:
-                names = [answer for answer in self.call_hook("mithril_exports", Export) if not answer.spec.on]
-                answers = [*map(_class_export, self.backends().values()), *names]
-                self._tables["mithril_exports"] = self.assign_owners("name", answers, frozenset(registry.face_names()))
-            table: Table[Export] = self._tables["mithril_exports"]
-        return table
+        def ask() -> Table[Export]:
+            names = [answer for answer in self.call_hook("mithril_exports", Export) if not answer.spec.on]
+            answers = [*map(_class_export, self.backends().values()), *names]
+            return self.assign_owners("name", answers, frozenset(registry.face_names()))
+
+        return self.once("mithril_exports", ask)
 
     def export(self, name: str) -> Any:
         """Load and return ``ml.<name>``; the error names the pip command if a known distribution provides it."""
@@ -305,21 +303,21 @@ class Plugins(Answers, HookCalls):
 
     def architectures(self) -> Mapping[str, Entry[Architecture]]:
         """Return the installed model families of GGUF files by name."""
-        return self.table("mithril_architectures", Architecture, "architecture").entries
+        return self.table(ARCHITECTURES).entries
 
     def load_architecture(self, name: str, way: str) -> Any:
         """Import the function that ``loads`` or ``saves`` a model family of GGUF files."""
-        table = self.table("mithril_architectures", Architecture, "architecture")
+        table = self.table(ARCHITECTURES)
         entry = self.look_up(table, name, pip_hints.ARCHITECTURES.get(name))
         return self.load_named("architecture", name, getattr(entry.spec, way), entry)
 
     def formats(self) -> Mapping[str, Entry[FileFormat]]:
         """Return the installed file formats by name."""
-        return self.table("mithril_formats", FileFormat, "file format").entries
+        return self.table(FORMATS).entries
 
     def format_of(self, path: str, name: str | None = None) -> Entry[FileFormat]:
         """Return the file format with that name or, without a name, the format of the path's suffix."""
-        table = self.table("mithril_formats", FileFormat, "file format")
+        table = self.table(FORMATS)
         if name is not None:
             return self.look_up(table, name, pip_hints.FORMATS.get(name))
         for entry in table.entries.values():
@@ -347,21 +345,19 @@ class Plugins(Answers, HookCalls):
 
     def frontends(self) -> Mapping[str, Entry[FrontendSpec]]:
         """Return the frontends of plugins by name."""
-        return self.table("mithril_frontends", FrontendSpec, "frontend").entries
+        return self.table(FRONTENDS).entries
 
     def load_frontend(self, name: str) -> Any:
         """Import the function that converts a model to a source."""
-        entry = self.look_up(self.table("mithril_frontends", FrontendSpec, "frontend"), name)
-        return self.load_named("frontend", name, entry.spec.loads, entry)
+        return self._load(FRONTENDS, name)
 
     def commands(self) -> Mapping[str, Entry[Command]]:
         """Return the subcommands that plugins add to the command line."""
-        return self.table("mithril_commands", Command, "command").entries
+        return self.table(COMMANDS).entries
 
     def load_command(self, name: str) -> Any:
         """Import the ``click.Command`` of a plugin."""
-        entry = self.look_up(self.table("mithril_commands", Command, "command"), name)
-        return self.load_named("command", name, entry.spec.loads, entry)
+        return self._load(COMMANDS, name)
 
     def provided(self) -> list[tuple[str, str, Plugin]]:
         """Return kind, name and plugin of all entries of plugins, for listings."""
@@ -379,6 +375,13 @@ class Plugins(Answers, HookCalls):
         rows += [("option", answer.spec.name, answer.plugin) for answer in self.options() if not answer.plugin.is_core]
         rows += [("op", name, claims[0].plugin) for name, claims in self._ops().items()]
         return rows
+
+
+def _by_name(pairs: Iterable[tuple[str, Entry[S]]]) -> dict[str, list[Entry[S]]]:
+    groups: dict[str, list[Entry[S]]] = {}
+    for name, entry in pairs:
+        groups.setdefault(name, []).append(entry)
+    return groups
 
 
 def _class_export(backend: Entry[BackendSpec]) -> Entry[Export]:

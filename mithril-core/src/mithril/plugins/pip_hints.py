@@ -23,8 +23,3 @@ FORMATS = _homes("formats")
 ARCHITECTURES = _homes("architectures")  # of GGUF files
 TARGETS = _homes("targets")
 OPTIONS = {home: tuple(entry["options"]) for home, entry in _KNOWN.items() if "options" in entry}
-
-
-def option_owner(name: str) -> str | None:
-    """Return the distribution that owns an option of ``ml.compile``, or None if it is not known."""
-    return next((distribution for distribution, names in OPTIONS.items() if name in names), None)

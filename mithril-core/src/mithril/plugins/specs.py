@@ -27,6 +27,19 @@ def _check_name(owner: object, name: str) -> None:
         raise ValueError(f"{type(owner).__name__}: name={name!r} must be a word without spaces or any of , ; : =")
 
 
+class _Named:
+    """Check of the name of a descriptor and of its references to code."""
+
+    __slots__ = ()
+    name: str
+
+    def __post_init__(self) -> None:
+        _check_name(self, self.name)
+        for reference in ("loads", "saves"):
+            if hasattr(self, reference):
+                _check_loads(self, getattr(self, reference))
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
     """A backend. ``class_name`` is also exported from ``mithril``: ``ml.JaxBackend``."""
@@ -103,16 +116,12 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfilerSpec:
+class ProfilerSpec(_Named):
     """A profiler for compiled models, selected by name."""
 
     name: str
     loads: str
     summary: str = ""
-
-    def __post_init__(self) -> None:
-        _check_name(self, self.name)
-        _check_loads(self, self.loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +215,7 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontendSpec:
+class FrontendSpec(_Named):
     """A model type that ``ml.compile`` accepts. ``accepts`` lists qualified class names, compared as strings.
 
     ``loads`` names a function ``(model, *, outputs, inference) -> Source`` (``mithril.compiler.Source``).
@@ -215,10 +224,6 @@ class FrontendSpec:
     name: str
     accepts: tuple[str, ...]
     loads: str
-
-    def __post_init__(self) -> None:
-        _check_name(self, self.name)
-        _check_loads(self, self.loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +252,7 @@ class FileFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(_Named):
     """A model family in GGUF files, by its ``general.architecture``.
 
     ``loads(metadata, tensors, *, context)`` returns the model and the tensor of each parameter, ``saves(model)`` the
@@ -259,23 +264,14 @@ class Architecture:
     loads: str
     saves: str
 
-    def __post_init__(self) -> None:
-        _check_name(self, self.name)
-        _check_loads(self, self.loads)
-        _check_loads(self, self.saves)
-
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Command(_Named):
     """A subcommand of ``mithril``: ``loads`` names a ``click.Command``, imported when it runs."""
 
     name: str
     loads: str
     summary: str = ""
-
-    def __post_init__(self) -> None:
-        _check_name(self, self.name)
-        _check_loads(self, self.loads)
 
 
 @dataclass(slots=True)

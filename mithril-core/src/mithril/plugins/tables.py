@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from mithril.base import MithrilError, PluginError, unknown
 from mithril.plugins.loader import Loader, Plugin, PluginProblem, missing_requirement, named_if_slow
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,15 @@ class Entry(Generic[S]):
     def origin(self) -> str:
         """Distribution and version."""
         return self.plugin.origin
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[S]):
+    """A hook that lists descriptors with unique names, and what errors call one of them."""
+
+    hook: str
+    spec: type[S]
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +93,18 @@ class Answers:
                 answers += [Entry(spec, plugin) for spec in specs]
         return answers
 
-    def table(self, hook: str, kind: type[S], label: str) -> Table[S]:
+    def table(self, listing: Listing[S]) -> Table[S]:
+        """Return the entries of one listing hook by name."""
+        hook, reserved = listing.hook, self._reserved.get(listing.hook, ())
+        return self.once(hook, lambda: self.assign_owners(listing.label, self.call_hook(hook, listing.spec), reserved))
+
+    def once(self, key: str, compute: Callable[[], T]) -> T:
+        """Return the result of ``compute``, called once until plugins change."""
         with self.loader.lock:
-            table: Table[S] | None = self._tables.get(hook)
-            if table is None:
-                answers = self.call_hook(hook, kind)
-                table = self._tables[hook] = self.assign_owners(label, answers, self._reserved.get(hook, ()))
-        return table
+            if key not in self._tables:
+                self._tables[key] = compute()
+            value: T = self._tables[key]
+        return value
 
     def reserve(self, hook: str, names: Iterable[str]) -> None:
         """Reserve names for mithril-core: plugins that return one of them from ``hook`` get a problem."""

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import ModelError, ShapeError, TensorType, equal, is_static, unknown, utf8
+from mithril.base import ModelError, ShapeError, TensorType, equal, is_static, unknown
 from mithril.ir import Input
 from mithril.ops import threefry
+from mithril.system import files
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 15  # pairs of words per block, sized for the cache of a core
@@ -89,7 +90,7 @@ class Rng:
 
     def __init__(self, seed: int, name: str) -> None:
         words = np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
-        raw = utf8(name)
+        raw = files.utf8(name)
         mark = np.array([zlib.crc32(raw)], np.uint32), np.array([zlib.adler32(raw)], np.uint32)
         first, second = threefry(words, *mark)
         self.key = np.concatenate([first, second])

@@ -107,3 +107,8 @@ def _permission_problem(folder: Path, is_target: bool) -> str | None:
 def storable(name: object) -> bool:
     """Whether a name can be stored in a file: it is a str without lone surrogates."""
     return isinstance(name, str) and not any("\ud800" <= c <= "\udfff" for c in name)
+
+
+def utf8(text: str) -> bytes:
+    """Return the name in UTF-8; lone surrogates are encoded by their code points."""
+    return text.encode("utf-8", "surrogatepass")

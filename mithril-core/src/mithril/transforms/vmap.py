@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mithril.base import Dim, GraphError, Size, TensorType, assume, closest, matches, symbols
+from mithril.backend import matches
+from mithril.base import Dim, GraphError, Size, TensorType, assume, closest, symbols
 from mithril.ir import Builder, Graph, Input, Output, Value
 from mithril.transforms import batched_regions  # noqa: F401  (enters the rules of control flow)
 from mithril.transforms.batching import BatchedValue, Batching, move_axis

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import BackendError, OptionError, quoted, utf8
+from mithril.base import BackendError, OptionError, quoted
 from mithril.system import files
 
 SIGNATURE = "def forward(params, inputs):"
@@ -27,7 +27,7 @@ class Source:
     def __init__(self, text: str, arrays: Mapping[str, Any] | None = None) -> None:
         self.text = text
         self.arrays = dict(arrays or {})  # large constants, used by name in the text
-        self.filename = f"<mithril {hashlib.sha256(utf8(text)).hexdigest()[:12]}>"
+        self.filename = f"<mithril {hashlib.sha256(files.utf8(text)).hexdigest()[:12]}>"
 
     def code(self) -> CodeType:
         """Compile the text of the module."""

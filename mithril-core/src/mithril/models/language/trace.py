@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Dim, DType, DTypeError, ModelError, ShapeError, TensorType, assume, closest, matches
+from mithril.backend import matches
+from mithril.base import Dim, DType, DTypeError, ModelError, ShapeError, TensorType, assume, closest
 from mithril.ir import Builder, Graph, Value, as_results
 from mithril.models.language.connection import NO_DEFAULT, IOKey
 from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, LayerCall, flatten

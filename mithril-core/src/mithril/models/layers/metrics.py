@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import ModelError, ShapeError, product
-from mithril.ir import Value, expect_paired, shape_text
+from mithril.base import ModelError, ShapeError, product, shape_text
+from mithril.ir import Value, expect_paired
 from mithril.models.language import arguments
 from mithril.models.language.layer import Layer
 from mithril.ops import size_value

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from mithril.base import utf8, visible
+from mithril.base import visible
+from mithril.system import files
 
 
 def c_quoted(text: str) -> str:
     """Return a C11 string literal in UTF-8, with bytes in octal that could end it or begin a trigraph."""
-    return '"' + "".join(map(_c_byte, utf8(text))) + '"'
+    return '"' + "".join(map(_c_byte, files.utf8(text))) + '"'
 
 
 def c_visible(text: str) -> str:

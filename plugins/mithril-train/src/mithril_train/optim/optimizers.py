@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, get_type_hints
 
-from mithril.backend import CheckedType, Least, is_ours, mismatch as misfit
-from mithril.base import OptionError, TensorType, closest, float32, matches
+from mithril.backend import CheckedType, Least, is_ours, matches, mismatch as misfit
+from mithril.base import OptionError, TensorType, closest, float32
 from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
 from mithril_train.optim.schedules import Schedule, as_schedule
 

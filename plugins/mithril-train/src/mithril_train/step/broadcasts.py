@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Graph, Node, shape_text
+from mithril.base import shape_text
+from mithril.ir import Graph, Node
 
 
 def broadcasts(graph: Graph) -> Iterator[tuple[str, Node]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import Graph, Node, OptionError, Value, ops
-from mithril.base import matches
+from mithril.backend import matches
 from mithril.passes import PassContext
 
 TAG = "quantized"

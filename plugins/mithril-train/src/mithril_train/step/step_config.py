@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mithril.base import OptionError, matches, require_match
+from mithril.backend import matches, require_match
+from mithril.base import OptionError
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.step.loss_binding import ScalarFunction
 

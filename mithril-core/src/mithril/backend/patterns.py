@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from mithril.base.errors import OptionError, closest
+from mithril.base import OptionError, closest
 
 
 def matches(name: str, pattern: str) -> bool:
