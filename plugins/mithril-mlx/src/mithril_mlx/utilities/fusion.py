@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Decisions, InputError, MithrilError, UnsupportedError
+from mithril.base import Decisions, InputError, MithrilError, UnsupportedError, operations
 from mithril.ir import Graph
-from mithril.ops import activations
 from mithril.rewrite import Rule, RuleSet, rule
 from mithril_mlx.metal import metal_kernel
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.op_chain import arity, arrays_for, build, canonical_name, chain, type_of
 from mithril_tools.diff import relative_error
 
-ACTIVATIONS = frozenset(op.name for op in vars(activations).values() if getattr(op, "activation", None))
+ACTIVATIONS = frozenset(name for name, op in operations().items() if op.activation is not None)
 Implementation = Callable[[list[Any]], Any]
 
 

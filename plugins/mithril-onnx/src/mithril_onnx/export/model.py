@@ -13,7 +13,7 @@ import onnx.checker
 import onnx.helper as helper
 
 from mithril.base import Decisions, InputError, ShapeError, TensorType, __version__
-from mithril.ir import Graph, Node, decompose
+from mithril.ir import Graph, Node, decompose, result_name
 from mithril_onnx.export import nn_rows as _nn_rows, rows as _rows  # noqa: F401  (they register the rows)
 from mithril_onnx.export.table import row_for
 from mithril_onnx.export.writer import Writer, tensor_of
@@ -136,7 +136,7 @@ def _inputs(writer: Writer, graph: Graph, arrays: Mapping[str, Any]) -> list[Any
             name = writer.of[i.value] = writer.names.new(i.name)
             writer.initializers.append(tensor_of(arrays[i.name].astype(i.type.dtype.numpy, copy=False), name))
         else:
-            name = writer.of[i.value] = writer.names.new(f"state/{i.name}" if i.role == "state" else i.name)
+            name = writer.of[i.value] = writer.names.new(result_name("state", i.name) if i.role == "state" else i.name)
             declared.append(writer.declared(name, i.value))
             for axis, d in enumerate(i.type.shape):
                 if not isinstance(d, int) and d.symbol is not None:
