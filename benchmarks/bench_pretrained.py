@@ -22,7 +22,7 @@ from mithril.backend import to_numpy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-hub" / "tests"))
 from checkpoints import folder_of
-from record import DECODERS, PROMPT, reference
+from record import DECODERS, NETWORKS, PROMPT, network_inputs, network_reference, reference
 
 
 def row(folder: Path, backend: str, expected: tuple) -> str:
@@ -40,18 +40,31 @@ def row(folder: Path, backend: str, expected: tuple) -> str:
     return f"{difference:9.1e}  {equal[single == tokens]:>6}  {equal[batch == tokens]:>6}  {seconds:7.1f}"
 
 
+def network_row(folder: Path, backend: str, model_class: str) -> str:
+    """Return the comparison of all outputs of an encoder; of padded positions only the numbers that count."""
+    start = time.perf_counter()
+    model = ml.from_pretrained(folder)
+    inputs = network_inputs(model)
+    expected = network_reference(folder, model_class, inputs, model.outputs)
+    outputs = ml.compile(model, backend, inference=True)(inputs)
+    differences = [np.abs(to_numpy(outputs[name]) - y)[:, :4].max() for name, y in expected.items()]
+    return f"{max(differences):9.1e}  {'':>6}  {'':>6}  {time.perf_counter() - start:7.1f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backends", default="numpy,jax,torch,mlx,c,ggml")
-    parser.add_argument("--families", default=",".join(DECODERS))
+    parser.add_argument("--families", default=",".join([*DECODERS, *NETWORKS]))
     options = parser.parse_args()
-    print(f"{'family':10} {'backend':8} {'logits':>9}  {'single':>6}  {'batch':>6}  {'seconds':>7}")
+    print(f"{'family':18} {'backend':8} {'logits':>9}  {'single':>6}  {'batch':>6}  {'seconds':>7}")
     with tempfile.TemporaryDirectory() as root:
         for family in options.families.split(","):
             folder = folder_of(family, Path(root))
-            expected = reference(folder)
+            expected = reference(folder) if family in DECODERS else None
             for backend in options.backends.split(","):
-                print(f"{family:10} {backend:8} {row(folder, backend, expected)}", flush=True)
+                network = NETWORKS.get(family)
+                text = row(folder, backend, expected) if network is None else network_row(folder, backend, network[0])
+                print(f"{family:18} {backend:8} {text}", flush=True)
 
 
 if __name__ == "__main__":

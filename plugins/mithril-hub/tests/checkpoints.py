@@ -17,7 +17,7 @@ def weight(name: str, shape: list[int]) -> np.ndarray[Any, Any]:
     """Return an array that depends on the name only: near 1 for the scale of a norm, else around 0."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     center = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0
-    return (center + 0.17 * rng.standard_normal(shape)).astype(np.float32)
+    return np.asarray(center + 0.17 * rng.standard_normal(shape), np.float32)
 
 
 def write_folder(folder: Path, config: dict, shapes: dict[str, list[int]]) -> Path:

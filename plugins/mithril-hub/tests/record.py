@@ -196,8 +196,90 @@ def record_decoder(family: str) -> dict[str, Any]:
     }
 
 
+SMALL = {k: BASE[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+SMALL |= {"num_attention_heads": 4, "max_position_embeddings": 64}
+VISION = {k: SMALL[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+VISION |= {"image_size": 16, "patch_size": 8}
+T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+DISTIL = {"vocab_size": 97, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64}
+WHISPER = {"vocab_size": 97, "d_model": 32, "num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 32}
+WHISPER |= {f"{part}_layers": 2 for part in ("encoder", "decoder")}
+WHISPER |= {f"{part}_attention_heads": 4 for part in ("encoder", "decoder")}
+WHISPER |= {f"{part}_ffn_dim": 48 for part in ("encoder", "decoder")}
+WHISPER |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+CLIP = {"text_config": {**SMALL, "eos_token_id": 96}, "vision_config": VISION, "projection_dim": 24}
+NETWORKS = {
+    "bert": ("BertModel", "BertConfig", SMALL),
+    "bert_classes": ("BertForSequenceClassification", "BertConfig", {**SMALL, "num_labels": 3}),
+    "roberta": ("RobertaModel", "RobertaConfig", SMALL),
+    "roberta_classes": ("RobertaForSequenceClassification", "RobertaConfig", SMALL),
+    "distilbert": ("DistilBertModel", "DistilBertConfig", DISTIL),
+    "distilbert_classes": ("DistilBertForSequenceClassification", "DistilBertConfig", DISTIL),
+    "vit": ("ViTModel", "ViTConfig", VISION),
+    "vit_classes": ("ViTForImageClassification", "ViTConfig", {**VISION, "num_labels": 5}),
+    "clip": ("CLIPModel", "CLIPConfig", CLIP),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
+    "t5_gated": ("T5ForConditionalGeneration", "T5Config", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
+}
+
+
+def network_inputs(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return inputs for a network of mithril, with padding at the end of the second row."""
+    rng = np.random.default_rng(0)
+    lengths = {"input_ids": 21, "decoder_input_ids": 9}
+    inputs: dict[str, np.ndarray[Any, Any]] = {}
+    for name, (shape, kind) in model.types.items():
+        if kind == "int32":
+            inputs[name] = rng.integers(4, 96, (2, lengths[name])).astype(np.int32)
+        else:
+            inputs[name] = rng.normal(size=(2, *shape[1:])).astype(np.float32)
+    if "attention_mask" in model.optional:
+        inputs["attention_mask"] = (np.arange(21) < np.array([[21], [15]])).astype(np.int32)
+        inputs["input_ids"] = np.where(inputs["attention_mask"], inputs["input_ids"], 1).astype(np.int32)
+        inputs["input_ids"][:, 14] = 96  # the end of a text of CLIP
+    return inputs
+
+
+def network_reference(folder: Path, model_class: str, inputs: dict, outputs: tuple[str, ...]) -> dict[str, Any]:
+    """Return the outputs of transformers."""
+    import torch
+    import transformers
+
+    model = getattr(transformers, model_class).from_pretrained(folder, attn_implementation="eager").eval()
+    tensors = {n: torch.tensor(x.astype(np.int64) if x.dtype.kind == "i" else x) for n, x in inputs.items()}
+    with torch.no_grad():
+        results = model(**tensors)
+    return {name: getattr(results, name).numpy() for name in outputs}
+
+
+def record_network(family: str) -> dict[str, Any]:
+    """Return configuration, shapes and some numbers of the outputs of a network."""
+    import transformers
+    from safetensors.numpy import load_file
+
+    import mithril as ml
+
+    model_class, config_class, settings = NETWORKS[family]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        getattr(transformers, model_class)(getattr(transformers, config_class)(**settings)).save_pretrained(folder)
+        shapes = {n: list(t.shape) for n, t in load_file(folder / "model.safetensors").items()}
+        written = json.loads((folder / "config.json").read_text())
+        write_folder(folder, written, shapes)
+        model = ml.from_pretrained(folder)
+        results = network_reference(folder, model_class, network_inputs(model), model.outputs)
+    numbers = {name: [float(f"{x:.7g}") for x in selected(y)] for name, y in results.items()}
+    return {"config": written, "shapes": shapes, "outputs": numbers}
+
+
+def selected(output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return some of the numbers of an output: of the first positions of the last row."""
+    return output[-1, :4, ::5].ravel() if output.ndim == 3 else output[-1].ravel()
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or DECODERS:
-        record = record_decoder(name)
+    for name in sys.argv[1:] or [*DECODERS, *NETWORKS]:
+        record = record_decoder(name) if name in DECODERS else record_network(name)
         (RECORDS / f"{name}.json").write_text(json.dumps(record, separators=(",", ":")) + "\n")
-        print(name, len(record["shapes"]), record["tokens"])
+        print(name, len(record["shapes"]))

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mithril.base import InputError, UnsupportedError, closest
 from mithril_hub.decoder.families import FAMILIES as DECODERS, decoder_config
+from mithril_hub.encoder.clip import clip_network
+from mithril_hub.encoder.image import image_network
+from mithril_hub.encoder.network import Network
+from mithril_hub.encoder.t5 import t5_network
+from mithril_hub.encoder.text import text_network
+from mithril_hub.encoder.whisper import whisper_network
 from mithril_hub.model import Decoder, Pretrained
+
+NETWORKS: dict[str, Callable[[Mapping[str, Any], str], Network]] = {
+    "bert": text_network,
+    "roberta": text_network,
+    "xlm-roberta": text_network,
+    "camembert": text_network,
+    "distilbert": text_network,
+    "vit": image_network,
+    "clip": clip_network,
+    "t5": t5_network,
+    "whisper": whisper_network,
+}
+ROOTS = ("bert.", "roberta.", "distilbert.", "vit.", "model.")  # of names, which files may leave out or add
 
 
 def build(settings: Mapping[str, Any], *, dtype: str, cache: int | None) -> tuple[Pretrained, tuple[str, ...]]:
@@ -20,9 +39,16 @@ def build(settings: Mapping[str, Any], *, dtype: str, cache: int | None) -> tupl
         return Decoder(config, cache=cache, dtype=dtype), (config.names.root, "language_model.")
     if not isinstance(kind, str):
         raise InputError("config.json names no model_type", hint="it is not the configuration of a model")
-    similar = closest(kind, DECODERS, 1)
+    if kind in NETWORKS:
+        if cache is not None:
+            raise InputError(f"models of the type '{kind}' have no cache", hint="from_pretrained without cache=")
+        try:
+            return NETWORKS[kind](settings, dtype), ROOTS
+        except KeyError as error:
+            raise InputError(f"config.json has no {error}, which models of the type '{kind}' require") from None
+    similar = closest(kind, [*DECODERS, *NETWORKS], 1)
     raise UnsupportedError(
         f"models of the type '{kind}' are not supported",
-        facts=[f"supported: {', '.join(sorted(DECODERS))}"],
+        facts=[f"supported: {', '.join(sorted([*DECODERS, *NETWORKS]))}"],
         hint=f"if its layers are those of '{similar[0]}', set model_type in config.json" if similar else None,
     )

@@ -1,0 +1,1 @@
+"""Encoders of text, images and sound, and models of an encoder and a decoder."""

@@ -1,0 +1,87 @@
+"""Encoders of images: ViT, with a classifier if the checkpoint has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mithril import ops
+from mithril.base import UnsupportedError
+from mithril_hub.encoder.blocks import BlockNames, Tower, encode
+from mithril_hub.encoder.network import Network
+from mithril_hub.weights import Weights
+
+VIT = BlockNames(
+    layer="encoder.layer.{}.",
+    query="attention.attention.query",
+    key="attention.attention.key",
+    value="attention.attention.value",
+    output="attention.output.dense",
+    attention_norm="layernorm_before",
+    up="intermediate.dense",
+    down="output.dense",
+    mlp_norm="layernorm_after",
+)
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """An encoder of images."""
+
+    image: int
+    patch: int
+    channels: int
+    classes: int
+    pooler: bool
+    tower: Tower
+
+
+def image_network(settings: Mapping[str, Any], dtype: str) -> Network:
+    """Return the encoder of a ``config.json``."""
+    if settings.get("qkv_bias") is False:
+        raise UnsupportedError("a ViT without biases of query, key and value is not supported")
+    tower = Tower(
+        settings["num_hidden_layers"],
+        settings["num_attention_heads"],
+        settings["hidden_size"],
+        settings["intermediate_size"],
+        float(settings.get("layer_norm_eps", 1e-12)),
+        settings.get("hidden_act", "gelu"),
+        VIT,
+        pre_norm=True,
+    )
+    classifies = any(a.endswith("ForImageClassification") for a in settings.get("architectures") or ())
+    classes = len(settings.get("id2label") or "01") if classifies else 0
+    size = settings["image_size"]
+    config = ImageConfig(size, settings["patch_size"], settings.get("num_channels", 3), classes, not classes, tower)
+    types = {"pixel_values": ((None, config.channels, size, size), "float32")}
+    outputs = ("logits",) if classes else ("last_hidden_state", "pooler_output")
+    return Network(image, config, types, outputs, dtype=dtype)
+
+
+def image(layer: Any, config: ImageConfig, inputs: Mapping[str, Any], dtype: str) -> Any:
+    """Return hidden states and the pooled one, or the logits of a classifier."""
+    tower = config.tower
+    weights = Weights(layer, dtype, "vit." if config.classes else "", tower)
+    below = weights.below("embeddings.")
+    x = patches(below, "patch_embeddings.projection", inputs["pixel_values"], config.patch, tower.hidden, bias=True)
+    x = after_class_token(below.param("cls_token", (1, 1, tower.hidden)), x)
+    x = x + below.param("position_embeddings", (1, (config.image // config.patch) ** 2 + 1, tower.hidden))
+    x = weights.norm("layernorm", encode(weights, tower, x, None))
+    if config.classes:
+        return Weights(layer, dtype, "", tower).linear("classifier", x[:, 0], config.classes, bias=True)
+    return x, ops.tanh(weights.linear("pooler.dense", x[:, 0], tower.hidden, bias=True))
+
+
+def patches(weights: Weights, name: str, pixels: Any, size: int, hidden: int, *, bias: bool) -> Any:
+    """Return the embedded patches of images: [batch, patches, hidden]."""
+    kernel = weights.param(f"{name}.weight", (hidden, pixels.shape[1], size, size))
+    x = ops.conv(pixels, kernel, stride=(size, size), padding=((0, 0), (0, 0)), dilation=(1, 1))
+    x = ops.transpose(ops.reshape(x, shape=(x.shape[0], hidden, x.shape[2] * x.shape[3])), perm=(0, 2, 1))
+    return x + weights.param(f"{name}.bias", (hidden,), "zeros") if bias else x
+
+
+def after_class_token(token: Any, x: Any) -> Any:
+    """Return the patches behind the class token."""
+    return ops.concat(ops.broadcast_to(token, shape=(x.shape[0], 1, x.shape[2])), x, axis=1)

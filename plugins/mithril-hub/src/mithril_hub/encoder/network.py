@@ -1,0 +1,43 @@
+"""A pretrained network as a layer: a function of its inputs, driven by a frozen configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mithril.base import TensorType, dtype as as_dtype
+from mithril_hub.model import Pretrained
+
+Types = Mapping[str, tuple[tuple[Any, ...], str]]  # shape and dtype by input
+
+
+class Network(Pretrained):
+    """The network that ``function(layer, config, inputs, dtype)`` builds; it returns one value per output."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        config: Any,
+        types: Types,
+        outputs: tuple[str, ...],
+        optional: tuple[str, ...] = (),
+        dtype: str = "float32",
+    ) -> None:
+        self.function = function
+        self.config = config
+        self.types = dict(types)
+        self.inputs = tuple(types)
+        self.outputs = outputs
+        self.optional = optional
+        self.dtype = dtype
+
+    def example_types(self) -> Mapping[str, TensorType]:
+        sizes = {name: tuple(1 if n is None else n for n in shape) for name, (shape, _) in self.types.items()}
+        return {name: TensorType(as_dtype(kind), sizes[name]) for name, (_, kind) in self.types.items()}
+
+    def expects(self, terminal: str) -> Any:
+        return self.types.get(terminal)
+
+    def build(self, *values: Any) -> Any:
+        names = (*self.inputs, *self.optional)
+        return self.function(self, self.config, dict(zip(names, values, strict=True)), self.dtype)

@@ -1,0 +1,122 @@
+"""Encoders of text: BERT, RoBERTa, MiniLM, DistilBERT, with a classifier if the checkpoint has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mithril import ops
+from mithril_hub.encoder.blocks import BlockNames, Tower, encode, padding_mask
+from mithril_hub.encoder.network import Network
+from mithril_hub.weights import Weights
+
+BERT = BlockNames(
+    layer="encoder.layer.{}.",
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    output="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    mlp_norm="output.LayerNorm",
+)
+DISTILBERT = BlockNames(
+    layer="transformer.layer.{}.",
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    output="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    mlp_norm="output_layer_norm",
+)
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """An encoder of text."""
+
+    family: str
+    vocabulary: int
+    positions: int
+    types: int  # kinds of segments; 0 without
+    padding: int | None  # token whose positions do not count, as in RoBERTa
+    classes: int  # of a classifier; 0 without
+    pooler: bool
+    tower: Tower
+
+
+def text_network(settings: Mapping[str, Any], dtype: str) -> Network:
+    """Return the encoder of a ``config.json``."""
+    kind = settings["model_type"]
+    distilled = kind == "distilbert"
+    names = ("dim", "hidden_dim", "n_layers", "n_heads", "activation") if distilled else (
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act"),
+    )  # fmt: skip
+    hidden, intermediate, layers, heads, activation = (settings[name] for name in names)
+    tower = Tower(
+        layers,
+        heads,
+        hidden,
+        intermediate,
+        float(settings.get("layer_norm_eps", 1e-12)),
+        activation,
+        DISTILBERT if distilled else BERT,
+        pre_norm=False,
+    )
+    heads_of_tasks = [a for a in settings.get("architectures") or () if a.endswith("ForSequenceClassification")]
+    classes = len(settings.get("id2label") or "01") if heads_of_tasks else 0
+    config = TextConfig(
+        kind,
+        settings["vocab_size"],
+        settings["max_position_embeddings"],
+        0 if distilled else settings.get("type_vocab_size", 2),
+        settings.get("pad_token_id", 1) if kind in ("roberta", "xlm-roberta", "camembert") else None,
+        classes,
+        pooler=kind == "bert" or (not classes and kind == "roberta"),
+        tower=tower,
+    )
+    outputs = ("logits",) if classes else ("last_hidden_state", "pooler_output")
+    outputs = outputs[:1] if distilled else outputs
+    optional = ("attention_mask",) if distilled else ("attention_mask", "token_type_ids")
+    return Network(text, config, {"input_ids": ((None, None), "int32")}, outputs, optional, dtype)
+
+
+def text(layer: Any, config: TextConfig, inputs: Mapping[str, Any], dtype: str) -> Any:
+    """Return hidden states and the pooled one, or the logits of a classifier."""
+    tower, tokens = config.tower, inputs["input_ids"]
+    root = {"bert": "bert.", "distilbert": "distilbert."}.get(config.family, "roberta.") if config.classes else ""
+    weights = Weights(layer, dtype, root, tower)
+    x = _embedded(weights, config, tokens, inputs.get("token_type_ids"))
+    x = encode(weights, tower, x, padding_mask(inputs["attention_mask"]))
+    first = x[:, 0]
+    pooled = None
+    if config.pooler:
+        pooled = ops.tanh(weights.linear("pooler.dense", first, tower.hidden, bias=True))
+    if not config.classes:
+        return x if pooled is None else (x, pooled)
+    outer = Weights(layer, dtype, "", tower)
+    if config.family == "distilbert":
+        first = ops.relu(outer.linear("pre_classifier", first, tower.hidden, bias=True))
+    elif pooled is None:
+        first = ops.tanh(outer.linear("classifier.dense", first, tower.hidden, bias=True))
+        return outer.linear("classifier.out_proj", first, config.classes, bias=True)
+    return outer.linear("classifier", first if pooled is None else pooled, config.classes, bias=True)
+
+
+def _embedded(weights: Weights, config: TextConfig, tokens: Any, segments: Any) -> Any:
+    hidden, below = config.tower.hidden, weights.below("embeddings.")
+    x = ops.embedding(tokens, below.param("word_embeddings.weight", (config.vocabulary, hidden)))
+    if config.types:
+        table = below.param("token_type_embeddings.weight", (config.types, hidden))
+        x = x + (table[0] if segments is None else ops.embedding(segments, table))
+    table = below.param("position_embeddings.weight", (config.positions, hidden))
+    if config.padding is None:
+        rows = ops.iota(shape=(tokens.shape[1],), axis=0, dtype="int32")
+    else:
+        real = ops.cast(ops.not_equal(tokens, config.padding), dtype="int32")
+        rows = ops.cast(ops.cumsum(real, axis=1), dtype="int32") * real + config.padding
+    return below.norm("LayerNorm", x + ops.embedding(rows, table))
