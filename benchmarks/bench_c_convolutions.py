@@ -42,7 +42,7 @@ class Convolution:
 
     channels: int
     size: int
-    made: int
+    outputs: int
     kernel: int = 3
     stride: int = 1
     batch: int = 1
@@ -103,7 +103,7 @@ def ways(c: Convolution) -> Iterator[tuple[str, Call, Call]]:
     """Return the convolution and its gradients, by mithril and by torch."""
     how, pad = c.attributes, [c.kernel // 2] * c.rank
     x = random((c.batch, c.channels, *[c.size] * c.rank))
-    w = random((c.made, c.channels // c.groups, *[c.kernel] * c.rank)) / c.kernel**c.rank
+    w = random((c.outputs, c.channels // c.groups, *[c.kernel] * c.rank)) / c.kernel**c.rank
     function = (F.conv1d, F.conv2d, F.conv3d)[c.rank - 1]
     tx, tw = torch.from_numpy(x), torch.from_numpy(w)
     result = function(tx, tw, None, c.stride, pad, 1, c.groups)

@@ -1,7 +1,7 @@
 """Cost of plugins: importing mithril, the first result of a process, a hook call, discovery with 50 plugins.
 
 ``python benchmarks/bench_plugins.py``; ``--json`` for a script. Processes are interleaved and medians shown, so that a
-busy machine slows both sides alike.
+busy machine slows both sides equally.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def process(code: str) -> float:
 
 
 def interleaved(codes: dict[str, str]) -> dict[str, float]:
-    """Median seconds of each process, taking turns."""
+    """Return the median seconds of each process, interleaved."""
     timings: dict[str, list[float]] = {name: [] for name in codes}
     for k in range(ROUNDS + 1):
         for name, code in codes.items():
@@ -91,7 +91,7 @@ def starting() -> dict[str, float]:
 
 
 def hook_calls(calls: int = 20_000) -> dict[str, float]:
-    """Microseconds per call, in rounds that take turns."""
+    """Return microseconds per call, in interleaved rounds."""
     from mithril import hookimpl
     from mithril.plugins import CompileContext, Plugins
 

@@ -18,7 +18,7 @@ def interleaved(
     """Best seconds per call of each way; each round calls every way once, or often enough to be measurable.
 
     With ``clock=time.process_time`` CPU time counts, which other programs disturb less. ``rest``
-    is waited, and one call made, before each way's turn: threads of others go on spinning for a while.
+    is waited, and one call made, before each way's turn: threads of others keep spinning for a while.
     """
     repeats = {}
     for name, call in ways.items():

@@ -9,7 +9,7 @@ from mithril.models import LSTM, Dropout, Embedding, IOKey, Linear, Model
 
 
 def lstm_lm(vocabulary: int = 10000, features: int = 256, layers: int = 2, dropout: float = 0.2) -> Model:
-    """Tokens [N, L] to logits [N, L, vocabulary], and the last states to go on from."""
+    """Tokens [N, L] to logits [N, L, vocabulary], and the last states to continue from."""
     tokens = IOKey("input", shape=["N", "L"], dtype="int32")
     x = Dropout(dropout)(Embedding(vocabulary, features, name="embedding")(tokens))
     x, hidden, cell = LSTM(features, features, layers=layers, dropout=dropout, name="lstm")(x)

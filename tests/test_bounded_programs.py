@@ -28,7 +28,7 @@ def run(model, params, rows):
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax", "mlx", "c", "ggml"])
-def test_programs_are_bounded_and_come_back(backend):
+def test_evicted_programs_are_recompiled(backend):
     model, params = compiled(backend, max_programs=3)
     before = run(model, params, 1)
     for rows in range(1, 8):

@@ -47,7 +47,10 @@ BANNED = r"""
     dear -> expensive
     as (it is|they are|it was|they were|it comes|they come)(?=[.,;:)]|$) -> unchanged, as is ;; kin -> and similar
     (product|sum|mean|reduction|take|max) of nothing -> of an empty array ;; goes? on (with|as) -> continue
-    laid (out )?(with|as|side|flat|in) -> stored, arranged ;; turned (round|around|in|as) -> transposed, byte-swapped"""
+    laid (out )?(with|as|side|flat|in) -> stored, arranged ;; turned (round|around|in|as) -> transposed, byte-swapped
+    tak(e|es|ing) turns -> alternate, share the buffer ;; (go|goes|going) on -> continue ;; left alone -> is unchanged
+    whole or not at all -> atomically ;; once more -> again ;; (of|by) (yours|ours|theirs|mine) -> your own, custom
+    alike -> the same way, equal ;; by want of|for want of -> for lack of ;; comes? back -> is returned"""
 BAN = [
     ("E2", re.compile(rf"\b(?:{pattern.strip()})(?!\w)", re.I), f"write {instead.strip()}")
     for pattern, _, instead in (entry.partition(" -> ") for entry in re.split(r";;|\n", BANNED.strip()))
@@ -71,6 +74,7 @@ FUNCTION_WORDS = set(
     """what of at there here why some most least mine ours have own near inside outside like same
     both each about to apart whole wide alone where whose these those others gone yet""".split()
 )
+FIELDS = {"at", "of", "like", "where", "what", "why"}  # of public classes: `error.what`, `Found.why`
 PARAMETERS = {"where", "like", "of"}  # conventional as parameters: np.sum(where=), np.empty_like, gradients(of=)
 OPENERS = set(
     """what whatever which where when how as of for with without by in into to from at on one ones those
@@ -134,6 +138,19 @@ def name_findings(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[
             yield line, "E3" if name in PARTICIPLES else "E4", f"name '{name}': use a noun of the field"
 
 
+def field_findings(node: ast.ClassDef) -> Iterator[Finding]:
+    """Yield each poor name of a field or an attribute of a class once."""
+    bound = [
+        (x.lineno, x.target.id) for x in node.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)
+    ]
+    for x in ast.walk(node):
+        if isinstance(x, ast.Attribute) and isinstance(x.ctx, ast.Store) and ast.unparse(x.value) == "self":
+            bound.append((x.lineno, x.attr))
+    for name, line in {n: line for line, n in sorted(bound, reverse=True)}.items():
+        if (word := name.strip("_")) in PARTICIPLES | FUNCTION_WORDS - FIELDS:
+            yield line, "E3" if word in PARTICIPLES else "E4", f"attribute '{name}': use a noun of the field"
+
+
 def python_findings(source: str) -> Iterator[Finding]:
     """Yield (line, code, message) for a Python file."""
     texts = list(comments(source))
@@ -146,6 +163,8 @@ def python_findings(source: str) -> Iterator[Finding]:
                 texts += [(k.value.lineno, text_of(k.value)) for k in node.keywords if k.arg in HELP]
         if isinstance(node, (*Function, ast.ClassDef)) and (m := BRITISH.search(node.name.replace("_", " "))):
             yield node.lineno, "E6", f"name '{node.name}': American spelling of '{m[0]}'"
+        if isinstance(node, ast.ClassDef):
+            yield from field_findings(node)
         if isinstance(node, Function):
             yield from name_findings(node)
             if node.name.startswith("test_"):

@@ -151,7 +151,7 @@ FLOWS = {
 
 @pytest.mark.parametrize("place", ["branch", "branch of a step", "branch of a round"])
 def test_loops_run_for_the_rows_only_that_take_their_branch(place):
-    """Count the rounds: a row of the other branch would go on to the bound."""
+    """Count the rounds: a row of the other branch would run to the bound."""
 
     def endless(x):  # but for positive numbers
         return ops.while_loop(lambda s: s[0] < 100.0, lambda s: (s[0] * 2.0,), (x,), max_trips=64)[0]

@@ -339,7 +339,7 @@ def test_summaries_of_model_and_program_agree():
 
 
 # -- weights ------------------------------------------------------------------------------------------------------
-def test_saved_weights_come_back(backend, tmp_path):
+def test_saved_weights_are_restored(backend, tmp_path):
     model = Model()
     model |= Conv2d(4, kernel_size=3, name="conv")(input="x", output="h")
     model += BatchNorm2d(name="bn")(input="h", output="y")

@@ -70,11 +70,11 @@ def test_bias_in_between_is_scaled_too(swapped):
     ],
     ids=["read elsewhere", "sum computed twice", "not linear", "not per channel"],
 )
-def test_left_alone(function):
+def test_other_graphs_are_unchanged(function):
     assert "batch_norm" in names(folded(graph_of(function)))
 
 
-def test_left_alone_where_the_weights_are_larger_than_the_activations():
+def test_weights_larger_than_activations_are_unchanged():
     graph = graph_of(lambda y, norm, bias: norm(y), size=3, padding=((0, 0), (0, 0)))
     assert folded(graph) is graph
 

@@ -330,7 +330,7 @@ def test_a_cache_equals_the_full_sequence():
     close(np.concatenate(parts, 1), full["output"])
 
 
-def test_a_mask_and_a_cache_hide_alike():
+def test_masks_and_caches_hide_the_same_positions():
     x, mask = f32(1, 4, 8), np.array([True, False, True, True, True, True])
     model = Model()
     model |= MultiHeadAttention(8, 2, cache=6, name="a")("query", "position", mask="mask", output="output")
@@ -440,7 +440,7 @@ def test_recurrent(kind, step, bidirectional):
     assert ("last_cell" in out) == (kind is LSTM)
 
 
-def test_recurrent_goes_on_from_a_state():
+def test_recurrent_continues_from_a_state():
     x = f32(2, 6, 3)
     layer = LSTM(4)
     full, p = run(layer, {"input": x})

@@ -149,7 +149,7 @@ def test_an_evicted_program_is_not_kept_by_the_last_call() -> None:
 
 
 def test_threads_see_one_call_or_another_never_a_mixture() -> None:
-    """Two threads take turns in keeping calls of different programs; each result belongs to the arguments."""
+    """Two threads alternately store calls of different programs; each result belongs to the arguments."""
     calls = Calls(4, Decisions())
     small, large = {"x": np.zeros(1, np.float32)}, {"x": np.zeros(2, np.float32)}
     programs = [program(lambda p, i: ("small", len(i["x"]))), program(lambda p, i: ("large", len(i["x"])))]

@@ -1,4 +1,4 @@
-"""Files of weights: every dtype and rank comes back as it went."""
+"""Files of weights: every dtype and rank survives a round trip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mithril_testing.constants import SHAPES, difference, values
 
 
 @pytest.mark.parametrize("kind", [d.name for d in ALL])
-def test_arrays_of_every_dtype_and_rank_come_back(kind, tmp_path):
+def test_arrays_of_every_dtype_and_rank_survive(kind, tmp_path):
     arrays = {name: values(as_dtype(kind), shape) for name, shape in SHAPES.items()}
     save_file(arrays, tmp_path / "weights.safetensors", {})
     read = load_file(tmp_path / "weights.safetensors")

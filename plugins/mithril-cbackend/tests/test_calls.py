@@ -133,7 +133,7 @@ def test_parameters_that_change_are_seen(compiled):
 
 @pytest.fixture
 def hurried():
-    """Threads take turns as often as they can."""
+    """Threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

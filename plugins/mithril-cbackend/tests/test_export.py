@@ -505,7 +505,7 @@ def test_full_cache_returns_1_and_keeps_its_state(tmp_path):
 
 
 def test_files_replace_links(tmp_path):
-    """A file that a link in the folder names is left alone, and a reader never sees half a file."""
+    """The target of a link in the folder is unchanged, and a reader never sees a partial file."""
     foreign, folder = tmp_path / "foreign.c", tmp_path / "out"
     foreign.write_text("int main(void);")
     folder.mkdir()

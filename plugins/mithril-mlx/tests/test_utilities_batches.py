@@ -1,4 +1,4 @@
-"""``MlxBatchOptimizer``: the batch found is fast and fits; pieces come back in order."""
+"""``MlxBatchOptimizer``: the batch size is fast and fits; results are in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_batches_over_the_limit_never_run():
         optimizer.find_optimal_batch_size("op", 128, benchmark, memory=lambda n: 2_000_000)
 
 
-def test_lists_come_back_in_order():
+def test_results_of_lists_are_in_order():
     optimizer = MlxBatchOptimizer()
     optimizer.find_optimal_batch_size("double", 64, with_overhead)
     sizes = []

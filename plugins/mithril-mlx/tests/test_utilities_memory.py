@@ -21,7 +21,7 @@ def nothing_left_over():
     mx.clear_cache()
 
 
-def test_returned_tensors_come_back():
+def test_returned_tensors_are_reused():
     pool = MlxMemoryOptimizer(100)
     first = pool.get_or_create_tensor([64, 128], mx.float32, "cpu")
     pool.return_to_pool(first, "cpu")

@@ -101,7 +101,7 @@ def test_recomputation_waits_for_the_cotangent():
             assert any(v in later or v.name.startswith("grad/") for v in node.operands), node
 
 
-def test_a_forward_graph_is_left_alone():
+def test_forward_graph_is_unchanged():
     with Builder() as b:
         y = tanh(b.input("x", (4,)))
     graph = b.build({"y": y})

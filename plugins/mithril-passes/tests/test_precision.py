@@ -54,7 +54,7 @@ def test_parameters_stay_full_and_are_cast_once():
     assert len(casts) == 1
 
 
-def test_a_graph_without_products_is_left_alone():
+def test_graph_without_products_is_unchanged():
     with Builder() as b:
         y = exp(b.input("x", (4,)) + 1.0)
     graph = b.build({"y": y})

@@ -300,7 +300,7 @@ def test_unknown_plugin_to_disable(mithril, good):
     )
 
 
-def test_command_of_a_plugin_with_the_name_of_one_of_ours(mithril, site):
+def test_plugin_command_with_a_reserved_name(mithril, site):
     site.install(
         "mithril-bold",
         """

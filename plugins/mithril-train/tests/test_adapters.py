@@ -1,4 +1,4 @@
-"""Loaders of other libraries: batches, epochs, order, going on in the middle."""
+"""Loaders of other libraries: batches, epochs, order, resuming in the middle."""
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ class GrainIterator:
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
-def test_grain_loaders_go_on_by_their_own_state(as_bytes):
+def test_grain_loaders_resume_from_their_own_state(as_bytes):
     import json
 
     source = GrainLoader(GrainLike(5, as_bytes), 0)

@@ -79,7 +79,7 @@ def test_float16_products_with_a_dynamic_loss_scale(backend, usable):
 
 
 @pytest.mark.parametrize("backend", everywhere("numpy"))
-def test_a_training_goes_on_on_another_backend(backend, usable, tmp_path):
+def test_training_resumes_on_another_backend(backend, usable, tmp_path):
     usable(backend)
     reference = trainer(classifier(dropout=0.2))
     reference.fit(loader(), 2)

@@ -29,10 +29,10 @@ class Trial:
     """The part of a trial that the adapter uses."""
 
     def __init__(self, prune=False):
-        self.prune, self.told = prune, []
+        self.prune, self.reported = prune, []
 
     def report(self, value, step):
-        self.told.append((step, value))
+        self.reported.append((step, value))
 
     def should_prune(self):
         return self.prune
@@ -43,7 +43,7 @@ def test_a_trial_receives_every_epoch():
     watch = Pruning(trial)
     subject = trainer(callbacks=[watch])
     subject.fit(loader(), 2, validation=(X, Y))
-    assert trial.told == [(1, subject.history["val_loss"][0]), (2, subject.history["val_loss"][1])]
+    assert trial.reported == [(1, subject.history["val_loss"][0]), (2, subject.history["val_loss"][1])]
     with pytest.raises(OptionError, match="'val_loss' is not measured"):
         trainer(callbacks=[Pruning(trial)]).fit(loader(), 1)
 

@@ -46,7 +46,7 @@ def test_means_are_weighted_by_batch_size():
     assert a == pytest.approx(b, rel=1e-6)
 
 
-def test_a_second_fit_goes_on():
+def test_second_fit_continues():
     subject, reference = trainer(), trainer()
     subject.fit(loader(), 1)
     source = loader()

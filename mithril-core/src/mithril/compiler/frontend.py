@@ -110,9 +110,9 @@ class PluginSource:
 
     def __init__(self, name: str, model: Any, **settings: Any) -> None:
         self.origin = f"frontend '{name}' by {plugins.frontends()[name].origin}"
-        self._named = partial(attributed, f"the frontend '{name}'", plugins.frontends()[name].plugin)
+        self._attributed = partial(attributed, f"the frontend '{name}'", plugins.frontends()[name].plugin)
         frontend = plugins.load_frontend(name)
-        with self._named():
+        with self._attributed():
             self._source: Source = frontend(model, **settings)
 
     def __getattr__(self, name: str) -> Any:
@@ -122,9 +122,9 @@ class PluginSource:
         return self.origin, *self._source.__fingerprint__()
 
     def graph(self, types: Mapping[str, TensorType], request: TraceRequest) -> Graph:
-        with self._named():
+        with self._attributed():
             return self._source.graph(types, request)
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        with self._named():
+        with self._attributed():
             return self._source.initial(inputs, seed)

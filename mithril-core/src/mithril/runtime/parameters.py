@@ -227,7 +227,7 @@ class Parameters:
         saved = weight_files.saved_states(path)  # an inference model has less state than the training model
         read = {n: t for n, t in tensors.items() if n not in (saved or ()) or n in states}
         params, report = weight_files.match(self.types, {n: t for n, t in read.items() if n not in states})
-        required = {} if saved is not None else self.statistics  # a file of ours may hold no state
+        required = {} if saved is not None else self.statistics  # a file written by mithril may contain no state
         declared = {**required, **{n: t for n, t in states.items() if n in tensors}}
         states_loaded, state_report = weight_files.match(declared, tensors)
         report.mismatched += state_report.mismatched

@@ -1,4 +1,4 @@
-"""Rows through control flow: ``if`` by choosing, ``while`` as long as any row goes on, ``scan`` step by step.
+"""Batched control flow: ``if`` by selection, ``while`` until all rows have finished, ``scan`` step by step.
 
 A region runs on all rows like a graph. Where a condition differs between rows, both branches of an ``if`` run and each
 row takes its values; a ``while`` runs while the condition of any row holds, and a row whose condition fails keeps its
@@ -155,7 +155,7 @@ def _masked(
     rest: Sequence[BatchedValue],
     inputs: Sequence[tuple[Value, BatchedValue]],
 ) -> list[BatchedValue]:
-    """Loop as long as any row goes on; which rows do is its first state."""
+    """Loop until all rows have finished; the first state marks the active rows."""
     condition, body = node.regions
     count = len(states)
     (first,) = batching.walk(condition, [*states, *rest])

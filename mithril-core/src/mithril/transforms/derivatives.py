@@ -113,7 +113,7 @@ def _tangents(graph: Graph, cotangents: Sequence[Input], names: Sequence[str]) -
 
 
 def _unused_name(name: str, graph: Graph) -> str:
-    """Return the name, with its prefix once more for each time that the graph has it."""
+    """Return the name, with its prefix repeated until the graph has no such name."""
     used = {*graph.by_name, *graph.output_names}
     prefix = name.partition("/")[0]
     while name in used:

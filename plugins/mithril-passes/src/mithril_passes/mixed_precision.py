@@ -26,7 +26,7 @@ SMALL = ("bfloat16", "float16")
 
 @pass_(name="mixed-precision", exact=False, tolerance=0.1)
 def mixed_precision(graph: Graph, context: PassContext) -> Graph:
-    """Return the graph with casts to the dtype of each operation's kind. Values that are not float32 are left alone."""
+    """Return the graph with casts to the dtype of each operation's kind. Values that are not float32 are unchanged."""
     policy = Policy.of(context)
     return Rewriter(graph, policy).run()
 

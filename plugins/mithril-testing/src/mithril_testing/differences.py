@@ -83,7 +83,7 @@ def float_inputs(graph: Graph) -> list[str]:
 
 
 def cotangents(graph: Graph, outputs: Sequence[str], seed: int = 0) -> dict[str, Array]:
-    """Draw random weights for the outputs, so that no two elements count alike."""
+    """Draw random weights for the outputs, so that elements have different weights."""
     rng = np.random.default_rng(seed)
     types = dict(zip(graph.output_names, graph.outputs, strict=True))
     return {cotangent_name(n): rng.uniform(0.5, 1.5, types[n].shape) for n in outputs}

@@ -156,7 +156,7 @@ class BoundInput:
 
 
 class GGMLExecutable:
-    """One program: a function that computes on the arena; ``listing`` shows it. Threads take turns."""
+    """One program: a function that computes on the arena; ``listing`` shows it. Calls are serialized."""
 
     source = None  # the listing cannot run without the arena and the graphs, so it is not stored as source
 

@@ -96,4 +96,4 @@ class DecoderConfig:
     @property
     def short_limit(self) -> int:
         """Tokens up to which another rotation applies, or 0: longer sequences are read again."""
-        return max((rope.limit for rope in self.ropes if rope is not None and rope.far), default=0)
+        return max((rope.limit for rope in self.ropes if rope is not None and rope.long), default=0)

@@ -17,15 +17,15 @@ Frequencies = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotation frequencies of one kind of layer: ``near`` up to ``limit`` positions, ``far`` for longer sequences.
+    """Rotation frequencies of one kind of layer: ``short`` up to ``limit`` positions, ``long`` for longer sequences.
 
     With ``growth``, the base of the frequencies grows with the sequence beyond ``limit`` (dynamic NTK scaling).
     """
 
     size: int  # rotated features of a head
     base: float
-    near: tuple[float, ...]
-    far: tuple[float, ...] = ()
+    short: tuple[float, ...]
+    long: tuple[float, ...] = ()
     limit: int = 0
     factor: float = 1.0  # of cosine and sine
     growth: float = 0.0
@@ -38,7 +38,7 @@ class Rope:
     @property
     def depends_on_length(self) -> bool:
         """Whether the frequencies depend on the length of the sequence."""
-        return bool(self.far or self.growth)
+        return bool(self.long or self.growth)
 
     def angles(self, places: Any, length: Any) -> Any:
         """Return the cosine and sine of integer positions [..., length], as [..., length, size / 2].
@@ -51,13 +51,13 @@ class Rope:
         return (cos, sin) if self.factor == 1.0 else (cos * self.factor, sin * self.factor)
 
     def _frequencies(self, length: Any) -> Any:
-        frequencies = np.asarray(self.near, np.float32)
+        frequencies = np.asarray(self.short, np.float32)
         if not self.depends_on_length:
             return frequencies
         if len(length.shape):
             length = ops.reshape(length, shape=(length.shape[0], 1, 1))
-        if self.far:
-            return ops.where(ops.greater(length, self.limit), np.asarray(self.far, np.float32), frequencies)
+        if self.long:
+            return ops.where(ops.greater(length, self.limit), np.asarray(self.long, np.float32), frequencies)
         longest = ops.cast(ops.maximum(length, self.limit), dtype="float32")
         stretch = longest * (self.growth / self.limit) - (self.growth - 1.0)
         base = ops.pow(stretch, self.size / (self.size - 2)) * self.base

@@ -139,5 +139,5 @@ def _rope(metadata: _Metadata, tensors: Mapping[str, Any], head: int, longest: i
         factors = np.asarray(tensors["rope_freqs.weight"], np.float64)
         if factors.shape != (size // 2,):
             raise InputError(f"'rope_freqs.weight' is {list(factors.shape)}, expected {[size // 2]}")
-        rope = replace(rope, near=tuple(float(f) for f in np.asarray(rope.near) / factors))
+        rope = replace(rope, short=tuple(float(f) for f in np.asarray(rope.short) / factors))
     return rope

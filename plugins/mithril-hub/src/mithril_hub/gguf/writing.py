@@ -83,14 +83,14 @@ def _scaling(config: DecoderConfig) -> tuple[dict[str, Any], dict[str, np.ndarra
         raise UnsupportedError(f"the rotary positions of this '{config.family}' have no form in GGUF files")
     plain = Rope.plain(rope.size, rope.base)
     metadata: dict[str, Any] = {"rope.freq_base": float(rope.base), "rope.dimension_count": rope.size}
-    if rope.far:
+    if rope.long:
         metadata["rope.scaling.attn_factor"] = float(rope.factor)
         metadata["rope.scaling.original_context_length"] = rope.limit
-        lengths = {"short": rope.near, "long": rope.far}
+        lengths = {"short": rope.short, "long": rope.long}
         return metadata, {
             f"rope_factors_{name}.weight": (plain / np.asarray(f)).astype(np.float32) for name, f in lengths.items()
         }
-    factors = plain / np.asarray(rope.near)
+    factors = plain / np.asarray(rope.short)
     if rope.factor != 1.0:
         raise UnsupportedError("YaRN positions cannot be exported to GGUF")
     if np.allclose(factors, 1.0, rtol=1e-12):

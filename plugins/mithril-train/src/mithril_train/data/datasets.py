@@ -153,7 +153,7 @@ def _expect_alike(forms: Sequence[Any], kind: str) -> None:
     if other is not None:
         raise InputError(
             f"samples of one batch have different {kind}: {forms[0]} and {other}",
-            hint="make the samples alike, or give DataLoader(collate=...) a function that does",
+            hint="return samples of one form, or pass DataLoader(collate=...) a function that combines them",
         )
 
 
