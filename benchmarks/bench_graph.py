@@ -1,6 +1,6 @@
 """Cost per node of the graph and its core transforms, and its growth from 100 to 50,000 nodes.
 
-``python benchmarks/bench_graph.py``; ``--json`` for a script. All steps run interleaved for every size in one process; the
+``python benchmarks/bench_graph.py``; ``--json`` for a script. All steps run interleaved in one process; the
 best processor time of several rounds counts, garbage collection included (it makes large graphs more expensive per
 node: switched off, the cost per node does not grow). The exponent is the slope from 1,000 to 50,000 nodes on doubly
 logarithmic axes: 1.0 is linear.
