@@ -164,23 +164,25 @@ def _construction(cls: type[Layer]) -> str:
     return f"{cls.__name__}({', '.join(values)})"
 
 
-def layer_example(cls: type[Layer]) -> str:
-    """Return a model of this layer and its summary: the shapes of parameters and outputs."""
-    name, construction = cls.__name__, _construction(cls)
-    if not construction:
-        return ""
-    layer = _instance(cls)
-    op_name = getattr(cls, "op_name", "")
-    if name not in EXAMPLES:
-        specs = operation(op_name).samples[0].operands
-        by_input = zip(layer.inputs, (s for s in specs if s is not None), strict=False)
-        kinds = dict(by_input)
-        shapes = {n: list(s.shape) for n, s in kinds.items()}
-        types = {n: s.dtype for n, s in kinds.items() if s.dtype != "float32"}
-    else:
+def layer_with_inputs(cls: type[Layer]) -> tuple[Any, dict[str, list[int]], dict[str, str]]:
+    """Return the layer of the example, the shapes of its inputs, and their dtypes other than float32."""
+    name, layer = cls.__name__, _instance(cls)
+    if name in EXAMPLES:
         declared = EXAMPLES[name][1]
         shapes = declared if isinstance(declared, dict) else {layer.inputs[0]: declared}
-        types = {n: "int32" for n in shapes if n == "labels" or name == "Embedding"}
+        return layer, shapes, {n: "int32" for n in shapes if n == "labels" or name == "Embedding"}
+    specs = (s for s in operation(getattr(cls, "op_name", "")).samples[0].operands if s is not None)
+    kinds = dict(zip(layer.inputs, specs, strict=False))
+    types = {n: s.dtype for n, s in kinds.items() if s.dtype != "float32"}
+    return layer, {n: list(s.shape) for n, s in kinds.items()}, types
+
+
+def layer_example(cls: type[Layer]) -> str:
+    """Return a model of this layer and its summary: the shapes of parameters and outputs."""
+    construction = _construction(cls)
+    if not construction:
+        return ""
+    _, shapes, types = layer_with_inputs(cls)
     names = sorted({"Model", *(n for n in layer_classes() if f"{n}(" in construction)})
     shown = f"shapes={shapes}" + (f", types={types}" if types else "")
     bindings = ", ".join(f'{n}="{n}"' for n in shapes)
