@@ -54,7 +54,9 @@ def test_composites():
     assert words("squeeze unsqueeze stop_gradient") <= where(traits.is_view, all)
     assert words("squeeze unsqueeze stop_gradient repeat tile") <= where(traits.is_layout, all)
     products = where(traits.is_product) - PRIMITIVE
-    assert products == words("einsum linear attention conv_transpose resize adaptive_avg_pool")
+    assert products == words(
+        "einsum linear attention conv_transpose resize adaptive_avg_pool fft ifft rfft irfft pinv lstsq"
+    )
     assert "shape_of" not in where(traits.is_layout)
 
 
@@ -67,7 +69,7 @@ FOLLOW = """
 # These follow since they only move elements, round them, or are one operation.
 NOW = """
     ceil floor round sign trunc prelu scatter gather_nd scatter_nd dynamic_slice dynamic_update_slice embedding sort
-    full constant adaptive_max_pool"""
+    full constant adaptive_max_pool cummax cummin"""
 
 
 def test_precision():

@@ -56,6 +56,7 @@ HOMES = {
         *("Concat", "Dropout", "Flatten", "Identity", "Pad", "PRelu", "Reshape", "Split", "Squeeze", "Stack"),
         *("Transpose", "Unsqueeze", "Upsample"),
     ),
+    "layers.wrapper": ("Wrapper",),
     "layers.transformer": (
         "TransformerDecoder",
         "TransformerDecoderLayer",

@@ -204,7 +204,11 @@ def _(g, y, a, b):
     return -matmul(gb, _flip(y)), gb
 
 
-@composite(samples=[sample(REGULAR, dtypes=False), sample(TWO_REGULAR, label="batch", dtypes=False)], tolerance=8.0)
+@composite(
+    samples=[sample(REGULAR, dtypes=False), sample(TWO_REGULAR, label="batch", dtypes=False)],
+    tolerance=8.0,
+    precision="full",
+)
 def inv(x):
     """The inverse of square matrices."""
     return solve(x, _identity(x))
@@ -355,7 +359,9 @@ def _(g, y, x):
     return (downcast(full + matmul(outer_left, vh) + matmul(u, outer_right), x),)
 
 
-@composite(samples=[sample(TALL, dtypes=False), sample(WIDE, label="wide", dtypes=False)], tolerance=16.0)
+@composite(
+    samples=[sample(TALL, dtypes=False), sample(WIDE, label="wide", dtypes=False)], tolerance=16.0, precision="full"
+)
 def pinv(x, *, rcond: float = 1e-6):
     """The pseudo-inverse; singular values below ``rcond`` times the largest count as zero."""
     u, s, vh = svd(upcast(x))
@@ -365,7 +371,9 @@ def pinv(x, *, rcond: float = 1e-6):
 
 
 @composite(
-    samples=[sample(TALL, (4, 2), dtypes=False), sample(WIDE, (2, 1), label="wide", dtypes=False)], tolerance=16.0
+    samples=[sample(TALL, (4, 2), dtypes=False), sample(WIDE, (2, 1), label="wide", dtypes=False)],
+    tolerance=16.0,
+    precision="full",
 )
 def lstsq(a, b, *, rcond: float = 1e-6):
     """The x of least norm that minimizes |a x - b|, by the pseudo-inverse of a."""

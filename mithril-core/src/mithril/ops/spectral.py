@@ -104,6 +104,7 @@ def _weights(like: Any, axis: int, size: int) -> np.ndarray[Any, Any]:
     promotes="float",
     flops=_flops,
     tolerance=8.0,
+    precision="full",
     linear="re im",
     samples=[
         sample((3, 6), (3, 6)),
@@ -124,6 +125,7 @@ def fft(re, im, *, axis: Axis = -1):
     promotes="float",
     flops=_flops,
     tolerance=8.0,
+    precision="full",
     linear="re im",
     samples=[sample((3, 6), (3, 6)), sample((4, 2), (4, 2), axis=0, label="axis")],
 )
@@ -154,6 +156,7 @@ def _(g, y, re, im, *, axis):
     promotes="float",
     flops=_flops,
     tolerance=8.0,
+    precision="full",
     linear="x",
     samples=[
         sample((3, 6)),
@@ -174,6 +177,7 @@ def rfft(x, *, axis: Axis = -1):
     promotes="float",
     flops=_flops,
     tolerance=8.0,
+    precision="full",
     linear="re im",
     samples=[
         sample((3, 4), (3, 4), size=6),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from inspect import Parameter, Signature, signature
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from mithril.backend import check_call, constructor, is_ours
+from mithril.backend import check_call, checked, constructor, is_ours
 from mithril.base import ModelError, OptionError
 from mithril.ir import Value
 from mithril.models.language.connection import Connections, Step, snake_case
@@ -146,7 +146,33 @@ class Layer(metaclass=LayerMeta):
 
     def child_name(self, child: Layer) -> str:
         """Return the attribute name of a child layer, else its own name."""
-        return self._children.get(id(child)) or child.name or snake_case(type(child).__name__)
+        name = self._children.get(id(child))
+        return name if name is not None else child.name or snake_case(type(child).__name__)
+
+    # -- surgery -----------------------------------------------------------------------------------------------------
+    # Filled by ``surgery``, which needs models.
+    _walk: ClassVar[Callable[[Layer], Iterator[tuple[str, Layer]]]]
+    _find: ClassVar[Callable[[Layer, Any], dict[str, Layer]]]
+    _replace: ClassVar[Callable[[Layer, Any, Any], None]]
+
+    def walk(self) -> Iterator[tuple[str, Layer]]:
+        """Yield every layer within this one with its path, parents first."""
+        return Layer._walk(self)
+
+    @checked()
+    def find(self, target: str | type) -> dict[str, Layer]:
+        """Return the layers within this one by path that match a pattern such as ``"*.attention"`` or a class."""
+        return Layer._find(self, target)
+
+    @checked()
+    def replace(self, target: str | type | Layer, replacement: Callable[[Layer], Any] | Layer) -> Self:
+        """Replace the matching layers in place, and return this one.
+
+        ``replacement`` is a function of the old layer, or a layer of which each match gets a copy. The new layers keep
+        the paths, and parameters of equal names keep their names.
+        """
+        Layer._replace(self, target, replacement)
+        return self
 
     # -- calling -----------------------------------------------------------------------------------------------------
     @property

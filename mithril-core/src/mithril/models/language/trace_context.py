@@ -60,6 +60,11 @@ def active(layer: Builds) -> Context:
     return _active.context
 
 
+def join_path(path: str, name: str) -> str:
+    """Return the path of a layer within another one; a wrapped layer has no name of its own."""
+    return f"{path}.{name}" if path and name else path or name
+
+
 class LazyParam:
     """A trainable input whose shape is determined by the first layer that uses it."""
 
@@ -165,8 +170,8 @@ class Context:
                 )
         scope = self.parameter_scopes[id(parent)]
         name = parent.child_name(layer)
-        path = f"{self.path}.{name}" if self.path else name
-        self.parameter_scopes.setdefault(id(layer), f"{scope}.{name}" if scope else name)
+        path = join_path(self.path, name)
+        self.parameter_scopes.setdefault(id(layer), join_path(scope, name))
         tags = {**self.tags, **layer.tags} if layer.tags else self.tags
         if not layer.scalars:
             slots = [self.as_value(s) for s in slots]

@@ -1,0 +1,136 @@
+"""Model surgery: walk over the layers of a model by path, find them, and replace them in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from mithril.base import ModelError, closest, matches
+from mithril.models.language.layer import Layer
+from mithril.models.language.model import Model
+from mithril.models.language.source_location import user_location
+from mithril.models.language.trace_context import join_path
+
+Target = str | Layer | type
+Replacement = Layer | Callable[[Layer], Layer]
+
+
+class _Place(NamedTuple):
+    """Where a layer stores a child: its name in paths, the child, and how to put another one there."""
+
+    name: str
+    child: Layer
+    put: Callable[[Layer], None]
+
+
+def _places(layer: Layer) -> Iterator[_Place]:
+    """Yield the places of all children: steps of a model, then attributes and lists of layers."""
+    steps = layer.steps if isinstance(layer, Model) else []
+    for step in steps:
+        assert isinstance(step.layer, Layer)
+        yield _Place(step.name, step.layer, lambda new, step=step: _put_step(step, new))  # type: ignore[misc]
+    wired = {id(step.layer) for step in steps}
+    for attribute, value in list(vars(layer).items()):
+        if isinstance(value, Layer) and id(value) not in wired:
+            yield _Place(layer.child_name(value), value, lambda new, a=attribute: _put_attribute(layer, a, new))  # type: ignore[misc]
+        elif isinstance(value, (list, tuple)) and attribute != "arguments":
+            for k, item in enumerate(value):
+                if isinstance(item, Layer) and id(item) not in wired:
+                    put = lambda new, a=attribute, k=k: _put_item(layer, a, k, new)  # noqa: E731
+                    yield _Place(layer.child_name(item), item, put)
+
+
+def _put_step(step: Any, new: Layer) -> None:
+    bound = {*step.bindings, *step.results}
+    missing = sorted(bound - set(new.terminals()))
+    if missing:
+        raise ModelError(
+            f"{new!r} cannot replace '{step.label}', {step.layer!r}: it has no terminal '{missing[0]}'",
+            facts=[f"the model connects: {', '.join(sorted(bound))}", f"terminals: {', '.join(new.terminals())}"],
+        )
+    step.layer = new
+
+
+def _put_attribute(parent: Layer, attribute: str, new: Layer) -> None:
+    name = parent.child_name(getattr(parent, attribute))
+    setattr(parent, attribute, new)
+    parent._children[id(new)] = name
+
+
+def _put_item(parent: Layer, attribute: str, k: int, new: Layer) -> None:
+    items = getattr(parent, attribute)
+    name = parent.child_name(items[k])
+    changed = [*items[:k], new, *items[k + 1 :]]
+    parent.__dict__[attribute] = tuple(changed) if isinstance(items, tuple) else changed
+    parent._children[id(new)] = name
+
+
+def walk(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
+    """Yield every layer below ``layer`` with its path, parents first."""
+    for place in _places(layer):
+        inner = join_path(path, place.name)
+        yield inner, place.child
+        yield from walk(place.child, inner)
+
+
+def _accepts(target: Target, path: str, layer: Layer) -> bool:
+    if isinstance(target, str):
+        return matches(path, target)
+    return layer is target if isinstance(target, Layer) else isinstance(layer, target)
+
+
+def find(layer: Layer, target: Target) -> dict[str, Layer]:
+    """Return the layers below ``layer`` by path that match a path, a pattern such as ``"*.attention"``, or a class."""
+    layers: dict[str, Layer] = {}
+    for path, child in walk(layer):
+        if _accepts(target, path, child):
+            layers.setdefault(path, child)  # a wrapper precedes the layer within it, which has the same path
+    return layers
+
+
+def replace(layer: Layer, target: Target, replacement: Replacement) -> None:
+    """Replace the matching layers below ``layer`` in place, outermost first.
+
+    ``replacement`` is a layer, of which each match gets a copy, or a function of the old layer. A layer that occurs
+    several times is replaced by one new layer, so it still shares its parameters. Paths and names stay as they are.
+    """
+    replaced: dict[int, Layer] = {}
+    if not _replace(layer, target, replacement, "", replaced):
+        paths = [path for path, _ in walk(layer)]
+        suggestions = closest(target, paths, 1) if isinstance(target, str) else []
+        raise ModelError(
+            f"no layer matches {target!r}",
+            facts=[f"at {user_location()}", f"layers: {', '.join(paths[:12])}{', ...' if len(paths) > 12 else ''}"],
+            hint=f"did you mean '{suggestions[0]}'?" if suggestions else "walk() lists the paths",
+        )
+
+
+def _replace(layer: Layer, target: Target, replacement: Replacement, path: str, replaced: dict[int, Layer]) -> int:
+    count = 0
+    for place in list(_places(layer)):
+        inner = join_path(path, place.name)
+        if _accepts(target, inner, place.child):
+            new = replaced.get(id(place.child))
+            if new is None:
+                new = replaced[id(place.child)] = _new_layer(replacement, place.child, inner)
+            place.put(new)
+            count += 1
+        else:
+            count += _replace(place.child, target, replacement, inner, replaced)
+    return count
+
+
+def _new_layer(replacement: Replacement, old: Layer, path: str) -> Layer:
+    new = deepcopy(replacement) if isinstance(replacement, Layer) else replacement(old)
+    if not isinstance(new, Layer):
+        raise ModelError(
+            f"the replacement of '{path}' is a {type(new).__name__}, expected a layer",
+            facts=[f"returned by {replacement!r}"],
+        )
+    return new
+
+
+Layer._walk = staticmethod(walk)
+Layer._find = staticmethod(find)
+Layer._replace = staticmethod(replace)
