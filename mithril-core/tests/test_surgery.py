@@ -102,7 +102,7 @@ def test_wrapped_layers_keep_the_names_of_their_parameters() -> None:
     assert isinstance(m.find("linear")["linear"], Doubled)
 
 
-def test_adapters_add_parameters_beside_the_old_ones() -> None:
+def test_adapters_add_parameters_next_to_the_old_ones() -> None:
     m = model()
     m.replace(Linear, lambda old: Adapter(old, rank=1))
     assert set(params(model())) < set(params(m))

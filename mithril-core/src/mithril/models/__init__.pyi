@@ -195,3 +195,4 @@ from mithril.models.layers.transformer import (
     TransformerEncoder as TransformerEncoder,
     TransformerEncoderLayer as TransformerEncoderLayer,
 )
+from mithril.models.layers.wrapper import Wrapper as Wrapper

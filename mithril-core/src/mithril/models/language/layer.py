@@ -151,18 +151,18 @@ class Layer(metaclass=LayerMeta):
 
     # -- surgery -----------------------------------------------------------------------------------------------------
     # Filled by ``surgery``, which needs models.
-    _walk: ClassVar[Callable[[Layer], Iterator[tuple[str, Layer]]]]
-    _find: ClassVar[Callable[[Layer, Any], dict[str, Layer]]]
-    _replace: ClassVar[Callable[[Layer, Any, Any], None]]
+    _walk_layers: ClassVar[Callable[[Layer], Iterator[tuple[str, Layer]]]]
+    _find_layers: ClassVar[Callable[[Layer, Any], dict[str, Layer]]]
+    _replace_layers: ClassVar[Callable[[Layer, Any, Any], None]]
 
     def walk(self) -> Iterator[tuple[str, Layer]]:
         """Yield every layer within this one with its path, parents first."""
-        return Layer._walk(self)
+        return Layer._walk_layers(self)
 
     @checked()
     def find(self, target: str | type) -> dict[str, Layer]:
         """Return the layers within this one by path that match a pattern such as ``"*.attention"`` or a class."""
-        return Layer._find(self, target)
+        return Layer._find_layers(self, target)
 
     @checked()
     def replace(self, target: str | type | Layer, replacement: Callable[[Layer], Any] | Layer) -> Self:
@@ -171,7 +171,7 @@ class Layer(metaclass=LayerMeta):
         ``replacement`` is a function of the old layer, or a layer of which each match gets a copy. The new layers keep
         the paths, and parameters of equal names keep their names.
         """
-        Layer._replace(self, target, replacement)
+        Layer._replace_layers(self, target, replacement)
         return self
 
     # -- calling -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
 from mithril.base import ModelError, closest, matches
@@ -29,16 +30,15 @@ def _places(layer: Layer) -> Iterator[_Place]:
     steps = layer.steps if isinstance(layer, Model) else []
     for step in steps:
         assert isinstance(step.layer, Layer)
-        yield _Place(step.name, step.layer, lambda new, step=step: _put_step(step, new))  # type: ignore[misc]
+        yield _Place(step.name, step.layer, partial(_put_step, step))
     wired = {id(step.layer) for step in steps}
     for attribute, value in list(vars(layer).items()):
         if isinstance(value, Layer) and id(value) not in wired:
-            yield _Place(layer.child_name(value), value, lambda new, a=attribute: _put_attribute(layer, a, new))  # type: ignore[misc]
+            yield _Place(layer.child_name(value), value, partial(_put_attribute, layer, attribute))
         elif isinstance(value, (list, tuple)) and attribute != "arguments":
             for k, item in enumerate(value):
                 if isinstance(item, Layer) and id(item) not in wired:
-                    put = lambda new, a=attribute, k=k: _put_item(layer, a, k, new)  # noqa: E731
-                    yield _Place(layer.child_name(item), item, put)
+                    yield _Place(layer.child_name(item), item, partial(_put_item, layer, attribute, k))
 
 
 def _put_step(step: Any, new: Layer) -> None:
@@ -93,7 +93,7 @@ def replace(layer: Layer, target: Target, replacement: Replacement) -> None:
     """Replace the matching layers below ``layer`` in place, outermost first.
 
     ``replacement`` is a layer, of which each match gets a copy, or a function of the old layer. A layer that occurs
-    several times is replaced by one new layer, so it still shares its parameters. Paths and names stay as they are.
+    several times is replaced by one new layer, so it still shares its parameters. Paths and names do not change.
     """
     replaced: dict[int, Layer] = {}
     if not _replace(layer, target, replacement, "", replaced):
@@ -131,6 +131,6 @@ def _new_layer(replacement: Replacement, old: Layer, path: str) -> Layer:
     return new
 
 
-Layer._walk = staticmethod(walk)
-Layer._find = staticmethod(find)
-Layer._replace = staticmethod(replace)
+Layer._walk_layers = staticmethod(walk)
+Layer._find_layers = staticmethod(find)
+Layer._replace_layers = staticmethod(replace)
