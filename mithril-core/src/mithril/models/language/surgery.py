@@ -7,7 +7,8 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
-from mithril.base import ModelError, closest, 
+from mithril.backend import matches
+from mithril.base import ModelError, closest
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.models.language.source_location import user_location
@@ -76,7 +77,7 @@ def walk(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
 
 def _accepts(target: Target, path: str, layer: Layer) -> bool:
     if isinstance(target, str):
-        return (path, target)
+        return matches(path, target)
     return layer is target if isinstance(target, Layer) else isinstance(layer, target)
 
 
