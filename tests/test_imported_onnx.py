@@ -1,5 +1,8 @@
 """A model imported from ONNX is fine-tuned on every framework, exported, and keeps its names and numbers."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -70,3 +73,11 @@ def test_round_trip(backend, tmp_path):
     assert set(again.params) == set(compiled.params)
     assert set(again.initial_state()) == set(compiled.initial_state()) == {"bn.mean", "bn.var"}
     np.testing.assert_array_equal(again.backend.to_numpy(again({"image": IMAGES[:4]})["logits"]), expected)
+
+
+def test_the_page_about_onnx():
+    """Run the blocks of docs/onnx.md one after the other."""
+    page = (Path(__file__).parents[1] / "docs" / "onnx.md").read_text()
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/onnx.md", "exec"), names)

@@ -16,7 +16,7 @@ from mithril.base import Dim, InputError, MithrilError, Size, UnsupportedError, 
 from mithril_onnx.table import canonical_domain
 from mithril_onnx.tensors import to_array
 
-OLDEST = 7
+OLDEST = 1
 
 
 class OnnxFile:

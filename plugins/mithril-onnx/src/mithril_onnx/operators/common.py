@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,11 +32,6 @@ def like(value: Any, x: Any) -> Any:
         return array.astype(as_dtype(x.dtype).numpy)
     number = array.item()
     return scalar(number, x)
-
-
-def computed(op: Callable[..., Any], *xs: Any) -> Any:
-    """Apply an operation; those that are defined for floats only compute integers in float32 or float64."""
-    return op(*xs)
 
 
 def float32_or_wider(x: Any) -> Any:

@@ -8,8 +8,8 @@ import numpy as np
 
 from mithril import ops
 from mithril.base import OperationError, promote
-from mithril_onnx.operators.common import computed, like, scalar
-from mithril_onnx.table import Item, Known, operator
+from mithril_onnx.operators.common import like, scalar
+from mithril_onnx.table import Item, Known, Weight, operator
 from mithril_onnx.tensors import dtype_of_code
 
 UNARY = {
@@ -24,20 +24,27 @@ BINARY = {
     "Add": ops.add, "Sub": ops.sub, "Mul": ops.mul, "And": ops.logical_and, "Or": ops.logical_or,
     "Xor": ops.logical_xor, "Equal": ops.equal, "Less": ops.less, "LessOrEqual": ops.less_equal,
     "Greater": ops.greater, "GreaterOrEqual": ops.greater_equal, "BitwiseAnd": ops.bitwise_and,
-    "BitwiseOr": ops.bitwise_or, "BitwiseXor": ops.bitwise_xor, "PRelu": None,
+    "BitwiseOr": ops.bitwise_or, "BitwiseXor": ops.bitwise_xor,
 }  # fmt: skip
+
+
+def older_operand(a, b, axis):
+    """Align the axes of b with those of a from ``axis`` on: the broadcasting before opset 7."""
+    if axis is None or b.ndim == 0:
+        return b
+    return ops.reshape(b, shape=(*b.shape, *[1] * (a.ndim - axis % a.ndim - b.ndim)))
 
 
 def _unary(name, op):
     def apply(x):
-        return computed(op, x)
+        return op(x)
 
     operator(apply, name=name)
 
 
 def _binary(name, op):
     def apply(a, b, *, axis=None, broadcast=0):
-        return computed(op, a, b)
+        return op(a, older_operand(a, b, axis))
 
     operator(apply, name=name)
 
@@ -45,8 +52,7 @@ def _binary(name, op):
 for _name, _op in UNARY.items():
     _unary(_name, _op)
 for _name, _two in BINARY.items():
-    if _two is not None:
-        _binary(_name, _two)
+    _binary(_name, _two)
 
 
 @operator
@@ -60,12 +66,15 @@ def Relu(x):
 
 
 @operator
-def PRelu(x, slope):
+def PRelu(x, slope: Weight):
+    if slope.ndim == 1 and x.ndim > 2 and slope.shape[0] == x.shape[1]:  # one slope per channel, before opset 7
+        slope = ops.reshape(slope, shape=(-1, *[1] * (x.ndim - 2)))
     return ops.where(ops.less(x, scalar(0, x)), slope * x, x)
 
 
 @operator
-def Div(a, b):
+def Div(a, b, *, axis=None, broadcast=0):
+    b = older_operand(a, b, axis)
     if a.dtype.is_float:
         return ops.div(a, b)
     quotient = ops.floordiv(a, b)
@@ -85,7 +94,8 @@ def Mod(a, b, *, fmod=0):
 
 
 @operator
-def Pow(a, b):
+def Pow(a, b, *, axis=None, broadcast=0):
+    b = older_operand(a, b, axis)
     if a.dtype is b.dtype:
         return ops.pow(a, b)
     wide_dtype = promote(a.dtype, b.dtype)

@@ -19,7 +19,7 @@ def MatMul(a: Weight, b: Weight):
 
 
 @operator
-def Gemm(a: Weight, b: Weight, c: Weight = None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
+def Gemm(a: Weight, b: Weight, c: Weight = None, *, alpha=1.0, beta=1.0, transA=0, transB=0, broadcast=0):
     if (
         alpha == beta == 1.0
         and transB
