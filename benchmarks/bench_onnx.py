@@ -110,9 +110,7 @@ def _openvino(path: str, inputs: dict[str, Any]) -> Any:
 
 
 def speed(*paths: str) -> None:
-    print(
-        f"{'file':24} {'ORT ms':>8} {'OV ms':>8} {'ours ms':>8} {'ORT/ours':>8} {'OV/ours':>8} load+compile s  memory MB"
-    )
+    print(f"{'file':24}   ORT ms    OV ms  ours ms ORT/ours  OV/ours load+compile s  memory MB")
     for path in paths:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
