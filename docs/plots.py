@@ -17,7 +17,7 @@ COLORS = ("#5c6bc0", "#ff7043", "#26a69a", "#ab8b4f")
 FONT = f"font:13px system-ui,-apple-system,'Segoe UI',sans-serif;fill:{INK}"
 STYLE = f"<style>text{{{FONT}}}.small{{font-size:12px}}"
 STYLE += "@media(prefers-color-scheme:dark){text{fill:#a3adb8}}</style>"
-BAR, GAP, LEFT, RIGHT, WIDTH = 13, 16, 236, 40, 760
+BAR, GAP, LEFT, RIGHT, WIDTH = 13, 16, 268, 40, 760
 Table = tuple[list[str], list[tuple[str, list[list[float]]]]]
 
 
@@ -52,7 +52,7 @@ def bars(
             f'<rect x="{place}" y="8" width="11" height="11" rx="2" fill="{COLORS[k]}"/>'
             f'<text x="{place + 17}" y="18">{escape(name)}</text>'
         )
-        place += 34 + round(7.2 * len(name))
+        place += 38 + round(7.6 * len(name))
     end = f'<text class="small" x="{LEFT}" y="{top + 8}">{escape(note)}</text>'
     return _svg(WIDTH, top + 18, "".join([*names, line, *parts, end]))
 

@@ -1,7 +1,7 @@
 """Writes the sources of the site: guides, how-to pages, reference, notebooks, benchmarks, and its navigation.
 
 ``python docs/site_pages.py`` fills build/pages and build/mkdocs.yml; ``mkdocs build -f build/mkdocs.yml`` writes HTML.
-Pages that are written by hand are copied with their links adapted; the others are computed from the declarations.
+Pages that are written by hand are copied with their links adapted; the further_guides are computed from the declarations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REFERENCE = {  # kind -> folder of its pages; the other kinds are one page each,
     "layer": "layers",
     "class": "names",
 }
-ONE_PAGE = {"option": "options", "pass": "passes", "hook": "hooks", "error": "errors", "command": "commands"}
+ONE_PAGE = {"option": "options", "pass": "passes", "hook": "hooks", "error": "errors"}
 Nav = list[Any]
 
 
@@ -187,15 +187,21 @@ class Site:
                 body = re.sub(r"^## ", "### ", page.text(), flags=re.M)
                 parts.append(re.sub(r"^# ", "## ", body, count=1))
             nav.append(self.put(f"reference/{name}.md", "\n\n".join(parts)))
-        return [*nav, self.guide("semantics"), self.guide("errors"), self.guide("options"), self.guide("cli")]
+        return [
+            *nav,
+            self.guide("semantics"),
+            self.guide("errors"),
+            self.guide("cli"),
+            {"Options by owner": self.guide("options")},
+        ]
 
     def _reference_index(self) -> str:
         from mithril_tools.reference import KINDS, pages
 
         text = ["# Reference\n", "Every page is computed from the declarations of the installed distributions.\n"]
         for kind, (title, _) in KINDS.items():
-            if kind == "guide":
-                continue
+            if kind not in REFERENCE and kind not in ONE_PAGE:
+                continue  # commands and guides have pages of their own
             entries = pages(kind)
             folder = REFERENCE.get(kind)
             home = f"{folder}/index.md" if folder else f"{ONE_PAGE[kind]}.md"

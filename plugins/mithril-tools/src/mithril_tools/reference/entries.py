@@ -45,7 +45,9 @@ def option_text(row: dict[str, Any]) -> str:
     aliases = ", ".join(f"`{alias}`" for alias in row["aliases"])
     rows = [("accepts", row["type"]), ("default", f"`{row['default']}`"), ("owner", row["owner"])]
     call = fence(f"ml.compile(model, backend, {row['name']}=...)")
-    return f"{call}\n\n{row['help']}\n\n{table(('', ''), [*rows, *([('aliases', aliases)] if aliases else [])])}"
+    if aliases:
+        rows.append(("aliases", aliases))
+    return f"{call}\n\n{row['help']}\n\n{table(('property', 'value'), rows)}"
 
 
 # -- passes ----------------------------------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ def pass_text(entry: Any) -> str:
     switch = fence(f'ml.compile(model, backend, optimizations={{"{spec.name}": False}})  # leave it out')
     loaded = plugins.load_pass(spec.name)
     documentation = _own_documentation(loaded, spec.loads.partition(":")[0])
-    return f"{spec.summary}\n\n{table(('', ''), rows)}\n\n{switch}\n\n{documentation}".rstrip()
+    return f"{spec.summary}\n\n{table(('property', 'value'), rows)}\n\n{switch}\n\n{documentation}".rstrip()
 
 
 def _own_documentation(loaded: Any, module: str) -> str:

@@ -37,5 +37,5 @@ def semantics_of(operation: str) -> list[tuple[str, str]]:
 
 def mistakes() -> list[tuple[str, str, str]]:
     """Return the mistakes of the page on errors: class of the error, code, complete text."""
-    blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(\w+): (.*?)\n```", read("errors.md"), re.DOTALL)
+    blocks = re.findall(r"```python\n((?:(?!```).)*)```\n\n```text\n(\w+): (.*?)\n```", read("errors.md"), re.S)
     return [(error, code, text) for code, error, text in blocks]
