@@ -1,7 +1,7 @@
 """Writes the sources of the site: guides, how-to pages, reference, notebooks, benchmarks, and its navigation.
 
 ``python docs/site_pages.py`` fills build/pages and build/mkdocs.yml; ``mkdocs build -f build/mkdocs.yml`` writes HTML.
-Pages that are written by hand are copied with their links adapted; the further_guides are computed from the declarations.
+Pages that are written by hand are copied with their links adapted; the others are computed from the declarations.
 """
 
 from __future__ import annotations
