@@ -43,7 +43,7 @@ def test_evicted_programs_are_recompiled(backend):
 
 
 def test_sizes_of_one_program_are_bounded():
-    """JAX compiles one program anew for each size of its open axes."""
+    """JAX compiles one program again for each size of its open axes."""
     model, params = compiled("jax", max_programs=3, shapes={"input": ["B", 4]})
     before = run(model, params, 1)
     for rows in range(1, 9):

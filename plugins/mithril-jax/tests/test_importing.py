@@ -83,7 +83,7 @@ def run(model, *inputs, **options):
     return [np.asarray(y) for y in compiled.evaluate(dict(zip(model.inputs, inputs, strict=True))).values()]
 
 
-def test_functions_compute_what_jax_computes():
+def test_functions_match_jax():
     """All expressions are one function: one import and one compilation."""
 
     def function(x, y, i):
