@@ -32,7 +32,7 @@ class Entry(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[S]):
-    """A hook that lists descriptors with unique names, and what errors call one of them."""
+    """A hook that lists descriptors with unique names, and the word for an entry in error messages."""
 
     hook: str
     spec: type[S]
