@@ -34,7 +34,7 @@ class Bound:
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def hold(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    def raise_if_violated(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
         """Raise InputError if the loop reached its bound."""
         if np.any(values[0]):
             raise InputError(
@@ -57,7 +57,7 @@ class BufferBound:
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def hold(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    def raise_if_violated(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
         """Raise InputError if a position was outside the buffer."""
         if np.any(values[0]):
             raise InputError(

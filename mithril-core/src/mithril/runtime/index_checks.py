@@ -32,7 +32,7 @@ class Check:
     def names(self) -> tuple[str, ...]:
         return self.low, self.high
 
-    def hold(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    def raise_if_violated(self, values: Sequence[Any], sizes: Mapping[str, int]) -> None:
         """Raise InputError if an index is out of range."""
         low, high = map(int, values)
         size = int(substitute(self.size, sizes))
@@ -148,7 +148,7 @@ class IndexInput:
     where: str
     negative: bool = True
 
-    def hold(self, array: np.ndarray[Any, Any]) -> None:
+    def raise_if_violated(self, array: np.ndarray[Any, Any]) -> None:
         """Raise InputError if an index is out of range."""
         if not array.size:
             return
@@ -197,7 +197,7 @@ class IndexCheckedExecutable:
         left = dict(results)
         sizes = self._sizes(inputs)
         for check in self.checks:
-            check.hold([self.backend.to_numpy(left.pop(name)) for name in check.names], sizes)
+            check.raise_if_violated([self.backend.to_numpy(left.pop(name)) for name in check.names], sizes)
         return left
 
     def _sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:

@@ -78,7 +78,7 @@ def _check_indices(indices: Iterable[IndexInput], batch: Mapping[str, Any]) -> N
     for index_input in indices:
         column = _in_main_memory(batch[index_input.name])
         if column is not None:
-            index_input.hold(column)
+            index_input.raise_if_violated(column)
 
 
 def _in_main_memory(x: Any) -> np.ndarray[Any, Any] | None:
@@ -161,7 +161,7 @@ class Engine:
     def _hold_bounds(self, bounds: Iterable[Bound | BufferBound], results: dict[str, Any]) -> None:
         """Remove the loop flags from the results, and raise InputError if a loop reached its bound."""
         for bound in bounds:
-            bound.hold([self.backend.to_numpy(results.pop(name)) for name in bound.names], {})
+            bound.raise_if_violated([self.backend.to_numpy(results.pop(name)) for name in bound.names], {})
 
     def evaluate(self, batch: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> Reports:
         """Return loss and metrics of a batch."""
