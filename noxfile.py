@@ -61,6 +61,16 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def generate(session: nox.Session) -> None:
+    """Write everything that is generated: known.json, stubs, pages, errors, the list of public names."""
+    install(session, *map(str, DISTRIBUTIONS))
+    session.run("python", "-m", "mithril_tools.known")
+    session.run("python", "docs/render.py")
+    session.run("python", "docs/common_errors.py")
+    session.run("python", "mithril-core/tests/test_public_names.py")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Run all benchmarks of the documentation, or selected ones: ``nox -s bench -- plugins``."""
     install(session, *map(str, DISTRIBUTIONS), "optax", "scikit-learn")

@@ -80,8 +80,8 @@ def test_reference_pages_are_complete():
 
 
 def test_known_names_are_those_of_the_plugins():
-    """``python -m mithril_tools.known`` writes the file again."""
-    assert Path(pip_hints.__file__).with_name("known.json").read_text() == known_text()
+    written = Path(pip_hints.__file__).with_name("known.json").read_text()
+    assert written == known_text(), "run: nox -s generate (or: python -m mithril_tools.known)"
 
 
 def test_stubs_and_pages_equal_their_regeneration():
