@@ -317,7 +317,7 @@ def test_plugin_that_prints_does_not_reach_stdout(site, installed, capsys):
     assert (out, err) == ("", "hello\nagain\n")
 
 
-UNTIL_NAMED = "import sys, time\nwhile not sys.stderr.getvalue(): time.sleep(0.01)"
+UNTIL_NAMED = "import sys, time\nfor _ in range(1000):\n    if sys.stderr.getvalue(): break\n    time.sleep(0.01)"
 
 
 def test_slow_plugin_is_named(site, installed, capsys, monkeypatch):
