@@ -58,7 +58,8 @@ def type_name(code: int) -> str:
 
 def code_of_dtype(dtype: Any) -> int:
     """Return the element type of a dtype."""
-    return next(code for code, name in DTYPES.items() if name == as_dtype(dtype).name)
+    codes: dict[str, int] = {name: code for code, name in DTYPES.items()}
+    return codes[as_dtype(dtype).name]
 
 
 def to_array(tensor: Any, folder: str | None = None) -> Array:

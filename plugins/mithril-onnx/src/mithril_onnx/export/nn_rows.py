@@ -105,10 +105,11 @@ def _layer_norm(w, node, x, scale, bias):
     return w.node("LayerNormalization", x, scale, bias, axis=axis, epsilon=float(node.attributes["eps"]))
 
 
-@row(
-    "rms_norm", reads=("axis", "eps"), since=23,
-    when=lambda n: n.operands[1] is not None and n.attributes["axis"] in (-1, len(n.operands[0].shape) - 1),
-)  # fmt: skip
+def _last_axis(node):
+    return node.operands[1] is not None and node.attributes["axis"] in (-1, len(node.operands[0].shape) - 1)
+
+
+@row("rms_norm", reads=("axis", "eps"), since=23, when=_last_axis)
 def _rms_norm(w, node, x, scale):
     return w.node("RMSNormalization", x, scale, axis=-1, epsilon=float(node.attributes["eps"]))
 
@@ -156,7 +157,11 @@ def _quantize(w, node, x, scale, zero):
     return w.node("QuantizeLinear", x, scale, zero, axis=a["axis"])
 
 
-@row("dequantize", reads=("axis",), when=lambda node: node.operands[0].dtype.name in ("int8", "uint8", "int32"))
+def _quantized(node):
+    return node.operands[0].dtype.name in ("int8", "uint8", "int32")
+
+
+@row("dequantize", reads=("axis",), when=_quantized)
 def _dequantize(w, node, x, scale, zero):
     if zero and node.operands[2].dtype is not node.operands[0].dtype:
         zero = w.cast(zero, node.operands[0].dtype)

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from mithril.base import is_static, product
+from mithril.base import is_static
+from mithril.ir import Node
 from mithril_onnx.export.table import row
 from mithril_onnx.tensors import code_of_dtype
 
@@ -272,7 +273,7 @@ def _full(w, node):
 def _iota(w, node):
     a = node.attributes
     shape, axis, kind = a["shape"], a["axis"], a["dtype"]
-    if is_static(tuple(shape)) and product(shape) <= 4096:
+    if is_static(tuple(shape)) and math.prod(shape) <= 4096:
         line = np.arange(shape[axis]).astype(kind.numpy)
         line = line.reshape([-1 if k == axis else 1 for k in range(len(shape))])
         return w.constant(np.broadcast_to(line, shape).copy(), stem=node.result.name)
@@ -336,10 +337,14 @@ def _clamped(w, starts, shape, sizes):
     return w.node("Min", w.node("Max", wrapped, zero), w.node("Sub", full_shape, w.shape(sizes)))
 
 
-@row(
-    "dynamic_update_slice",
-    when=lambda node: sum(a != b for a, b in zip(node.operands[0].shape, node.operands[1].shape)) <= 1,
-)
+def _differs_in_one_axis(node: Node) -> bool:
+    x, update = node.operands[:2]
+    assert x is not None
+    assert update is not None
+    return sum(a != b for a, b in zip(x.shape, update.shape, strict=True)) <= 1
+
+
+@row("dynamic_update_slice", when=_differs_in_one_axis)
 def _dynamic_update_slice(w, node, x, update, starts):
     """Write an update along one axis: the parts before and after it are kept."""
     shape, sizes = node.operands[0].shape, node.operands[1].shape

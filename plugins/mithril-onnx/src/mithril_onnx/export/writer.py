@@ -38,7 +38,7 @@ class Writer:
         self.opset = opset
         self.outer = outer
         self.root: Writer = outer.root if outer is not None else self
-        self.names = outer.names if outer is not None else Names()
+        self.names: Names = outer.names if outer is not None else Names()
         self.nodes: list[Any] = []
         self.of: dict[Value, str] = {}
         self.path = ""
