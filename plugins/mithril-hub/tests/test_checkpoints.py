@@ -61,6 +61,16 @@ def test_weights_stay_in_the_mapped_file(copy):
     assert isinstance(array, np.memmap) and not model.pretrained["model.embed_tokens.weight"].flags.writeable
 
 
+def test_tensors_at_odd_places_are_copied(copy, folders):
+    """Readers accept a header of any length, kernels need aligned numbers."""
+    data = (copy / "model.safetensors").read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = data[8 : 8 + length] + b" "
+    (copy / "model.safetensors").write_bytes(struct.pack("<Q", length + 1) + header + data[8 + length :])
+    assert ml.from_pretrained(copy).pretrained["lm_head.weight"].flags.aligned
+    np.testing.assert_array_equal(logits(copy), logits(folders("llama2")))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -171,7 +171,9 @@ class Parameters:
             return False
         if not names or not names <= self.source.pretrained.keys():
             return False
-        self.bind(self.initial("param", None))
+        arrays = self.source.initial(self.interface.with_role("param"), self.seed)
+        backend = self.backend  # views of a mapped file are not copied where the backend takes NumPy arrays
+        self.bind({name: x if backend.is_array(x) else backend.array(x) for name, x in arrays.items()})
         return True
 
     def state_for(self, types: Mapping[str, TensorType], seed: int | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from mithril.base import InputError
 
 MAX_HEADER = 100_000_000  # bytes, the limit of the format
+ALIGNMENT = 8  # bytes: writers pad the header to it, and kernels rely on aligned elements
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -42,8 +43,10 @@ class Stored:
         if 0 in self.shape:
             return np.zeros(self.shape, self.dtype)
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
-        raw = np.memmap(self.file, np.uint8, "r", offset=self.begin, shape=(size,))
-        array: np.ndarray[Any, Any] = np.asarray(raw).view(self.dtype).reshape(self.shape)
+        raw = np.asarray(np.memmap(self.file, np.uint8, "r", offset=self.begin, shape=(size,)))
+        if self.begin % ALIGNMENT:
+            raw = raw.copy()
+        array: np.ndarray[Any, Any] = raw.view(self.dtype).reshape(self.shape)
         return array
 
 
