@@ -11,7 +11,6 @@ HOMES = {
     "capabilities": ("Capabilities", "Form", "Prefers"),
     "checked_calls": ("CheckedType", "check_call", "checked", "constructor", "is_ours", "reject_surplus"),
     "codegen.call": ("Call",),
-    "core_set": ("CORE_SET",),
     "codegen.common": (
         *(
             "NUMPY_NAMES",

@@ -80,7 +80,6 @@ from mithril.backend.codegen.source import (
     Source as Source,
     template_texts as template_texts,
 )
-from mithril.backend.core_set import CORE_SET as CORE_SET
 from mithril.backend.forking import watch as watch
 from mithril.backend.host_calls import (
     check_results as check_results,

@@ -15,6 +15,7 @@ Pytest loads ``mithril_testing_summary`` on its own, for the line at the end of 
 from mithril_testing.backend import BackendConformance
 from mithril_testing.cases import Case, backend_cases
 from mithril_testing.compare import Tolerance, assert_close, tolerance
+from mithril_testing.core_set import CORE_SET
 from mithril_testing.operation import OpConformance
 from mithril_testing.plugins import ProfilerConformance, TargetConformance
 from mithril_testing.sample_arrays import arrays_for, make_array
@@ -23,6 +24,7 @@ from mithril_testing.transforms import PassConformance, RuleConformance
 KIT_VERSION = 1
 
 __all__ = [
+    "CORE_SET",
     "KIT_VERSION",
     "BackendConformance",
     "Case",

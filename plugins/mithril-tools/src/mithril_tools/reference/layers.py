@@ -143,7 +143,7 @@ def _arguments(cls: type[Layer]) -> str:
 
 
 def _terminals(cls: type[Layer]) -> str:
-    if not _construction(cls):
+    if not construction(cls):
         return ""  # a base class or a container: its terminals are those of its content
     layer = _instance(cls)
     rows = [("inputs", layer.inputs), ("optional inputs", layer.optional), ("parameters that a connection can replace",
@@ -152,10 +152,11 @@ def _terminals(cls: type[Layer]) -> str:
 
 
 def _instance(cls: type[Layer]) -> Any:
-    return eval(_construction(cls), dict(layer_classes()))
+    return eval(construction(cls), dict(layer_classes()))
 
 
-def _construction(cls: type[Layer]) -> str:
+def construction(cls: type[Layer]) -> str:
+    """Return the construction of a layer in its example, or nothing for base classes and containers."""
     op_name = getattr(cls, "op_name", "")
     if cls.__name__ in EXAMPLES or not op_name:
         return EXAMPLES.get(cls.__name__, ("", []))[0]
@@ -179,18 +180,18 @@ def layer_with_inputs(cls: type[Layer]) -> tuple[Any, dict[str, list[int]], dict
 
 def layer_example(cls: type[Layer]) -> str:
     """Return a model of this layer and its summary: the shapes of parameters and outputs."""
-    construction = _construction(cls)
-    if not construction:
+    call = construction(cls)
+    if not call:
         return ""
     _, shapes, types = layer_with_inputs(cls)
-    names = sorted({"Model", *(n for n in layer_classes() if f"{n}(" in construction)})
+    names = sorted({"Model", *(n for n in layer_classes() if f"{n}(" in call)})
     shown = f"shapes={shapes}" + (f", types={types}" if types else "")
     bindings = ", ".join(f'{n}="{n}"' for n in shapes)
     code = [
         f"from mithril.models import {', '.join(names)}",
         "",
         "model = Model()",
-        f"model |= {construction}({bindings})",
+        f"model |= {call}({bindings})",
         f"print(model.summary({shown}))".replace("'", '"'),
     ]
     return example("\n".join(code))
