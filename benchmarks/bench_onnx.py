@@ -87,13 +87,13 @@ def equal(*paths: str) -> None:
             model = ml.from_onnx(path)
             inputs = _inputs(model)
             compiled = ml.compile(model, "numpy", inference=True)
-            ours = [np.asarray(y) for y in compiled(inputs).values()]
+            mithril_seconds = [np.asarray(y) for y in compiled(inputs).values()]
         except ml.MithrilError as error:
             print(f"{Path(path).stem:24} {error}")
             continue
         session = _session(path)
         theirs = session.run(None, dict(zip([i.name for i in session.get_inputs()], inputs.values())))
-        worst = max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)) for a, b in zip(ours, theirs))
+        worst = max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)) for a, b in zip(mithril_seconds, theirs))
         print(f"{Path(path).stem:24} {len(session.get_outputs())} outputs, largest relative difference {worst:.1e}")
 
 
@@ -129,8 +129,8 @@ def speed(*paths: str) -> None:
             "ours": lambda: compiled(inputs),
         }
         t = interleaved(ways, seconds=8.0, min_rounds=12, clock=time.process_time)
-        ort, ov, ours = (t[k] * 1e3 for k in ("ort", "ov", "ours"))
-        figures = f"{ort:8.2f} {ov:8.2f} {ours:8.2f} {ort / ours:8.2f} {ov / ours:8.2f}"
+        ort, ov, mithril_result = (t[k] * 1e3 for k in ("ort", "ov", "ours"))
+        figures = f"{ort:8.2f} {ov:8.2f} {mithril_result:8.2f} {ort / mithril_result:8.2f} {ov / mithril_result:8.2f}"
         print(f"{Path(path).stem:24} {figures} {seconds:8.1f} {memory:12.0f}", flush=True)
 
 

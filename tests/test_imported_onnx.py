@@ -76,7 +76,7 @@ def test_round_trip(backend, tmp_path):
 
 
 def test_the_page_about_onnx():
-    """Run the blocks of docs/onnx.md one after the other."""
+    """Run the blocks of docs/onnx.md in order."""
     page = (Path(__file__).parents[1] / "docs" / "onnx.md").read_text()
     names = {}
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):

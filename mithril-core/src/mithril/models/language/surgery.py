@@ -19,11 +19,11 @@ Replacement = Layer | Callable[[Layer], Layer]
 
 
 class _Place(NamedTuple):
-    """Where a layer stores a child: its name in paths, the child, and how to put another one there."""
+    """Where a layer stores a child: its name in paths, the child, and a function that replaces it."""
 
     name: str
     child: Layer
-    put: Callable[[Layer], None]
+    replace_child: Callable[[Layer], None]
 
 
 def _places(layer: Layer) -> Iterator[_Place]:
@@ -115,7 +115,7 @@ def _replace(layer: Layer, target: Target, replacement: Replacement, path: str, 
             new = replaced.get(id(place.child))
             if new is None:
                 new = replaced[id(place.child)] = _new_layer(replacement, place.child, inner)
-            place.put(new)
+            place.replace_child(new)
             count += 1
         else:
             count += _replace(place.child, target, replacement, inner, replaced)
