@@ -116,7 +116,7 @@ class Site:
                     self.copy(file, shown)
                 return f"[{label}]({_relative(shown, place)}{anchor})"
             if file not in self.places:
-                return label  # a source file: the site shows no sources
+                return label if file.exists() else match[0]  # the site shows no source files
             return f"[{label}]({_relative(self.places[file], place)}{anchor})"
 
         return re.sub(r"\[([^\]]*(?:\[[^\]]*\][^\]]*)*)\]\(([^)#\s]*)(#[^)\s]*)?\)", link, text)
