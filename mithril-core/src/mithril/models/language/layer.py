@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 
 from mithril.backend import check_call, checked, constructor, is_ours
 from mithril.base import ModelError, OptionError
-from mithril.ir import Value
-from mithril.models.language.connection import Connections, Step, snake_case
+from mithril.ir import Value, is_building
+from mithril.models.language.connection import Connection, Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
 from mithril.models.language.trace_context import Context, active
 from mithril.system import fields
@@ -59,6 +59,7 @@ class Layer(metaclass=LayerMeta):
     output_alias = False  # "output" also refers to the first output, regardless of its name
 
     pretrained: Mapping[str, Any] = MappingProxyType({})
+    _compute: ClassVar[Callable[..., Any]]  # filled by ``eager``
     name: str | None
     tags: dict[str, Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -198,9 +199,13 @@ class Layer(metaclass=LayerMeta):
         """Wire the layer: bind its terminals to names, connections, IOKeys or constants.
 
         Returns the output connection, or a tuple of them. Called on values in a build method, builds immediately.
+        Called on arrays alone, outside of a model, it computes by NumPy, with pretrained or initial parameters.
         """
         if any(isinstance(a, Value) for a in args) or any(isinstance(b, Value) for b in bindings.values()):
             return self.context.call(self, args, bindings, caller_location())
+        arrays = {**dict(zip((*self.inputs, *self.optional), args, strict=False)), **bindings}
+        if set(self.inputs) <= set(arrays) and arrays and all(map(_is_array, arrays.values())) and not is_building():
+            return Layer._compute(self, arrays)
         step = Step(self, args, bindings, user_location())
         outputs = tuple(step.results.values())
         step.attach_to_model()
@@ -210,6 +215,10 @@ class Layer(metaclass=LayerMeta):
         args, options = self.arguments
         shown = [_short(a) for a in args] + [f"{k}={_short(v)}" for k, v in options.items()]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, Connection)
 
 
 def _short(value: Any) -> str:

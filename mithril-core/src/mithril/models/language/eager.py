@@ -1,0 +1,114 @@
+"""Calling a model on arrays: the layers are traced, and each operation is computed as soon as it is added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.backend import to_numpy
+from mithril.base import DType, InputError, Size, TensorType, dtype as as_dtype
+from mithril.ir import Attributes, Builder, Graph, Input, Op, Value
+from mithril.models.language.flatten import TRAINING_FLAG, flatten
+from mithril.models.language.layer import Layer
+from mithril.models.language.trace import run_flat
+from mithril.models.language.trace_context import Context
+from mithril.runtime import initialize
+
+
+class EagerValue(Value):
+    """A value with its elements, which ``print`` shows and ``np.asarray`` returns."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, value: Value, array: Any) -> None:
+        super().__init__(value.name, value.type)
+        self.array = np.asarray(array)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return np.array(self.array, dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} =\n{self.array}"
+
+
+class EagerBuilder(Builder):
+    """A builder that computes each node by its NumPy reference, and draws parameters and states as it meets them."""
+
+    def __init__(self, name: str, arrays: Mapping[str, Any], pretrained: Mapping[str, Any]) -> None:
+        super().__init__(name)
+        self.arrays, self.pretrained = arrays, pretrained
+
+    def input(
+        self,
+        name: str,
+        shape: Sequence[Size],
+        dtype: Any = "float32",
+        role: str = "input",
+        data: np.ndarray[Any, Any] | None = None,
+        tags: Attributes | None = None,
+        of: str = "",
+    ) -> Value:
+        plain = super().input(name, shape, dtype, role, data, tags, of)
+        declared = self.inputs.pop()
+        if data is None:
+            data = self.arrays[name] if role == "input" else initialize([declared], 0, self.pretrained)[declared.name]
+        value = EagerValue(plain, data)
+        self.inputs.append(Input(value, role, declared.data, declared.tags, of))
+        return value
+
+    def emit(
+        self,
+        op: Op,
+        operands: Sequence[Value | None],
+        attributes: Mapping[str, Any],
+        regions: Sequence[Graph] = (),
+        name: str | None = None,
+    ) -> tuple[Value, ...]:
+        results = super().emit(op, operands, attributes, regions, name)
+        arrays = [None if v is None else v.array for v in operands]
+        computed = op.evaluate(arrays, attributes, tuple(regions))
+        listed = computed if isinstance(computed, tuple) else (computed,)
+        values = tuple(EagerValue(v, x) for v, x in zip(results, listed, strict=True))
+        self.nodes[-1] = self.nodes[-1].replaced(results=values)
+        return values
+
+
+def compute(layer: Layer, arguments: Mapping[str, Any]) -> Any:
+    """Return the output of a model for arrays by input name, or several outputs by name."""
+    flat = flatten(layer)
+    arrays = {name: _array(name, x) for name, x in arguments.items()}
+    arrays = {d.name: _converted(arrays[d.name], d.dtype) for d in flat.inputs if d.name in arrays}
+    builder = EagerBuilder(flat.name, arrays, flat.pretrained)
+    context = Context(builder, training=False, dtype=None, frozen={})
+    context.pretrained = flat.pretrained
+    with builder, context.active():
+        slots: list[Any] = [None] * flat.slots
+        for decl in flat.inputs:
+            if decl.name in arrays:
+                slots[decl.slot] = builder.input(decl.name, arrays[decl.name].shape, arrays[decl.name].dtype)
+            elif decl.name == TRAINING_FLAG:
+                slots[decl.slot] = False
+            elif decl.required:
+                raise InputError(f"input '{decl.name}' is missing", facts=[decl.where])
+            else:
+                slots[decl.slot] = decl.default
+        outputs = {name: np.asarray(context.as_value(v)) for name, v in run_flat(context, flat, slots).items()}
+    return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+
+def _array(name: str, x: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(to_numpy(x))
+    if array.dtype == np.object_:
+        raise InputError(f"input '{name}' is not an array of numbers", facts=[f"got {type(x).__name__}"])
+    return array
+
+
+def _converted(array: np.ndarray[Any, Any], dtype: DType | None) -> np.ndarray[Any, Any]:
+    """Return the array with the declared dtype; undeclared floats of NumPy's default precision become float32."""
+    kind = dtype or (as_dtype("float32") if array.dtype == np.float64 else TensorType(as_dtype(array.dtype), ()).dtype)
+    return array.astype(kind.numpy, copy=False)
+
+
+Layer._compute = staticmethod(compute)

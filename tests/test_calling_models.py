@@ -1,0 +1,56 @@
+"""Models called on arrays compute at once: the numbers of the compiled model, visible inside ``build``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.base import MithrilError
+from mithril.models import BatchNorm1d, Dropout, Layer, Linear, Model, Relu
+
+X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+
+
+class Shown(Layer):
+    """A layer that looks at its values."""
+
+    seen: Any = None
+
+    def build(self, x: Any) -> Any:
+        h = x * 2.0
+        type(self).seen = np.asarray(h), repr(h)
+        return h.shape[0] * h
+
+
+def test_a_call_returns_the_numbers_of_the_compiled_model() -> None:
+    model = Model(Linear(8), BatchNorm1d(), Dropout(0.5), Relu(), Linear(2))
+    compiled = ml.compile(model, "numpy", shapes={"input": [3, 4]})
+    expected = compiled.evaluate(compiled.randomize_params(0), {"input": X})["output"]
+    np.testing.assert_allclose(model(X), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model(input=X), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pretrained_values_are_used_and_values_are_visible() -> None:
+    layer = Linear(2)
+    layer.pretrained = {"weight": np.ones((2, 4), np.float32), "bias": np.zeros(2, np.float32)}
+    np.testing.assert_allclose(layer(X), X.sum(1, keepdims=True).repeat(2, 1), rtol=1e-5)
+    np.testing.assert_allclose(Shown()(X), X * 6, rtol=1e-6)
+    array, text = Shown.seen
+    np.testing.assert_array_equal(array, X * 2)
+    assert str(array) in text
+
+
+def test_several_outputs_and_errors() -> None:
+    model = Model()
+    model |= Relu()(input="x", output="a")
+    model |= Linear(2)(input="x", output="b")
+    model.set_outputs("a", "b")
+    results = model(x=X)
+    assert set(results) == {"a", "b"} and results["b"].shape == (3, 2)
+    with pytest.raises(MithrilError):
+        Linear(2)(np.array([object()]))
+    connection = Relu()("x")
+    assert not isinstance(connection, np.ndarray)
