@@ -201,9 +201,9 @@ def test_plugins_import_the_core_and_declared_distributions(path):
 
 def foreign_modules(file: Path, allowed: set[str]) -> list[str]:
     """Return the imports of a file from distributions that are not allowed, and of private names of the core."""
-    named = [(module, module.split(".")) for module in imports(file, CORE_MODULES)]
-    undeclared = [m for m, (root, *_) in named if root.startswith("mithril_") and root not in allowed]
-    private = [m for m, parts in named if parts[0] == "mithril" and any(part.startswith("_") for part in parts)]
+    requirements = [(module, module.split(".")) for module in imports(file, CORE_MODULES)]
+    undeclared = [m for m, (root, *_) in requirements if root.startswith("mithril_") and root not in allowed]
+    private = [m for m, parts in requirements if parts[0] == "mithril" and any(part.startswith("_") for part in parts)]
     return [f"{file} imports {module}" for module in undeclared + private]
 
 
