@@ -102,7 +102,7 @@ EXAMPLES: dict[str, tuple[str, list[int] | dict[str, list[int]]]] = {
     "Unsqueeze": ("Unsqueeze(1)", [2, 8]),
     "Upsample": ("Upsample(2)", IMAGE),
 }
-NO_EXAMPLE = {"Layer", "Metric", "Model", "If", "While"}  # base classes and containers: docs/models.md shows them
+NO_EXAMPLE = {"Layer", "Metric", "Model", "If", "While", "Wrapper"}  # base classes and containers
 
 
 def layer_classes() -> dict[str, type[Layer]]:
