@@ -34,7 +34,7 @@ class EagerValue(Value):
 
 
 class EagerBuilder(Builder):
-    """A builder that computes each node by its NumPy reference, and draws parameters and states as it meets them."""
+    """A builder that computes each node by its NumPy reference, and draws parameters and states on first use."""
 
     def __init__(self, name: str, arrays: Mapping[str, Any], pretrained: Mapping[str, Any]) -> None:
         super().__init__(name)
