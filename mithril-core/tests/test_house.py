@@ -264,6 +264,7 @@ SLOTS = {
     "mithril.ir.text": {"Graph._printer"},
     "mithril.models.language.apply_op": {"Connection._apply", "Connection._index"},
     "mithril.models.language.model_summary": {"Model._summarize"},
+    "mithril.models.language.eager": {"Layer._compute"},
     "mithril.models.language.surgery": {"Layer._find_layers", "Layer._replace_layers", "Layer._walk_layers"},
     "mithril.models.language.trace": {"Model._run"},
     "mithril.ops.python_indexing": {"registry.indexing"},
