@@ -20,11 +20,11 @@ def test_the_whole_table():
     assert model().summary(shapes={"input": [2, 3, 8, 8]}, width=100).splitlines() == [
         "layer                result           parameters  flops  memory",
         "---------------------------------------------------------------",
-        "model                f32[2, 144]             112  19.9k  4.52kB",
-        "  block              f32[2, 4, 6, 6]         112  19.9k  3.39kB",
-        "    conv (Conv2d)    f32[2, 4, 6, 6]         112  15.8k  2.27kB",
-        "    tanh (Tanh)      f32[2, 4, 6, 6]           0  4.03k  1.12kB",
-        "  flatten (Flatten)  f32[2, 144]               0      0  1.12kB",
+        "model                f32[2, 144]             112  19.9k  4.62kB",
+        "  block              f32[2, 4, 6, 6]         112  19.9k  3.47kB",
+        "    conv (Conv2d)    f32[2, 4, 6, 6]         112  15.8k  2.32kB",
+        "    tanh (Tanh)      f32[2, 4, 6, 6]           0  4.03k  1.15kB",
+        "  flatten (Flatten)  f32[2, 144]               0      0  1.15kB",
         "112 parameters (448B), 19.9k operations",
     ]
 

@@ -140,7 +140,7 @@ def avg_pool(
     stride = kernel if not isinstance(stride, int) and not len(stride) else _each(stride, n)
     padding = _each(padding, n)
     if not ceil_mode and divisor is None:
-        settings = {"padding": _pairs(padding, n), "count_include_pad": count_include_pad}
+        settings: dict[str, Any] = {"padding": _pairs(padding, n), "count_include_pad": count_include_pad}
         return _plain(ops.avg_pool(x, kernel=kernel, stride=stride, **settings), unbatched)
     extra = [
         _overhang(size, k, s, p, 1) if ceil_mode else 0
