@@ -70,3 +70,15 @@ def test_running_sums_and_products(shape: tuple[int, ...]) -> None:
         check(lambda x: ops.cumsum(x, axis=axis), x)
     check(lambda x: ops.cumsum(x, axis=0, reverse=True, exclusive=True), x, vector_bytes=16)
     check(lambda x: ops.cumprod(x * 2.0 - 1.0, axis=0), x, threads=2)
+
+
+def test_rows_of_columns_sliced_before_a_reshape() -> None:
+    """The slices have one element per row of three axes, the softmax has rows of four."""
+
+    def attend(x: Any) -> Any:
+        product = x[:, :, 0:1] * x[:, 0:1, :] + x[:, :, 1:2] * x[:, 1:2, :]
+        scores = ops.reshape(product, shape=(33, 16, 1, 16))
+        shares = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True))
+        return ops.tanh(shares / ops.sum(shares, axis=-1, keepdims=True))
+
+    check(attend, RNG.normal(size=(33, 16, 16)).astype(np.float32))

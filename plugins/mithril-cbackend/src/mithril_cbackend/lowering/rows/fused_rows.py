@@ -8,6 +8,7 @@ by several passes are saved in a row buffer.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ class Passes:
 
 def passes_of(kernel: Kernel) -> Passes:
     """Schedule each reduction in the first pass in which its inputs are available."""
-    width = shape_of(kernel.outputs[0])[-1]
+    shape = shape_of(kernel.outputs[0])
     stages: dict[Value, int] = {}
     for node in kernel.nodes:
         stage = max((stages.get(v, 0) for v in node.operands if v is not None), default=0)
@@ -57,18 +58,18 @@ def passes_of(kernel: Kernel) -> Passes:
         if node.op in reductions.FOLDS:
             folds[stages[node.result] - 1].append(node)
             needed.setdefault(operand(node), set()).add(stages[node.result] - 1)
-        elif is_per_row(node.result, width):
+        elif is_per_row(node.result, shape):
             per_row[stages[node.result] - 1].append(node.result)
     saved: list[list[Value]] = [[] for _ in range(count)]
     shortcuts: list[list[Node]] = [[] for _ in range(count)]
     for node in reversed(kernel.nodes):
         passes = needed.get(node.result)
-        if passes is None or node.op in reductions.FOLDS or is_per_row(node.result, width):
+        if passes is None or node.op in reductions.FOLDS or is_per_row(node.result, shape):
             continue
         if is_expensive(node, EXPENSIVE) and len(passes) > 1:
             saved[min(passes)].append(node.result)
             passes = {min(passes)}
-        if is_division_per_row(node, width) or is_of_negative(kernel, node):
+        if is_division_per_row(node, shape) or is_of_negative(kernel, node):
             for k in passes:
                 shortcuts[k].insert(0, node)
         for v in node.operands:
@@ -82,9 +83,9 @@ def is_of_rows(node: Node) -> bool:
     return node.op in reductions.FOLDS or is_plain(node)
 
 
-def is_division_per_row(node: Node, width: int) -> bool:
+def is_division_per_row(node: Node, shape: Sequence[int]) -> bool:
     """Whether the node divides elements by a value per row."""
-    return node.op is ops.div and node.result.dtype is float32 and is_per_row(operand(node, 1), width)
+    return node.op is ops.div and node.result.dtype is float32 and is_per_row(operand(node, 1), shape)
 
 
 def is_of_negative(kernel: Kernel, node: Node) -> bool:
@@ -96,10 +97,10 @@ def is_of_negative(kernel: Kernel, node: Node) -> bool:
     return row_max is not None and row_max.op is ops.max and operand(row_max) is operand(sub)
 
 
-def is_per_row(value: Value, width: int) -> bool:
-    """Whether the value has one element per row."""
-    shape = shape_of(value)
-    return bool(shape) and shape[-1] == 1 and width != 1
+def is_per_row(value: Value, shape: Sequence[int]) -> bool:
+    """Whether the value has one element per row of ``shape``; values before a reshape have rows of another rank."""
+    sizes = shape_of(value)
+    return len(sizes) == len(shape) and sizes[-1] == 1 and shape[-1] != 1
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
