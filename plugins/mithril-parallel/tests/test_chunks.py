@@ -17,13 +17,20 @@ from mithril_parallel.sharding.spmd import partition_graph
 # Operations whose results have the examples of their first operand, but which read other examples, too.
 MIXING = {
     "argsort": "orders all examples",
+    "cholesky": "factors a matrix of all examples",
+    "cummax": "accumulates over all examples",
+    "cummin": "accumulates over all examples",
     "dynamic_update_slice": "replaces examples from an index on",
     "flip": "moves the last example to the front",
+    "logcumsumexp": "accumulates over all examples",
+    "qr": "factors a matrix of all examples",
     "scatter": "replaces examples by index",
     "scatter_add": "adds to examples by index",
+    "scatter_reduce": "combines examples by index",
     "scatter_nd": "replaces examples by index",
     "scatter_nd_add": "adds to examples by index",
     "sort": "orders all examples",
+    "svd": "factors a matrix of all examples",
     "ternarize": "uses one scale for all elements",
     "top_k": "selects from all examples",
 }

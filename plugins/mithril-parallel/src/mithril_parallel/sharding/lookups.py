@@ -26,6 +26,7 @@ def shard_lookup(local: LocalGraphBuilder, node: Node) -> bool:
     mesh_axis = local.splits[table][axis]
     if (
         mesh_axis is None
+        or BLOCKS in mesh_axis  # rows of a device are not contiguous
         or mesh_axis in local.sequential_axes
         or mesh_axis in local.splits[indices]
         or not table.dtype.is_float
