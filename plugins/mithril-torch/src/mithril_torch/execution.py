@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mithril.autodiff import require_framework_gradients
-from mithril.backend import BuildOptions, Forward
+from mithril.backend import BuildOptions, Forward, LazyGraph
 from mithril.base import BackendError, GradientError, OptionError, unknown
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import if_op, while_op
@@ -142,13 +142,13 @@ def runner(
     elif running.capture:
         run = Captured(forward, running.compiler if running.jit else None)
     setting = _settings(running)
-    differentiable = functools.cache(lambda: is_differentiable(graph, on_host))
+    records = _autograd_check(graph, on_host)
 
     def mode(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         """Return whether autograd records the call: it does if one of the arguments requires a gradient."""
         arguments = (*params.values(), *inputs.values())
         recorded = torch.is_grad_enabled() and any(x.requires_grad for x in arguments)
-        return torch.set_grad_enabled(recorded and not isinstance(forward, Differentiated) and differentiable())
+        return torch.set_grad_enabled(recorded and not isinstance(forward, Differentiated) and records())
 
     def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with mode(params, inputs):
@@ -159,6 +159,28 @@ def runner(
             return run(params, inputs)  # type: ignore[no-any-return]
 
     return call if setting is None else call_with_settings
+
+
+def _autograd_check(graph: Graph, on_host: Callable[[Node], bool]) -> Callable[[], bool]:
+    """Return the check of a call that autograd would record: ``is_differentiable``, without keeping the graph alive.
+
+    A graph holds embedded weights. One read from the cache holds none, and is parsed only if the check is needed.
+    """
+    if isinstance(graph, LazyGraph):
+        return functools.cache(lambda: is_differentiable(graph.get(), on_host))
+    failure: GradientError | None = None
+    differentiable = False
+    try:
+        differentiable = is_differentiable(graph, on_host)
+    except GradientError as error:
+        failure = error.with_traceback(None)  # its frames refer to the graph
+
+    def check() -> bool:
+        if failure is not None:
+            raise failure.with_traceback(None)
+        return differentiable
+
+    return check
 
 
 def is_differentiable(graph: Graph, on_host: Callable[[Node], bool]) -> bool:
