@@ -180,6 +180,7 @@ ROWS: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
     ({"save_intermediates": True}, on(EVERY, EFFECT(kept))),
     ({"custom_passes": [lambda graph: graph.replaced(name="mine")]}, on(EVERY, EFFECT(lambda c: c.graph.name))),
     ({"timeout": 1e-9}, on(EVERY, ERROR("timed out"))),
+    ({"plugin_patience": 0}, on(EVERY, ERROR("above 0"))),
     ({"num_threads": 0}, on(EVERY, ERROR("at least 1"))),
     (
         {"num_threads": 2, "cpu_options": {"num_threads": 1}},

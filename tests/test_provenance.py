@@ -10,7 +10,7 @@ import pytest
 import mithril as ml
 from mithril import ops, plugins
 from mithril.base import PluginError
-from mithril.models import Model
+from mithril.models import Model, Residual, Sequential, Tanh
 from mithril.plugins import PluginWarning
 
 PLUGIN = """
@@ -39,7 +39,7 @@ def mithril_ops():
 
 @hookimpl
 def mithril_exports():
-    return [Export("acme_method", "acme_parts:method", on="CompiledModel")]
+    return [Export("acme_method", "acme_parts:method", on="CompiledModel"), Export("Shift", "acme_parts:Shift")]
 
 
 @hookimpl
@@ -72,8 +72,9 @@ def mithril_observers(context):
 PARTS = '''
 from __future__ import annotations
 
-from mithril import Builder, composite, ops
+from mithril import Builder, ModelError, composite, ops
 from mithril.compiler import GraphSource
+from mithril.models import Layer
 
 
 def plain(graph, context):
@@ -85,6 +86,13 @@ def plain(graph, context):
 def twice(x):
     """Twice x."""
     return x + x
+
+
+class Shift(Layer):
+    def build(self, x):
+        if x.shape[-1] == 3:
+            return x + self.param("shift", (3,))
+        raise (LookupError if x.shape[-1] == 2 else ModelError)("own")
 
 
 class Formula:
@@ -195,6 +203,27 @@ def test_frontend_is_named_and_blamed():
         with pytest.raises(ml.MithrilError, match="the frontend 'acme' of acme-parts 2.5") as caught:
             ml.compile(acme.Formula(text), "numpy")
         assert cause in str(caught.value)
+
+
+def with_layer(backend, size=3):
+    model = Sequential(Tanh(), Residual(ml.Shift()))
+    return ml.compile(model, backend, shapes={"input": [2, size]})
+
+
+@pytest.mark.parametrize("backend", ["numpy", "c"])
+def test_layers_are_named(backend):
+    line = "layer 'Shift' by acme-parts 2.5"
+    program = with_layer(backend)
+    assert [d.message for d in program.decisions.of("plugin") if d.message.startswith("layer")] == [line]
+    assert line in program.explain() and line in program.source
+
+
+def test_layers_are_named_in_their_errors():
+    with pytest.raises(ml.ModelError, match="in the layer class 'Shift' of acme-parts 2.5"):
+        with_layer("numpy", size=5)
+    with pytest.raises(LookupError) as caught:
+        with_layer("numpy", size=2)
+    assert caught.value.__notes__[0].endswith("in the layer class 'Shift' of acme-parts 2.5")
 
 
 def test_methods_and_formats_keep_their_errors_with_a_note(tmp_path):

@@ -234,6 +234,7 @@ class CompileOptions(TypedDict, total=False):
     pipeline_schedule: Literal["1f1b", "gpipe"]
     pipeline_stages: int | None
     pjit: bool
+    plugin_patience: float | None
     precision: Literal["float32", "float16", "bfloat16"] | None
     profile: bool
     profile_output: str | PathLike[str] | None

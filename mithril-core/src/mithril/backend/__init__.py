@@ -6,7 +6,7 @@ HOMES = {
     "": ("memory_plan",),
     "annotations": ("Layers", "Least", "Positive", "describe", "mismatch"),
     "arrays": ("as_numpy", "to_numpy"),
-    "attribution": ("annotated", "attributed"),
+    "attribution": ("annotated", "attributed", "plugin_of", "third_parties"),
     "base": ("Backend", "BuildOptions", "Executable"),
     "capabilities": ("Capabilities", "Form", "Prefers"),
     "checked_calls": ("CheckedType", "check_call", "checked", "constructor", "is_ours", "reject_surplus"),

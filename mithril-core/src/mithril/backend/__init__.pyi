@@ -15,6 +15,8 @@ from mithril.backend.arrays import (
 from mithril.backend.attribution import (
     annotated as annotated,
     attributed as attributed,
+    plugin_of as plugin_of,
+    third_parties as third_parties,
 )
 from mithril.backend.base import (
     Backend as Backend,

@@ -6,35 +6,45 @@ import time
 from typing import Any
 
 from mithril.base import CompileTimeoutError
+from mithril.compiler.plugin_watch import PluginWatch
 
 
 class Deadline:
-    """A time limit, checked between steps and passes and, where supported, by an alarm signal."""
+    """A time limit, checked between steps and passes and, where supported, by an alarm signal.
 
-    def __init__(self, seconds: float | None) -> None:
+    Plugins that run for more than ``patience`` seconds are named meanwhile.
+    """
+
+    def __init__(self, seconds: float | None, patience: float | None = None) -> None:
         self.seconds = seconds
         self.depth = 0
         self.end = 0.0
+        self.watch = PluginWatch(patience, seconds)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Deadline:
         self.depth += 1
-        if self.seconds is not None and self.depth == 1:
-            self.end = time.monotonic() + self.seconds
-            self._alarm(self.seconds)
+        if self.depth == 1:
+            self.watch.start()
+            if self.seconds is not None:
+                self.end = time.monotonic() + self.seconds
+                self._alarm(self.seconds)
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self.depth -= 1
-        if self.seconds is not None and self.depth == 0:
-            self._alarm(0)
+        if self.depth == 0:
+            self.watch.stop()
+            if self.seconds is not None:
+                self._alarm(0)
 
     def check(self, where: str) -> None:
         if self.seconds is not None and self.depth and time.monotonic() > self.end:
-            raise self._error(where)
+            raise self._error(f"in {where}", *self.watch.describe())
 
-    def _error(self, where: str) -> CompileTimeoutError:
+    def _error(self, *facts: str) -> CompileTimeoutError:
         return CompileTimeoutError(
             f"Compilation timed out after {self.seconds:g} seconds",
-            facts=[f"in {where}"] if where else [],
+            facts=facts,
             hint="raise timeout=, lower optimization_level=, or compile a smaller part",
         )
 
@@ -46,7 +56,7 @@ class Deadline:
             return
 
         def ring(number: int, frame: Any) -> None:
-            raise self._error("")
+            raise self._error(*self.watch.describe(frame))
 
         if seconds:
             self._before = signal.signal(signal.SIGALRM, ring)

@@ -150,6 +150,13 @@ def mithril_options() -> Sequence[Option]:
             "Names of the values to return; None selects the outputs that the model declares.",
         ),
         Option(
+            "plugin_patience",
+            Annotated[float, Least(0, open=True)] | None,
+            5.0,
+            "Seconds after which a plugin of a third party that is still running is named on stderr; None: never.",
+            affects="shown",
+        ),
+        Option(
             "precision",
             Literal["float32", "float16", "bfloat16"] | None,
             None,

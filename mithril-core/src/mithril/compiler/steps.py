@@ -79,6 +79,13 @@ def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) 
     immediately; otherwise at the first call, once per signature.
     """
     settings = resolve_options(options)
+    with Deadline(settings["timeout"], settings["plugin_patience"]) as deadline:
+        return _compile(model, backend, options, settings, deadline)
+
+
+def _compile(
+    model: Any, backend: Any, options: Mapping[str, Any], settings: Settings, deadline: Deadline
+) -> CompiledModel:
     instance = make_backend(backend, settings)
     decisions = Decisions(strict=settings["strict"])
     applicable, foreign = split_options(options, backend_names(instance, settings))
@@ -96,7 +103,7 @@ def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) 
     observers = Observers(context)
     plugins.compile_begin(context)
     try:
-        compiled = Compiler(context, settings, observers).start()
+        compiled = Compiler(context, settings, observers, deadline).start()
     except BaseException as error:
         observers.end(None, error)
         plugins.compile_end(context, None, error)
@@ -121,14 +128,13 @@ class _Optimized(NamedTuple):
 class Compiler:
     """The compiler of one model for one backend, which creates programs on request."""
 
-    def __init__(self, context: CompileContext, settings: Settings, observers: Observers) -> None:
-        self.observers = observers
+    def __init__(self, context: CompileContext, settings: Settings, observers: Observers, deadline: Deadline) -> None:
+        self.observers, self.deadline = observers, deadline
         self.context, self.model = context, context.model
         self.settings = settings
         self.backend: Backend = context.backend
         self.decisions: Decisions = context.decisions
         self.context.target = self._target()
-        self.deadline = Deadline(settings["timeout"])
         self._buckets: dict[bool, Buckets | None] = {}
         self._written: set[str] = set()  # kinds of programs written to file_path
         self._typed = False  # whether the last requested program was traced

@@ -11,6 +11,7 @@ from mithril.base import TensorType
 from mithril.compiler import TraceRequest
 from mithril.ir import Graph, Input
 from mithril.models.language.flatten import InputDecl, flatten
+from mithril.models.language.surgery import walk
 from mithril.models.language.trace import trace_model
 from mithril.runtime import initialize
 
@@ -19,6 +20,7 @@ class LayerSource:
     """A flattened model, or a flattened single layer."""
 
     def __init__(self, model: Any, *, outputs: Sequence[str] | None = None, inference: bool = False) -> None:
+        self._model = model
         self.flat = flatten(model, outputs=outputs, inference=inference)
         self.name = self.flat.name
         self.inference = self.flat.inference
@@ -34,6 +36,11 @@ class LayerSource:
     @property
     def layers(self) -> Sequence[str]:
         return [call.path for call in self.flat.layer_calls]
+
+    @property
+    def layer_types(self) -> set[type]:
+        """The classes of all layers, also of those within others."""
+        return {type(self._model), *(type(layer) for _, layer in walk(self._model))}
 
     @property
     def pretrained(self) -> Mapping[str, Any]:

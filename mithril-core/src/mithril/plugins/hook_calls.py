@@ -75,6 +75,8 @@ class HookCalls:
         stack.append(last)
         try:
             return hook(**arguments)
+        except TimeoutError:
+            raise  # the time limit of the compilation
         except Exception as error:
             plugin = self._raising_plugin(hook, error)
             if plugin is None:
@@ -148,6 +150,8 @@ class HookCalls:
             plugin_draft = PipelineDraft(draft.names)
             try:
                 implementation(draft=plugin_draft, target=target, level=level)
+            except TimeoutError:
+                raise
             except Exception as cause:
                 raise answer_problem(plugin, "mithril_amend_pipeline", cause).error() from cause
             fates = dict.fromkeys(plugin_draft.removed, "leave it out") | {

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from mithril.backend import plugin_of
 from mithril.base import (
     DEFAULT_FLOAT,
     DType,
@@ -21,6 +22,7 @@ from mithril.base import (
 from mithril.ir import Builder, Origin, Output, Value, result
 from mithril.models.language.connection import IOKey
 from mithril.models.language.source_location import SourceLocation
+from mithril.plugins import Plugin
 
 
 class Builds(Protocol):
@@ -143,6 +145,12 @@ class Context:
         except MithrilError as error:
             if not _located(error):
                 error.with_facts(str(origin))
+            if plugin := plugin_of(type(layer).__module__):
+                error.with_facts(_class_of(layer, plugin))
+            raise
+        except Exception as error:
+            if plugin := plugin_of(type(layer).__module__):
+                error.add_note(f"{origin}: {_class_of(layer, plugin)}")
             raise
         finally:
             builder.origin, builder.tags = outer
@@ -281,6 +289,10 @@ class Context:
 
             self.updated[RNG] = fold_in(self.states[RNG], 0)
         return [result("state", name, value) for name, value in self.updated.items()]
+
+
+def _class_of(layer: Builds, plugin: Plugin) -> str:
+    return f"in the layer class '{type(layer).__name__}' of {plugin.origin}"
 
 
 def _located(error: MithrilError) -> bool:
