@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -49,6 +50,15 @@ def l2_bytes() -> int:
         return 1 << 19
     unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 0)
     return int(text[:-1]) * unit if unit and text[:-1].isdigit() else 1 << 19
+
+
+@cache
+def enable_tiles() -> bool:
+    """Ask Linux for the registers of matrix instructions (AMX), and return whether this process may use them."""
+    if platform.machine() != "x86_64" or "amx_tile" not in features():
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return int(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)) == 0
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.axes import is_expensive
-from mithril.base import TensorType, dtype as as_dtype
+from mithril.base import DType, TensorType, dtype as as_dtype
 from mithril.ir import Graph, Node, Value
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.lowering.attention import attention, attention_match
@@ -163,6 +163,11 @@ class FusionPlanner:
                     self._separate_kernel(node)
                 else:
                     reader.nodes.insert(0, node)
+        elif self._widens_for_products(node, readers[0]):
+            for reader in readers[0]:
+                assert reader is not None
+                reader.nodes.insert(0, node)
+                self._add_user(operand(node), reader)
         elif (kernel := self._fuse_into_rows(node, readers[0])) is not None:
             kernel.nodes.insert(0, node)
             kernel.template, kernel.kind = fused_rows.rows, fused_rows.rows.__name__
@@ -178,6 +183,13 @@ class FusionPlanner:
             self._anchor_inputs(kernel)
         else:
             self._separate_kernel(node)
+
+    def _widens_for_products(self, node: Node, readers: list[Kernel | None]) -> bool:
+        """Whether to repeat a cast without loss in each of several products, which read the narrow elements."""
+        if not self.machine.fuse or len(readers) < 2 or node.op is not ops.cast or not fuses_into_matmul_operand(node):
+            return False
+        kernels = [k for k in readers if k is not None and k.template is matmul.matmul and feeds_only(k, node)]
+        return len(kernels) == len(readers)
 
     def _fuse_producer(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
         """Return the element-wise kernel that can become the epilogue of the node, or None if there is none."""
@@ -310,7 +322,8 @@ class FusionPlanner:
         lowering = LOWERINGS.get(node.op.name)
         kernel.kind = kernel.template.__name__
         if lowering is not None and lowering.prepare is not None:
-            elements = constant_elements(self.graph, node.operands[1])
+            kernel.narrow = narrow_dtype(self.graph, operand(node))
+            elements = constant_elements(self.graph, node.operands[1], node.op in (ops.matmul, ops.dot))
             packed = None if elements is None else lowering.prepare(kernel, elements, self.machine)
             if packed is not None:
                 right = node.operands[1]
@@ -347,13 +360,26 @@ def fuses_into_matmul_operand(node: Node) -> bool:
     return node.op is ops.transpose
 
 
-def constant_elements(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
-    """Return the elements of a constant or of its transpose, or None if the value is not constant."""
+def narrow_dtype(graph: Graph, value: Value) -> DType:
+    """Return the dtype of a value before casts without loss."""
+    producer = graph.producers.get(value)
+    if producer is not None and fuses_into_matmul_operand(producer):
+        return narrow_dtype(graph, operand(producer))
+    return value.dtype
+
+
+def constant_elements(graph: Graph, value: Value | None, casts: bool = False) -> np.ndarray[Any, Any] | None:
+    """Return the elements of a constant or of its transpose, or None if the value is not constant.
+
+    With ``casts``, also those of a narrower constant that is converted without loss.
+    """
     assert value is not None
     producer = graph.producers.get(value)
     if producer is not None and producer.op is ops.transpose:
-        elements = constant_elements(graph, producer.operands[0])
+        elements = constant_elements(graph, producer.operands[0], casts)
         return None if elements is None else elements.transpose(producer.attributes["perm"])
+    if casts and producer is not None and producer.op is ops.cast and fuses_into_matmul_operand(producer):
+        return constant_elements(graph, producer.operands[0], casts)
     source = graph.input_of.get(value)
     return None if source is None or source.role != "constant" else np.asarray(source.data)
 

@@ -128,6 +128,8 @@ class Printer:
         if isinstance(s, n.SeqStmt):
             for part in s.seq:
                 self.statement(part)
+        elif isinstance(s, n.AttrStmt):
+            self.statement(s.body)
         elif isinstance(s, n.For):
             self.loop(s)
         elif isinstance(s, n.BufferStore):
@@ -315,7 +317,7 @@ class Printer:
         if name == "if_then_else":
             return self.select(*x.args), ATOM
         if name == "address_of":
-            return f"&{self.expr(x.args[0], UNARY)}", UNARY
+            return f"(void *)&{self.expr(x.args[0], UNARY)}", UNARY
         if name == "reinterpret":
             return self.reinterpreted(x), ATOM
         suffix = "f" if dtype_of(x) == "float32" else ""
@@ -397,7 +399,8 @@ def comment(kernel: Kernel) -> str:
 
 def body_text(program: Program, lanes: int) -> str:
     """Return all kernels, and the driver as a function of the address table."""
-    parts = []
+    pieces = {name: piece for f in program.functions.values() for name, piece in f.pieces.items()}
+    parts = [piece.c for piece in pieces.values()]
     for name, function in program.functions.items():
         kernel = program.kernels.get(name)
         above = comment(kernel) if kernel is not None else ""

@@ -42,6 +42,7 @@ def machine(options: BuildOptions, target: CompileTarget, num_threads: int | Non
         fuse=options.fuses,
         plan=options.memory_plan,
         compact=target.optimize_size,
+        features=machine_code.selected_features(cpu) if target.arch is None else (),
     )
     return replace(result, cache=l2_bytes()) if target.arch is None else result
 
@@ -86,7 +87,9 @@ def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executabl
     functions[programs.DRIVE] = program.driver
     layout = program.layout(graph)
     try:
-        built = machine_code.compiled(functions, call_entry.entries(graph, layout), machine.cpu, machine.threads)
+        built = machine_code.compiled(
+            functions, call_entry.entries(graph, layout), machine.cpu, machine.threads, machine.features
+        )
     except BackendError as error:
         raise (first_failing_kernel(program, machine) or error) from error.__cause__
     lowered = LoweredProgram(program, machine)
@@ -100,7 +103,8 @@ def first_failing_kernel(program: programs.Program, machine: Machine) -> Backend
     helpers = {n: f.primfunc for n, f in program.functions.items() if n not in program.kernels}
     for name, kernel in program.kernels.items():
         try:
-            machine_code.compiled({**helpers, name: program.functions[name].primfunc}, {}, machine.cpu, machine.threads)
+            one = {**helpers, name: program.functions[name].primfunc}
+            machine_code.compiled(one, {}, machine.cpu, machine.threads, machine.features)
         except BackendError as error:
             return kernel_errors.failed(kernel, str(error).splitlines()[0])
     return None

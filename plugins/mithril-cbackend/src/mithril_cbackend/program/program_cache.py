@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mithril.backend import BuildOptions, LazyGraph
-from mithril_cbackend import module_loader
+from mithril_cbackend import cpu_info, module_loader
 from mithril_cbackend.compile_target import resolve_target
 from mithril_cbackend.graph.call_layout import Layout
 from mithril_cbackend.program.executable import Executable, LoweredProgram
@@ -36,6 +36,7 @@ def dump(executable: Executable) -> dict[str, bytes] | None:
 def revive(parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Executable:
     """Load a dumped program. Kernels are generated again only for ``source`` and for export."""
     machine = json.loads(parts["machine"])
+    cpu_info.enable_tiles()
     code = module_loader.load(parts["library"], machine["threads"])
 
     def write() -> LoweredProgram:

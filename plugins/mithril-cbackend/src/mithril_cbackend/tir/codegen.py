@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from mithril_cbackend.c_names import is_taken
-from mithril_cbackend.tir.expr import Buffer, Expr, cast, index, load, not_equal, shuffle, vector
-from mithril_cbackend.tir.tvm_api import PointerType, PrimType, stmt, tirx, tvm
+from mithril_cbackend.tir.expr import Buffer, Expr, address_of, cast, index, load, not_equal, shuffle, vector
+from mithril_cbackend.tir.tvm_api import PointerType, PrimType, nodes, stmt, tirx, tvm
 
 Stmt = Any
 SERIAL, PARALLEL, VECTORIZED, UNROLLED = (stmt.ForKind(k) for k in range(4))
@@ -24,6 +24,7 @@ class Code:
         self._names: dict[str, int] = {}
         self.names: set[str] = set()  # arrays of ``let``, which are written once
         self.helpers: dict[str, Function] = {}  # called functions by name
+        self.pieces: dict[str, Piece] = {}  # called functions that are not TIR
         self._vector: tuple[Expr, int, list[Stmt]] | None = None  # the current vector loop, and the block around it
 
     def name(self, stem: str) -> str:
@@ -90,16 +91,17 @@ class Code:
     def call(self, function: str, *arguments: Expr) -> None:
         self.emit(stmt.Evaluate(tirx.call_extern("int32", function, *[x.node for x in arguments])))
 
+    def call_piece(self, piece: Piece, *arguments: Expr) -> None:
+        self.pieces[piece.name] = piece
+        self.call(piece.name, *arguments)
+
     def transpose(
         self, lanes: int, source: Buffer, start: Any, stride: Any, target: Buffer, target_start: Any, target_stride: Any
     ) -> None:
         """Transpose a float32 square of the vector length; strides lead from row to row of source and target."""
         name = f"turn_{lanes}"
         self.helpers[name] = _square_transpose(name, lanes)
-        addresses = [
-            Expr(tirx.call_intrin("handle", "tirx.address_of", load(b, i).node))
-            for b, i in ((source, start), (target, target_start))
-        ]
+        addresses = [address_of(b, i) for b, i in ((source, start), (target, target_start))]
         self.call(name, addresses[0], index(stride), addresses[1], index(target_stride))
 
     @contextmanager
@@ -158,6 +160,15 @@ def sequence(body: list[Stmt]) -> Stmt:
 
 # -- functions ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
+class Piece:
+    """A function of pointers and numbers, as LLVM IR for the target's CPU and as C for every CPU."""
+
+    name: str
+    llvm: str
+    c: str
+
+
+@dataclass(frozen=True)
 class Function:
     """A TIR function with the facts that the C printer needs."""
 
@@ -165,6 +176,14 @@ class Function:
     names: frozenset[str]  # one-element arrays that represent named values
     read: int  # number of leading read-only parameters
     helpers: Mapping[str, Function] = field(default_factory=dict)  # called functions by name
+    pieces: Mapping[str, Piece] = field(default_factory=dict)  # called functions that are not TIR
+
+
+def importing(pieces: Iterable[Piece], body: Stmt) -> Stmt:
+    """Return statements whose module contains the pieces."""
+    for piece in pieces:
+        body = stmt.AttrStmt(index(0).node, "pragma_import_llvm", nodes.StringImm(piece.llvm), body)
+    return body
 
 
 def pointer(name: str, dtype: str, size: int) -> tuple[Any, Buffer]:

@@ -253,6 +253,11 @@ def pointer_to_int(pointer: Expr) -> Expr:
     return Expr(pointer.node.args[0])
 
 
+def address_of(buffer: Buffer, position: Any) -> Expr:
+    """Return the address of an element."""
+    return Expr(tirx.call_intrin("handle", "tirx.address_of", load(buffer, position).node))
+
+
 def address(table: Buffer, slot: int, offset: Any = 0) -> Expr:
     """Return the pointer in a slot of the address table, moved by ``offset`` bytes: a number, or int64 code."""
     base = load(table, slot)

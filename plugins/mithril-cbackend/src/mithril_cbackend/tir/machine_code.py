@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril.base import BackendError
+from mithril_cbackend.cpu_info import enable_tiles
 from mithril_cbackend.tir.tvm_api import tirx, tvm
 
 
@@ -33,12 +34,29 @@ def missing_features(cpu: str) -> list[str]:
 UNSOUND = "avx512vl"
 
 
-def target(cpu: str, threads: int) -> Any:
-    """Return the TVM target of a CPU, without the features that LLVM compiles incorrectly."""
+def target(cpu: str, threads: int, features: Sequence[str] = ()) -> Any:
+    """Return the TVM target of a CPU with additional features, without those that LLVM compiles incorrectly."""
     full = _target(cpu, threads)
-    if UNSOUND in {str(f) for f in tvm.get_global_func("target.llvm_get_cpu_features")(full)}:
-        return _target(cpu, threads, mattr=[f"-{UNSOUND}"])
-    return full
+    present = {str(f) for f in tvm.get_global_func("target.llvm_get_cpu_features")(full)}
+    changes = [f"+{f}" for f in features if f not in present] + [f"-{UNSOUND}"] * (UNSOUND in present)
+    return _target(cpu, threads, mattr=changes) if changes else full
+
+
+# Features that kernels select instructions by. LLVM knows a CPU by its model number: it may have more of them than its
+# name implies.
+SELECTED = (
+    "amx-bf16", "amx-int8", "amx-tile", "avx2", "avx512bf16", "avx512bw", "avx512vnni", "avxvnni", "sse2",
+)  # fmt: skip
+
+
+def selected_features(cpu: str | None) -> tuple[str, ...]:
+    """Return the features of a CPU, of this machine by default, that kernels may use."""
+    if cpu is not None:
+        names = {str(f) for f in tvm.get_global_func("target.llvm_get_cpu_features")(_target(cpu, 1))}
+    else:
+        names = {str(f) for f, has in tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items() if has}
+    tiles = cpu is None and enable_tiles()
+    return tuple(f for f in SELECTED if f in names and (tiles or not f.startswith("amx")))
 
 
 def _target(cpu: str, threads: int, **options: Any) -> Any:
@@ -49,9 +67,11 @@ def _target(cpu: str, threads: int, **options: Any) -> Any:
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": max(threads, 1), "cl-opt": plain, **options})
 
 
-def compiled(functions: Mapping[str, Any], entries: Mapping[str, Any], cpu: str, threads: int) -> Any:
+def compiled(
+    functions: Mapping[str, Any], entries: Mapping[str, Any], cpu: str, threads: int, features: Sequence[str] = ()
+) -> Any:
     """Compile functions by name, and the entry points for Python, to a module of machine code."""
-    selected = target(cpu, threads)
+    selected = target(cpu, threads, features)
     lower = tirx.transform
     # Intrinsics are lowered before loops become vectors: TVM's analysis of integers fails on vectors of bools.
     for_kernels = [lower.UnrollLoop(), lower.LowerIntrin(), lower.VectorizeLoop(True)]

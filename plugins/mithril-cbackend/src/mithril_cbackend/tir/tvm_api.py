@@ -35,7 +35,7 @@ nodes = SimpleNamespace(  # node classes that the C printer distinguishes
         n: getattr(stmt, n)
         for n in [
             "Bind", "For", "While", "BufferStore", "AllocBuffer", "DeclBuffer", "IfThenElse", "SeqStmt",
-            "Evaluate", "Return",
+            "Evaluate", "Return", "AttrStmt",
         ]
     },
     Var=tirx.Var,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Registry
+from mithril.base import DType, Registry
 from mithril.ir import Node, Op, Value, attributes_text
 
 # operations left out of kernel names
@@ -32,6 +32,7 @@ class Kernel:
     scratch: list[Value] = field(default_factory=list)  # additional buffers of the template
     prepared: dict[Value, Prepared] = field(default_factory=dict)  # operand of the anchor -> its packed constant
     kind: str = ""
+    narrow: DType | None = None  # the dtype that the anchor's first operand was widened from without loss, if any
 
     @property
     def parameters(self) -> list[Value]:

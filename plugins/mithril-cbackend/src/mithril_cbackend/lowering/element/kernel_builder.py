@@ -32,6 +32,7 @@ class Machine:
     fuse: bool = True  # whether a kernel may compute several operations
     plan: str | Callable[..., Any] = "smallest"  # strategy of the memory plan
     compact: bool = False  # whether to prefer small scratch buffers to fast kernels
+    features: tuple[str, ...] = ()  # instructions of the CPU that kernels may select, in LLVM's names
 
     def lanes(self, dtype_bits: int = 32) -> int:
         return max(1, self.vector_bytes * 8 // dtype_bits)
@@ -106,5 +107,6 @@ class KernelBuilder:
         return load(self.outputs[value], flat, value.dtype)
 
     def finish(self) -> Any:
-        primfunc = t.function(self.name, self.parameters, self.code.finish())
-        return t.Function(primfunc, frozenset(self.code.names), len(self.kernel.inputs), self.code.helpers)
+        pieces = self.code.pieces
+        primfunc = t.function(self.name, self.parameters, t.importing(pieces.values(), self.code.finish()))
+        return t.Function(primfunc, frozenset(self.code.names), len(self.kernel.inputs), self.code.helpers, pieces)

@@ -22,7 +22,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
-from mithril_cbackend.lowering.matmul import gemv, naive_contractions
+from mithril_cbackend.lowering.matmul import gemv, naive_contractions, word_products
 from mithril_cbackend.lowering.matmul.matmul_form import Product, StridedOperand, product_of, strided_operand
 from mithril_cbackend.lowering.matmul.microkernel import (
     Matrix,
@@ -109,7 +109,12 @@ def schedules(node: Node, machine: Machine) -> list[str]:
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """Return the buffers: panels per thread, packed rows, and partial sums that no result can store."""
     product = product_of(kernel.anchor)
-    if product is None or gemv.is_supported(kernel, product, machine):
+    if product is None:
+        return []
+    word = word_products.form(kernel, product, machine)
+    if word is not None:
+        return word_products.scratch(word, machine)
+    if gemv.is_supported(kernel, product, machine):
         return []
     plan, threads = plan_of(product, kernel, machine), machine.threads
     needs_sums = plan.depth < product.k and result_for_sums(kernel, product) is None
@@ -137,6 +142,11 @@ def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> n
     product = product_of(kernel.anchor)
     if product is None or product.batch or product.transposed or right.ndim != 2:
         return None
+    words = word_products.prepared(kernel, product, right, machine)
+    if words is not None:
+        return words  # type: ignore[no-any-return]
+    if right.dtype != product.right.value.dtype.numpy:
+        return None  # converted where it is read
     return pack(right, plan_of(product, kernel, machine).tile.columns)
 
 
@@ -149,7 +159,10 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
         simple = naive_contractions.matmul if kernel.anchor.op is ops.matmul else naive_contractions.dot
         return simple(kernel, name, machine)
     frame = KernelBuilder(kernel, name, machine)
-    if gemv.is_supported(kernel, product, machine):
+    word = word_products.form(kernel, product, machine)
+    if word is not None:
+        word_products.write(frame, word)
+    elif gemv.is_supported(kernel, product, machine):
         gemv.write(frame, product)
     else:
         Tiles(frame, product).write()

@@ -195,6 +195,8 @@ def strided_operand(side: MatmulOperand, producers: Mapping[Value, Node]) -> Str
 
 def is_lossless_cast(source: DType, target: DType) -> bool:
     """Whether the cast is lossless."""
+    if target is int32:
+        return source.is_integer and source.bits < 32
     if target not in (float32, float64):
         return False
     return (

@@ -1,0 +1,113 @@
+"""Packing of narrow elements as 32-bit words: panels of the right operand, and rows with zeros after the last element.
+
+A panel is [depth][columns] words; the elements of a word follow each other along the contracted axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, count
+
+
+def pack(matrix: np.ndarray[Any, Any], columns: int, depth: int) -> np.ndarray[Any, Any]:
+    """Pack a [k, n] constant of 1- or 2-byte elements into panels of ``depth`` words, as uint32."""
+    k, n = matrix.shape
+    per = 4 // matrix.itemsize
+    padded = np.zeros((depth * per, count(n, columns) * columns), matrix.dtype)
+    padded[:k, :n] = matrix
+    words = padded.reshape(depth, per, -1, columns).transpose(2, 0, 3, 1)
+    return np.asarray(words, order="C").reshape(-1).view(np.uint32)
+
+
+class PanelCopy:
+    """Code that packs columns of a stored matrix into a panel."""
+
+    def __init__(self, frame: KernelBuilder, matrix: Matrix, panel: t.Buffer, columns: int) -> None:
+        self.frame, self.matrix, self.panel, self.columns = frame, matrix, panel, columns
+        self.bits = matrix.dtype.bits
+        self.per = 32 // self.bits
+        self.lanes = frame.machine.lanes()
+
+    def write(self, start: Any, k: int, width: int, depth: int) -> None:
+        """Copy ``k`` rows of ``width`` columns to words ``start`` on; the rest of the panel is zero."""
+        reader, m = self.frame.reader, self.matrix
+        full, rest = divmod(k, self.per)
+        squares = full // self.lanes if self._is_transposed() else 0
+        vectors = width // self.lanes
+        if squares and vectors:
+            with reader.loop("s", squares) as s, reader.loop("v", vectors) as v:
+                first = m.offset(s * (self.lanes * self.per), v * self.lanes)
+                target = start + s * (self.lanes * self.columns) + v * self.lanes
+                self.frame.code.transpose(
+                    self.lanes, m.buffer, first, m.column // self.per, self.panel, target, self.columns
+                )
+            if width > vectors * self.lanes:
+                self._words(start, 0, squares * self.lanes, vectors * self.lanes, width, self.per)
+        first = squares * self.lanes if vectors else 0
+        self._words(start, first, full, 0, width, self.per)
+        if rest:
+            self._words(start, full, full + 1, 0, width, rest)
+        if width < self.columns:
+            self._zeros(start, 0, full + (rest > 0), width)
+        self._zeros(start, full + (rest > 0), depth, 0)
+
+    def _is_transposed(self) -> bool:
+        m = self.matrix
+        return m.row == 1 and m.column % self.per == 0 and self.lanes > 1
+
+    def _zeros(self, start: Any, first: int, stop: int, column: int) -> None:
+        with self.frame.reader.loop("z", max(stop - first, 0)) as z:
+            if stop > first:
+                with self.frame.reader.loop("j", self.columns - column) as j:
+                    position = start + (z + first) * self.columns + column + j
+                    self.frame.code.store(self.panel, position, t.const(0, "uint32"))
+
+    def _words(self, start: Any, first: int, stop: int, column: int, width: int, elements: int) -> None:
+        """Combine elements to the words of rows first to stop and columns column to width."""
+        reader, code = self.frame.reader, self.frame.code
+        if stop <= first or width <= column:
+            return
+        contiguous = self.matrix.column == 1 and self.lanes > 1
+        vectors, rest = divmod(width - column, self.lanes) if contiguous else (0, width - column)
+        parts = [(0, vectors, self.lanes, t.VECTORIZED), (vectors * self.lanes, 1, rest, t.SERIAL)]
+        with reader.loop("w", stop - first) as w:
+            for begin, blocks, size, kind in parts:
+                if not blocks or not size:
+                    continue
+                with reader.loop("v", blocks) as v, reader.loop("j", size, kind) as j:
+                    c = v * self.lanes + (j + (begin + column))
+                    word: Any = None
+                    for p in range(elements):
+                        element = t.load(self.matrix.buffer, self.matrix.offset((w + first) * self.per + p, c))
+                        unsigned = t.cast(t.cast(element, f"uint{self.bits}"), "uint32")
+                        part = unsigned << t.const(self.bits * p, "uint32") if p else unsigned
+                        word = part if word is None else word | part
+                    code.store(self.panel, start + (w + first) * self.columns + c, word)
+
+
+def copy_rows(
+    frame: KernelBuilder, element: Any, is_contiguous: bool, size: tuple[int, int], target: t.Buffer, stride: int
+) -> None:
+    """Copy a matrix of elements to rows of ``stride`` elements, with zeros after the last one."""
+    reader, code, lanes = frame.reader, frame.code, frame.machine.lanes()
+    rows, k = size
+    kind = t.VECTORIZED if is_contiguous and lanes > 1 else t.SERIAL
+    vectors, rest = divmod(k, lanes)
+    zero = t.const(0, str(target.dtype))
+    with reader.loop("r", rows) as r:
+        if vectors:
+            with reader.loop("v", vectors) as v, reader.loop("j", lanes, kind) as j:
+                column = v * lanes + j
+                code.store(target, r * stride + column, element(r, column))
+        if rest:
+            with reader.loop("k", rest) as i:
+                column = i + vectors * lanes
+                code.store(target, r * stride + column, element(r, column))
+        if stride > k:
+            with reader.loop("z", stride - k) as z:
+                code.store(target, r * stride + (z + k), zero)

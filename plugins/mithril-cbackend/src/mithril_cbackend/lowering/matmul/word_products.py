@@ -1,0 +1,302 @@
+"""Matrix products of narrow elements by words: bfloat16 with float32 sums, unsigned by signed bytes with int32 sums.
+
+The right operand is packed into panels of words, a constant one at compile time; the left operand is read in place
+if its rows consist of whole words. Tiles are functions for the instructions of the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril.base import DType, TensorType, bfloat16, float32, int8, int32, uint8, uint32
+from mithril.ir import Node, Value
+from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.element.element_reader import Index
+from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
+from mithril_cbackend.lowering.element.storage_dtypes import computed, to_storage
+from mithril_cbackend.lowering.element.vectorization import vectorizable
+from mithril_cbackend.lowering.matmul import gemv, word_packing
+from mithril_cbackend.lowering.matmul.matmul_form import Product, StridedOperand, strided_operand
+from mithril_cbackend.lowering.matmul.microkernel import count
+from mithril_cbackend.lowering.words import c_tiles, llvm_tiles
+from mithril_cbackend.lowering.words.llvm_tiles import AMX, BYTES, PAIRS, Instructions
+
+MIN_PRODUCTS = 1 << 12  # multiplications; packing is not worthwhile for less
+VECTORS = 2  # of a panel
+
+
+@dataclass(frozen=True)
+class WordProduct:
+    """A product of words: its instructions and blocking."""
+
+    product: Product
+    left: StridedOperand | None  # None if its elements are computed
+    use: Instructions
+    is_packed: bool  # whether the panels are packed at compile time
+
+    @property
+    def element(self) -> DType:
+        """Return the dtype of the left operand's elements."""
+        return bfloat16 if self.use.kind == PAIRS else uint8
+
+    @property
+    def per(self) -> int:
+        return 32 // self.element.bits
+
+    @property
+    def depth(self) -> int:
+        """Words of the contracted axis."""
+        return depth_of(self.product.k, self.use)
+
+    @property
+    def columns(self) -> int:
+        return columns_of(self.use)
+
+    @property
+    def panels(self) -> int:
+        return count(self.product.n, self.columns)
+
+    @property
+    def copies_rows(self) -> bool:
+        """Whether rows are copied, because they do not consist of whole words next to each other."""
+        left = self.left
+        if left is None or left.summed != 1 or left.value.dtype is not self.element:
+            return True
+        return self.depth * self.per != self.product.k
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile, balanced so that the last one is almost full unless its instructions come in blocks."""
+        m, limit = self.product.m, self.use.rows
+        return min(m, limit) if self.use.level == AMX else -(-m // count(m, limit))
+
+    def group(self, machine: Machine) -> int:
+        """Return the number of panels that are multiplied with each tile of rows."""
+        rows, panel = self.product.m * self.depth * 4, self.columns * self.depth * 4
+        return max(1, min(4, machine.cache // 4 // panel)) if rows > machine.cache // 2 else 1
+
+
+def columns_of(use: Instructions) -> int:
+    return VECTORS * use.lanes
+
+
+def depth_of(k: int, use: Instructions) -> int:
+    per = 2 if use.kind == PAIRS else 4
+    return -(-k // (per * use.depth)) * use.depth
+
+
+def instructions(kind: str, machine: Machine) -> Instructions | None:
+    """Return the instructions for a kind of words, or None without vectors."""
+    lanes = machine.lanes()
+    return llvm_tiles.instructions(kind, frozenset(machine.features), lanes) if lanes >= 4 else None
+
+
+def kind_of(product: Product, left: DType | None, right: DType | None) -> str | None:
+    """Return the kind of the words of a product of elements with these dtypes, or None if there is none."""
+    if left is bfloat16 and right is bfloat16 and product.kind is float32:
+        return PAIRS
+    return BYTES if left is uint8 and right is int8 and product.kind is int32 else None
+
+
+def form(kernel: Kernel, product: Product, machine: Machine) -> WordProduct | None:
+    """Return the product by words, or None if another template computes it."""
+    producers: Mapping[Value, Node] = kernel.producers
+    if product.transposed or product.work * 8 < MIN_PRODUCTS:
+        return None
+    packed = product.right.value in kernel.prepared
+    left, right = strided_operand(product.left, producers), strided_operand(product.right, producers)
+    if packed:  # by words only if both operands were narrow
+        panels, _ = kernel.prepared[product.right.value]
+        kind = (PAIRS if product.kind is float32 else BYTES) if panels.dtype is uint32 else None
+    elif left is None or right is None or product.m <= gemv.MAX_ROWS or product.n < machine.lanes():
+        kind = None
+    else:
+        kind = kind_of(product, left.value.dtype, right.value.dtype)
+    use = instructions(kind, machine) if kind is not None else None
+    return None if use is None else WordProduct(product, left, use, packed)
+
+
+def prepared(kernel: Kernel, product: Product, right: np.ndarray[Any, Any], machine: Machine) -> Any:
+    """Return the panels of a constant [k, n] operand, or None if the product is not one of words."""
+    dtype = bfloat16 if right.dtype == bfloat16.numpy else int8 if _is_int8(right) else None
+    kind = kind_of(product, kernel.narrow, dtype) if product.work * 8 >= MIN_PRODUCTS else None
+    use = instructions(kind, machine) if kind is not None else None
+    if use is None:
+        return None
+    elements = right.view(np.uint16) if kind == PAIRS else right.astype(np.int8)
+    return word_packing.pack(elements, columns_of(use), depth_of(product.k, use))
+
+
+def _is_int8(elements: np.ndarray[Any, Any]) -> bool:
+    """Whether all elements are integers that fit eight bits."""
+    return elements.dtype.kind in "iu" and int(elements.min()) >= -128 and int(elements.max()) <= 127
+
+
+def scratch(word: WordProduct, machine: Machine) -> list[Value]:
+    """Return the buffers: packed panels per thread, and copied rows."""
+    values = []
+    if not word.is_packed:
+        size = machine.threads * word.group(machine) * word.columns * word.depth
+        values.append(Value("panel", TensorType(uint32, (size,))))
+    if word.copies_rows:
+        size = word.product.m * word.depth * word.per
+        values.append(Value("rows", TensorType(word.element, (size,))))
+    return values
+
+
+def piece(use: Instructions, rows: int, vectors: int = VECTORS) -> t.Piece:
+    """Return the tile of a number of rows."""
+    name = f"dot_{use.kind}_{rows}x{vectors * use.lanes}"
+    return t.Piece(name, llvm_tiles.tile(name, use, rows, vectors), c_tiles.tile(name, use, rows, vectors))
+
+
+def write(frame: KernelBuilder, word: WordProduct) -> None:
+    """Write the loops over matrices."""
+    with frame.reader.nest("", word.product.batch) as batch_index:
+        Panels(frame, word, batch_index).write()
+
+
+class Panels:
+    """Loops over groups of panels and tiles of rows of one matrix."""
+
+    def __init__(self, frame: KernelBuilder, word: WordProduct, batch_index: Index) -> None:
+        self.frame, self.word, self.batch_index = frame, word, batch_index
+        self.scratch = {v.name: frame.outputs[v] for v in frame.kernel.scratch}
+        follow = [n for n in frame.kernel.nodes if n is not frame.kernel.anchor]
+        p = word.product
+        feeding = {p.left.value, p.right.value}
+        epilogue = [n for n in follow if n.result not in feeding]
+        self.vector = vectorizable(epilogue) and gemv.is_contiguous(p, frame.kernel)
+
+    def write(self) -> None:
+        word, frame, p = self.word, self.frame, self.word.product
+        if word.copies_rows:
+            buffer, start, stride = self.scratch["rows"], 0, word.depth * word.per
+            element, is_contiguous = self.left()
+            word_packing.copy_rows(frame, element, is_contiguous, (p.m, p.k), buffer, stride)
+        else:
+            assert word.left is not None
+            matrix = word.left.matrix(self.batch_index, word.element, frame.reader)
+            buffer, start, stride = matrix.buffer, matrix.start, matrix.row
+        group = min(word.group(frame.machine), word.panels)
+        groups = count(word.panels, group)
+        tiles = count(p.m, word.rows)
+        work = p.work // p.matrices // 4
+        threads = frame.workers(work, tiles * groups)
+        splits = threads if groups % threads and groups < 4 * threads and tiles % threads == 0 else 1
+        with frame.share("group", groups * splits, work) as (worker, item):
+            number, split = frame.reader.split(item, (groups, splits))
+            first = number * group
+            size: Any = group
+            if word.panels % group:
+                left = word.panels - first
+                size = t.select(left < group, left, t.index(group))
+            slot = worker * group
+            if not word.is_packed:
+                self.pack(first, size, slot)
+            blocks = tiles // splits
+            self.tiles(blocks, split * blocks, first, size, slot, (buffer, start, stride))
+
+    def left(self) -> tuple[Any, bool]:
+        """Return a function that reads an element of the left operand as it is stored, and if rows are contiguous."""
+        word, frame, p = self.word, self.frame, self.word.product
+        strided = word.left
+        if strided is not None and strided.value.dtype is word.element:
+            matrix = strided.matrix(self.batch_index, word.element, frame.reader)
+            return lambda i, j: t.load(matrix.buffer, matrix.offset(i, j)), matrix.column == 1
+
+        def element(i: Any, j: Any) -> t.Expr:
+            x = p.left.element(frame.reader, self.batch_index, i, j)
+            return to_storage(frame.code, t.cast(x, computed(word.element)), word.element)
+
+        return element, False
+
+    def pack(self, first: Any, size: Any, slot: Any) -> None:
+        """Pack the panels of a group; the last one of all may be narrow."""
+        word, frame, p = self.word, self.frame, self.word.product
+        right = strided_operand(p.right, frame.kernel.producers)
+        assert right is not None
+        matrix = right.matrix(self.batch_index, p.kind, frame.reader).transposed()
+        width = p.n % word.columns
+
+        def copy(number: Any, columns: int, slot: Any) -> None:
+            part = matrix.part(0, number * word.columns)
+            target = word_packing.PanelCopy(frame, part, self.scratch["panel"], word.columns)
+            target.write(slot * (word.columns * word.depth), p.k, columns, word.depth)
+
+        with frame.reader.loop("panel", size) as i:
+            number = first + i
+            if not width:
+                copy(number, word.columns, slot + i)
+            elif word.panels == 1:
+                copy(0, width, slot + i)
+            else:
+                last = t.equal(t.index(number), word.panels - 1)
+                frame.reader.either(
+                    last,
+                    lambda: copy(word.panels - 1, width, slot + i),
+                    lambda: copy(number, word.columns, slot + i),
+                )
+
+    def tiles(self, blocks: int, offset: Any, first: Any, size: Any, slot: Any, left: Any) -> None:
+        """Multiply tiles of rows with the panels of a group; the last tile of all may have fewer rows."""
+        word, frame, p = self.word, self.frame, self.word.product
+        rows = word.rows
+        short = p.m % rows
+        with frame.reader.loop("tile", blocks) as block, frame.reader.loop("panel", size) as i:
+            tile = offset + block
+            if not short:
+                self.tile(tile * rows, rows, first + i, slot + i, left)
+            elif p.m < rows:
+                self.tile(0, p.m, first + i, slot + i, left)
+            else:
+                last = t.equal(t.index(tile), p.m // rows)
+                frame.reader.either(
+                    last,
+                    lambda: self.tile(p.m - short, short, first + i, slot + i, left),
+                    lambda: self.tile(tile * rows, rows, first + i, slot + i, left),
+                )
+
+    def tile(self, row: Any, rows: int, number: Any, slot: Any, left: tuple[t.Buffer, Any, int]) -> None:
+        """Compute one tile and run the epilogue on it."""
+        word, frame, p = self.word, self.frame, self.word.product
+        code, reader, lanes = frame.code, frame.reader, word.use.lanes
+        buffer, start, stride = left
+        if word.is_packed:
+            packed = reader.buffers[frame.kernel.prepared[p.right.value][0]]
+            panel = t.address_of(packed, number * (word.columns * word.depth))
+        else:
+            panel = t.address_of(self.scratch["panel"], slot * (word.columns * word.depth))
+        total = code.alloc("tile", rows * word.columns, p.kind.name)
+        code.call_piece(
+            piece(word.use, rows),
+            t.address_of(buffer, start + row * stride),
+            t.index(stride * word.element.itemsize),
+            panel,
+            t.address_of(total, 0),
+            t.index(word.depth),
+        )
+        column = number * word.columns
+        width = p.n % word.columns
+
+        def emit(width: int) -> None:
+            with reader.loop("i", rows) as i:
+                for v in range(count(width, lanes)):
+                    size = min(lanes, width - v * lanes)
+                    kind = t.VECTORIZED if self.vector and size == lanes else t.SERIAL
+                    with reader.loop("j", size, kind) as j:
+                        element = t.load(total, i * word.columns + (j + v * lanes))
+                        gemv.emit(frame, p, self.batch_index, row + i, column + (j + v * lanes), element)
+
+        if not width:
+            emit(word.columns)
+        elif word.panels == 1:
+            emit(width)
+        else:
+            last = t.equal(t.index(number), word.panels - 1)
+            reader.either(last, lambda: emit(width), lambda: emit(word.columns))

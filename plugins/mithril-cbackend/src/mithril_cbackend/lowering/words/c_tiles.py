@@ -1,0 +1,67 @@
+"""Register tiles of word products as C: instructions of the CPU where the compiler has them, else plain vectors."""
+
+from __future__ import annotations
+
+from mithril_cbackend.lowering.words.llvm_tiles import PAIRS, Instructions
+
+# The instruction itself, because gcc spills the sums around the intrinsic functions of VNNI.
+STEP_BYTES = """\
+#ifndef STEP_U8S8
+#if (defined(__x86_64__) && defined(__AVX512VNNI__) && LANES == 16) || (defined(__AVXVNNI__) && LANES == 8)
+#if LANES == 16
+#define STEP_U8S8_NAME "vpdpbusd"
+#else
+#define STEP_U8S8_NAME "%{vex%} vpdpbusd"
+#endif
+#define STEP_U8S8(sum, word, panel) \\
+  __asm__(STEP_U8S8_NAME " %2, %1, %0" : "+v"(sum) : "v"((word) - (words){0}), "v"(panel))
+#else
+#define PART_U8S8(word, panel, p) \\
+  (((panel) << (24 - 8 * (p)) >> 24) * ((int32_t)((uint32_t)(word) >> (8 * (p)) & 255) - (words){0}))
+#define STEP_U8S8(sum, word, panel) \\
+  (sum += PART_U8S8(word, panel, 0) + PART_U8S8(word, panel, 1) + PART_U8S8(word, panel, 2) + \\
+          PART_U8S8(word, panel, 3))
+#endif
+#endif
+"""
+STEP_PAIRS = """\
+#ifndef STEP_BF16
+#define STEP_BF16(sum, word, panel) \\
+  (sum += (floats)((panel) << 16) * float_of_uint32((uint32_t)(word) << 16) + \\
+          (floats)((panel) & -65536) * float_of_uint32((uint32_t)(word) & 0xffff0000u))
+#endif
+"""
+TYPES = """\
+#ifndef WORDS_TYPE
+#define WORDS_TYPE
+typedef int32_t words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef float floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#endif
+"""
+
+
+def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
+    """Return the definition of the function that ``llvm_tiles.tile`` writes as LLVM IR."""
+    lanes = use.lanes
+    kind, step = ("floats", "STEP_BF16") if use.kind == PAIRS else ("words", "STEP_U8S8")
+    cells = [(i, v) for i in range(rows) for v in range(vectors)]
+    lines = [
+        TYPES + (STEP_PAIRS if use.kind == PAIRS else STEP_BYTES),
+        f"#ifndef {name.upper()}\n#define {name.upper()}\nstatic inline int32_t {name}(",
+        "    const void *restrict a, int32_t stride, const void *restrict b, void *restrict c, int32_t depth) {",
+        "  const char *left = a;",
+        *(["  (void)stride;"] if rows == 1 else []),
+        "  const int32_t *panel = b;",
+        "  int32_t *sums = c;",
+        f"  {kind} " + ", ".join(f"s{i}_{v} = {{0}}" for i, v in cells) + ";",
+        f"  for (int32_t k = 0; k < depth; ++k, left += 4, panel += {vectors * lanes}) {{",
+        "    int32_t word;",
+        *(f"    const words b{v} = *(const words *)(panel + {v * lanes});" for v in range(vectors)),
+    ]
+    for i in range(rows):
+        lines.append(f"    memcpy(&word, left + {f'(int64_t)stride * {i}' if i else '0'}, 4);")
+        lines += [f"    {step}(s{i}_{v}, word, b{v});" for v in range(vectors)]
+    lines.append("  }")
+    lines += [f"  *({kind} *)(sums + {(i * vectors + v) * lanes}) = s{i}_{v};" for i, v in cells]
+    lines += ["  return 0;", "}", "#endif", ""]
+    return "\n".join(lines).replace("LANES", str(lanes))

@@ -1,0 +1,316 @@
+"""Register tiles of word products as LLVM IR, for the instructions of the CPU.
+
+A tile multiplies a few rows of words with a panel of 32-bit words, [depth][columns], and stores its sums. A word has
+two bfloat16 or four 8-bit integers, unsigned on the left and signed on the right; all sums are exact or float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PAIRS, BYTES = "bf16", "u8s8"  # kinds of words
+AMX, NATIVE, PAIRWISE, PORTABLE = "amx", "native", "pairwise", "portable"
+AMX_ROWS, AMX_WORDS = 16, 16  # of one AMX tile
+ACCUMULATORS = 8  # independent sums that hide the latency of an instruction
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """The instructions of a kind of words on a CPU: vectors of ``lanes`` words."""
+
+    kind: str
+    level: str
+    lanes: int
+
+    @property
+    def depth(self) -> int:
+        """Return the number of words that the depth of a panel is a multiple of."""
+        return AMX_WORDS if self.level == AMX else 1
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of a full tile of two vectors."""
+        return 2 * AMX_ROWS if self.level == AMX else 8 if self.lanes == 16 else 4
+
+
+def instructions(kind: str, features: frozenset[str], lanes: int) -> Instructions:
+    """Return the fastest instructions of a CPU with these features, in LLVM's names."""
+    is_512 = lanes == 16 and "avx512bw" in features
+    if kind == PAIRS:
+        if is_512 and "amx-bf16" in features:
+            return Instructions(kind, AMX, lanes)
+        return Instructions(kind, NATIVE if is_512 and "avx512bf16" in features else PORTABLE, lanes)
+    if is_512 and "amx-int8" in features:
+        return Instructions(kind, AMX, lanes)
+    if (is_512 and "avx512vnni" in features) or (lanes == 8 and "avxvnni" in features):
+        return Instructions(kind, NATIVE, lanes)
+    if is_512 or (lanes == 8 and "avx2" in features) or (lanes == 4 and "sse2" in features):
+        return Instructions(kind, PAIRWISE, lanes)
+    return Instructions(kind, PORTABLE, lanes)
+
+
+class Text:
+    """Lines of an LLVM function, with numbered values."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.count = 0
+        self.declared: set[str] = set()
+
+    def let(self, expression: str) -> str:
+        self.count += 1
+        self.lines.append(f"  %v{self.count} = {expression}")
+        return f"%v{self.count}"
+
+    def do(self, line: str) -> None:
+        self.lines.append(f"  {line}")
+
+    def label(self, name: str) -> None:
+        self.lines.append(f"{name}:")
+
+    def declare(self, line: str) -> None:
+        self.declared.add(line)
+
+
+def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
+    """Return a module with one function ``name(a, stride, b, c, words)``.
+
+    ``a`` has rows at a distance of ``stride`` bytes, ``b`` is a panel, ``c`` an array of the sums.
+    """
+    text = Text()
+    if use.level == AMX:
+        _amx(text, name, use, rows, vectors)
+    else:
+        _vectors(text, name, use, rows, vectors)
+    head = f"define linkonce_odr i32 @{name}(ptr noalias %a, i32 %stride, ptr noalias %b, ptr noalias %c, i32 %words)"
+    body = "\n".join(text.lines)
+    globals_ = [d for d in sorted(text.declared) if d.startswith("@")]
+    declared = [d for d in sorted(text.declared) if not d.startswith("@")]
+    return "\n".join([*globals_, *declared, f"{head} #0 {{", body, "}", "attributes #0 = { nounwind }", ""])
+
+
+# -- vectors ------------------------------------------------------------------------------------------------------
+def _vectors(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> None:
+    """Write a loop over words; few rows have several accumulators each, which are added at the end."""
+    lanes, kind = use.lanes, "float" if use.kind == PAIRS else "i32"
+    vector = f"<{lanes} x {kind}>"
+    cells = rows * vectors
+    unroll = max(1, min(4, ACCUMULATORS // cells)) if use.level != PORTABLE else 1
+    sums = [(u, i, v) for u in range(unroll) for i in range(rows) for v in range(vectors)]
+    text.label("entry")
+    text.do("%stride64 = sext i32 %stride to i64")
+    text.do("%n = sext i32 %words to i64")
+    for i in range(rows):
+        offset = text.let(f"mul i64 %stride64, {i}")
+        text.do(f"%row{i} = getelementptr i8, ptr %a, i64 {offset}")
+    text.do(f"%main = {'and i64 %n, ' + str(-unroll) if unroll > 1 else 'add i64 %n, 0'}")
+    text.do("%any = icmp sgt i64 %main, 0")
+    text.do("br i1 %any, label %loop, label %join")
+    text.label("loop")
+    text.do("%k = phi i64 [ 0, %entry ], [ %k2, %loop ]")
+    for u, i, v in sums:
+        text.do(f"%s{u}_{i}_{v} = phi {vector} [ zeroinitializer, %entry ], [ %t{u}_{i}_{v}, %loop ]")
+    for u in range(unroll):
+        position = "%k" if u == 0 else text.let(f"add i64 %k, {u}")
+        _step(text, use, rows, vectors, position, f"%s{u}", f"%t{u}")
+    text.do(f"%k2 = add i64 %k, {unroll}")
+    text.do("%more = icmp slt i64 %k2, %main")
+    text.do("br i1 %more, label %loop, label %join")
+    text.label("join")
+    for u, i, v in sums:
+        text.do(f"%j{u}_{i}_{v} = phi {vector} [ zeroinitializer, %entry ], [ %t{u}_{i}_{v}, %loop ]")
+    total: dict[tuple[int, int], str] = {}
+    add = "fadd" if use.kind == PAIRS else "add"
+    for u, i, v in sums:
+        one = f"%j{u}_{i}_{v}"
+        total[i, v] = one if u == 0 else text.let(f"{add} {vector} {total[i, v]}, {one}")
+    if unroll > 1:
+        text.do("%left = icmp slt i64 %main, %n")
+        text.do("br i1 %left, label %rest, label %end")
+        text.label("rest")
+        text.do("%m = phi i64 [ %main, %join ], [ %m2, %rest ]")
+        for i in range(rows):
+            for v in range(vectors):
+                text.do(f"%p_{i}_{v} = phi {vector} [ {total[i, v]}, %join ], [ %q_{i}_{v}, %rest ]")
+        _step(text, use, rows, vectors, "%m", "%p", "%q")
+        text.do("%m2 = add i64 %m, 1")
+        text.do("%again = icmp slt i64 %m2, %n")
+        text.do("br i1 %again, label %rest, label %end")
+        text.label("end")
+        for i in range(rows):
+            for v in range(vectors):
+                text.do(f"%e{i}_{v} = phi {vector} [ {total[i, v]}, %join ], [ %q_{i}_{v}, %rest ]")
+                total[i, v] = f"%e{i}_{v}"
+    for (i, v), value in total.items():
+        place = text.let(f"getelementptr i32, ptr %c, i64 {(i * vectors + v) * lanes}")
+        text.do(f"store {vector} {value}, ptr {place}, align 4")
+    text.do("ret i32 0")
+
+
+def _step(text: Text, use: Instructions, rows: int, vectors: int, k: str, before: str, after: str) -> None:
+    """Write the products of one word of each row with the vectors of the panel."""
+    lanes = use.lanes
+    words = f"<{lanes} x i32>"
+    start = text.let(f"mul i64 {k}, {vectors * lanes}")
+    panel = []
+    for v in range(vectors):
+        offset = start if v == 0 else text.let(f"add i64 {start}, {v * lanes}")
+        place = text.let(f"getelementptr i32, ptr %b, i64 {offset}")
+        panel.append(text.let(f"load {words}, ptr {place}, align 4"))
+    right = [_prepare_right(text, use, b) for b in panel]
+    for i in range(rows):
+        place = text.let(f"getelementptr i32, ptr %row{i}, i64 {k}")
+        word = text.let(f"load i32, ptr {place}, align 1")
+        left = _prepare_left(text, use, word)
+        for v in range(vectors):
+            _multiply(text, use, f"{before}_{i}_{v}", left, right[v], f"{after}_{i}_{v}")
+
+
+def _broadcast(text: Text, lanes: int, kind: str, x: str) -> str:
+    one = text.let(f"insertelement <{lanes} x {kind}> poison, {kind} {x}, i64 0")
+    return text.let(
+        f"shufflevector <{lanes} x {kind}> {one}, <{lanes} x {kind}> poison, <{lanes} x i32> zeroinitializer"
+    )
+
+
+def _prepare_left(text: Text, use: Instructions, word: str) -> list[str]:
+    """Return the vectors that the product of one word needs."""
+    lanes = use.lanes
+    if use.level == NATIVE:
+        return [_broadcast(text, lanes, "i32", word)]
+    if use.kind == PAIRS:
+        low, high = text.let(f"shl i32 {word}, 16"), text.let(f"and i32 {word}, -65536")
+        parts = [text.let(f"bitcast i32 {x} to float") for x in (low, high)]
+        return [_broadcast(text, lanes, "float", x) for x in parts]
+    if use.level == PAIRWISE:  # pairs of 16-bit integers: bytes 0 and 2, bytes 1 and 3
+        even = text.let(f"and i32 {word}, {0x00FF00FF}")
+        odd = text.let(f"and i32 {text.let(f'lshr i32 {word}, 8')}, {0x00FF00FF}")
+        return [_broadcast(text, lanes, "i32", x) for x in (even, odd)]
+    parts = [text.let(f"and i32 {text.let(f'lshr i32 {word}, {8 * p}')}, 255") for p in range(4)]
+    return [_broadcast(text, lanes, "i32", x) for x in parts]
+
+
+def _prepare_right(text: Text, use: Instructions, words: str) -> list[str]:
+    lanes = use.lanes
+
+    def every(value: int, kind: str, count: int) -> str:
+        return f"<{', '.join([f'{kind} {value}'] * count)}>"
+
+    if use.level == NATIVE:
+        return [words]
+    kind = f"<{lanes} x i32>"
+    if use.kind == PAIRS:
+        low = text.let(f"shl {kind} {words}, {every(16, 'i32', lanes)}")
+        high = text.let(f"and {kind} {words}, {every(-65536, 'i32', lanes)}")
+        return [text.let(f"bitcast {kind} {x} to <{lanes} x float>") for x in (low, high)]
+    if use.level == PAIRWISE:
+        halves = f"<{2 * lanes} x i16>"
+        x = text.let(f"bitcast {kind} {words} to {halves}")
+        eight = every(8, "i16", 2 * lanes)
+        even = text.let(f"ashr {halves} {text.let(f'shl {halves} {x}, {eight}')}, {eight}")
+        odd = text.let(f"ashr {halves} {x}, {eight}")
+        return [even, odd]
+    shift = every(24, "i32", lanes)
+    return [
+        text.let(f"ashr {kind} {text.let(f'shl {kind} {words}, ' + every(24 - 8 * p, 'i32', lanes))}, {shift}")
+        for p in range(4)
+    ]
+
+
+PMADDWD = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
+VPDPBUSD = {16: "llvm.x86.avx512.vpdpbusd.512", 8: "llvm.x86.avx512.vpdpbusd.256"}
+
+
+def _multiply(text: Text, use: Instructions, total: str, left: list[str], right: list[str], result: str) -> None:
+    """Write ``result = total + left * right``."""
+    lanes = use.lanes
+    words, floats, bytes_ = f"<{lanes} x i32>", f"<{lanes} x float>", f"<{4 * lanes} x i8>"
+    pairs, halves = f"<{2 * lanes} x bfloat>", f"<{2 * lanes} x i16>"
+    if use.level == NATIVE and use.kind == PAIRS:
+        function = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
+        text.declare(f"declare {floats} @{function}({floats}, {pairs}, {pairs})")
+        a, b = (text.let(f"bitcast {words} {x} to {pairs}") for x in (left[0], right[0]))
+        text.do(f"{result} = call {floats} @{function}({floats} {total}, {pairs} {a}, {pairs} {b})")
+    elif use.level == NATIVE:
+        function = VPDPBUSD[lanes]
+        text.declare(f"declare {words} @{function}({words}, {bytes_}, {bytes_})")
+        a, b = (text.let(f"bitcast {words} {x} to {bytes_}") for x in (left[0], right[0]))
+        text.do(f"{result} = call {words} @{function}({words} {total}, {bytes_} {a}, {bytes_} {b})")
+    elif use.kind == PAIRS:
+        function = f"llvm.fmuladd.v{lanes}f32"
+        text.declare(f"declare {floats} @{function}({floats}, {floats}, {floats})")
+        call = f"call {floats} @{function}({floats} {{}}, {floats} {{}}, {floats} {{}})"
+        first = text.let(call.format(left[0], right[0], total))
+        text.do(f"{result} = " + call.format(left[1], right[1], first))
+    elif use.level == PAIRWISE:
+        function = PMADDWD[lanes]
+        text.declare(f"declare {words} @{function}({halves}, {halves})")
+        for part, (a, b) in enumerate(zip(left, right, strict=True)):
+            x = text.let(f"bitcast {words} {a} to {halves}")
+            product = text.let(f"call {words} @{function}({halves} {x}, {halves} {b})")
+            if part == 0:
+                total = text.let(f"add {words} {total}, {product}")
+            else:
+                text.do(f"{result} = add {words} {total}, {product}")
+    else:
+        for part, (a, b) in enumerate(zip(left, right, strict=True)):
+            product = text.let(f"mul {words} {a}, {b}")
+            if part < 3:
+                total = text.let(f"add {words} {total}, {product}")
+            else:
+                text.do(f"{result} = add {words} {total}, {product}")
+
+
+# -- AMX ----------------------------------------------------------------------------------------------------------
+def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> None:
+    """Write a loop over blocks of 16 words: tiles 0 to 3 have the sums, 4 and 5 rows, 6 and 7 columns."""
+    heights = [min(AMX_ROWS, rows - first) for first in range(0, rows, AMX_ROWS)]
+    config = bytearray(64)
+    config[0] = 1
+    for i, height in enumerate(heights):
+        for number in (*(2 * i + v for v in range(vectors)), 4 + i):
+            config[16 + 2 * number], config[48 + number] = 64, height
+    for v in range(vectors):
+        config[16 + 2 * (6 + v)], config[48 + 6 + v] = 64, AMX_WORDS
+    constant = ", ".join(f"i8 {x}" for x in config)
+    text.declare(f"@{name}_shape = linkonce_odr constant [64 x i8] [{constant}], align 64")
+    product = "tdpbf16ps" if use.kind == PAIRS else "tdpbusd"
+    text.declare("declare void @llvm.x86.ldtilecfg(ptr)")
+    text.declare("declare void @llvm.x86.tilerelease()")
+    text.declare("declare void @llvm.x86.tilezero(i8 immarg)")
+    text.declare("declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)")
+    text.declare("declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)")
+    text.declare(f"declare void @llvm.x86.{product}(i8 immarg, i8 immarg, i8 immarg)")
+    width = vectors * 64
+    cells = [(i, v) for i in range(len(heights)) for v in range(vectors)]
+    text.label("entry")
+    text.do("%stride64 = sext i32 %stride to i64")
+    text.do("%n = sext i32 %words to i64")
+    text.do(f"call void @llvm.x86.ldtilecfg(ptr @{name}_shape)")
+    for i, v in cells:
+        text.do(f"call void @llvm.x86.tilezero(i8 {2 * i + v})")
+    text.do(f"%below = mul i64 %stride64, {AMX_ROWS}")
+    text.do("br label %loop")
+    text.label("loop")
+    text.do("%k = phi i64 [ 0, %entry ], [ %k2, %loop ]")
+    bytes_ = text.let("mul i64 %k, 4")
+    first = text.let(f"getelementptr i8, ptr %a, i64 {bytes_}")
+    start = text.let(f"mul i64 %k, {width}")
+    panel = text.let(f"getelementptr i8, ptr %b, i64 {start}")
+    for v in range(vectors):
+        place = text.let(f"getelementptr i8, ptr {panel}, i64 {64 * v}")
+        text.do(f"call void @llvm.x86.tileloadd64(i8 {6 + v}, ptr {place}, i64 {width})")
+    for i in range(len(heights)):
+        place = first if i == 0 else text.let(f"getelementptr i8, ptr {first}, i64 %below")
+        text.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {place}, i64 %stride64)")
+        for v in range(vectors):
+            text.do(f"call void @llvm.x86.{product}(i8 {2 * i + v}, i8 {4 + i}, i8 {6 + v})")
+    text.do(f"%k2 = add i64 %k, {AMX_WORDS}")
+    text.do("%more = icmp slt i64 %k2, %n")
+    text.do("br i1 %more, label %loop, label %end")
+    text.label("end")
+    for i, v in cells:
+        place = text.let(f"getelementptr i8, ptr %c, i64 {i * AMX_ROWS * width + 64 * v}")
+        text.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + v}, ptr {place}, i64 {width})")
+    text.do("call void @llvm.x86.tilerelease()")
+    text.do("ret i32 0")

@@ -1,0 +1,129 @@
+"""Products by 32-bit words, bfloat16 and bytes: every set of instructions, any size, machine code and C."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import in_c
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mithril.base.dtypes import dtype as as_dtype
+from mithril.ir import Builder, Graph, Input
+from mithril.ops import cast, matmul, maximum, transpose
+from mithril_cbackend.compile_target import CompileTarget
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.tir import machine_code
+
+RNG = np.random.default_rng(0)
+HOST = machine_code.host_cpu()
+HERE = machine_code.selected_features(None)
+NO_TILES = tuple(f for f in HERE if not f.startswith("amx"))
+MACHINES = {
+    "all": Machine(HOST, 1, features=HERE),
+    "no tiles": Machine(HOST, 1, features=NO_TILES),
+    "no dot products": Machine(HOST, 1, features=tuple(f for f in NO_TILES if f in ("avx512bw", "avx2", "sse2"))),
+    "plain": Machine(HOST, 1),
+    "32 bytes": Machine("x86-64-v3", 1, 32, features=("avx2", "sse2")),
+    "16 bytes": Machine("x86-64", 1, 16, features=("sse2",)),
+    "16 bytes, plain": Machine("x86-64", 1, 16),
+    "two threads": Machine(HOST, 2, features=HERE),
+}
+Array = np.ndarray[Any, Any]
+BF16 = ml_dtypes.bfloat16
+
+
+def runs(machine: Machine) -> bool:
+    return machine.vector_bytes <= 64 and (HOST == machine.cpu or not machine_code.missing_features(machine.cpu))
+
+
+def operands(m: int, k: int, n: int, kind: str, layout: str) -> tuple[Array, Array]:
+    shape = (n, k) if layout == "NT" else (k, n)
+    if kind == "bytes":
+        return RNG.integers(0, 256, (m, k), np.uint8), RNG.integers(-128, 128, shape, np.int8)
+    return RNG.standard_normal((m, k)).astype(BF16), RNG.standard_normal(shape).astype(BF16)
+
+
+def graph_of(x: Array, w: Array, layout: str, constant: bool) -> Graph:
+    sum_dtype = "int32" if x.dtype == np.uint8 else "float32"
+    with Builder() as b:
+        left, right = b.input("x", x.shape, as_dtype(x.dtype)), b.input("w", w.shape, as_dtype(w.dtype))
+        panel = transpose(cast(right, dtype=sum_dtype), perm=(1, 0)) if layout == "NT" else cast(right, dtype=sum_dtype)
+        product = matmul(cast(left, dtype=sum_dtype), panel)
+        result = maximum(product, 100 if sum_dtype == "int32" else 0.5)
+    graph = b.build({"y": result})
+    if not constant:
+        return graph
+    inputs = tuple(Input(i.value, "constant", w) if i.name == "w" else i for i in graph.inputs)
+    return graph.replaced(inputs=inputs)
+
+
+def expected(x: Array, w: Array, layout: str) -> Array:
+    sum_dtype = np.int32 if x.dtype == np.uint8 else np.float64
+    product = x.astype(sum_dtype) @ (w.T if layout == "NT" else w).astype(sum_dtype)
+    return np.maximum(product, 100 if sum_dtype is np.int32 else 0.5)
+
+
+def check(machine: Machine, m: int, k: int, n: int, kind: str, layout: str, constant: bool) -> Any:
+    x, w = operands(m, k, n, kind, layout)
+    executable = compile_graph.compiled(graph_of(x, w, layout, constant), machine, CompileTarget())
+    inputs = {"x": x} if constant else {"x": x, "w": w}
+    result, reference = executable({}, inputs)["y"], expected(x, w, layout)
+    if kind == "bytes":
+        np.testing.assert_array_equal(result, reference)
+    else:
+        np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-5 * np.sqrt(k) * 10)
+    return executable, inputs, reference
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pairs"])
+@pytest.mark.parametrize("name", MACHINES)
+def test_products_agree_on_every_set_of_instructions(name: str, kind: str) -> None:
+    machine = MACHINES[name]
+    if not runs(machine):
+        pytest.skip(f"this machine cannot run code for {machine.cpu}")
+    for m, k, n in ((1, 101, 70), (9, 64, 16), (40, 128, 64), (70, 103, 37)):
+        for layout in ("NN", "NT"):
+            for constant in (False, True):
+                executable, _, _ = check(machine, m, k, n, kind, layout, constant)
+                by_words = constant or (m > 8 and n >= machine.lanes())
+                words = "dot_u8s8" if kind == "bytes" else "dot_bf16"
+                assert (words in executable.source) == by_words
+
+
+def test_rows_outside_the_cache() -> None:
+    machine = replace(MACHINES["all"], cache=1 << 12)
+    for machine_ in (machine, replace(machine, threads=2)):
+        check(machine_, 100, 256, 200, "bytes", "NN", True)
+        check(machine_, 100, 256, 200, "pairs", "NT", False)
+
+
+def test_extreme_bytes_are_exact() -> None:
+    """Products of the largest bytes overflow the 16-bit sums of instructions that saturate."""
+    for machine in filter(runs, MACHINES.values()):
+        x, w = np.full((9, 64), 255, np.uint8), np.full((64, 32), -128, np.int8)
+        executable = compile_graph.compiled(graph_of(x, w, "NN", True), machine, CompileTarget())
+        np.testing.assert_array_equal(executable({}, {"x": x})["y"], np.full((9, 32), 100))
+        executable = compile_graph.compiled(graph_of(x, -w - 1, "NN", True), machine, CompileTarget())
+        np.testing.assert_array_equal(executable({}, {"x": x})["y"], np.full((9, 32), 255 * 127 * 64))
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="requires gcc")
+@pytest.mark.parametrize("name", ["all", "plain", "32 bytes", "16 bytes"])
+def test_printed_c_agrees(name: str, tmp_path: Path) -> None:
+    machine = MACHINES[name]
+    if not runs(machine):
+        pytest.skip(f"this machine cannot run code for {machine.cpu}")
+    cases = [check(machine, *sizes, kind, layout, constant) for sizes, kind, layout, constant in (
+        ((40, 128, 64), "bytes", "NN", True), ((33, 103, 37), "bytes", "NT", False),
+        ((40, 128, 64), "pairs", "NT", True), ((33, 103, 37), "pairs", "NN", False), ((1, 64, 99), "bytes", "NT", True),
+    )]  # fmt: skip
+    library = in_c.library(tmp_path / "words.so", [e.program for e, _, _ in cases], machine.lanes())
+    for k, (executable, inputs, reference) in enumerate(cases):
+        result = in_c.call(executable, getattr(library, f"entry_{k}"), inputs)["y"]
+        np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-3)
