@@ -142,7 +142,7 @@ def test_slice_errors():
     np.testing.assert_array_equal(cut(X, starts=(END,), stops=(-END,), steps=(-1,), axes=(0,)), X[::-1])
 
 
-@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+@pytest.mark.parametrize("mode", ["constant", "reflect", "symmetric", "wrap", "edge"])
 @pytest.mark.parametrize("widths", [((0, 0), (0, 0)), ((1, 0), (0, 5)), ((3, 3), (2, 1))])
 def test_pad_is_that_of_numpy(mode, widths):
     extra = {"constant_values": 2.5} if mode == "constant" else {}
@@ -150,8 +150,10 @@ def test_pad_is_that_of_numpy(mode, widths):
 
 
 def test_pad_errors():
-    with pytest.raises(OperationError, match="unknown mode 'wrap' of pad\n  known: constant, reflect, edge"):
-        pad(X, widths=((1, 1), (1, 1)), mode="wrap")
+    with pytest.raises(
+        OperationError, match="unknown mode 'mirror' of pad\n  known: constant, reflect, symmetric, wrap, edge"
+    ):
+        pad(X, widths=((1, 1), (1, 1)), mode="mirror")
     with pytest.raises(ShapeError, match="widths for 1 axes, but the operand has rank 2"):
         pad(X, widths=((1, 1),))
     with pytest.raises(ShapeError, match="pad width -1 of axis 0 is negative"):

@@ -76,6 +76,19 @@ class _add(Op):
 add: _add
 """a + b"""
 
+class _affine_grid(Op):
+    """Positions [batch, *size, axes] for ``grid_sample``: those of an image, moved by matrices ``theta``.
+
+    ``theta`` is [batch, axes, axes + 1]. Positions are ordered x, y (z), from -1 to 1.
+    """
+    def __call__(self, theta: Any, *, size: int | Sequence[Any], align_corners: bool = False) -> Any: ...
+
+affine_grid: _affine_grid
+"""Positions [batch, *size, axes] for ``grid_sample``: those of an image, moved by matrices ``theta``.
+
+``theta`` is [batch, axes, axes + 1]. Positions are ordered x, y (z), from -1 to 1.
+"""
+
 class _all(Op):
     """Whether all elements over the axes are True."""
     def __call__(self, x: Any, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any: ...
@@ -265,6 +278,13 @@ class _bitwise_xor(Op):
 bitwise_xor: _bitwise_xor
 """Bits set in exactly one operand."""
 
+class _box_iou(Op):
+    """The overlap of each pair of boxes [n, 4] and [m, 4]: intersection over union [n, m], 0 for empty boxes."""
+    def __call__(self, a: Any, b: Any) -> Any: ...
+
+box_iou: _box_iou
+"""The overlap of each pair of boxes [n, 4] and [m, 4]: intersection over union [n, m], 0 for empty boxes."""
+
 class _broadcast_to(Op):
     """x repeated along axes of size 1 and new leading axes to match the shape."""
     def __call__(self, x: Any, *, shape: int | Sequence[Any]) -> Any: ...
@@ -320,6 +340,13 @@ class _constant(Op):
 
 constant: _constant
 """A scalar known at compile time."""
+
+class _contrastive_loss(Op):
+    """d^2 for pairs that match (labels above 0), else max(0, margin - d)^2, with the distance d of rows of a and b."""
+    def __call__(self, a: Any, b: Any, labels: Any, *, margin: float = 1.0, reduction: str = 'mean') -> Any: ...
+
+contrastive_loss: _contrastive_loss
+"""d^2 for pairs that match (labels above 0), else max(0, margin - d)^2, with the distance d of rows of a and b."""
 
 class _conv(Op):
     """Convolution of ``x [batch, channels, *spatial]`` with ``w [out, channels / groups, *kernel]``.
@@ -377,6 +404,13 @@ class _cosh(Op):
 cosh: _cosh
 """Hyperbolic cosine."""
 
+class _cosine_embedding_loss(Op):
+    """1 - cos(a, b) for pairs that match (labels above 0), else max(0, cos(a, b) - margin)."""
+    def __call__(self, a: Any, b: Any, labels: Any, *, margin: float = 0.0, reduction: str = 'mean') -> Any: ...
+
+cosine_embedding_loss: _cosine_embedding_loss
+"""1 - cos(a, b) for pairs that match (labels above 0), else max(0, cos(a, b) - margin)."""
+
 class _cosine_similarity(Op):
     """Cosine of the angle between vectors along an axis."""
     def __call__(self, a: Any, b: Any, *, axis: int = -1, eps: float = 1e-08) -> Any: ...
@@ -395,6 +429,21 @@ cross_entropy: _cross_entropy
 """Negative log likelihood of labels: class indices, or probabilities of the shape of the logits.
 
 ``weight`` has one factor per class; for class indices the mean is then weighted by the factors of the labels.
+"""
+
+class _ctc_loss(Op):
+    """Negative log likelihood of ``labels`` [batch, labels] for logits (or log probabilities) [batch, time, classes].
+
+    The lengths [batch] count the valid steps and labels of each row. "mean" divides the loss of each row by its number
+    of labels first. Labels without an alignment have an infinite loss, 0 with ``zero_infinity``, and no gradient.
+    """
+    def __call__(self, logits: Any, labels: Any, logit_lengths: Any = None, label_lengths: Any = None, *, blank: int = 0, reduction: str = 'mean', zero_infinity: bool = False) -> Any: ...
+
+ctc_loss: _ctc_loss
+"""Negative log likelihood of ``labels`` [batch, labels] for logits (or log probabilities) [batch, time, classes].
+
+The lengths [batch] count the valid steps and labels of each row. "mean" divides the loss of each row by its number
+of labels first. Labels without an alignment have an infinite loss, 0 with ``zero_infinity``, and no gradient.
 """
 
 class _cummax(Op):
@@ -438,6 +487,13 @@ class _det(Op):
 
 det: _det
 """The determinant of square matrices."""
+
+class _dice_loss(Op):
+    """1 - (2 sum(p t) + smooth) / (sum(p) + sum(t) + smooth) for each row of the batch: the overlap of two masks."""
+    def __call__(self, probabilities: Any, targets: Any, *, smooth: float = 1.0, reduction: str = 'mean') -> Any: ...
+
+dice_loss: _dice_loss
+"""1 - (2 sum(p t) + smooth) / (sum(p) + sum(t) + smooth) for each row of the batch: the overlap of two masks."""
 
 class _div(Op):
     """a / b, for floats."""
@@ -579,6 +635,19 @@ class _floordiv(Op):
 floordiv: _floordiv
 """a // b, rounded towards minus infinity; 0 for integers divided by 0."""
 
+class _focal_loss(Op):
+    """Binary cross entropy times (1 - p)^gamma, where p is the probability of the target: easy elements count less.
+
+    ``alpha`` weighs targets of 1, 1 - ``alpha`` those of 0.
+    """
+    def __call__(self, logits: Any, targets: Any, *, alpha: float | None = 0.25, gamma: float = 2.0, reduction: str = 'mean') -> Any: ...
+
+focal_loss: _focal_loss
+"""Binary cross entropy times (1 - p)^gamma, where p is the probability of the target: easy elements count less.
+
+``alpha`` weighs targets of 1, 1 - ``alpha`` those of 0.
+"""
+
 class _fold_in(Op):
     """The key mixed with an integer scalar."""
     def __call__(self, key: Any, data: Any) -> Any: ...
@@ -599,6 +668,13 @@ class _gather_nd(Op):
 
 gather_nd: _gather_nd
 """Elements at positions in several axes: the last axis of ``indices`` has one position per indexed axis."""
+
+class _gaussian_nll_loss(Op):
+    """(log(variance) + (prediction - target)^2 / variance) / 2, with variances of at least ``eps``."""
+    def __call__(self, predictions: Any, targets: Any, variances: Any, *, full: bool = False, eps: float = 1e-06, reduction: str = 'mean') -> Any: ...
+
+gaussian_nll_loss: _gaussian_nll_loss
+"""(log(variance) + (prediction - target)^2 / variance) / 2, with variances of at least ``eps``."""
 
 class _gelu(Op):
     """x * Phi(x) with the normal distribution function Phi, computed with erf or approximated with tanh."""
@@ -641,6 +717,21 @@ class _greater_equal(Op):
 
 greater_equal: _greater_equal
 """a >= b"""
+
+class _grid_sample(Op):
+    """Elements of images ``x`` [batch, channels, *spatial] at the positions ``grid`` [batch, *size, axes].
+
+    A position has one coordinate from -1 to 1 per spatial axis, the last axis first (x, y). Positions beyond the image
+    read zeros, the border, or the reflected image ("reflection").
+    """
+    def __call__(self, x: Any, grid: Any, *, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Any: ...
+
+grid_sample: _grid_sample
+"""Elements of images ``x`` [batch, channels, *spatial] at the positions ``grid`` [batch, *size, axes].
+
+A position has one coordinate from -1 to 1 per spatial axis, the last axis first (x, y). Positions beyond the image
+read zeros, the border, or the reflected image ("reflection").
+"""
 
 class _group_norm(Op):
     """(x - mean) / sqrt(var + eps) * scale + bias, with statistics per sample and group of channels."""
@@ -697,6 +788,19 @@ class _ifft(Op):
 
 ifft: _ifft
 """The inverse of ``fft``: x_j = 1/n sum_k y_k exp(2 pi i j k / n)."""
+
+class _info_nce_loss(Op):
+    """Cross entropy of the cosine similarities of a [n, size] and b [m, size]: row k of a matches row k of b.
+
+    Rows of b beyond those of a are further negatives. ``symmetric`` averages with the loss of b against a.
+    """
+    def __call__(self, a: Any, b: Any, *, temperature: float = 0.07, symmetric: bool = False, reduction: str = 'mean') -> Any: ...
+
+info_nce_loss: _info_nce_loss
+"""Cross entropy of the cosine similarities of a [n, size] and b [m, size]: row k of a matches row k of b.
+
+Rows of b beyond those of a are further negatives. ``symmetric`` averages with the loss of b against a.
+"""
 
 class _instance_norm(Op):
     """(x - mean) / sqrt(var + eps) * scale + bias, with statistics per sample and channel."""
@@ -880,6 +984,13 @@ class _lstsq(Op):
 lstsq: _lstsq
 """The x of least norm that minimizes |a x - b|, by the pseudo-inverse of a."""
 
+class _margin_ranking_loss(Op):
+    """max(0, margin - label * (a - b)): a label of 1 ranks a higher, -1 ranks b higher."""
+    def __call__(self, a: Any, b: Any, labels: Any, *, margin: float = 0.0, reduction: str = 'mean') -> Any: ...
+
+margin_ranking_loss: _margin_ranking_loss
+"""max(0, margin - label * (a - b)): a label of 1 ranks a higher, -1 ranks b higher."""
+
 class _matmul(Op):
     """Matrix product as in NumPy: vectors are rows or columns, leading axes broadcast."""
     def __call__(self, a: Any, b: Any) -> Any: ...
@@ -985,11 +1096,32 @@ neg: _neg
 """-x"""
 
 class _nll_loss(Op):
-    """Negative log likelihood of class indices, from log probabilities."""
-    def __call__(self, log_probabilities: Any, labels: Any, *, axis: int = -1, reduction: str = 'mean') -> Any: ...
+    """Negative log likelihood of class indices, from log probabilities.
+
+    ``weight`` has one factor per class; the mean is then weighted by the factors of the labels.
+    """
+    def __call__(self, log_probabilities: Any, labels: Any, weight: Any = None, *, axis: int = -1, reduction: str = 'mean', ignore_index: int | None = None) -> Any: ...
 
 nll_loss: _nll_loss
-"""Negative log likelihood of class indices, from log probabilities."""
+"""Negative log likelihood of class indices, from log probabilities.
+
+``weight`` has one factor per class; the mean is then weighted by the factors of the labels.
+"""
+
+class _nms(Op):
+    """The ``size`` best boxes (int32, best first, -1 beyond them) that overlap no better one, and their number.
+
+    A box [count, 4] is left out if its intersection over union with a selected box is greater than ``iou_threshold``;
+    with ``classes`` [count], only boxes of equal class compete.
+    """
+    def __call__(self, boxes: Any, scores: Any, classes: Any = None, *, size: int, iou_threshold: float = 0.5, score_threshold: float | None = None) -> Any: ...
+
+nms: _nms
+"""The ``size`` best boxes (int32, best first, -1 beyond them) that overlap no better one, and their number.
+
+A box [count, 4] is left out if its intersection over union with a selected box is greater than ``iou_threshold``;
+with ``classes`` [count], only boxes of equal class compete.
+"""
 
 class _nonzero(Op):
     """Positions [size, rank] (int32) of the first ``size`` nonzero elements, ``fill`` beyond them, and their number."""
@@ -1027,11 +1159,19 @@ one_hot: _one_hot
 """1 at position ``x`` of a new last axis of size ``depth``, else 0; all 0 for out-of-range integers."""
 
 class _pad(Op):
-    """x with elements added before and after each axis: a constant, the reflection without the edge, or the edge."""
+    """x with elements added before and after each axis.
+
+    They are ``value`` (mode "constant"), the elements mirrored without the edge ("reflect") or with it ("symmetric"),
+    the elements of the other end ("wrap"), or the edge ("edge").
+    """
     def __call__(self, x: Any, *, widths: Sequence[Any], mode: str = 'constant', value: bool | int | float = 0) -> Any: ...
 
 pad: _pad
-"""x with elements added before and after each axis: a constant, the reflection without the edge, or the edge."""
+"""x with elements added before and after each axis.
+
+They are ``value`` (mode "constant"), the elements mirrored without the edge ("reflect") or with it ("symmetric"),
+the elements of the other end ("wrap"), or the edge ("edge").
+"""
 
 class _pinv(Op):
     """The pseudo-inverse; singular values below ``rcond`` times the largest count as zero."""
@@ -1046,6 +1186,13 @@ class _pixel_shuffle(Op):
 
 pixel_shuffle: _pixel_shuffle
 """Rearrangement of channels to pixels: [N, C * f * f, H, W] to [N, C, H * f, W * f]."""
+
+class _poisson_nll_loss(Op):
+    """rate - target * log(rate), the negative log likelihood of counts; ``rates`` are logarithms if ``log_rate``."""
+    def __call__(self, rates: Any, targets: Any, *, log_rate: bool = True, eps: float = 1e-08, reduction: str = 'mean') -> Any: ...
+
+poisson_nll_loss: _poisson_nll_loss
+"""rate - target * log(rate), the negative log likelihood of counts; ``rates`` are logarithms if ``log_rate``."""
 
 class _pow(Op):
     """a to the power of b; for negative integer exponents 0, except for bases 1 and -1."""
@@ -1125,16 +1272,18 @@ reshape: _reshape
 """The same elements in row-major order with another shape; one size can be -1 and is inferred."""
 
 class _resize(Op):
-    """Resampling of the spatial axes of [batch, channels, ...] by nearest-neighbor or linear interpolation.
+    """Resampling of the spatial axes of [batch, channels, ...]: "nearest", "bilinear" (linear) or "bicubic".
 
-    Positions are pixel centers; with ``align_corners`` the centers of the corner pixels coincide.
+    Positions are pixel centers; with ``align_corners`` the centers of the corner pixels coincide. With ``antialias``
+    a smaller result averages over all pixels that it covers.
     """
-    def __call__(self, x: Any, *, size: int | Sequence[Any], mode: str = 'nearest', align_corners: bool = False) -> Any: ...
+    def __call__(self, x: Any, *, size: int | Sequence[Any], mode: str = 'nearest', align_corners: bool = False, antialias: bool = False) -> Any: ...
 
 resize: _resize
-"""Resampling of the spatial axes of [batch, channels, ...] by nearest-neighbor or linear interpolation.
+"""Resampling of the spatial axes of [batch, channels, ...]: "nearest", "bilinear" (linear) or "bicubic".
 
-Positions are pixel centers; with ``align_corners`` the centers of the corner pixels coincide.
+Positions are pixel centers; with ``align_corners`` the centers of the corner pixels coincide. With ``antialias``
+a smaller result averages over all pixels that it covers.
 """
 
 class _rfft(Op):
@@ -1150,6 +1299,21 @@ class _rms_norm(Op):
 
 rms_norm: _rms_norm
 """x / sqrt(mean(x^2) + eps) * scale along an axis."""
+
+class _roi_align(Op):
+    """Regions [boxes, channels, *size] of images ``x`` [batch, channels, height, width], as averages of samples.
+
+    ``boxes`` [boxes, 4] are x1, y1, x2, y2, multiplied by ``scale``; ``image`` [boxes] numbers the image of each box.
+    Each element averages ``samples`` x ``samples`` positions. ``aligned`` shifts boxes by half a pixel.
+    """
+    def __call__(self, x: Any, boxes: Any, image: Any, *, size: int | Sequence[Any], scale: float = 1.0, samples: int = 2, aligned: bool = False) -> Any: ...
+
+roi_align: _roi_align
+"""Regions [boxes, channels, *size] of images ``x`` [batch, channels, height, width], as averages of samples.
+
+``boxes`` [boxes, 4] are x1, y1, x2, y2, multiplied by ``scale``; ``image`` [boxes] numbers the image of each box.
+Each element averages ``samples`` x ``samples`` positions. ``aligned`` shifts boxes by half a pixel.
+"""
 
 class _roll(Op):
     """Elements shifted by ``shift`` positions along axes, wrapping around at the ends.

@@ -11,7 +11,19 @@ from mithril.ops.activations import log_softmax, softplus
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import stop_gradient
 from mithril.ops.creation import iota
-from mithril.ops.elementwise import abs as abs_, equal, exp, greater, less, log, maximum, minimum, sqrt, where
+from mithril.ops.elementwise import (
+    abs as abs_,
+    equal,
+    exp,
+    greater,
+    less,
+    log,
+    maximum,
+    minimum,
+    not_equal,
+    sqrt,
+    where,
+)
 from mithril.ops.indexing import take, take_along_axis
 from mithril.ops.reduction import mean, size_as_divisor, sum
 from mithril.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
@@ -31,7 +43,7 @@ WITH_LOGITS = [
 ]
 
 
-def _reduced(x: Any, reduction: str, like: Any) -> Any:
+def reduced(x: Any, reduction: str, like: Any) -> Any:
     if reduction not in REDUCTIONS:
         message, facts, hint = unknown("reduction", reduction, REDUCTIONS)
         raise OperationError(message, facts=facts, hint=hint)
@@ -81,7 +93,7 @@ def cross_entropy(
     """
     p = log_softmax(upcast(logits), axis=axis)
     if weight is not None:
-        _expect_weight(weight.shape, logits.shape, axis)
+        _expect_weight("cross_entropy", weight.shape, logits.shape, axis)
         weight = cast(weight, dtype=dtype_of(p))
     classes = p.shape[axis]
     if dtype_of(labels).is_float:
@@ -91,7 +103,7 @@ def cross_entropy(
             target = target * (1.0 - label_smoothing) + label_smoothing / _number(classes)
         if weight is not None:
             target = target * _broadcast_to_classes(weight, axis, p)
-        return _reduced(-sum(p * target, axis=axis), reduction, logits)
+        return reduced(-sum(p * target, axis=axis), reduction, logits)
     _expect_classes("cross_entropy", "logits", logits.shape, labels.shape, axis)
     counted = None if ignore_index is None else equal(labels, ignore_index) ^ True
     classed = labels if counted is None else where(counted, labels, 0)
@@ -106,17 +118,17 @@ def cross_entropy(
         factor = cast(counted, dtype=dtype_of(loss)) if factor is None else where(counted, factor, 0.0)
     if reduction == "mean" and factor is not None:
         return downcast(sum(loss) / sum(factor), logits)
-    return _reduced(loss, reduction, logits)
+    return reduced(loss, reduction, logits)
 
 
-def _expect_weight(weight: Any, logits: Any, axis: int) -> None:
+def _expect_weight(op: str, weight: Any, logits: Any, axis: int) -> None:
     """Raise ShapeError unless there is one weight per class."""
-    if len(weight) == 1 and assume(weight[0], "==", logits[axis], "the weight of 'cross_entropy'"):
+    if len(weight) == 1 and assume(weight[0], "==", logits[axis], f"the weight of '{op}'"):
         return
     raise ShapeError(
-        f"'cross_entropy' expected weight {shape_text((logits[axis],))}, one per class, got {shape_text(weight)}",
+        f"'{op}' expected weight {shape_text((logits[axis],))}, one per class, got {shape_text(weight)}",
         facts=[f"logits {shape_text(logits)}"],
-        hint='for weights per sample use ops.mean(ops.cross_entropy(logits, labels, reduction="none") * weight)',
+        hint=f'for weights per sample use ops.mean(ops.{op}(logits, labels, reduction="none") * weight)',
     )
 
 
@@ -219,14 +231,33 @@ def _one_hot(labels: Any, axis: int, like: Any) -> Any:
     samples=[
         sample((4, 5), ints((4,), 0, 4)),
         sample((2, 3, 4), ints((2, 4), 0, 2), axis=1, reduction="sum", label="axis"),
+        sample((4, 5), ints((4,), 0, 4), positive((5,)), label="weight"),
+        sample((4, 3), exactly(0, 2, -100, 1, dtype="int32"), ignore_index=-100, label="ignored"),
     ],
     labels="labels",
 )
-def nll_loss(log_probabilities, labels, *, axis: Axis = -1, reduction: str = "mean"):
-    """Negative log likelihood of class indices, from log probabilities."""
+def nll_loss(
+    log_probabilities, labels, weight=None, *, axis: Axis = -1, reduction: str = "mean", ignore_index: int | None = None
+):
+    """Negative log likelihood of class indices, from log probabilities.
+
+    ``weight`` has one factor per class; the mean is then weighted by the factors of the labels.
+    """
     _expect_classes("nll_loss", "log_probabilities", log_probabilities.shape, labels.shape, axis)
-    picked = take_along_axis(upcast(log_probabilities), unsqueeze(labels, axis=(axis,)), axis=axis)
-    return _reduced(-squeeze(picked, axis=(axis,)), reduction, log_probabilities)
+    counted = None if ignore_index is None else not_equal(labels, ignore_index)
+    classed = labels if counted is None else where(counted, labels, 0)
+    picked = take_along_axis(upcast(log_probabilities), unsqueeze(classed, axis=(axis,)), axis=axis)
+    loss, factor = -squeeze(picked, axis=(axis,)), None
+    if weight is not None:
+        _expect_weight("nll_loss", weight.shape, log_probabilities.shape, axis)
+        factor = take(cast(weight, dtype=dtype_of(loss)), classed, axis=0)
+        loss = loss * factor
+    if counted is not None:
+        loss = where(counted, loss, 0.0)
+        factor = cast(counted, dtype=dtype_of(loss)) if factor is None else where(counted, factor, 0.0)
+    if reduction == "mean" and factor is not None:
+        return downcast(sum(loss) / sum(factor), log_probabilities)
+    return reduced(loss, reduction, log_probabilities)
 
 
 def _bounded_log(p: Any, eps: float) -> Any:
@@ -247,7 +278,7 @@ def binary_cross_entropy(probabilities, targets, *, reduction: str = "mean", eps
     expect_paired("binary_cross_entropy", {"probabilities": probabilities.shape, "targets": targets.shape})
     p, t = upcast(probabilities), upcast(targets)
     loss = -(t * _bounded_log(p, eps) + (1.0 - t) * _bounded_log(1.0 - p, eps))
-    return _reduced(loss, reduction, probabilities)
+    return reduced(loss, reduction, probabilities)
 
 
 @composite(promotes="float", tolerance=2.0, samples=WITH_LOGITS)
@@ -259,10 +290,10 @@ def binary_cross_entropy_with_logits(logits, targets, pos_weight=None, *, reduct
     expect_paired("binary_cross_entropy_with_logits", {"logits": logits.shape, "targets": targets.shape})
     z, t = upcast(logits), upcast(targets)
     if pos_weight is None:
-        return _reduced(softplus(z) - z * t, reduction, logits)
+        return reduced(softplus(z) - z * t, reduction, logits)
     _expect_trailing(pos_weight.shape, logits.shape)
     loss = t * upcast(pos_weight) * softplus(-z) + (1.0 - t) * softplus(z)
-    return _reduced(loss, reduction, logits)
+    return reduced(loss, reduction, logits)
 
 
 def _expect_trailing(weight: Any, logits: Any) -> None:
@@ -284,14 +315,14 @@ def mse_loss(predictions, targets, *, reduction: str = "mean"):
     """(prediction - target)^2"""
     expect_paired("mse_loss", {"predictions": predictions.shape, "targets": targets.shape})
     d = upcast(predictions) - upcast(targets)
-    return _reduced(d * d, reduction, predictions)
+    return reduced(d * d, reduction, predictions)
 
 
 @composite(promotes="float", samples=PAIR, precision="full")
 def l1_loss(predictions, targets, *, reduction: str = "mean"):
     """|prediction - target|"""
     expect_paired("l1_loss", {"predictions": predictions.shape, "targets": targets.shape})
-    return _reduced(abs_(upcast(predictions) - upcast(targets)), reduction, predictions)
+    return reduced(abs_(upcast(predictions) - upcast(targets)), reduction, predictions)
 
 
 @composite(promotes="float", samples=PAIR, precision="full")
@@ -300,7 +331,7 @@ def huber_loss(predictions, targets, *, delta: float = 1.0, reduction: str = "me
     expect_paired("huber_loss", {"predictions": predictions.shape, "targets": targets.shape})
     d = abs_(upcast(predictions) - upcast(targets))
     clamped = minimum(d, delta)
-    return _reduced(clamped * clamped * 0.5 + (d - clamped) * delta, reduction, predictions)
+    return reduced(clamped * clamped * 0.5 + (d - clamped) * delta, reduction, predictions)
 
 
 @composite(promotes="float", samples=PAIR, precision="full")
@@ -309,7 +340,7 @@ def smooth_l1_loss(predictions, targets, *, beta: float = 1.0, reduction: str = 
     expect_paired("smooth_l1_loss", {"predictions": predictions.shape, "targets": targets.shape})
     d = abs_(upcast(predictions) - upcast(targets))
     small = less(d, beta)
-    return _reduced(where(small, d * d * (0.5 / beta), d - 0.5 * beta), reduction, predictions)
+    return reduced(where(small, d * d * (0.5 / beta), d - 0.5 * beta), reduction, predictions)
 
 
 @composite(
@@ -325,14 +356,14 @@ def kl_div(log_predictions, targets, *, reduction: str = "mean"):
     t = upcast(targets)
     is_positive = greater(t, 0.0)
     loss = where(is_positive, t * (log(where(is_positive, t, 1.0)) - upcast(log_predictions)), 0.0)
-    return _reduced(loss, reduction, log_predictions)
+    return reduced(loss, reduction, log_predictions)
 
 
 @composite(promotes="float", samples=[sample((3, 4), exactly(*(1.0, -1.0) * 6, shape=(3, 4)))])
 def hinge_loss(predictions, targets, *, reduction: str = "mean"):
     """max(0, 1 - prediction * target) for targets of -1 and 1."""
     expect_paired("hinge_loss", {"predictions": predictions.shape, "targets": targets.shape})
-    return _reduced(maximum(1.0 - upcast(predictions) * upcast(targets), 0.0), reduction, predictions)
+    return reduced(maximum(1.0 - upcast(predictions) * upcast(targets), 0.0), reduction, predictions)
 
 
 @composite(promotes="float", samples=[sample((3, 4), (3, 4)), sample((4, 3), (4, 3), axis=0, label="axis")])
@@ -351,4 +382,4 @@ def triplet_loss(anchor, positive, negative, *, margin: float = 1.0, reduction: 
     a = upcast(anchor)
     to_positive, to_negative = a - upcast(positive), a - upcast(negative)
     d = sqrt(sum(to_positive * to_positive, axis=-1) + 1e-12) - sqrt(sum(to_negative * to_negative, axis=-1) + 1e-12)
-    return _reduced(maximum(d + margin, 0.0), reduction, anchor)
+    return reduced(maximum(d + margin, 0.0), reduction, anchor)

@@ -1,12 +1,10 @@
-"""Operations of layers: linear, embedding, dropout, resize, pixel shuffle."""
+"""Operations of layers: linear, embedding, dropout, pixel shuffle."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from mithril.base import OperationError, Shape, ShapeError, product, unknown
+from mithril.base import OperationError, ShapeError, product, unknown
 from mithril.ir import Op, composite, exactly, ints, sample
 from mithril.ops import activations
 from mithril.ops.creation import full
@@ -16,7 +14,7 @@ from mithril.ops.products import matmul
 from mithril.ops.random import KEY, uniform
 from mithril.ops.reduction import sum
 from mithril.ops.shape import reshape, transpose
-from mithril.ops.upcast import downcast, dtype_of, upcast
+from mithril.ops.upcast import dtype_of
 
 # The activations of ``linear``: all that declare a gradient, identity, and the approximate gelu.
 ACTIVATIONS: dict[str, Any] = {
@@ -140,64 +138,6 @@ def _dropped(x: Any, like: Any, key: Any, p: float) -> Any:
 @dropout.vjp
 def _(g, y, x, key, *, p):
     return _dropped(g, x, key, p), None
-
-
-# -- resize -------------------------------------------------------------------------------------------------------
-MODES = ("nearest", "bilinear")
-RESIZE = (
-    sample((1, 2, 3, 4), size=(6, 8)),
-    sample((1, 1, 4, 5), size=(3, 2), label="smaller"),
-    sample((1, 2, 3, 4), size=(5, 7), mode="bilinear", label="bilinear"),
-    sample((1, 2, 4, 4), size=(2, 3), mode="bilinear", label="bilinear smaller"),
-    sample((1, 1, 3, 3), size=(5, 5), mode="bilinear", align_corners=True, label="corners"),
-    sample((2, 3, 5), size=(8,), mode="bilinear", label="1d"),
-)
-
-
-@composite(promotes="float", flops=8, samples=RESIZE, precision="full")
-def resize(x, *, size: Shape, mode: str = "nearest", align_corners: bool = False):
-    """Resampling of the spatial axes of [batch, channels, ...] by nearest-neighbor or linear interpolation.
-
-    Positions are pixel centers; with ``align_corners`` the centers of the corner pixels coincide.
-    """
-    if mode not in MODES:
-        message, facts, hint = unknown("mode of resize", mode, MODES)
-        raise OperationError(message, facts=facts, hint=hint)
-    if len(size) != len(x.shape) - 2:
-        raise ShapeError(f"resize to {list(size)} requires an image of rank {len(size) + 2}, got rank {len(x.shape)}")
-    for axis, n in enumerate(size, start=2):
-        old = x.shape[axis]
-        if type(old) is not int or type(n) is not int:
-            raise ShapeError("resize requires static spatial sizes", facts=[f"axis {axis}: {old} to {n}"])
-        if old != n:
-            x = _nearest(x, axis, old, n) if mode == "nearest" else _linear(x, axis, old, n, align_corners)
-    return x
-
-
-def _nearest(x: Any, axis: int, old: int, new: int) -> Any:
-    indices = np.minimum(np.floor(np.arange(new) * (old / new)).astype(np.int32), old - 1)
-    return take(x, indices, axis=axis)
-
-
-def _linear(x: Any, axis: int, old: int, new: int, align_corners: bool) -> Any:
-    """Interpolate linearly along one axis, by a product with a matrix that has two weights per row."""
-    if align_corners:
-        positions = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
-    else:
-        positions = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
-    low = np.minimum(np.floor(positions).astype(int), old - 1)
-    high = np.minimum(low + 1, old - 1)
-    fraction = positions - low
-    weights = np.zeros((new, old))
-    np.add.at(weights, (np.arange(new), low), 1 - fraction)
-    np.add.at(weights, (np.arange(new), high), fraction)
-    z = upcast(x)
-    matrix = weights.astype(dtype_of(z).numpy)
-    last = len(x.shape) - 1
-    swap = tuple(last if k == axis else axis if k == last else k for k in range(last + 1))
-    transposed = z if axis == last else transpose(z, perm=swap)
-    y = matmul(transposed, matrix.T)
-    return downcast(y if axis == last else transpose(y, perm=swap), x)
 
 
 @composite(samples=[sample((1, 8, 2, 3), factor=2)])

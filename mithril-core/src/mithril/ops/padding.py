@@ -1,4 +1,4 @@
-"""Padding: constant, reflected or repeated elements around an array."""
+"""Padding: constant, reflected, repeated or wrapped elements around an array."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from mithril.base import OperationError, Shape, ShapeError, Size, TensorType, as
 from mithril.ir import Pairs, like, number, op, sample
 from mithril.ops.slicing import narrow
 
-PAD_MODES = ("constant", "reflect", "edge")
+PAD_MODES = ("constant", "reflect", "symmetric", "wrap", "edge")
+
+COPIED = {"reflect": "reflects", "symmetric": "mirrors", "wrap": "repeats"}  # modes that copy up to a whole axis
 
 
 def _pad_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -> dict[str, Any]:
@@ -37,10 +39,12 @@ def _pad_shape(x: Shape, *, widths: Any, mode: str, value: Any) -> Shape:
                 continue
             if mode == "edge" and not assume(1, "<=", size, f"axis {axis} has an edge"):
                 raise ShapeError(f"cannot repeat the edge of axis {axis}: its size is 0", hint="use mode='constant'")
-            if mode == "reflect" and not assume(width + 1, "<=", size, f"axis {axis} reflects its own elements"):
+            largest = size - 1 if mode == "reflect" else size
+            if mode in COPIED and not assume(width, "<=", largest, f"axis {axis} {COPIED[mode]} its own elements"):
+                verb = COPIED[mode].removesuffix("s")
                 raise ShapeError(
-                    f"pad width {width} of axis {axis} is too large to reflect {size} elements",
-                    facts=[f"accepted: at most {size - 1}"],
+                    f"pad width {width} of axis {axis} is too large to {verb} {size} elements",
+                    facts=[f"accepted: at most {largest}"],
                 )
     return tuple(before + size + after for size, (before, after) in zip(x, widths, strict=True))
 
@@ -54,13 +58,19 @@ def _pad_shape(x: Shape, *, widths: Any, mode: str, value: Any) -> Shape:
         sample((2, 3), widths=((0, 1), (1, 1)), value=1.5, label="value"),
         sample((3, 4), widths=((2, 1), (0, 3)), mode="reflect", label="reflect"),
         sample((3, 4), widths=((2, 1), (0, 5)), mode="edge", label="edge"),
+        sample((3, 4), widths=((3, 1), (0, 4)), mode="symmetric", label="symmetric"),
+        sample((3, 4), widths=((3, 1), (0, 4)), mode="wrap", label="wrap"),
         sample((3, 4), widths=((0, 0), (0, 0)), mode="edge", label="nothing"),
     ],
     axes="*x -> *x | x[widths] whole",
     moves=True,
 )
 def pad(x, *, widths: Pairs, mode: str = "constant", value: number = 0):
-    """x with elements added before and after each axis: a constant, the reflection without the edge, or the edge."""
+    """x with elements added before and after each axis.
+
+    They are ``value`` (mode "constant"), the elements mirrored without the edge ("reflect") or with it ("symmetric"),
+    the elements of the other end ("wrap"), or the edge ("edge").
+    """
     if mode == "constant":
         out = np.full([b + n + a for n, (b, a) in zip(x.shape, widths, strict=True)], value, x.dtype)
         out[tuple(builtins.slice(b, b + n) for n, (b, _) in zip(x.shape, widths, strict=True))] = x
@@ -70,7 +80,10 @@ def pad(x, *, widths: Pairs, mode: str = "constant", value: number = 0):
             n = x.shape[axis]
             position = np.arange(-int(before), n + int(after))
             clamped = np.clip(position, 0, n - 1)
-            x = np.take(x, clamped if mode == "edge" else 2 * clamped - position, axis)
+            side = np.clip(position - clamped, -1, 1)  # -1 before the axis, 1 after it
+            mirrored = 2 * clamped - position
+            sources = {"edge": clamped, "reflect": mirrored, "symmetric": mirrored + side, "wrap": position - n * side}
+            x = np.take(x, sources[mode], axis)
     return x
 
 
@@ -92,13 +105,14 @@ def _(g, y, x, *, widths, mode, value):
 
 def _folded(part: Any, axis: int, size: Size, mode: str, *, first: bool) -> Any:
     """Add up the cotangent of padding at the elements from which the padding was copied."""
+    offset = 1 if mode == "reflect" else 0
     if mode == "edge":
-        part, offset = operation("sum")(part, axis=axis, keepdims=True), 0
-    else:
-        part, offset = operation("flip")(part, axis=axis), 1
+        part = operation("sum")(part, axis=axis, keepdims=True)
+    elif mode != "wrap":
+        part = operation("flip")(part, axis=axis)
     rest = size - part.shape[axis] - offset
     widths: list[tuple[Size, Size]] = [(0, 0)] * part.ndim
-    widths[axis] = (offset, rest) if first else (rest, offset)
+    widths[axis] = (offset, rest) if first != (mode == "wrap") else (rest, offset)
     return pad(part, widths=tuple(widths))
 
 

@@ -8,7 +8,7 @@ HOMES = {
     "capture": ("subgraph_to",),
     "compiled_model": ("CompiledModel",),
     "index_checks": ("IndexCheckedExecutable", "IndexInput", "given_indices", "with_checks"),
-    "initializers": ("initialize",),
+    "initializers": ("initialize", "norms_of"),
     "interpreter": ("Interpreter",),
     "memory_usage": ("MemoryUse", "ProgramMemory", "largest_sizes", "memory_use"),
     "model_files": ("load",),

@@ -18,7 +18,10 @@ from mithril.runtime.index_checks import (
     given_indices as given_indices,
     with_checks as with_checks,
 )
-from mithril.runtime.initializers import initialize as initialize
+from mithril.runtime.initializers import (
+    initialize as initialize,
+    norms_of as norms_of,
+)
 from mithril.runtime.interpreter import Interpreter as Interpreter
 from mithril.runtime.memory_usage import (
     MemoryUse as MemoryUse,

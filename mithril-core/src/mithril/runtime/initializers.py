@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import ModelError, ShapeError, TensorType, equal, is_static, unknown
+from mithril.base import ModelError, ShapeError, TensorType, equal, float32, is_static, unknown
 from mithril.ir import Input
 from mithril.ops import threefry
 from mithril.system import files
@@ -94,12 +94,13 @@ class Rng:
         mark = np.array([zlib.crc32(raw)], np.uint32), np.array([zlib.adler32(raw)], np.uint32)
         first, second = threefry(words, *mark)
         self.key = np.concatenate([first, second])
+        self.seed = seed
 
     def next(self) -> Rng:
         """Return an independent generator."""
         child = object.__new__(Rng)
         a, b = threefry(self.key, np.full(1, 0xFFFFFFFF, np.uint32), np.zeros(1, np.uint32))
-        child.key = np.concatenate([a, b])
+        child.key, child.seed = np.concatenate([a, b]), self.seed
         return child
 
     def _blocks(self, pairs: int) -> Iterable[tuple[slice, Array, Array]]:
@@ -233,7 +234,7 @@ def lecun_normal(draws: Rng, shape: tuple[int, ...]) -> Array:
 
 @initializer
 def orthogonal(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
-    """Return orthonormal rows or columns of the matrix [first axis, all others]."""
+    """Return orthonormal rows or columns of the matrix [first axis, all reduced]."""
     if len(shape) < 2:
         raise ModelError("orthogonal needs at least two axes", facts=[f"shape {list(shape)}"])
     rows, columns = shape[0], math.prod(shape[1:])
@@ -255,3 +256,15 @@ def identity(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
 def key(draws: Rng, shape: tuple[int, ...]) -> Array:
     """Return a random key, for the state ``rng``."""
     return draws.key
+
+
+@initializer
+def norms(draws: Rng, shape: tuple[int, ...], of: str, sizes: list[int], init: str, axis: int = 0) -> Array:
+    """Return the norms along an axis of the initial values of another parameter."""
+    return norms_of(initial(of, TensorType(float32, tuple(sizes)), init, draws.seed), axis)
+
+
+def norms_of(array: Array, axis: int) -> Array:
+    """Return the Euclidean norms of the slices at each index of ``axis``."""
+    reduced = tuple(k for k in range(array.ndim) if k != axis)
+    return np.asarray(np.sqrt(np.sum(np.square(array, dtype=np.float64), axis=reduced, keepdims=True)))

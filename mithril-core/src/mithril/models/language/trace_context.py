@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -100,6 +100,7 @@ class Context:
         self.inputs_of_states: dict[str, Value] = {}  # their values before this call
         self.updated: dict[str, Value] = {}
         self.draws = 0
+        self.reparametrized: dict[tuple[int, str], Callable[[Value], Value]] = {}  # by layer and name of parameter
         self._current: Builds | None = None
 
     @contextmanager
@@ -194,8 +195,26 @@ class Context:
         return Builder.current().constant(value)
 
     # -- parameters --------------------------------------------------------------------------------------------------
+    @contextmanager
+    def reparametrize(self, layer: Builds, name: str, function: Callable[[Value], Value]) -> Iterator[None]:
+        """Within this context the layer gets ``function`` of its parameter in place of the parameter."""
+        outer = self.reparametrized.get((id(layer), name))
+        self.reparametrized[id(layer), name] = function if outer is None else lambda value: outer(function(value))
+        try:
+            yield
+        finally:
+            if outer is None:
+                del self.reparametrized[id(layer), name]
+            else:
+                self.reparametrized[id(layer), name] = outer
+
     def param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
         """Return the parameter of that name; a layer used twice gets the same parameter."""
+        value = self._param(layer, name, shape, init, dtype)
+        function = self.reparametrized.get((id(layer), name))
+        return value if function is None else self._checked(name, function(value), shape)
+
+    def _param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
         binding = self.bound.get(name) if layer is self._current else None
         kind = self._dtype(dtype)
         if isinstance(binding, LazyParam):

@@ -257,6 +257,37 @@ class Normalize(OperationLayer):
     """x / max(|x|, eps), with the Euclidean norm along an axis."""
     def __init__(self, axis: int = -1, eps: float = 1e-12, *, in_place: bool = False, name: str | None = None) -> None: ...
 
+class GridSample(OperationLayer):
+    """Elements of images ``x`` [batch, channels, *spatial] at the positions ``grid`` [batch, *size, axes].
+
+    A position has one coordinate from -1 to 1 per spatial axis, the last axis first (x, y). Positions beyond the image
+    read zeros, the border, or the reflected image ("reflection").
+    """
+    def __init__(self, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False, *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class AffineGrid(OperationLayer):
+    """Positions [batch, *size, axes] for ``grid_sample``: those of an image, moved by matrices ``theta``.
+
+    ``theta`` is [batch, axes, axes + 1]. Positions are ordered x, y (z), from -1 to 1.
+    """
+    def __init__(self, size: int | Sequence[Any], align_corners: bool = False, *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class RoiAlign(OperationLayer):
+    """Regions [boxes, channels, *size] of images ``x`` [batch, channels, height, width], as averages of samples.
+
+    ``boxes`` [boxes, 4] are x1, y1, x2, y2, multiplied by ``scale``; ``image`` [boxes] numbers the image of each box.
+    Each element averages ``samples`` x ``samples`` positions. ``aligned`` shifts boxes by half a pixel.
+    """
+    def __init__(self, size: int | Sequence[Any], scale: float = 1.0, samples: int = 2, aligned: bool = False, *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class NonMaximumSuppression(OperationLayer):
+    """The ``size`` best boxes (int32, best first, -1 beyond them) that overlap no better one, and their number.
+
+    A box [count, 4] is left out if its intersection over union with a selected box is greater than ``iou_threshold``;
+    with ``classes`` [count], only boxes of equal class compete.
+    """
+    def __init__(self, size: int, iou_threshold: float = 0.5, score_threshold: float | None = None, *, classes: Any = None, in_place: bool = False, name: str | None = None) -> None: ...
+
 class Sum(OperationLayer):
     """Sum over axes, in the dtype of the operand; 16-bit floats accumulate in float32."""
     def __init__(self, axis: int | Sequence[int] | None = None, keepdims: bool = False, *, in_place: bool = False, name: str | None = None) -> None: ...
@@ -340,8 +371,11 @@ class BinaryCrossEntropyWithLogits(OperationLayer):
     def __init__(self, reduction: str = 'mean', *, pos_weight: Any = None, in_place: bool = False, name: str | None = None) -> None: ...
 
 class NLLLoss(OperationLayer):
-    """Negative log likelihood of class indices, from log probabilities."""
-    def __init__(self, axis: int = -1, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+    """Negative log likelihood of class indices, from log probabilities.
+
+    ``weight`` has one factor per class; the mean is then weighted by the factors of the labels.
+    """
+    def __init__(self, axis: int = -1, reduction: str = 'mean', ignore_index: int | None = None, *, weight: Any = None, in_place: bool = False, name: str | None = None) -> None: ...
 
 class MSELoss(OperationLayer):
     """(prediction - target)^2"""
@@ -366,6 +400,52 @@ class HingeLoss(OperationLayer):
 class TripletLoss(OperationLayer):
     """max(0, margin + |anchor - positive| - |anchor - negative|), with Euclidean distances along the last axis."""
     def __init__(self, margin: float = 1.0, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class ContrastiveLoss(OperationLayer):
+    """d^2 for pairs that match (labels above 0), else max(0, margin - d)^2, with the distance d of rows of a and b."""
+    def __init__(self, margin: float = 1.0, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class CosineEmbeddingLoss(OperationLayer):
+    """1 - cos(a, b) for pairs that match (labels above 0), else max(0, cos(a, b) - margin)."""
+    def __init__(self, margin: float = 0.0, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class MarginRankingLoss(OperationLayer):
+    """max(0, margin - label * (a - b)): a label of 1 ranks a higher, -1 ranks b higher."""
+    def __init__(self, margin: float = 0.0, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class InfoNCELoss(OperationLayer):
+    """Cross entropy of the cosine similarities of a [n, size] and b [m, size]: row k of a matches row k of b.
+
+    Rows of b beyond those of a are further negatives. ``symmetric`` averages with the loss of b against a.
+    """
+    def __init__(self, temperature: float = 0.07, symmetric: bool = False, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class FocalLoss(OperationLayer):
+    """Binary cross entropy times (1 - p)^gamma, where p is the probability of the target: easy elements count less.
+
+    ``alpha`` weighs targets of 1, 1 - ``alpha`` those of 0.
+    """
+    def __init__(self, alpha: float | None = 0.25, gamma: float = 2.0, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class DiceLoss(OperationLayer):
+    """1 - (2 sum(p t) + smooth) / (sum(p) + sum(t) + smooth) for each row of the batch: the overlap of two masks."""
+    def __init__(self, smooth: float = 1.0, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class PoissonNLLLoss(OperationLayer):
+    """rate - target * log(rate), the negative log likelihood of counts; ``rates`` are logarithms if ``log_rate``."""
+    def __init__(self, log_rate: bool = True, eps: float = 1e-08, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class GaussianNLLLoss(OperationLayer):
+    """(log(variance) + (prediction - target)^2 / variance) / 2, with variances of at least ``eps``."""
+    def __init__(self, full: bool = False, eps: float = 1e-06, reduction: str = 'mean', *, in_place: bool = False, name: str | None = None) -> None: ...
+
+class CTCLoss(OperationLayer):
+    """Negative log likelihood of ``labels`` [batch, labels] for logits (or log probabilities) [batch, time, classes].
+
+    The lengths [batch] count the valid steps and labels of each row. "mean" divides the loss of each row by its number
+    of labels first. Labels without an alignment have an infinite loss, 0 with ``zero_infinity``, and no gradient.
+    """
+    def __init__(self, blank: int = 0, reduction: str = 'mean', zero_infinity: bool = False, *, logit_lengths: Any = None, label_lengths: Any = None, in_place: bool = False, name: str | None = None) -> None: ...
 
 class KLDivergence(OperationLayer):
     """target * (log(target) - log_prediction), 0 for targets of 0."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.base import ModelError, ShapeError, is_static, product
+from mithril.base import ModelError, ShapeError, at_most, is_static, product
 from mithril.ir import Value
 from mithril.models.language.arguments import positive, probability
 from mithril.models.language.layer import Layer
@@ -134,11 +134,14 @@ class Split(Layer):
 
 
 class Pad(Layer):
-    """Padding of the last axes by pairs (before, after); ``mode`` is constant, reflect or edge."""
+    """Padding of the last axes by pairs (before, after); negative widths remove elements.
+
+    ``mode`` is constant, reflect, symmetric, wrap or edge.
+    """
 
     def __init__(self, *widths: int | Sequence[int], mode: str = "constant", value: float = 0.0) -> None:
         pairs = [(w, w) if isinstance(w, int) else tuple(w) for w in widths]
-        if not pairs or any(len(p) != 2 for p in pairs):
+        if not pairs or any(len(p) != 2 or not all(isinstance(n, int) for n in p) for p in pairs):
             raise ModelError(
                 f"Pad: invalid widths {widths!r}", hint="write Pad(1, 1) or Pad((0, 1), (2, 2)), the last axis last"
             )
@@ -151,15 +154,33 @@ class Pad(Layer):
             raise ShapeError(
                 f"Pad has {len(self.widths)} pairs for an input of rank {x.ndim}", facts=[f"input {x.type}"]
             )
-        widths = ((0, 0),) * (x.ndim - len(self.widths)) + self.widths
+        unpadded = x.ndim - len(self.widths)
+        for axis, (before, after) in enumerate(self.widths, start=unpadded):
+            if before < 0 or after < 0:
+                start, stop = max(-before, 0), x.shape[axis] - max(-after, 0)
+                if at_most(start, stop) is False:
+                    raise ShapeError(
+                        f"Pad removes more than all {x.shape[axis]} elements of axis {axis}", facts=[f"input {x.type}"]
+                    )
+                x = ops.slice(x, starts=(start,), stops=(stop,), steps=(1,), axes=(axis,))
+        widths = ((0, 0),) * unpadded + tuple((max(a, 0), max(b, 0)) for a, b in self.widths)
         return ops.pad(x, widths=widths, mode=self.mode, value=self.value)
 
 
 class Upsample(Layer):
-    """Upsampling of [N, C, H, W]: ``Upsample(scale=2)`` or ``Upsample(size=(64, 64))``, mode nearest or bilinear."""
+    """Resampling of [N, C, H, W]: ``Upsample(scale=2)`` or ``Upsample(size=(64, 64))``.
+
+    ``mode`` is nearest, bilinear or bicubic. With ``antialias`` a smaller result averages over the pixels it covers.
+    """
 
     def __init__(
-        self, scale: int | None = None, *, size: Any = None, mode: str = "nearest", align_corners: bool = False
+        self,
+        scale: int | None = None,
+        *,
+        size: Any = None,
+        mode: str = "nearest",
+        align_corners: bool = False,
+        antialias: bool = False,
     ) -> None:
         if (scale is None) == (size is None):
             raise ModelError("Upsample needs either scale or size", hint="write Upsample(scale=2)")
@@ -167,13 +188,16 @@ class Upsample(Layer):
         self.size = (size, size) if isinstance(size, int) else size
         self.mode = mode
         self.align_corners = align_corners
+        self.antialias = antialias
 
     def build(self, x: Value) -> Any:
         size = self.size
         if size is None:
             assert self.scale is not None
             size = tuple(n * self.scale for n in x.shape[2:])
-        return ops.resize(x, size=tuple(size), mode=self.mode, align_corners=self.align_corners)
+        return ops.resize(
+            x, size=tuple(size), mode=self.mode, align_corners=self.align_corners, antialias=self.antialias
+        )
 
 
 class PRelu(Layer):

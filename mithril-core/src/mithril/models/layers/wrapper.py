@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mithril.base import ModelError
+from mithril.ir import Value
 from mithril.models.language.layer import Layer
 
 
@@ -33,5 +35,45 @@ class Wrapper(Layer):
     def expects(self, terminal: str) -> Any:
         return self.inner.expects(terminal)
 
+    @property
+    def scalars(self) -> bool:  # type: ignore[override]
+        return self.inner.scalars
+
     def build(self, *inputs: Any) -> Any:
         return self.inner(*inputs)
+
+
+class Reparametrization(Wrapper):
+    """Base class of wrappers that compute a parameter of a layer from the stored one: define ``parameter``.
+
+    The stored parameter keeps its name and initial value; ``target`` is its name.
+    """
+
+    def __init__(self, inner: Layer, target: str = "weight") -> None:
+        super().__init__(inner)
+        self.parameter_name = target
+
+    def parameter(self, stored: Value) -> Any:
+        """Return the parameter that the layer uses, of the same shape."""
+        raise ModelError(
+            f"{type(self).__name__} has no method 'parameter'", hint="define parameter(self, stored), which returns it"
+        )
+
+    def build(self, *inputs: Any) -> Any:
+        layer, used = self.inner, False
+        while isinstance(layer, Wrapper):
+            layer = layer.inner
+
+        def replaced(stored: Value) -> Any:
+            nonlocal used
+            used = True
+            return self.parameter(stored)
+
+        with self.context.reparametrize(layer, self.parameter_name, replaced):
+            results = self.inner(*inputs)
+        if not used:
+            raise ModelError(
+                f"{layer!r} has no parameter '{self.parameter_name}'",
+                hint=f"wrap a layer with this parameter, or write {type(self).__name__}(layer, target='...')",
+            )
+        return results

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from mithril.base import is_static
+from mithril.base import UnsupportedError, is_static
 from mithril.ir import Node
 from mithril_onnx.export.table import row
 from mithril_onnx.tensors import code_of_dtype
@@ -254,6 +254,14 @@ def _flip(w, node, x):
 @row("pad", reads=("widths", "mode", "value"))
 def _pad(w, node, x):
     a = node.attributes
+    if a["mode"] in ("symmetric", "wrap"):  # not every runtime knows these modes
+        for axis, (widths, n) in enumerate(zip(a["widths"], node.operands[0].shape, strict=True)):
+            if any(widths):
+                if not is_static((n, *widths)):
+                    raise UnsupportedError(f"padding by mode '{a['mode']}' requires static sizes, axis {axis} is {n}")
+                places = np.pad(np.arange(n), widths, mode=a["mode"])
+                x = w.node("Gather", x, w.constant(places, np.int64), axis=axis)
+        return x
     pads = [pair[0] for pair in a["widths"]] + [pair[1] for pair in a["widths"]]
     value = scalar(w, node, a["value"]) if a["mode"] == "constant" else ""
     if node.operands[0].dtype.is_bool:  # runtimes pad no bools

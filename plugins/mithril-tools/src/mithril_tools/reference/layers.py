@@ -57,6 +57,7 @@ EXAMPLES: dict[str, tuple[str, list[int] | dict[str, list[int]]]] = {
     "Embedding": ("Embedding(100, 8)", [2, 5]),
     "F1Score": ("F1Score()", SCORES),
     "Flatten": ("Flatten()", IMAGE),
+    "GRUCell": ("GRUCell(8, 16)", [2, 8]),
     "GRU": ("GRU(8, 16)", SEQUENCE),
     "GlobalAvgPool1d": ("GlobalAvgPool1d()", LINE),
     "GlobalAvgPool2d": ("GlobalAvgPool2d()", IMAGE),
@@ -66,6 +67,7 @@ EXAMPLES: dict[str, tuple[str, list[int] | dict[str, list[int]]]] = {
     "Identity": ("Identity()", [2, 8]),
     "InstanceNorm1d": ("InstanceNorm1d(3, affine=True)", LINE),
     "InstanceNorm2d": ("InstanceNorm2d(3, affine=True)", IMAGE),
+    "LSTMCell": ("LSTMCell(8, 16)", [2, 8]),
     "LSTM": ("LSTM(8, 16)", SEQUENCE),
     "LayerNorm": ("LayerNorm(8)", SEQUENCE),
     "Linear": ("Linear(16)", [2, 8]),
@@ -83,6 +85,7 @@ EXAMPLES: dict[str, tuple[str, list[int] | dict[str, list[int]]]] = {
     "Precision": ("Precision()", SCORES),
     "R2Score": ("R2Score()", TARGETS),
     "RMSNorm": ("RMSNorm(8)", SEQUENCE),
+    "RNNCell": ("RNNCell(8, 16)", [2, 8]),
     "RNN": ("RNN(8, 16)", SEQUENCE),
     "Recall": ("Recall()", SCORES),
     "Reshape": ("Reshape(2, 4)", [3, 8]),
@@ -90,6 +93,7 @@ EXAMPLES: dict[str, tuple[str, list[int] | dict[str, list[int]]]] = {
     "RotaryEmbedding": ("RotaryEmbedding()", [2, 2, 5, 8]),
     "Sequential": ("Sequential(Linear(16), Relu(), Linear(4))", [2, 8]),
     "SinusoidalEmbedding": ("SinusoidalEmbedding()", SEQUENCE),
+    "SpectralNorm": ("SpectralNorm(Linear(16))", [2, 8]),
     "Split": ("Split(2)", [2, 8]),
     "Squeeze": ("Squeeze(1)", [2, 1, 8]),
     "Stack": ("Stack(axis=0)", PAIR),
@@ -101,8 +105,9 @@ EXAMPLES: dict[str, tuple[str, list[int] | dict[str, list[int]]]] = {
     "Transpose": ("Transpose(0, 2, 1)", SEQUENCE),
     "Unsqueeze": ("Unsqueeze(1)", [2, 8]),
     "Upsample": ("Upsample(2)", IMAGE),
+    "WeightNorm": ("WeightNorm(Conv2d(4, kernel_size=3))", IMAGE),
 }
-NO_EXAMPLE = {"Layer", "Metric", "Model", "If", "While", "Wrapper"}  # base classes and containers
+NO_EXAMPLE = {"Layer", "Metric", "Model", "If", "While", "Wrapper", "Reparametrization"}  # base classes and containers
 
 
 def layer_classes() -> dict[str, type[Layer]]:

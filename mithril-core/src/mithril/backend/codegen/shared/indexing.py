@@ -119,13 +119,18 @@ def part(x, axis, start, stop, step):
 
 
 def pad_inside(x, widths, mode):
-    """Pad each axis by its reflected elements, or by its edge."""
+    """Pad each axis by its mirrored elements, by those of its other end, or by its edge."""
     for axis, (before, after) in enumerate(widths):
         if before or after:
             n = x.shape[axis]
             index = xp.numbers(n + before + after, x) - before
             clamped = xp.clip(index, 0, n - 1)
-            x = xp.take(x, clamped if mode == "edge" else 2 * clamped - index, axis)
+            if mode in ("symmetric", "wrap"):
+                side = xp.clip(index - clamped, -1, 1)  # -1 before the axis, 1 after it
+                index = index - n * side if mode == "wrap" else 2 * clamped - index + side
+            else:
+                index = clamped if mode == "edge" else 2 * clamped - index
+            x = xp.take(x, index, axis)
     return x
 
 

@@ -295,13 +295,23 @@ def _pad(reader: Reader, node: Node, index: Index) -> t.Expr:
             continue
         shifted = reader.position(i - int(before))
         conditions.append(between(shifted, 0, n))
-        inner = clamped(reader, shifted, 0, n - 1)
-        source_index.append(reader.position(inner * 2 - shifted) if mode == "reflect" else inner)
+        source_index.append(_copied_from(reader, shifted, n, mode))
     fill = _constant(reader, node, index)
     if 0 in shape:
         return fill
     element = reader.at(x, tuple(source_index))
     return element if mode != "constant" or not conditions else t.select(conjunction(conditions), element, fill)
+
+
+def _copied_from(reader: Reader, shifted: Any, n: int, mode: str) -> Any:
+    """Return the position of the element that padding repeats at a position outside the axis."""
+    inner = clamped(reader, shifted, 0, n - 1)
+    if mode in ("constant", "edge"):
+        return inner
+    if mode == "reflect":
+        return reader.position(inner * 2 - shifted)
+    side = clamped(reader, reader.position(shifted - inner), -1, 1)
+    return reader.position(shifted - side * n if mode == "wrap" else inner * 2 - shifted + side)
 
 
 @rule(ops.concat)
