@@ -1,0 +1,1 @@
+"""Keras 3 archives: import of ``.keras`` files as trainable models for every backend, without Keras."""

@@ -1,0 +1,84 @@
+"""Malformed archives: each raises an error of mithril, and none allocates the sizes that the file claims."""
+
+import random
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+from archives import NAMES, RECORDS, changed, members, with_weights, write
+
+import mithril as ml
+from mithril_keras.fuzzing import attempts
+
+
+def test_changed_archives_give_errors_of_mithril(tmp_path):
+    files = [RECORDS / f"{n}.keras" for n in NAMES]
+    tried = list(attempts(files, random.Random(0), 150, tmp_path))
+    foreign = [f"{a.mutation}: {a.error!r}" for a in tried if not a.fine]
+    assert not foreign, "\n".join(foreign)
+    assert sum(a.error is not None for a in tried) > 50
+
+
+def replaced(create):
+    def edit(file):
+        del file["layers/dense/vars/0"]
+        create(file["layers/dense/vars"])
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
+        (lambda g: g.create_dataset("0", (10**6, 10**6), np.float32), "larger than the file"),
+        (lambda g: g.create_dataset("0", (6, 8), np.float32, chunks=(2, 2)), "only contiguous"),
+        (lambda g: g.create_dataset("0", (6, 8), np.float32, external=[("/etc/passwd", 0, 192)]), "only contiguous"),
+        (lambda g: g.create_dataset("0", (6, 8), "S4"), "are not numbers"),
+        (lambda g: g.__setitem__("0", h5py.ExternalLink("/etc/passwd", "/x")), "is a link"),
+        (lambda g: g.__setitem__("0", h5py.SoftLink("/layers/dense_1/vars/0")), "is a link"),
+    ],
+)
+def test_datasets_in_other_layouts(tmp_path, create, message):
+    with pytest.raises(ml.InputError, match=message):
+        ml.from_keras(with_weights("dense", tmp_path / "m.keras", replaced(create)))
+
+
+def test_a_member_that_claims_a_huge_size(tmp_path):
+    path = tmp_path / "m.keras"
+    content = members(RECORDS / "dense.keras")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
+        for name, data in content.items():
+            z.writestr(name, data)
+    data = bytearray(path.read_bytes())
+    place = data.rindex(b"PK\x01\x02")  # the directory entry of the last member
+    data[place + 24 : place + 28] = (0xFFFFFFF0).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(ml.InputError, match="claims 4294967280 bytes"):
+        ml.from_keras(path)
+
+
+def test_a_cycle_of_layers(tmp_path):
+    def edit(config):
+        layers = config["config"]["layers"]
+        first = next(x for x in layers if x["class_name"] == "Conv2D")
+        last = layers[-1]["config"]["name"]
+        first["inbound_nodes"][0]["args"][0]["config"]["keras_history"] = [last, 0, 0]
+
+    with pytest.raises(ml.InputError, match="cycle"):
+        ml.from_keras(changed("images", tmp_path / "m.keras", edit))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x89HDF\r\n\x1a\n" + bytes(600)])
+def test_other_files(tmp_path, content):
+    path = tmp_path / "m.keras"
+    path.write_bytes(content)
+    with pytest.raises(ml.InputError, match="is not a valid Keras archive"):
+        ml.from_keras(path)
+
+
+def test_an_archive_without_weights(tmp_path):
+    content = members(RECORDS / "dense.keras")
+    del content["model.weights.h5"]
+    with pytest.raises(ml.InputError, match=r"it has no model.weights.h5"):
+        ml.from_keras(write(tmp_path / "m.keras", content))
