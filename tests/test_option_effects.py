@@ -245,6 +245,7 @@ ELSEWHERE = {
     "dump_graph": "tests/test_promises.py",
     "dynamic_control_flow": "mithril-core/tests",
     "file_path": "test_files_of_each_kind_of_program",
+    "fsdp_reshard": "plugins/mithril-tpu/tests/test_constraints.py",
     "intermediate_dir": "tests/test_promises.py",
     "jit": "the backends' test_running.py",
     "jit_options": "the backends' test_running.py",

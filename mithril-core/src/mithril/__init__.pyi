@@ -132,6 +132,7 @@ from mithril_mlx.utilities.tensor_cache import MlxTensorCache as MlxTensorCache
 from mithril_mlx.utilities.tuner import MlxAutoTuner as MlxAutoTuner
 from mithril_numpy.backend import NumpyBackend as NumpyBackend
 from mithril_onnx.model import from_onnx as from_onnx
+from mithril_parallel.placing.constraints import constrained as _constrain_placement
 from mithril_parallel.planning.plan import plan as plan
 from mithril_parallel.sharding.api import (
     placement as placement,
@@ -197,6 +198,7 @@ from typing import (
     Unpack,
 )
 
+constrain_placement = _constrain_placement
 class CompileOptions(TypedDict, total=False):
     autodiff: Literal["graph", "native"]
     backend_map: Mapping[str, Any]
@@ -212,6 +214,7 @@ class CompileOptions(TypedDict, total=False):
     dump_graph: str | PathLike[str] | None
     dynamic_control_flow: bool
     file_path: str | PathLike[str] | None
+    fsdp_reshard: bool
     gradient_checkpointing: bool
     graph_optimization: bool
     hints: Mapping[str, Any]

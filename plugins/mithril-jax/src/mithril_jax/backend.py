@@ -179,6 +179,15 @@ class JaxBackend(SourceBackend):
             )
         return super().differentiable(graph, options)
 
+    def generate(self, graph: Graph, options: BuildOptions) -> tuple[str, Mapping[str, Any]]:
+        return super().generate(self.constrained(graph, options), options)
+
+    def constrained(self, graph: Graph, options: BuildOptions) -> Graph:
+        """Return the graph with the shardings of its activations as operations, if parameters are fully sharded."""
+        if self.mesh is None or options.settings.get("parallelism") != "fsdp":
+            return graph
+        return mesh_execution.constrained(self.mesh, graph, options.settings)
+
     def loaded(self, source: Source) -> Forward:
         """Load a source with 64-bit types enabled, so that 64-bit constants keep their dtype."""
         with jax.enable_x64(True):

@@ -8,6 +8,7 @@ are returned sorted, and can be donated only as a unit. Calling an ahead-of-time
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
@@ -313,7 +314,9 @@ class Jitted:
     def _flat(self, *arguments: Any) -> tuple[Any, ...]:
         n = len(self.params)
         params = dict(zip(self.params, arguments[:n], strict=True))
-        results = self.forward(params, dict(zip(self.inputs, arguments[n:], strict=True)))
+        inputs = dict(zip(self.inputs, arguments[n:], strict=True))
+        with nullcontext() if self.shardings is None else self.shardings.context():
+            results = self.forward(params, inputs)
         self.results = tuple(results)
         return tuple(results.values())
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from mithril import Export, OpsSpec, Option, hookimpl
+from mithril import Export, Lowering, OpsSpec, Option, hookimpl
 
 
 @hookimpl
@@ -20,6 +20,12 @@ def mithril_options() -> Sequence[Option]:
             None,
             "Dimension to split over the devices: the batch (fsdp: the parameters too), the weights or the layers; "
             "None follows the mesh.",
+        ),
+        Option(
+            "fsdp_reshard",
+            bool,
+            True,
+            "Whether fsdp gathers parameters again for the backward pass, instead of storing them complete.",
         ),
         Option("pipeline_stages", int | None, None, "Number of pipeline stages; None takes it from the mesh."),
         Option("pipeline_chunks", int | None, None, "Number of chunks of the batch in a pipeline; None means 1."),
@@ -41,8 +47,14 @@ def mithril_options() -> Sequence[Option]:
 @hookimpl
 def mithril_ops() -> Sequence[OpsSpec]:
     """Return the collective operations."""
-    names = ("mesh.all_gather", "mesh.all_reduce", "mesh.chunk_sum", "mesh.reduce_scatter")
+    names = ("mesh.all_gather", "mesh.all_reduce", "mesh.chunk_sum", "mesh.constrain", "mesh.reduce_scatter")
     return [OpsSpec("mithril_parallel.sharding.collectives", names)]
+
+
+@hookimpl
+def mithril_lowerings(backend: str) -> Sequence[Lowering]:
+    """Return the constraint for XLA, which partitions programs by itself."""
+    return [Lowering("mesh.constrain", "mithril_parallel.placing.xla:constrain")] if backend == "jax" else []
 
 
 @hookimpl
@@ -51,6 +63,7 @@ def mithril_exports() -> Sequence[Export]:
     return [
         Export("staged", "mithril_parallel.sharding.pipeline_schedule:staged"),
         Export("plan", "mithril_parallel.planning.plan:plan"),
+        Export("constrain_placement", "mithril_parallel.placing.constraints:constrained"),
         Export("load_sharded", "mithril_parallel.sharding.checkpoint:load_sharded"),
         Export("placement", "mithril_parallel.sharding.api:placement"),
         Export("save_sharded", "mithril_parallel.sharding.checkpoint:save_sharded"),

@@ -13,6 +13,7 @@ from mithril.ir import Graph, Input, Value, cotangent_name, iterate
 from mithril.plugins import HardwareTarget
 from mithril_jax.backend import JaxBackend
 from mithril_parallel.mesh import DATA, MODEL, Mesh
+from mithril_parallel.placing.constraints import constrained
 from mithril_parallel.placing.strategy import Strategy, choose
 from mithril_parallel.xla_model.program import PREFERS
 from mithril_targets.tpu import generation
@@ -112,6 +113,14 @@ class AheadBackend(JaxBackend):
     def dump(self, executable: Any) -> dict[str, bytes] | None:
         """Return None: only a TPU can load the TPU compiler's programs, so that there is nothing to cache."""
         return None
+
+    def constrained(self, graph: Graph, options: BuildOptions) -> Graph:
+        request = tpu_options.read(options.settings)
+        if not request.fsdp or request.data == 1:
+            return graph
+        mesh = Mesh({DATA: request.data, MODEL: request.model})
+        splits = choose(graph, mesh, request.splits).splits
+        return constrained(graph, mesh.axes, splits, reshard=options.settings["fsdp_reshard"])
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         """Return the TPU compiler's program, or with ``simulate`` the same function on CPU devices."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -78,6 +79,24 @@ def connection_error(error: Exception) -> BackendError:
         hint="read the output of that process for the reason; "
         "jax.distributed.initialize(heartbeat_timeout_seconds=10) stops the others soon",
     )
+
+
+def constrained(mesh: Mesh, graph: Graph, settings: Mapping[str, Any]) -> Graph:
+    """Return the graph with the shardings of its activations as operations.
+
+    Parameters that are split over ``data`` would otherwise lead XLA to split activations along features.
+    """
+    if mesh.shape["data"] == 1 or not all(i.type.is_static for i in graph.arguments):
+        return graph
+    without_fsdp = ArgumentShardings(mesh, graph, {**settings, "parallelism": None}, Decisions())
+    splits = {i.name: _padded(without_fsdp.specs[i.name], len(i.type.shape)) for i in graph.arguments}
+    axes = dict(mesh.shape)
+    constrain = cast("Callable[..., Graph]", ml.constrain_placement)
+    return constrain(graph, axes, splits, reshard=settings["fsdp_reshard"])
+
+
+def _padded(spec: PartitionSpec, rank: int) -> tuple[str | None, ...]:
+    return (*spec, *[None] * (rank - len(spec)))
 
 
 class ArgumentShardings:
@@ -186,6 +205,10 @@ class ArgumentShardings:
     def _record_replicated(self, name: str, axis: int, size: Any, over: str) -> None:
         reason = f"axis {axis} of length {size} cannot be divided by {self.mesh.shape[over]}"
         self.decisions.record("choice", f"'{name}' is replicated: {reason}")
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Return the context in which sharding constraints of the generated function find the mesh."""
+        return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)  # type: ignore[no-any-return]
 
     def sharding(self, name: str) -> NamedSharding:
         return NamedSharding(self.mesh, self.specs[name])

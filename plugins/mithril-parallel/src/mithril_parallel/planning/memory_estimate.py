@@ -2,19 +2,20 @@
 
 Three properties of XLA determine the figures: arguments and results keep their buffers for the whole run, a result
 aliased to an argument counts once, and the all-reduces of gradients over ``data`` are combined into one at the end, so
-that until then every gradient exists twice; gradients of sharded parameters are scattered immediately. TPUs store two
-axes of an array in tiles.
+that until then every gradient exists twice; gradients of sharded parameters are scattered during the next kernel, and
+their gathers start during the previous one. TPUs store two axes of an array in tiles.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
 from mithril.axes import is_product, is_unchanged, is_windowed_product
 from mithril.ir import Node, Output, Value
-from mithril_parallel.mesh import DATA, base
+from mithril_parallel.mesh import DATA
 from mithril_parallel.placing.propagate import GraphSharding
 from mithril_parallel.xla_model.fusion_model import FusedGraph
 from mithril_parallel.xla_model.image_layout import images, strip_bytes
@@ -92,23 +93,27 @@ def _gathered_lifetimes(fused: FusedGraph, sharding: GraphSharding) -> list[tupl
         if root is not None and e.node in fused.step:
             gathers_by_root.setdefault(root, {})[fused.step[e.node]] = e.bytes
     lifetimes = []
+    kernel_steps = [fused.step[k.node] for k in fused.kernels]
+    runs = {node: fused.step[k.node] for k in fused.kernels for node in (*k.fused, k.node)}
     for root, gathers in gathers_by_root.items():
         starts = sorted(gathers)
-        reads = sorted(_read_steps(root, fused))
+        reads = list(_readers(root, fused))
         for start, end in zip(starts, [*starts[1:], len(fused.graph.nodes) + 1], strict=True):
-            lifetimes.append((start, max((r for r in reads if start <= r < end), default=start), gathers[start]))
+            last = max((runs.get(r, fused.step[r]) for r in reads if start <= fused.step[r] < end), default=start)
+            early = bisect_left(kernel_steps, start) - 1  # the gather overlaps the previous kernel
+            lifetimes.append((kernel_steps[early] if early >= 0 else 0, last, gathers[start]))
     return lifetimes
 
 
-def _read_steps(root: Value, fused: FusedGraph) -> Iterator[int]:
-    """Yield the steps at which a value is read, directly or transposed."""
+def _readers(root: Value, fused: FusedGraph) -> Iterator[Node]:
+    """Yield the nodes that read a value, directly or transposed."""
     pending = list(fused.graph.users.get(root, ()))
     while pending:
         node = pending.pop()
         if is_unchanged(node):
             pending += fused.graph.users.get(node.result, ())
         else:
-            yield fused.step[node]
+            yield node
 
 
 def _temporaries(
@@ -121,20 +126,19 @@ def _temporaries(
     gradients = {v: r.of for v, r in results.items() if r.role == "gradient"}
     summed = {v for v, axis in sharding.summed if axis == DATA and v in gradients}
     end = len(fused.graph.nodes)
-    split = {
-        i.name for i in fused.graph.with_role("param") if DATA in map(base, filter(None, sharding.splits[i.value]))
-    }
-    scattered = {v for v in summed if gradients[v] in split}  # right after it is computed
+    split = {i.name for i in fused.graph.with_role("param") if i.value in sharding.stored}
+    scattered = {v for v in summed if gradients[v] in split}  # during the next kernel
     widened = {v for v in summed if v.dtype.is_float and v.dtype.bits == 16}
     change = [0] * (end + 2)
-    for kernel in fused.kernels:
+    for k, kernel in enumerate(fused.kernels):
+        following = fused.step[fused.kernels[min(k + 1, len(fused.kernels) - 1)].node]
         for v in kernel.node.results:
             if v in results and v not in summed:
                 continue
             nbytes = size(v) * (2 if v in widened else 1)  # reductions over devices use float32
             first = fused.step[kernel.node]
             change[first] += nbytes
-            change[(first if v in scattered else end if v in summed else fused.last[v]) + 1] -= nbytes
+            change[(following if v in scattered else end if v in summed else fused.last[v]) + 1] -= nbytes
     for first, last, copy_bytes in lifetimes:
         change[first] += copy_bytes
         change[last + 1] -= copy_bytes

@@ -12,7 +12,7 @@ from mithril.ir import Graph
 from mithril.plugins import HardwareTarget
 from mithril.runtime import ProgramKey, ProgramKind
 from mithril_parallel.mesh import DATA, MODEL, Mesh
-from mithril_parallel.placing.propagate import propagate
+from mithril_parallel.placing.propagate import propagate, propagate_fully_sharded
 from mithril_parallel.placing.strategy import Strategy, choose
 from mithril_parallel.planning.memory_estimate import MemoryEstimate, estimate_memory
 from mithril_parallel.planning.pipeline_estimate import estimate_pipeline
@@ -183,8 +183,13 @@ def _plan_entry(
     splits: Mapping[str, int] | None,
     fsdp: bool,
 ) -> PlanEntry:
-    strategy = choose(fused.graph, mesh, splits, fsdp=fsdp)
-    sharding = propagate(fused.graph, mesh, strategy.splits)
+    strategy = choose(fused.graph, mesh, splits)
+    if fsdp:
+        parts = choose(fused.graph, mesh, splits, fsdp=True)
+        sharding = propagate_fully_sharded(fused.graph, mesh, strategy.splits, parts.splits, reshard=True)
+        strategy = parts
+    else:
+        sharding = propagate(fused.graph, mesh, strategy.splits)
     if target.family == "tpu":
         fused = with_strips(fused, sharding)
     memory = estimate_memory(fused, sharding, tiled=target.family == "tpu", updates=training, slots=slots)

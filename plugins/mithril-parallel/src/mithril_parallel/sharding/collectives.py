@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.ir import op
+from mithril_parallel.mesh import Split
 
+WHOLE = "."
 KINDS = ("sum", "max", "min")
 
 
@@ -50,6 +52,22 @@ def reduce_scatter(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
 @op(name="mesh.chunk_sum", shape=_same, dtype=_like, opaque=True, axes="*x -> *x", linear="x")
 def chunk_sum(x: Any) -> Any:
     """The sum of the values of all chunks of a batch. Its consumers run once, after the last chunk."""
+    return x
+
+
+def split_text(split: Split) -> str:
+    """Return a split as an attribute of ``mesh.constrain``: "data . model", where "." is an axis that is not split."""
+    return " ".join(axis or WHOLE for axis in split)
+
+
+def split_from_text(text: str) -> Split:
+    """Return the split that ``split_text`` wrote."""
+    return tuple(None if axis == WHOLE else axis for axis in text.split())
+
+
+@op(name="mesh.constrain", shape=_same, dtype=_like, opaque=True, axes="*x -> *x", linear="x")
+def constrain(x: Any, *, split: str) -> Any:
+    """The value, which a partitioning compiler must split as ``split`` says."""
     return x
 
 

@@ -156,11 +156,11 @@ class AheadProgram:
 
     def _lower(self) -> Any:
         params, inputs = self.arguments()
-        names = jax.eval_shape(self.forward, params, inputs)
+        names = jax.eval_shape(on_mesh(self.forward, self.mesh), params, inputs)
         results = {name: self._result_sharding(name) for name in names}
         donated = {"donate_argnums": (0,)} if self._donate else {}
         with jax.default_matmul_precision("highest") if self.exact else nullcontext():
-            return jax.jit(self.forward, out_shardings=results, **donated).lower(params, inputs)
+            return jax.jit(on_mesh(self.forward, self.mesh), out_shardings=results, **donated).lower(params, inputs)
 
     def _result_sharding(self, name: str) -> NamedSharding | None:
         """Return the sharding of a result: gradients and new values like their argument, others as XLA chooses."""
@@ -316,6 +316,16 @@ class AheadProgram:
         return {i.name: self.sharding(self.strategy.of(i.name, len(i.type.shape))) for i in self.graph.arguments}
 
 
+def on_mesh(forward: Forward, mesh: JaxMesh) -> Forward:
+    """Return the function for tracing: its sharding constraints refer to the axes of this mesh."""
+
+    def with_mesh(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return forward(params, inputs)
+
+    return with_mesh
+
+
 class SimulatedProgram:
     """The same function with the same splits on CPU devices, each of which simulates one device of the target."""
 
@@ -338,7 +348,7 @@ class SimulatedProgram:
             i.name: NamedSharding(self.mesh, PartitionSpec(*strategy.of(i.name, len(i.type.shape))))
             for i in graph.arguments
         }
-        self._call = jax.jit(forward)
+        self._call = jax.jit(on_mesh(forward, self.mesh))
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with jax.enable_x64(True) if self._x64 else nullcontext():

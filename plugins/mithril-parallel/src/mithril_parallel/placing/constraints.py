@@ -1,0 +1,86 @@
+"""Sharding constraints for compilers that partition a whole graph: the splits of values are written into the graph.
+
+Without them such a compiler knows the splits of the arguments only and decides the rest by itself. With parameters
+split over ``data`` (fsdp) XLA moves that split into the activations, which takes more memory and more traffic than
+no fsdp at all. The constraints are those of ``propagate``, for products, reductions and lookups; element-wise values
+stay free, so that the compiler can fuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mithril.axes import axes_of
+from mithril.base import operation
+from mithril.ir import Graph, Node, Value
+from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
+from mithril_parallel.placing.propagate import propagate
+from mithril_parallel.sharding.collectives import constrain, split_text
+
+
+def constrained(graph: Graph, axes: Mapping[str, int], splits: Mapping[str, Split], *, reshard: bool = True) -> Graph:
+    """Return the graph with the splits of products, reductions, lookups and parameters as operations.
+
+    ``splits`` are those of the arguments without fsdp: a parameter that is stored in more parts is gathered where it
+    is first read. With ``reshard`` the backward pass gathers it again, so that it need not be stored in between.
+    """
+    return _Constraints(graph, Mesh(axes), splits, reshard).run()
+
+
+class _Constraints:
+    """One pass over the nodes of a graph."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, splits: Mapping[str, Split], reshard: bool) -> None:
+        self.graph, self.reshard = graph, reshard
+        self.splits = propagate(graph, mesh, splits).splits
+        self.parameters = {i.value for i in graph.with_role("param")}
+        self.replacements: dict[Value, Value] = {}
+        self.nodes: list[Node] = []
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            self._add(node)
+            if _is_free(node):
+                continue
+            for v in node.results:
+                if any(self.splits[v]) and not any(axis is not None and BLOCKS in axis for axis in self.splits[v]):
+                    self.replacements[v] = self._constrain(v, v, node)
+        return self.graph.replaced(nodes=tuple(self.nodes))
+
+    def _add(self, node: Node) -> None:
+        operands = tuple(None if v is None else self._operand(v, node) for v in node.operands)
+        self.nodes.append(node if operands == node.operands else node.replaced(operands=operands))
+
+    def _operand(self, v: Value, reader: Node) -> Value:
+        if v not in self.parameters or not v.ndim:
+            return self.replacements.get(v, v)
+        if self.reshard and reader.tags.get("phase") == "backward":
+            return self._constrain(v, self._behind_barrier(v, reader), reader)
+        if v not in self.replacements:
+            self.replacements[v] = self._constrain(v, v, reader)
+        return self.replacements[v]
+
+    def _behind_barrier(self, parameter: Value, reader: Node) -> Value:
+        """Return the parameter behind a barrier with another operand, so that no earlier gather is used again."""
+        other = next((x for x in reader.operands if x is not None and x not in self.parameters), None)
+        if other is None:
+            return parameter
+        operands = (parameter, self.replacements.get(other, other))
+        return self._emit(operation("barrier"), operands, {}, reader)[0]
+
+    def _constrain(self, v: Value, stored: Value, neighbor: Node) -> Value:
+        split = self.splits.get(v) or replicated(v.ndim)
+        return self._emit(constrain, (stored,), {"split": split_text(split)}, neighbor)[0]
+
+    def _emit(
+        self, op: Any, operands: tuple[Value, ...], attributes: Mapping[str, Any], neighbor: Node
+    ) -> tuple[Value, ...]:
+        results = tuple(Value(f"{v.name}_split", v.type) for v in operands)
+        self.nodes.append(Node(op, operands, attributes, results, (), neighbor.origin, neighbor.tags))
+        return results
+
+
+def _is_free(node: Node) -> bool:
+    """Whether the compiler chooses the split of the results: element-wise operations, layouts and loops."""
+    return bool(node.regions) or node.op.elementwise or not axes_of(node).roles

@@ -1,0 +1,82 @@
+"""Sharding constraints of fully sharded programs, by the memory and the collectives of the compiled programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_models import block
+
+import mithril as ml
+import mithril_tpu
+from mithril.models import Embedding, IOKey, Model
+from mithril_parallel.mesh import Mesh
+from mithril_parallel.placing.constraints import constrained
+from mithril_parallel.placing.strategy import choose
+
+SHAPES = {"tokens": [16, 256]}
+
+
+def language_model(features=512, vocabulary=4096):
+    """Embedding, one block of a transformer, and an output layer that shares the table of the embedding."""
+    tokens, table = IOKey("tokens", dtype="int32"), IOKey("table", trainable=True, init="normal(std=0.02)")
+    h = block(features, 8, 4 * features)(Embedding(vocabulary, features)(tokens, weight=table))
+    return Model.create(outputs={"y": h @ ml.ops.transpose(table)})
+
+
+def step(replicas, model, **options):
+    compiled = ml.compile(
+        language_model(),
+        ml.JaxBackend(),
+        target_hardware="tpu_v5e",
+        tpu_options={"replicas": replicas, "model_parallelism": model, "effort": 0},
+        shapes=SHAPES,
+        **options,
+    )
+    program = mithril_tpu.training_program(compiled, "y", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    return program.analysis
+
+
+def test_fully_sharded_and_tensor_parallel_needs_no_more_memory_than_tensor_parallel():
+    pytest.importorskip("libtpu")
+    tensor, fully = step(8, 2), step(8, 2, parallelism="fsdp")
+    assert fully.memory.peak <= 1.05 * tensor.memory.peak
+    assert fully.flops <= 1.05 * tensor.flops
+    assert sum(c.bytes for c in fully.collectives.values()) < 3 * sum(c.bytes for c in tensor.collectives.values())
+
+
+def test_parameters_are_gathered_again_only_on_request():
+    pytest.importorskip("libtpu")
+    again, once = (step(8, 2, parallelism="fsdp", fsdp_reshard=on).collectives["all-gather"] for on in (True, False))
+    assert once.count < again.count
+    assert once.bytes < again.bytes
+
+
+def test_constraints_name_the_splits_of_tensor_parallelism():
+    graph = ml.compile(block(), "jax", shapes={"x": [8, 16, 128]}).graph
+    axes = {"data": 4, "model": 2}
+    with_splits = constrained(graph, axes, choose(graph, Mesh(axes)).splits)
+    texts = {n.operands[0].name: n.attributes["split"] for n in with_splits.nodes if n.op.name == "mesh.constrain"}
+    assert texts["fc.weight"] == "model ."
+    assert texts["proj.weight"] == ". model"
+    assert {text for name, text in texts.items() if "." not in name} <= {"data . .", "data . model", "data model . ."}
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_gradients_of_a_larger_model_equal_one_device(reshard):
+    model, shapes = block(256, 8, 1024), {"x": [8, 32, 256]}
+    plain = ml.compile(model, "jax", shapes=shapes)
+    params = plain.randomize_params(1)
+    x, g = (np.random.default_rng(k).normal(size=(8, 32, 256)).astype(np.float32) for k in (0, 1))
+    _, expected = plain.evaluate(params, {"x": x}, {"y": g})
+    fully = ml.compile(
+        model,
+        ml.JaxBackend(device_mesh=(4, 2)),
+        shapes=shapes,
+        parallelism="fsdp",
+        fsdp_reshard=reshard,
+    )
+    assert "mesh.constrain" in fully.source or "constrain(" in fully.source
+    _, gradients = fully.evaluate(params, {"x": x}, {"y": g})
+    for name, a in expected.items():
+        scale = np.abs(np.asarray(a)).max()
+        assert np.abs(np.asarray(gradients[name]) - np.asarray(a)).max() <= 3e-6 * scale + 3e-6, name
