@@ -27,6 +27,7 @@ from mithril.base import BackendError, OptionError, UnsupportedError, dtype as a
 from mithril.ir import Graph, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_jax import process_config
+from mithril_jax.comparisons import with_stored_operands
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature
 from mithril_jax.lowering import table, with_unroll
 from mithril_jax.mesh import mesh_execution, pipeline_parallel
@@ -155,7 +156,7 @@ class JaxBackend(SourceBackend):
 
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
         """Build one program that runs on every device of the mesh, without pipeline stages."""
-        return super().build(graph, options)
+        return super().build(with_stored_operands(graph), options)
 
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None

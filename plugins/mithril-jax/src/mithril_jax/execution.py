@@ -300,9 +300,9 @@ class Jitted:
         self._params = _getter(self.params)
         self._inputs = _getter(self.inputs)
         arguments: dict[str, Any] = {}
-        compiler = _compiler_options(graph, running)
-        if compiler:
-            arguments["compiler_options"] = compiler
+        self.compiler_options = _compiler_options(graph, running)
+        if self.compiler_options:
+            arguments["compiler_options"] = self.compiler_options
         donated = _donatable(graph, running.donated, self.params, self.inputs)
         if donated:
             arguments["donate_argnums"] = donated
@@ -398,7 +398,7 @@ def analysis(executable: Any, sizes: Mapping[str, int]) -> Any:
 def _compiler_options(graph: Graph, running: RunOptions) -> dict[str, Any]:
     """Return the options of XLA; on CPUs disable the pass that removes barriers, as CSE would merge across them."""
     compiler_options = dict(running.compiler)
-    if running.platform == "cpu" and any(node.op is ops.barrier for node in graph.nodes):
+    if running.platform == "cpu" and any(node.op is ops.barrier for node, _ in iterate(graph)):
         disabled = compiler_options.get("xla_disable_hlo_passes")
         compiler_options["xla_disable_hlo_passes"] = f"{disabled},{BARRIER_PASS}" if disabled else BARRIER_PASS
     return compiler_options

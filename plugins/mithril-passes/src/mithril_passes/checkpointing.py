@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from mithril import Graph, Node, Value, ops
+from mithril.axes import is_layout
 from mithril.backend import nbytes
 from mithril.base import operation, symbols
 from mithril.passes import PassContext
 
 UNKNOWN = 64  # assumed value of an unknown size when cuts are compared
 REMAT = {"phase": "recomputed"}
+COMPARISONS = frozenset({ops.equal, ops.not_equal, ops.less, ops.less_equal, ops.greater, ops.greater_equal})
 
 
 def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
@@ -141,7 +143,8 @@ class Recompute:
             for segment in sorted({self.segment[self.node_index[v]] for v in node.operands if v in needed} - done):
                 done.add(segment)
                 self._recompute(segment, needed, node)
-            operands = tuple(self.copies.get(v, v) if v is not None else None for v in node.operands)
+            copies = {**self.copies, **self._extremes_again(node)} if node.op in COMPARISONS else self.copies
+            operands = tuple(copies.get(v, v) if v is not None else None for v in node.operands)
             self.out.append(node if operands == node.operands else node.replaced(operands=operands))
             self.pending.discard(node)
             if any(v in self.late for v in node.operands):
@@ -186,8 +189,31 @@ class Recompute:
             results = tuple(Value(f"{v.name}_again", v.type) for v in node.results)
             self.copies.update((v, r) for v, r in zip(node.results, results, strict=True) if v not in self.saved)
             replacements = {**behind, **{v: self.copies[v] for v in local_values if v in self.copies}}
+            replacements.update(self._extremes_again(node))
             operands = tuple(None if v is None else replacements.get(v, v) for v in node.operands)
             self.out.append(node.replaced(operands=operands, results=results, tags={**node.tags, **REMAT}))
+
+    def _extremes_again(self, comparison: Node) -> dict[Value, Value]:
+        """Recompute maxima that a comparison reads from those of its operands that were recomputed.
+
+        A saved maximum may equal no recomputed element: compilers may round the second computation differently.
+        """
+        again: dict[Value, Value] = {}
+        producers = self.graph.producers
+        for value in comparison.operands if comparison.op in COMPARISONS else ():
+            chain = [producers[value]] if value in producers else []
+            while chain and is_layout(chain[-1]) and (source := chain[-1].operands[0]) in producers:
+                chain.append(producers[source])
+            extreme = chain[-1] if chain and chain[-1].op in (ops.max, ops.min) else None
+            if value is None or extreme is None or extreme.result in self.copies:
+                continue
+            operand = extreme.operands[0]
+            latest = self.copies.get(operand) if operand is not None else None
+            for node in reversed(chain) if latest is not None else ():
+                result = Value(f"{node.result.name}_again", node.result.type)
+                self.out.append(node.replaced(operands=(latest,), results=(result,), tags={**node.tags, **REMAT}))
+                again[value] = latest = result
+        return again
 
     def _after(self, reader: Node) -> list[Value]:
         """Return a cotangent that is computed just before the reader runs, unlike a transposed weight."""

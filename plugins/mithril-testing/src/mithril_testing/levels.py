@@ -52,6 +52,7 @@ class Levels:
         self.wrt = [self.names[i.name] for i in arguments if i.type.dtype.is_float]
         self.of = {o: v.type for o, v in zip(self.layer.outputs, graph.outputs, strict=True) if v.dtype.is_float}
         self._compiled: dict[str, Any] = {}
+        self._expected: tuple[Any, ...] = (None, None, None, None)  # base, arguments and gradient; the results
 
     def compiled(self, level: Any) -> Any:
         if level not in self._compiled:
@@ -81,6 +82,13 @@ class Levels:
         results = {**outputs, **{result_name("gradient", n): g for n, g in slopes.items()}}
         return {n: self.backend.to_numpy(a) for n, a in results.items()}
 
+    def _base_results(self, base: str, arguments: Arrays, gradient: bool) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the results of a base level, computed once for consecutive comparisons of the same arguments."""
+        key = (base, arguments, gradient)
+        if not (self._expected[1] is arguments and self._expected[0] == base and self._expected[2] == gradient):
+            self._expected = (*key, self.results(base, arguments, gradient=gradient))
+        return self._expected[3]  # type: ignore[no-any-return]
+
     def _evaluated(
         self, arguments: Arrays, gradient: bool, rounding: Callable[[Any], Any] | None = None
     ) -> dict[str, np.ndarray[Any, Any]]:
@@ -100,7 +108,7 @@ class Levels:
 
     def differences(self, level: str, arguments: Arrays, *, gradient: bool, base: str = "none") -> list[str]:
         """Return a line for each result that differs from level ``base`` by more than rounding explains."""
-        expected = self.results(base, arguments, gradient=gradient)
+        expected = self._base_results(base, arguments, gradient)
         actual = self.results(level, arguments, gradient=gradient)
         if not any(self._mismatch(actual[n], e, 0.0).any() for n, e in expected.items()):
             return []
