@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.S | re.M)
 def test_files_of_the_page_form_a_working_distribution(tmp_path):
     text = PAGE.read_text()
     files = dict(BLOCK.findall(text))
-    assert len(files) == text.count("\n```python") + text.count("\n```toml") == 8
+    assert len(files) == text.count("\n```python") + text.count("\n```toml") == 10
     for name, content in files.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

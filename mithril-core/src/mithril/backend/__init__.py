@@ -43,6 +43,7 @@ HOMES = {
     "forking": ("watch",),
     "host_calls": ("check_results", "host_function"),
     "lazy_graph": ("LazyGraph",),
+    "lowering_types": ("ArrayKernel", "Condition", "TextWriter"),
     "memory_plan": (
         *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes", "lifetimes"),
         *("nbytes", "parse_bytes", "peak_bytes", "plan"),

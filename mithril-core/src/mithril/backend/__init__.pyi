@@ -88,6 +88,11 @@ from mithril.backend.host_calls import (
     host_function as host_function,
 )
 from mithril.backend.lazy_graph import LazyGraph as LazyGraph
+from mithril.backend.lowering_types import (
+    ArrayKernel as ArrayKernel,
+    Condition as Condition,
+    TextWriter as TextWriter,
+)
 from mithril.backend.memory_plan import (
     ALIGNMENT as ALIGNMENT,
     Buffer as Buffer,

@@ -12,7 +12,7 @@ from mithril.compiler.plugin_watch import PluginWatch
 class Deadline:
     """A time limit, checked between steps and passes and, where supported, by an alarm signal.
 
-    Plugins that run for more than ``patience`` seconds are named meanwhile.
+    Plugins that run for more than ``patience`` seconds are named while they run.
     """
 
     def __init__(self, seconds: float | None, patience: float | None = None) -> None:

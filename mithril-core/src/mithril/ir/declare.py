@@ -173,7 +173,7 @@ def composite(
     elementwise: bool = False,
     axes: str | Callable[..., Any] | None = None,
     **facts: Unpack[CallFacts],
-) -> Any:
+) -> Callable[..., Any]:
     """Declare an operation composed of others; shape, dtype, gradient and reference follow from the body."""
     place = _place()
     rules = {"composite": True, "canonical_rule": canonical, "cost": flops, "elementwise": elementwise}

@@ -121,6 +121,17 @@ def _pow_vjp(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
 
 
 # -- one operand --------------------------------------------------------------------------------------------------
+@composite(elementwise=True, promotes="float", samples=POSITIVE, flops=5)
+def rsqrt(x):
+    """1 / sqrt(x)"""
+    return 1.0 / sqrt(x)
+
+
+@rsqrt.vjp
+def _(g, y, x):
+    return (g * y / x * -0.5,)
+
+
 #      name        reference      documentation                                       gradient
 neg = unary("neg", np.negative, "-x", dtype=numeric, vjp=lambda g, y, x: -g, samples=ANY, linear="x")
 abs = unary("abs", np.abs, "Absolute value; the gradient at 0 is 0.", dtype=numeric,
@@ -316,17 +327,6 @@ def square(x):
 def reciprocal(x):
     """1 / x"""
     return 1.0 / x
-
-
-@composite(elementwise=True, promotes="float", samples=POSITIVE, flops=5)
-def rsqrt(x):
-    """1 / sqrt(x)"""
-    return 1.0 / sqrt(x)
-
-
-@rsqrt.vjp
-def _(g, y, x):
-    return (g * y / x * -0.5,)
 
 
 @composite(elementwise=True, promotes="float", samples=ANY, flops=20)

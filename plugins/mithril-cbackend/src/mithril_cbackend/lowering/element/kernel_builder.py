@@ -106,7 +106,8 @@ class KernelBuilder:
     def read_flat(self, value: Value, flat: Any) -> t.Expr:
         return load(self.outputs[value], flat, value.dtype)
 
-    def finish(self) -> Any:
+    def finish(self) -> t.Function:
+        """Return the function of the code that was written."""
         pieces = self.code.pieces
         primfunc = t.function(self.name, self.parameters, t.importing(pieces.values(), self.code.finish()))
         return t.Function(primfunc, frozenset(self.code.names), len(self.kernel.inputs), self.code.helpers, pieces)
