@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from small_models import block
@@ -80,3 +81,47 @@ def test_gradients_of_a_larger_model_equal_one_device(reshard):
     for name, a in expected.items():
         scale = np.abs(np.asarray(a)).max()
         assert np.abs(np.asarray(gradients[name]) - np.asarray(a)).max() <= 3e-6 * scale + 3e-6, name
+
+
+# ------------------------------------------------------------------------------------------------- meshes of a torus
+def mean_hops(mesh, axis, wrap):
+    """Return the mean distance in links between neighbors along a ring of the mesh."""
+    coordinates = np.array([d.coords for d in mesh.devices.flat]).reshape(*mesh.devices.shape, -1)
+    k = list(mesh.shape).index(axis)
+    steps = np.abs(coordinates - np.roll(coordinates, -1, k))
+    around = np.minimum(steps, np.array(wrap) - steps)
+    return float(around.sum(-1).mean())
+
+
+def test_axes_of_a_mesh_follow_the_links_of_the_torus():
+    pytest.importorskip("libtpu")
+    from mithril_jax.mesh.mesh_execution import arranged
+    from mithril_targets.tpu import generation
+    from mithril_tpu.aot.topology import described_devices
+
+    devices = described_devices(generation("tpu_v5p"), 64)
+    mesh = jax.sharding.Mesh(arranged(devices, (16, 4)), ("data", "model"))
+    assert mean_hops(mesh, "data", (4, 4, 4)) <= 1.25
+    assert mean_hops(mesh, "model", (4, 4, 4)) == 1.0
+
+
+def test_slices_are_split_along_the_first_axis():
+    pytest.importorskip("libtpu")
+    from jax.experimental import topologies
+
+    from mithril_jax.mesh.mesh_execution import arranged
+
+    devices = topologies.get_topology_desc("v5p:2x2x4", platform="tpu", num_slices=2).devices
+    mesh = arranged(devices, (8, 4))
+    assert [{d.slice_index for d in part.flat} for part in (mesh[:4], mesh[4:])] == [{0}, {1}]
+
+
+def test_a_mesh_must_use_every_process(monkeypatch):
+    from types import SimpleNamespace
+
+    from mithril_jax.mesh import mesh_execution
+
+    devices = [SimpleNamespace(process_index=k // 4, platform="gpu") for k in range(8)]
+    monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
+    with pytest.raises(ml.BackendError, match=r"device_mesh=\(4,\) leaves process 1 without a device"):
+        mesh_execution.make("cuda", (4,))

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import mithril as ml
@@ -56,7 +57,32 @@ def make(platform: str | None, sizes: Sequence[int]) -> Mesh:
             if cpu
             else f"use a mesh of {len(devices)} devices, or device='cpu' to simulate it",
         )
-    return Mesh(np.array(devices[:count]).reshape(tuple(sizes)), AXES[: len(sizes)])
+    left_out = {d.process_index for d in devices} - {d.process_index for d in devices[:count]}
+    if left_out:
+        raise BackendError(
+            f"device_mesh={tuple(sizes)} leaves process {min(left_out)} without a device",
+            facts=[f"{len(devices)} devices in {jax.process_count()} processes; the mesh uses {count}"],
+            hint=f"use a mesh of {len(devices)} devices, or start fewer processes",
+        )
+    return Mesh(arranged(devices[:count], sizes), AXES[: len(sizes)])
+
+
+def arranged(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return the devices as an array of this shape whose neighbors are neighbors in the hardware.
+
+    On a torus an axis of the mesh becomes a ring of links. Slices, which only a slower network connects, are split
+    along the first axis that their number divides.
+    """
+    shape = tuple(sizes)
+    slices = len({getattr(d, "slice_index", 0) for d in devices})
+    outer = next((k for k, n in enumerate(shape) if n % slices == 0), None)
+    if slices == 1 or outer is None:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)  # type: ignore[no-any-return]
+    inside = tuple(n // slices if k == outer else n for k, n in enumerate(shape))
+    across = tuple(slices if k == outer else 1 for k in range(len(shape)))
+    return mesh_utils.create_hybrid_device_mesh(  # type: ignore[no-any-return]
+        inside, across, devices, allow_split_physical_axes=True
+    )
 
 
 def put(x: Any, sharding: Any) -> jax.Array:

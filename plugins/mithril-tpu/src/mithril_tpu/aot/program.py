@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
 
 from mithril.base import BackendError, MemoryLimitError, TensorType
 from mithril.ir import Graph, Input, result_name
 from mithril.plugins import HardwareTarget
 from mithril.system import files
+from mithril_jax.mesh.mesh_execution import arranged
 from mithril_parallel.mesh import Split, replicated
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.placing.strategy import Strategy
@@ -66,7 +66,7 @@ class AheadProgram:
         self.x64 = x64
         self.exact = exact  # compute float32 products in full precision instead of one bfloat16 pass
         axes = strategy.mesh.axes
-        self.mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
+        self.mesh = JaxMesh(arranged(devices, tuple(axes.values())), tuple(axes))
         self._donate = donate
         self._effort = effort
         self._remedy = remedy
@@ -342,7 +342,7 @@ class SimulatedProgram:
         axes = strategy.mesh.axes
         self.ahead = ahead
         self.strategy = strategy
-        self.mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
+        self.mesh = JaxMesh(arranged(devices, tuple(axes.values())), tuple(axes))
         self._x64 = x64
         self._shardings: dict[str, NamedSharding] = {
             i.name: NamedSharding(self.mesh, PartitionSpec(*strategy.of(i.name, len(i.type.shape))))
