@@ -53,7 +53,9 @@ class MultiHeadAttention(Layer):
         self.rotary = RotaryEmbedding(base=10000.0 if rotary is True else float(rotary)) if rotary else None
         self.cache = cache
         self.dropout = Dropout(probability("MultiHeadAttention", dropout))
-        self.projections: dict[str, Linear] = {}
+        self.projections: list[Layer] = []  # query, key, value, output; sized by the first query if features is None
+        if features is not None:
+            self._create_projections(features)
         self.optional = ("key", "value", "mask", "position") if cache else ("key", "value", "mask")
         if cache:
             self.inputs, self.optional = ("query", "position"), ("mask",)
@@ -63,13 +65,11 @@ class MultiHeadAttention(Layer):
             return (None, None, self.features), None
         return ((), "int32") if terminal == "position" else None
 
-    def _projection(self, name: str, features: int) -> Linear:
-        """Return the projection of that name, created on first use, when the number of features is known."""
-        projection = self.projections.get(name)
-        if projection is None:
-            projection = self.projections[name] = Linear(features, bias=self.bias)
+    def _create_projections(self, features: int) -> None:
+        shared = self.kv_heads * (features // self.heads)
+        self.projections = [Linear(n, bias=self.bias) for n in (features, shared, shared, features)]
+        for projection, name in zip(self.projections, ("query", "key", "value", "output"), strict=True):
             self._children[id(projection)] = name
-        return projection
 
     def build(self, *inputs: Any) -> Any:
         if self.cache:
@@ -85,9 +85,12 @@ class MultiHeadAttention(Layer):
         key = query if key is None else key
         value = key if value is None else value
         size = width // self.heads
-        q = self._split(self._projection("query", width)(query), self.heads, size)
-        k = self._split(self._projection("key", self.kv_heads * size)(key), self.kv_heads, size)
-        v = self._split(self._projection("value", self.kv_heads * size)(value), self.kv_heads, size)
+        if not self.projections:
+            self._create_projections(width)
+        project_query, project_key, project_value, project_output = self.projections
+        q = self._split(project_query(query), self.heads, size)
+        k = self._split(project_key(key), self.kv_heads, size)
+        v = self._split(project_value(value), self.kv_heads, size)
         if self.rotary is not None:
             q, k = self.rotary(q, position), self.rotary(k, position)
         if position is not None:
@@ -95,7 +98,7 @@ class MultiHeadAttention(Layer):
         causal = self.causal and position is None
         y = ops.attention(q, k, v, mask, causal=causal)
         y = ops.reshape(ops.transpose(y, perm=(0, 2, 1, 3)), shape=(*query.shape[:2], width))
-        return self.dropout(self._projection("output", width)(y))
+        return self.dropout(project_output(y))
 
     @staticmethod
     def _split(x: Any, heads: int, size: int) -> Any:

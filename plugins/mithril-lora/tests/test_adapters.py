@@ -1,0 +1,110 @@
+"""LoRA and adapters: models start unchanged, train only the added parameters, and merge to the same function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.models import LSTM, Conv2d, Embedding, Layer, Linear, Model, Relu, TransformerEncoder
+from mithril_lora import Adapter, LoRA, adapter_parameters, adapter_patterns, merge
+
+generator = np.random.default_rng(3)
+
+
+def draw(*shape: int) -> Any:
+    return generator.normal(size=shape).astype(np.float32)
+
+
+def output(model: Layer, params: Any, x: Any) -> Any:
+    compiled = ml.compile(model, "numpy", shapes={"input": list(x.shape)}, inference=True)
+    return compiled, next(iter(compiled.evaluate(params, {"input": x}).values()))
+
+
+def initial(model: Layer, x: Any) -> Any:
+    return ml.compile(model, "numpy", shapes={"input": list(x.shape)}).randomize_params(seed=1)
+
+
+CASES = {
+    "linear": (lambda: Model(Linear(4), Relu(), Linear(3)), Linear, LoRA(rank=2, alpha=6), draw(5, 3)),
+    "attention": (lambda: TransformerEncoder(2, 8, heads=2), "*.self_attn.query", LoRA(rank=2), draw(2, 3, 8)),
+    "conv": (lambda: Model(Conv2d(2, 4, kernel_size=3)), Conv2d, LoRA(rank=2), draw(1, 2, 5, 5)),
+    "lstm": (lambda: Model(LSTM(3, 4)), LSTM, LoRA(rank=2, target="weight_hh_l0"), draw(2, 3, 3)),
+    "embedding": (lambda: Model(Embedding(7, 4)), Embedding, LoRA(rank=2), np.array([[1, 2], [6, 0]], np.int32)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_starts_unchanged_and_merges(name: str) -> None:
+    create, target, lora, x = CASES[name]
+    model = create()
+    weights = initial(model, x)
+    _, before = output(model, weights, x)
+    adapted = create().replace(target, lora)
+    params = initial(adapted, x)
+    added = adapter_parameters(params)
+    assert set(params) == set(weights) | set(added)
+    assert len(added) == 2 * len(model.find(target))
+    params |= weights
+    np.testing.assert_array_equal(output(adapted, params, x)[1], before)
+    params |= {n: draw(*np.shape(v)) for n, v in added.items()}
+    _, changed = output(adapted, params, x)
+    assert np.abs(changed - before).max() > 1e-3
+    merged = merge(adapted, params)
+    assert set(merged) == set(weights)
+    np.testing.assert_allclose(output(adapted, merged, x)[1], changed, rtol=2e-4, atol=1e-4)
+
+
+def test_only_added_parameters_have_gradients() -> None:
+    model = Model(Linear(4), Relu(), Linear(3)).replace("linear*", LoRA(rank=2)).replace("relu", Adapter(2))
+    x = draw(5, 3)
+    compiled = ml.compile(model, "numpy", shapes={"input": [5, 3]}, trainable=adapter_patterns(model))
+    params = compiled.randomize_params(seed=0)
+    _, gradients = compiled.evaluate(params, {"input": x}, output_gradients={"output": np.ones((5, 3), np.float32)})
+    assert set(gradients) == set(adapter_parameters(params))
+    assert any(name.endswith("adapter_up") for name in gradients)
+    assert all(np.abs(gradients[n]).max() > 0 for n in gradients if n.endswith(("lora_b", "adapter_up")))
+
+
+def test_dropout_applies_in_training_only() -> None:
+    model, x = Model(Linear(4)).replace("linear", LoRA(rank=2, dropout=0.5)), draw(64, 3)
+    compiled = ml.compile(model, "numpy", shapes={"input": [64, 3]})
+    params = {n: draw(*np.shape(v)) for n, v in compiled.randomize_params().items()}
+    plain = compiled.evaluate(params, {"input": x})["output"]
+    state = compiled.initial_state()
+    trained, _ = compiled.evaluate(params, {"input": x}, state=state, training=True)
+    assert np.abs(trained["output"] - plain).max() > 0.1
+
+
+MISTAKES = {
+    "rank=0 is not a positive integer": lambda: LoRA(rank=0),
+    "dropout=1.5 is not a probability": lambda: LoRA(dropout=1.5),
+    "size=0 is not a positive integer": lambda: Adapter(0),
+    "unknown activation 'rleu'": lambda: Adapter(2, activation="rleu"),
+    "supports Linear layers only": lambda: LoRA(dropout=0.1)(Conv2d(2, kernel_size=3)),
+    "has no LoRA and no adapters": lambda: adapter_patterns(Model(Linear(2))),
+    "has no LoRA to merge": lambda: merge(Model(Linear(2)), {}),
+    "has no parameter 'kernel'": lambda: Model(LoRA(target="kernel")(Linear(2)))(draw(2, 2)),
+    "LoRA adds to matrices": lambda: Model(LoRA(target="bias")(Linear(2)))(draw(2, 2)),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes(message: str) -> None:
+    with pytest.raises(ml.ModelError, match=message):
+        MISTAKES[message]()
+
+
+def test_only_public_interfaces_are_imported() -> None:
+    from mithril_lora import adapters
+
+    lines = Path(adapters.__file__).read_text().splitlines()
+    assert {line.split()[1] for line in lines if line.startswith("from mithril")} == {"mithril", "mithril.models"}
+
+
+def test_readme() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    exec(compile(text.split("```python\n")[1].split("```")[0], "README.md", "exec"), {})
