@@ -1,17 +1,18 @@
 """Digests of generated programs: a change that must not alter programs prints the same table before and after.
 
-``python benchmarks/program_digests.py [--backends numpy,c] [--write FILE | --compare FILE]``: five models, inference
-and gradients, on each installed backend. ``--compare`` lists the programs that differ from those of ``--write`` and
-fails.
+``python benchmarks/program_digests.py [--backends numpy,c] [--write FOLDER | --compare FOLDER]``: five models,
+inference and gradients, on each installed backend. ``--write`` writes the text of each program. ``--compare`` counts
+the programs that differ from these texts by the kind of the difference, and fails if one computes differently.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
-import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from resnet18 import resnet18
 from unet import unet
 
 PROJECT = Path(__file__).parents[1]
+SEPARATOR = "\n" + "-" * 80 + "\n"  # between the graph and the source
+WORD = r"\b[A-Za-z_]\w*"
 
 
 def mlp() -> Model:
@@ -60,26 +63,56 @@ def program_text(compiled: Any) -> str:
     """Return the optimized graph and the generated source of the latest program, without the project's location."""
     program = compiled.programs[-1]
     source = program.executable.source or getattr(program.executable, "listing", "")
-    text = f"{compiled.graph}\n{source}".replace(str(PROJECT), "")
-    return re.sub(r"0x[0-9a-f]{6,}|\b\d{12,}\b", "ADDRESS", text)  # memory addresses in listings
+    text = f"{compiled.graph}{SEPARATOR}{source}".replace(str(PROJECT), "")
+    return re.sub(r"0x[0-9a-f]{6,}|(?<![.\w])\d{12,}\b(?!\.)", "ADDRESS", text)  # memory addresses in listings
 
 
-def digests(backend: str, name: str) -> dict[str, str]:
-    """Return the digests of the inference and the gradient program of one model on one backend."""
+def programs(backend: str, name: str) -> dict[str, str]:
+    """Return the texts of the inference and the gradient program of one model on one backend."""
     make, sample = MODELS[name]
     compiled = ml.compile(make(), backend)
     inputs = {compiled.interface.with_role("input")[0].name: compiled.backend.array(sample())}
     params = compiled.randomize_params(seed=0, inputs=inputs)
-    out = {}
+    texts = {}
     results = compiled.evaluate(params, inputs)
-    out["inference"] = program_text(compiled)
+    texts["inference"] = program_text(compiled)
     gradients = {n: compiled.backend.ones(tuple(r.shape)) for n, r in results.items() if "float" in str(r.dtype)}
     try:
         compiled.evaluate(params, inputs, output_gradients=gradients)
-        out["gradients"] = program_text(compiled)
+        texts["gradients"] = program_text(compiled)
     except ml.UnsupportedError as error:
-        out["gradients"] = str(error)
-    return {kind: hashlib.sha256(text.encode()).hexdigest()[:16] for kind, text in out.items()}
+        texts["gradients"] = str(error)
+    return texts
+
+
+def without_comments(text: str) -> str:
+    """Return a program without comments and docstrings of Python, or else comments of C."""
+    graph, _, source = text.partition(SEPARATOR)
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return graph + re.sub(r"/\*.*?\*/|//[^\n]*|\s+", " ", source, flags=re.DOTALL)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return graph + ast.unparse(tree)
+
+
+def is_renamed(before: str, after: str) -> bool:
+    """Whether a one-to-one replacement of identifiers makes these programs equal."""
+    pairs = set(zip(re.findall(WORD, before), re.findall(WORD, after), strict=False))
+    names = [{pair[k] for pair in pairs} for k in (0, 1)]
+    return re.sub(WORD, "", before) == re.sub(WORD, "", after) and len(pairs) == len(names[0]) == len(names[1])
+
+
+def difference(before: str, after: str) -> str:
+    """Return the kind of the difference of two programs."""
+    if before == after:
+        return "equal"
+    before, after = without_comments(before), without_comments(after)
+    if before == after:
+        return "comments and docstrings"
+    return "names of functions and variables" if is_renamed(before, after) else "code"
 
 
 def main() -> None:
@@ -89,18 +122,21 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     parser.add_argument("--compare", type=Path)
     arguments = parser.parse_args()
-    table: dict[str, str] = {}
+    kinds: Counter[str] = Counter()
     for backend in arguments.backends.split(","):
         for name in arguments.models.split(","):
-            for kind, digest in digests(backend, name).items():
-                table[f"{backend} {name} {kind}"] = digest
-                print(f"{backend:<8}{name:<10}{kind:<12}{digest}", flush=True)
-    if arguments.write is not None:
-        arguments.write.write_text(json.dumps(table, indent=1) + "\n")
-    if arguments.compare is not None:
-        earlier = json.loads(arguments.compare.read_text())
-        different = [f"{program}: {digest}" for program, digest in table.items() if earlier.get(program) != digest]
-        sys.exit("\n".join(["programs that differ:", *different]) if different else 0)
+            for program, text in programs(backend, name).items():
+                digest, file = hashlib.sha256(text.encode()).hexdigest()[:16], f"{backend}-{name}-{program}.txt"
+                kind = ""
+                if arguments.write is not None:
+                    arguments.write.mkdir(parents=True, exist_ok=True)
+                    (arguments.write / file).write_text(text)
+                if arguments.compare is not None:
+                    kind = difference((arguments.compare / file).read_text(), text)
+                    kinds[kind] += 1
+                print(f"{backend:<8}{name:<10}{program:<12}{digest}  {kind}".rstrip(), flush=True)
+    print(*(f"{count:>4} {kind}" for kind, count in kinds.most_common()), sep="\n")
+    sys.exit("programs compute differently" if "code" in kinds else 0)
 
 
 if __name__ == "__main__":

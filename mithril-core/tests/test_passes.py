@@ -130,7 +130,7 @@ def test_a_pass_with_a_second_parameter_gets_the_context():
     @pass_(stage="final", exact=False)
     def looking(source, context):
         """Look."""
-        seen.append(context.option("wish", "default"))
+        seen.append(context.option("wish"))
         return source
 
     ml.PassManager([looking]).run(graph(), PassContext(options={"wish": 3}))

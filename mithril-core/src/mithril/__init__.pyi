@@ -238,7 +238,7 @@ class CompileOptions(TypedDict, total=False):
     optimize_for: Literal["throughput", "latency"] | None
     outputs: Sequence[str] | None
     parallelism: Literal["data", "fsdp", "model", "pipeline"] | None
-    pipeline_chunks: int | None
+    pipeline_chunks: int
     pipeline_schedule: Literal["1f1b", "gpipe"]
     pipeline_stages: int | None
     pjit: bool
@@ -248,7 +248,7 @@ class CompileOptions(TypedDict, total=False):
     profile_output: str | PathLike[str] | None
     quantization_aware: bool | Mapping[str, Any]
     save_intermediates: bool
-    seed: int | None
+    seed: int
     semantics: Literal["portable", "native"]
     shapes: Mapping[str, Sequence[int | str | Dim | None]]
     static_inference: bool

@@ -20,8 +20,12 @@ from mithril.backend.attribution import (
 )
 from mithril.backend.base import (
     Backend as Backend,
-    BuildOptions as BuildOptions,
     Executable as Executable,
+)
+from mithril.backend.build_options import (
+    BUILD_OPTIONS as BUILD_OPTIONS,
+    BuildOptions as BuildOptions,
+    declared_defaults as declared_defaults,
 )
 from mithril.backend.capabilities import (
     Capabilities as Capabilities,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from mithril.axes import is_view
 from mithril.backend import memory_plan
+from mithril.backend.build_options import BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
 from mithril.backend.forking import require_unforked
@@ -19,7 +18,6 @@ from mithril.backend.lazy_graph import LazyGraph
 from mithril.base import (
     ALL,
     BackendError,
-    Decisions,
     DType,
     DTypeError,
     OptionError,
@@ -34,115 +32,6 @@ if TYPE_CHECKING:
     from mithril.backend.plugin_lowering import PluginLowering
 
 PRECISIONS = ("float32", "float16", "bfloat16")
-
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "jit": None,  # the backend's best choice
-        "jit_options": MappingProxyType({}),
-        "num_threads": None,
-        "semantics": "portable",
-        "checks": False,
-        "static_inference": False,
-        "memory_planning": True,
-        "optimizations": MappingProxyType({}),
-        "file_path": None,
-        "template_path": None,
-        "code_transformers": (),
-    }
-)
-
-
-class BuildOptions:
-    """The options of ``ml.compile`` that concern the build of an executable.
-
-    ``settings`` holds all options, including those of plugins. Backends read options from it on demand, so that unread
-    options can be reported as ignored. Without ``settings``, the defaults with ``overrides`` apply.
-    """
-
-    def __init__(
-        self,
-        settings: Mapping[str, Any] | None = None,
-        *,
-        inference: bool = False,
-        decisions: Decisions | None = None,
-        **overrides: Any,
-    ) -> None:
-        self.settings = {**DEFAULTS, **overrides} if settings is None else settings
-        self.inference = inference
-        self.decisions = decisions if decisions is not None else Decisions()
-
-    @property
-    def jit(self) -> bool | None:
-        return self.settings["jit"]  # type: ignore[no-any-return]
-
-    @property
-    def jit_options(self) -> Mapping[str, Any]:
-        return self.settings["jit_options"]  # type: ignore[no-any-return]
-
-    @property
-    def memory_plan(self) -> str | Callable[..., Any]:
-        """The strategy that plans the arena: ``"smallest"`` by default, ``"apart"`` if planning is off."""
-        planning = self.settings["memory_planning"]
-        return {True: "smallest", False: "apart"}[planning] if isinstance(planning, bool) else planning
-
-    @property
-    def fuses(self) -> bool:
-        """Whether the backend may fuse operations; ``optimizations={"fusion": False}`` forbids it."""
-        switches = self.settings["optimizations"]
-        return all(switches.get(name) is not False for name in ("fusion", "operator_fusion"))
-
-    @property
-    def num_threads(self) -> int | None:
-        return self.settings["num_threads"]  # type: ignore[no-any-return]
-
-    @property
-    def semantics(self) -> str:
-        return self.settings["semantics"]  # type: ignore[no-any-return]
-
-    @property
-    def checks(self) -> bool:
-        return self.settings["checks"]  # type: ignore[no-any-return]
-
-    @property
-    def static(self) -> bool:
-        return self.settings["static_inference"]  # type: ignore[no-any-return]
-
-    @property
-    def file_path(self) -> str | Path | None:
-        return self.settings["file_path"]  # type: ignore[no-any-return]
-
-    @property
-    def template_path(self) -> str | Path | None:
-        return self.settings["template_path"]  # type: ignore[no-any-return]
-
-    @property
-    def plugins(self) -> list[str]:
-        """The parts of plugins that took part so far, for comments in generated code."""
-        return [decision.message for decision in self.decisions.of("plugin")]
-
-    def source_path(self, graph: Graph, gradients: bool = False) -> Path | None:
-        """Return the path of a program's source, ``model.c``, or ``model.grad.c`` for a program with gradients."""
-        if self.file_path is None:
-            return None
-        path = Path(self.file_path)
-        if not gradients and not graph.results_of("gradient"):
-            return path
-        path = path.with_suffix(f".grad{path.suffix}")
-        self.decisions.record("choice", f"file_path: wrote the program with gradients to '{path}'")
-        return path
-
-    def reject(self, backend: str, names: Sequence[str], reason: str) -> None:
-        """Raise if one of the options is set, which the backend does not support."""
-        for name in names:
-            if self.settings[name]:
-                raise OptionError(
-                    f"backend '{backend}' does not support {name}=: {reason}",
-                    hint=f"omit {name}=, or compile for a backend that generates Python, such as 'numpy'",
-                )
-
-    @property
-    def code_transformers(self) -> Sequence[Callable[[str], str]]:
-        return self.settings["code_transformers"]  # type: ignore[no-any-return]
 
 
 class Executable(Protocol):

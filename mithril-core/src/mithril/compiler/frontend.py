@@ -55,7 +55,7 @@ class TraceRequest:
 
     training: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)  # inputs with constant values
-    trainable: Collection[str] = ()  # names or patterns of the inputs to differentiate; empty: all parameters
+    trainable: Collection[str] | None = None  # names or patterns of the inputs to differentiate; None: all parameters
     dtype: DType | None = None  # default dtype of parameters
 
 

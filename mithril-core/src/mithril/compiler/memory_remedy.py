@@ -18,7 +18,7 @@ CHECKPOINTING = "gradient-checkpointing"
 
 def check_memory(memory: ProgramMemory, settings: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
     """Raise MemoryLimitError if a program exceeds ``max_memory_gb`` for these sizes, or its largest ones."""
-    if settings.get("max_memory_gb") is None:
+    if settings["max_memory_gb"] is None:
         return  # do not access the graph, which may not be parsed yet
     sizes = largest_sizes(memory.graph) if sizes is None else sizes
     if sizes is not None:
@@ -27,7 +27,7 @@ def check_memory(memory: ProgramMemory, settings: Mapping[str, Any], sizes: Mapp
 
 def check_arguments(graph: Graph, backend: Backend, settings: Mapping[str, Any]) -> None:
     """Raise MemoryLimitError before the build; if an exact check follows, only for the size of the arguments."""
-    if settings.get("max_memory_gb") is None or (sizes := largest_sizes(graph)) is None:
+    if settings["max_memory_gb"] is None or (sizes := largest_sizes(graph)) is None:
         return
     use = memory_use(graph, backend, sizes)
     if backend.capabilities.memory in PLANNED and use.outside <= parse_bytes(settings["max_memory_gb"]):

@@ -55,6 +55,7 @@ from mithril.ir import Graph, Input, Output, result, verify
 from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.plugins import CompileContext, HardwareTarget
 from mithril.runtime import (
+    CALL_OPTIONS,
     Buckets,
     CompiledModel,
     IndexCheckedExecutable,
@@ -159,13 +160,13 @@ class Compiler:
             self.cache = ProgramCache(self.context, self.source, passes) if is_cached else None
             if settings["cache"] and not is_cached:
                 self.decisions.record("ignored", "cache=True: programs with checks are not cached")
-            seed, limit = settings["seed"] or 0, settings["max_programs"]
+            of_calls = {option.name: settings[option.name] for option in CALL_OPTIONS}
             compiled = CompiledModel(
                 self.backend,
                 self.specs,
                 self,
                 decisions=self.decisions,
-                options={**settings.as_dict(), "inference": self.inference, "max_programs": limit, "seed": seed},
+                options={**settings.as_dict(), **of_calls, "inference": self.inference},
                 name=self.source.name,
                 watchers=self.observers.watchers,
             )
@@ -343,7 +344,7 @@ class Compiler:
         request = TraceRequest(
             training=training and not self.inference,
             constants=settings["constants"],
-            trainable=settings["trainable"] or (),
+            trainable=settings["trainable"],
             dtype=self.backend.dtype,
         )
         graph = self.source.graph(types, request)
@@ -439,7 +440,7 @@ class Compiler:
         """Raise an error if the sizes of a call are outside the hint's batch range or exceed ``max_memory_gb``."""
         if wrong := outside_of_batches(self.settings, {n: shape[0] for n, shape in shapes.items() if shape}):
             raise InputError(wrong)
-        if self.settings.get("max_memory_gb") is not None and largest_sizes(program.memory.graph) is None:
+        if self.settings["max_memory_gb"] is not None and largest_sizes(program.memory.graph) is None:
             types = program.types
             sizes = bind({n: t.shape for n, t in types.items()}, {n: shapes[n] for n in types})
             check_memory(program.memory, self.settings, sizes)

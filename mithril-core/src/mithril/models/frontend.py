@@ -65,7 +65,7 @@ class LayerSource:
             types,
             training=request.training,
             constants=request.constants,
-            trainable=request.trainable,
+            trainable=request.trainable or (),
             dtype=request.dtype,
         )
 

@@ -18,7 +18,7 @@ class PassContext:
 
     backend: Any = None
     target: Any = None
-    level: str = "medium"
+    level: str = ""  # none outside of a compilation
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     decisions: Decisions = field(default_factory=Decisions)
     gradients_follow: bool = False  # whether the result will be differentiated
@@ -27,9 +27,9 @@ class PassContext:
         """Record a decision."""
         self.decisions.record(kind, message, where)
 
-    def option(self, name: str, default: Any = None) -> Any:
-        """Return an option of ``ml.compile``, or ``default`` if no plugin declares it."""
-        return self.options.get(name, default)
+    def option(self, name: str) -> Any:
+        """Return an option of ``ml.compile``, or None if no plugin declares it."""
+        return self.options.get(name)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from mithril.base.lazy_exports import lazy_exports
 HOMES = {
     "batch_buckets": ("Buckets", "find_buckets"),
     "bounds": ("Bound", "KINDS", "BufferBound", "with_bounds"),
+    "call_options": ("CALL_OPTIONS",),
     "capture": ("subgraph_to",),
     "compiled_model": ("CompiledModel",),
     "index_checks": ("IndexCheckedExecutable", "IndexInput", "given_indices", "with_checks"),

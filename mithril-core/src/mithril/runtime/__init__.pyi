@@ -10,6 +10,7 @@ from mithril.runtime.bounds import (
     KINDS as KINDS,
     with_bounds as with_bounds,
 )
+from mithril.runtime.call_options import CALL_OPTIONS as CALL_OPTIONS
 from mithril.runtime.capture import subgraph_to as subgraph_to
 from mithril.runtime.compiled_model import CompiledModel as CompiledModel
 from mithril.runtime.index_checks import (

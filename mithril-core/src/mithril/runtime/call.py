@@ -13,7 +13,6 @@ from mithril.base import Decisions, TensorType
 from mithril.ir import cotangent_name
 from mithril.runtime.program import Program, ProgramKey
 
-DEFAULT = 64  # programs of a model, or sizes of a program that its backend compiles for each
 CALLS = 16  # records of calls for each program that may be kept: these are small
 
 Record = tuple[Program, dict[str, TensorType]]  # the program for a call, and the exact types of its inputs

@@ -15,7 +15,7 @@ from mithril.base import Decisions, DType, InputError, TensorType, UnsupportedEr
 from mithril.ir import Graph, Input
 from mithril.runtime import inspection
 from mithril.runtime.batch_buckets import Buckets
-from mithril.runtime.call import DEFAULT, Calls
+from mithril.runtime.call import Calls
 from mithril.runtime.calling import Calling
 from mithril.runtime.parameters import UNBOUND, Parameters
 from mithril.runtime.program import Interface, Program, ProgramKey, ProgramKind, Results
@@ -84,10 +84,10 @@ class CompiledModel:
         self.name = name
         self.specs = dict(specs)  # properties of inputs that were known before the first call
         self.compiler = compiler
-        limit, claims = options.get("max_programs", DEFAULT), backend.capabilities
-        self._calls = Calls(limit, decisions, sizes=claims.symbolic and claims.recompiles)
+        claims = backend.capabilities
+        self._calls = Calls(options["max_programs"], decisions, sizes=claims.symbolic and claims.recompiles)
         self._parameters = Parameters(backend, compiler, self._calls, decisions, options)
-        inference = bool(options.get("inference"))
+        inference = options["inference"]
         self._calling = Calling(
             self, self.specs, compiler, self._parameters, self._calls, decisions, watchers, inference=inference
         )
@@ -179,7 +179,7 @@ class CompiledModel:
             return
         if self.decisions.strict:
             raise InputError("no parameters are bound to this model", hint=UNBOUND)
-        seed = self.options.get("seed", 0)
+        seed = self.options["seed"]
         self.bind(self.randomize_params(inputs={} if inputs is None else inputs))
         params = self.params or {}
         drawn = params.keys() - self.compiler.pretrained.keys()

@@ -53,8 +53,8 @@ class Parameters:
         self.source = source
         self.calls = calls
         self.decisions = decisions
-        self.seed: int = options.get("seed", 0)
-        self.static = bool(options.get("static_inference"))
+        self.seed: int = options["seed"]
+        self.static = options["static_inference"]
         self.bound: Bound | None = None
         self.state: dict[str, Any] | None = None
         self.input_types: dict[str, TensorType] | None = None  # of the first program

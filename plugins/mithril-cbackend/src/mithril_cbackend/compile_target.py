@@ -41,10 +41,10 @@ class CompileTarget:
 
 def resolve_target(settings: Mapping[str, Any]) -> CompileTarget:
     """Return the target that the compile options select."""
-    name = settings.get("target_hardware")
+    name = settings["target_hardware"]
     target = plugins.target(name).spec if name is not None else None
     mobile = target is not None and target.family == "mobile"
-    overrides: Mapping[str, Any] = settings.get("mobile_options") or {}
+    overrides: Mapping[str, Any] = settings["mobile_options"]
     if not mobile and not overrides:
         return CompileTarget()
     implied_arch = next(

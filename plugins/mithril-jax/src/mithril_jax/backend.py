@@ -134,7 +134,7 @@ class JaxBackend(SourceBackend):
     def table(self, options: BuildOptions | None = None) -> Lowerings:
         """Return the lowering table; the option ``unroll`` unrolls its loops."""
         base = super().table(options)
-        steps = dict(options.settings.get("jax_options", {})).get("unroll") if options is not None else None
+        steps = dict(options.settings["jax_options"]).get("unroll") if options is not None else None
         if steps is None:
             return base
         unrolled_table = self._unrolled.get((id(base), steps))
@@ -214,7 +214,7 @@ class JaxBackend(SourceBackend):
     def _argument_shardings(self, graph: Graph, options: BuildOptions) -> mesh_execution.ArgumentShardings | None:
         """Return the shardings of arguments over the mesh; ``pjit=True`` without a mesh uses all devices."""
         mesh = self.mesh
-        use_all = bool(options.settings.get("pjit", False))
+        use_all = options.settings["pjit"]
         if use_all and mesh is None:
             devices = jax.devices(self.jax_device.platform)
             if len(devices) > 1:

@@ -51,14 +51,14 @@ class RunOptions:
 def read(options: BuildOptions, platform: str) -> RunOptions:
     """Return the run options; raise OptionError if two of them conflict."""
     settings = options.settings
-    jax_options = dict(settings.get("jax_options", {}))
+    jax_options = dict(settings["jax_options"])
     jitted = dict(options.jit_options)
     _check_names("jit_options for JAX", jitted, JIT_OPTIONS)
-    level = settings.get("xla_optimization_level")
-    vectorize = bool(settings.get("vectorize", False))
+    level = settings["xla_optimization_level"]
+    vectorize = settings["vectorize"]
     _unroll(jax_options.get("unroll"))
     running = RunOptions(
-        _is_jitted(options, (jax_options, jitted, level, vectorize, settings.get("pjit"), settings.get("parallelism"))),
+        _is_jitted(options, (jax_options, jitted, level, vectorize, settings["pjit"], settings.get("parallelism"))),
         _compiler(jax_options.get("xla_flags"), jitted.get("compiler_options"), level, platform),
         _donated(jax_options.get("donate_argnums"), jitted.get("donate_argnums")),
         _precision(jax_options.get("precision")),
@@ -244,7 +244,7 @@ def runner(
         with jax.enable_x64(uses_64_bits):
             inner = vectorized(inner, graph, options.decisions)
     cache = None
-    if options.settings.get("cache", False):
+    if options.settings["cache"]:
         cache = CacheContext(options.settings, getattr(forward, "forward", forward), running.platform)
     call: Any = Jitted(inner, graph, running, shardings, cache) if running.jit else inner
     if not uses_64_bits:

@@ -28,7 +28,7 @@ def mithril_options() -> Sequence[Option]:
             "Whether fsdp gathers parameters again for the backward pass, instead of storing them complete.",
         ),
         Option("pipeline_stages", int | None, None, "Number of pipeline stages; None takes it from the mesh."),
-        Option("pipeline_chunks", int | None, None, "Number of chunks of the batch in a pipeline; None means 1."),
+        Option("pipeline_chunks", int, 1, "Number of chunks of the batch in a pipeline."),
         Option(
             "pipeline_schedule",
             Literal["1f1b", "gpipe"],

@@ -68,7 +68,7 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
     If parameters are embedded, results may be as large as the largest of them.
     """
     limit = FOLD_LIMIT
-    if context.option("static_inference", False):
+    if context.option("static_inference"):
         limit = max([limit, *(i.data.size for i in graph.inputs if i.data is not None)])
     constants_by_value: dict[Value, np.ndarray[Any, Any]] = {
         i.value: i.data for i in graph.inputs if i.data is not None and i.data.size <= limit

@@ -107,8 +107,8 @@ class TorchBackend(SourceBackend):
     def branches(self, options: BuildOptions) -> bool:
         """Whether branches are allowed: torch.compile and torch.fx capture accept only programs without them."""
         settings = options.settings
-        captured = settings.get("torch_fx") or dict(settings.get("torch_options", {})).get("graph_mode")
-        return not (options.jit or settings.get("torch_dynamo") or captured)
+        captured = settings["torch_fx"] or settings["torch_options"].get("graph_mode")
+        return not (options.jit or settings["torch_dynamo"] or captured)
 
     # -- building ----------------------------------------------------------------------------------------------------
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
@@ -218,5 +218,5 @@ def _phone(settings: Mapping[str, Any]) -> str:
     """Describe the phone to compile for, or return an empty text."""
     if mobile := settings.get("mobile_options"):
         return str(dict(mobile))
-    name = settings.get("target_hardware") or ""
-    return name if name.startswith("mobile") else ""
+    name = settings["target_hardware"]
+    return name if name is not None and name.startswith("mobile") else ""

@@ -43,13 +43,13 @@ def read(
 ) -> RunOptions:
     """Return the run options; raise OptionError if two of them conflict."""
     settings = options.settings
-    torch_options = dict(settings.get("torch_options", {}))
-    if enable_amp is False and settings.get("mixed_precision"):
+    torch_options = settings["torch_options"]
+    if enable_amp is False and settings["mixed_precision"]:
         raise OptionError(
             "mixed_precision (or enable_amp in torch_options) conflicts with the backend's enable_amp=False",
             hint="set it in one place",
         )
-    dynamo, capture = settings.get("torch_dynamo", False), settings.get("torch_fx", False)
+    dynamo, capture = settings["torch_dynamo"], settings["torch_fx"]
     capture = bool(capture or torch_options.get("graph_mode"))
     jit = options.jit
     if dynamo and jit is False:
@@ -64,7 +64,7 @@ def read(
         _merge("benchmark", torch_options.get("benchmark_mode"), cudnn_benchmark),
         options.num_threads,
         device,
-        _inductor_folder(settings) if jit and settings.get("cache") else None,
+        _inductor_folder(settings) if jit and settings["cache"] else None,
     )
 
 

@@ -66,7 +66,7 @@ def read(settings: Mapping[str, Any]) -> DeviceRequest:
         dict(settings["tensor_split_dims"]),
         kind == "fsdp",
         stages,
-        settings["pipeline_chunks"] or 1,
+        settings["pipeline_chunks"],
         settings["pipeline_schedule"],
     )
 

@@ -159,7 +159,7 @@ def program_of(compiled: CompiledModel) -> Executable:
 def for_mobile(compiled: CompiledModel) -> Executable:
     """Compile the traced graph of another backend's latest program for the phone that its options select."""
     program, options = compiled.programs[-1], compiled.options
-    settings = {n: options[n] for n in ("target_hardware", "mobile_options", "inference") if options.get(n)}
+    settings = {n: options[n] for n in ("target_hardware", "mobile_options", "inference") if options[n]}
     recompiled = ml.compile(program.traced, "c", **settings)
     executable = recompiled.programs[-1].executable
     assert isinstance(executable, Executable)

@@ -21,7 +21,7 @@ from mithril_cbackend.tir import machine_code
 
 def machine(options: BuildOptions, target: CompileTarget, num_threads: int | None = None) -> Machine:
     """Return the machine to compile for: this one, unless the options select another."""
-    cpu_options: Mapping[str, Any] = options.settings.get("cpu_options", {}) or {}
+    cpu_options: Mapping[str, Any] = options.settings["cpu_options"]
     width = cpu_options.get("vector_bytes", vector_bytes() if target.arch is None else VECTOR_BYTES)
     if width not in (4, 16, 32, 64):
         raise OptionError(f"cpu_options: invalid vector_bytes {width}", facts=["accepted: 16, 32, 64"])

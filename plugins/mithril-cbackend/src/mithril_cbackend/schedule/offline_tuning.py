@@ -96,7 +96,7 @@ def tune_offline(
         raise OptionError(f"tune_offline: seconds={seconds} and trials={trials} must be positive")
     executable = executables(compiled)[-1]
     machine = replace(executable.machine, schedules={})
-    cache = store if isinstance(store, Store) else Store(store or compiled.options.get("cache_dir"))
+    cache = store if isinstance(store, Store) else Store(store or compiled.options["cache_dir"])
     begin = time.perf_counter()
     operations = tuning.operations(executable.graph)
     work = sum(o.multiplications * o.count for o in operations.values())

@@ -68,7 +68,7 @@ def cross_depths(choices: list[str]) -> list[str]:
 
 def scheduled(graph: Graph, machine: Machine, options: BuildOptions, shipped: Schedules, compiled: Compile) -> Machine:
     """Return the machine with its schedules from the file and from measurements."""
-    high = options.settings.get("optimization_level") == "high"
+    high = options.settings["optimization_level"] == "high"
     if not high and not shipped.machines:
         return machine
     candidates = operations(graph)
@@ -103,7 +103,7 @@ def measure(
     operations: Mapping[str, Operation], machine: Machine, options: BuildOptions, compiled: Compile
 ) -> dict[str, str]:
     """Return the fastest schedules, measured now or read from the cache."""
-    store = Store(options.settings.get("cache_dir"))
+    store = Store(options.settings["cache_dir"])
     schedules: dict[str, str] = {}
     for name, operation in operations.items():
         schedule = load_cached(store, name, machine)

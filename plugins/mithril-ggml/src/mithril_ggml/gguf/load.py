@@ -57,7 +57,7 @@ def load_gguf(
         specs,
         compiler,
         decisions=compiler.decisions,
-        options={**settings.as_dict(), "inference": True, "seed": 0},
+        options={**settings.as_dict(), "inference": True},
         name=str(file.metadata.get("general.name", "model")),
     )
     roles = {i.name: i.role for i in graph.arguments}

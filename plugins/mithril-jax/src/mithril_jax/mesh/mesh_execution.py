@@ -134,7 +134,7 @@ class ArgumentShardings:
         self.is_remote = any(device.process_index != jax.process_index() for device in mesh.devices.flat)
         self.simulated = mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self.parallelism = settings.get("parallelism")
-        self.splits: dict[str, int] = dict(settings.get("tensor_split_dims", {}))
+        self.splits: dict[str, int] = dict(settings["tensor_split_dims"]) if "tensor_split_dims" in settings else {}
         if self.parallelism == "model" and mesh.shape.get("model", 1) == 1:
             raise OptionError(
                 "parallelism='model' requires a mesh with a model axis",

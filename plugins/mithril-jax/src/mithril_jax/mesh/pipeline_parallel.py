@@ -68,9 +68,7 @@ def stages_of(mesh: Mesh | None, options: BuildOptions, platform: str) -> list[M
 def build(build_stage: BuildStage, graph: Graph, options: BuildOptions, stages: list[Mesh]) -> SourceExecutable:
     """Return the executable of a graph over stages, each task built for the mesh of its stage."""
     settings = options.settings
-    staged = ml.staged(
-        graph, len(stages), settings.get("pipeline_chunks") or 1, settings.get("pipeline_schedule") or "1f1b"
-    )
+    staged = ml.staged(graph, len(stages), settings["pipeline_chunks"], settings["pipeline_schedule"])
     programs = []
     for number, task in enumerate(staged.tasks):
         later = staged.tasks[number + 1 :] if task.once else staged.tasks
@@ -102,7 +100,7 @@ def _inner(options: BuildOptions, graph: Graph, read_later: set[str]) -> BuildOp
     changed: dict[str, Any] = {"parallelism": "fsdp" if fully else None}  # within each stage
     if read_later & {i.name for i in graph.with_role("param")}:
         changed["jit_options"] = {n: x for n, x in options.jit_options.items() if n != "donate_argnums"}
-        jax_options = dict(options.settings.get("jax_options", {}))
+        jax_options = dict(options.settings["jax_options"])
         changed["jax_options"] = {n: x for n, x in jax_options.items() if n != "donate_argnums"}
     shared: Any = ChainMap(changed, options.settings)  # type: ignore[arg-type]
     return BuildOptions(shared, inference=options.inference, decisions=options.decisions)

@@ -200,7 +200,7 @@ def _graph(model: Model, outputs: tuple[str, ...], options: Mapping[str, Any]) -
     """Return the graph that XLA would compile, gradients included; nothing is compiled."""
     from mithril import compile
 
-    compiled = compile(model, XlaGraphs(precision=options.get("precision")), **options)
+    compiled = compile(model, XlaGraphs, **options)
     if not compiled.programs or not all(t.is_static for _, t in compiled.programs[0].request.types):
         raise InputError(
             "a plan needs the shapes of all inputs as numbers",

@@ -136,20 +136,21 @@ def native_autodiff_error(mesh: tuple[int, ...]) -> OptionError:
 
 def spec_of(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...]) -> Spec:
     """Build the programs of all processes as text and numbers."""
+    shard, stage = ml.shard, ml.staged  # of mithril-parallel, which declares the options that follow
     settings = options.settings
     axes = dict(zip(AXES[:2], mesh[:2], strict=True))
-    splits, fsdp = dict(settings.get("tensor_split_dims", {})), settings.get("parallelism") == "fsdp"
-    chunks = settings.get("pipeline_chunks") or 1
+    splits, fsdp = dict(settings["tensor_split_dims"]), settings["parallelism"] == "fsdp"
+    chunks = settings["pipeline_chunks"]
     if mesh[2] == 1 and chunks == 1:
-        sharded, replicated = ml.shard(graph, axes, splits=splits, fsdp=fsdp)
+        sharded, replicated = shard(graph, axes, splits=splits, fsdp=fsdp)
         for name, reason in replicated.items():
             options.decisions.record("choice", f"'{name}' is replicated: {reason}")
         staged: Any = None
         tasks: tuple[TaskText, ...] = (_text(backend, sharded.graph, options),)
         steps: tuple[tuple[int, int | None], ...] = ((0, 0),)
     else:
-        schedule: Any = settings.get("pipeline_schedule") or "1f1b"
-        staged = ml.staged(graph, mesh[2], chunks, schedule, axes=axes, splits=splits, fsdp=fsdp)
+        schedule: Any = settings["pipeline_schedule"]
+        staged = stage(graph, mesh[2], chunks, schedule, axes=axes, splits=splits, fsdp=fsdp)
         sharded = staged.sharded
         tasks = tuple(
             replace(_text(backend, t.graph, options, t.takes), stage=t.stage, sums=t.sums, once=t.once)

@@ -46,7 +46,7 @@ class Grid:
 
 def quantization_aware(graph: Graph, context: PassContext) -> Graph:
     """Round weights and inputs of linear layers to the grid."""
-    grid = Grid.of(context.option("quantization_aware", False))
+    grid = Grid.of(context.option("quantization_aware"))
     params = {i.value for i in graph.with_role("param")}
     editor = graph.edit()
     rounded: dict[Value, Value] = {}
