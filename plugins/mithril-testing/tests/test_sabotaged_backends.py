@@ -6,6 +6,7 @@ The backend computes every operation by its reference, one node after the other;
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ import pytest
 from mithril.autodiff import gradients
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
+from mithril.base import UnsupportedError, symbols
 from mithril.base.dtypes import dtype as as_dtype, float32
 from mithril.base.guards import bind
 from mithril.ir import Graph, iterate, to_text
@@ -274,6 +276,25 @@ def first_sizes(program, call, params, inputs):
     results = call(params, inputs)
     shapes = program.__dict__.setdefault("shapes", {n: a.shape for n, a in results.items()})
     return {n: np.resize(a, shapes[n]) for n, a in results.items()}
+
+
+def slow_sizes(program, call, params, inputs):
+    shapes = program.__dict__.setdefault("compiled", set())
+    key = tuple(a.shape for a in inputs.values())
+    time.sleep(0 if key in shapes else 0.05)
+    shapes.add(key)
+    return call(params, inputs)
+
+
+def slow_build(self, graph, options=None):
+    time.sleep(0.05)
+    return Honest.build(self, graph, options)
+
+
+def for_one_size(self, graph, options=None):
+    if symbols(*(d for i in graph.inputs for d in i.type.shape)):
+        raise UnsupportedError("all sizes must be known")
+    return Honest.build(self, graph, options)
 
 
 def add_an_input(program, call, params, inputs):
@@ -584,6 +605,23 @@ SABOTAGES: Mapping[str, Sabotage] = {
     "an arena of another size": (
         lambda: type("Wrong", (claiming(memory="arena"),), {"exact_memory": lambda *_: (1 << 30, "arena")}),
         "claim_memory",
+    ),
+    "an estimate that is too small": (
+        lambda: type("Wrong", (claiming(estimate_error=(-0.05, 0.05)),), {"is_view": lambda *_: True}),
+        "claim_estimate_error",
+    ),
+    "an estimate that is too large": (
+        lambda: type("Wrong", (claiming(estimate_error=(-0.9, 0.05)),), {"workspace": lambda *_: 1 << 28}),
+        "claim_estimate_error",
+    ),
+    "one size per program": (lambda: having(build=for_one_size), "claim_symbolic"),
+    "any size, without a claim": (lambda: claiming(symbolic=False), "claim_symbolic"),
+    "the results of the first size": (lambda: running(first_sizes), "claim_symbolic"),
+    "sizes that are not compiled": (lambda: claiming(recompiles=True), "claim_recompiles"),
+    "sizes that are compiled, without a claim": (lambda: running(slow_sizes), "claim_recompiles"),
+    "programs that are compiled slowly, without a claim": (
+        lambda: type("Slow", (claiming(symbolic=False),), {"build": slow_build}),
+        "claim_recompiles",
     ),
     "threads are not started": (lambda: claiming(threads=True), "claim_threads"),
     "one identity for all": (lambda: having(identity=lambda self: ("one",)), "identity"),

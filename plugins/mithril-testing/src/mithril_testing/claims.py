@@ -17,9 +17,10 @@ import pytest
 from mithril import plugins
 from mithril.autodiff import gradients
 from mithril.backend import Backend, BuildOptions, Capabilities, Executable, LazyGraph
-from mithril.base import MithrilError, bfloat16, float16, operation
+from mithril.base import Dim, MithrilError, bfloat16, float16, operation
 from mithril.ir import Builder, Graph, Value, cotangent_name, to_text
 from mithril.ops import cond
+from mithril.runtime import memory_use
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.running import Array, Arrays
 
@@ -27,6 +28,9 @@ SIDE = 512  # of square matrices: 1 MB each
 LINKS = 10  # of a chain of products
 ACCURACY = 0.15  # of exact figures of memory
 OTHERS = 0.2  # of the time of the busiest thread, which others compute
+SMALL = 64  # of matrices in products of different numbers of rows
+SIZES = (3, 5, 7, 9)  # numbers of rows, each new to the program
+SLOW = 0.01  # seconds: a compiler takes more, and preparing tables for a size less
 TIMES = 4.0  # minimal slowdown by a branch with this many products
 
 
@@ -195,6 +199,68 @@ class ClaimChecks:
 
         self.check(["claim:memory"], action)
 
+    def test_claim_estimate_error(self) -> None:
+        """An estimate of memory differs from the measurement by no more than the error that is claimed."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            for graph, arguments in (_chain(LINKS), _donated()):
+                run = _built(backend, graph, BuildOptions())
+                params, inputs = _split(backend, graph, arguments)
+                measured = backend.measured_memory(lambda: run(params, inputs), run)  # noqa: B023 - called at once
+                error = memory_use(run.graph, backend, {}, run).workspace / max(measured, 1) - 1
+                assert low - ACCURACY <= error <= high + ACCURACY, f"the estimate of '{graph.name}' is {error:+.0%} off"
+
+        if claims.estimate_error is None:
+            pytest.skip("the backend claims no error of its estimates")
+        low, high = claims.estimate_error
+        self.check(["claim:estimate_error"], action)
+
+    def test_claim_symbolic(self) -> None:
+        """One program runs several sizes; a backend that does not claim it refuses a graph of unknown sizes."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            graph = _sized(Dim("rows"))
+            if not claims.symbolic:
+                with pytest.raises(MithrilError):
+                    _built(backend, graph, BuildOptions())
+                return
+            run, w = _built(backend, graph, BuildOptions()), _matrix(7, SMALL)
+            for rows in SIZES:
+                x = np.ones((rows, SMALL), np.float32)
+                expected = self.expected(_sized(rows), {"x": x, "w": w})  # type: ignore[attr-defined]
+                result = _called(backend, run, graph, {"x": x, "w": w})
+                assert_close(result["y"], expected["y"], tolerance(backend.dtype, 16.0), f"{rows} rows")
+
+        self.check(["claim:symbolic"], action)
+
+    def test_claim_recompiles(self) -> None:
+        """The first call with a new size takes long where the backend compiles for each size, and only there."""
+        backend, claims = self.claims()
+
+        def action() -> None:
+            symbolic = _built(backend, _sized(Dim("rows")), BuildOptions()) if claims.symbolic else None
+            first: list[float] = []
+            later: list[float] = []
+            for rows in SIZES:
+                arguments = {"x": np.ones((rows, SMALL), np.float32), "w": _matrix(7, SMALL)}
+                params, inputs = _split(backend, _sized(rows), arguments)
+                start = time.perf_counter()
+                run = symbolic or _built(backend, _sized(rows), BuildOptions())
+                backend.synchronize(run(params, inputs))
+                first.append(time.perf_counter() - start)
+                later += [_seconds(backend, partial(run, params, inputs)) for _ in range(3)]
+            compiling = min(first[1:]) - min(later)  # the first program may import a library
+            expected = "more" if claims.recompiles else "less"
+            assert (compiling > SLOW) == claims.recompiles, (
+                f"recompiles={claims.recompiles}: a new size takes {compiling:.4f} s, expected {expected} than {SLOW} s"
+            )
+
+        if not claims.local:
+            pytest.skip("programs run on another machine")
+        self.check(["claim:recompiles"], action)
+
     def test_claim_threads(self) -> None:
         """One thread computes with ``num_threads=1``, several with 2."""
         backend, claims = self.claims()
@@ -260,6 +326,15 @@ def _products(x: Value, w: Value, count: int) -> Value:
     for _ in range(count):
         x = operation("matmul")(x, w)
     return x
+
+
+def _sized(rows: int | Dim) -> Graph:
+    """Return products of a number of rows, enough of them for a compiler to take its time."""
+    with Builder("sized") as b:
+        x, w = b.input("x", (rows, SMALL)), b.param("w", (SMALL, SMALL))
+        for _ in range(LINKS):
+            x = operation("tanh")(operation("matmul")(x, w))
+    return b.build({"y": x})
 
 
 def _donated() -> tuple[Graph, dict[str, Array]]:
