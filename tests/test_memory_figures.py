@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from html import unescape
+
 import numpy as np
 import pytest
 
 import mithril as ml
 import mithril.models as m
 from mithril import plugins
+from mithril.backend import format_bytes
 from mithril.models import Model
 from mithril.runtime import ProgramMemory
 
@@ -86,6 +89,16 @@ def test_the_limit_is_that_of_the_report(backend):
     ml.compile(build(), backend, shapes={"input": shape}, max_memory_gb=f"{needed + 1}B")
     with pytest.raises(ml.MemoryLimitError, match="this program needs"):
         ml.compile(build(), backend, shapes={"input": shape}, max_memory_gb=f"{needed - 1}B")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_picture_shows_the_figure_of_the_report(backend, tmp_path):
+    build, shape = MODELS["encoder"]
+    style = {"show_memory": True, "depth": 1, "output_path": tmp_path / "net.svg"}
+    compiled = ml.compile(build(), backend, shapes={"input": shape}, visualize=True, viz_options=style)
+    report, drawn = compiled.memory_report(), unescape((tmp_path / "net.svg").read_text())
+    assert f"values {format_bytes(report.workspace)}, peak {format_bytes(report.peak)}, {report.use.label}" in drawn
+    assert f"values {format_bytes(sum(row.activations for row in report.layers))}<" in drawn  # one box, one layer
 
 
 @pytest.mark.parametrize("backend", ["c", "ggml", "jax"])

@@ -1,4 +1,4 @@
-"""The default of an option of ``ml.compile`` stands in the declaration by its owner, and nowhere else."""
+"""The default of an option of ``ml.compile`` is declared by its owner, and written nowhere else."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def second_defaults(tree: ast.AST, present: Collection[str]) -> list[str]:
             is_second = isinstance(fallback, LITERALS) and any(is_read(value, OWNERS) for value in reads)
         elif isinstance(node, ast.Dict):
             items = [(k.value, v) for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)]
-            same = [k for k, v in items if k in DEFAULTS and isinstance(v, LITERALS) and _is_default(v, DEFAULTS[k])]
-            is_second = len(same) > 1
+            equal = [k for k, v in items if k in DEFAULTS and isinstance(v, LITERALS) and _is_default(v, DEFAULTS[k])]
+            is_second = len(equal) > 1
         else:
             continue
         if is_second:
@@ -64,7 +64,7 @@ def _is_default(node: ast.expr, default: object) -> bool:
 
 
 @pytest.mark.parametrize("path", sorted(house.SOURCES), ids=lambda p: p.name)
-def test_defaults_of_options_stand_in_their_declarations(path):
+def test_defaults_of_options_are_written_in_declarations_only(path):
     present = {"mithril-core"}
     if path != house.CORE:
         distribution = path.parents[1]

@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 import mithril as ml
-from mithril.models import Linear, Model, Relu, TransformerEncoderLayer
+from mithril.backend import format_bytes
+from mithril.models import Flatten, Linear, Model, Relu, TransformerEncoderLayer
 from mithril_tools.visualization.layout import Box, place
 from mithril_tools.visualization.page import html
 from mithril_tools.visualization.picture import DrawingStyle, svg
@@ -38,7 +39,37 @@ def test_every_operation_layer_and_output_is_named():
 def test_the_look_decides_what_is_written():
     plain = words(svg(graph(), DrawingStyle(show_shapes=False, show_types=False)))
     assert not any("float32" in w or "[" in w for w in plain)
-    assert any(w.endswith(" B") for w in words(svg(graph(), DrawingStyle(show_memory=True))))
+
+
+def memory_words(compiled, **look):
+    """Return the labels of a drawing of the latest program with its memory."""
+    memory = compiled.programs[-1].memory
+    return words(svg(memory.graph, DrawingStyle(memory=memory, **look)))
+
+
+def test_memory_in_pictures_is_that_of_the_report():
+    compiled = ml.compile(net(), "numpy", shapes={"x": [3, 4]})
+    report = compiled.memory_report()
+    layers = [word for word in memory_words(compiled, depth=1) if word.startswith("values")]
+    assert layers == [f"values {format_bytes(row.activations)}" for row in report.layers]
+    sizes = [int(word.split()[0]) for word in memory_words(compiled) if word.endswith(" B")]
+    assert sum(sizes) == report.values == sum(row.activations for row in report.layers)
+    caption = next(word for word in memory_words(compiled) if word.startswith("memory"))
+    assert f"values {format_bytes(report.workspace)}, peak {format_bytes(report.peak)}, {report.use.label}" in caption
+
+
+def test_views_take_no_memory_in_pictures():
+    model = Model()
+    model |= Flatten()(input="x", output="flat")
+    model |= Relu()(input="flat", output="output")
+    assert "view" in memory_words(ml.compile(model, "numpy", shapes={"x": [2, 3, 4]}))
+
+
+def test_memory_of_open_sizes_is_drawn_at_their_bound():
+    bounded = ml.compile(net(), "numpy", shapes={"x": [ml.Dim("B", high=32), 4]})
+    assert any(word.startswith("memory at B=32: values") for word in memory_words(bounded))
+    free = ml.compile(net(), "numpy", shapes={"x": ["B", 4]})
+    assert "memory: depends on a size without a bound" in memory_words(free)
 
 
 def test_boxes_do_not_overlap_and_edges_go_down():
@@ -78,6 +109,7 @@ def test_visualize_writes_the_file(tmp_path, form):
     options = {"format": form, "show_shapes": True, "show_types": True, "show_memory": True, "output_path": str(path)}
     compiled = ml.compile(net(), "numpy", shapes={"x": [3, 4]}, visualize=True, viz_options=options)
     assert "first" in path.read_text()
+    assert (f"peak {format_bytes(compiled.memory_report().peak)}" in path.read_text()) == (form != "dot")
     assert str(path) in str(compiled.decisions)
 
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from mithril import plugins
-from mithril.backend.base import Backend, BuildOptions
+from mithril.backend.base import Backend
+from mithril.backend.build_options import BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings

@@ -6,12 +6,13 @@ Observers are created when ``ml.compile`` starts and live as long as the compile
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mithril import plugins
 from mithril.base import MithrilError
 from mithril.ir import Graph
-from mithril.runtime import Watcher
+from mithril.runtime import Program, Watcher
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext, Plugin
@@ -50,6 +51,10 @@ class Observers:
         """Notify observers that a pass has ended."""
         self._notify("passed", name, before, after, start, seconds)
 
+    def built(self, program: Program) -> None:
+        """Give a new program to the observers that have a method ``built``."""
+        self._notify("built", program, among=[o for o in self.watching_now if hasattr(o[1], "built")])
+
     def begin(self) -> None:
         """Restart the clock before compiling another program."""
         self._mark = time.perf_counter()
@@ -57,8 +62,8 @@ class Observers:
     def end(self, result: Any, error: BaseException | None) -> None:
         self._notify("end", result, error)
 
-    def _notify(self, event: str, *arguments: Any) -> None:
-        for plugin, observer in self.watching_now:
+    def _notify(self, event: str, *arguments: Any, among: Sequence[tuple[Plugin, Observer]] | None = None) -> None:
+        for plugin, observer in self.watching_now if among is None else among:
             try:
                 getattr(observer, event)(*arguments)
             except MithrilError as error:  # a refusal, such as a path that cannot be written

@@ -1,6 +1,6 @@
 """Options of ``ml.compile`` that the compiler reads, and the options of all rooms of the core.
 
-The built-in plugin ``core`` declares them. The default of an option stands in its declaration only.
+The built-in plugin ``core`` declares them. The default of an option is written in its declaration only.
 """
 
 from __future__ import annotations
@@ -165,5 +165,5 @@ CACHE_OPTIONS = (
 def mithril_options() -> Sequence[Option]:
     """Return the options of the core."""
     rooms = (BUILD_OPTIONS, CALL_OPTIONS)
-    own = (MODEL_OPTIONS, PASS_OPTIONS, BACKEND_OPTIONS, LIMIT_OPTIONS, CACHE_OPTIONS)
-    return sorted((option for group in (*rooms, *own) for option in group), key=lambda option: option.name)
+    compiler = (MODEL_OPTIONS, PASS_OPTIONS, BACKEND_OPTIONS, LIMIT_OPTIONS, CACHE_OPTIONS)
+    return sorted((option for group in (*rooms, *compiler) for option in group), key=lambda option: option.name)

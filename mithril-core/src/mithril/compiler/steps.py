@@ -215,6 +215,7 @@ class Compiler:
             optimized.report,
             backend=self.backend,
         )
+        self.observers.built(program)
         check_memory(program.memory, self.settings)
         self._report_unused()
         if optimized.checks:

@@ -242,7 +242,8 @@ def mithril_advise(  # type: ignore[empty-body]
 @_hookspec
 def mithril_observers(context: CompileContext) -> Sequence[Any]:  # type: ignore[empty-body]
     """Return observers of one compilation, with the methods ``stage(name, graph, start, seconds)``, ``passed(name,
-    before, after, start, seconds)`` and ``end(result, error)``. An attribute ``watcher`` also observes model calls.
+    before, after, start, seconds)`` and ``end(result, error)``. An attribute ``watcher`` also observes model calls, a
+    method ``built(program)`` new programs.
 
     >>> from mithril import hookimpl
     >>> @hookimpl

@@ -281,7 +281,7 @@ class CompileContext:
     model: Any
     backend: Any
     options: Mapping[str, Any]
-    level: str = "medium"
+    level: str = ""
     target: HardwareTarget | None = None
     decisions: Decisions = field(default_factory=Decisions)
     scratch: dict[str, Any] = field(default_factory=dict)

@@ -11,7 +11,7 @@ HOMES = {
     "index_checks": ("IndexCheckedExecutable", "IndexInput", "given_indices", "with_checks"),
     "initializers": ("initialize", "norms_of"),
     "interpreter": ("Interpreter",),
-    "memory_usage": ("MemoryUse", "ProgramMemory", "largest_sizes", "memory_use"),
+    "memory_usage": ("MemoryUse", "ProgramMemory", "allocated_bytes", "largest_sizes", "memory_use"),
     "model_files": ("load",),
     "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results"),
     "pure_function": ("PureFunction", "PureProgram"),

@@ -27,6 +27,7 @@ from mithril.runtime.interpreter import Interpreter as Interpreter
 from mithril.runtime.memory_usage import (
     MemoryUse as MemoryUse,
     ProgramMemory as ProgramMemory,
+    allocated_bytes as allocated_bytes,
     largest_sizes as largest_sizes,
     memory_use as memory_use,
 )

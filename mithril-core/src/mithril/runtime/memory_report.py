@@ -12,7 +12,7 @@ from mithril.backend import Backend, format_bytes, nbytes
 from mithril.base import InputError, bind, symbols
 from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
-from mithril.runtime.memory_usage import MemoryUse, memory_use, views_of
+from mithril.runtime.memory_usage import MemoryUse, allocated_bytes, memory_use
 from mithril.runtime.tables import columns
 
 
@@ -117,10 +117,10 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
     def row(path: str) -> LayerMemory:
         return rows.setdefault(path or "(model)", LayerMemory(path or "(model)"))
 
-    views = views_of(graph, backend)
-    allocating = [node for node in graph.nodes if not node.is_constant and node not in views]
-    for node in allocating:
-        row(node.origin.path).activations += sum(nbytes(v.type, sizes) for v in node.results)
+    allocated = allocated_bytes(graph, backend, sizes)
+    for node, size in allocated.items():
+        if size:
+            row(node.origin.path).activations += size
     for i in graph.inputs:
         size = nbytes(i.type, sizes)
         if i.role == "param":
@@ -132,7 +132,7 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
         size = nbytes(r.type, sizes)
         gradients += size
         row(r.of.rpartition(".")[0]).gradients += size
-    values = {v.name: nbytes(v.type, sizes) for n in allocating for v in n.results}
+    values = {v.name: nbytes(v.type, sizes) for n, size in allocated.items() if size for v in n.results}
     values |= {i.name: nbytes(i.type, sizes) for i in graph.inputs}
     return MemoryReport(
         list(rows.values()),
@@ -141,6 +141,6 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
         use.state,
         gradients,
         use,
-        sum(nbytes(v.type, sizes) for n in allocating for v in n.results),
+        sum(allocated.values()),
         sorted(values.items(), key=lambda pair: -pair[1])[:5],
     )

@@ -82,6 +82,10 @@ class ProgramMemory:
             self._figures[key] = memory_use(self.graph, self.backend, sizes, self.executable)
         return self._figures[key]
 
+    def allocated(self, sizes: Mapping[str, int]) -> dict[Node, int]:
+        """Return the bytes of the results of each operation, without reuse of memory."""
+        return allocated_bytes(self.graph, self.backend, sizes)
+
 
 def memory_use(
     graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None, executable: Any = None
@@ -119,6 +123,15 @@ def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None
         now += change[step]
         peak = max(peak, now + (_working(graph.nodes[step], backend, sizes) if step < steps else 0))
     return peak
+
+
+def allocated_bytes(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> dict[Node, int]:
+    """Return the bytes of the results of each operation, without reuse of memory: 0 for views and constants."""
+    free = views_of(graph, backend)
+    return {
+        node: 0 if node.is_constant or node in free else sum(nbytes(v.type, sizes) for v in node.results)
+        for node in graph.nodes
+    }
 
 
 def views_of(graph: Graph, backend: Backend) -> set[Node]:

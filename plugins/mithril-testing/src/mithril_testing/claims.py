@@ -217,7 +217,7 @@ class ClaimChecks:
         self.check(["claim:estimate_error"], action)
 
     def test_claim_symbolic(self) -> None:
-        """One program runs several sizes; a backend that does not claim it refuses a graph of unknown sizes."""
+        """Run one program at several sizes; a backend that does not claim it refuses a graph of unknown sizes."""
         backend, claims = self.claims()
 
         def action() -> None:
@@ -236,7 +236,7 @@ class ClaimChecks:
         self.check(["claim:symbolic"], action)
 
     def test_claim_recompiles(self) -> None:
-        """The first call with a new size takes long where the backend compiles for each size, and only there."""
+        """Time the first call with a new size: it takes long only where the backend compiles for each size."""
         backend, claims = self.claims()
 
         def action() -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mithril import CompileContext, Export, Option, hookimpl
-
-if TYPE_CHECKING:
-    from mithril import Graph
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 Path = str | PathLike[str]
@@ -31,6 +28,7 @@ OBSERVERS = {
     "trace_shapes": "mithril_tools.show.shape_trace:ShapeTrace",
     "save_intermediates": "mithril_tools.show.intermediates:Intermediates",
     "profile": "mithril_tools.show.timing:Timing",
+    "visualize": "mithril_tools.visualization.observer:Drawing",
 }
 
 
@@ -92,7 +90,7 @@ def mithril_options() -> Sequence[Option]:
             "visualize",
             bool,
             False,
-            "Write a drawing of the optimized graph to a file.",
+            "Write a drawing of the optimized graph to a file; with show_memory, of the graph that runs.",
             affects="shown",
             needs_steps=True,
         ),
@@ -132,13 +130,3 @@ def mithril_observers(context: CompileContext) -> Sequence[Any]:
     from pkgutil import resolve_name
 
     return [resolve_name(home)(context) for option, home in OBSERVERS.items() if context.options[option]]
-
-
-@hookimpl
-def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
-    """Draw the first program's graph."""
-    if stage == "optimize" and graph is not None and context.options["visualize"]:
-        from mithril_tools.visualization.observer import draw
-
-        if "mithril-tools" not in context.scratch:
-            context.scratch["mithril-tools"] = draw(context, graph)

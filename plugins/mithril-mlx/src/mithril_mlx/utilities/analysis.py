@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.backend import MemoryPlan, format_bytes, nbytes, plan
+from mithril.backend import MemoryPlan, format_bytes, plan
 from mithril.base import InputError
 from mithril.ir import Graph
 from mithril.passes import random_arguments
-from mithril.runtime import Interpreter
+from mithril.runtime import Interpreter, memory_use
 from mithril.system import Lap, Stopwatch, lower_quartile
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.function_import import import_function
@@ -58,10 +58,11 @@ class ExecutionPlan:
 
     def __str__(self) -> str:
         time = f"{1e3 * self.estimated_execution_time:.3f} ms by {self.estimated_by}"
+        memory = format_bytes(self.estimated_memory_usage)
         return "\n".join(
             [
                 f"{len(self.execution_order)} operations: {', '.join(self.execution_order)}",
-                f"{format_bytes(self.estimated_memory_usage)} in {len(self.memory_plan.memory_groups)} groups, {time}",
+                f"{memory}, {len(self.memory_plan.memory_groups)} groups of values, {time}",
                 *(f"{o.pattern}: {o.estimated_speedup:.2f} times as fast" for o in self.fusion_opportunities),
             ]
         )
@@ -118,7 +119,7 @@ class MlxComputationGraph:
         )
 
     def generate_execution_plan(self) -> ExecutionPlan:
-        """Return order, fusion opportunities, memory plan, bytes of inputs and values, and seconds of a call."""
+        """Return order, fusion opportunities, memory plan, peak memory and seconds of a call."""
         costs, by = self._costs([self.graph])
         estimate = costs.estimate(self._lowered)
         layout = self.optimize_memory_layout()
@@ -126,7 +127,7 @@ class MlxComputationGraph:
             tuple(self.topological_sort()),
             tuple(self.find_fusion_opportunities()),
             layout,
-            sum(nbytes(i.type) for i in self.graph.inputs) + layout.size,
+            memory_use(self._lowered, self.backend).peak,
             estimate.seconds,
             estimate.flops,
             by,

@@ -10,6 +10,7 @@ from typing import Any
 from mithril import Graph, Node, Value
 from mithril.backend import format_bytes, nbytes
 from mithril.base import is_static, visible
+from mithril.runtime import ProgramMemory, largest_sizes
 from mithril_tools.visualization.layout import Box, place
 
 CHARACTER, LINE = 6.6, 15.0  # of the 11-pixel font
@@ -27,9 +28,29 @@ class DrawingStyle:
 
     show_shapes: bool = True
     show_types: bool = True
-    show_memory: bool = False
     depth: int | None = None
     times: Mapping[str, float] = field(default_factory=dict)  # seconds by layer path
+    memory: ProgramMemory | None = None  # of the program whose graph is drawn
+
+    def sizes(self) -> Mapping[str, int] | None:
+        """Return the sizes at which memory is shown: the largest ones, or None if there is no bound."""
+        return None if self.memory is None else largest_sizes(self.memory.graph)
+
+    def allocated(self) -> Mapping[Node, int]:
+        """Return the bytes that each operation allocates, as in ``compiled.memory_report()``."""
+        sizes = self.sizes()
+        return {} if self.memory is None or sizes is None else self.memory.allocated(sizes)
+
+    def caption(self) -> str:
+        """Return the figure of the memory plan."""
+        sizes = self.sizes()
+        if self.memory is None:
+            return ""
+        if sizes is None:
+            return "memory: depends on a size without a bound"
+        use = self.memory.at(sizes)
+        bounds = "".join(f" at {name}={size}" for name, size in sizes.items())
+        return f"memory{bounds}: values {format_bytes(use.workspace)}, peak {format_bytes(use.peak)}, {use.label}"
 
 
 @dataclass(eq=False)
@@ -118,25 +139,28 @@ def _items(graph: Graph, look: DrawingStyle, under: str) -> list[Item]:
             _input(i.name, i.value, i.role, look) for i in graph.inputs if i.role in ("input", "cotangent", "state")
         ]
     groups: dict[str, Item] = {}
+    allocated = look.allocated()
     for k, node in enumerate(nodes):
         path = _path_prefix(node.origin.path, level) if level is not None else ""
         single = level is None or node.origin.path.count(".") + 1 < level or not path or path == under
         key = f"#{k}" if single else path
         item = groups.get(key)
         if item is None:
-            item = groups[key] = _operation(node, look, params) if single else _layer(path, look)
+            item = groups[key] = _operation(node, look, params, allocated) if single else _layer(path, look)
             items.append(item)
         item.makes += node.results
         item.reads += [v for v in node.operands if v is not None]
     for path, item in groups.items():
         if not path.startswith("#"):
             body = [n for n in nodes if _inside(n.origin.path, path)]
-            item.lines += _layer_lines(body, params, look)
+            item.lines += _layer_lines(body, params, allocated)
             external_uses = {v for n in nodes if not _inside(n.origin.path, path) for v in n.operands} | set(
                 graph.outputs
             )
             item.lines += _type_lines([v for v in item.makes if v in external_uses], look)
     items = _in_order(items)
+    if not under and (caption := look.caption()):
+        items.append(Item(caption, [caption], COLORS["layer"]))
     if not under:
         for name, value in zip(graph.output_names, graph.outputs, strict=True):
             items.append(Item(name, [name, "output"], COLORS["output"], reads=[value]))
@@ -168,7 +192,7 @@ def _input(name: str, value: Value, role: str, look: DrawingStyle) -> Item:
     return Item(name, [name, role, *_type_lines([value], look)], COLORS[role], [value])
 
 
-def _operation(node: Node, look: DrawingStyle, params: Mapping[Value, str]) -> Item:
+def _operation(node: Node, look: DrawingStyle, params: Mapping[Value, str], allocated: Mapping[Node, int]) -> Item:
     activation = node.attributes.get("activation", "none")
     lines = [node.op.name if activation == "none" else f"{node.op.name}, {activation}"]
     if node.origin.path:
@@ -177,8 +201,8 @@ def _operation(node: Node, look: DrawingStyle, params: Mapping[Value, str]) -> I
     if labels:
         lines.append(", ".join(labels))
     lines += _type_lines(node.results, look)
-    if look.show_memory and is_static(node.result.shape):
-        lines.append(format_bytes(sum(nbytes(v.type) for v in node.results)))
+    if node in allocated:
+        lines.append(format_bytes(allocated[node]) if allocated[node] else "view")
     return Item(node.op.name, lines, "#ffffff")
 
 
@@ -189,13 +213,13 @@ def _layer(path: str, look: DrawingStyle) -> Item:
     return Item(path, lines, COLORS["layer"])
 
 
-def _layer_lines(nodes: list[Node], params: Mapping[Value, str], look: DrawingStyle) -> list[str]:
+def _layer_lines(nodes: list[Node], params: Mapping[Value, str], allocated: Mapping[Node, int]) -> list[str]:
     lines = [f"{len(nodes)} operation{'s' * (len(nodes) != 1)}"]
     weights: dict[Any, None] = dict.fromkeys(v for n in nodes for v in n.operands if v is not None and v in params)
     if weights and all(is_static(v.shape) for v in weights):
         lines.append(f"parameters {format_bytes(sum(nbytes(v.type) for v in weights))}")
-    if look.show_memory and all(is_static(v.shape) for n in nodes for v in n.results):
-        lines.append(f"values {format_bytes(sum(nbytes(v.type) for n in nodes for v in n.results))}")
+    if allocated:
+        lines.append(f"values {format_bytes(sum(allocated[n] for n in nodes))}")
     return lines
 
 
