@@ -136,7 +136,6 @@ from mithril_mlx.utilities.tensor_cache import MlxTensorCache as MlxTensorCache
 from mithril_mlx.utilities.tuner import MlxAutoTuner as MlxAutoTuner
 from mithril_numpy.backend import NumpyBackend as NumpyBackend
 from mithril_onnx.model import from_onnx as from_onnx
-from mithril_parallel.placing.constraints import constrained as _constrain_placement
 from mithril_parallel.planning.plan import plan as plan
 from mithril_parallel.sharding.api import (
     placement as placement,
@@ -146,6 +145,7 @@ from mithril_parallel.sharding.checkpoint import (
     load_sharded as load_sharded,
     save_sharded as save_sharded,
 )
+from mithril_parallel.sharding.constraints import constrained as _constrain_placement
 from mithril_parallel.sharding.pipeline_schedule import staged as staged
 from mithril_tools.batching import (
     find_batch_size as find_batch_size,

@@ -11,8 +11,8 @@ import mithril as ml
 import mithril_tpu
 from mithril.models import Embedding, IOKey, Model
 from mithril_parallel.mesh import Mesh
-from mithril_parallel.placing.constraints import constrained
 from mithril_parallel.placing.strategy import choose
+from mithril_parallel.sharding.constraints import constrained
 
 SHAPES = {"tokens": [16, 256]}
 

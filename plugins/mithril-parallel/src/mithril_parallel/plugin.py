@@ -54,7 +54,7 @@ def mithril_ops() -> Sequence[OpsSpec]:
 @hookimpl
 def mithril_lowerings(backend: str) -> Sequence[Lowering]:
     """Return the constraint for XLA, which partitions programs by itself."""
-    return [Lowering("mesh.constrain", "mithril_parallel.placing.xla:constrain")] if backend == "jax" else []
+    return [Lowering("mesh.constrain", "mithril_parallel.sharding.xla:constrain")] if backend == "jax" else []
 
 
 @hookimpl
@@ -63,7 +63,7 @@ def mithril_exports() -> Sequence[Export]:
     return [
         Export("staged", "mithril_parallel.sharding.pipeline_schedule:staged"),
         Export("plan", "mithril_parallel.planning.plan:plan"),
-        Export("constrain_placement", "mithril_parallel.placing.constraints:constrained"),
+        Export("constrain_placement", "mithril_parallel.sharding.constraints:constrained"),
         Export("load_sharded", "mithril_parallel.sharding.checkpoint:load_sharded"),
         Export("placement", "mithril_parallel.sharding.api:placement"),
         Export("save_sharded", "mithril_parallel.sharding.checkpoint:save_sharded"),

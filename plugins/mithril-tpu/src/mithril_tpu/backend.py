@@ -13,8 +13,8 @@ from mithril.ir import Graph, Input, Value, cotangent_name, iterate
 from mithril.plugins import HardwareTarget
 from mithril_jax.backend import JaxBackend
 from mithril_parallel.mesh import DATA, MODEL, Mesh
-from mithril_parallel.placing.constraints import constrained
 from mithril_parallel.placing.strategy import Strategy, choose
+from mithril_parallel.sharding.constraints import constrained
 from mithril_parallel.xla_model.program import PREFERS
 from mithril_targets.tpu import generation
 from mithril_tpu import options as tpu_options

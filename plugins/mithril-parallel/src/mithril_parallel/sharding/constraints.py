@@ -13,7 +13,7 @@ from typing import Any
 
 from mithril.axes import axes_of
 from mithril.base import operation
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Node, Op, Value
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.sharding.collectives import constrain, split_text
@@ -74,7 +74,7 @@ class _Constraints:
         return self._emit(constrain, (stored,), {"split": split_text(split)}, neighbor)[0]
 
     def _emit(
-        self, op: Any, operands: tuple[Value, ...], attributes: Mapping[str, Any], neighbor: Node
+        self, op: Op, operands: tuple[Value, ...], attributes: Mapping[str, Any], neighbor: Node
     ) -> tuple[Value, ...]:
         results = tuple(Value(f"{v.name}_split", v.type) for v in operands)
         self.nodes.append(Node(op, operands, attributes, results, (), neighbor.origin, neighbor.tags))
