@@ -13,6 +13,7 @@ from mithril.backend import to_numpy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-hub" / "tests"))
 from checkpoints import folder_of, read_record, write_folder
+from record import START, generation_source
 
 BACKENDS = ["numpy", "jax", "torch", "mlx", "c", "ggml"]
 # record: name in GGUF files
@@ -29,6 +30,15 @@ def test_greedy_and_sampled_tokens_are_equal_on_all_backends(backend, tmp_path):
     reference = ml.compile(ml.from_pretrained(folder, cache=32), "numpy", inference=True)
     expected = ml.generate(reference, prompt, max_new_tokens=8, stop=(), **settings)
     assert ml.generate(compiled, prompt, max_new_tokens=8, stop=(), **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"), [*(("t5_gated", b) for b in BACKENDS[1:]), ("whisper", "torch"), ("whisper", "ggml")]
+)
+def test_texts_of_an_encoder_and_a_decoder_are_equal_on_all_backends(family, backend, tmp_path):
+    compiled = ml.compile(ml.from_pretrained(folder_of(family, tmp_path), cache=24), backend, inference=True)
+    texts = ml.generate(compiled, [START], source=generation_source(family), max_new_tokens=12, stop=())
+    assert texts == [row[:12] for row in read_record(family)["tokens"]]
 
 
 def exported(family: str, folder: Path, **options) -> Path:

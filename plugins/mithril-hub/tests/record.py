@@ -269,8 +269,39 @@ def record_network(family: str) -> dict[str, Any]:
         write_folder(folder, written, shapes)
         model = ml.from_pretrained(folder)
         results = network_reference(folder, model_class, network_inputs(model), model.outputs)
+        texts = {"tokens": generated(folder, family)} if family in GENERATORS else {}
     numbers = {name: [float(f"{x:.7g}") for x in selected(y)] for name, y in results.items()}
-    return {"config": written, "shapes": shapes, "outputs": numbers}
+    return {"config": written, "shapes": shapes, "outputs": numbers, **texts}
+
+
+GENERATORS = ("t5", "t5_gated", "whisper")
+START = 3  # the first token of generated texts
+
+
+def generation_source(family: str) -> Any:
+    """Return the input of the encoder: two texts of different lengths, or two spectra."""
+    rng = np.random.default_rng(0)
+    if family == "whisper":
+        return rng.normal(size=(2, WHISPER["num_mel_bins"], 2 * WHISPER["max_source_positions"])).astype(np.float32)
+    return [rng.integers(4, 96, n).tolist() for n in (21, 15)]
+
+
+def generated(folder: Path, family: str) -> list[list[int]]:
+    """Return the most probable tokens after ``START``, computed from the whole text at each step."""
+    import torch
+    import transformers
+
+    model = getattr(transformers, NETWORKS[family][0]).from_pretrained(folder, attn_implementation="eager").eval()
+    name = "input_features" if family == "whisper" else "input_ids"
+    texts = []
+    for row in generation_source(family):
+        text = [START]
+        for _ in range(20):
+            inputs = {name: torch.tensor(row)[None], "decoder_input_ids": torch.tensor([text])}
+            with torch.no_grad():
+                text.append(int(model(**inputs).logits[0, -1].argmax()))
+        texts.append(text[1:])
+    return texts
 
 
 def selected(output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from checkpoints import read_record
-from record import NETWORKS, network_inputs, selected
+from record import GENERATORS, NETWORKS, START, generation_source, network_inputs, selected
 
 import mithril as ml
 from mithril.base import InputError
@@ -25,6 +25,54 @@ def test_optional_inputs_may_be_left_out(folders):
     plain = compiled({"input_ids": tokens})["last_hidden_state"]
     complete = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
     np.testing.assert_allclose(plain, compiled(complete)["last_hidden_state"], atol=1e-6)
+
+
+@pytest.mark.parametrize("family", GENERATORS)
+def test_generated_texts(family, folders):
+    """Texts of a batch, of single rows, of a session that begins again, and of a prompt of several tokens."""
+    compiled = ml.compile(ml.from_pretrained(folders(family), cache=24), "numpy", inference=True)
+    source, expected = generation_source(family), read_record(family)["tokens"]
+    settings = {"max_new_tokens": 20, "stop": ()}
+    assert ml.generate(compiled, [START], source=source, **settings) == expected
+    session = ml.Session(compiled)
+    for n in (1, 0, 0):
+        assert ml.generate(session, [START], source=source[n], **settings) == expected[n]
+    prompts = [[START, *row[:n]] for row, n in zip(expected, (4, 9), strict=True)]
+    rows = ml.generate(session, prompts, source=source, max_new_tokens=11, stop=())
+    assert rows == [row[n : n + 11] for row, n in zip(expected, (4, 9), strict=True)]
+
+
+def test_beams_of_a_batch_are_those_of_its_rows(folders):
+    compiled = ml.compile(ml.from_pretrained(folders("t5_gated"), cache=24), "numpy", inference=True)
+    source, settings = generation_source("t5_gated"), {"max_new_tokens": 8, "num_beams": 3}
+    batch = ml.generate(compiled, [START], source=source, **settings)
+    assert batch == [ml.generate(compiled, [START], source=row, **settings) for row in source]
+    assert batch[0] != batch[1]
+
+
+def test_generation_of_an_encoder_and_a_decoder_begins_and_ends_as_its_checkpoint_says(folders):
+    compiled = ml.compile(ml.from_pretrained(folders("whisper"), cache=400), "numpy", inference=True)
+    session = ml.Session(compiled)
+    row = ml.generate(session, source=generation_source("whisper")[0], max_new_tokens=8)
+    assert session.rows[0][0] == 3 and len(row) <= 8
+    assert session.capacity == 32  # as many as the checkpoint has positions
+
+
+def test_the_source_of_an_encoder(folders):
+    compiled = ml.compile(ml.from_pretrained(folders("t5"), cache=24), "numpy", inference=True)
+    with pytest.raises(InputError, match="the encoder of this model requires source"):
+        ml.generate(compiled, [1, 2])
+    with pytest.raises(InputError, match="source has no tokens"):
+        ml.generate(compiled, source=[[]])
+    with pytest.raises(InputError, match="3 prompts for 1 rows of source"):
+        ml.generate(compiled, [[1], [2], [3]], source=[4, 5])
+    with pytest.raises(InputError, match="holds 24 positions"):
+        ml.generate(compiled, source=[4, 5], max_new_tokens=40, stop=())
+    with pytest.raises(InputError, match="the encoder's cache holds 24 positions, and source has 30 tokens"):
+        ml.generate(compiled, source=[4] * 30)
+    decoder = ml.compile(ml.from_pretrained(folders("qwen3"), cache=24), "numpy", inference=True)
+    with pytest.raises(InputError, match="has no encoder"):
+        ml.generate(decoder, [1], source=[4, 5])
 
 
 def test_an_encoder_has_no_cache(folders):

@@ -23,6 +23,8 @@ NETWORKS: dict[str, Callable[[Mapping[str, Any], str], Network]] = {
     "distilbert": text_network,
     "vit": image_network,
     "clip": clip_network,
+}
+GENERATORS: dict[str, Callable[[Mapping[str, Any], str, int | None], Network]] = {  # whose decoders can have a cache
     "t5": t5_network,
     "whisper": whisper_network,
 }
@@ -39,16 +41,18 @@ def build(settings: Mapping[str, Any], *, dtype: str, cache: int | None) -> tupl
         return Decoder(config, cache=cache, dtype=dtype), (config.names.root, "language_model.")
     if not isinstance(kind, str):
         raise InputError("config.json names no model_type", hint="it is not the configuration of a model")
-    if kind in NETWORKS:
-        if cache is not None:
+    if kind in NETWORKS or kind in GENERATORS:
+        if cache is not None and kind in NETWORKS:
             raise InputError(f"models of the type '{kind}' have no cache", hint="from_pretrained without cache=")
         try:
+            if kind in GENERATORS:
+                return GENERATORS[kind](settings, dtype, cache), ROOTS
             return NETWORKS[kind](settings, dtype), ROOTS
         except KeyError as error:
             raise InputError(f"config.json has no {error}, which models of the type '{kind}' require") from None
-    similar = closest(kind, [*DECODERS, *NETWORKS], 1)
+    similar = closest(kind, [*DECODERS, *NETWORKS, *GENERATORS], 1)
     raise UnsupportedError(
         f"models of the type '{kind}' are not supported",
-        facts=[f"supported: {', '.join(sorted([*DECODERS, *NETWORKS]))}"],
+        facts=[f"supported: {', '.join(sorted([*DECODERS, *NETWORKS, *GENERATORS]))}"],
         hint=f"if its layers are those of '{similar[0]}', set model_type in config.json" if similar else None,
     )

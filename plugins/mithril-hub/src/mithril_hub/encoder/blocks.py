@@ -59,15 +59,25 @@ def _block(weights: Weights, tower: Tower, x: Any, mask: Any) -> Any:
     return weights.norm(names.mlp_norm, x + _mlp(weights, tower, x))
 
 
-def attention(weights: Weights, tower: Tower, x: Any, memory: Any, mask: Any, names: BlockNames | None = None) -> Any:
+def attention(weights: Weights, tower: Tower, x: Any, memory: Any, mask: Any) -> Any:
     """Return attention of ``x`` over ``memory``, [batch, length, hidden] both."""
-    names = tower.names if names is None else names
-    size = tower.hidden // tower.heads
-    q = weights.linear(names.query, x, tower.hidden, bias=True)
-    k = weights.linear(names.key, memory, tower.hidden, bias=tower.key_bias)
-    v = weights.linear(names.value, memory, tower.hidden, bias=True)
-    q, k, v = (split_heads(p, tower.heads, size) for p in (q, k, v))
-    y = ops.attention(q, k, v, mask)
+    k, v = keys_and_values(weights, tower, memory, tower.names)
+    return attend(weights, tower, x, k, v, mask, tower.names)
+
+
+def keys_and_values(weights: Weights, tower: Tower, x: Any, names: BlockNames) -> tuple[Any, Any]:
+    """Return keys and values of [batch, length, hidden]."""
+    return projected(weights, tower, x, names.key, tower.key_bias), projected(weights, tower, x, names.value, True)
+
+
+def projected(weights: Weights, tower: Tower, x: Any, name: str, bias: bool) -> Any:
+    """Return a projection as [batch, heads, length, size]."""
+    return split_heads(weights.linear(name, x, tower.hidden, bias=bias), tower.heads, tower.hidden // tower.heads)
+
+
+def attend(weights: Weights, tower: Tower, x: Any, k: Any, v: Any, mask: Any, names: BlockNames) -> Any:
+    """Return attention of ``x`` [batch, length, hidden] over keys and values."""
+    y = ops.attention(projected(weights, tower, x, names.query, True), k, v, mask)
     return weights.linear(names.output, joined_heads(y), tower.hidden, bias=True)
 
 

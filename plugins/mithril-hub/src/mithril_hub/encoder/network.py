@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mithril.base import TensorType, dtype as as_dtype
 from mithril_hub.model import Pretrained
 
 Types = Mapping[str, tuple[tuple[Any, ...], str]]  # shape and dtype by input
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """The text that a decoder with an encoder generates: its first tokens, and the tokens that end it."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> TextSettings:
+        """Return the tokens of a ``config.json``."""
+        names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+        start = next((settings[n] for n in names if settings.get(n) is not None), None)
+        stop = settings.get("eos_token_id")
+        ends = stop if isinstance(stop, list) else [] if stop is None else [stop]
+        return cls(() if start is None else (int(start),), tuple(int(t) for t in ends))
 
 
 class Network(Pretrained):
@@ -22,6 +40,7 @@ class Network(Pretrained):
         outputs: tuple[str, ...],
         optional: tuple[str, ...] = (),
         dtype: str = "float32",
+        text: TextSettings | None = None,
     ) -> None:
         self.function = function
         self.config = config
@@ -30,6 +49,7 @@ class Network(Pretrained):
         self.outputs = outputs
         self.optional = optional
         self.dtype = dtype
+        self.text = text
 
     def example_types(self) -> Mapping[str, TensorType]:
         sizes = {name: tuple(1 if n is None else n for n in shape) for name, (shape, _) in self.types.items()}

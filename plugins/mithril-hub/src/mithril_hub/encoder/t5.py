@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mithril import ops
-from mithril_hub.encoder.blocks import causal_mask, joined_heads, padding_mask, split_heads
-from mithril_hub.encoder.network import Network
+from mithril_hub.decoder.places import Places
+from mithril_hub.encoder.blocks import joined_heads, padding_mask, split_heads
+from mithril_hub.encoder.memory import Memory, selected
+from mithril_hub.encoder.network import Network, TextSettings
 from mithril_hub.weights import Weights, activate
 
 
@@ -36,8 +39,8 @@ class T5Config:
     input_major: bool = False
 
 
-def t5_network(settings: Mapping[str, Any], dtype: str) -> Network:
-    """Return the model of a ``config.json``."""
+def t5_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None) -> Network:
+    """Return the model of a ``config.json``; with ``cache``, the decoder generates tokens step by step."""
     projection = settings.get("feed_forward_proj", "relu")
     gated, activation = projection.startswith("gated-"), projection.removeprefix("gated-")
     config = T5Config(
@@ -56,52 +59,103 @@ def t5_network(settings: Mapping[str, Any], dtype: str) -> Network:
         float(settings.get("layer_norm_epsilon", 1e-6)),
     )
     tokens = ((None, None), "int32")
+    text = TextSettings.of(settings)
+    if cache is not None:
+        steps = {"decoder_input_ids": tokens, "position": ((), "int32")}
+        optional = ("input_ids", "attention_mask", "last")
+        return Network(partial(t5_step, cache=cache), config, steps, ("logits",), optional, dtype, text)
     types = {"input_ids": tokens, "decoder_input_ids": tokens}
-    return Network(t5, config, types, ("logits", "encoder_last_hidden_state"), ("attention_mask",), dtype)
+    return Network(t5, config, types, ("logits", "encoder_last_hidden_state"), ("attention_mask",), dtype, text)
 
 
 def t5(layer: Any, config: T5Config, inputs: Mapping[str, Any], dtype: str) -> Any:
     """Return the logits of the decoder and the result of the encoder."""
     weights = Weights(layer, dtype, "", config)
     table = weights.param("shared.weight", (config.vocabulary, config.hidden))
-    source, target = inputs["input_ids"], inputs["decoder_input_ids"]
+    target = inputs["decoder_input_ids"]
     keys = _additive(padding_mask(inputs["attention_mask"]))
-    memory = _stack(weights.below("encoder."), config, ops.embedding(source, table), keys, None, None)
-    causal = _additive(causal_mask(target.shape[1]))
-    x = _stack(weights.below("decoder."), config, ops.embedding(target, table), causal, memory, keys)
-    if config.tied:
-        return ops.linear(x * config.hidden**-0.5, table), memory
-    return weights.linear("lm_head", x, config.vocabulary), memory
+    encoded = _encoder(weights, config, ops.embedding(inputs["input_ids"], table), keys)
+    memory = Memory(layer, Places.of(target, None, None, None, None, "T5"))
+    return _decoder(weights, config, table, target, memory, encoded, keys, None), encoded
+
+
+def t5_step(layer: Any, config: T5Config, inputs: Mapping[str, Any], dtype: str, *, cache: int) -> Any:
+    """Return the logits of further tokens; a call with the encoder's input begins a text."""
+    weights = Weights(layer, dtype, "", config)
+    table = weights.param("shared.weight", (config.vocabulary, config.hidden))
+    target, source, valid = inputs["decoder_input_ids"], inputs["input_ids"], inputs["attention_mask"]
+    memory = Memory(layer, Places.of(target, inputs["position"], cache, None, None, "T5"), cache, source is not None)
+    batch = target.shape[0]
+    if source is None:
+        source = ops.full(shape=(batch, 1), value=0, dtype="int32")
+    if valid is None:
+        valid = ops.full(shape=source.shape, value=1, dtype="int32")
+    encoded = _encoder(weights, config, ops.embedding(source, table), _additive(padding_mask(valid)))
+    marks = memory.of_encoder("encoder_mask", (batch, None), 1, lambda: valid, "int32")
+    return _decoder(weights, config, table, target, memory, encoded, _additive(padding_mask(marks)), inputs["last"])
 
 
 def _additive(mask: Any) -> Any:
     return None if mask is None else ops.where(mask, 0.0, float("-inf"))
 
 
-def _stack(weights: Weights, config: T5Config, x: Any, mask: Any, memory: Any, memory_mask: Any) -> Any:
-    """Return the encoder, or with ``memory`` the decoder; the first layer has the positions of all."""
-    bias = mask
-    layers = config.encoder_layers if memory is None else config.decoder_layers
-    for n in range(layers):
+def _encoder(weights: Weights, config: T5Config, x: Any, mask: Any) -> Any:
+    """Return the encoder's result; the first layer has the positions of all."""
+    weights = weights.below("encoder.")
+    rows = ops.iota(shape=(x.shape[1], 1), axis=0, dtype="int32")
+    relative = ops.iota(shape=(1, x.shape[1]), axis=1, dtype="int32") - rows
+    bias = _positions(weights.below("block.0.layer.0.SelfAttention."), config, relative, True)
+    bias = bias if mask is None else bias + mask
+    for n in range(config.encoder_layers):
         block = weights.below(f"block.{n}.layer.")
-        if n == 0:
-            places = _positions(block.below("0.SelfAttention."), config, x.shape[1], memory is None)
-            bias = places if mask is None else places + mask
         y = block.norm("0.layer_norm", x)
-        x = x + _attention(block.below("0.SelfAttention."), config, y, y, bias)
-        last = 1
-        if memory is not None:
-            y = block.norm("1.layer_norm", x)
-            x, last = x + _attention(block.below("1.EncDecAttention."), config, y, memory, memory_mask), 2
-        x = x + _feed_forward(block.below(f"{last}.DenseReluDense."), config, block.norm(f"{last}.layer_norm", x))
+        inner = block.below("0.SelfAttention.")
+        x = x + _attend(inner, config, y, _heads(inner, config, "k", y), _heads(inner, config, "v", y), bias)
+        x = x + _feed_forward(block.below("1.DenseReluDense."), config, block.norm("1.layer_norm", x))
     return weights.norm("final_layer_norm", x)
 
 
-def _attention(weights: Weights, config: T5Config, x: Any, memory: Any, bias: Any) -> Any:
-    width = config.heads * config.head_size
-    parts = [weights.linear(n, source, width) for n, source in (("q", x), ("k", memory), ("v", memory))]
-    q, k, v = (split_heads(p, config.heads, config.head_size) for p in parts)
-    y = ops.attention(q, k, v, bias, scale=1.0)
+def _decoder(
+    weights: Weights, config: T5Config, table: Any, tokens: Any, memory: Memory, encoded: Any, keys: Any, last: Any
+) -> Any:
+    """Return the logits of tokens, or with ``last`` of one token of each row."""
+    root, weights, places = weights, weights.below("decoder."), memory.places
+    x = ops.embedding(tokens, table)
+    rows = ops.reshape(places.rows, shape=(*places.rows.shape, 1))
+    length = tokens.shape[1] if places.start is None else places.capacity
+    relative = ops.iota(shape=(1, length), axis=1, dtype="int32") - rows
+    bias = _positions(weights.below("block.0.layer.0.SelfAttention."), config, relative, False)
+    visible = places.mask(None)
+    bias = bias + _additive(visible)
+    for n in range(config.decoder_layers):
+        block = weights.below(f"block.{n}.layer.")
+        y, inner = block.norm("0.layer_norm", x), block.below("0.SelfAttention.")
+        k, v = memory.own(inner.path, _heads(inner, config, "k", y), _heads(inner, config, "v", y))
+        x = x + _attend(inner, config, y, k, v, bias)
+        y, cross = block.norm("1.layer_norm", x), block.below("1.EncDecAttention.")
+        shape = (tokens.shape[0], config.heads, None, config.head_size)
+        k, v = (
+            memory.of_encoder(
+                f"{cross.path}{name}_of_encoder", shape, 2, partial(_heads, cross, config, name, encoded), weights.dtype
+            )
+            for name in ("k", "v")
+        )
+        x = x + _attend(cross, config, y, k, v, keys)
+        x = x + _feed_forward(block.below("2.DenseReluDense."), config, block.norm("2.layer_norm", x))
+    x = selected(weights.norm("final_layer_norm", x), last)
+    if config.tied:
+        return ops.linear(x * config.hidden**-0.5, table)
+    return root.linear("lm_head", x, config.vocabulary)
+
+
+def _heads(weights: Weights, config: T5Config, name: str, x: Any) -> Any:
+    """Return a projection as [batch, heads, length, size]."""
+    y = weights.linear(name, x, config.heads * config.head_size)
+    return split_heads(y, config.heads, config.head_size)
+
+
+def _attend(weights: Weights, config: T5Config, x: Any, k: Any, v: Any, bias: Any) -> Any:
+    y = ops.attention(_heads(weights, config, "q", x), k, v, bias, scale=1.0)
     return weights.linear("o", joined_heads(y), config.hidden)
 
 
@@ -114,19 +168,19 @@ def _feed_forward(weights: Weights, config: T5Config, x: Any) -> Any:
     return weights.linear("wo", hidden, config.hidden)
 
 
-def _positions(weights: Weights, config: T5Config, length: Any, bidirectional: bool) -> Any:
-    """Return the bias of each head by relative position: [1, heads, length, length]."""
+def _positions(weights: Weights, config: T5Config, relative: Any, bidirectional: bool) -> Any:
+    """Return the bias of each head by relative position: [1 or batch, heads, queries, keys]."""
     table = weights.param("relative_attention_bias.weight", (config.buckets, config.heads))
-    rows = ops.iota(shape=(length, 1), axis=0, dtype="int32")
-    relative = ops.iota(shape=(1, length), axis=1, dtype="int32") - rows
     buckets = config.buckets // 2 if bidirectional else config.buckets
     distance = ops.abs(relative) if bidirectional else ops.maximum(-relative, 0)
     by_distance = _buckets(buckets, config.distance)
     bucket = ops.take(by_distance, ops.minimum(distance, len(by_distance) - 1), axis=0)
     if bidirectional:
         bucket = bucket + ops.where(ops.greater(relative, 0), buckets, 0)
-    bias = ops.transpose(ops.embedding(ops.cast(bucket, dtype="int32"), table), perm=(2, 0, 1))
-    return ops.reshape(bias, shape=(1, config.heads, length, length))
+    bias = ops.embedding(ops.cast(bucket, dtype="int32"), table)
+    if len(bias.shape) == 4:
+        return ops.transpose(bias, perm=(0, 3, 1, 2))
+    return ops.unsqueeze(ops.transpose(bias, perm=(2, 0, 1)), axis=0)
 
 
 def _buckets(count: int, longest: int) -> np.ndarray[Any, Any]:

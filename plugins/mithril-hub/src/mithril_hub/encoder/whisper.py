@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mithril import ops
-from mithril_hub.encoder.blocks import BlockNames, Tower, attention, causal_mask, encode
-from mithril_hub.encoder.network import Network
+from mithril_hub.decoder.places import Places
+from mithril_hub.encoder.blocks import BlockNames, Tower, attend, encode, keys_and_values, projected
+from mithril_hub.encoder.memory import Memory, selected
+from mithril_hub.encoder.network import Network, TextSettings
 from mithril_hub.weights import Weights, activate
 
 NAMES = BlockNames(
@@ -38,8 +41,8 @@ class WhisperConfig:
     decoder: Tower
 
 
-def whisper_network(settings: Mapping[str, Any], dtype: str) -> Network:
-    """Return the model of a ``config.json``."""
+def whisper_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None) -> Network:
+    """Return the model of a ``config.json``; with ``cache``, the decoder generates tokens step by step."""
     encoder, decoder = (
         Tower(
             settings[f"{part}_layers"],
@@ -58,32 +61,65 @@ def whisper_network(settings: Mapping[str, Any], dtype: str) -> Network:
     config = WhisperConfig(
         settings["vocab_size"], settings["num_mel_bins"], source, settings["max_target_positions"], encoder, decoder
     )
-    types = {
-        "input_features": ((None, config.bins, 2 * source), "float32"),
-        "decoder_input_ids": ((None, None), "int32"),
-    }
-    return Network(whisper, config, types, ("logits", "encoder_last_hidden_state"), dtype=dtype)
+    features, tokens = ((None, config.bins, 2 * source), "float32"), ((None, None), "int32")
+    text = TextSettings.of(settings)
+    if cache is not None:
+        steps = {"decoder_input_ids": tokens, "position": ((), "int32")}
+        step = partial(whisper_step, cache=min(cache, config.target))
+        return Network(step, config, steps, ("logits",), ("input_features", "last"), dtype, text)
+    types = {"input_features": features, "decoder_input_ids": tokens}
+    return Network(whisper, config, types, ("logits", "encoder_last_hidden_state"), dtype=dtype, text=text)
 
 
 def whisper(layer: Any, config: WhisperConfig, inputs: Mapping[str, Any], dtype: str) -> Any:
     """Return the logits of the decoder and the result of the encoder."""
-    memory = _encoder(Weights(layer, dtype, "model.encoder.", config.encoder), config, inputs["input_features"])
-    tower, tokens = config.decoder, inputs["decoder_input_ids"]
+    encoded = _encoder(Weights(layer, dtype, "model.encoder.", config.encoder), config, inputs["input_features"])
+    tokens = inputs["decoder_input_ids"]
+    memory = Memory(layer, Places.of(tokens, None, None, None, None, "Whisper"))
+    return _decoder(layer, config, tokens, memory, encoded, None, dtype), encoded
+
+
+def whisper_step(layer: Any, config: WhisperConfig, inputs: Mapping[str, Any], dtype: str, *, cache: int) -> Any:
+    """Return the logits of further tokens; a call with the encoder's input begins a text."""
+    tokens, features = inputs["decoder_input_ids"], inputs["input_features"]
+    places = Places.of(tokens, inputs["position"], cache, None, None, "Whisper")
+    memory = Memory(layer, places, config.source, features is not None)
+    if features is None:
+        features = ops.full(shape=(tokens.shape[0], config.bins, 2 * config.source), value=0.0, dtype="float32")
+    encoded = _encoder(Weights(layer, dtype, "model.encoder.", config.encoder), config, features)
+    return _decoder(layer, config, tokens, memory, encoded, inputs["last"], dtype)
+
+
+def _decoder(
+    layer: Any, config: WhisperConfig, tokens: Any, memory: Memory, encoded: Any, last: Any, dtype: str
+) -> Any:
+    """Return the logits of tokens, or with ``last`` of one token of each row."""
+    tower = config.decoder
     weights = Weights(layer, dtype, "model.decoder.", tower)
     table = weights.param("embed_tokens.weight", (config.vocabulary, tower.hidden))
-    places = ops.iota(shape=(tokens.shape[1],), axis=0, dtype="int32")
     x = ops.embedding(tokens, table)
-    x = x + ops.embedding(places, weights.param("embed_positions.weight", (config.target, tower.hidden)))
-    mask, cross = causal_mask(tokens.shape[1]), replace(tower.names, **CROSS)
+    x = x + ops.embedding(memory.places.rows, weights.param("embed_positions.weight", (config.target, tower.hidden)))
+    mask, cross = memory.places.mask(None), replace(tower.names, **CROSS)
+    mask = ops.reshape(mask, shape=(*(1,) * (4 - len(mask.shape)), *mask.shape))
+    size = tower.hidden // tower.heads
+    shape = (tokens.shape[0], tower.heads, None, size)
     for n in range(tower.layers):
         block = weights.below(tower.names.layer.format(n))
         y = block.norm(tower.names.attention_norm, x)
-        x = x + attention(block, tower, y, y, mask)
-        x = x + attention(block, tower, block.norm("encoder_attn_layer_norm", x), memory, None, cross)
+        k, v = memory.own(block.path, *keys_and_values(block, tower, y, tower.names))
+        x = x + attend(block, tower, y, k, v, mask, tower.names)
+        k, v = (
+            memory.of_encoder(f"{block.path}{name}_of_encoder", shape, 2, compute, dtype)
+            for name, compute in (
+                ("key", partial(projected, block, tower, encoded, cross.key, tower.key_bias)),
+                ("value", partial(projected, block, tower, encoded, cross.value, True)),
+            )
+        )
+        x = x + attend(block, tower, block.norm("encoder_attn_layer_norm", x), k, v, None, cross)
         y = block.norm(tower.names.mlp_norm, x)
         y = activate(tower.activation, block.linear("fc1", y, tower.intermediate, bias=True))
         x = x + block.linear("fc2", y, tower.hidden, bias=True)
-    return ops.linear(weights.norm("layer_norm", x), table), memory
+    return ops.linear(selected(weights.norm("layer_norm", x), last), table)
 
 
 def _encoder(weights: Weights, config: WhisperConfig, features: Any) -> Any:

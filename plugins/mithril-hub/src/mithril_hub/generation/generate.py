@@ -10,9 +10,11 @@ import numpy as np
 from mithril.backend import checked
 from mithril.base import InputError
 from mithril.runtime import CompiledModel, Runner
+from mithril_hub.encoder.network import TextSettings
 from mithril_hub.generation.beams import beam_search
 from mithril_hub.generation.sampling import Sampler, Sampling
 from mithril_hub.generation.session import Session
+from mithril_hub.generation.source import Source
 from mithril_hub.generation.speculation import speculate
 from mithril_hub.generation.stopping import Stopping
 
@@ -23,8 +25,9 @@ Model = CompiledModel | Runner | Session
 @checked()
 def generate(
     model: Any,
-    prompt: Any,
+    prompt: Any = None,
     *,
+    source: Any = None,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -46,21 +49,35 @@ def generate(
     to the result; the default is those of the checkpoint. ``on_token(row, token)`` is called for each token, and ends
     the row if it returns True. ``draft`` is a smaller model of the same vocabulary, which proposes ``draft_tokens``
     tokens at a time: the result is the same.
+
+    Models of an encoder and a decoder read ``source``, tokens or lists of tokens of T5, spectra of Whisper. Their
+    prompt is the beginning of the result, by default the token that begins a text in the checkpoint.
     """
-    prompts, single = _prompts(prompt)
     if max_new_tokens < 1:
         raise InputError(f"generate: max_new_tokens={max_new_tokens}, expected at least 1")
     session = model if isinstance(model, Session) else Session(model)
+    prompts, single = _with_source(session, prompt, source) if _has_encoder(session, source) else _prompts(prompt)
+    sources = session.source
     if stop is None:
-        stop = session.config.stop if session.config is not None else ()
+        stop = session.text.stop if session.text is not None else ()
     stopping = Stopping(stop, on_token, max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if num_beams != 1:
         _check_beams(num_beams, sampling, draft, on_token)
-        rows = [beam_search(session, p, num_beams, stopping) for p in prompts]
+        rows = [beam_search(_alone(session, sources, n), p, num_beams, stopping) for n, p in enumerate(prompts)]
     elif draft is not None:
+        if sources is not None:
+            raise InputError("generate: a draft does not go with an encoder", hint="remove draft")
         rows = [
-            speculate(session, draft, p, n, Sampler(sampling, session.backend.name, seed), stopping, draft_tokens)
+            speculate(
+                _alone(session, sources, n),
+                draft,
+                p,
+                n,
+                Sampler(sampling, session.backend.name, seed),
+                stopping,
+                draft_tokens,
+            )
             for n, p in enumerate(prompts)
         ]
     else:
@@ -85,6 +102,41 @@ def _sampled(session: Session, prompts: list[list[int]], sampler: Sampler, stopp
         # a row that has ended repeats its last token, whose logits nothing reads
         session.keep([len(p) + len(t) - 1 for p, t in zip(prompts, new, strict=True)])
         logits = session.extend([[t[-1]] for t in new])
+
+
+def _has_encoder(session: Session, source: Any) -> bool:
+    """Whether the model has an encoder; raise InputError if ``source`` does not fit that."""
+    encoder = session.tokens == "decoder_input_ids"
+    if source is not None and not encoder:
+        raise InputError("generate: this model has no encoder that could read source", hint="generate(model, prompt)")
+    if source is None and encoder:
+        raise InputError(
+            "generate: the encoder of this model requires source",
+            hint="generate(model, source=tokens), or source=spectra for Whisper",
+        )
+    return encoder
+
+
+def _with_source(session: Session, prompt: Any, source: Any) -> tuple[list[list[int]], bool]:
+    """Set the source, and return one prompt for each of its rows, and whether it is a single one."""
+    session.attend(source)
+    assert session.source is not None
+    rows, single = session.source.rows, session.source.single
+    if prompt is None:
+        prompt = list(session.text.start) if isinstance(session.text, TextSettings) else []
+    prompts, one = _prompts(prompt)
+    if one:
+        prompts = prompts * rows
+    if len(prompts) != rows:
+        raise InputError(f"generate: {len(prompts)} prompts for {rows} rows of source")
+    return prompts, single
+
+
+def _alone(session: Session, source: Source | None, n: int) -> Session:
+    """Return the session, prepared for the text ``n`` of several that are generated consecutively."""
+    if source is not None:
+        session.attend(source.row(n))
+    return session
 
 
 def _prompts(prompt: Any) -> tuple[list[list[int]], bool]:

@@ -10,6 +10,8 @@ import numpy as np
 from mithril.backend import to_numpy
 from mithril.base import InputError
 from mithril.runtime import CompiledModel, Runner
+from mithril_hub.encoder.network import Network
+from mithril_hub.generation.source import Source
 from mithril_hub.model import Decoder
 
 Tokens = np.ndarray[Any, Any]
@@ -24,8 +26,12 @@ class Session:
         self.rows: list[list[int]] = []
         model = self.runner.model.model
         self.config = model.config if isinstance(model, Decoder) else None
+        self.text = model.text if isinstance(model, Network) else self.config
+        self.source: Source | None = None
+        self.reads_source = False  # whether the next call begins a text with the input of the encoder
         names = set(self.runner.model.specs)
-        if not {"input_ids", "position"} <= names:
+        self.tokens = "decoder_input_ids" if "decoder_input_ids" in names else "input_ids"
+        if not {self.tokens, "position"} <= names:
             raise InputError(
                 "this model has no cache, which generation requires",
                 facts=[f"its inputs: {', '.join(sorted(names))}"],
@@ -40,16 +46,36 @@ class Session:
     @property
     def capacity(self) -> int:
         """The number of positions in the cache."""
+        return min(int(x.shape[2]) for name, x in self._state(len(self.rows)).items() if name.endswith("key_cache"))
+
+    @property
+    def encoder_capacity(self) -> int:
+        """The number of tokens of an encoder's input in the cache."""
+        rows = 1 if self.source is None else self.source.rows
+        return next(int(x.shape[1]) for name, x in self._state(rows).items() if name.endswith("encoder_mask"))
+
+    def _state(self, rows: int) -> Any:
         if self.runner.state is None:
-            rows = len(self.rows)
             example = self._inputs(np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32), [1] * rows)
             self.runner.state = self.runner.model.state_for(example, None)
-        return min(int(x.shape[2]) for name, x in self.runner.state.items() if name.endswith("key_cache"))
+        return self.runner.state
 
     def reset(self) -> None:
         """Forget all tokens."""
         self.runner.reset()
         self.rows = []
+
+    def attend(self, source: Any) -> None:
+        """Set the input of the encoder, one row per text; the next prompts begin new texts."""
+        self.reset()
+        self.source = source if isinstance(source, Source) else Source(source, list(self.runner.model.specs))
+        self.reads_source = True
+        tokens = self.source.arrays.get("attention_mask")
+        if tokens is not None and tokens.shape[1] > self.encoder_capacity:
+            raise InputError(
+                f"the encoder's cache holds {self.encoder_capacity} positions, and source has {tokens.shape[1]} tokens",
+                hint=f"ml.from_pretrained(folder, cache={tokens.shape[1]}), or a shorter text",
+            )
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Any:
         """Read prompts and return the logits after each: [batch, 1, v]. Beginnings that the cache holds are reused.
@@ -76,6 +102,9 @@ class Session:
             inputs = self._inputs(piece, starts, totals)
             if piece.shape[1] > 1:
                 inputs["last"] = last
+            if self.source is not None and self.reads_source:
+                inputs |= self.source.arrays
+                self.reads_source = False
             results = self.runner(inputs)["logits"]
             reads = (ends > offset)[:, None, None]  # other rows have ended before
             logits = results if reads.all() else np.where(reads, to_numpy(results), to_numpy(logits))
@@ -107,7 +136,7 @@ class Session:
 
     def _inputs(self, tokens: Tokens, starts: Tokens, totals: Sequence[int]) -> dict[str, Any]:
         """Return the inputs of a step: one position for all rows if they agree, else one per row."""
-        inputs = {"input_ids": tokens, "position": _one_or_all(starts)}
+        inputs = {self.tokens: tokens, "position": _one_or_all(starts)}
         if "length" in self.runner.model.specs:
             inputs["length"] = _one_or_all(np.array(totals, np.int32))
         return inputs

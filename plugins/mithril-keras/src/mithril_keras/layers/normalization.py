@@ -136,3 +136,10 @@ def unit_normalization(weights: Weights, x: Tensor, *, axis: int | Sequence[int]
     v = weights.cast(x.value)
     total = ops.sum(ops.square(v), axis=_axes(axis, len(v.shape)), keepdims=True)
     return Tensor(v * ops.rsqrt(ops.maximum(total, 1e-24)))
+
+
+@layer("LayerScale")
+def layer_scale(weights: Weights, x: Tensor, *, projection_dim: int, init_values: float = 0.0) -> Tensor:
+    """Return the product with a factor per channel, of ConvNeXt."""
+    del init_values
+    return Tensor(x.value * weights.param("gamma", (projection_dim,)))

@@ -64,3 +64,11 @@ def alpha_dropout(weights: Weights, x: Tensor, *, rate: float, noise_shape: Any 
     shape = x.shape if noise_shape is None else tuple(noise_shape)
     valid = ops.bernoulli(weights.key(), p=1.0 - rate, shape=shape)
     return Tensor(ops.where(ops.not_equal(valid, 0), x.value, low) * a - a * low * rate)
+
+
+@layer("StochasticDepth")
+def stochastic_depth(weights: Weights, x: Tensor, *, drop_path_rate: float) -> Tensor:
+    """Return random samples of zeros in training, of ConvNeXt."""
+    if not weights.training or not drop_path_rate:
+        return x
+    return _shared(weights, x, (x.shape[0], *(1,) * (x.rank - 1)), drop_path_rate)

@@ -1,6 +1,6 @@
 """Keras models of the comparisons: each function builds one, with random weights, and a function of its inputs.
 
-Keras is imported by the functions: only ``record.py`` and ``benchmarks/bench_keras.py`` call them.
+Keras is imported by the functions: only ``record_archives.py`` and ``benchmarks/bench_keras.py`` call them.
 """
 
 from __future__ import annotations

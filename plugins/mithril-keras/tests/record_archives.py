@@ -1,4 +1,4 @@
-"""Write the archives of the tests, with the inputs and outputs of Keras: ``KERAS_BACKEND=numpy python record.py``."""
+"""Write the archives of the tests, with inputs and outputs: ``KERAS_BACKEND=numpy python record_archives.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from models import MODELS, randomize
+from keras_models import MODELS, randomize
 
 RECORDS = Path(__file__).parent / "records"
 STAMP = (2026, 1, 1, 0, 0, 0)
@@ -19,8 +19,8 @@ def outputs_of(net: Any, inputs: Any) -> list[Any]:
     """Return the results of a Keras model, in the order of its outputs."""
     results = net(inputs if len(inputs) > 1 else next(iter(inputs.values())))
     if isinstance(results, dict):
-        return [np.asarray(results[k]) for k in results]
-    return [np.asarray(r) for r in (results if isinstance(results, (list, tuple)) else [results])]
+        results = list(results.values())
+    return [keras.ops.convert_to_numpy(r) for r in (results if isinstance(results, (list, tuple)) else [results])]
 
 
 def record(name: str) -> None:
