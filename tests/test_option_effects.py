@@ -254,6 +254,7 @@ ELSEWHERE = {
     "pipeline_schedule": "plugins/mithril-parallel/tests",
     "pipeline_stages": "plugins/mithril-parallel/tests",
     "profile_output": "tests/test_promises.py",
+    "quantization": "plugins/mithril-passes/tests/test_static_quantization.py",
     "quantization_aware": "plugins/mithril-train/tests/test_quantization.py",
     "semantics": "tests/test_native_semantics.py",
     "shapes": "tests/compiled",

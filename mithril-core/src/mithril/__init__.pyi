@@ -147,6 +147,8 @@ from mithril_parallel.sharding.checkpoint import (
 )
 from mithril_parallel.sharding.constraints import constrained as _constrain_placement
 from mithril_parallel.sharding.pipeline_schedule import staged as staged
+from mithril_passes.quantization.calibration import calibrate_ranges as calibrate_ranges
+from mithril_passes.quantization.ranges import Ranges as Ranges
 from mithril_tools.batching import (
     find_batch_size as find_batch_size,
     process_in_batches as process_in_batches,
@@ -246,6 +248,7 @@ class CompileOptions(TypedDict, total=False):
     precision: Literal["float32", "float16", "bfloat16"] | None
     profile: bool
     profile_output: str | PathLike[str] | None
+    quantization: Mapping[str, Any] | None
     quantization_aware: bool | Mapping[str, Any]
     save_intermediates: bool
     seed: int

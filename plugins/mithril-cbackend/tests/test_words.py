@@ -12,6 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import mithril as ml
+from mithril import ops
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Builder, Graph, Input
 from mithril.ops import cast, matmul, maximum, transpose
@@ -113,6 +115,54 @@ def test_extreme_bytes_are_exact() -> None:
         np.testing.assert_array_equal(executable({}, {"x": x})["y"], np.full((9, 32), 255 * 127 * 64))
 
 
+# -- quantize and dequantize --------------------------------------------------------------------------------------
+def pairs_graph(kind: str, layout: str, zero: int, by_row: bool = False) -> Graph:
+    """Return a product of dequantized operands that is quantized again."""
+    codes = RNG.integers(-127, 128, (70, 101) if layout == "NT" else (101, 70), np.int8)
+    scale = RNG.uniform(0.01, 0.02, 70).astype(np.float32)
+    with Builder() as b:
+        x = b.input("x", (40, 101), "float32")
+        if by_row:
+            s: Any = ops.max(ops.abs(x), axis=-1) * (1 / 127)
+            left = ops.dequantize(ops.quantize(x, s, dtype="int8", axis=0), s, axis=0)
+        else:
+            s, z = b.constant(0.02, "float32"), b.constant(zero, "int32")
+            left = ops.dequantize(ops.quantize(x, s, z, dtype=kind), s, z)
+        w = ops.dequantize(b.constant(codes, name="w"), b.constant(scale, name="s"), axis=0 if layout == "NT" else 1)
+        y = maximum(matmul(left, transpose(w, perm=(1, 0)) if layout == "NT" else w), 0.0)
+        q = ops.quantize(y, b.constant(0.5, "float32"), dtype="uint8")
+    return b.build({"y": y, "q": q})
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "zero", "by_row"),
+    [("uint8", "NT", 128, False), ("uint8", "NN", 0, False), ("int8", "NT", -3, False), ("int8", "NN", 0, True)],
+)
+def test_dequantized_operands_are_multiplied_as_bytes(kind: str, layout: str, zero: int, by_row: bool) -> None:
+    graph = pairs_graph(kind, layout, zero, by_row)
+    x = RNG.standard_normal((40, 101)).astype(np.float32)
+    reference = ml.compile(graph, "numpy")({"x": x})
+    compiled = ml.compile(graph, "c")
+    results = compiled({"x": x})
+    assert "dot_u8s8" in compiled.source
+    np.testing.assert_allclose(results["y"], reference["y"], atol=1e-6 * np.abs(reference["y"]).max())
+    assert np.abs(results["q"].astype(int) - reference["q"].astype(int)).max() <= 1
+    assert (results["q"] != reference["q"]).mean() < 0.01
+
+
+def test_computed_codes_stay_numbers() -> None:
+    with Builder() as b:
+        x, q = b.input("x", (16, 64), "float32"), b.input("q", (64, 32), "int8")
+        s = b.constant(0.02, "float32")
+        y = matmul(ops.dequantize(ops.quantize(x, s), s), ops.dequantize(q, s))
+    graph = b.build({"y": y})
+    inputs = {"x": RNG.standard_normal((16, 64)).astype(np.float32), "q": RNG.integers(-9, 9, (64, 32), np.int8)}
+    compiled = ml.compile(graph, "c")
+    np.testing.assert_allclose(compiled(inputs)["y"], ml.compile(graph, "numpy")(inputs)["y"], rtol=1e-5, atol=1e-5)
+    assert "dot_u8s8" not in compiled.source
+
+
+# -- C ------------------------------------------------------------------------------------------------------------
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="requires gcc")
 @pytest.mark.parametrize("name", ["all", "plain", "32 bytes", "16 bytes"])
 def test_printed_c_agrees(name: str, tmp_path: Path) -> None:

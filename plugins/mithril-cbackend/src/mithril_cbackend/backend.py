@@ -50,9 +50,9 @@ class CBackend(Backend):
         )
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
-        from mithril_cbackend.graph import fusion
+        from mithril_cbackend.graph import fusion, integer_products
 
-        return fusion.is_lowered(node)
+        return fusion.is_lowered(node) or integer_products.is_kept(node)
 
     def plugin_lowering(self, node: Node, options: BuildOptions | None = None) -> PluginLowering | None:
         from mithril_cbackend.graph import foreign

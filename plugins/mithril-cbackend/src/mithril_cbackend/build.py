@@ -5,6 +5,7 @@ from __future__ import annotations
 from mithril.backend import BuildOptions
 from mithril.ir import Graph
 from mithril_cbackend.compile_target import CompileTarget, resolve_target
+from mithril_cbackend.graph import integer_products
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import Executable
@@ -24,6 +25,7 @@ def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads
     if target.arch is not None:
         message = f"compiled for this CPU to be called here; compiled.export(folder) writes C for {target.arch}"
         options.decisions.record("choice", message)
+    graph = integer_products.fused(graph)
     machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
     executable = compile_graph.compiled(graph, machine, target)
     executable.plugins = options.plugins

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from mithril import Option, PassSpec, hookimpl
+from mithril import Export, Option, PassSpec, hookimpl
 from mithril.backend import Layers, Positive
 from mithril.compiler import Readable
 
@@ -98,6 +98,16 @@ def mithril_passes() -> Sequence[PassSpec]:
             summary="For inference: a batch norm goes into the weights of the product before it.",
         ),
         PassSpec(
+            "static-quantization",
+            "mithril_passes.quantization.static_quantization:static_quantization",
+            stage="fuse",
+            level=None,
+            options=("quantization",),
+            aliases=("static_quantization",),
+            after=("operator-fusion", "batch-norm-folding"),
+            summary="For inference: int8 weights and 8-bit activations, as quantize and dequantize pairs.",
+        ),
+        PassSpec(
             "quantize-pairs",
             "mithril_passes.simplify:QUANTIZE_PAIRS",
             stage="canonical",
@@ -175,6 +185,16 @@ def mithril_passes() -> Sequence[PassSpec]:
 
 
 @hookimpl
+def mithril_exports() -> Sequence[Export]:
+    """Return ``ml.calibrate_ranges`` and ``ml.Ranges``."""
+    package = "mithril_passes.quantization"
+    return [
+        Export("calibrate_ranges", f"{package}.calibration:calibrate_ranges"),
+        Export("Ranges", f"{package}.ranges:Ranges"),
+    ]
+
+
+@hookimpl
 def mithril_options() -> Sequence[Option]:
     """Return the options of ``ml.compile`` that the passes implement."""
     return [
@@ -192,5 +212,19 @@ def mithril_options() -> Sequence[Option]:
             "Compute matrix products in a 16-bit dtype; keep: layers to exclude; low, full: operations by precision.",
             aliases=("torch_options.enable_amp",),
             keys={"dtype": Annotated[Any, Readable(_dtype)], "keep": Layers, "low": OPERATIONS, "full": OPERATIONS},
+        ),
+        Option(
+            "quantization",
+            Mapping[str, Any] | None,
+            None,
+            "Compute products in 8-bit integers; ranges: from ml.calibrate_ranges; keep: layers to exclude.",
+            keys={
+                "ranges": Any,
+                "weights": str,
+                "activations": str,
+                "per_channel": bool,
+                "keep": Layers,
+                "observe": Any,
+            },
         ),
     ]

@@ -82,9 +82,10 @@ class LoweredProgram:
 
 def rewritten(graph: Graph, machine: Machine) -> LoweredProgram:
     """Generate the kernels and driver of a program again, equal to those of its machine code."""
+    from mithril_cbackend.graph import integer_products
     from mithril_cbackend.program.program import write
 
-    return LoweredProgram(write(graph, machine, machine.plan), machine)
+    return LoweredProgram(write(integer_products.fused(graph), machine, machine.plan), machine)
 
 
 def executables(compiled: CompiledModel) -> list[Executable]:

@@ -1,0 +1,150 @@
+"""Products and models in 8 bits and bfloat16 on the C backend, against onnxruntime, OpenVINO and torch.
+
+``python benchmarks/bench_lowbits.py [words of the rows]``: microseconds of process time on one thread, the least of
+interleaved rounds in one process, and the error of our results against float32. Models take and return float32.
+Peers that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["TVM_NUM_THREADS"] = "1"
+
+import contextlib
+import copy
+import io
+import itertools
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from interleaved import interleaved
+
+import mithril as ml
+from mithril.models import Linear, Relu
+
+torch.set_num_threads(1)
+RNG = np.random.default_rng(0)
+Call = Callable[[], Any]
+SIZES = [(512, 512, 512), (1024, 1024, 1024), (32, 768, 512), (1, 2048, 2048), (1, 4096, 4096)]
+
+
+def mlp(*widths: int) -> tuple[Any, torch.nn.Module]:
+    model, layers = ml.Model(), []
+    for k, (size, width) in enumerate(itertools.pairwise(widths)):
+        if k:
+            model += Relu()
+            layers.append(torch.nn.ReLU())
+        model += Linear(size, width, name=f"l{k}")
+        layers.append(torch.nn.Linear(size, width))
+    return model, torch.nn.Sequential(*layers).eval()
+
+
+def ours(model: Any, params: Any, x: np.ndarray[Any, Any]) -> tuple[dict[str, Call], dict[str, float]]:
+    shapes = {"input": list(x.shape)}
+    exact = ml.compile(model, "c", shapes=shapes, static_inference=True)
+    exact.bind(params)
+    samples = [{"input": RNG.standard_normal(x.shape).astype(np.float32)} for _ in range(max(1, 64 // len(x)))]
+    ranges = ml.calibrate_ranges(exact, [{"input": x}, *samples])
+    settings: dict[str, dict[str, Any]] = {
+        "bf16": {"mixed_precision": True},
+        "int8": {"quantization": {"ranges": ranges}},
+        "int8 dynamic": {"quantization": {"activations": "dynamic"}},
+    }
+    calls, errors = {"f32": lambda: exact({"input": x})}, {}
+    reference = exact({"input": x})["output"]
+    for kind, options in settings.items():
+        compiled = ml.compile(model, "c", shapes=shapes, static_inference=True, **options)
+        compiled.bind(params)
+        result = compiled({"input": x})["output"]
+        errors[kind] = float(np.linalg.norm(result - reference) / np.linalg.norm(reference))
+        calls[kind] = lambda compiled=compiled: compiled({"input": x})
+    return calls, errors
+
+
+@contextlib.contextmanager
+def quiet() -> Any:
+    logging.disable(logging.ERROR)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def peers(module: torch.nn.Module, x: np.ndarray[Any, Any]) -> dict[str, Call]:
+    tensor = torch.from_numpy(x)
+
+    calls: dict[str, Call] = {"torch f32": lambda: module(tensor)}
+    small, rounded = copy.deepcopy(module).bfloat16(), tensor.bfloat16()
+    calls["torch bf16"] = lambda: small(rounded)
+    if find_spec("onnxscript") is None or find_spec("onnxruntime") is None:
+        return calls
+    import onnxruntime
+    from onnxruntime.quantization import CalibrationDataReader, quantize_dynamic, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.rest = [
+                {"input": RNG.standard_normal(x.shape).astype(np.float32)} for _ in range(max(2, 64 // len(x)))
+            ]
+
+        def get_next(self) -> Any:
+            return self.rest.pop() if self.rest else None
+
+    folder = Path(tempfile.mkdtemp())
+    files = {kind: str(folder / f"{kind}.onnx") for kind in ("f32", "prepared", "int8", "dynamic")}
+    with quiet():
+        torch.onnx.export(module, (tensor,), files["f32"], dynamo=True, input_names=["input"], verbose=False)
+        quant_pre_process(files["f32"], files["prepared"])
+        quantize_static(files["prepared"], files["int8"], Reader(), per_channel=True)
+        quantize_dynamic(files["prepared"], files["dynamic"], per_channel=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    for kind in ("f32", "int8", "dynamic"):
+        session = onnxruntime.InferenceSession(files[kind], options, ["CPUExecutionProvider"])
+        calls[f"ort {kind}"] = lambda session=session: session.run(None, {"input": x})
+    if find_spec("openvino"):
+        import openvino
+
+        for kind, file, hint in (("f32", "f32", "f32"), ("bf16", "f32", "bf16"), ("int8", "int8", "f32")):
+            settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
+            request = openvino.Core().compile_model(files[file], "CPU", settings).create_infer_request()
+            calls[f"openvino {kind}"] = lambda request=request: request.infer(
+                [x], share_inputs=True, share_outputs=True
+            )
+    return calls
+
+
+def measure(title: str, widths: tuple[int, ...], rows: int) -> None:
+    model, module = mlp(*widths)
+    x = RNG.standard_normal((rows, widths[0])).astype(np.float32)
+    params = {
+        f"l{k // 2}.{n.rpartition('.')[2]}": p.detach().numpy() for k, (n, p) in enumerate(module.named_parameters())
+    }
+    with torch.no_grad():
+        calls, errors = ours(model, params, x)
+        seconds = interleaved(calls | peers(module, x), 1.5, min_rounds=5, clock=time.process_time)
+    print(title, ", ".join(f"{n} {s * 1e6:.0f}" for n, s in seconds.items()))
+    print("  errors:", ", ".join(f"{n} {e:.3%}" for n, e in errors.items()), flush=True)
+
+
+ROWS: dict[str, tuple[tuple[int, ...], int]] = {
+    **{f"linear {m}x{k}x{n}": ((k, n), m) for m, k, n in SIZES},
+    "MLP batch 32": ((784, 512, 512, 10), 32),
+    "MLP batch 1": ((784, 512, 512, 10), 1),
+}
+
+if __name__ == "__main__":
+    wanted = sys.argv[1:]
+    for title, (widths, rows) in ROWS.items():
+        if all(word in title for word in wanted):
+            measure(title, widths, rows)

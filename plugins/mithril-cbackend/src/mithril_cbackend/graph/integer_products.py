@@ -1,0 +1,182 @@
+"""Products of dequantized operands as integer products whose sums are scaled.
+
+``matmul(dequantize(a), dequantize(w))`` with constant codes ``w`` becomes a product of bytes with int32 sums. The
+scales, the zero point and the operations that follow are the epilogue of its tiles. Activations are unsigned, as the
+instructions of x86 need them: signed ones are quantized to codes that are 128 larger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril import ops
+from mithril.base import float32, int8, uint8
+from mithril.ir import Builder, Editor, Graph, Node, Value, decompose
+from mithril_cbackend.graph import fusion
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+
+PAIRS = (ops.quantize, ops.dequantize)
+MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
+OFFSET = 128  # from signed to unsigned codes
+Array = np.ndarray[Any, Any]
+
+
+def is_kept(node: Node) -> bool:
+    """Whether the node reaches ``fused`` undivided."""
+    return node.op in PAIRS
+
+
+def fused(graph: Graph) -> Graph:
+    """Return the graph with integer products, divided into the operations that kernels compute."""
+    if not any(is_kept(node) for node in graph.nodes):
+        return graph
+    graph = IntegerProducts(graph).run()
+    return decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Constant symmetric codes [k, n] or [n, k], with one scale or one per column of the product."""
+
+    codes: Array
+    scale: Array  # of shape [1] or [n]
+    is_transposed: bool
+
+    @property
+    def sums(self) -> Array:
+        """Return the sum of each column."""
+        sums: Array = self.codes.sum(axis=1 if self.is_transposed else 0, dtype=np.int64).astype(np.int32)
+        return sums
+
+
+class IntegerProducts:
+    """Rewriter of one graph; regions stay in float."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.editor: Editor = graph.edit()
+        self.unsigned: dict[Value, Value] = {}
+
+    def run(self) -> Graph:
+        for node in self.editor.nodes():
+            if node.op is ops.matmul:
+                self.product(node)
+        for node in self.editor.nodes():
+            if node.op is ops.dequantize:
+                self.fold(node)
+        return self.editor.freeze()
+
+    def product(self, node: Node) -> None:
+        left, weights = self.editor.producer(operand(node)), self.weights(operand(node, 1))
+        if weights is None or left is None or left.op is not ops.dequantize or node.result.dtype is not float32:
+            return
+        codes, scale = left.operands[0], left.operands[1]
+        assert codes is not None
+        assert scale is not None
+        zero = self.zero_of(left)
+        by_row = left.attributes["axis"] is not None and scale.ndim == 1
+        terms = weights.codes.shape[1 if weights.is_transposed else 0]
+        if codes.dtype not in (int8, uint8) or zero is None or terms > MAX_TERMS:
+            return
+        if by_row and (left.attributes["axis"] != 0 or len(node.result.shape) != 2 or zero != 0):
+            return
+        if not by_row and scale.ndim:
+            return
+        with self.editor.before(node) as b:
+            result = self.scaled(b, codes, scale if by_row else self.scalar(scale), zero, weights)
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+
+    def scaled(self, b: Builder, codes: Value, scale: Any, zero: int, weights: Weights) -> Value:
+        """Build the integer product and scale its sums."""
+        if codes.dtype is int8:
+            codes, zero = self.as_unsigned(codes), zero + OFFSET
+        right = ops.cast(b.constant(weights.codes, name="codes"), dtype="int32")
+        if weights.is_transposed:
+            right = ops.transpose(right, perm=(1, 0))
+        sums = ops.matmul(ops.cast(codes, dtype="int32"), right)
+        if zero:
+            sums = sums - b.constant((zero * weights.sums.astype(np.int64)).astype(np.int32), name="zero")
+        total = ops.cast(sums, dtype="float32")
+        if isinstance(scale, float):
+            return total * b.constant((weights.scale * np.float32(scale)).astype(np.float32), name="scale")  # type: ignore[no-any-return]
+        factor = ops.reshape(scale, shape=(*scale.shape, 1)) if scale.ndim else scale
+        return total * factor * b.constant(weights.scale, name="scale")  # type: ignore[no-any-return]
+
+    def as_unsigned(self, codes: Value) -> Value:
+        """Return signed codes plus 128: quantized that way, or else converted."""
+        if codes in self.unsigned:
+            return self.unsigned[codes]
+        source = self.editor.producer(codes)
+        zero = None if source is None or source.op is not ops.quantize else self.zero_of(source)
+        if source is not None and zero is not None:
+            x, scale = source.operands[0], source.operands[1]
+            with self.editor.before(source) as b:
+                point: Any = b.constant(zero + OFFSET, "int32")
+                axis = source.attributes["axis"]
+                if axis is not None:
+                    assert scale is not None
+                    point = ops.broadcast_to(point, shape=scale.shape)
+                result = ops.quantize(x, scale, point, dtype="uint8", axis=axis)
+        else:
+            result = ops.cast(ops.cast(codes, dtype="int32") + OFFSET, dtype="uint8")
+        self.unsigned[codes] = result
+        return result  # type: ignore[no-any-return]
+
+    # -- constants ------------------------------------------------------------------------------------------------
+    def data(self, value: Value | None) -> Array | None:
+        """Return the elements of a constant, or None if the value is computed."""
+        if value is None:
+            return None
+        producer = self.editor.producer(value)
+        if producer is not None:
+            return np.asarray(producer.attributes["value"]) if producer.op is ops.constant else None
+        elements = self.editor.data_of(value)
+        return None if elements is None else np.asarray(elements)
+
+    def zero_of(self, node: Node) -> int | None:
+        """Return the zero point of a pair, or None if it is computed or not a single number."""
+        if len(node.operands) < 3 or node.operands[2] is None:
+            return 0
+        data = self.data(node.operands[2])
+        return int(data.reshape(())) if data is not None and data.size == 1 else None
+
+    def scalar(self, scale: Value) -> Any:
+        """Return a constant scale as a float, else its value."""
+        data = self.data(scale)
+        return scale if data is None else float(data.reshape(()))
+
+    def weights(self, value: Value) -> Weights | None:
+        """Return constant codes that a product reads dequantized and perhaps transposed, or None."""
+        producer = self.editor.producer(value)
+        is_transposed = producer is not None and producer.op is ops.transpose and producer.attributes["perm"] == (1, 0)
+        if is_transposed:
+            assert producer is not None
+            producer = self.editor.producer(operand(producer))
+        if producer is None or producer.op is not ops.dequantize:
+            return None
+        codes, scale, zero = self.data(producer.operands[0]), self.data(producer.operands[1]), self.zero_of(producer)
+        axis = producer.attributes["axis"]
+        if codes is None or scale is None or zero is None or codes.ndim != 2:
+            return None
+        shifted = codes.astype(np.int32) - zero
+        columns = 0 if is_transposed else 1
+        if shifted.min() < -128 or shifted.max() > 127 or (scale.ndim and axis != columns):
+            return None
+        return Weights(shifted.astype(np.int8), scale.astype(np.float32).reshape(-1), is_transposed)
+
+    def fold(self, node: Node) -> None:
+        """Replace constant codes that no integer kernel reads by their numbers."""
+        elements = [None if v is None else self.data(v) for v in node.operands]
+        if any(v is not None and e is None for v, e in zip(node.operands, elements, strict=True)):
+            return
+        if not self.editor.users(node.result) or not shape_of(node.result):
+            return
+        numbers = node.op.evaluate(elements, node.attributes)
+        with self.editor.before(node) as b:
+            constant = b.constant(np.asarray(numbers), name=node.result.name)
+        self.editor.replace_value(node.result, constant)
+        self.editor.erase_dead(node)

@@ -1,0 +1,174 @@
+"""``ml.calibrate_ranges``: run samples through a compiled model and record the ranges of its activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril import Graph, Node, Value, compile as compile_model
+from mithril.base import InputError, OptionError, unknown
+from mithril.ir import Output
+from mithril_passes.quantization.ranges import Range, Ranges
+from mithril_passes.quantization.static_quantization import layer_of
+
+METHODS = ("minmax", "percentile", "entropy")
+MIN_ROWS = 32
+BINS = 2048
+Arrays = Mapping[str, Any]
+
+
+def calibrate_ranges(
+    compiled: Any,
+    batches: Iterable[Arrays],
+    *,
+    method: str = "minmax",
+    percentile: float = 99.99,
+    error: float | None = None,
+    keep: str | Sequence[str] = (),
+    min_rows: int = MIN_ROWS,
+) -> Ranges:
+    """Return the ranges of the activations that ``quantization=`` rounds, from sample inputs.
+
+    ``compiled`` has bound parameters. ``"minmax"`` records the extremes; ``"percentile"`` and ``"entropy"`` cut rare
+    numbers off. With ``error=``, layers stay in float, worst first, until the results of the first batch differ by at
+    most that fraction of their norm. ``min_rows`` is the smallest accepted number of samples.
+    """
+    if method not in METHODS:
+        message, facts, hint = unknown("method of calibrate_ranges", method, METHODS)
+        raise OptionError(message, facts=facts, hint=hint)
+    if compiled.params is None and compiled.types:
+        raise InputError("calibrate_ranges requires bound parameters", hint="call compiled.bind(params) first")
+    samples = [dict(batch) for batch in batches]
+    rows = sum(len(next(iter(batch.values()))) for batch in samples if batch)
+    if rows < min_rows:
+        raise InputError(
+            f"calibrate_ranges got {rows} rows, expected at least {min_rows}",
+            facts=["few samples underestimate the ranges, and larger numbers are cut off"],
+            hint=f"pass more batches, or min_rows={rows}",
+        )
+    observed = Observed(compiled, keep)
+    values = {name: span(parts, method, percentile) for name, parts in observed.collect(samples).items()}
+    ranges = Ranges(values, method, rows)
+    return ranges if error is None else bounded(observed, ranges, samples[0], error)
+
+
+# -- observation --------------------------------------------------------------------------------------------------
+class Observed:
+    """The graph that the pass quantizes, with its activations as additional results."""
+
+    def __init__(self, compiled: Any, keep: str | Sequence[str]) -> None:
+        self.compiled, self.keep = compiled, keep
+        self.layers: list[str] = []
+
+    def model(self, batch: Arrays, quantization: Any) -> Any:
+        """Compile the model with embedded parameters for the sizes of a batch."""
+        settings = {} if quantization is None else {"quantization": quantization}
+        compiled = compile_model(
+            self.compiled.model,
+            self.compiled.backend,
+            shapes={name: list(np.shape(x)) for name, x in batch.items()},
+            static_inference=True,
+            **settings,
+        )
+        compiled.bind(self.compiled.params)
+        return compiled
+
+    def collect(self, samples: Sequence[Arrays]) -> dict[str, list[np.ndarray[Any, Any]]]:
+        """Return the activations of all samples by the name of their value."""
+        programs: dict[Any, tuple[Any, list[str]]] = {}
+        parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+        for batch in samples:
+            key = tuple((name, np.shape(x)) for name, x in sorted(batch.items()))
+            if key not in programs:
+                programs[key] = self._observing(batch)
+            program, names = programs[key]
+            results = program(dict(batch))
+            for name in names:
+                parts.setdefault(name, []).append(np.asarray(program.backend.to_numpy(results[name]), np.float32))
+        return parts
+
+    def _observing(self, batch: Arrays) -> tuple[Any, list[str]]:
+        seen: list[tuple[Graph, Mapping[Node, Value]]] = []
+        model = self.model(batch, {"observe": lambda graph, products: seen.append((graph, products))})
+        model(dict(batch))
+        if not seen:
+            raise InputError("this model has no product with constant weights to quantize")
+        graph, products = seen[-1]
+        self.layers = list(dict.fromkeys(layer_of(node) for node in products))
+        values = list(dict.fromkeys(products.values()))
+        results = tuple(Output(v, v.name) for v in values)
+        observing = graph.replaced(results=results, nodes=graph.nodes)
+        return compile_model(observing, self.compiled.backend), [v.name for v in values]
+
+
+# -- ranges -------------------------------------------------------------------------------------------------------
+def span(parts: Sequence[np.ndarray[Any, Any]], method: str, percentile: float) -> Range:
+    """Return the range of numbers that a method keeps."""
+    numbers = np.concatenate([p.reshape(-1) for p in parts])
+    numbers = numbers[np.isfinite(numbers)]
+    if not numbers.size:
+        return 0.0, 0.0
+    low, high = float(numbers.min()), float(numbers.max())
+    if method == "percentile":
+        cut = np.percentile(numbers, [100 - percentile, percentile])
+        return (float(cut[0]) if low < 0 else low), float(cut[1])
+    return (low, high) if method == "minmax" or low == high else entropy_span(numbers, low, high)
+
+
+def entropy_span(numbers: np.ndarray[Any, Any], low: float, high: float) -> Range:
+    """Return the symmetric cut of a histogram whose 256 levels lose the least information (Kullback-Leibler)."""
+    top = max(-low, high)
+    counts, _ = np.histogram(np.abs(numbers), bins=BINS, range=(0, top))
+    counts[0] = counts[1]  # exact zeros, which every range represents
+    best, limit = np.inf, top
+    for stop in range(256, BINS + 1, 64):
+        p = counts[:stop].astype(np.float64)
+        p[-1] += counts[stop:].sum()
+        groups = np.array_split(np.arange(stop), 256)
+        q = np.zeros(stop)
+        for group in groups:
+            filled = counts[group] > 0
+            if filled.any():
+                q[group[filled]] = counts[group].sum() / filled.sum()
+        mask = p > 0
+        q = np.maximum(q, 1e-3)  # the last bin has all numbers that are cut off
+        p_, q_ = p / p.sum(), q / q.sum()
+        lost = float((p_[mask] * np.log(p_[mask] / q_[mask])).sum())
+        if lost < best:
+            best, limit = lost, top * stop / BINS
+    return max(low, -limit), min(high, limit)
+
+
+# -- the bound on the error ---------------------------------------------------------------------------------------
+def bounded(observed: Observed, ranges: Ranges, batch: Arrays, bound: float) -> Ranges:
+    """Return the ranges with the layers that must stay in float for the results to meet the bound."""
+    exact = results_of(observed.model(batch, None), batch)
+
+    def difference(keep: Sequence[str]) -> float:
+        setting = {"ranges": ranges, "keep": [*_names(observed.keep), *keep]}
+        return relative(results_of(observed.model(batch, setting), batch), exact)
+
+    layers = observed.layers
+    errors = {layer: difference([other for other in layers if other != layer]) for layer in layers}
+    keep: list[str] = []
+    for layer in sorted(layers, key=lambda name: -errors[name]):
+        if difference(keep) <= bound:
+            break
+        keep.append(layer)
+    return Ranges(ranges.values, ranges.method, ranges.rows, errors, tuple(keep), bound)
+
+
+def results_of(model: Any, batch: Arrays) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(model.backend.to_numpy(y), np.float64) for y in model(dict(batch)).values()]
+
+
+def relative(results: Sequence[np.ndarray[Any, Any]], exact: Sequence[np.ndarray[Any, Any]]) -> float:
+    """Return the largest norm of a difference, relative to the norm of the exact result."""
+    pairs = zip(results, exact, strict=True)
+    return max(float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30)) for a, b in pairs)
+
+
+def _names(keep: str | Sequence[str]) -> tuple[str, ...]:
+    return (keep,) if isinstance(keep, str) else tuple(keep)

@@ -1,0 +1,193 @@
+"""The pass ``static-quantization``: products of int8 weights and 8-bit activations as quantize and dequantize pairs.
+
+Each product reads ``dequantize(quantize(x))`` and ``dequantize(codes)``, so that every backend computes the meaning;
+a backend with integer kernels fuses the pairs. All readers of an activation that keep its range, such as residual
+additions and pools, read the same pair, so that only bytes are stored between quantized layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mithril import Builder, Graph, Node, OptionError, Value, ops, pass_
+from mithril.ir import Editor
+from mithril.passes import PassContext
+from mithril_passes.cleanup import constant_folding
+from mithril_passes.quantization.ranges import Range
+from mithril_passes.quantization.setting import Setting
+
+TAG = "quantized"
+SHARED = (ops.add, ops.max_pool, ops.avg_pool, ops.relu, ops.reshape, ops.transpose, ops.concat, ops.mean)
+MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
+MIN_ELEMENTS = 256  # of weights; smaller ones save too little
+
+
+@pass_(name="static-quantization", exact=False, tolerance=0.2)
+def static_quantization(graph: Graph, context: PassContext) -> Graph:
+    """Insert quantize and dequantize pairs around the operands of products with constant weights."""
+    setting = Setting.of(context.option("quantization"))
+    if not context.option("static_inference", False):
+        raise OptionError(
+            "quantization needs the weights when it compiles",
+            hint="pass static_inference=True, and bind the parameters",
+        )
+    if any(i.role == "param" for i in graph.inputs):
+        return graph  # the parameters are not bound yet
+    graph = constant_folding(graph, context)
+    if setting.observe is not None:
+        products = {node: node.operands[0] for node in graph.nodes if weight_of(graph, node) is not None}
+        setting.observe(graph, products)
+        return graph
+    return Quantizer(graph, context, setting).run()
+
+
+def weight_of(graph: Graph, node: Node) -> np.ndarray[Any, Any] | None:
+    """Return the constant weights of a product that can be quantized, or None."""
+    if node.op not in (ops.linear, ops.matmul, ops.conv) or node.tags.get("phase") == "backward":
+        return None
+    x, w = node.operands[0], node.operands[1]
+    i = graph.input_of.get(w) if w is not None else None
+    if i is None or i.role != "constant" or i.data is None or x is None or (x in graph.input_of and x.type.shape == ()):
+        return None
+    data = np.asarray(i.data)
+    if data.dtype != np.float32 or data.size < MIN_ELEMENTS or (node.op is ops.matmul and data.ndim != 2):
+        return None
+    terms = data.size // data.shape[channel_axis(node)]
+    return data if terms <= MAX_TERMS and np.isfinite(data).all() else None
+
+
+def channel_axis(node: Node) -> int:
+    """Return the axis of the weights that the result has."""
+    return 1 if node.op is ops.matmul else 0
+
+
+def layer_of(node: Node) -> str:
+    """Return the name of a product's layer, or of its result if it has none."""
+    return node.origin.path or node.result.name
+
+
+def encode(weights: np.ndarray[Any, Any], axis: int | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return symmetric int8 codes and their scales, one or one per element of an axis."""
+    summed = tuple(k for k in range(weights.ndim) if k != axis)
+    top = np.abs(weights).max(axis=summed if axis is not None else None, keepdims=True)
+    scale = np.where(top > 0, top / 127, 1).astype(np.float32)
+    codes = np.clip(np.rint(weights / scale), -127, 127).astype(np.int8)
+    return codes, scale.reshape(-1) if axis is not None else scale.reshape(())
+
+
+class Quantizer:
+    """Rewriter of a graph with constant weights."""
+
+    def __init__(self, graph: Graph, context: PassContext, setting: Setting) -> None:
+        self.graph, self.context, self.setting = graph, context, setting
+        self.editor: Editor = graph.edit()
+        self.pairs: dict[Value, Value] = {}
+        self.rows: dict[Value, Value] = {}
+
+    def run(self) -> Graph:
+        changed = False
+        for node in self.editor.nodes():
+            if node.op is ops.fake_quantize:
+                changed |= self.trained(node)
+                continue
+            weights = weight_of(self.graph, node)
+            if weights is not None and TAG not in node.tags:
+                changed |= self.product(node, weights)
+        if not changed:
+            return self.graph
+        for x, pair in self.pairs.items():
+            self._share(x, pair)
+        return self.editor.freeze()
+
+    def trained(self, node: Node) -> bool:
+        """Replace the rounding of quantization-aware training by a pair with its scale."""
+        x, scale = node.operands
+        bits, axis = node.attributes["bits"], node.attributes["axis"]
+        if bits != 8 or x is None or scale is None:
+            return False
+        with self.editor.before(node):
+            codes = ops.quantize(x, scale, dtype="int8", axis=axis)
+            self.editor.replace_value(node.result, ops.dequantize(codes, scale, axis=axis))
+        self.editor.erase_dead(node)
+        return True
+
+    def product(self, node: Node, weights: np.ndarray[Any, Any]) -> bool:
+        """Quantize the operands of a product, unless its layer stays in float."""
+        layer, ranges = layer_of(node), self.setting.ranges
+        x, w = node.operands[0], node.operands[1]
+        assert x is not None
+        assert w is not None
+        if self.setting.keeps(layer):
+            self.context.record("choice", f"'{layer}' stays float32: it matches 'keep'")
+            return False
+        if ranges is not None and layer in ranges.keep:
+            error, bound = ranges.errors.get(layer, 0.0), ranges.bound or 0.0
+            message = f"alone it changes results by {error:.3%}, the bound for all is {bound:.3%}"
+            self.context.record("downgrade", f"'{layer}' stays float32: {message}")
+            return False
+        already = (p := self.editor.producer(x)) is not None and p.op is ops.dequantize
+        if not already and self.setting.activations != "dynamic" and (ranges is None or x.name not in ranges.values):
+            self.context.record("downgrade", f"'{layer}' stays float32: the ranges lack its input '{x.name}'")
+            return False
+        axis = channel_axis(node) if self.setting.per_channel else None
+        codes, scale = encode(weights, axis)
+        with self.editor.before(node) as b:
+            left = x if already else self.activation(b, node, x)
+            numbers = b.constant(codes, name=f"{w.name}.codes")
+            right = ops.dequantize(numbers, b.constant(scale, name=f"{w.name}.scale"), axis=axis)
+            if left is not x and left.shape != x.shape:  # rows, each with its own scale
+                operands = (left, right, *node.operands[2:])
+                result = node.op(*operands, **node.attributes)
+                self.editor.replace_value(node.result, ops.reshape(result, shape=node.result.shape))
+                self.editor.erase_dead(node)
+                return True
+        tags = {**node.tags, TAG: True}
+        self.editor.replace_node(node, node.replaced(operands=(left, right, *node.operands[2:]), tags=tags))
+        return True
+
+    def activation(self, b: Builder, node: Node, x: Value) -> Value:
+        """Return the dequantized value of an operand."""
+        if self.setting.activations == "dynamic":
+            return self.dynamic(node, x)
+        pair = self.pairs.get(x)
+        if pair is None:
+            assert self.setting.ranges is not None
+            scale, zero = affine(self.setting.ranges.values[x.name], self.setting.activations)
+            s, z = b.constant(float(scale), "float32"), b.constant(int(zero), "int32")
+            codes = ops.quantize(x, s, z, dtype=self.setting.activations)
+            pair = self.pairs[x] = ops.dequantize(codes, s, z)
+        return pair
+
+    def dynamic(self, node: Node, x: Value) -> Value:
+        """Return the operand rounded with scales of its own: one per row, or one of an image."""
+        pair = self.rows.get(x)
+        if pair is not None:
+            return pair
+        by_row = node.op is not ops.conv
+        rows = ops.reshape(x, shape=(-1, x.shape[-1])) if by_row and x.ndim != 2 else x
+        top = ops.max(ops.abs(rows), axis=-1) if by_row else ops.max(ops.abs(rows))
+        scale = top * (1.0 / 127.0)
+        scale = ops.where(ops.greater(scale, 0.0), scale, 1.0)
+        axis = 0 if by_row else None
+        pair = ops.dequantize(ops.quantize(rows, scale, dtype="int8", axis=axis), scale, axis=axis)
+        self.rows[x] = pair
+        return pair  # type: ignore[no-any-return]
+
+    def _share(self, x: Value, pair: Value) -> None:
+        """Let readers that keep the range of a value read its pair."""
+        for node in self.editor.users(x):
+            if node.op in SHARED and node.result.dtype == x.dtype:
+                operands = tuple(pair if v is x else v for v in node.operands)
+                self.editor.replace_node(node, node.replaced(operands=operands))
+
+
+def affine(limits: Range, dtype: str) -> tuple[float, int]:
+    """Return the scale and the zero point of a range, which is extended to contain zero."""
+    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
+    if dtype == "int8":
+        top = max(-low, high)
+        return (float(np.float32(top / 127)) if top > 0 else 1.0), 0
+    scale = float(np.float32((high - low) / 255)) if high > low else 1.0
+    return scale, int(np.clip(np.rint(-low / scale), 0, 255))

@@ -1,0 +1,155 @@
+"""Static quantization: ranges from samples, pairs around products, layers that stay in float."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import InputError, OptionError, ops
+from mithril.models import Linear, Relu
+from mithril_passes.quantization.calibration import span
+from mithril_passes.quantization.static_quantization import affine, encode
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((64, 32)).astype(np.float32)
+SHAPES = {"input": [64, 32]}
+
+
+def model_of(*widths: int) -> Any:
+    model = ml.Model()
+    for k, (size, width) in enumerate(pairwise(widths)):
+        if k:
+            model += Relu()
+        model += Linear(size, width, name=f"l{k}")
+    return model
+
+
+@pytest.fixture
+def compiled() -> Any:
+    result = ml.compile(model_of(32, 64, 48, 10), "numpy", shapes=SHAPES, inference=True)
+    result.bind(result.randomize_params(seed=0))
+    return result
+
+
+def quantized(compiled: Any, **setting: Any) -> Any:
+    result = ml.compile(compiled.model, "numpy", shapes=SHAPES, static_inference=True, quantization=setting)
+    result.bind(compiled.params)
+    return result
+
+
+def error(a: Any, b: Any) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def count(compiled: Any, op: Any) -> int:
+    return sum(node.op is op for node in compiled.graph.nodes)
+
+
+def test_every_product_reads_codes(compiled: Any) -> None:
+    exact = compiled({"input": X})["output"]
+    ranges = ml.calibrate_ranges(compiled, [{"input": X}])
+    for setting in (
+        {"ranges": ranges},
+        {"ranges": ranges, "activations": "int8", "per_channel": False},
+        {"activations": "dynamic"},
+    ):
+        model = quantized(compiled, **setting)
+        assert 0.0 < error(model({"input": X})["output"], exact) < 0.03
+        assert count(model, ops.quantize) == 3
+        codes = [i for i in model.graph.inputs if i.role == "constant" and i.type.dtype.name == "int8"]
+        assert len(codes) == 3
+
+
+def test_ranges_are_those_of_the_samples(compiled: Any, tmp_path: Path) -> None:
+    ranges = ml.calibrate_ranges(compiled, [{"input": X[:32]}, {"input": X[32:] * 2}])
+    assert ranges.rows == 64
+    low, high = ranges.values["input"]
+    assert (low, high) == (min(X[:32].min(), 2 * X[32:].min()), max(X[:32].max(), 2 * X[32:].max()))
+    ranges.save(tmp_path / "ranges.json")
+    assert ml.Ranges.load(tmp_path / "ranges.json") == ranges
+    assert "input" in str(ranges)
+    from_file = quantized(compiled, ranges=str(tmp_path / "ranges.json"))
+    direct = quantized(compiled, ranges=ranges)
+    np.testing.assert_array_equal(from_file({"input": X})["output"], direct({"input": X})["output"])
+
+
+def test_layers_stay_in_float(compiled: Any) -> None:
+    ranges = ml.calibrate_ranges(compiled, [{"input": X}])
+    model = quantized(compiled, ranges=ranges, keep=["l1", "l2"])
+    model({"input": X})
+    assert count(model, ops.quantize) == 1
+    assert "'l1' stays float32" in str(model.decisions)
+    bounded = ml.calibrate_ranges(compiled, [{"input": X}], error=0.008)
+    assert bounded.keep
+    assert bounded.errors[bounded.keep[0]] == max(bounded.errors.values())
+    model, exact = quantized(compiled, ranges=bounded), compiled({"input": X})["output"]
+    assert error(model({"input": X})["output"], exact) <= 0.008
+    assert f"'{bounded.keep[0]}' stays float32: alone it changes results" in str(model.decisions)
+
+
+def test_residual_additions_and_pools_read_codes() -> None:
+    image = RNG.standard_normal((4, 3, 8, 8)).astype(np.float32)
+    with ml.Builder() as b:
+        x = b.input("image", (4, 3, 8, 8))
+        v, w = b.param("v", (16, 3, 3, 3), init="xavier_uniform"), b.param("w", (16, 16, 3, 3), init="xavier_uniform")
+        first = ops.relu(ops.conv(x, v, stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1)))
+        second = ops.conv(first, w, stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1))
+        result = ops.max_pool(first + second, kernel=(2, 2), stride=(2, 2))
+    model = b.build({"sum": result})
+    float_model = ml.compile(model, "numpy", inference=True)
+    float_model.bind(float_model.randomize_params(seed=0))
+    ranges = ml.calibrate_ranges(float_model, [{"image": image}], min_rows=4)
+    result = ml.compile(model, "numpy", static_inference=True, quantization={"ranges": ranges})
+    result.bind(float_model.params)
+    assert error(result({"image": image})["sum"], float_model({"image": image})["sum"]) < 0.03
+    (add,) = [n for n in result.graph.nodes if n.op is ops.add]
+    producers = [result.graph.producers[v].op for v in add.operands]
+    assert ops.dequantize in producers
+
+
+def test_trained_scales_are_used() -> None:
+    with ml.Builder() as b:
+        x, w = b.input("x", (4, 32)), b.constant(RNG.standard_normal((16, 32)).astype(np.float32), name="w")
+        scale = b.constant(0.05, "float32")
+        y = ops.linear(ops.fake_quantize(x, scale), w)
+    graph = b.build({"y": y})
+    setting = {"static_inference": True, "quantization": {"activations": "dynamic"}}
+    model = ml.compile(graph, "numpy", **setting)
+    x = RNG.standard_normal((4, 32)).astype(np.float32)
+    rounded = np.clip(np.rint(x / np.float32(0.05)), -128, 127) * np.float32(0.05)
+    codes, scales = encode(np.asarray(graph.input_of[w].data), 0)
+    np.testing.assert_allclose(model({"x": x})["y"], rounded @ (codes * scales[:, None]).T, rtol=1e-4, atol=1e-5)
+    assert count(model, ops.fake_quantize) == 0
+
+
+def test_methods_cut_outliers() -> None:
+    numbers = [np.append(np.maximum(RNG.standard_normal(20000), 0), 40).astype(np.float32)]
+    assert span(numbers, "minmax", 0)[1] == 40
+    assert 2 < span(numbers, "percentile", 99.9)[1] < 5
+    assert 2 < span(numbers, "entropy", 0)[1] < 20
+
+
+def test_ranges_contain_zero() -> None:
+    assert affine((1.0, 2.0), "uint8") == (float(np.float32(2 / 255)), 0)
+    assert affine((-1.0, 0.0), "uint8")[1] == 255
+    assert affine((0.0, 0.0), "uint8") == (1.0, 0)
+    assert affine((-3.0, 2.0), "int8") == (float(np.float32(3 / 127)), 0)
+
+
+def test_errors_say_what_to_do(compiled: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="got 8 rows, expected at least 32"):
+        ml.calibrate_ranges(compiled, [{"input": X[:8]}])
+    with pytest.raises(OptionError, match="unknown method 'min' of calibrate_ranges"):
+        ml.calibrate_ranges(compiled, [{"input": X}], method="min")
+    with pytest.raises(OptionError, match="need ranges"):
+        quantized(compiled, activations="uint8")({"input": X})
+    with pytest.raises(OptionError, match="static_inference=True"):
+        ml.compile(compiled.model, "numpy", shapes=SHAPES, inference=True, quantization={"activations": "dynamic"})
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(InputError, match="has no ranges"):
+        quantized(compiled, ranges=str(tmp_path / "bad.json"))({"input": X})
