@@ -27,6 +27,14 @@ HOMES = {
         *("AUC", "Accuracy", "ConfusionMatrix", "F1Score", "MeanAbsoluteError", "MeanSquaredError", "Metric"),
         *("Perplexity", "Precision", "R2Score", "Recall", "TopKAccuracy"),
     ),
+    "layers.class_metrics": (
+        *("BalancedAccuracy", "ClassF1Score", "ClassPrecision", "ClassRecall", "CohenKappa", "LogLoss"),
+        *("MatthewsCorrelation", "MeanIoU"),
+    ),
+    "layers.regression_metrics": (
+        *("AveragePrecision", "BrierScore", "ExplainedVariance", "MaxError", "MeanAbsolutePercentageError"),
+        *("MeanSquaredLogError", "RootMeanSquaredError"),
+    ),
     "language.model": ("Model",),
     "layers.normalization": (
         *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d"),

@@ -22,6 +22,16 @@ from mithril.models.layers.attention import (
     RotaryEmbedding as RotaryEmbedding,
     SinusoidalEmbedding as SinusoidalEmbedding,
 )
+from mithril.models.layers.class_metrics import (
+    BalancedAccuracy as BalancedAccuracy,
+    ClassF1Score as ClassF1Score,
+    ClassPrecision as ClassPrecision,
+    ClassRecall as ClassRecall,
+    CohenKappa as CohenKappa,
+    LogLoss as LogLoss,
+    MatthewsCorrelation as MatthewsCorrelation,
+    MeanIoU as MeanIoU,
+)
 from mithril.models.layers.containers import (
     Residual as Residual,
     Sequential as Sequential,
@@ -193,6 +203,15 @@ from mithril.models.layers.recurrent import (
     LSTMCell as LSTMCell,
     RNN as RNN,
     RNNCell as RNNCell,
+)
+from mithril.models.layers.regression_metrics import (
+    AveragePrecision as AveragePrecision,
+    BrierScore as BrierScore,
+    ExplainedVariance as ExplainedVariance,
+    MaxError as MaxError,
+    MeanAbsolutePercentageError as MeanAbsolutePercentageError,
+    MeanSquaredLogError as MeanSquaredLogError,
+    RootMeanSquaredError as RootMeanSquaredError,
 )
 from mithril.models.layers.shape_layers import (
     Concat as Concat,

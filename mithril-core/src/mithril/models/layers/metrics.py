@@ -58,26 +58,26 @@ class _Mean(Metric):
         raise ModelError(f"{type(self).__name__} has no method 'elements'")
 
     def statistics(self, *inputs: Any) -> Statistics:
-        x = _float(self.elements(*inputs))
-        return {"sum": ops.sum(x), "count": _count(x)}
+        x = to_float(self.elements(*inputs))
+        return {"sum": ops.sum(x), "count": count_of(x)}
 
     def result(self, sum: Any, count: Any) -> Any:
         return sum / count
 
 
-def _float(x: Any) -> Any:
+def to_float(x: Any) -> Any:
     """Cast values with fewer than 32 bits to float32, so that sums do not overflow."""
     return x if x.dtype.is_float and x.dtype.bits >= 32 else ops.cast(x, dtype="float32")
 
 
-def _count(x: Any) -> Any:
+def count_of(x: Any) -> Any:
     count = product(x.shape)
     if isinstance(count, int):
         return ops.full(shape=(), value=float(count))
     return ops.cast(size_value(value=count), dtype="float32")
 
 
-def _expect_labels(metric: str, logits: Value, labels: Value, axis: int = -1) -> None:
+def expect_labels(metric: str, logits: Value, labels: Value, axis: int = -1) -> None:
     """Raise unless there is one label for each row of logits."""
     axis = axis % max(logits.ndim, 1)
     rows = tuple(d for k, d in enumerate(logits.shape) if k != axis)
@@ -99,7 +99,7 @@ class Accuracy(_Mean):
         self.axis = axis
 
     def elements(self, logits: Value, labels: Value) -> Any:
-        _expect_labels("Accuracy", logits, labels, self.axis)
+        expect_labels("Accuracy", logits, labels, self.axis)
         return ops.equal(ops.argmax(logits, axis=self.axis), ops.cast(labels, dtype="int32"))
 
 
@@ -112,7 +112,7 @@ class TopKAccuracy(_Mean):
         self.k = arguments.positive("TopKAccuracy", "k", k)
 
     def elements(self, logits: Value, labels: Value) -> Any:
-        _expect_labels("TopKAccuracy", logits, labels)
+        expect_labels("TopKAccuracy", logits, labels)
         _, indices = ops.top_k(logits, k=self.k, axis=-1)
         hit = ops.equal(indices, ops.unsqueeze(ops.cast(labels, dtype="int32"), axis=(-1,)))
         return ops.any(hit, axis=-1)
@@ -179,7 +179,7 @@ class AUC(Metric):
     def statistics(self, predictions: Value, labels: Value) -> Statistics:
         expect_paired("AUC", {"predictions": predictions.shape, "labels": labels.shape}, scalar=False)
         return {
-            "scores": ops.reshape(_float(predictions), shape=(-1,)),
+            "scores": ops.reshape(to_float(predictions), shape=(-1,)),
             "labels": ops.reshape(_positive(labels), shape=(-1,)),
         }
 
@@ -200,15 +200,17 @@ class AUC(Metric):
         return ops.sum(ordered * ops.cumsum(1.0 - ordered))
 
 
-class _Errors(_Mean):
+class ErrorMetric(_Mean):
+    """Base class of metrics of the differences of predictions and targets."""
+
     inputs = ("predictions", "targets")
 
     def difference(self, predictions: Value, targets: Value) -> Any:
         expect_paired(type(self).__name__, {"predictions": predictions.shape, "targets": targets.shape}, scalar=False)
-        return _float(predictions) - _float(targets)
+        return to_float(predictions) - to_float(targets)
 
 
-class MeanSquaredError(_Errors):
+class MeanSquaredError(ErrorMetric):
     """The mean of squared differences."""
 
     def elements(self, predictions: Value, targets: Value) -> Any:
@@ -216,7 +218,7 @@ class MeanSquaredError(_Errors):
         return difference * difference
 
 
-class MeanAbsoluteError(_Errors):
+class MeanAbsoluteError(ErrorMetric):
     """The mean of absolute differences."""
 
     def elements(self, predictions: Value, targets: Value) -> Any:
@@ -234,14 +236,14 @@ class R2Score(Metric):
         Sums of squared targets could be merged too, but suffer from cancellation if the mean is large.
         """
         expect_paired("R2Score", {"predictions": predictions.shape, "targets": targets.shape}, scalar=False)
-        targets = _float(targets)
-        error, mean = _float(predictions) - targets, ops.mean(targets)
+        targets = to_float(targets)
+        error, mean = to_float(predictions) - targets, ops.mean(targets)
         spread = targets - mean
         return {
             "error": ops.sum(error * error),
             "spread": ops.sum(spread * spread),
             "mean": mean,
-            "count": _count(targets),
+            "count": count_of(targets),
         }
 
     def merge(self, total: Mapping[str, Array], batch: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -269,9 +271,9 @@ class Perplexity(_Mean):
 
     def statistics(self, logits: Value, labels: Value) -> Statistics:
         ignored = self.ignore_index
-        losses = ops.cross_entropy(_float(logits), labels, reduction="none", ignore_index=ignored)
+        losses = ops.cross_entropy(to_float(logits), labels, reduction="none", ignore_index=ignored)
         count = (
-            _count(losses) if ignored is None else ops.sum(ops.cast(ops.not_equal(labels, ignored), dtype="float32"))
+            count_of(losses) if ignored is None else ops.sum(ops.cast(ops.not_equal(labels, ignored), dtype="float32"))
         )
         return {"sum": ops.sum(losses), "count": count}
 
@@ -288,7 +290,7 @@ class ConfusionMatrix(Metric):
         self.classes = arguments.positive("ConfusionMatrix", "classes", classes)
 
     def statistics(self, logits: Value, labels: Value) -> Statistics:
-        _expect_labels("ConfusionMatrix", logits, labels)
+        expect_labels("ConfusionMatrix", logits, labels)
         predicted = ops.reshape(ops.argmax(logits, axis=-1), shape=(-1,))
         actual = ops.reshape(ops.cast(labels, dtype="int32"), shape=(-1,))
         rows = ops.one_hot(actual, depth=self.classes)

@@ -11,7 +11,24 @@ import numpy as np
 
 from mithril.base import MithrilError, OperationError, OptionError, closest, operation, operations, unknown
 from mithril.ir import Value
-from mithril.models import AUC, Accuracy, Layer, MeanAbsoluteError, MeanSquaredError, Metric, Perplexity, R2Score
+from mithril.models import (
+    AUC,
+    Accuracy,
+    AveragePrecision,
+    BrierScore,
+    ExplainedVariance,
+    Layer,
+    LogLoss,
+    MaxError,
+    MeanAbsoluteError,
+    MeanAbsolutePercentageError,
+    MeanSquaredError,
+    MeanSquaredLogError,
+    Metric,
+    Perplexity,
+    R2Score,
+    RootMeanSquaredError,
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +123,14 @@ METRICS: Mapping[str, type[Layer]] = {
     "mean_squared_error": MeanSquaredError,
     "perplexity": Perplexity,
     "r2_score": R2Score,
+    "root_mean_squared_error": RootMeanSquaredError,
+    "mean_absolute_percentage_error": MeanAbsolutePercentageError,
+    "mean_squared_log_error": MeanSquaredLogError,
+    "explained_variance": ExplainedVariance,
+    "max_error": MaxError,
+    "average_precision": AveragePrecision,
+    "brier_score": BrierScore,
+    "log_loss": LogLoss,
 }
 
 
@@ -116,6 +141,9 @@ SHORT = {
     "bce": "binary_cross_entropy",
     "mae": "mean_absolute_error",
     "r2": "r2_score",
+    "rmse": "root_mean_squared_error",
+    "mape": "mean_absolute_percentage_error",
+    "msle": "mean_squared_log_error",
 }
 
 
