@@ -56,6 +56,13 @@ HELPERS = {  # identifier -> its definition
 #define PARALLEL
 #endif
 """,
+    "PREFETCH": """\
+#ifdef __GNUC__
+#define PREFETCH(x) __builtin_prefetch(x)
+#else
+#define PREFETCH(x) ((void)(x))
+#endif
+""",
     "VECTOR": """\
 typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 #define VECTOR(x) (*(vector *)&(x)) /* a register of floats, starting at x */
@@ -318,6 +325,8 @@ class Printer:
             return self.select(*x.args), ATOM
         if name == "address_of":
             return f"(void *)&{self.expr(x.args[0], UNARY)}", UNARY
+        if name == "prefetch":
+            return f"PREFETCH({self.expr(x.args[0])})", ATOM
         if name == "reinterpret":
             return self.reinterpreted(x), ATOM
         suffix = "f" if dtype_of(x) == "float32" else ""

@@ -95,6 +95,12 @@ class Code:
         self.pieces[piece.name] = piece
         self.call(piece.name, *arguments)
 
+    def prefetch(self, buffer: Buffer, position: Any) -> None:
+        """Ask for the cache line of an element, which may be past the end of the buffer."""
+        address = tirx.call_intrin("handle", "tirx.address_of", load(buffer, position).node)
+        arguments = [index(x).node for x in (0, 3, 1)]  # to read, soon and often, as data
+        self.emit(stmt.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *arguments)))
+
     def transpose(
         self, lanes: int, source: Buffer, start: Any, stride: Any, target: Buffer, target_start: Any, target_stride: Any
     ) -> None:

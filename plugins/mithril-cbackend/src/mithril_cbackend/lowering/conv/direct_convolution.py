@@ -17,14 +17,14 @@ from mithril.base import TensorType, float32
 from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd
-from mithril_cbackend.lowering.conv.conv_weights import transpose_weights, transposed_weights
+from mithril_cbackend.lowering.conv.conv_weights import stream_cycles, transpose_weights, transposed_weights
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad, pad_channel
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import naive_contractions
-from mithril_cbackend.lowering.matmul.microkernel import count
+from mithril_cbackend.lowering.matmul.microkernel import PREFETCH, count
 
 Dense = im2col.Plan | winograd.Plan
 Plan = Dense | strided_conv_grad.Plan
@@ -120,7 +120,8 @@ def cheaper_plan(kernel: Kernel, machine: Machine, constant_weights: bool) -> Pl
     batch, depth = shape_of(node.result)[0], _depth(node)
     waste = count(layout.pixels, width) * width / pixels
     ordering = 0 if constant_weights else 2 * depth / (pixels * batch)
-    direct = 1.08 * waste * depth / (2 * machine.lanes()) + ordering + 1
+    kernels = stream_cycles(math.prod(shape_of(operand(node, 1)))) / math.prod(shape_of(node.result))
+    direct = 1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1
     return cheapest if cheapest.cost(machine, constant_weights) < direct else None
 
 
@@ -243,6 +244,8 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
                         tap_number = reader.flat(tap, layout.kernel)
                         offset = code.let(t.index(layout.offset(tap)), "offset")
                         tap_start = weights_start + tap_number * rows
+                        if not ordered:
+                            code.prefetch(kernels, tap_start + PREFETCH)
                         factors = [code.let(t.load(kernels, tap_start + r), "w") for r in range(rows)]
                         for r, v, slot in slots:
                             with reader.loop("j", lanes, t.VECTORIZED) as j:

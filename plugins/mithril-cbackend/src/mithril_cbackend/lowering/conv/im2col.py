@@ -17,15 +17,31 @@ from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles
+from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
-from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, pack, tile_for
+from mithril_cbackend.lowering.matmul.matmul import segments
+from mithril_cbackend.lowering.matmul.microkernel import (
+    Left,
+    Matrix,
+    PackedRows,
+    PartialSums,
+    Tile,
+    copy_panel,
+    count,
+    multiply,
+    multiply_tile,
+    pack,
+    pack_rows,
+    tile_for,
+    tiles,
+)
 
+BLOCK = 384  # elements of the contracted axis per block
 CACHED_ELEMENTS = 1 << 18  # elements of columns that fit the L2 cache together with the kernels
 
 
@@ -70,6 +86,18 @@ class Plan:
     def slabs(self) -> int:
         return self.layout.result[0] // self.rows
 
+    @property
+    def block(self) -> int:
+        """Elements of the contracted axis that are multiplied at a time: a panel of them fits the L1 cache."""
+        blocks = count(self.depth, BLOCK)
+        if self.by_channel or self.backward or blocks == 1:
+            return self.depth
+        return -(-self.depth // (blocks * 16)) * 16
+
+    def sums_row(self, machine: Machine) -> int:
+        """Return the row stride of the partial sums."""
+        return count(self.pixels, machine.lanes()) * machine.lanes()
+
     def tile(self, machine: Machine) -> Tile:
         sizes = (self.pixels, self.out_channels) if self.by_channel else (self.out_channels, self.pixels)
         return tile_for(*sizes, machine)
@@ -88,8 +116,11 @@ class Plan:
         working_set = self.depth * (self.pixels + self.tile(machine).columns)
         # reads of columns are slower if the working set exceeds the L2 cache
         cycles *= 1 if self.reads_image or read_cycles(working_set) == read_cycles(0) else 1.2
-        columns = 0 if self.reads_image else 4 * self.depth / lanes / self.out_channels
+        cycles *= 1.3 if self.by_channel and self.depth > BLOCK else 1  # panels of channels are not split into blocks
+        run = self.layout.result[-1]
+        columns = 0 if self.reads_image else 10 * self.depth * count(run, lanes) / run / self.out_channels
         kernels = read_cycles(self.out_channels * self.depth) * self.depth / self.pixels  # once per slab
+        kernels += stream_cycles(self.out_channels * self.depth) / (self.out_channels * math.prod(self.layout.result))
         if not self.by_channel:
             scattered = 2 * self.depth / self.pixels if self.backward else 0  # strided: stored by image channel
             return cycles * count(self.pixels, lanes) * lanes / self.pixels + columns + kernels + scattered
@@ -103,16 +134,18 @@ class Plan:
         sizes = {
             "padded": 0 if self.reads_image else image,
             "columns": 0 if self.reads_image else threads * self.depth * self.length(machine),
-            "panel": threads * self.depth * tile.columns if self.by_channel or self.reads_image else 0,
+            "panel": threads * (self.depth if self.by_channel else self.block) * tile.columns,
+            "sums": 0 if self.block == self.depth else threads * self.out_channels * self.sums_row(machine),
         }
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
     def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
         """Pack constant kernels into panels of channels, or return None if they are read unpacked."""
-        if not self.by_channel:
-            return None
-        matrices = weights.reshape(self.groups, self.out_channels, self.depth).swapaxes(1, 2)
-        return np.concatenate([pack(m, self.tile(machine).columns) for m in matrices])
+        matrices, tile = weights.reshape(self.groups, self.out_channels, self.depth), self.tile(machine)
+        if self.by_channel:
+            return np.concatenate([pack(m.T, tile.columns) for m in matrices])
+        blocks = [range(k, min(k + self.block, self.depth)) for k in range(0, self.depth, self.block)]
+        return np.concatenate([pack_rows(m[:, b.start : b.stop], tile.rows) for m in matrices for b in blocks])
 
     def write(self, frame: KernelBuilder) -> None:
         node = frame.kernel.anchor
@@ -161,6 +194,16 @@ def is_supported(kernel: Kernel) -> bool:
 Emit = Callable[[Any, Any, Any, t.Expr], None]  # image, channel, pixel, element
 
 
+@dataclass(frozen=True)
+class DepthBlock:
+    """A block of the contracted axis; ``first`` and ``last`` are bools or expressions."""
+
+    begin: Any
+    depth: int
+    first: Any
+    last: Any
+
+
 class Columns:
     """Loops over slabs, groups and tiles."""
 
@@ -168,7 +211,7 @@ class Columns:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.kernels, self.emit, self.vector = kernels, emit, vector and not plan.by_channel
         self.x, self.w = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
-        self.padded, self.columns, self.panel_buffer = (frame.outputs[v] for v in frame.kernel.scratch[:3])
+        self.padded, self.columns, self.panel_buffer, self.sums = (frame.outputs[v] for v in frame.kernel.scratch[:4])
         self.tile, self.length = plan.tile(frame.machine), plan.length(frame.machine)
         self.lanes = frame.machine.lanes()
 
@@ -232,27 +275,79 @@ class Columns:
 
     def pixels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int) -> None:
         """Multiply a slab, vectorized over pixels."""
-        p, source, columns = self.plan, self.source(worker, image, group, slab), self.tile.columns
-        begin = slab * p.pixels
+        for begin, blocks, depth in segments(self.plan.depth, self.plan.block):
+            with self.reader.loop("part", blocks) as i:
+                part = DepthBlock(begin + i * depth, depth, *self.ends(i, begin, blocks, depth))
+                self.pixel_block(part, worker, image, group, slab, first, num_channels)
 
-        def left(row: Any, *index: Any) -> t.Expr:
-            return self.code.let(self.kernels.weight(group, first + row, *index), "w")
+    def ends(self, i: Any, begin: int, blocks: int, depth: int) -> tuple[Any, Any]:
+        """Return whether the i-th block of a segment is the first and the last one of the contracted axis."""
+        first: Any = begin == 0
+        last: Any = begin + blocks * depth == self.plan.depth
+        if blocks > 1:
+            first, last = first and t.equal(i, 0), last and t.equal(i, blocks - 1)
+        return first, last
+
+    def pixel_block(
+        self, part: DepthBlock, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int
+    ) -> None:
+        """Multiply a block of the contracted axis; the sums stay in a buffer until the last block."""
+        p, columns = self.plan, self.tile.columns
+        source = self.source(worker, image, group, slab).part(part.begin, 0)
+        pixel, kernels = slab * p.pixels, self.rows_of_kernels(part, group, first)
+        inner = (part.depth,) if part.depth < p.depth else self.kernels.inner
 
         def block(number: Any, width: int) -> None:
-            panel = source.from_column(number * columns)
-            if p.reads_image:
-                copy = Matrix(self.panel_buffer, worker * (p.depth * columns), columns, 1)
-                copy_panel(self.frame, panel.element, panel, p.depth, width, copy)
-                panel = copy
+            panel = Matrix(self.panel_buffer, worker * (p.block * columns), columns, 1)
+            columns_of_panel = source.from_column(number * columns)
+            copy_panel(self.frame, columns_of_panel.element, columns_of_panel, part.depth, width, panel)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 channel = group * p.out_channels + (first + row)
-                pixel = begin + (number * columns + column)
-                self.emit(image, channel, pixel, element)
+                self.emit(image, channel, pixel + (number * columns + column), element)
 
-            multiply(self.frame, num_channels, self.kernels.inner, self.tile, left, panel, width, emit, self.vector)
+            def sum_slot(row: Any, column: Any) -> tuple[t.Buffer, Any]:
+                start = worker * (p.out_channels * p.sums_row(self.frame.machine)) + number * columns
+                return self.sums, start + ((first + row) * p.sums_row(self.frame.machine) + column)
+
+            sums = None if part.depth == p.depth else PartialSums(sum_slot, part.first, part.last)
+            for tile, rows in tiles(self.frame, num_channels, self.tile):
+                with tile as row:
+                    channel = group * p.out_channels + first + row
+                    self.prefetch(image, channel, rows, pixel + number * columns, width)
+                    multiply_tile(self.frame, row, rows, inner, kernels, panel, width, emit, self.vector, sums)
 
         self.blocks(p.pixels, block)
+
+    def rows_of_kernels(self, part: DepthBlock, group: Any, first: Any) -> Left | PackedRows:
+        """Return the kernels as rows: packed if they are constant."""
+        packed, depth = self.frame.kernel.prepared.get(self.w), self.plan.depth
+        if packed is not None:
+            start = group * (self.plan.out_channels * depth) + part.begin * self.plan.out_channels + first * part.depth
+            return PackedRows(self.reader.buffers[packed[0]], start, part.depth)
+
+        def left(row: Any, *index: Any) -> t.Expr:
+            if part.depth < depth:
+                index = (part.begin + index[0],)
+            return self.code.let(self.kernels.weight(group, first + row, *index), "w")
+
+        return left
+
+    def prefetch(self, image: Any, channel: Any, rows: int, pixel: Any, width: int) -> None:
+        """Prefetch a tile of the result and of the epilogue's operands: hardware does not predict the next row."""
+        kernel, reader = self.frame.kernel, self.reader
+        result = kernel.anchor.result
+        if self.plan.backward:
+            return  # the pixels of a phase are not contiguous
+        shape = reader.shape(result)
+        reads = [v for v in kernel.inputs if v not in (self.x, self.w) and reader.shape(v) == shape]
+        for r in range(rows):
+            for first in range(0, width, self.lanes):
+                offset = reader.flat((image, channel + r, pixel + first), shape)
+                for v in reads:
+                    self.code.prefetch(reader.buffers[v], offset)
+                for v in kernel.outputs:
+                    self.code.prefetch(self.frame.outputs[v], offset)
 
     def blocks(self, size: int, block: Any) -> None:
         full_blocks, rest = divmod(size, self.tile.columns)
@@ -277,7 +372,7 @@ class Columns:
             if packed is not None:
                 size = count(p.out_channels, columns) * columns * p.depth
                 start = group * size + channel * p.depth
-                panel = Matrix(self.reader.buffers[packed[0]], start, columns, 1)
+                panel = Matrix(self.reader.buffers[packed[0]], start, columns, 1, constant=True)
             else:
                 panel_copy = Matrix(self.panel_buffer, worker * (columns * p.depth), columns, 1)
                 panel = self.kernels.panel(group, channel, width, panel_copy)

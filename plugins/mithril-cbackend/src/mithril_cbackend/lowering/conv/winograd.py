@@ -19,7 +19,7 @@ from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles
+from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge
@@ -116,6 +116,7 @@ class Plan:
         traffic += kernels * (self.blocks - 1) * (read_cycles(kernels) - 0.05)  # sequential reads are prefetched
         packed = 0 if constant_weights else POINTS if self.backward else POINTS + 9 + 64 / lanes
         traffic += self.inner * self.out_channels * (3 + packed)
+        traffic += stream_cycles(kernels, count(self.tiles, self.tile(machine).rows))
         return 1.05 * products + image + back + traffic / (self.batch * self.out_channels * pixels) + 1
 
     # -- buffers --------------------------------------------------------------------------------------------------
@@ -274,7 +275,8 @@ class Winograd:
             def store(row: Any, column: Any, element: t.Expr, target: Any = target) -> None:
                 self.code.store(self.products, target + (row * columns + column), element)
 
-            panel = Matrix(self.kernels, start, columns, 1)
+            constant = operand(self.frame.kernel.anchor, 1) in self.frame.kernel.prepared
+            panel = Matrix(self.kernels, start, columns, 1, constant=constant)
             multiply(self.frame, p.tiles, (p.inner,), self.tile, left, panel, width, store, True)
         full_vectors, rest = divmod(width, self.lanes)
         first = number * columns

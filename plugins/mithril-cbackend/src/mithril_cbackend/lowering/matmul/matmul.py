@@ -359,7 +359,8 @@ class Part:
         p, kernel = s.product, s.frame.kernel
         if p.right.value in kernel.prepared:
             packed = kernel.prepared[p.right.value][0]
-            matrix = Matrix(s.reader.buffers[packed], number * (columns * p.k), columns, 1, packed.dtype, p.kind)
+            start, buffer = number * (columns * p.k), s.reader.buffers[packed]
+            matrix = Matrix(buffer, start, columns, 1, packed.dtype, p.kind, constant=True)
             return matrix.part(self.begin, 0)
         if s.right is None:
             return None

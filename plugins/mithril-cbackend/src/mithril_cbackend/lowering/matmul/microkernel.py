@@ -19,6 +19,7 @@ from mithril_cbackend.lowering.element import storage_dtypes
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.scalar_ops import add, mul
 
+PREFETCH = 1024  # elements between the reads of a packed constant and its prefetches
 Element = Callable[[Any, Any], t.Expr]  # row, column -> element
 Left = Callable[..., t.Expr]  # row, indices of the contracted axes -> element
 Emit = Callable[[Any, Any, t.Expr], None]  # row, column, element
@@ -67,6 +68,7 @@ class Matrix:
     column: int
     dtype: DType = float32
     kind: DType = float32
+    constant: bool = False  # prefetched: large constants are not in the cache when their product begins
 
     def offset(self, i: Any, j: Any) -> Any:
         return self.start + (i * self.row + j * self.column)
@@ -136,6 +138,29 @@ def _transpose_square(frame: KernelBuilder, matrix: Matrix, panel: Matrix, row: 
 
 
 @dataclass(frozen=True)
+class PackedRows:
+    """A constant left operand in the order in which tiles read it: [tile, depth, row of the tile].
+
+    Reads are one stream, which is prefetched.
+    """
+
+    buffer: t.Buffer
+    start: Any
+    depth: int
+
+    def offset(self, row: Any, rows: int, k: Any) -> Any:
+        """Return the position of element k of the tile that begins at ``row``; those of its rows follow each other."""
+        return self.start + row * self.depth + k * rows
+
+
+def pack_rows(matrix: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
+    """Pack a [m, k] constant as ``PackedRows`` reads it, in tiles of ``rows``; the last tile can have fewer."""
+    full = len(matrix) // rows * rows
+    tiles = matrix[:full].reshape(-1, rows, matrix.shape[1]).swapaxes(1, 2)
+    return np.concatenate([tiles.reshape(-1), matrix[full:].T.reshape(-1)])
+
+
+@dataclass(frozen=True)
 class PartialSums:
     """Storage for partial sums between blocks of the contracted axis.
 
@@ -152,7 +177,7 @@ def multiply(
     m: int,
     inner: Sequence[int],
     tile: Tile,
-    left: Left,
+    left: Left | PackedRows,
     panel: Matrix,
     width: int,
     emit: Emit,
@@ -187,7 +212,7 @@ def multiply_tile(
     row: Any,
     rows: int,
     inner: Sequence[int],
-    left: Left,
+    left: Left | PackedRows,
     panel: Matrix,
     width: int,
     emit: Emit,
@@ -228,7 +253,14 @@ def multiply_tile(
     if sums is not None:
         reader.either(sums.first, clear, lambda: each(resume, True))
     with reader.nest("ke", inner) as k:
-        elements = [left(row + i, *k) for i in range(rows)]
+        if isinstance(left, PackedRows):
+            offset = left.offset(row, rows, reader.flat(k, inner))
+            code.prefetch(left.buffer, offset + PREFETCH)
+            elements = [code.let(t.load(left.buffer, offset + i), "w") for i in range(rows)]
+        else:
+            elements = [left(row + i, *k) for i in range(rows)]
+        for v in range(vectors if panel.constant else 0):
+            code.prefetch(panel.buffer, panel.offset(reader.flat(k, inner), v * lanes + PREFETCH))
         for i, v, slot in cells:
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 b = panel.element(reader.flat(k, inner), j + v * lanes)
