@@ -191,7 +191,7 @@ def _report(runs: Sequence[Run], reference: Run | None, out: Any) -> None:
     if reference is not None and reference.graph is not None:
         out.print(f"[bold]the graph[/bold], as optimized for {reference.backend}\n")
         for line in draw(reference.graph):
-            out.print(line)
+            out.print(line, no_wrap=True, overflow="ellipsis")
         out.print()
     show([_row(done, reference) for done in runs], COLUMNS, out)
     for done in runs:

@@ -170,8 +170,10 @@ def owner(distribution: str, name: str) -> str | None:
     return next((f"the installed plugin '{p.name}' of {p.origin}" for p in plugins.found() if p.name == name), None)
 
 
-@click.command("new-plugin")
-@click.argument("kind", type=click.Choice(sorted(KINDS)))
+@click.command(
+    "new-plugin", epilog=f"Kinds: {', '.join(sorted(KINDS))}. The page `mithril docs writing-plugins` shows them."
+)
+@click.argument("kind", type=click.Choice(sorted(KINDS)), metavar="KIND")
 @click.argument("name")
 @click.option("--into", type=click.Path(path_type=Path), default=".", help="Parent directory of the new distribution.")
 def new_plugin(kind: str, name: str, into: Path) -> None:
