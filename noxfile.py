@@ -50,10 +50,10 @@ def types(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Write the reference pages from the code and build the site; ``nox -s docs -- --check`` only compares."""
-    install(session, *map(str, DISTRIBUTIONS))
+    install(session, "hatchling", *([] if session.posargs else ["mkdocs-material"]))
+    install(session, "--no-build-isolation", *map(str, DISTRIBUTIONS))  # one build environment instead of one each
     session.run("python", "docs/render.py", *session.posargs)
     if not session.posargs:
-        install(session, "mkdocs-material")
         session.run("python", "docs/plots.py")
         session.run("python", "docs/site_pages.py")
         session.run("mkdocs", "build", "-f", "build/mkdocs.yml", env={"NO_MKDOCS_2_WARNING": "1"})
