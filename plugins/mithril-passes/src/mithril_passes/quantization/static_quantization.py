@@ -28,7 +28,7 @@ MIN_ELEMENTS = 256  # of weights; smaller ones save too little
 def static_quantization(graph: Graph, context: PassContext) -> Graph:
     """Insert quantize and dequantize pairs around the operands of products with constant weights."""
     setting = Setting.of(context.option("quantization"))
-    if not context.option("static_inference", False):
+    if not context.option("static_inference"):
         raise OptionError(
             "quantization needs the weights when it compiles",
             hint="pass static_inference=True, and bind the parameters",
