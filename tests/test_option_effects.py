@@ -15,7 +15,7 @@ import pytest
 
 import mithril as ml
 from mithril.compiler import option_rows
-from mithril.models import Add, BatchNorm1d, Dropout, Linear, Model, Relu
+from mithril.models import Add, BatchNorm1d, Conv2d, Dropout, Linear, Model, Relu
 
 BACKENDS = ("numpy", "torch", "jax", "mlx", "c", "ggml")
 X = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
@@ -335,3 +335,24 @@ def test_latency_rounds_no_batches_up(priority, programs):
         call = c.programs[-1].executable.call
         compiled_for.add(call.jitted._cache_size())
     assert max(compiled_for) == programs
+
+
+@pytest.mark.parametrize(
+    ("backend", "fused", "separate"),
+    [
+        ("c", "k0_conv_add_maximum(", "k0_conv("),
+        ("torch", "relu=True)", "torch.relu(add)"),
+    ],
+)
+def test_fusion_inside_backends_is_disabled(backend, fused, separate):
+    """At level "none" no pass fuses, only the backend does."""
+    model = Model()
+    model += Conv2d(4, kernel_size=3)
+    model += Relu()
+    texts = []
+    for optimizations in ({}, {"fusion": False}, {"operator_fusion": False}):
+        options = {"optimization_level": "none", "optimizations": optimizations}
+        texts.append(ml.compile(model, backend, shapes={"input": [2, 3, 10, 10]}, **options).source)
+    assert fused in texts[0]
+    for text in texts[1:]:
+        assert fused not in text and separate in text
