@@ -6,8 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril.base import Dim, DType, OptionError, Shape, Size, TensorType, dtype as as_dtype, unknown
-from mithril.compiler.frontend import Source
+from mithril.base import (
+    Dim,
+    DType,
+    DTypeError,
+    OptionError,
+    Shape,
+    Size,
+    TensorType,
+    dtype as as_dtype,
+    is_static,
+    unknown,
+)
+from mithril.compiler.frontend import Source, TraceRequest
 from mithril.runtime import InputSpec
 
 
@@ -95,6 +106,25 @@ def known_types(specs: Mapping[str, InputSpec], default: DType) -> dict[str, Ten
         else:
             types[name] = TensorType(spec.dtype or default, spec.shape)
     return types
+
+
+def check_known_part(
+    source: Source, specs: Mapping[str, InputSpec], constants: Mapping[str, Any], default: DType
+) -> None:
+    """Infer the shapes of the layers that depend on inputs of known shape alone: errors should not wait."""
+    fixed = {n: s for n, s in specs.items() if s.shape is not None and is_static(s.shape)}
+    optional = {n: s for n, s in specs.items() if n == TRAINING_FLAG or (s.shape is None and not s.required)}
+    types = known_types({**fixed, **optional}, default)
+    part_of = getattr(source, "known_part", None)  # only of models: other sources know all shapes
+    part = part_of({*fixed, *optional, *constants}) if part_of is not None and types else None
+    if part is None:
+        return
+    values = {d.name: constants[d.name] for d in part.inputs if d.name in constants}
+    try:
+        part.graph(types, TraceRequest(constants=values, dtype=default))
+    except DTypeError:
+        if all(spec.dtype is not None for spec in fixed.values()):
+            raise  # otherwise the first call decides on the dtype
 
 
 TRAINING_FLAG = "is_training"

@@ -29,7 +29,7 @@ from mithril.compiler.backend_choice import backend_names, make_backend
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.frontend import TraceRequest, source_of
 from mithril.compiler.graph_source import with_fixed_parameters
-from mithril.compiler.input_types import input_specs, known_types, probe_types
+from mithril.compiler.input_types import check_known_part, input_specs, known_types, probe_types
 from mithril.compiler.memory_remedy import check_arguments, check_memory
 from mithril.compiler.observers import Observers
 from mithril.compiler.option_table import Settings, declared_options, resolve_options, split_options
@@ -179,6 +179,7 @@ class Compiler:
         """Compile the first program if the input types are known."""
         types = known_types(self.specs, self.backend.dtype)
         if types is None or not (self.backend.capabilities.symbolic or all(t.is_static for t in types.values())):
+            check_known_part(self.source, self.specs, self.settings["constants"], self.backend.dtype)
             defer(self.settings, self.specs, self.backend, self.decisions)
             return
         if self.settings["trainable"]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,24 @@ class LayerSource:
                 if operand == slot:
                     return call.layer.expects(terminal)
         return None
+
+    def known_part(self, names: Collection[str]) -> LayerSource | None:
+        """Return the source of the layers that depend on these inputs alone, or None if there is none."""
+        inputs = [d for d in self.flat.inputs if d.name in names]
+        unknown = {d.slot for d in self.flat.inputs if d.name not in names}
+        layer_calls = []
+        for call in self.flat.layer_calls:
+            if unknown.isdisjoint((*call.operands, *call.weights.values())):
+                layer_calls.append(call)
+            else:
+                unknown.update(call.results.values())
+        if not layer_calls:
+            return None
+        slots = [slot for call in layer_calls for slot in call.results.values()]
+        outputs = tuple((f"known_{slot}", slot) for slot in slots)
+        part = copy(self)
+        part.flat = replace(self.flat, inputs=tuple(inputs), outputs=outputs, layer_calls=layer_calls)
+        return part
 
     def graph(self, types: Mapping[str, TensorType], request: TraceRequest) -> Graph:
         return trace_model(
