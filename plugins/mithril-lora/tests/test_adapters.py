@@ -28,7 +28,7 @@ def initial(model: Layer, x: Any) -> Any:
     return ml.compile(model, "numpy", shapes={"input": list(x.shape)}).randomize_params(seed=1)
 
 
-CASES = {
+CASES: dict[str, Any] = {
     "linear": (lambda: Model(Linear(4), Relu(), Linear(3)), Linear, LoRA(rank=2, alpha=6), draw(5, 3)),
     "attention": (lambda: TransformerEncoder(2, 8, heads=2), "*.self_attn.query", LoRA(rank=2), draw(2, 3, 8)),
     "conv": (lambda: Model(Conv2d(2, 4, kernel_size=3)), Conv2d, LoRA(rank=2), draw(1, 2, 5, 5)),

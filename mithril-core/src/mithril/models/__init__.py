@@ -67,7 +67,7 @@ HOMES = {
         *("Concat", "Dropout", "Flatten", "Identity", "Pad", "PRelu", "Reshape", "Split", "Squeeze", "Stack"),
         *("Transpose", "Unsqueeze", "Upsample"),
     ),
-    "layers.wrapper": ("Reparametrization", "Wrapper"),
+    "layers.wrapper": ("Hooked", "Reparametrization", "Wrapper", "hook"),
     "layers.parameter_norms": ("SpectralNorm", "WeightNorm"),
     "layers.transformer": (
         "TransformerDecoder",

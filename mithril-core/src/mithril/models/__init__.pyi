@@ -235,6 +235,8 @@ from mithril.models.layers.transformer import (
     TransformerEncoderLayer as TransformerEncoderLayer,
 )
 from mithril.models.layers.wrapper import (
+    Hooked as Hooked,
     Reparametrization as Reparametrization,
     Wrapper as Wrapper,
+    hook as hook,
 )

@@ -73,6 +73,7 @@ class FlatModel:
     declared: dict[int, IOKey] = field(default_factory=dict)  # shapes and dtypes to check
     owned: dict[tuple[int, str], int] = field(default_factory=dict)  # a model used twice has one slot per parameter
     pretrained: dict[str, Any] = field(default_factory=dict)  # arrays of parameters and states by full name
+    watched: dict[str, int] = field(default_factory=dict)  # path of a layer inside another one -> slot of its result
     slots: int = 0
 
     def __fingerprint__(self) -> tuple[Any, ...]:
@@ -103,7 +104,9 @@ class _Frame:
 def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool = False) -> FlatModel:
     """Flatten a model into layer calls in topological order, with every connection resolved to a slot.
 
-    ``outputs`` selects the outputs by name; with ``inference`` the input ``is_training`` is the constant False.
+    ``outputs`` selects the outputs by name, or inner values by path: of a connection in a nested model
+    ("block.hidden"), or of a layer ("block.linear", the path of ``walk``). With ``inference`` the input ``is_training``
+    is the constant False.
     """
     if not isinstance(model, Layer):
         raise _not_a_model(model)
@@ -112,8 +115,9 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
     top = _Frame(model, "", model.tags or NO_TAGS, {}, iter(topological_order(model)))
     flat.adopt("", model.pretrained)
     _enter_inputs(flat, top, {})
-    outputs_by_name = model.output_connections(outputs)
-    if not outputs_by_name:
+    terminals, inner = _split_outputs(model, outputs)
+    outputs_by_name = model.output_connections(terminals)
+    if not outputs_by_name and not inner:
         raise ModelError("the model has no outputs", hint="add a layer, or model.set_outputs(...)")
     stack = [top]
     while stack:
@@ -121,6 +125,9 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
         step = next(frame.steps, None)
         if step is None:
             stack.pop()
+            for name in inner:
+                if (slot := _inner_slot(frame, name)) is not None:
+                    inner[name] = slot
             if frame.done is not None:
                 frame.done(frame)
         elif isinstance(step.layer, Model):
@@ -131,9 +138,47 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
             stack.append(_enter_model(flat, frame, step))
         else:
             flat.layer_calls.append(_layer_call(flat, frame, step))
-    flat.outputs = tuple((name, _slot(flat, top, c)) for name, c in outputs_by_name.items())
+    slots = {name: _slot(flat, top, c) for name, c in outputs_by_name.items()}
+    for name, slot in inner.items():
+        slots[name] = flat.watched[name] = flat.new_slot() if slot is None else slot
+        if slot is not None:
+            del flat.watched[name]
+    flat.outputs = tuple((name, slots[name]) for name in outputs or slots)
     flat.inputs = _input_declarations(flat, top)
     return flat
+
+
+def _split_outputs(model: Model, outputs: Sequence[str] | None) -> tuple[Sequence[str] | None, dict[str, int | None]]:
+    """Return the outputs of the model itself, and those that are values inside it, without a slot yet."""
+    if outputs is None:
+        return None, {}
+    names = {*model.connections, *model.output_connections()}
+    missing = [name for name in outputs if isinstance(name, str) and name not in names]
+    if not missing:
+        return outputs, {}
+    layers = dict(model.walk())
+    inner: dict[str, int | None] = {}
+    for name in missing:
+        path, _, last = name.rpartition(".")
+        block = layers.get(path)
+        if name in layers or (isinstance(block, Layer) and last in block.terminals()):
+            inner[name] = None
+    return [name for name in outputs if name not in inner], inner
+
+
+def _inner_slot(frame: _Frame, name: str) -> int | None:
+    """Return the slot of a value of this model by its path, or None if the path leads elsewhere."""
+    if frame.path and not name.startswith(f"{frame.path}."):
+        return None
+    rest = name[len(frame.path) + 1 :] if frame.path else name
+    connection = frame.model.connections.get(rest) if frame.path else None
+    if connection is None:
+        label, _, terminal = rest.partition(".")
+        step = next((s for s in frame.model.steps if s.name == label), None)
+        if step is None or not step.results:
+            return None
+        connection = step.results.get(terminal) if terminal else next(iter(step.results.values()))
+    return None if connection is None else frame.slots.get(id(connection.origin))
 
 
 def _not_a_model(model: object) -> ModelError:

@@ -122,6 +122,7 @@ def run_flat(
     for slot, param in flat.params.items():
         if slots[slot] is None:
             slots[slot] = LazyParam(f"{scope}.{param.name}" if scope else param.name, param.key)
+    context.watched.update(dict.fromkeys(flat.watched))
     if flat.pretrained is not context.pretrained:
         context.adopt(scope, flat.pretrained)
     sizes: dict[str, Any] = {}
@@ -138,6 +139,10 @@ def run_flat(
                 _rename(value, name)
             if slot in declared:
                 check_declared(name or "", value, declared[slot], sizes)
+    for name, slot in flat.watched.items():
+        slots[slot] = context.watched[name]
+        if slots[slot] is None:
+            raise ModelError(f"no result of layer '{name}': the model does not run it", hint="walk() lists the layers")
     return {name: slots[slot] for name, slot in flat.outputs}
 
 

@@ -101,6 +101,7 @@ class Context:
         self.updated: dict[str, Value] = {}
         self.draws = 0
         self.reparametrized: dict[tuple[int, str], Callable[[Value], Value]] = {}  # by layer and name of parameter
+        self.watched: dict[str, Any] = {}  # path of a layer -> its result, None until it ran
         self._current: Builds | None = None
 
     @contextmanager
@@ -142,7 +143,10 @@ class Context:
         origin = Origin(path, location.file, location.line)
         outer, builder.origin, builder.tags = (builder.origin, builder.tags), origin, tags or None
         try:
-            return layer.build(*operands)
+            built = layer.build(*operands)
+            if path in self.watched and self.watched[path] is None:
+                self.watched[path] = self._watched(path, built[0] if isinstance(built, (tuple, list)) else built)
+            return built
         except MithrilError as error:
             if not _located(error):
                 error.with_facts(str(origin))
@@ -156,6 +160,14 @@ class Context:
         finally:
             builder.origin, builder.tags = outer
             self.path, self.location, self.tags, self.operands, self.bound, self._current = saved
+
+    def _watched(self, path: str, value: Any) -> Any:
+        if Builder.current() is not self.root:
+            raise ModelError(
+                f"the result of layer '{path}' cannot be an output: it is computed inside a loop or a branch",
+                hint="make it a result of the loop, such as the second value that the body of scan returns",
+            )
+        return value
 
     def call(
         self, layer: Builds, args: tuple[Any, ...], bindings: Mapping[str, Any], location: SourceLocation | None

@@ -200,7 +200,7 @@ class AUC(Metric):
         return ops.sum(ordered * ops.cumsum(1.0 - ordered))
 
 
-class ErrorMetric(_Mean):
+class DifferenceMetric(Metric):
     """Base class of metrics of the differences of predictions and targets."""
 
     inputs = ("predictions", "targets")
@@ -208,6 +208,10 @@ class ErrorMetric(_Mean):
     def difference(self, predictions: Value, targets: Value) -> Any:
         expect_paired(type(self).__name__, {"predictions": predictions.shape, "targets": targets.shape}, scalar=False)
         return to_float(predictions) - to_float(targets)
+
+
+class ErrorMetric(DifferenceMetric, _Mean):
+    """Base class of means of functions of the differences."""
 
 
 class MeanSquaredError(ErrorMetric):

@@ -7,7 +7,16 @@ from typing import Any
 
 from mithril import ops
 from mithril.ir import Value
-from mithril.models.layers.metrics import AUC, Array, ErrorMetric, MeanSquaredError, R2Score, Statistics, to_float
+from mithril.models.layers.metrics import (
+    AUC,
+    Array,
+    DifferenceMetric,
+    ErrorMetric,
+    MeanSquaredError,
+    R2Score,
+    Statistics,
+    to_float,
+)
 
 
 class RootMeanSquaredError(MeanSquaredError):
@@ -37,7 +46,7 @@ class MeanSquaredLogError(ErrorMetric):
         return difference * difference
 
 
-class MaxError(ErrorMetric):
+class MaxError(DifferenceMetric):
     """The largest |difference|."""
 
     def statistics(self, predictions: Value, targets: Value) -> Statistics:
@@ -51,7 +60,7 @@ class MaxError(ErrorMetric):
         return largest * 1.0
 
 
-class ExplainedVariance(ErrorMetric):
+class ExplainedVariance(DifferenceMetric):
     """1 - variance of the differences / variance of the targets."""
 
     def statistics(self, predictions: Value, targets: Value) -> Statistics:

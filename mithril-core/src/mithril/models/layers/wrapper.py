@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mithril.base import ModelError
@@ -41,6 +42,30 @@ class Wrapper(Layer):
 
     def build(self, *inputs: Any) -> Any:
         return self.inner(*inputs)
+
+
+class Hooked(Wrapper):
+    """A layer whose results a function reads or changes; ``hook`` creates it."""
+
+    def __init__(self, inner: Layer, function: Callable[..., Any]) -> None:
+        super().__init__(inner)
+        self.function = function
+
+    def build(self, *inputs: Any) -> Any:
+        results = self.inner(*inputs)
+        changed = self.function(*results) if isinstance(results, (tuple, list)) else self.function(results)
+        return results if changed is None else changed
+
+
+def hook(function: Callable[..., Any]) -> Callable[[Layer], Layer]:
+    """Return a replacement that passes results of layers to a function: ``model.replace("*.attention", hook(clip))``.
+
+    ``function`` receives the results as graph values in every trace. It returns their replacements, or None to leave
+    them unchanged.
+    """
+    if not callable(function):
+        raise ModelError(f"hook requires a function, got {function!r}", hint="write hook(lambda y: ops.clip(y, low=0))")
+    return lambda layer: Hooked(layer, function)
 
 
 class Reparametrization(Wrapper):

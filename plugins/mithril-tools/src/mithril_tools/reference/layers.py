@@ -122,7 +122,16 @@ EXAMPLES: dict[str, tuple[str, list[int] | dict[str, list[int]]]] = {
     "Upsample": ("Upsample(2)", IMAGE),
     "WeightNorm": ("WeightNorm(Conv2d(4, kernel_size=3))", IMAGE),
 }
-NO_EXAMPLE = {"Layer", "Metric", "Model", "If", "While", "Wrapper", "Reparametrization"}  # base classes and containers
+NO_EXAMPLE = {
+    "Layer",
+    "Metric",
+    "Model",
+    "If",
+    "While",
+    "Wrapper",
+    "Reparametrization",
+    "Hooked",
+}  # base classes and containers
 
 
 def layer_classes() -> dict[str, type[Layer]]:
