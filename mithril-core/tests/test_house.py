@@ -180,10 +180,15 @@ def test_packages_of_plugins_import_downwards(distribution):
 @pytest.mark.parametrize("name", sorted(FLOOR))
 def test_rooms_stay_small(name):
     budget = next(floor[name] for floor in FLOORS if name in floor)
-    sizes = {m: len(p.read_text().splitlines()) for m, p in CORE_MODULES.items() if room(m) == name}
-    assert sum(sizes.values()) <= budget
-    long = {m for m, lines in sizes.items() if lines > LONGEST_FILE}
-    assert not long - set(TODAY["long files"])
+    total, long = sizes([path for module, path in CORE_MODULES.items() if room(module) == name])
+    assert total <= budget
+    assert not {path.stem for path in long} - set(TODAY["long files"])
+
+
+def sizes(files: list[Path]) -> tuple[int, list[Path]]:
+    """Return the number of lines of a room's files, and the files that are too long."""
+    lines = {path: len(path.read_text().splitlines()) for path in files}
+    return sum(lines.values()), [path for path, count in lines.items() if count > LONGEST_FILE]
 
 
 def dependencies(distribution: Path) -> set[str]:
@@ -307,13 +312,14 @@ OTHER_MEANINGS = {  # of such words in the core
 
 def test_core_names_no_backend_and_no_distribution():
     """Docstrings and messages are longer than a name."""
-    mentioned = {
-        (module, node.value)
-        for module, path in CORE_MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in FIRST_PARTY
-    }
+    mentioned = {(module, name) for module, path in CORE_MODULES.items() for name in first_party_names(path)}
     assert mentioned == OTHER_MEANINGS.keys()
+
+
+def first_party_names(path: Path) -> set[str]:
+    """Return the strings of a file that are the name of a backend or a distribution of this project."""
+    constants = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    return {c.value for c in constants if isinstance(c.value, str) and c.value in FIRST_PARTY}
 
 
 def compared_names(tree: ast.AST) -> list[str]:
@@ -374,13 +380,21 @@ FileFormat("zip", backends=("numpy", "jax"))
 
 def test_core_runs_text_in_one_place():
     """Generated programs are loaded by one function; nothing else in the core makes code at run time."""
-    running = {
-        (module, node.func.id)
-        for module, path in CORE_MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval")
-    }
+    running = {(module, name) for module, path in CORE_MODULES.items() for name in text_runners(path)}
     assert running == {("mithril.backend.codegen.source", "exec")}
+
+
+def text_runners(path: Path) -> list[str]:
+    """Return the calls of ``exec`` and ``eval`` in a file, also of ``builtins.exec``."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+            is_builtin = owner is None or (isinstance(owner, ast.Name) and owner.id == "builtins")
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if is_builtin and name in ("exec", "eval"):
+                names.append(name)
+    return names
 
 
 ALL_SOURCES = [*CORE_MODULES.values(), *sorted((PROJECT / "plugins").glob("*/src/**/*.py"))]
@@ -412,9 +426,23 @@ ENTRY_MODULES = [p for p in (PROJECT / "plugins").glob("*/src/*/*.py") if p.name
 
 @pytest.mark.parametrize("path", sorted(ENTRY_MODULES), ids=lambda p: "/".join(p.parts[-2:]))
 def test_entry_modules_import_no_framework(path):
-    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = [a.name for n in top for a in n.names] + [n.module or "" for n in top if isinstance(n, ast.ImportFrom)]
-    assert not {name.split(".")[0] for name in names} & FRAMEWORKS
+    assert not frameworks_at_import(path)
+
+
+def frameworks_at_import(path: Path) -> set[str]:
+    """Return the frameworks that a file imports when it is imported itself, not in functions or for type checkers."""
+    pending: list[ast.AST] = list(ast.parse(path.read_text()).body)
+    names: set[str] = set()
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or ""} | {alias.name for alias in node.names}
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            is_typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            pending += node.orelse if isinstance(node, ast.If) and is_typing else ast.iter_child_nodes(node)
+    return {name.split(".")[0] for name in names} & FRAMEWORKS
 
 
 REFUSING = """
@@ -480,7 +508,7 @@ def test_kernel_runs_with_every_other_room_closed():
 
 
 def test_kernel_stays_small():
-    lines = sum(len(p.read_text().splitlines()) for m, p in CORE_MODULES.items() if room(m) in KERNEL_ROOMS)
+    lines, _ = sizes([path for module, path in CORE_MODULES.items() if room(module) in KERNEL_ROOMS])
     assert lines <= 7_400
 
 

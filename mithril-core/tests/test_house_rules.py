@@ -96,9 +96,54 @@ def test_the_closed_rooms_are_closed():
     assert "the room ops is closed" in house.run_refusing({"ops"}, "import mithril.ops").stderr
 
 
-def test_long_files_and_names_of_backends_are_compared():
-    assert house.LONGEST_FILE == 500
+def test_sizes_of_rooms_and_long_files_are_found(file):
+    short, long = file("x = 1\n" * house.LONGEST_FILE), file("x = 1\n" * (house.LONGEST_FILE + 1), "long.py")
+    assert house.sizes([short, long]) == (2 * house.LONGEST_FILE + 1, [long])
+    kernel = [path for module, path in house.CORE_MODULES.items() if house.room(module) in house.KERNEL_ROOMS]
+    assert house.sizes([*kernel, short])[0] > 7_400  # a further file does not fit
+
+
+def test_names_of_backends_are_compared():
     assert len(house.compared_names(ast.parse('if backend.name == "numpy": pass'))) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch",
+        "import numpy as np",
+        "from jax.experimental import pallas",
+        "try:\n    import torch\nexcept ImportError:\n    torch = None",
+        "class Lazy:\n    import mlx.core",
+        "if True:\n    import tvm",
+    ],
+)
+def test_frameworks_that_entry_modules_import_are_found(file, code):
+    assert house.frameworks_at_import(file(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def load():\n    import torch",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
+        "from mithril import hookimpl\nimport json",
+    ],
+    ids=["function", "type checkers", "others"],
+)
+def test_entry_modules_may_import_frameworks_in_functions(file, code):
+    assert not house.frameworks_at_import(file(code))
+
+
+def test_names_of_this_project_are_found(file):
+    code = 'KNOWN = ("torch", "mithril-jax")\ntext = "install mithril-jax"\nfor name in ["ggml"]: pass\n'
+    assert house.first_party_names(file(code)) == {"torch", "mithril-jax", "ggml"}
+
+
+@pytest.mark.parametrize("code", ["exec('x = 1')", "y = eval('1')", "import builtins\nbuiltins.exec('')"])
+def test_text_that_runs_is_found(file, code):
+    assert house.text_runners(file(code))
+    assert not house.text_runners(file("model.eval()\nre.compile('x')\nrun.exec(program)"))
 
 
 def test_decisions_are_numbered_once_and_listed():

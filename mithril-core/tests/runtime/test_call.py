@@ -11,7 +11,7 @@ import pytest
 
 from mithril.base import Decisions
 from mithril.runtime import Program, ProgramKey, ProgramKind, Results
-from mithril.runtime.call import Call, Calls, GradientCall, reject_call
+from mithril.runtime.call import Calls, GradientCall, reject_call, repeated_call
 
 
 def total(params: Any, inputs: Any) -> Any:
@@ -29,7 +29,7 @@ def program(call: Any = total, binding: int = 0) -> Any:
 @pytest.mark.parametrize("count", [0, 1, 2, 40])
 def test_parameters_of_the_same_kinds_are_taken_and_no_others(count: int) -> None:
     params, inputs = some(count), some(2, "x")
-    call = Call(program(), params, inputs).results
+    call = repeated_call(program(), params, inputs)
     assert call(params, inputs) == call(dict(params), inputs) == total(params, inputs)
     params["more"] = np.ones(3)
     assert call(params, inputs) is None
@@ -60,13 +60,13 @@ def test_parameters_of_the_same_kinds_are_taken_and_no_others(count: int) -> Non
 )
 def test_inputs_of_other_kinds_are_left(inputs: Any) -> None:
     params = some(1)
-    call = Call(program(), params, some(2, "x")).results
+    call = repeated_call(program(), params, some(2, "x"))
     assert call(params, inputs) is None
     assert call(params, dict(reversed(some(2, "x").items()))) is not None
 
 
 def test_equal_dtypes_that_are_different_objects_are_taken() -> None:
-    call = Call(program(), {}, {"x": np.zeros(3, np.float32)}).results
+    call = repeated_call(program(), {}, {"x": np.zeros(3, np.float32)})
     other = np.zeros(3, np.dtype("f4", metadata={"unit": "m"}))
     assert other.dtype is not np.dtype("f4")
     assert call({}, {"x": other}) is not None
@@ -77,13 +77,13 @@ def test_errors_of_the_program_are_not_taken_for_other_inputs() -> None:
         raise KeyError("inside")
 
     with pytest.raises(KeyError, match="inside"):
-        Call(program(fails), {}, some(1, "x")).results({}, some(1, "x"))
+        repeated_call(program(fails), {}, some(1, "x"))({}, some(1, "x"))
 
 
 def test_a_program_with_parameters_inside_is_only_for_its_binding() -> None:
     """Refuse a call that began before ``bind`` and was kept after it."""
     passed: dict[str, Any] = {}
-    call = Call(program(binding=1), passed, some(1, "x")).results
+    call = repeated_call(program(binding=1), passed, some(1, "x"))
     assert call(passed, some(1, "x")) is not None
     assert call({}, some(1, "x")) is None
 

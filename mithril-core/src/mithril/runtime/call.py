@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import is_
 from typing import Any
@@ -17,7 +17,8 @@ CALLS = 16  # records of calls for each program that may be kept: these are smal
 
 Record = tuple[Program, dict[str, TensorType]]  # the program for a call, and the exact types of its inputs
 Last = Callable[[Any, Any], Any]  # gives the results for parameters and inputs that it accepts, else None
-Kinds = tuple[tuple[str, Any, Any, Any], ...]  # name, class, shape and dtype of arrays
+Kind = tuple[str, Any, Any, Any]  # name, class, shape and dtype of an array
+Kinds = tuple[Kind, ...]
 
 
 def kinds(arrays: Mapping[str, Any]) -> Kinds:
@@ -27,8 +28,11 @@ def kinds(arrays: Mapping[str, Any]) -> Kinds:
 
 def are_kinds(rows: Kinds, arrays: Any) -> bool:
     """Whether these are arrays of the same names and kinds. Other objects raise, as do missing names."""
-    if len(arrays) != len(rows):
-        return False
+    return len(arrays) == len(rows) and have_kinds(rows, arrays)
+
+
+def have_kinds(rows: Iterable[Kind], arrays: Any) -> bool:
+    """Whether the arrays of these names are of these kinds."""
     for name, kind, shape, dtype in rows:
         x = arrays[name]
         if type(x) is not kind or x.shape != shape or (x.dtype is not dtype and x.dtype != dtype):
@@ -39,38 +43,50 @@ def are_kinds(rows: Kinds, arrays: Any) -> bool:
 NO_MATCH = (AttributeError, IndexError, KeyError, TypeError)  # of arguments other than mappings of arrays
 
 
-class Call:
-    """A call without gradients that was checked. Immutable, and replaced as a whole, so that threads may share it.
+FEW = 24  # parameters: comparing more of them by one call of a C function is faster than by a loop
 
-    Parameters are compared one by one, for another may take the place of one in the same dictionary.
+
+def repeated_call(program: Program, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Last:
+    """Return the function for calls like this one, which was checked: it returns None for arguments of other kinds.
+
+    Threads may share it, since it holds its values as constants. Parameters are compared one by one, because another
+    may take the place of one in the same dictionary. The first input is compared outside of a loop, which takes time.
     """
+    run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
+    num_inputs, num_params, param_kinds = len(inputs), len(params), kinds(params)
+    first, *others = kinds(inputs) or ((None, None, None, None),)
+    first_name, first_kind, first_shape, first_dtype = first
+    values, baked = tuple(params.values()), bool(program.request.binding) and not params
+    pairs = tuple(params.items()) if num_params <= FEW else None
 
-    __slots__ = ("baked", "count", "inputs", "params", "run", "source", "values")
-
-    def __init__(self, program: Program, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        self.run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
-        self.inputs, self.params, self.count = kinds(inputs), kinds(params), len(inputs)
-        self.values = tuple(params.values())
-        self.source, self.baked = params, bool(program.request.binding)
-
-    def results(self, params: Any, inputs: Any) -> Any:
-        """Return the results, or None unless arguments of these kinds were checked before."""
+    def results(call_params: Any, call_inputs: Any) -> Any:
         try:
-            if len(inputs) != self.count:
+            if len(call_inputs) != num_inputs or len(call_params) != num_params:
                 return None
-            for name, kind, shape, dtype in self.inputs:
-                x = inputs[name]
-                if type(x) is not kind or x.shape != shape or (x.dtype is not dtype and x.dtype != dtype):
+            if num_inputs:
+                x = call_inputs[first_name]
+                if type(x) is not first_kind or x.shape != first_shape:
                     return None
-            values = self.values
-            equal = len(params) == len(values) and all(map(is_, params.values(), values))
-            if not equal and not are_kinds(self.params, params):
-                return None
-            if not values and self.baked and params is not self.source:
+                if x.dtype is not first_dtype and x.dtype != first_dtype:
+                    return None
+                if others and not have_kinds(others, call_inputs):
+                    return None
+            if pairs is None:
+                if not all(map(is_, call_params.values(), values)) and not have_kinds(param_kinds, call_params):
+                    return None
+            else:
+                for name, value in pairs:
+                    if call_params[name] is not value:
+                        if not have_kinds(param_kinds, call_params):
+                            return None
+                        break
+            if baked and call_params is not params:
                 return None  # parameters are in the program: those of one binding
         except NO_MATCH:
             return None
-        return self.run(params, inputs)
+        return run(call_params, call_inputs)
+
+    return results
 
 
 class GradientCall:
@@ -140,15 +156,17 @@ class Calls:
 
     def remember_call(self, program: Program, params: Any, inputs: Any) -> None:
         """Store this checked call as the last one; the executable may provide a fast path for repeated calls."""
-        call = Call(program, params, inputs)
+        repeated = repeated_call(program, params, inputs)
         better = getattr(program.call, "repeated", None)
-        self.last = call.results if better is None else partial(self._repeat, program, call, better)
+        self.last = repeated if better is None else partial(self._repeat, program, repeated, params, better)
 
-    def _repeat(self, program: Program, call: Call, better: Callable[..., Last], params: Any, inputs: Any) -> Any:
+    def _repeat(
+        self, program: Program, repeated: Last, source: Any, better: Callable[..., Last], params: Any, inputs: Any
+    ) -> Any:
         """Repeat the last call; the second repetition creates the fast path of the executable."""
-        results = call.results(params, inputs)
-        if results is not None and params is call.source:
-            self.last = better(params, inputs, partial(self._repeat, program, call, better))
+        results = repeated(params, inputs)
+        if results is not None and params is source:
+            self.last = better(params, inputs, partial(self._repeat, program, repeated, source, better))
         elif results is not None and isinstance(params, dict):
             self.remember_call(program, params, inputs)
         return results

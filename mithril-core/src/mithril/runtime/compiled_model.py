@@ -130,11 +130,10 @@ class CompiledModel:
             bound, inputs = self._parameters.bound, params
             params = UNKNOWN if bound is None else bound.passed
         if state is None and not watchers.get():
-            results = None
             if output_gradients is not None:
                 results = self._calls.last_gradients(params, inputs, output_gradients, training, wrt)
-            elif not training:
-                results = self._calls.last(params, inputs)
+            else:
+                results = None if training else self._calls.last(params, inputs)
             if results is not None:
                 return results
         if params is UNKNOWN and self._calling.needs_params(inputs):
