@@ -54,7 +54,7 @@ def repeated_call(program: Program, params: Mapping[str, Any], inputs: Mapping[s
     """
     run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
     num_inputs, num_params, param_kinds = len(inputs), len(params), kinds(params)
-    first, *others = kinds(inputs) or ((None, None, None, None),)
+    first, *further_inputs = kinds(inputs) or ((None, None, None, None),)
     first_name, first_kind, first_shape, first_dtype = first
     values, baked = tuple(params.values()), bool(program.request.binding) and not params
     pairs = tuple(params.items()) if num_params <= FEW else None
@@ -69,7 +69,7 @@ def repeated_call(program: Program, params: Mapping[str, Any], inputs: Mapping[s
                     return None
                 if x.dtype is not first_dtype and x.dtype != first_dtype:
                     return None
-                if others and not have_kinds(others, call_inputs):
+                if further_inputs and not have_kinds(further_inputs, call_inputs):
                     return None
             if pairs is None:
                 if not all(map(is_, call_params.values(), values)) and not have_kinds(param_kinds, call_params):
