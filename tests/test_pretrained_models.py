@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mithril.backend import to_numpy
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-hub" / "tests"))
 from checkpoints import folder_of, read_record, write_folder
 from record import START, generation_source
+from small_tokenizers import SAMPLES, train
 
 BACKENDS = ["numpy", "jax", "torch", "mlx", "c", "ggml"]
 # record: name in GGUF files
@@ -63,6 +65,38 @@ def tensors(path: Path) -> dict[str, bytes]:
     from mithril_ggml.gguf.reader import read_gguf
 
     return {name: t.data.tobytes() for name, t in read_gguf(path).tensors.items()}
+
+
+def with_tokenizer(kind: str, folder: Path) -> Path:
+    """Write a checkpoint of Llama with a small tokenizer."""
+    tokenizer, record = train(kind), read_record("llama2")
+    size = tokenizer.get_vocab_size() + 5
+    table = [size, record["config"]["hidden_size"]]
+    tables = {"model.embed_tokens.weight": table, "lm_head.weight": table}
+    write_folder(folder, {**record["config"], "vocab_size": size}, {**record["shapes"], **tables})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe", "qwen2", "spaces"])
+def test_exported_files_have_their_vocabulary(kind, tmp_path):
+    pytest.importorskip("tokenizers")
+    folder, path = with_tokenizer(kind, tmp_path / "model"), tmp_path / "model.gguf"
+    ml.compile(ml.from_pretrained(folder), "numpy", inference=True).export(path, architecture="llama")
+    original, exported = ml.Tokenizer(folder), ml.Tokenizer(path)
+    for text in SAMPLES:
+        assert exported.encode(text) == original.encode(text)
+    command = ["run", str(path), "The quick", "--max-new-tokens", "6", "--backend", "numpy"]
+    shown = subprocess.run([sys.executable, "-m", "mithril", *command], capture_output=True, text=True, check=True)
+    compiled = ml.compile(ml.from_pretrained(folder, cache=40), "numpy", inference=True)
+    tokens = ml.generate(compiled, original.encode("The quick"), max_new_tokens=6)
+    assert shown.stdout.rstrip("\n") == original.decode(tokens).rstrip("\ufffd")
+    llama_cpp = pytest.importorskip("llama_cpp")
+    model = llama_cpp.Llama(str(path), n_ctx=64, verbose=False, n_threads=1)
+    for text in SAMPLES:
+        assert model.tokenize(text.encode(), add_bos=True, special=True) == original.encode(text)
+    text = model("The quick", max_tokens=6, temperature=0.0)["choices"][0]["text"]
+    assert text == original.decode(tokens).replace("\ufffd", "")
 
 
 def test_quantized_files_run_in_place_and_unpacked(tmp_path):

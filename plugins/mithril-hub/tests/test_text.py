@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from checkpoints import read_record, write_folder
 from click.testing import CliRunner
+from small_tokenizers import SAMPLES, train
 
 import mithril as ml
 from mithril.base import InputError
+from mithril_hub.gguf.vocabulary import tokenizer_json, vocabulary_entries
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}{% endfor %}"
@@ -39,6 +41,38 @@ def test_text_and_back(folder):
     tokens = tokenizer.encode("hello é")
     assert len(tokens) == 7, "the truncation that a file stores does not apply"
     assert tokenizer.decode(tokens) == "hello é" and len(tokenizer) == 99
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe", "qwen2", "spaces"])
+def test_vocabularies_of_gguf_files(kind, tmp_path):
+    """The entries of a GGUF file give the tokenizer back: the same tokens and texts for all kinds of decoders."""
+    tokenizers = pytest.importorskip("tokenizers")
+    original = train(kind)
+    original.save(str(tmp_path / "tokenizer.json"))
+    settings = {"eos_token": "</s>", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    size = original.get_vocab_size()
+    entries = vocabulary_entries(tmp_path, size + 3)
+    assert entries["tokenizer.ggml.tokens"][size:] == [f"[PAD{size + n}]" for n in range(3)]
+    assert entries["tokenizer.ggml.eos_token_id"] == original.token_to_id("</s>")
+    assert entries["tokenizer.ggml.add_bos_token"] and entries["tokenizer.chat_template"] == TEMPLATE
+    again = tokenizers.Tokenizer.from_str(tokenizer_json(entries, tmp_path))
+    for text in SAMPLES:
+        tokens = original.encode(text).ids
+        assert again.encode(text).ids == tokens
+        assert again.decode(tokens) == original.decode(tokens)
+
+
+def test_tokenizers_without_a_form_in_gguf(folder):
+    with pytest.raises(ml.UnsupportedError, match="splits texts by nothing has no form in GGUF files"):
+        vocabulary_entries(folder, 200)
+    with pytest.raises(InputError, match="the tokenizer has token 98, the model 50 tokens"):
+        vocabulary_entries(folder, 50)
+    (folder / "tokenizer.json").write_text('{"model": []}')
+    with pytest.raises(InputError, match="is not a readable tokenizer"):
+        vocabulary_entries(folder, 200)
+    with pytest.raises(ml.UnsupportedError, match="has no vocabulary that is supported"):
+        tokenizer_json({"tokenizer.ggml.model": "none"}, folder)
 
 
 def test_chat(folder):

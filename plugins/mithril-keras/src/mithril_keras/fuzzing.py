@@ -7,6 +7,7 @@ import json
 import random
 import zipfile
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,4 +112,5 @@ def _replace(config: Any, rng: random.Random) -> None:
         node[key] = rng.choice(STRANGE)
     else:
         other, name = rng.choice(places)
-        node[key] = other.get(name) if isinstance(other, dict) else other[name] if name < len(other) else None
+        value = other.get(name) if isinstance(other, dict) else other[name] if name < len(other) else None
+        node[key] = deepcopy(value)

@@ -124,7 +124,9 @@ def _add(writer: Any, tensor: str, array: Array, kind: Any) -> None:
 def _add_metadata(writer: Any, metadata: Mapping[str, Any]) -> None:
     """Write the entries; without a vocabulary llama.cpp evaluates numbers of tokens."""
     for key, value in metadata.items():
-        if isinstance(value, int):
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
             writer.add_uint32(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)

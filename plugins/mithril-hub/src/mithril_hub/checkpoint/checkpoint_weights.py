@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ class CheckpointWeights(Mapping[str, np.ndarray[Any, Any]]):
     def __init__(self, tensors: Mapping[str, Stored], dtype: str) -> None:
         self.tensors = dict(tensors)
         self.dtype = as_dtype(dtype).numpy
+        self.folder: Path | None = None  # of the checkpoint
         self.converted: dict[str, np.ndarray[Any, Any]] = {}
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:

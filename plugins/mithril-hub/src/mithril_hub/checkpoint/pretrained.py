@@ -24,5 +24,7 @@ def from_pretrained(
     """
     folder = locate(source, revision)
     model, roots = build(read_json(folder / "config.json"), dtype=as_dtype(dtype).name, cache=cache)
-    model.pretrained = matched(tensors_of(folder), parameter_types(model), roots, dtype, f"'{folder}'")
+    weights = matched(tensors_of(folder), parameter_types(model), roots, dtype, f"'{folder}'")
+    weights.folder = folder
+    model.pretrained = weights
     return model

@@ -24,7 +24,7 @@ from mithril.base import InputError
 @click.option("--chat/--no-chat", default=None, help="Whether PROMPT is a message; by default if there is a template.")
 @click.option("--tokens", is_flag=True, help="PROMPT is a list of token numbers, and so is the output.")
 def run(source: str, prompt: str, backend: str, dtype: str, chat: bool | None, tokens: bool, **settings: Any) -> None:
-    """Continue PROMPT with the model of SOURCE: a folder, a repository, or a GGUF file (with --tokens)."""
+    """Continue PROMPT with the model of SOURCE: a folder, a repository, or a GGUF file."""
     import mithril as ml
 
     text = None if tokens else ml.Tokenizer(source)

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from mithril.base import UnsupportedError
+from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
 from mithril_hub.checkpoint.parameters import parameter_types
 from mithril_hub.decoder.config import DecoderConfig
 from mithril_hub.decoder.rope import Rope
 from mithril_hub.gguf.tensor_names import Tensor, tensors_by_parameter
+from mithril_hub.gguf.vocabulary import vocabulary_entries
 from mithril_hub.model import Decoder
 
 ARCHITECTURES = {
@@ -31,7 +33,11 @@ def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, 
     scaling, extra = _scaling(config)
     metadata = {**_sizes(config), **scaling}
     tensors = tensors_by_parameter(config, list(parameter_types(model)), architecture == "llama")
-    return architecture, {f"{architecture}.{key}": value for key, value in metadata.items()}, tensors, extra
+    entries = {f"{architecture}.{key}": value for key, value in metadata.items()}
+    folder = model.pretrained.folder if isinstance(model.pretrained, CheckpointWeights) else None
+    if folder is not None:
+        entries |= vocabulary_entries(folder, config.vocabulary)
+    return architecture, entries, tensors, extra
 
 
 def architecture_of(model: Any) -> str:

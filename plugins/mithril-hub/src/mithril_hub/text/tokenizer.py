@@ -10,11 +10,12 @@ from typing import Any
 from mithril.backend import checked
 from mithril.base import InputError, UnsupportedError
 from mithril_hub.checkpoint.folder import locate, read_json
+from mithril_hub.gguf.vocabulary import PREFIX, TEMPLATE, read_entries, tokenizer_json
 from mithril_hub.text.chat_template import rendered
 
 
 class Tokenizer:
-    """Text to tokens and back, as ``tokenizer.json`` of a folder or repository defines it."""
+    """Text to tokens and back, as ``tokenizer.json`` of a folder or repository, or a GGUF file, defines it."""
 
     @checked()
     def __init__(self, source: str | os.PathLike[str], *, revision: str | None = None) -> None:
@@ -25,17 +26,24 @@ class Tokenizer:
                 "text requires the package tokenizers, which is not installed",
                 hint="pip install 'mithril-hub[text]', or pass numbers of tokens",
             ) from None
-        self.folder = locate(source, revision)
-        path = self.folder / "tokenizer.json"
-        if not path.is_file():
-            raise InputError(f"'{self.folder}' has no tokenizer.json", hint="pass numbers of tokens in place of text")
+        path = Path(source)
+        if path.suffix == ".gguf":
+            self.folder, self.settings, content = path, *_of_gguf(path)
+        else:
+            self.folder = locate(source, revision)
+            path = self.folder / "tokenizer.json"
+            if not path.is_file():
+                raise InputError(
+                    f"'{self.folder}' has no tokenizer.json", hint="pass numbers of tokens in place of text"
+                )
+            content = path.read_text(encoding="utf-8")
+            self.settings = _optional(self.folder / "tokenizer_config.json")
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # the library raises plain exceptions
             raise InputError(f"'{path}' is not a readable tokenizer", facts=[str(error)[:200]]) from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.settings = _optional(self.folder / "tokenizer_config.json")
 
     def __len__(self) -> int:
         return int(self._tokenizer.get_vocab_size())
@@ -74,6 +82,19 @@ class Tokenizer:
         token = self.settings.get(name)
         token = token.get("content") if isinstance(token, Mapping) else token
         return token if isinstance(token, str) else ""
+
+
+def _of_gguf(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the settings and the tokenizer of a GGUF file."""
+    entries = read_entries(path)
+    content = tokenizer_json(entries, path)
+    tokens = entries[f"{PREFIX}tokens"]
+    settings: dict[str, Any] = {"chat_template": entries.get(TEMPLATE)}
+    for key in ("bos", "eos"):
+        n = entries.get(f"{PREFIX}{key}_token_id")
+        if isinstance(n, int) and 0 <= n < len(tokens):
+            settings[f"{key}_token"] = tokens[n]
+    return settings, content
 
 
 def _optional(path: Path) -> dict[str, Any]:
