@@ -343,3 +343,46 @@ def test_16_bit_floats_are_summed_in_float32():
     for name, x in results[0].items():
         assert results[1][name].dtype == torch.bfloat16
         np.testing.assert_allclose(results[1][name].float(), x.float(), rtol=0.05, atol=0.15)
+
+
+SLURM_SCRIPT = """
+import sys
+import numpy as np
+import mithril as ml
+import torch.distributed as dist
+from mithril.models import IOKey, Linear, Model
+
+model = Model.create(outputs={"y": Linear(4)(IOKey("x"))})
+compiled = ml.compile(model, ml.TorchBackend(device="cpu", device_mesh=(2,)), shapes={"x": [4, 3]})
+compiled.evaluate(compiled.randomize_params(0), {"x": np.ones((4, 3), np.float32)})
+print(dist.get_rank(), "of", dist.get_world_size())
+"""
+
+
+def test_tasks_of_slurm_are_one_program(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(SLURM_SCRIPT)
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "127.0.0.1"}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, str(file)],
+            env={**os.environ, **slurm, "SLURM_PROCID": str(k), "SLURM_LOCALID": str(k)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for k in range(2)
+    ]
+    outputs = [task.communicate(timeout=SECONDS) for task in tasks]
+    assert [out.strip() for out, _ in outputs] == ["0 of 2", "1 of 2"], outputs
+
+
+def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
+    selected = []
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    monkeypatch.setattr(torch, "empty", lambda *size, device: selected.append(device))
+    ml.TorchBackend(device="cuda")
+    assert selected == [1, "cuda"]

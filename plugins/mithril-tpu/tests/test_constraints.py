@@ -125,3 +125,24 @@ def test_a_mesh_must_use_every_process(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
     with pytest.raises(ml.BackendError, match=r"device_mesh=\(4,\) leaves process 1 without a device"):
         mesh_execution.make("cuda", (4,))
+
+
+def test_several_tasks_without_jax_distributed_are_refused(monkeypatch):
+    from mithril_jax.mesh import mesh_execution
+
+    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[1-4]"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ml.BackendError, match="Slurm started 4 processes, but JAX knows only this one"):
+        mesh_execution.make("cpu", (2,))
+
+
+def test_the_block_of_the_guide_runs(tmp_path):
+    import re
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    page = (Path(__file__).parents[3] / "docs" / "many-devices.md").read_text()
+    (block_text,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", block_text], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.stdout.strip() == "(16, 8)", done.stderr

@@ -1,4 +1,4 @@
-"""The machine below a program: files and caches on disk, fingerprints as their keys, timing."""
+"""The machine below a program: files and caches on disk, fingerprints as their keys, timing, launchers."""
 
 from mithril.base.lazy_exports import lazy_exports
 
@@ -8,5 +8,6 @@ HOMES = {
     "disk_cache": ("Store",),
     "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_version_key"),
     "interleaved_timing": ("time_interleaved",),
+    "launchers": ("LaunchedTask", "launched_task"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

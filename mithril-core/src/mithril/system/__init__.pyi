@@ -1,4 +1,4 @@
-"""The machine below a program: files and caches on disk, fingerprints as their keys, timing."""
+"""The machine below a program: files and caches on disk, fingerprints as their keys, timing, launchers."""
 
 from mithril.system import files as files
 from mithril.system.cpu_stopwatch import (
@@ -14,3 +14,7 @@ from mithril.system.fingerprints import (
     package_version_key as package_version_key,
 )
 from mithril.system.interleaved_timing import time_interleaved as time_interleaved
+from mithril.system.launchers import (
+    LaunchedTask as LaunchedTask,
+    launched_task as launched_task,
+)

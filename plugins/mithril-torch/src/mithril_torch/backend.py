@@ -24,6 +24,7 @@ from mithril.backend import (
 from mithril.base import ALL, BackendError, DType, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import conv_input_grad, conv_weight_grad
+from mithril.system import launched_task
 from mithril_torch.autograd import Differentiated
 from mithril_torch.execution import RunOptions, read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
@@ -80,6 +81,8 @@ class TorchBackend(SourceBackend):
 
     def _find(self, device: str) -> torch.device:
         try:
+            if device == "cuda" and (task := launched_task()) is not None:
+                torch.cuda.set_device(task.local_rank)  # before the first tensor, which would select GPU 0
             torch.empty(0, device=device)
             return torch.device(device)
         except (RuntimeError, AssertionError) as error:

@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import mithril as ml
 from mithril.base import BackendError, Decisions, OptionError
 from mithril.ir import Graph, Input, Output
+from mithril.system import launched_task
 from mithril_jax import process_config
 
 AXES = ("data", "model", "pipeline")
@@ -57,6 +58,12 @@ def make(platform: str | None, sizes: Sequence[int]) -> Mesh:
             if cpu
             else f"use a mesh of {len(devices)} devices, or device='cpu' to simulate it",
         )
+    task = launched_task()
+    if task is not None and task.size > 1 and jax.process_count() == 1:
+        raise BackendError(
+            f"{task.launcher} started {task.size} processes, but JAX knows only this one: each would run everything",
+            hint="call jax.distributed.initialize() before the first JaxBackend",
+        )
     left_out = {d.process_index for d in devices} - {d.process_index for d in devices[:count]}
     if left_out:
         raise BackendError(
@@ -78,10 +85,10 @@ def arranged(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray[Any, An
     outer = next((k for k, n in enumerate(shape) if n % slices == 0), None)
     if slices == 1 or outer is None:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)  # type: ignore[no-any-return]
-    inside = tuple(n // slices if k == outer else n for k, n in enumerate(shape))
+    per_slice = tuple(n // slices if k == outer else n for k, n in enumerate(shape))
     across = tuple(slices if k == outer else 1 for k in range(len(shape)))
     return mesh_utils.create_hybrid_device_mesh(  # type: ignore[no-any-return]
-        inside, across, devices, allow_split_physical_axes=True
+        per_slice, across, devices, allow_split_physical_axes=True
     )
 
 

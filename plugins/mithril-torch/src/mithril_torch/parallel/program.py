@@ -19,6 +19,7 @@ import mithril as ml
 from mithril.backend import BuildOptions, Source, SourceExecutable
 from mithril.base import BackendError, OptionError, TensorType
 from mithril.ir import Graph
+from mithril.system import launched_task
 from mithril_torch.execution import read
 from mithril_torch.parallel.pool import PoolProgram, pool
 from mithril_torch.parallel.worker import AXES, Spec, TaskText, WorkerProgram, mesh_of
@@ -54,7 +55,8 @@ def launched_world_size() -> int | None:
     """Return the number of processes that ``torchrun`` or another launcher started, or None without a launcher."""
     if dist.is_available() and dist.is_initialized():
         return int(dist.get_world_size())
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+    task = launched_task()
+    return None if task is None else task.size
 
 
 def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | None:
@@ -210,6 +212,8 @@ class DistributedProgram:
     def __init__(self, spec: Spec, backend: MeshBackend) -> None:
         device = backend.torch_device
         if not dist.is_initialized():
+            if (task := launched_task()) is not None:
+                os.environ.update(task.torch_environment())
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         self.spec = spec
         self.array = backend.array
