@@ -253,7 +253,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     def test_same_source_twice(self, case: Case) -> None:
         """Build twice: the source is the same, and imports nothing of mithril, except to call a plugin's lowering."""
         backend, options = self.make(), self.options()
-        graph = decompose(case.graph(), lambda node: backend.lowers(node, options))
+        graph = decompose(case.graph(), lambda node: backend.lowers(node, options), backend.name)
         first, second = backend.build(graph, options), backend.build(graph, options)
         assert first.source == second.source
         by_plugins = any(backend.plugin_lowering(node, options) is not None for node, _ in iterate(graph))

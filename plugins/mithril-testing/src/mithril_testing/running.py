@@ -20,7 +20,9 @@ class Program:
     def __init__(self, backend: Backend, options: BuildOptions, graph: Graph) -> None:
         self.backend = backend
         self.params = {i.name for i in graph.arguments if i.role == "param"}
-        self.executable = backend.build(decompose(graph, lambda node: backend.lowers(node, options)), options)
+        self.executable = backend.build(
+            decompose(graph, lambda node: backend.lowers(node, options), backend.name), options
+        )
         needed = {node.op.name for node in self.executable.graph.nodes}
         ran = set(self.executable.lowered)
         assert needed <= ran, f"the backend did not run {sorted(needed - ran)} itself"

@@ -60,7 +60,7 @@ def export_gguf(
     if architecture is not None:
         export_architecture(compiled, path, architecture, parameters, recipe)
         return Decisions()
-    graph = decompose(inference_graph(compiled), lowering.lowers)
+    graph = decompose(inference_graph(compiled), lowering.lowers, "ggml")
     states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}
     decisions = Decisions()
     to_numpy = compiled.backend.to_numpy
