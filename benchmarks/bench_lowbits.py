@@ -49,10 +49,12 @@ def mlp(*widths: int) -> tuple[Any, torch.nn.Module]:
     return model, torch.nn.Sequential(*layers).eval()
 
 
-def ours(model: Any, params: Any, x: np.ndarray[Any, Any]) -> tuple[dict[str, Call], dict[str, float]]:
+def ours(
+    model: Any, params: Any, x: np.ndarray[Any, Any], state: Any = None
+) -> tuple[dict[str, Call], dict[str, float]]:
     shapes = {"input": list(x.shape)}
     exact = ml.compile(model, "c", shapes=shapes, static_inference=True)
-    exact.bind(params)
+    exact.bind(params, state)
     samples = [{"input": RNG.standard_normal(x.shape).astype(np.float32)} for _ in range(max(1, 64 // len(x)))]
     ranges = ml.calibrate_ranges(exact, [{"input": x}, *samples])
     settings: dict[str, dict[str, Any]] = {
@@ -64,7 +66,7 @@ def ours(model: Any, params: Any, x: np.ndarray[Any, Any]) -> tuple[dict[str, Ca
     reference = exact({"input": x})["output"]
     for kind, options in settings.items():
         compiled = ml.compile(model, "c", shapes=shapes, static_inference=True, **options)
-        compiled.bind(params)
+        compiled.bind(params, state)
         result = compiled({"input": x})["output"]
         errors[kind] = float(np.linalg.norm(result - reference) / np.linalg.norm(reference))
         calls[kind] = lambda compiled=compiled: compiled({"input": x})
@@ -133,6 +135,10 @@ def measure(title: str, widths: tuple[int, ...], rows: int) -> None:
     with torch.no_grad():
         calls, errors = ours(model, params, x)
         seconds = interleaved(calls | peers(module, x), 1.5, min_rounds=5, clock=time.process_time)
+    report(title, seconds, errors)
+
+
+def report(title: str, seconds: dict[str, float], errors: dict[str, float]) -> None:
     print(title, ", ".join(f"{n} {s * 1e6:.0f}" for n, s in seconds.items()))
     print("  errors:", ", ".join(f"{n} {e:.3%}" for n, e in errors.items()), flush=True)
 
@@ -143,8 +149,28 @@ ROWS: dict[str, tuple[tuple[int, ...], int]] = {
     "MLP batch 1": ((784, 512, 512, 10), 1),
 }
 
+
+def resnet(size: int) -> None:
+    """ResNet-18; the peers have other random weights, which does not change their speed."""
+    import bench_c
+
+    work = bench_c.resnet(size)
+    x = RNG.standard_normal((1, 3, size, size)).astype(np.float32)
+    plain = ml.compile(work.model, "numpy", shapes={"input": list(x.shape)}, inference=True)
+    params, state = plain.randomize_params(0), plain.initial_state()
+    tensors = {n: torch.from_numpy(np.array(v)) for n, v in {**params, **state}.items()}
+    module = bench_c.Whole(work, bench_c.Plain, tensors).eval()
+    with torch.no_grad():
+        calls, errors = ours(work.model, params, x, state)
+        seconds = interleaved(calls | peers(module, x), 4.0, min_rounds=5, clock=time.process_time)
+    report(f"ResNet-18 at {size}", seconds, errors)
+
+
 if __name__ == "__main__":
     wanted = sys.argv[1:]
     for title, (widths, rows) in ROWS.items():
         if all(word in title for word in wanted):
             measure(title, widths, rows)
+    for size in (64, 224):
+        if all(word in f"ResNet-18 at {size}" for word in wanted):
+            resnet(size)

@@ -11,7 +11,7 @@ import pytest
 
 import mithril as ml
 from mithril import InputError, OptionError, ops
-from mithril.models import Linear, Relu
+from mithril.models import BatchNorm2d, Conv2d, Linear, Relu
 from mithril_passes.quantization.calibration import span
 from mithril_passes.quantization.static_quantization import affine, encode
 
@@ -153,3 +153,26 @@ def test_errors_say_what_to_do(compiled: Any, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(InputError, match="has no ranges"):
         quantized(compiled, ranges=str(tmp_path / "bad.json"))({"input": X})
+
+
+def test_running_statistics_are_calibrated() -> None:
+    """Batch norms fold into the weights with the bound statistics, not with the initial ones."""
+    image = RNG.standard_normal((32, 3, 8, 8)).astype(np.float32)
+    model = ml.Model()
+    model += Conv2d(3, 16, 3, padding=1, name="a")
+    model += BatchNorm2d(16, name="norm")
+    model += Relu()
+    model += Conv2d(16, 16, 3, padding=1, name="b")
+    exact = ml.compile(model, "numpy", shapes={"input": [32, 3, 8, 8]}, inference=True)
+    params = exact.randomize_params(seed=0)
+    state = {
+        n: np.full(np.shape(x), 0.05 if "mean" in n else 0.01, np.float32) for n, x in exact.initial_state().items()
+    }
+    exact.bind(params, state)
+    ranges = ml.calibrate_ranges(exact, [{"input": image}])
+    result = ml.compile(
+        model, "numpy", shapes={"input": [32, 3, 8, 8]}, static_inference=True, quantization={"ranges": ranges}
+    )
+    result.bind(params, state)
+    assert error(result({"input": image})["output"], exact({"input": image})["output"]) < 0.03
+    assert count(result, ops.quantize) == 2

@@ -19,6 +19,7 @@ from mithril.ir import Graph, Node, Value
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention
+from mithril_cbackend.lowering.conv import word_convolution
 from mithril_cbackend.lowering.element import elementwise, vectorization
 from mithril_cbackend.lowering.element.element_reader import RULES, is_uniform, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
@@ -188,7 +189,7 @@ class FusionPlanner:
         """Whether to repeat a cast without loss in each of several products, which read the narrow elements."""
         if not self.machine.fuse or len(readers) < 2 or node.op is not ops.cast or not fuses_into_matmul_operand(node):
             return False
-        kernels = [k for k in readers if k is not None and k.template is matmul.matmul and feeds_only(k, node)]
+        kernels = [k for k in readers if k is not None and reads_narrow(k) and feeds_only(k, node)]
         return len(kernels) == len(readers)
 
     def _fuse_producer(self, node: Node, readers: list[Kernel | None]) -> Kernel | None:
@@ -264,7 +265,7 @@ class FusionPlanner:
             return self._fuse_into_attention(node, kernel)
         lowering = LOWERINGS.get(anchor.op.name)
         if lowering is not None:
-            if kernel.template is matmul.matmul and fuses_into_matmul_operand(node) and feeds_only(kernel, node):
+            if reads_narrow(kernel) and fuses_into_matmul_operand(node) and feeds_only(kernel, node):
                 return kernel
             if not lowering.reads_once or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
                 return None
@@ -323,7 +324,7 @@ class FusionPlanner:
         kernel.kind = kernel.template.__name__
         if lowering is not None and lowering.prepare is not None:
             kernel.narrow = narrow_dtype(self.graph, operand(node))
-            elements = constant_elements(self.graph, node.operands[1], node.op in (ops.matmul, ops.dot))
+            elements = constant_elements(self.graph, node.operands[1], node.op in (ops.matmul, ops.dot, ops.conv))
             packed = None if elements is None else lowering.prepare(kernel, elements, self.machine)
             if packed is not None:
                 right = node.operands[1]
@@ -339,6 +340,11 @@ class FusionPlanner:
 def is_producer(node: Node) -> bool:
     lowering = LOWERINGS.get(node.op.name)
     return lowering is not None and lowering.is_producer
+
+
+def reads_narrow(kernel: Kernel) -> bool:
+    """Whether the template converts narrow operands as it reads them."""
+    return kernel.template is matmul.matmul or word_convolution.is_planned(kernel)
 
 
 def feeds_only(kernel: Kernel, node: Node) -> bool:

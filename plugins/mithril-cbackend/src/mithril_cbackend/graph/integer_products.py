@@ -16,6 +16,7 @@ from mithril import ops
 from mithril.base import float32, int8, uint8
 from mithril.ir import Builder, Editor, Graph, Node, Value, decompose
 from mithril_cbackend.graph import fusion
+from mithril_cbackend.lowering.conv import word_convolution
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
 PAIRS = (ops.quantize, ops.dequantize)
@@ -64,6 +65,8 @@ class IntegerProducts:
         for node in self.editor.nodes():
             if node.op is ops.matmul:
                 self.product(node)
+            elif word_convolution.is_supported(node):
+                self.convolution(node)
         for node in self.editor.nodes():
             if node.op is ops.dequantize:
                 self.fold(node)
@@ -87,6 +90,46 @@ class IntegerProducts:
             return
         with self.editor.before(node) as b:
             result = self.scaled(b, codes, scale if by_row else self.scalar(scale), zero, weights)
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+
+    def convolution(self, node: Node) -> None:
+        """Rewrite a convolution with constant codes of an image with one scale."""
+        left, right = self.editor.producer(operand(node)), self.editor.producer(operand(node, 1))
+        if left is None or right is None or left.op is not ops.dequantize or right.op is not ops.dequantize:
+            return
+        codes, scale, zero = left.operands[0], left.operands[1], self.zero_of(left)
+        data, scales = self.data(right.operands[0]), self.data(right.operands[1])
+        assert codes is not None
+        assert scale is not None
+        if data is None or scales is None or zero is None or scale.ndim or codes.dtype not in (int8, uint8):
+            return
+        shifted = data.astype(np.int32) - (self.zero_of(right) or 0)
+        terms = int(np.prod(data.shape[1:]))
+        by_channel = not scales.ndim or right.attributes["axis"] == 0
+        fits = shifted.min() >= -128 and shifted.max() <= 127 and terms <= MAX_TERMS
+        if self.zero_of(right) is None or not by_channel or not fits or node.result.dtype is not float32:
+            return
+        column = (1, -1, 1, 1)
+        with self.editor.before(node) as b:
+            factor = self.scalar(scale)
+            if codes.dtype is int8:
+                codes, zero = self.as_unsigned(codes), zero + OFFSET
+            attributes = dict(node.attributes)
+            if zero and any(n for pair in attributes["padding"] for n in pair):
+                widths = ((0, 0), (0, 0), *attributes["padding"])
+                codes, attributes["padding"] = ops.pad(codes, widths=widths, value=zero), ((0, 0), (0, 0))
+            weights = ops.cast(b.constant(shifted.astype(np.int8), name="codes"), dtype="int32")
+            sums = ops.conv(ops.cast(codes, dtype="int32"), weights, **attributes)
+            if zero:
+                offset = (zero * shifted.sum(axis=(1, 2, 3), dtype=np.int64)).astype(np.int32).reshape(column)
+                sums = sums - b.constant(offset, name="zero")
+            total = ops.cast(sums, dtype="float32")
+            spread = np.broadcast_to(scales.astype(np.float32).reshape(-1), (data.shape[0],)).reshape(column)
+            if isinstance(factor, float):
+                result = total * b.constant((spread * np.float32(factor)).astype(np.float32), name="scale")
+            else:
+                result = total * factor * b.constant(np.array(spread), name="scale")
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
 

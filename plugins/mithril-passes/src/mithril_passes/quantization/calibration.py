@@ -72,7 +72,7 @@ class Observed:
             static_inference=True,
             **settings,
         )
-        compiled.bind(self.compiled.params)
+        compiled.bind(self.compiled.params, self.compiled.initial_state() or None)
         return compiled
 
     def collect(self, samples: Sequence[Arrays]) -> dict[str, list[np.ndarray[Any, Any]]]:
