@@ -162,7 +162,27 @@ from mithril_tools.profile import profile as profile
 from mithril_tools.tune import tune as tune
 from mithril_torch.backend import TorchBackend as TorchBackend
 from mithril_torch.importing.entry import from_torch as from_torch
+from mithril_train.augment.images import (
+    Augmentation as Augmentation,
+    ColorJitter as ColorJitter,
+    RandomAffine as RandomAffine,
+    RandomCrop as RandomCrop,
+    RandomFlip as RandomFlip,
+)
+from mithril_train.augment.mixing import (
+    CutMix as CutMix,
+    MixUp as MixUp,
+)
 from mithril_train.data.loader import DataLoader as DataLoader
+from mithril_train.data.sequences import (
+    Buckets as Buckets,
+    Padding as Padding,
+)
+from mithril_train.data.tar_stream import TarStream as TarStream
+from mithril_train.estimators import (
+    Classifier as Classifier,
+    Regressor as Regressor,
+)
 from mithril_train.hyperparameter_search import search as search
 from mithril_train.loop.callbacks import (
     CSVLog as CSVLog,
@@ -171,7 +191,13 @@ from mithril_train.loop.callbacks import (
     EarlyStopping as EarlyStopping,
     JSONLog as JSONLog,
     LearningRateMonitor as LearningRateMonitor,
+    ReduceLROnPlateau as ReduceLROnPlateau,
+)
+from mithril_train.loop.loggers import (
+    MLflow as MLflow,
+    StepLogger as StepLogger,
     TensorBoard as TensorBoard,
+    WandB as WandB,
 )
 from mithril_train.loop.trainer import Trainer as Trainer
 from mithril_train.optim.optimizers import (
@@ -187,11 +213,24 @@ from mithril_train.optim.optimizers import (
 from mithril_train.optim.schedules import (
     Constant as Constant,
     Cosine as Cosine,
+    Cyclic as Cyclic,
     OneCycle as OneCycle,
+    Polynomial as Polynomial,
     Schedule as Schedule,
     StepDecay as StepDecay,
     WarmUp as WarmUp,
 )
+from mithril_train.optim.wrappers import (
+    GradientNoise as GradientNoise,
+    Lookahead as Lookahead,
+    OptimizerWrapper as OptimizerWrapper,
+    SAM as SAM,
+)
+from mithril_train.step.regularizers import (
+    L1 as L1,
+    L2 as L2,
+)
+from mithril_train.step.train_step import TrainStep as TrainStep
 from os import PathLike
 from typing import (
     Any,

@@ -42,9 +42,33 @@ OPTIMIZERS = [ml.SGD, ml.Adam, ml.AdamW, ml.Adagrad, ml.RMSprop, ml.Lion, ml.Ada
         (lambda: trainer(optimizerr=ml.Adam()), "did you mean 'optimizer'"),
         (lambda: trainer(lr=0.1), r"ml.Adam\(learning_rate=...\)"),
         (lambda: trainer(ema=2.0), "ema=2.0 must be between 0 and 1"),
-        (lambda: trainer().fit(X, Y, epochs=1), r"got 'epochs' twice(?s:.)*ml.DataLoader\(\(x, y\), batch_size=32\)"),
+        (lambda: trainer().fit(X, Y, 1, 2), r"hint: fit\(x, y, epochs=...\), or fit\(loader, epochs=...\)"),
+        (
+            lambda: trainer().fit(loader(), batch_size=3),
+            r"batch_size belongs to arrays(?s:.)*DataLoader\(..., batch_size",
+        ),
+        (lambda: trainer().fit(loader(), Y), "y belongs to arrays(?s:.)*yield it as a column"),
+        (lambda: trainer().fit(loader(), -3), "epochs: expected int of at least 0, got -3"),
+        (lambda: trainer().fit(X, Y, validation=(X, Y), validation_data=(X, Y)), "are the same argument"),
+        (lambda: trainer().fit(X, Y, class_weight={-1: 2.0}), "is not a weight of at least 0 per label"),
+        (lambda: trainer().fit(X, Y, class_weight={"a": 2.0}), "class_weight: at (?s:.)*expected int"),
+        (
+            lambda: trainer(loss={"outptu": "cross_entropy"}),
+            "loss: unknown output 'outptu'(?s:.)*did you mean 'output'",
+        ),
+        (lambda: trainer(loss={}), "loss is an empty dictionary"),
+        (lambda: trainer(loss_weights={"output": 1.0}), "loss_weights: unknown loss 'output'"),
+        (
+            lambda: trainer(regularizers={"*.wieght": ml.L2()}).fit(X, Y),
+            r"'\*.wieght' in regularizers matches no parameter",
+        ),
+        (lambda: trainer(regularizers={"*": "l2"}), "regularizers: at (?s:.)*expected a function"),
+        (
+            lambda: trainer(regularizers={"*": ml.ops.abs}).fit(X, Y),
+            r"the regularizer of '\*' gave (?s:.)*expected a scalar",
+        ),
+        (lambda: ml.L2(-1), "strength: expected float of at least 0"),
         (lambda: trainer().fit(loader(), verbose=1), r"Trainer\(progress=False\)"),
-        (lambda: trainer().fit(loader(), validation_data=(X, Y)), r"validation=\(x, y\)"),
         (lambda: trainer().fit(loader(), epochs="3"), "write epochs=3"),
         (lambda: trainer().fit(loader(), epochs=-1), "epochs: expected int of at least 0"),
         (lambda: trainer().evaluate(loader(), emma=True), "did you mean 'ema'"),
@@ -109,7 +133,18 @@ def test_junk_for_a_constructor_is_accepted_or_ours(kind, good, names):
 
 TRAINER = [
     *("optimizer", "loss", "metrics", "backend", "gradient_accumulation_steps", "clip_norm", "clip_value", "frozen"),
-    *("ema", "loss_scale", "detect_nan", "params", "state", "seed", "callbacks", "progress"),
+    *(
+        "loss_weights",
+        "regularizers",
+        "ema",
+        "loss_scale",
+        "detect_nan",
+        "params",
+        "state",
+        "seed",
+        "callbacks",
+        "progress",
+    ),
 ]
 
 
@@ -125,6 +160,10 @@ def test_junk_for_a_trainer_is_accepted_or_ours(name):
             pass
 
 
+FIT = [
+    *("y", "epochs", "validation", "validation_data", "batch_size", "shuffle", "sample_weight", "class_weight"),
+    *("steps_per_epoch", "callbacks", "resume"),
+]
 METHODS = ["fit", "evaluate", "predict", "save", "load", "step", "begin"]
 
 
@@ -141,10 +180,11 @@ def test_junk_for_a_method_is_accepted_or_ours(method, tmp_path, monkeypatch):
         except MithrilError:
             pass
     if method == "fit":
-        for name, junk in itertools.product(("epochs", "validation", "callbacks", "resume"), JUNK):
-            if name == "epochs" and junk is JUNK[-1]:
+        for name, junk in itertools.product(FIT, JUNK):
+            if name in ("epochs", "y", "steps_per_epoch") and junk is JUNK[-1]:
                 continue
-            try:
-                subject.fit([(X[:4], Y[:4])], **{name: junk})
-            except MithrilError:
-                pass
+            for form in ([(X[:4], Y[:4])], X[:4]):
+                try:
+                    subject.fit(form, **{"y": Y[:4] if isinstance(form, np.ndarray) else None, name: junk})
+                except MithrilError:
+                    pass

@@ -1,14 +1,11 @@
-"""Learning curves as pictures; TensorBoard through whichever writer there is; names of the public face."""
+"""Learning curves as pictures; names of the public face."""
 
 import sys
-import types
 from xml.etree import ElementTree
 
 import pytest
-from small import loader, trainer
 
 import mithril as ml
-from mithril.base.errors import PluginError
 from mithril_train.learning_curves import curves
 from mithril_train.plugin import EXPORTS
 
@@ -36,27 +33,6 @@ def test_axis_labels_are_round_numbers(tmp_path):
     assert heights([0.3, 2.2]) == ["0.5", "1", "1.5", "2"]
     assert heights([0.04, 2.2], log=True) == ["0.05", "0.1", "0.2", "0.5", "1", "2"]
     assert heights([0.0002, 2.2], log=True) == ["0.001", "0.01", "0.1", "1"]
-
-
-def test_tensorboard_by_the_writer_that_is_installed(tmp_path, monkeypatch):
-    class Writer:
-        def __init__(self, folder):
-            seen.append(folder)
-
-        def add_scalar(self, name, value, step):
-            seen.append((name, step))
-
-        def close(self):
-            seen.append("closed")
-
-    seen = []
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))
-    trainer(callbacks=[ml.TensorBoard(tmp_path)]).fit(loader(), 2)
-    assert seen == [str(tmp_path), ("loss", 6), ("loss", 12), "closed"]
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(PluginError, match="need a writer"):
-        trainer(callbacks=[ml.TensorBoard(tmp_path)]).fit(loader(), 1)
 
 
 @pytest.mark.parametrize("name", [n for names in EXPORTS.values() for n in names])

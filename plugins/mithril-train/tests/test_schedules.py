@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from small import X, Y, trainer
 
 import mithril as ml
 from mithril.base.errors import OptionError
@@ -59,3 +60,43 @@ def test_the_step_takes_the_schedules_rate():
     data = (np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))
     trainer.fit(ml.DataLoader(data, batch_size=2), 1, callbacks=[monitor])
     assert monitor.rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
+
+
+def test_polynomial_equals_torch_definition():
+    rates = [ml.Polynomial(0.1, 4, power=2.0, final=0.02)(k) for k in range(7)]
+    expected = [0.02 + 0.08 * (1 - min(k, 4) / 4) ** 2 for k in range(7)]
+    assert rates == pytest.approx(expected)
+
+
+def test_cycles_go_up_and_down_and_shrink():
+    schedule = ml.Cyclic(0.1, 0.5, steps=2, decay=0.5)
+    assert [schedule(k) for k in range(9)] == pytest.approx([0.1, 0.3, 0.5, 0.3, 0.1, 0.2, 0.3, 0.2, 0.1])
+
+
+def test_plateaus_reduce_all_rates_and_schedules_continue(tmp_path):
+    class Stagnate(ml.Callback):
+        def epoch_end(self, trainer, row):
+            row["watched"] = [3.0, 2.0, 2.0, 2.0, 2.0, 2.0][trainer.epoch - 1]
+
+    def fit(epochs, **options):
+        optimizer = ml.SGD(lambda step: 0.1 / (1 + step), groups={"*.bias": {"learning_rate": 0.5}})
+        subject = trainer(optimizer=optimizer)
+        seen.clear()
+        callbacks = [Rates(), Stagnate(), ml.ReduceLROnPlateau("watched", 0.5, patience=2), ml.Checkpoint(tmp_path)]
+        subject.fit([(X, Y)], epochs, callbacks=callbacks, **options)
+        return subject
+
+    class Rates(ml.Callback):
+        def step_end(self, trainer, report):
+            seen.append([report.learning_rate, report.rates["learning_rate/*.bias"]])
+
+    seen = []
+    fit(6)
+    scales = [1, 1, 1, 1, 0.5, 0.5]
+    assert [row[0] for row in seen] == pytest.approx([0.1 / (1 + k) * s for k, s in enumerate(scales)])
+    assert [row[1] for row in seen] == pytest.approx([0.5 * s for s in scales])
+    for path in tmp_path.iterdir():
+        path.unlink()
+    fit(5)
+    fit(6, resume=tmp_path)
+    assert seen[0] == pytest.approx([0.1 / 6 * 0.5, 0.25]), "the scale is restored"

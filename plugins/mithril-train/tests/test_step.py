@@ -221,7 +221,8 @@ def test_wrong_arguments():
     with pytest.raises(OptionError, match="inference=True"):
         trainer(inference=True)
     with pytest.raises(
-        OptionError, match=r"optimizer: expected Optimizer, got 'adam' \(str\)\nhint: optimizer=ml.Adam"
+        OptionError,
+        match=r"optimizer: expected Optimizer or a mapping (?s:.)*got 'adam' \(str\)\nhint: optimizer=ml.Adam",
     ):
         trainer(optimizer="adam")
 

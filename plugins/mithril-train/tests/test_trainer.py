@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from mithril.base.errors import InputError, OptionError
 from mithril.models import Accuracy
 from mithril_train.loop import checkpoint
 from mithril_train.loop.history import History
-from mithril_train.loop.progress import Bar, Lines
+from mithril_train.loop.progress import Bar, Lines, make_progress
 
 
 def test_fit_evaluate_predict():
@@ -63,16 +64,6 @@ def test_a_look_at_the_first_batch_costs_no_step():
     subject = trainer()
     subject.fit(source, 1)
     assert subject.steps == 6
-
-
-def test_one_batch_is_rejected_as_a_loader():
-    for batch in ((X, Y), {"input": X, "target": Y}):
-        with pytest.raises(InputError) as caught:
-            trainer().fit(batch, 1)
-        assert str(caught.value) == (
-            "fit takes a loader of batches, and this is one batch\n"
-            "hint: ml.DataLoader(batch, batch_size=32), or [batch] to train on all of it at once"
-        )
 
 
 def test_the_trained_model_takes_batches_of_any_size():
@@ -321,6 +312,60 @@ def test_a_kill_while_writing_leaves_a_good_checkpoint(tmp_path):
         process.stdout.close()
         tensors, progress = checkpoint.read(tmp_path / "c.safetensors")
         assert (tensors["x"] == progress["k"]).all()
+
+
+def test_sigterm_saves_and_ends_the_process(tmp_path):
+    """The signal of cluster schedulers: training resumes where it was, to the bit."""
+    script = textwrap.dedent(f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import mithril as ml
+        from small import X, Y, trainer
+
+        class Kill(ml.Callback):
+            def step_end(self, trainer, report):
+                if trainer.steps == 8:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        callbacks = [ml.Checkpoint({str(tmp_path)!r}), ml.EarlyStopping("loss"), Kill()]
+        trainer().fit(X, Y, 3, batch_size=16, callbacks=callbacks)
+        print("unreachable")
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert "unreachable" not in done.stdout
+    reference, resumed = trainer(), trainer()
+    reference.fit(X, Y, 3, batch_size=16)
+    resumed.fit(X, Y, 3, batch_size=16, resume=tmp_path)
+    assert resumed.history.steps == reference.history.steps
+    for n, x in arrays(reference).items():
+        np.testing.assert_array_equal(arrays(resumed)[n], x)
+
+
+def test_notebooks_show_one_bar_and_the_rows(monkeypatch):
+    """A shell with a kernel is a notebook; its display is replaced in place."""
+    shown = []
+
+    class Html(str):
+        pass
+
+    def display(html, display_id):
+        shown.append(html)
+        return types.SimpleNamespace(update=shown.append)
+
+    module = types.ModuleType("IPython")
+    module.get_ipython = lambda: types.SimpleNamespace(kernel=1)
+    module.display = types.ModuleType("IPython.display")
+    module.display.HTML, module.display.display = Html, display
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    monkeypatch.setitem(sys.modules, "IPython.display", module.display)
+    monkeypatch.setattr("mithril_train.loop.progress.LOOK", 0.0)
+    trainer(progress=True).fit(loader(), 2)
+    assert '<progress max="6" value="3"></progress> 3/6 loss' in shown[3]
+    assert shown[-1].count("epoch") == 2
+    assert "<progress" not in shown[-1]
+    module.get_ipython = lambda: types.SimpleNamespace()
+    assert isinstance(make_progress(None), Lines), "a shell in a terminal"
 
 
 # -- nan ---------------------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ HOMES = {
         *("Concat", "Dropout", "Flatten", "Identity", "Pad", "PRelu", "Reshape", "Split", "Squeeze", "Stack"),
         *("Transpose", "Unsqueeze", "Upsample"),
     ),
+    "language.trace_context": ("ADDED_LOSS",),
     "layers.wrapper": ("Hooked", "Reparametrization", "Wrapper", "hook"),
     "layers.parameter_norms": ("SpectralNorm", "WeightNorm"),
     "layers.transformer": (

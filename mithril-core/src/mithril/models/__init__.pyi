@@ -16,6 +16,7 @@ from mithril.models.language.control_flow import (
 from mithril.models.language.flatten import flatten as flatten
 from mithril.models.language.layer import Layer as Layer
 from mithril.models.language.model import Model as Model
+from mithril.models.language.trace_context import ADDED_LOSS as ADDED_LOSS
 from mithril.models.layers.attention import (
     MultiHeadAttention as MultiHeadAttention,
     PositionalEmbedding as PositionalEmbedding,

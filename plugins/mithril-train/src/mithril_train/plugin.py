@@ -10,6 +10,8 @@ from mithril.backend import Layers
 
 # Module of ``mithril_train`` -> the names that it exports as ``ml.*``.
 EXPORTS = {
+    "augment.images": ("Augmentation", "ColorJitter", "RandomAffine", "RandomCrop", "RandomFlip"),
+    "augment.mixing": ("CutMix", "MixUp"),
     "loop.callbacks": (
         "Callback",
         "Checkpoint",
@@ -17,12 +19,28 @@ EXPORTS = {
         "EarlyStopping",
         "JSONLog",
         "LearningRateMonitor",
-        "TensorBoard",
+        "ReduceLROnPlateau",
     ),
+    "loop.loggers": ("MLflow", "StepLogger", "TensorBoard", "WandB"),
     "data.loader": ("DataLoader",),
+    "data.sequences": ("Buckets", "Padding"),
+    "data.tar_stream": ("TarStream",),
     "optim.optimizers": ("SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "RMSprop"),
-    "optim.schedules": ("Constant", "Cosine", "OneCycle", "Schedule", "StepDecay", "WarmUp"),
+    "optim.schedules": (
+        "Constant",
+        "Cosine",
+        "Cyclic",
+        "OneCycle",
+        "Polynomial",
+        "Schedule",
+        "StepDecay",
+        "WarmUp",
+    ),
     "loop.trainer": ("Trainer",),
+    "optim.wrappers": ("SAM", "GradientNoise", "Lookahead", "OptimizerWrapper"),
+    "step.train_step": ("TrainStep",),
+    "step.regularizers": ("L1", "L2"),
+    "estimators": ("Classifier", "Regressor"),
     "hyperparameter_search": ("search",),
 }
 

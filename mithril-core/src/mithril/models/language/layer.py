@@ -102,6 +102,10 @@ class Layer(metaclass=LayerMeta):
         """Set the value of a state after this call."""
         self.context.update_state(self, name, value)
 
+    def add_loss(self, loss: Value) -> None:
+        """Add a scalar to the loss of training, such as a penalty on activations; other programs do not compute it."""
+        self.context.add_loss(loss)
+
     def key(self) -> Value:
         """Return a new random key, used nowhere else in the model."""
         return self.context.key()

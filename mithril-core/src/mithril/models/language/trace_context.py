@@ -43,6 +43,7 @@ class Builds(Protocol):
 
 
 RNG = "rng"
+ADDED_LOSS = "added_loss"  # tag of the nodes whose results are part of the training loss
 
 
 class _Active(threading.local):
@@ -312,6 +313,23 @@ class Context:
         self.draws += 1
         key: Value = fold_in(self.states[RNG], self.draws)
         return key
+
+    def add_loss(self, loss: Value) -> None:
+        """Mark a scalar as part of the training loss. Programs that do not train remove it as unused."""
+        builder = Builder.current()
+        if builder is not self.root:
+            raise ModelError(
+                "add_loss is called inside a branch or a loop",
+                hint="return the loss from the branch or loop, and add it outside",
+            )
+        if not isinstance(loss, Value) or loss.shape != () or not loss.dtype.is_float:
+            shown = loss.type if isinstance(loss, Value) else type(loss).__name__
+            raise ModelError(
+                f"add_loss expects a float scalar, got {shown}", hint="reduce it: ops.mean(x) or ops.sum(x)"
+            )
+        one = builder.constant(1.0, loss.dtype)
+        with builder.at(builder.origin, {**(builder.tags or {}), ADDED_LOSS: True}):
+            _ = loss * one
 
     def finish(self) -> list[Output]:
         """Return the state results: updated states, and the next random key if one was used."""

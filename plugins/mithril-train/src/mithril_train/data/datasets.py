@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base import InputError
+from mithril_train.data.tables import columns_of_table
 
 
 class Source:
@@ -16,7 +17,11 @@ class Source:
     length: int | None = None
 
     def fetch(self, indices: np.ndarray[Any, Any]) -> Any:
-        """Return the collated batch of these samples."""
+        """Return the batch of these samples."""
+        return default_collate(self.rows(indices))
+
+    def rows(self, indices: np.ndarray[Any, Any]) -> list[Any]:
+        """Return these samples."""
         raise TypeError("this dataset has no random access")
 
     def samples(self) -> Iterator[Any]:
@@ -26,7 +31,8 @@ class Source:
 class Arrays(Source):
     """Arrays with a common leading size: a batch is one indexing operation per array, without a loop over samples."""
 
-    def __init__(self, arrays: Mapping[str, Any] | Sequence[Any]) -> None:
+    def __init__(self, arrays: Mapping[str, Any] | Sequence[Any], *, single: bool = False) -> None:
+        self.single = single  # whether a sample is a row of the only array
         self.arrays: Any
         if isinstance(arrays, Mapping):
             self.arrays = {name: np.asarray(a) for name, a in arrays.items()}
@@ -44,19 +50,11 @@ class Arrays(Source):
 
     def fetch(self, indices: np.ndarray[Any, Any]) -> Any:
         if isinstance(self.arrays, dict):
-            return {name: a[indices] for name, a in self.arrays.items()}
-        return tuple(a[indices] for a in self.arrays)
+            return {name: _rows_of(a, indices) for name, a in self.arrays.items()}
+        return tuple(_rows_of(a, indices) for a in self.arrays)
 
-
-class Rows(Source):
-    """Arrays read sample by sample for a custom ``collate``; each sample has the structure of the dataset."""
-
-    def __init__(self, arrays: Arrays, single: bool, collate: Any) -> None:
-        self.arrays, self.single, self.collate = arrays.arrays, single, collate
-        self.length = arrays.length
-
-    def fetch(self, indices: np.ndarray[Any, Any]) -> Any:
-        return self.collate([self._row(int(i)) for i in indices])
+    def rows(self, indices: np.ndarray[Any, Any]) -> list[Any]:
+        return [self._row(int(i)) for i in indices]
 
     def _row(self, i: int) -> Any:
         if isinstance(self.arrays, dict):
@@ -67,14 +65,13 @@ class Rows(Source):
 class Indexed(Source):
     """A map-style dataset: ``dataset[i]`` and ``len(dataset)``."""
 
-    def __init__(self, dataset: Any, collate: Any) -> None:
-        self.dataset, self.collate = dataset, collate
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
         self.length = len(dataset)
 
-    def fetch(self, indices: np.ndarray[Any, Any]) -> Any:
+    def rows(self, indices: np.ndarray[Any, Any]) -> list[Any]:
         many = getattr(self.dataset, "__getitems__", None)
-        rows = many([int(i) for i in indices]) if many else [self.dataset[int(i)] for i in indices]
-        return self.collate(rows)
+        return list(many([int(i) for i in indices]) if many else [self.dataset[int(i)] for i in indices])
 
 
 class Streamed(Source):
@@ -94,30 +91,41 @@ class Streamed(Source):
         return iter(samples)
 
 
-def as_source(dataset: Any, collate: Any = None) -> Source:
-    """Return the interface of a dataset; ``collate`` is the user's function or None."""
+def _rows_of(column: np.ndarray[Any, Any], indices: np.ndarray[Any, Any]) -> Any:
+    """Return rows of a column; rows of different sizes raise as such."""
+    rows = column[indices]
+    return default_collate(list(rows)) if column.dtype == object else rows
+
+
+def as_source(dataset: Any) -> Source:
+    """Return the interface of a dataset."""
     if isinstance(dataset, Source):
         return dataset
+    table = columns_of_table(dataset)
+    if table is not None:
+        return Arrays(table)
     if isinstance(dataset, np.ndarray | Mapping) or _is_columns(dataset):
         single = isinstance(dataset, np.ndarray)
-        arrays = Arrays((dataset,) if single else dataset)
-        return arrays if collate is None else Rows(arrays, single, collate)
+        return Arrays((dataset,) if single else dataset, single=single)
     if hasattr(dataset, "iloc"):
         raise InputError(
             f"a {type(dataset).__name__} is read by labels, not by positions",
-            hint="DataLoader((frame[['a', 'b']].to_numpy('float32'), frame['target'].to_numpy()), batch_size=32)",
+            hint="DataLoader(series.to_numpy('float32')), or a data frame",
         )
     if isinstance(dataset, (str, bytes)):
         raise InputError(
             f"a {type(dataset).__name__} is not a data set", hint="read the file first, for example with np.load"
         )
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return Indexed(dataset, collate or default_collate)
+        return Indexed(dataset)
     if hasattr(dataset, "__iter__") or callable(dataset):
         return Streamed(dataset)
     raise InputError(
         f"a {type(dataset).__name__} is not a dataset",
-        facts=["accepted: arrays (dict or tuple), objects with [] and len(), iterables, generator functions"],
+        facts=[
+            "accepted: arrays (dict or tuple), data frames, Arrow tables,",
+            "objects with [] and len(), iterables, generator functions",
+        ],
     )
 
 
@@ -143,7 +151,7 @@ def default_collate(rows: Sequence[Any]) -> Any:
         raise InputError(
             "samples of one batch have different shapes",
             facts=[", ".join(map(str, sorted(shapes)[:6]))],
-            hint="pad them, or give DataLoader(collate=...) a function that does",
+            hint="DataLoader(..., collate=ml.Padding())",
         )
     return np.stack(arrays)
 

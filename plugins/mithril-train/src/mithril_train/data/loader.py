@@ -10,23 +10,27 @@ import numpy as np
 
 from mithril.backend import CheckedType, Least, Positive
 from mithril.base import OptionError
-from mithril_train.data.datasets import Source, Streamed, as_source, default_collate
+from mithril_train.data.datasets import Source, Streamed, as_source
+from mithril_train.data.sequences import Buckets
 from mithril_train.data.shuffle import batch_count, batches, permutation
+from mithril_train.data.transforms import Pipeline, Task
 from mithril_train.data.workers import ProcessPool, ahead
 
 
 class DataLoader(metaclass=CheckedType):
     """Iterate over batches.
 
-    ``dataset``: arrays (a dictionary or tuple of them), an object with ``[]`` and ``len``, an iterable or a generator
-    function. With ``shuffle`` the order depends only on ``seed`` and the epoch. ``num_workers`` threads (or processes
-    with ``worker="process"``) prefetch up to ``prefetch_factor`` batches each. ``pin_memory`` copies batches to
-    page-locked memory if torch with CUDA is installed. Each ``iter`` starts an epoch, except after ``load_state_dict``
-    of a state saved between two batches: it continues with the next batch.
+    ``dataset``: arrays (a dictionary or tuple of them), a data frame, an Arrow table, an object with ``[]`` and
+    ``len``, an iterable or a generator function. ``transform`` is a function of a row, ``collate`` of the list of rows,
+    ``batch_transform`` of the batch; a parameter ``rng`` receives a generator that depends on the seed, the epoch and
+    the row or batch. ``buckets`` makes batches of similar lengths. With ``shuffle`` the order depends only on ``seed``
+    and the epoch. ``num_workers`` threads (or processes with ``worker="process"``) prefetch up to ``prefetch_factor``
+    batches each. ``pin_memory`` copies batches to page-locked memory if torch with CUDA is installed. Each ``iter``
+    starts an epoch, except after ``load_state_dict`` of a state saved between two batches: it continues with the next
+    batch.
     """
 
     argument_hints: ClassVar = {
-        "transform": "collate=function of the list of samples",
         "collate_fn": "write collate=",
         "persistent_workers": "leave it out: workers stay for the next epoch",
     }
@@ -43,11 +47,18 @@ class DataLoader(metaclass=CheckedType):
         prefetch_factor: Positive = 2,
         pin_memory: bool = False,
         drop_last: bool = False,
+        transform: Callable[..., Any] | None = None,
+        batch_transform: Callable[..., Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        buckets: Buckets | None = None,
         sampler: Iterable[int] | None = None,
     ) -> None:
-        self.collate = collate or default_collate
-        self.source: Source = as_source(dataset, collate)
+        self.source: Source = as_source(dataset)
+        self.pipeline = Pipeline(self.source, seed, collate, transform, batch_transform)
+        self.buckets = buckets
+        if buckets is not None and len(buckets.lengths) != self.source.length:
+            shown = "an iterable" if self.source.length is None else f"{self.source.length} samples"
+            raise OptionError(f"Buckets has {len(buckets.lengths)} lengths, and the data set is {shown}")
         if sampler is not None and iter(sampler) is sampler:
             raise OptionError(
                 "sampler is an iterator, which can be read only once",
@@ -69,6 +80,8 @@ class DataLoader(metaclass=CheckedType):
     def __len__(self) -> int:
         if self.source.length is None:
             raise TypeError("an iterable dataset has no length")
+        if self.buckets is not None:
+            return len(self.buckets.groups(self.order(), self.batch_size, self.drop_last))
         n = len(list(self.sampler)) if self.sampler is not None else self.source.length
         return batch_count(n, self.batch_size, self.drop_last)
 
@@ -125,15 +138,25 @@ class DataLoader(metaclass=CheckedType):
             raise OptionError(f"sampler gives {wrong!r}, which is not an index of {n} samples")
         return np.array(indices, np.int64)
 
+    def _tasks(self) -> Iterator[Task]:
+        start = self._position
+        if self.buckets is None:
+            groups = batches(self.order(), self.batch_size, self.drop_last, start)
+        else:
+            shuffle = (self.seed, self.epoch) if self.shuffle else None
+            groups = self.buckets.batches(self.order(), self.batch_size, self.drop_last, shuffle, start)
+        for number, indices in enumerate(groups, start):
+            yield Task(self.epoch, number, 0, indices)
+
     def _indexed(self) -> Iterator[Any]:
-        tasks = batches(self.order(), self.batch_size, self.drop_last, self._position)
+        tasks = self._tasks()
         depth = max(self.num_workers * self.prefetch_factor, 1)
         if self.num_workers == 0:
-            yield from map(self.source.fetch, tasks)
+            yield from map(self.pipeline, tasks)
         elif self.worker == "thread":
-            yield from ahead(tasks, self.source.fetch, self.num_workers, depth)
+            yield from ahead(tasks, self.pipeline, self.num_workers, depth)
         else:
-            pool, self._pool = self._pool or ProcessPool(self.source.fetch, self.num_workers), None
+            pool, self._pool = self._pool or ProcessPool(self.pipeline, self.num_workers), None
             complete = False
             try:
                 yield from pool.ahead(tasks, depth)
@@ -155,20 +178,25 @@ class DataLoader(metaclass=CheckedType):
             self.close()
 
     def _stream(self) -> Iterator[Any]:
-        assert isinstance(self.source, Streamed) or self.source.length is None
+        assert isinstance(self.source, Streamed)
+        if hasattr(self.source.dataset, "set_epoch"):
+            self.source.dataset.set_epoch(self.epoch)
         samples = self.source.samples()
+        start = self._position
         for _ in islice(samples, self._position * self.batch_size):
             pass  # resumed: skip the samples that were read before
 
-        def groups() -> Iterator[list[Any]]:
+        def groups() -> Iterator[Task]:
+            number = start
             while rows := list(islice(samples, self.batch_size)):
                 if len(rows) == self.batch_size or not self.drop_last:
-                    yield rows
+                    yield Task(self.epoch, number, number * self.batch_size, rows)
+                number += 1
 
         if self.num_workers == 0:
-            yield from map(self.collate, groups())
-        else:  # reading is sequential; only collating is parallel
-            yield from ahead(groups(), self.collate, self.num_workers, self.num_workers * self.prefetch_factor)
+            yield from map(self.pipeline, groups())
+        else:  # reading is sequential; transforms and collating are parallel
+            yield from ahead(groups(), self.pipeline, self.num_workers, self.num_workers * self.prefetch_factor)
 
 
 def _pinner() -> Callable[[Any], Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from mithril.base import InputError
+from mithril.base import InputError, OptionError
 from mithril_train.data.loader import DataLoader
 
 
@@ -53,6 +53,13 @@ class Loader:
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position}
 
+    def continues(self, state: Mapping[str, Any] | None) -> bool:
+        """Whether the state is a position inside an epoch of such a loader."""
+        return bool(state) and state.get("position", 0) > 0 and state.keys() == self.state().keys()  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Release the resources of an unfinished epoch."""
+
     def load_state(self, state: Mapping[str, Any] | None, epoch: int) -> None:
         """Continue from a saved position, or from the beginning of an epoch without one."""
         self.epoch, self.position = (int(state["epoch"]), int(state["position"])) if state else (epoch, 0)
@@ -76,8 +83,20 @@ class MithrilLoader(Loader):
     def state(self) -> dict[str, Any]:
         return dict(self.loader.state_dict())
 
+    def continues(self, state: Mapping[str, Any] | None) -> bool:
+        return super().continues(state) and state is not None and state["seed"] == self.loader.seed
+
     def load_state(self, state: Mapping[str, Any] | None, epoch: int) -> None:
-        self.loader.load_state_dict(state or {**self.loader.state_dict(), "position": 0})
+        position_now = self.loader.state_dict()
+        if state is not None and "seed" not in state:
+            raise OptionError(
+                "the position in the data belongs to another kind of loader",
+                facts=[f"saved: {dict(state)}"],
+                hint="resume with the data of the interrupted fit",
+            )
+        self.loader.load_state_dict(
+            state or {**position_now, "epoch": max(epoch, position_now["epoch"]), "position": 0}
+        )
 
 
 class TorchLoader(Loader):
@@ -125,6 +144,51 @@ class GrainLoader(Loader):
         super().load_state(state, epoch)
         inner = state.get("grain") if state else None
         self._state = inner["bytes"].encode("latin-1") if isinstance(inner, dict) and "bytes" in inner else inner
+
+
+class Portions(Loader):
+    """Epochs of ``size`` batches: each continues in the source where the previous one ended."""
+
+    def __init__(self, source: Loader, size: int) -> None:
+        super().__init__(source.loader, source.seed)
+        self.source, self.size = source, size
+        self._batches: Generator[Any, None, None] | None = None
+
+    def batches(self) -> Generator[Any, None, None]:
+        restarted = False
+        while self.position < self.size:
+            if self._batches is None:
+                self._batches = self.source.batches()
+            batch = next(self._batches, None)
+            if batch is None:
+                self._batches = None
+                if restarted:
+                    return  # the source is empty
+                restarted = True
+                continue
+            restarted = False
+            self.position += 1
+            yield batch
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def evaluation_batches(self) -> Iterator[Any]:
+        return self.source.evaluation_batches()
+
+    def count(self) -> int:
+        return self.size
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "source": self.source.state()}
+
+    def load_state(self, state: Mapping[str, Any] | None, epoch: int) -> None:
+        super().load_state(state, epoch)
+        self.close()
+        self.source.load_state(state.get("source") if state else None, epoch)
+
+    def close(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
+        self._batches = None
 
 
 def as_loader(loader: Iterable[Any], seed: int) -> Loader:

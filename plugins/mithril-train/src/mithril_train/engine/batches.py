@@ -72,3 +72,12 @@ def rows(batch: Mapping[str, Any]) -> int:
         if len(x.shape):
             return int(x.shape[0])
     return 1
+
+
+def joined(arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+    """Concatenate the outputs of batches; if their rows have different sizes, return a list of rows."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if len({a.shape[1:] for a in arrays}) > 1:
+        return [row for a in arrays for row in a]
+    return np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from mithril import plugins
 from mithril.backend import Backend, BuildOptions, Executable, to_numpy
-from mithril.base import BackendError, DType, InputError, OptionError, TensorType, closest, unknown
+from mithril.base import BackendError, DType, InputError, MithrilError, OptionError, TensorType, closest, unknown
 from mithril.compiler import Compiler, check_memory
 from mithril.ir import Graph, Node, Output, Value
 from mithril.passes import PassManager
@@ -29,19 +30,21 @@ from mithril.runtime import (
     resolve_type,
     with_bounds,
 )
+from mithril_train.augment.stages import PREFIX, Augmentations, augmented
 from mithril_train.step.broadcasts import broadcasts
 from mithril_train.step.step import (
     Reports,
     TrainState,
     carried_values,
-    ema_name,
     parameter_names,
     trained_names,
     with_gradients,
+    with_gradients_of,
     with_loss,
     with_update,
 )
 from mithril_train.step.step_config import StepConfig
+from mithril_train.step.train_step import written
 
 Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
 FLAG = "is_training"
@@ -59,6 +62,7 @@ class Step:
     fixed: Mapping[str, Any]  # additional inputs that are constant
     indices: tuple[IndexInput, ...]  # columns of the batch that contain indices
     bounds: tuple[Bound | BufferBound, ...]  # results that report whether a loop reached its bound
+    carried: tuple[str, ...]  # the carried arrays that the step reads; those of frozen parameters may be missing
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,9 @@ def _expect_names(kind: str, names: Sequence[str], arrays: Mapping[str, Any]) ->
 class Engine:
     """One model, one configuration of the step, one backend."""
 
-    def __init__(self, compiled: CompiledModel, recipe: StepConfig) -> None:
+    def __init__(self, compiled: CompiledModel, recipe: StepConfig, augmentations: Augmentations | None = None) -> None:
         self.compiled = compiled
+        self.augmentations = augmentations
         self.recipe = recipe
         self.backend: Backend = compiled.backend
         self.compiler: Compiler = compiler_of(compiled)
@@ -136,15 +141,16 @@ class Engine:
         _check_indices(step.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in step.convert}
         inputs.update(step.fixed)
+        carried = {n: self.arrays[n] for n in step.carried}
         if last:
             inputs.update(self._rate_arrays(rates))
-            results = step.run(self.arrays, inputs)
+            results = step.run(carried, inputs)
         else:
             assert step.add is not None
-            results = step.add(self.arrays, inputs)
+            results = step.add(carried, inputs)
         flags = {n: results.pop(n) for bound in step.bounds for n in bound.names}
         reports = self._reports(step.reports, results)
-        self.arrays = results
+        self.arrays = {**self.arrays, **results}
         self._hold_bounds(step.bounds, flags)
         return reports
 
@@ -170,10 +176,14 @@ class Engine:
         _check_indices(evaluation.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in evaluation.convert}
         inputs.update(evaluation.fixed)
-        inputs.update({n: self.arrays[n] for n in self.states})
+        inputs.update({i.name: self.arrays[i.name] for i in evaluation.graph.with_role("state")})
         results = dict(evaluation.run(self.live(parameters), inputs))
         self._hold_bounds(evaluation.bounds, results)
         return self._reports(evaluation.graph.results_of("report"), results)
+
+    def model_states(self) -> dict[str, Any]:
+        """Return the state of the model, without that of augmentations."""
+        return {n: self.arrays[n] for n in self.states if not n.startswith(f"{PREFIX}/")}
 
     def live(self, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the current parameters; the next step may overwrite them."""
@@ -196,7 +206,7 @@ class Engine:
 
     def prepare(self, batch: Mapping[str, Any]) -> Step:
         """Compile the executables for such batches."""
-        key = signature(batch)
+        key = (signature(batch), self.recipe.frozen)
         return self._steps.get(key) or self._new_step(key, batch)
 
     # -- what is carried ---------------------------------------------------------------------------------------------
@@ -221,13 +231,34 @@ class Engine:
                 raise InputError(
                     f"'{i.name}' has shape {list(arrays[i.name].shape)}, expected {list(i.type.shape)}",
                 )
-        for name, entry in self.extra.items():
-            arrays[name] = self.to_backend(np.full(entry.type.shape, entry.initial, entry.type.dtype.numpy))
-        if self.recipe.ema is not None:
-            for name in self.trained:
-                kind = self.extra[ema_name(name)].type.dtype.numpy
-                arrays[ema_name(name)] = self.to_backend(self.backend.to_numpy(arrays[name]).astype(kind))
         self.arrays = arrays
+        self._initialize_extra()
+
+    def _initialize_extra(self) -> None:
+        """Add the slots and averages that are new, such as those of parameters that were frozen."""
+        for name, entry in self.extra.items():
+            if name in self.arrays:
+                continue
+            if entry.initial is None:
+                value = self.backend.to_numpy(self.arrays[entry.parameter]).astype(entry.type.dtype.numpy)
+            else:
+                value = np.full(entry.type.shape, entry.initial, entry.type.dtype.numpy)
+            self.arrays[name] = self.to_backend(value)
+
+    def refreeze(self, recipe: StepConfig) -> None:
+        """Continue with another set of frozen parameters; steps for sets used before are not compiled again."""
+        old, self.recipe = self.recipe, recipe
+        if self._traced is None:
+            return
+        graph = self._traced[1]
+        try:
+            recipe.check_patterns(parameter_names(graph))
+            self.trained = trained_names(graph, recipe)
+        except MithrilError:
+            self.recipe = old
+            raise
+        self.extra = carried_values(graph, recipe, self.trained)
+        self._initialize_extra()
 
     def to_backend(self, array: Any) -> Any:
         """Copy an array of any framework to the backend: steps overwrite their arrays."""
@@ -253,13 +284,20 @@ class Engine:
 
     def restore(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Restore the arrays of ``to_numpy``. Names and shapes must match."""
-        missing_or_unknown("checkpoint tensor", self.arrays, tensors)
-        for name, x in self.arrays.items():
+        thawed = replace(self.recipe, frozen=())
+        optional = (
+            set(carried_values(self._traced[1], thawed, parameter_names(self._traced[1]))) if self._traced else set()
+        )
+        selection = {n: x for n, x in self.arrays.items() if n in tensors or n in self.extra or n not in optional}
+        missing_or_unknown(
+            "checkpoint tensor", selection, {n: x for n, x in tensors.items() if n in selection or n not in optional}
+        )
+        for name, x in selection.items():
             if tuple(x.shape) != tensors[name].shape:
                 raise InputError(
                     f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(x.shape)}"
                 )
-        self.arrays = {n: self.to_backend(tensors[n]) for n in self.arrays}
+        self.arrays = {n: self.to_backend(x) for n, x in tensors.items()}
 
     # -- building executables ----------------------------------------------------------------------------------------
     def types(self, batch: Mapping[str, Any], *, training: bool) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
@@ -291,13 +329,18 @@ class Engine:
         self.inputs = inputs
         key = (training, tuple(columns.items()))
         if self._traced is None or self._traced[0] != key:
-            traced = self.compiler.trace(inputs, training=training)
+            stages, types = self.augmentations.stages(columns) if training and self.augmentations else ([], columns)
+            traced = self.compiler.trace({n: types.get(n, t) for n, t in inputs.items()}, training=training)
+            replaced: dict[str, Value] = {}
+            if stages:
+                traced, replaced = augmented(stages, traced, columns)
             try:
-                self._traced = key, traced, with_loss(traced, columns, self.recipe)
+                measured = with_loss(traced, columns, self.recipe, list(inputs), replaced)
+                self._traced = key, traced, measured
             except OptionError as error:
                 suspects = [s.misspelling for n, s in self.compiler.specs.items() if n in batch and s.misspelling]
                 raise error.with_facts(*suspects) from None
-            for message, node in broadcasts(self._traced[2]):
+            for message, node in broadcasts(measured):
                 advice = "bring predictions and targets to one shape, for example with targets[:, None] in the data"
                 self.decisions.record("assumed", f"{message}: {advice}", node.origin, warn=True)
         return self._traced[1], self._traced[2], columns
@@ -307,11 +350,25 @@ class Engine:
         fused, _ = self.compiler.optimize(forward, only="fuse", then_gradients=True)
         return with_gradients(fused, self.recipe, self.trained)
 
+    def _differentiator(self, forward: Graph) -> Callable[[str, tuple[str, ...]], Graph]:
+        """Return a function that builds the optimized forward and backward part for a loss, once for each."""
+
+        @cache
+        def differentiate(loss: str, names: tuple[str, ...]) -> Graph:
+            fused, _ = self.compiler.optimize(forward, only="fuse", then_gradients=True)
+            return self._passes(with_gradients_of(fused, loss, names), first=True)
+
+        return differentiate
+
     def _new_step(self, key: Any, batch: Mapping[str, Any]) -> Step:
         _, measured, columns = self.traced(batch, training=True)
         forward, bounds = with_bounds(measured)
-        inner = self._passes(self.differentiated(forward), first=True)
-        graph = self._passes(with_update(inner, self.recipe, self.trained, branch=self._branches()), first=False)
+        if self.recipe.program is not None:
+            step_graph = written(forward, self.recipe, self.trained, self._differentiator(forward))
+        else:
+            inner = self._passes(self.differentiated(forward), first=True)
+            step_graph = with_update(inner, self.recipe, self.trained, branch=self._branches())
+        graph = self._passes(step_graph, first=False)
         add = None
         if self.recipe.accumulate > 1:
             add = self._build(self._passes(with_update(inner, self.recipe, self.trained, last=False), first=False))
@@ -324,6 +381,7 @@ class Engine:
             self._fixed(graph, batch, training=True),
             given_indices(measured),
             tuple(bounds),
+            tuple(i.name for i in graph.with_role("param")),
         )
         self._steps[key] = step
         if len(self._steps) > 1:

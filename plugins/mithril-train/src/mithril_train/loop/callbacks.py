@@ -6,6 +6,8 @@ import csv
 import json
 import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import numpy as np
 
 from mithril.backend import CheckedType, Least, Positive
-from mithril.base import OptionError, PluginError
+from mithril.base import OptionError
 from mithril_train.loop import checkpoint
 
 if TYPE_CHECKING:
@@ -39,8 +41,20 @@ class Callback(metaclass=CheckedType):
     def epoch_begin(self, trainer: Any, epoch: int) -> None:
         """Handle the start of an epoch, before its first batch; epochs count from 1."""
 
+    def batch_begin(self, trainer: Any, batch: Mapping[str, Any]) -> None:
+        """Handle the start of a batch, whose columns are given by name."""
+
+    def batch_end(self, trainer: Any, report: Report) -> None:
+        """Handle the end of a batch; a step consists of several if gradients are accumulated."""
+
     def step_end(self, trainer: Any, report: Report) -> None:
         """Handle the end of an optimizer step."""
+
+    def validation_begin(self, trainer: Any) -> None:
+        """Handle the start of the validation after an epoch."""
+
+    def validation_end(self, trainer: Any, row: Row) -> None:
+        """Handle the end of validation; the row holds its means as ``val_...``."""
 
     def epoch_end(self, trainer: Any, row: Row) -> None:
         """Handle the end of an epoch and its validation; the row holds means, those of validation as ``val_...``."""
@@ -135,7 +149,9 @@ class EarlyStopping(Callback):
 class Checkpoint(Callback):
     """Save checkpoints to ``folder``: at the end of each epoch, and every ``every`` steps.
 
-    The latest ``keep`` files are kept. With ``monitor`` the best epoch is also kept as ``best.safetensors``.
+    The latest ``keep`` files are kept. With ``monitor`` the best epoch is also kept as ``best.safetensors``. The signal
+    SIGTERM, by which schedulers of clusters announce the end, saves after the current step and then ends the process
+    as it does without this callback; ``fit(resume=...)`` continues there.
     """
 
     def __init__(
@@ -150,9 +166,29 @@ class Checkpoint(Callback):
         self.folder, self.every, self.keep, self.monitor = Path(folder), every, keep, monitor
         self.mode = better(mode, monitor or "")
         self.best = math.inf if self.mode == "min" else -math.inf
+        self._terminated = False
+        self._handler: Any = None  # of SIGTERM before this fit
 
     def begin(self, trainer: Training) -> None:
         checkpoint.remove_old_checkpoints(self.folder)
+        if threading.current_thread() is threading.main_thread():  # Python handles signals there only
+            self._handler = signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, *_: Any) -> None:
+        self._terminated = True
+
+    def end(self, trainer: Training) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
+            self._handler = None
+        if self._terminated:
+            self._terminated = False
+            signal.raise_signal(signal.SIGTERM)
+
+    def batch_end(self, trainer: Training, report: Report) -> None:
+        if self._terminated and not trainer.stopped:
+            self._save(trainer)
+            trainer.stop("SIGTERM")
 
     def step_end(self, trainer: Training, report: Report) -> None:
         if self.every is not None and trainer.steps % self.every == 0:
@@ -181,6 +217,52 @@ class Checkpoint(Callback):
     def latest(self) -> Path | None:
         """Return the latest checkpoint, for ``fit(resume=...)``, or None."""
         return checkpoint.latest(self.folder)
+
+
+class ReduceLROnPlateau(Callback):
+    """Multiply all learning rates by ``factor`` if ``monitor`` has not improved for ``patience`` epochs.
+
+    Schedules continue, scaled. The product of all factors does not fall below ``lowest``.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: Annotated[float, Least(0, open=True)] = 0.1,
+        patience: Positive = 3,
+        *,
+        min_delta: Annotated[float, Least(0)] = 0.0,
+        mode: Literal["auto", "min", "max"] = "auto",
+        lowest: Annotated[float, Least(0)] = 0.0,
+    ) -> None:
+        if not factor < 1:
+            raise OptionError(f"ReduceLROnPlateau: factor={factor} must be less than 1")
+        self.monitor, self.factor, self.patience = monitor, factor, patience
+        self.min_delta, self.lowest = min_delta, lowest
+        self.mode = better(mode, monitor)
+        self.best = math.inf if self.mode == "min" else -math.inf
+        self.waited = 0
+        self.scale = 1.0  # the product of all factors so far
+
+    def epoch_end(self, trainer: Training, row: Row) -> None:
+        value = _value(row, self.monitor, "ReduceLROnPlateau")
+        gain = self.best - value if self.mode == "min" else value - self.best
+        if gain > self.min_delta:
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience and self.scale > self.lowest:
+            self.scale, self.waited = max(self.scale * self.factor, self.lowest), 0
+            trainer.rate_scale = self.scale
+
+    def begin(self, trainer: Training) -> None:
+        trainer.rate_scale = self.scale
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited, "scale": self.scale}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+        self.best, self.waited, self.scale = float(state["best"]), int(state["waited"]), float(state["scale"])
 
 
 class LearningRateMonitor(Callback):
@@ -236,33 +318,3 @@ class JSONLog(_File):
             json.dumps({n: x if not isinstance(x, float) or math.isfinite(x) else str(x) for n, x in row.items()})
         )
         file.write("\n")
-
-
-class TensorBoard(Callback):
-    """Write the rows as scalars for TensorBoard, with the installed writer (torch's or tensorboardX)."""
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = os.fspath(folder)
-        self._writer: Any = None
-
-    def begin(self, trainer: Training) -> None:
-        self._writer = _summary_writer()(self.folder)
-
-    def epoch_end(self, trainer: Training, row: Row) -> None:
-        for name, value in row.items():
-            self._writer.add_scalar(name, value, trainer.steps)
-
-    def end(self, trainer: Training) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _summary_writer() -> Any:
-    for module in ("torch.utils.tensorboard", "tensorboardX"):
-        try:
-            return __import__(module, fromlist=["SummaryWriter"]).SummaryWriter
-        except ImportError:
-            continue
-    raise PluginError(
-        "TensorBoard logs need a writer", hint="pip install tensorboard torch, or pip install tensorboardX"
-    )

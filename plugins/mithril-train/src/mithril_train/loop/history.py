@@ -58,29 +58,31 @@ class Totals:
     """Loss and metrics of many batches; the values stay on the device until they are read.
 
     Metrics with statistics are merged and computed once, from the statistics of all batches. Everything else is
-    averaged, weighted by the sizes of the batches.
+    averaged, weighted by the sizes of the batches; losses by the sums of the sample weights, if there are any.
     """
 
     def __init__(self, measures: Mapping[str, ScalarFunction], read: Any) -> None:
         self.metrics = {name: m for name, m in measures.items() if m.metric is not None}
+        self.measures = measures
         self.read = read  # device array -> NumPy array
-        self.pending: list[tuple[Reports, int]] = []
+        self.pending: list[tuple[Reports, int, float]] = []
         self.sums: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.statistics: dict[str, Tensors] = {}
 
-    def add(self, reports: Reports, size: int) -> None:
-        """Add the reports of a step."""
-        self.pending.append((reports, size))
+    def add(self, reports: Reports, size: int, weight: float | None = None) -> None:
+        """Add the reports of a step; ``weight`` is the sum of the weights of its samples, if they have any."""
+        self.pending.append((reports, size, size if weight is None else weight))
 
     def read_reports(self) -> list[dict[str, float]]:
         """Read all pending reports; return the averaged values of each batch."""
         rows = []
-        for reports, size in self.pending:
+        for reports, size, weight in self.pending:
             row = {n: float(self.read(x)) for n, x in reports.values.items()}
             for n, x in row.items():
-                self.sums[n] = self.sums.get(n, 0.0) + x * size
-                self.weights[n] = self.weights.get(n, 0.0) + size
+                share = size if n in self.measures else weight
+                self.sums[n] = self.sums.get(n, 0.0) + x * share
+                self.weights[n] = self.weights.get(n, 0.0) + share
             for name, statistics in statistics_of(self.metrics, reports.statistics, self.read).items():
                 old = self.statistics.get(name)
                 merge = self.metrics[name].metric.merge  # type: ignore[union-attr]
@@ -92,7 +94,7 @@ class Totals:
     def row(self) -> Row:
         """Return loss and metrics of all batches together."""
         self.read_reports()
-        row = {n: total / self.weights[n] for n, total in self.sums.items()}
+        row = {n: total / self.weights[n] if self.weights[n] else 0.0 for n, total in self.sums.items()}
         results = {n: self.metrics[n].result(statistics) for n, statistics in self.statistics.items()}
         return {**row, **results}
 

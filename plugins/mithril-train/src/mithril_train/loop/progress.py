@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 from mithril_train.loop.history import line
@@ -96,10 +97,63 @@ class Bar(Progress):
         self.rich.stop()
 
 
+class NotebookBar(Progress):
+    """Progress as a bar in the output of a notebook cell, above the rows of the epochs."""
+
+    def __init__(self, display: Any) -> None:
+        self.lines: list[str] = []
+        self.head, self.done, self.count = "", 0, 0
+        self.loss = ""
+        self.updated = 0.0
+        self.handle = display(self._html(), display_id=True)
+
+    def epoch(self, epoch: int, epochs: int, count: int | None, done: int) -> None:
+        self.head, self.count, self.done = f"epoch {epoch}/{epochs}", count or 0, done
+
+    def step(self, report: Any) -> None:
+        self.done += 1
+        now = time.monotonic()
+        if now - self.updated >= LOOK:
+            self.updated, self.loss = now, f"loss {report['loss']:.4g}"
+            self._show()
+
+    def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        self.lines.append(f"epoch {epoch}/{epochs}  {line(row)}")
+        self._show()
+
+    def close(self) -> None:
+        self.head = ""
+        self._show()
+
+    def _show(self) -> None:
+        self.handle.update(self._html())
+
+    def _html(self) -> Any:
+        from IPython.display import HTML
+
+        total = f"/{self.count}" if self.count else ""
+        size = f'max="{self.count}" value="{self.done}"' if self.count else ""
+        bar = f"{self.head} <progress {size}></progress> {self.done}{total} {escape(self.loss)}" if self.head else ""
+        return HTML(f"<pre>{escape(chr(10).join(self.lines))}</pre>{bar}")
+
+
+def notebook_display() -> Any:
+    """Return IPython's ``display`` in a notebook, else None."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display
+
+    return display
+
+
 def make_progress(setting: bool | None) -> Progress:
-    """Return a progress bar on a terminal with rich installed, else plain lines; nothing if ``setting`` is False."""
+    """Return a bar in a notebook or on a terminal with rich installed, else plain lines; nothing for False."""
     if setting is False:
         return Progress()
+    display = notebook_display()
+    if display is not None:
+        return NotebookBar(display)
     if sys.stderr.isatty():
         try:
             return Bar()

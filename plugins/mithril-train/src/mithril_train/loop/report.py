@@ -33,8 +33,8 @@ class Report(Mapping[str, float]):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of parameters without a group."""
-        return self.rates[rate_name("")]
+        """The learning rate of parameters without a group, or of the first optimizer of several."""
+        return self.rates.get(rate_name(""), next(iter(self.rates.values())))
 
     @property
     def values_on_device(self) -> dict[str, Any]:

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from mithril.backend import CheckedType, Least, Positive, checked
+from mithril.backend import CheckedType, Least, Positive, checked, mismatch
 from mithril.base import InputError, OptionError
 from mithril.compiler import Transformed
 from mithril.models import Layer
 from mithril.runtime import CompiledModel
-from mithril_train.engine.adapters import Loader, as_loader
-from mithril_train.engine.batches import is_batch, named, rows
+from mithril_train.augment.stages import Augmentations
+from mithril_train.engine.adapters import Loader, Portions
+from mithril_train.engine.batches import is_batch, joined, named, rows
 from mithril_train.engine.engine import Engine, compiler_of
 from mithril_train.engine.nonfinite import not_finite
-from mithril_train.loop import checkpoint
+from mithril_train.loop import checkpointing
 from mithril_train.loop.callbacks import Callback, Checkpoint
+from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, evaluation_source, source_of, validation_source
 from mithril_train.loop.history import History, Totals
 from mithril_train.loop.progress import Progress, make_progress
 from mithril_train.loop.report import Report
 from mithril_train.loop.trained_model import compiled_model, prepare
 from mithril_train.loop.training import Training
 from mithril_train.optim.optimizers import Optimizer
-from mithril_train.step.loss_binding import as_measure, as_metrics
-from mithril_train.step.step import FINITE, STATISTIC, ema_name, rate_name
+from mithril_train.optim.parts import Parts
+from mithril_train.step.loss_binding import SAMPLE_WEIGHT, as_losses, as_measure, as_metrics
+from mithril_train.step.step import FINITE, ema_name, rate_name
 from mithril_train.step.step_config import LossScale, StepConfig
+from mithril_train.step.train_step import TrainStep
 
+Epochs = Annotated[int, Least(0)]
 WINDOW = 8  # steps that may run before their losses are checked for nan and infinity
 
 
@@ -42,8 +47,13 @@ class Trainer(metaclass=CheckedType):
     ``loss`` is the name of an operation such as ``"cross_entropy"``, a function or layer, the name of a scalar output,
     or None if the model's only scalar output is the loss. The parameters of a function are looked up by name among the
     model's outputs and the columns of the batch; a function of two parameters may read the only output and the only
-    target. ``metrics`` are further functions of this kind, by name. Those of ``mithril.models`` are computed over all
-    samples, independently of the batch size; a function is averaged over the samples, which is correct for means only.
+    target. A dictionary by output holds a loss for each, ``loss_weights`` their weights in the sum. ``metrics`` are
+    further functions of this kind, by name. Those of ``mithril.models`` are computed over all samples, independently of
+    the batch size; a function is averaged over the samples, which is correct for means only.
+
+    ``regularizers`` are penalties by pattern of parameters, such as ``{"*.weight": ml.L2(1e-4)}``; layers add losses by
+    ``add_loss``. ``augment`` are layers without parameters, such as ``ml.RandomFlip()``, that replace columns of the
+    batch in the training step. A batch with a column ``sample_weight`` weights the mean of the loss.
 
     ``clip_norm`` bounds the global gradient norm, ``clip_value`` each element. ``frozen`` lists patterns of parameters
     that are not updated; the running statistics of a frozen batch norm still follow the data. ``ema`` is the decay of a
@@ -65,10 +75,13 @@ class Trainer(metaclass=CheckedType):
     def __init__(
         self,
         model: Layer | Transformed | CompiledModel,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Mapping[str, Optimizer],
         *,
         loss: Any = None,
+        loss_weights: Mapping[str, float] | None = None,
         metrics: Any = None,
+        regularizers: Mapping[str, Callable[..., Any]] | None = None,
+        augment: Layer | Sequence[Layer] = (),
         backend: Any = None,
         gradient_accumulation_steps: Positive = 1,
         clip_norm: Annotated[float, Least(0, open=True)] | None = None,
@@ -85,9 +98,12 @@ class Trainer(metaclass=CheckedType):
         **options: Any,
     ) -> None:
         self.compiled = compiled_model(model, backend, options, self._arguments(), self.argument_hints)
+        parts = Parts(optimizers=dict(optimizer)) if isinstance(optimizer, Mapping) else optimizer
         self.recipe = StepConfig(
-            optimizer=optimizer,
-            loss=self._loss(loss),
+            optimizer=parts,
+            loss=self._loss(loss, list(optimizer) if isinstance(optimizer, Mapping) else ()),
+            loss_weights=dict(loss_weights or {}),
+            regularizers=dict(regularizers or {}),
             metrics=as_metrics(metrics),
             clip_norm=clip_norm,
             clip_value=clip_value,
@@ -97,7 +113,12 @@ class Trainer(metaclass=CheckedType):
             detect_nan=detect_nan,
             accumulate=gradient_accumulation_steps,
         )
-        self.engine = Engine(self.compiled, self.recipe)
+        overridden = type(self).train_step is not Trainer.train_step
+        if overridden or not parts.standard or self.recipe.loss_of_part:
+            self.recipe = replace(self.recipe, program=self.train_step)
+        names = list(compiler_of(self.compiled).specs)
+        stages = Augmentations(augment, self.compiled.backend, names) if augment else None
+        self.engine = Engine(self.compiled, self.recipe, stages)
         self.callbacks: list[Callback] = list(callbacks)
         self._callbacks = self.callbacks  # including those of the running fit
         self._totals: Totals | None = None
@@ -112,6 +133,9 @@ class Trainer(metaclass=CheckedType):
         initial = params if params is not None else self.compiled.params or {}
         self._initial_values = dict(initial), dict(state or {})
         self._rate: Any = None  # set by assignment
+        self._frozen = False  # whether the frozen set was set by assignment
+        self.rate_scale = 1.0  # multiplies all learning rates
+        self._class_weight: ClassWeight | None = None  # of the running fit
         self._window: list[tuple[dict[str, Any], Any, int]] = []
         self._pending: dict[str, np.ndarray[Any, Any]] | None = (
             None  # of a checkpoint that was read before the first batch
@@ -124,8 +148,17 @@ class Trainer(metaclass=CheckedType):
     def _arguments(self) -> list[str]:
         return [*inspect.signature(type(self).__init__).parameters][1:]
 
-    def _loss(self, loss: Any) -> Any:
-        outputs = set(compiler_of(self.compiled).source.outputs)
+    def train_step(self, step: TrainStep) -> None:
+        """Build the operations of a step; an override may run the model several times and update in any order.
+
+        It is called once for batches of the same shapes; the operations that it emits are one graph.
+        """
+        self.optimizer.train_step(step)
+
+    def _loss(self, loss: Any, parts: Sequence[str]) -> Any:
+        outputs = list(compiler_of(self.compiled).source.outputs)
+        if isinstance(loss, Mapping):
+            return as_losses(loss, outputs, parts)
         return loss if loss is None or (isinstance(loss, str) and loss in outputs) else as_measure(loss)
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -139,7 +172,7 @@ class Trainer(metaclass=CheckedType):
             self.begin(batch)
         if last is None:
             last = self._micro + 1 >= recipe.accumulate
-        rates = {rate_name(p): r for p, r in recipe.optimizer.rates(self.steps).items()}
+        rates = {rate_name(p): r * self.rate_scale for p, r in recipe.optimizer.rates(self.steps).items()}
         reports = engine.step(batch, rates, last=last)
         finite = reports.values.pop(FINITE, None)
         if recipe.stops and finite is not None:
@@ -183,47 +216,71 @@ class Trainer(metaclass=CheckedType):
         return self.engine.backend.to_numpy(value)
 
     def _columns(self, batch: Any) -> dict[str, Any]:
-        return named(batch, list(self.engine.compiler.specs))
+        return named(batch, self._inputs)
+
+    @property
+    def _inputs(self) -> list[str]:
+        return list(self.engine.compiler.specs)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
     @checked(
-        by_position="put inputs and targets into a loader: fit(ml.DataLoader((x, y), batch_size=32), epochs=1)",
-        y="put inputs and targets into a loader: ml.DataLoader((x, y), batch_size=32)",
-        validation_data="write validation=(x, y), or a loader",
+        by_position="fit(x, y, epochs=...), or fit(loader, epochs=...)",
+        loader="write x=",
         verbose="Trainer(progress=False) is silent",
-        batch_size="ml.DataLoader((x, y), batch_size=...)",
-        shuffle="ml.DataLoader((x, y), shuffle=True)",
+        validation_split="validation=(x, y) of samples that training does not see",
     )
     def fit(
         self,
-        loader: Any,
-        epochs: Annotated[int, Least(0)] = 1,
+        x: Any,
+        y: Any = None,
+        epochs: Epochs = 1,
         *,
         validation: Any = None,
+        validation_data: Any = None,
+        batch_size: Positive | None = None,
+        shuffle: bool | None = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        steps_per_epoch: Positive | None = None,
         callbacks: Sequence[Callback] = (),
         resume: str | os.PathLike[str] | None = None,
     ) -> History:
         """Train for ``epochs`` more epochs and return the history.
+
+        ``x`` is a loader of batches, or arrays with targets ``y`` (a dictionary by output, or a tuple, if there are
+        several), which are read in shuffled batches of ``batch_size``. ``sample_weight`` and ``class_weight``, by
+        label, weight the mean of the loss. ``steps_per_epoch`` is the number of batches of an epoch; the next epoch
+        continues with the next batch. ``validation`` or ``validation_data`` is a loader, or ``(x, y)``.
 
         ``resume`` continues an interrupted ``fit`` from a checkpoint, or from the latest one in a directory; then
         ``epochs`` includes the epochs that were completed before. The result is bitwise identical to that of an
         uninterrupted run. ``resume="auto"`` uses the folder of the ``Checkpoint`` callback and starts from the seed if
         it contains no checkpoint yet, so that the same command starts and resumes training.
         """
-        if isinstance(loader, CompiledModel | Layer | Transformed):
-            raise InputError("fit takes a loader of batches", hint="ml.DataLoader((x, y), batch_size=32)")
-        if is_batch(loader):
-            raise InputError(
-                "fit takes a loader of batches, and this is one batch",
-                hint="ml.DataLoader(batch, batch_size=32), or [batch] to train on all of it at once",
-            )
+        if isinstance(y, int) and not isinstance(y, bool) and epochs == 1:  # fit(loader, 3)
+            if wrong := mismatch(y, Epochs):
+                raise OptionError(f"Trainer.fit: epochs: {wrong}")
+            y, epochs = None, y
+        if validation is not None and validation_data is not None:
+            raise OptionError("validation and validation_data are the same argument", hint="give one of them")
+        inputs = self._inputs
+        validation = validation if validation_data is None else validation_data
+        source = source_of(
+            x, y, inputs, seed=self.seed, batch_size=batch_size, shuffle=shuffle, sample_weight=sample_weight
+        )
+        if y is not None or batch_size is not None:
+            batch_size = batch_size or BATCH_SIZE
+            validation = validation_source(validation, inputs, batch_size)
+        if steps_per_epoch is not None:
+            source = Portions(source, steps_per_epoch)
+        self._class_weight = None if class_weight is None else ClassWeight(class_weight)
         watchers = self._callbacks = [*self.callbacks, *callbacks]
-        source = as_loader(loader, self.seed)
         self.first_epoch = self.epoch
         if resume is not None:
-            self._resume(resume)
+            checkpointing.resume(self, resume)
         total = self.first_epoch + epochs
-        source.load_state(self._loader_state, self.epoch)
+        mid_epoch = resume is not None or source.continues(self._loader_state)
+        source.load_state(self._loader_state if mid_epoch else None, self.epoch)
         if self._pending is not None and self.epoch >= total:  # already finished: the parameters are still needed
             self.begin(next(iter(source.evaluation_batches())))
         self.stopped = ""
@@ -232,15 +289,23 @@ class Trainer(metaclass=CheckedType):
             for watcher in watchers:
                 watcher.begin(self)
             while self.epoch < total and not self.stopped:
-                self._epoch(source, total, validation, watchers, bar)
+                self._epoch(source, total, (validation, batch_size), watchers, bar)
         finally:
+            source.close()
             bar.close()
-            for watcher in watchers:
+            for watcher in sorted(watchers, key=lambda w: isinstance(w, Checkpoint)):  # which may end the process
                 watcher.end(self)
         self._bind()
         return self.history
 
-    def _epoch(self, source: Loader, epochs: int, validation: Any, watchers: Sequence[Callback], bar: Progress) -> None:
+    def _epoch(
+        self,
+        source: Loader,
+        epochs: int,
+        validation: tuple[Any, int | None],
+        watchers: Sequence[Callback],
+        bar: Progress,
+    ) -> None:
         for watcher in watchers:
             watcher.epoch_begin(self, self.epoch + 1)
         totals = self._totals = Totals(self.recipe.metrics, self.to_numpy)
@@ -252,11 +317,15 @@ class Trainer(metaclass=CheckedType):
         batches = source.batches()
         try:
             for batch, ends in self._grouped(source, batches):
+                for watcher in watchers:
+                    watcher.batch_begin(self, batch)
                 report = self._step(batch, last=ends)
-                totals.add(report.reports, rows(batch))
+                totals.add(report.reports, rows(batch), self._weight(batch))
                 if len(totals.pending) >= 4 * WINDOW:
                     self._read_reports(totals)
                 bar.step(report)
+                for watcher in watchers:
+                    watcher.batch_end(self, report)
                 if ends:
                     for watcher in watchers:
                         watcher.step_end(self, report)
@@ -273,8 +342,8 @@ class Trainer(metaclass=CheckedType):
             raise InputError("the loader gave no batch", hint="check the data set's length, batch_size and drop_last")
         if not finished:
             return
-        if validation is not None:
-            row.update({f"val_{n}": x for n, x in self.evaluate(validation).items()})
+        if validation[0] is not None:
+            row.update(self._validated(*validation, watchers))
         self.epoch += 1
         self._loader_state = source.state()
         self.history.rows.append(row)
@@ -282,12 +351,28 @@ class Trainer(metaclass=CheckedType):
         for watcher in watchers:
             watcher.epoch_end(self, row)
 
+    def _validated(self, data: Any, batch_size: int | None, watchers: Sequence[Callback]) -> dict[str, float]:
+        for watcher in watchers:
+            watcher.validation_begin(self)
+        batched = batch_size if is_batch(data) else None
+        row = {f"val_{n}": x for n, x in self.evaluate(data, batch_size=batched).items()}
+        for watcher in watchers:
+            watcher.validation_end(self, row)
+        return row
+
+    def _weight(self, batch: Mapping[str, Any]) -> float | None:
+        """Return the sum of the weights of the samples of a batch, by which its mean loss counts in the epoch."""
+        weights = batch.get(SAMPLE_WEIGHT)
+        return None if weights is None else float(self.engine._numpy(weights).sum())
+
     def _grouped(self, source: Loader, batches: Iterator[Any]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield batches, each with a flag for the end of a step: every n-th batch, and the last of an epoch."""
         every = self.recipe.accumulate
         waiting = next(batches, None)
         while waiting is not None:
             batch = self._columns(waiting)
+            if self._class_weight is not None:
+                batch = self._class_weight(batch, self._inputs, self.engine._numpy)
             self._loader_state = source.state()
             ends = self._micro + 1 >= every
             if not ends:
@@ -306,16 +391,24 @@ class Trainer(metaclass=CheckedType):
 
     # -- using the model ---------------------------------------------------------------------------------------------
     @checked()
-    def evaluate(self, loader: Any, *, ema: bool = False) -> dict[str, float]:
-        """Compute loss and metrics of all samples; ``ema`` evaluates the averaged parameters."""
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        batch_size: Positive | None = None,
+        ema: bool = False,
+    ) -> dict[str, float]:
+        """Compute loss and metrics of all samples, of a loader or of arrays; ``ema`` uses the averaged parameters."""
         totals = Totals(self.recipe.metrics, self.to_numpy)
         parameters = self.averaged if ema else None
-        for item in _batches(loader):
+        for item in evaluation_source(x, y, self._inputs, batch_size, sample_weight):
             batch = self._columns(item)
             if not self.engine.arrays:
                 self.begin(batch)
             reports = self.engine.evaluate(batch, parameters)
-            totals.add(reports, rows(batch))
+            totals.add(reports, rows(batch), self._weight(batch))
             if len(totals.pending) >= 4 * WINDOW:
                 totals.read_reports()
         row = totals.row()
@@ -324,25 +417,25 @@ class Trainer(metaclass=CheckedType):
         return row
 
     @checked()
-    def predict(self, inputs: Any, *, ema: bool = False) -> Any:
+    def predict(self, x: Any, *, batch_size: Positive | None = None, ema: bool = False) -> Any:
         """Return the model's outputs as NumPy arrays: for one batch, or concatenated for a loader of batches.
 
         A batch is an array, a list of rows, or a tuple or dictionary of columns; targets among them are ignored.
+        ``batch_size`` splits its rows. Outputs whose sizes differ between batches, such as those of sequences of
+        several lengths, are returned as a list with one array per row.
         """
         chunks: list[dict[str, np.ndarray[Any, Any]]] = []
-        for batch in _batches(inputs):
+        for batch in evaluation_source(x, None, self._inputs, batch_size):
             columns = self._columns(batch)
             if not self.engine.arrays:
                 raise InputError("nothing is trained yet", hint="trainer.fit(loader) first, or trainer.begin(batch)")
             params = self.engine.live(self.averaged if ema else None)
-            state = {n: self.engine.arrays[n] for n in self.engine.states}
+            state = self.engine.model_states()
             outputs = self.compiled.evaluate(params, self.engine.as_inputs(columns), state=state, training=False)[0]
             chunks.append({n: np.array(self.engine.backend.to_numpy(x)) for n, x in outputs.items()})
         if not chunks:
             raise InputError("nothing to predict: the loader yielded no batch")
-        predictions = {
-            n: np.concatenate([f[n] for f in chunks]) if len(chunks) > 1 else chunks[0][n] for n in chunks[0]
-        }
+        predictions = {n: joined([chunk[n] for chunk in chunks]) for n in chunks[0]}
         return next(iter(predictions.values())) if len(predictions) == 1 else predictions
 
     @property
@@ -351,16 +444,36 @@ class Trainer(metaclass=CheckedType):
         return self.recipe.optimizer
 
     @property
-    def learning_rate(self) -> float:
+    def frozen(self) -> tuple[str, ...]:
+        """The patterns of parameters that are not updated.
+
+        They can be set at any time. A step for another set is compiled at its first use; parameters that are frozen
+        keep their optimizer state.
+        """
+        return self.recipe.frozen
+
+    @frozen.setter
+    def frozen(self, patterns: str | Sequence[str]) -> None:
+        if wrong := mismatch(patterns, str | Sequence[str]):
+            raise OptionError(f"Trainer: frozen: {wrong}")
+        recipe = replace(self.recipe, frozen=(patterns,) if isinstance(patterns, str) else tuple(patterns))
+        self.check_finite()
+        self.engine.refreeze(recipe)
+        self.recipe, self._frozen = recipe, True
+
+    @property
+    def learning_rate(self) -> Any:
         """The learning rate of the next step for parameters whose group does not set a rate.
 
-        Set it to a number, a schedule or a function of the step, at any time; nothing is recompiled.
+        Set it to a number, a schedule or a function of the step, at any time; nothing is recompiled. With several
+        optimizers it is a dictionary by pattern.
         """
-        return self.optimizer.rates(self.steps)[""]
+        rates = self.optimizer.rates(self.steps)
+        return rates.get("", rates)
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
-        self.recipe = replace(self.recipe, optimizer=replace(self.optimizer, learning_rate=rate))  # type: ignore[call-arg]
+        self.recipe = replace(self.recipe, optimizer=self.optimizer.with_rate(rate))
         self._rate = rate
 
     @property
@@ -423,7 +536,7 @@ class Trainer(metaclass=CheckedType):
             array = self.engine.backend.array
             self.compiled.bind(
                 {n: array(tensors[n]) for n in self.engine.parameters},
-                {n: array(tensors[n]) for n in self.engine.states} or None,
+                {n: array(tensors[n]) for n in self.engine.model_states()} or None,
             )
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -432,86 +545,12 @@ class Trainer(metaclass=CheckedType):
         """Write a checkpoint from which ``load`` or ``fit(resume=...)`` continues bit for bit."""
         self._require()
         self.check_finite()
-        partial = None
-        tensors = self.engine.to_numpy()
-        if self._totals is not None:
-            self._read_reports(self._totals)
-            if not _at_start(self._loader_state):
-                partial = {"sums": self._totals.sums, "weights": self._totals.weights}
-                tensors.update(self._totals.tensors())
-        for k, watcher in enumerate(self._callbacks):
-            tensors.update({f"callback/{k}/{n}": x for n, x in watcher.tensors().items()})
-        progress = {
-            "epoch": self.epoch,
-            "first_epoch": self.first_epoch,
-            "learning_rate": self._rate if isinstance(self._rate, (int, float)) else None,
-            "steps": self.steps,
-            "micro": self._micro,
-            "loader": self._loader_state,
-            "partial": partial,
-            "rows": self.history.rows,
-            "losses": self.history.steps,
-            "callbacks": [[type(c).__name__, c.state_dict()] for c in self._callbacks],
-            "optimizer": repr(self.recipe.optimizer),
-        }
-        checkpoint.write(path, tensors, progress)
+        checkpointing.save(self, path)
 
     @checked()
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load a checkpoint."""
-        tensors, progress = checkpoint.read(path)
-        if progress["optimizer"] != repr(self.recipe.optimizer):
-            self.engine.decisions.record(
-                "choice",
-                f"the checkpoint was made with {progress['optimizer']}, training continues with the current settings",
-            )
-        self.epoch, self.steps, self._micro = progress["epoch"], progress["steps"], progress["micro"]
-        self.first_epoch = progress.get("first_epoch", 0)
-        if progress.get("learning_rate") is not None:
-            self.learning_rate = progress["learning_rate"]
-        self.history = History(progress["rows"], progress["losses"])
-        statistics = {n: tensors.pop(n) for n in list(tensors) if n.startswith(STATISTIC)}
-        self._loader_state = progress["loader"]
-        self._partial = (progress["partial"], statistics) if progress["partial"] is not None else None
-        self._window = []
-        self._restore_callbacks(progress["callbacks"], tensors)
-        if self.engine.arrays:
-            self.engine.restore(tensors)
-        else:
-            self._pending = tensors
-
-    def _restore_callbacks(self, saved: Sequence[tuple[str, Any]], tensors: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Restore the saved state of each callback by class, in order; remove its arrays from ``tensors``."""
-        waiting = list(self._callbacks)
-        for k, (kind, state) in enumerate(saved):
-            head = f"callback/{k}/"
-            arrays = {n.removeprefix(head): tensors.pop(n) for n in list(tensors) if n.startswith(head)}
-            watcher = next((w for w in waiting if type(w).__name__ == kind), None)
-            if watcher is not None:
-                waiting.remove(watcher)
-                watcher.load_state_dict(state, arrays)
-            elif state or arrays:
-                self.engine.decisions.record("ignored", f"the checkpoint's state of {kind}: there is no such callback")
-
-    def _resume(self, path: str | os.PathLike[str]) -> None:
-        if path == "auto":
-            folders = [c.folder for c in self._callbacks if isinstance(c, Checkpoint)]
-            if not folders:
-                raise OptionError(
-                    "resume='auto' requires a Checkpoint", hint='fit(..., callbacks=[ml.Checkpoint("run")])'
-                )
-            newest = next((latest for folder in folders if (latest := checkpoint.latest(folder))), None)
-            if newest is not None:
-                self.load(newest)
-            return
-        checkpoint_path = checkpoint.latest(path) if os.path.isdir(path) else path
-        if checkpoint_path is None or not os.path.exists(checkpoint_path):
-            state = "is empty of checkpoints" if checkpoint_path is None else "does not exist"
-            raise InputError(
-                f"cannot resume: '{os.fspath(path)}' {state}",
-                hint="fit(..., resume='auto', callbacks=[ml.Checkpoint('run')]) starts from the seed the first time",
-            )
-        self.load(checkpoint_path)
+        checkpointing.load(self, path)
 
     def __repr__(self) -> str:
         return (
@@ -532,12 +571,3 @@ class Trainer(metaclass=CheckedType):
 
 
 _CALLBACKS_READ: type[Training] = Trainer  # lets mypy check that the trainer implements the interface of callbacks
-
-
-def _batches(loader: Any) -> Iterable[Any]:
-    """Return the batches of a loader; a single batch counts as a loader of one."""
-    return [loader] if is_batch(loader) else as_loader(loader, 0).evaluation_batches()
-
-
-def _at_start(state: Any) -> bool:
-    return not state or state.get("position", 0) == 0

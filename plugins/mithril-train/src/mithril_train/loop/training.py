@@ -6,6 +6,7 @@ import os
 from typing import Protocol
 
 from mithril_train.engine.engine import Engine
+from mithril_train.step.step_config import StepConfig
 
 
 class Training(Protocol):
@@ -14,6 +15,9 @@ class Training(Protocol):
     engine: Engine
     epoch: int
     steps: int
+    rate_scale: float
+    stopped: str
+    recipe: StepConfig
 
     def stop(self, reason: str, /) -> None: ...
     def save(self, path: str | os.PathLike[str], /) -> None: ...

@@ -7,11 +7,11 @@ backend that runs the model also runs the update.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, get_type_hints
 
-from mithril.backend import CheckedType, Least, is_ours, matches, mismatch as misfit
+from mithril.backend import CheckedType, Least, is_ours, matches, mismatch as misfit, require_match
 from mithril.base import OptionError, TensorType, closest, float32
 from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
 from mithril_train.optim.schedules import Schedule, as_schedule
@@ -21,7 +21,7 @@ Share = Annotated[float, Least(0)]  # the class checks that it is less than 1
 Amount = Annotated[float, Least(0)]
 Slots = dict[str, Any]
 Scalars = dict[str, Any]
-Wanted = dict[str, tuple[TensorType, float]]  # slots by name: type and initial value
+Wanted = dict[str, tuple[TensorType, float | None]]  # slots by name: type and initial value, None: the parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,41 @@ class Optimizer(metaclass=CheckedType):
             (p, changes["learning_rate"]) for p, changes in self.groups.items() if "learning_rate" in changes
         )
         return {pattern: as_schedule(rate)(step) for pattern, rate in group_rates.items()}
+
+    def with_rate(self, rate: Any) -> Optimizer:
+        """Return the optimizer with another learning rate of the parameters whose group does not set one."""
+        return replace(self, learning_rate=rate)  # type: ignore[call-arg]
+
+    def group_names(self) -> list[str]:
+        """Return the names that ``group_of`` may return, without the empty one."""
+        return list(self.groups)
+
+    def check_groups(self, parameters: Sequence[str]) -> None:
+        """Raise OptionError if a group applies to none of the parameters."""
+        for pattern in self.groups:
+            require_match("groups", "parameter", pattern, parameters)
+            if all(self.group_of(name) != pattern for name in parameters):
+                group = next(self.group_of(n) for n in parameters if matches(n, pattern))
+                raise OptionError(
+                    f"'{pattern}' in groups has no effect: all of its parameters are in the group '{group}' before it",
+                    hint=f"write '{pattern}' before '{group}': the first pattern that matches counts",
+                )
+
+    def check_trained(self, names: Sequence[str]) -> None:
+        """Raise OptionError if a parameter cannot be updated."""
+
+    @property
+    def standard(self) -> bool:
+        """Whether a step is one forward and one backward pass, so that no other ``gradients`` are needed."""
+        return type(self).gradients is Optimizer.gradients
+
+    def train_step(self, step: Any) -> None:
+        """Build the operations of a step; ``step`` is a ``TrainStep``."""
+        step.update(self.gradients(step))
+
+    def gradients(self, step: Any) -> dict[str, Any]:
+        """Return the gradients by which a step updates, by parameter."""
+        return step.gradients()  # type: ignore[no-any-return]
 
     def slots(self, parameter: TensorType) -> Wanted:
         """Return the initial optimizer state of a parameter, by slot name."""

@@ -94,6 +94,38 @@ class OneCycle(Schedule):
         return _between(self.rate, start / self.final_factor, min((step - top) / (last - top), 1.0))
 
 
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """Decay from ``rate`` to ``final`` over ``steps`` steps along a power (1: a line), then ``final``."""
+
+    rate: Rate
+    steps: Positive
+    power: Annotated[float, Least(0, open=True)] = 1.0
+    final: Rate = 0.0
+
+    def __call__(self, step: int) -> float:
+        left = 1.0 - min(step / self.steps, 1.0)
+        return float(self.final + (self.rate - self.final) * left**self.power)
+
+
+@dataclass(frozen=True)
+class Cyclic(Schedule):
+    """Cycles of ``2 * steps`` steps: up from ``low`` to ``high`` along a line and down again.
+
+    ``decay`` multiplies the height of each cycle: 1 repeats the first, 0.5 halves every next one.
+    """
+
+    low: Rate
+    high: Rate
+    steps: Positive
+    decay: Annotated[float, Least(0)] = 1.0
+
+    def __call__(self, step: int) -> float:
+        cycle, position = divmod(step, 2 * self.steps)
+        share = 1.0 - abs(position / self.steps - 1.0)
+        return float(self.low + (self.high - self.low) * share * self.decay**cycle)
+
+
 def _between(a: float, b: float, share: float) -> float:
     """Interpolate from a (fraction 0) to b (fraction 1) along half a cosine."""
     return b + (a - b) * 0.5 * (1.0 + math.cos(math.pi * share))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from mithril.models import (
     RootMeanSquaredError,
 )
 
+SAMPLE_WEIGHT = "sample_weight"  # the column with a weight per sample, or per element of a sequence
+
 
 @dataclass(frozen=True)
 class ScalarFunction:
@@ -39,6 +42,19 @@ class ScalarFunction:
     wants: tuple[str, ...]  # parameter names, in order
     function: Callable[..., Any]
     metric: Metric | None = None  # with statistics that are merged over batches; other values are averaged
+    output: str = ""  # of the model, if the function compares this output with its target
+    position: int = 0  # of the target among those of a tuple
+    unreduced: Callable[..., Any] | None = None  # the same loss with one value per sample
+
+    def elements(self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]) -> Value:
+        """Compute the loss of each sample. A custom function may return these instead of their mean."""
+        values = (self.unreduced or self.function)(*self._operands(outputs, columns, inputs))
+        if not isinstance(values, Value) or values.shape == ():
+            raise OptionError(
+                f"'{self.name}' is one number per batch, and the batch has weights of its samples",
+                hint="return the loss of each sample (reduction='none'), or add the parameter sample_weight",
+            )
+        return values
 
     def __call__(self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]) -> Value:
         """Compute the scalar. ``columns`` is the full batch, ``inputs`` the columns that the model uses."""
@@ -82,10 +98,12 @@ class ScalarFunction:
     def _operands(
         self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
     ) -> list[Value]:
+        if self.output:
+            return self._of_output(outputs, columns, inputs)
         available = {**columns, **outputs}
         if all(name in available for name in self.wants):
             return [available[name] for name in self.wants]
-        targets = [name for name in columns if name not in inputs]
+        targets = [name for name in columns if name not in inputs and name != SAMPLE_WEIGHT]
         if len(self.wants) == 2 and len(outputs) == 1 and len(targets) == 1:
             return [next(iter(outputs.values())), columns[targets[0]]]
         facts = [f"outputs: {', '.join(outputs)}", f"batch: {', '.join(columns)}"]
@@ -108,6 +126,24 @@ class ScalarFunction:
             hint=f"did you mean '{suggestions[0]}'?"
             if suggestions
             else "name the parameters after outputs and columns of the batch",
+        )
+
+    def _of_output(
+        self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
+    ) -> list[Value]:
+        """Return an output and its target: the column of its name, else the target at its position in a tuple."""
+        output, targets = outputs[self.output], {n: v for n, v in columns.items() if n not in inputs}
+        available = {**columns, **outputs}
+        if len(self.wants) != 2 or all(name in available for name in self.wants):
+            return ScalarFunction(self.name, self.wants, self.function)._operands(outputs, columns, inputs)
+        positional = "target" if self.position == 0 else f"target_{self.position}"
+        for name in (self.output, positional):
+            if name in targets:
+                return [output, targets[name]]
+        raise OptionError(
+            f"the batch has no target for the output '{self.output}'",
+            facts=[f"outputs: {', '.join(outputs)}", f"batch: {', '.join(columns)}"],
+            hint=f"add a column '{self.output}' with the targets",
         )
 
 
@@ -181,11 +217,16 @@ def as_measure(source: Any, name: str = "") -> ScalarFunction:
             raise OptionError(message, facts=facts, hint=hint) from None
     if isinstance(source, Layer):
         metric = source if isinstance(source, Metric) else None
-        return ScalarFunction(name or type(source).__name__, tuple(source.inputs), _built(source), metric)
+        rows = _built(_unreduced_layer(source)) if getattr(source, "attributes", {}).get("reduction") else None
+        return ScalarFunction(
+            name or type(source).__name__, tuple(source.inputs), _built(source), metric, unreduced=rows
+        )
     operands = getattr(source, "operands", None)
     if operands is not None and callable(source):
         optional: frozenset[str] = getattr(source, "optional", frozenset())
-        return ScalarFunction(name or source.name, tuple(o for o in operands if o not in optional), source)
+        rows = partial(source, reduction="none") if "reduction" in source.attributes else None
+        wants = tuple(o for o in operands if o not in optional)
+        return ScalarFunction(name or source.name, wants, source, unreduced=rows)
     if callable(source):
         layer_inputs = [
             p.name
@@ -199,6 +240,11 @@ def as_measure(source: Any, name: str = "") -> ScalarFunction:
     )
 
 
+def _unreduced_layer(layer: Layer) -> Layer:
+    args, options = layer.arguments
+    return type(layer)(*args, **{**options, "reduction": "none"})
+
+
 def _built(layer: Layer) -> Callable[..., Any]:
     def run(*operands: Value) -> Any:
         try:
@@ -209,12 +255,40 @@ def _built(layer: Layer) -> Callable[..., Any]:
     return run
 
 
+def as_losses(losses: Mapping[str, Any], outputs: Sequence[str], parts: Sequence[str]) -> dict[str, ScalarFunction]:
+    """Return losses by name; the name of an output binds the loss to this output and its target.
+
+    Other names are those of the ``parts`` that have an optimizer, or free names of custom functions.
+    """
+    if not losses:
+        raise OptionError("loss is an empty dictionary", hint='loss={"logits": "cross_entropy"}, by output')
+    measures = {}
+    for k, (name, loss) in enumerate(losses.items()):
+        if not isinstance(name, str):
+            raise OptionError(f"losses are named by strings, got {name!r} ({type(name).__name__})")
+        if isinstance(loss, str) and loss in outputs:
+            measures[name] = ScalarFunction(loss, (loss,), lambda value: value)
+            continue
+        measure = as_measure(loss)
+        if name not in (*outputs, *parts) and len(measure.wants) == 2 and measure.unreduced is not None:
+            message, facts, hint = unknown("output", name, outputs)
+            raise OptionError(f"loss: {message}", facts=facts, hint=hint)
+        measures[name] = replace(measure, output=name if name in outputs else "", position=k)
+    return measures
+
+
 def as_metrics(metrics: Any) -> dict[str, ScalarFunction]:
     """Return metrics by name, from a mapping, a list, or a single one."""
     if metrics is None:
         return {}
     if isinstance(metrics, Mapping):
-        return {name: as_measure(m, name) for name, m in metrics.items()}
+        by_name: dict[str, ScalarFunction] = {}
+        for k, (name, m) in enumerate(metrics.items()):
+            if isinstance(m, (list, tuple)):  # the metrics of an output
+                by_name.update((f"{name}_{n}", replace(f, output=name, position=k)) for n, f in as_metrics(m).items())
+            else:
+                by_name[name] = as_measure(m, name)
+        return by_name
     many = metrics if isinstance(metrics, (list, tuple)) else [metrics]
     measures = [as_measure(m, _short(m)) for m in many]
     names = [m.name for m in measures]

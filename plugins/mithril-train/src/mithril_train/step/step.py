@@ -7,16 +7,18 @@ are inputs of the role ``input``. Reports are results of the role ``report``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from mithril import ops
 from mithril.autodiff import value_and_gradients
 from mithril.base import GradientError, OptionError, TensorType, bool_, float32, int32, unknown
 from mithril.ir import Builder, Graph, Input, Output, Value, result, result_name
 from mithril_train.optim.optimizers import Scalars, toward
+from mithril_train.step.objective import TOTAL, losses
 from mithril_train.step.step_config import StepConfig
 
 RATE = "learning_rate"
@@ -44,7 +46,8 @@ class TrainState:
     """A value that a step reads and returns: its type and its initial value."""
 
     type: TensorType
-    initial: float
+    initial: float | None
+    parameter: str = ""  # the parameter with the initial value, if ``initial`` is None
 
 
 def rate_name(pattern: str) -> str:
@@ -83,48 +86,35 @@ def continued(graph: Graph) -> Builder:
     return builder
 
 
-def with_loss(traced: Graph, columns: Mapping[str, TensorType], recipe: StepConfig) -> Graph:
+def with_loss(
+    traced: Graph,
+    columns: Mapping[str, TensorType],
+    recipe: StepConfig,
+    inputs: Sequence[str],
+    replaced: Mapping[str, Value],
+) -> Graph:
     """Replace the outputs of the model's graph by loss and metrics as reports; keep its state.
 
-    ``columns`` are the types of the batch; columns that the model does not use become additional inputs.
+    ``columns`` are the types of the batch; columns that the model does not use become additional inputs. Losses read
+    the values of augmented columns in ``replaced``, metrics the targets of the batch.
     """
     outputs = {r.name: r.value for r in traced.results if r.role != "state"}
+    for value in (v for node in traced.nodes for v in node.results if v.name in columns):
+        value.name = f"{value.name}_value"  # the column keeps the name, such as that of an output for its target
     builder = continued(traced)
     read = {i.name: i.value for i in traced.with_role("input")}
     with builder:
         batch = {n: read[n] if n in read else builder.input(n, t.shape, t.dtype) for n, t in columns.items()}
         with builder.at(builder.origin, {"phase": "loss"}):
-            reports = [result("report", "loss", _loss(recipe, outputs, batch, read))]
+            parts = losses(recipe, traced, outputs, {**batch, **replaced}, inputs)
+            reports = [result("report", name, value) for name, value in parts.items()]
             for name, measure in recipe.metrics.items():
                 if measure.metric is None:
-                    reports.append(result("report", name, measure(outputs, batch, list(read))))
+                    reports.append(result("report", name, measure(outputs, batch, inputs)))
                     continue
-                statistics = measure.statistics(outputs, batch, list(read))
+                statistics = measure.statistics(outputs, batch, inputs)
                 reports += [Output(v, statistic_name(name, n), "report", name) for n, v in statistics.items()]
     return builder.build((*reports, *traced.results_of("state")))
-
-
-def _loss(
-    recipe: StepConfig, outputs: Mapping[str, Value], batch: Mapping[str, Value], read: Mapping[str, Value]
-) -> Value:
-    if recipe.loss is not None and not isinstance(recipe.loss, str):
-        loss = recipe.loss(outputs, batch, list(read))
-    else:
-        scalars = {n: v for n, v in outputs.items() if v.shape == () and v.dtype.is_float}
-        name = recipe.loss or (next(iter(scalars)) if len(scalars) == 1 else "loss")
-        if name not in scalars:
-            if recipe.loss is None:
-                raise OptionError(
-                    "which value is the loss?",
-                    facts=[f"scalar outputs of the model: {', '.join(scalars) or 'none'}"],
-                    hint='give one: Trainer(loss="cross_entropy"), or a function of the model\'s outputs and the batch',
-                )
-            message, facts, hint = unknown("scalar output", name, list(scalars))
-            raise OptionError(message, facts=facts, hint=hint)
-        loss = scalars[name]
-    if not loss.dtype.is_float:
-        raise GradientError(f"the loss is {loss.type}: only floats have gradients")
-    return loss if loss.dtype is float32 else ops.cast(loss, dtype=float32)
 
 
 # -- backward --------------------------------------------------------------------------------------------------------
@@ -158,6 +148,24 @@ def with_gradients(graph: Graph, recipe: StepConfig, trained: Iterable[str]) -> 
     return differentiated.replaced(results=tuple(r for r in differentiated.results if r.name != SCALED))
 
 
+def with_gradients_of(graph: Graph, loss: str, trained: Iterable[str]) -> Graph:
+    """Add the gradients of one of several losses and of the penalties, for some parameters."""
+    reports = {r.of: r for r in graph.results_of("report")}
+    if loss == TOTAL:
+        return value_and_gradients(graph, reports[TOTAL].name, trained)
+    if loss not in reports:
+        message, facts, hint = unknown("loss", loss, [n for n in reports if n.endswith(TOTAL)])
+        raise OptionError(f"train_step: {message}", facts=facts, hint=hint)
+    builder = continued(graph)
+    with builder, builder.at(builder.origin, {"phase": "loss"}):
+        total = reports[loss].value
+        for name in ("regularization", "added_loss"):
+            total = total + reports[name].value if name in reports else total
+        objective = builder.build((*graph.results, Output(total, SCALED)))
+    differentiated = value_and_gradients(objective, SCALED, trained)
+    return differentiated.replaced(results=tuple(r for r in differentiated.results if r.name != SCALED))
+
+
 # -- update ----------------------------------------------------------------------------------------------------------
 def carried_values(graph: Graph, recipe: StepConfig, trained: Iterable[str]) -> dict[str, TrainState]:
     """Return the values that the step carries in addition to the model's parameters and state."""
@@ -166,11 +174,9 @@ def carried_values(graph: Graph, recipe: StepConfig, trained: Iterable[str]) -> 
     for name in trained:
         optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
         for slot, (kind, initial) in optimizer.slots(types[name]).items():
-            entries[slot_name(slot, name)] = TrainState(kind, initial)
+            entries[slot_name(slot, name)] = TrainState(kind, initial, name)
         if recipe.ema is not None:
-            entries[ema_name(name)] = TrainState(
-                _accumulator_type(types[name]), 0.0
-            )  # initialized by the trainer with the parameter
+            entries[ema_name(name)] = TrainState(_accumulator_type(types[name]), None, name)
         if recipe.accumulate > 1:
             entries[sum_name(name)] = TrainState(_accumulator_type(types[name]), 0.0)
     if recipe.accumulate > 1:
@@ -228,15 +234,10 @@ class _Update:
                 gradients = self._accumulated(gradients)
             if self.last:
                 gradients = self._unscaled(gradients)
-                if recipe.clip_value is not None:
-                    limit = recipe.clip_value
-                    gradients = {n: ops.clip(g, low=-limit, high=limit) for n, g in gradients.items()}
                 unclipped = gradients
-                if recipe.clip_norm is not None:
-                    norm = global_norm(gradients.values())
+                gradients, norm = clipped(recipe, gradients)
+                if norm is not None:
                     reports[NORM] = result("report", "gradient_norm", norm)
-                    share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
-                    gradients = {n: g * self._cast_to(share, g) for n, g in gradients.items()}
                 updates = self._updates(gradients)
                 if recipe.guarded:
                     good = self._all_finite(reports, unclipped)
@@ -262,9 +263,6 @@ class _Update:
     def _float(self, g: Value) -> Value:
         return ops.cast(g, dtype=float32) if g.dtype.bits < 32 else g
 
-    def _cast_to(self, scalar: Value, like: Value) -> Value:
-        return scalar if scalar.dtype is like.dtype else ops.cast(scalar, dtype=like.dtype)
-
     def _accumulated(self, gradients: dict[str, Value]) -> dict[str, Value]:
         total = {n: self.old[sum_name(n)] + g for n, g in gradients.items()}
         count = self.old[COUNT] + 1
@@ -274,7 +272,7 @@ class _Update:
         share = 1.0 / ops.cast(count, dtype=float32)
         self.new.update({sum_name(n): self._zero(g) for n, g in total.items()})
         self.new[COUNT] = self._zero(count)
-        return {n: g * self._cast_to(share, g) for n, g in total.items()}
+        return {n: g * cast_to(share, g) for n, g in total.items()}
 
     def _zero(self, like: Value) -> Value:
         return ops.full(shape=like.shape, value=0, dtype=like.dtype)  # type: ignore[no-any-return]
@@ -283,7 +281,7 @@ class _Update:
         if self.recipe.loss_scale is None:
             return gradients
         share = 1.0 / self.old[SCALE]
-        return {n: g * self._cast_to(share, g) for n, g in gradients.items()}
+        return {n: g * cast_to(share, g) for n, g in gradients.items()}
 
     # -- parameters --------------------------------------------------------------------------------------------------
     def _updates(self, gradients: Mapping[str, Value]) -> list[Update]:
@@ -299,17 +297,7 @@ class _Update:
         return [lambda: {**self.state, STEP: step}, *parameter_updates]
 
     def _update(self, name: str, gradient: Value, scalars: Scalars) -> dict[str, Value]:
-        """Update one parameter and its optimizer state."""
-        p, recipe = self.parameters[name], self.recipe
-        optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
-        slots = {s: self.old[slot_name(s, name)] for s in optimizer.slots(p.type)}
-        upcast = self._float(p)
-        updated, new_slots = optimizer.update(upcast, self._cast_to(gradient, upcast), slots, scalars)
-        new = {slot_name(s, name): v for s, v in new_slots.items()}
-        if recipe.ema is not None:
-            new[ema_name(name)] = toward(self.old[ema_name(name)], updated, 1.0 - recipe.ema)
-        new[name] = ops.cast(updated, dtype=p.dtype) if updated.dtype is not p.dtype else updated
-        return new
+        return updated_parameter(self.recipe, name, self.parameters[name], gradient, self.old, scalars)
 
     def _all_finite(self, reports: Mapping[str, Output], gradients: Mapping[str, Value]) -> Value:
         """Whether loss and gradients are finite.
@@ -324,7 +312,7 @@ class _Update:
             total = total + reports[NORM].value
         else:
             for g in gradients.values() if dynamic or not short else short:
-                total = total + self._cast_to(ops.sum(g), total)
+                total = total + cast_to(ops.sum(g), total)
         good: Value = is_finite(total)
         if self.recipe.stops:  # later steps change nothing either, so that the failed step can be inspected
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
@@ -363,6 +351,39 @@ class _Update:
         raised = ops.where(grown, before * scale.factor, before)
         self.new[SCALE] = ops.where(good, raised, before * (1.0 / scale.factor))
         self.new[GOOD] = ops.where(grown, 0, run)
+
+
+def cast_to(scalar: Value, like: Value) -> Value:
+    return scalar if scalar.dtype is like.dtype else ops.cast(scalar, dtype=like.dtype)
+
+
+def clipped(recipe: StepConfig, gradients: Mapping[str, Value]) -> tuple[dict[str, Value], Value | None]:
+    """Return the gradients within the bounds of the recipe, and their norm if it is bounded."""
+    selected = dict(gradients)
+    if recipe.clip_value is not None:
+        limit = recipe.clip_value
+        selected = {n: ops.clip(g, low=-limit, high=limit) for n, g in selected.items()}
+    if recipe.clip_norm is None:
+        return selected, None
+    norm = global_norm(selected.values())
+    share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
+    return {n: g * cast_to(share, g) for n, g in selected.items()}, norm
+
+
+def updated_parameter(
+    recipe: StepConfig, name: str, p: Value, gradient: Value, old: Mapping[str, Value], scalars: Scalars
+) -> dict[str, Value]:
+    """Return a parameter and its optimizer state after an update, by name."""
+    optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
+    slots = {s: old[slot_name(s, name)] for s in optimizer.slots(p.type)}
+    upcast = ops.cast(p, dtype=float32) if p.dtype.bits < 32 else p
+    index = crc32(name.encode()) & 0x7FFFFFFF  # for random numbers that differ between parameters
+    updated, new_slots = optimizer.update(upcast, cast_to(gradient, upcast), slots, {**scalars, "index": index})
+    new = {slot_name(s, name): v for s, v in new_slots.items()}
+    if recipe.ema is not None:
+        new[ema_name(name)] = toward(old[ema_name(name)], updated, 1.0 - recipe.ema)
+    new[name] = ops.cast(updated, dtype=p.dtype) if updated.dtype is not p.dtype else updated
+    return new
 
 
 def is_finite(x: Value) -> Value:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mithril.backend import matches, require_match
-from mithril.base import OptionError
+from mithril.base import OptionError, unknown
 from mithril_train.optim.optimizers import Optimizer
+from mithril_train.optim.parts import Parts
 from mithril_train.step.loss_binding import ScalarFunction
+
+
+def loss_name(output: str) -> str:
+    """Return the name of the report of one of several losses, by output or by pattern of parameters."""
+    stem = output.removesuffix("*").removesuffix(".")
+    return stem if stem.endswith("loss") else f"{stem}_loss"
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,10 @@ class StepConfig:
     """Loss, metrics, optimizer, and the processing of gradients."""
 
     optimizer: Optimizer
-    loss: ScalarFunction | str | None = None  # the name of an output of the model; None: its only scalar output
+    # a function, functions by name, the name of an output of the model, or None for its only scalar output
+    loss: ScalarFunction | Mapping[str, ScalarFunction] | str | None = None
+    loss_weights: Mapping[str, float] = field(default_factory=dict)
+    regularizers: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)  # by pattern of parameters
     metrics: Mapping[str, ScalarFunction] = field(default_factory=dict)
     clip_norm: float | None = None
     clip_value: float | None = None
@@ -49,6 +60,7 @@ class StepConfig:
     loss_scale: LossScale | None = None
     detect_nan: bool = True
     accumulate: int = 1
+    program: Callable[[Any], None] | None = None  # builds the step, if it is not one forward and one backward pass
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "clip_value"):
@@ -57,6 +69,20 @@ class StepConfig:
                 raise OptionError(f"{name}={value} must be greater than 0")
         if self.ema is not None and not 0.0 < self.ema < 1.0:
             raise OptionError(f"ema={self.ema} must be between 0 and 1")
+        if self.program is not None and (self.accumulate > 1 or self.loss_scale is not None):
+            name = "loss_scale" if self.loss_scale is not None else "gradient_accumulation_steps"
+            raise OptionError(
+                f"{name} needs a step of one forward and one backward pass",
+                facts=["this one has an own train_step, a loss for each optimizer, or SAM"],
+                hint=f"leave out {name}",
+            )
+        names = list(self.loss) if isinstance(self.loss, Mapping) else []
+        for name in self.loss_weights:
+            if name not in names:
+                message, facts, hint = unknown("loss", name, names)
+                raise OptionError(
+                    f"loss_weights: {message}", facts=facts, hint=hint or 'loss={"logits": ...}, by output'
+                )
         if self.accumulate < 1:
             raise OptionError(f"gradient_accumulation_steps={self.accumulate} must be at least 1")
 
@@ -74,14 +100,21 @@ class StepConfig:
         """Raise OptionError if a pattern of ``frozen`` or of the optimizer's groups matches no parameter."""
         for pattern in self.frozen:
             require_match("frozen", "parameter", pattern, parameters)
-        for pattern in self.optimizer.groups:
-            require_match("groups", "parameter", pattern, parameters)
-            if all(self.optimizer.group_of(name) != pattern for name in parameters):
-                group = next(self.optimizer.group_of(n) for n in parameters if matches(n, pattern))
-                raise OptionError(
-                    f"'{pattern}' in groups has no effect: all of its parameters are in the group '{group}' before it",
-                    hint=f"write '{pattern}' before '{group}': the first pattern that matches counts",
-                )
+        for pattern in self.regularizers:
+            require_match("regularizers", "parameter", pattern, parameters)
+        self.optimizer.check_groups(parameters)
+        self.optimizer.check_trained([name for name in parameters if self.trains(name)])
+
+    @property
+    def loss_of_part(self) -> Mapping[str, str]:
+        """The report of the loss of each optimizer, if the losses have the patterns of the optimizers."""
+        if (
+            isinstance(self.loss, Mapping)
+            and isinstance(self.optimizer, Parts)
+            and self.loss.keys() == self.optimizer.optimizers.keys()
+        ):
+            return {pattern: loss_name(pattern) for pattern in self.loss}
+        return {}
 
     def trains(self, name: str) -> bool:
         return not any(matches(name, pattern) for pattern in self.frozen)

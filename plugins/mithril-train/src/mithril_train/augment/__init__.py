@@ -1,0 +1,1 @@
+"""Augmentation of images as layers of the training step."""
