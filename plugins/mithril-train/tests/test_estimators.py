@@ -1,6 +1,8 @@
 """scikit-learn's own checks of estimators, and the wrappers in a pipeline, a search and a pickle."""
 
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -40,7 +42,7 @@ def test_searches_and_pipelines():
 def test_options_of_the_trainer_and_of_fit():
     subject = ml.Classifier(epochs=3, options={"metrics": "accuracy", "clip_norm": 1.0}, random_state=0)
     subject.fit(X, Y, validation_data=(X.astype(np.float64), Y), class_weight={0: 2.0})
-    assert subject.history_.columns == ["loss", "accuracy", "gradient_norm", "val_loss", "val_accuracy"]
+    assert subject.history_.columns == ["loss", "gradient_norm", "accuracy", "val_loss", "val_accuracy"]
     np.testing.assert_allclose(subject.predict_proba(X).sum(1), 1.0)
 
 
@@ -50,3 +52,19 @@ def test_pickles_predict_the_same(targets):
     other = pickle.loads(pickle.dumps(subject))
     assert subject.predict(X).shape == targets.shape
     np.testing.assert_array_equal(other.predict(X), subject.predict(X))
+
+
+def test_without_scikit_learn_the_remedy_is_named():
+    code = """
+import sys
+sys.modules["sklearn"] = None
+import mithril as ml
+assert ml.Classifier.__doc__
+try:
+    ml.Regressor()
+except ml.MithrilError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "ml.Regressor needs scikit-learn" in done.stdout
+    assert 'hint: pip install "mithril-train[sklearn]"' in done.stdout

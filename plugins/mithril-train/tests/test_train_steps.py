@@ -33,11 +33,11 @@ def test_an_own_step_with_everything_equals_the_built_in_one():
 
 
 def test_wrappers_nest_and_resume_to_the_bit(tmp_path):
-    def make():
+    def fresh():
         inner = ml.Lookahead(ml.GradientNoise(ml.Adam(0.01, groups={"*.bias": {"learning_rate": 0.1}})), every=4)
         return make(optimizer={"first.*": ml.SAM(inner), "*": ml.SGD(0.1, momentum=0.5)}, kind=ml.Trainer)
 
-    first, second, uninterrupted = make(), make(), make()
+    first, second, uninterrupted = fresh(), fresh(), fresh()
     uninterrupted.fit(X, Y, 3, batch_size=16)
     first.fit(X, Y, 2, batch_size=16, callbacks=[ml.Checkpoint(tmp_path)])
     second.fit(X, Y, 3, batch_size=16, resume=tmp_path)

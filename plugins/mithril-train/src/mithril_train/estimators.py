@@ -18,12 +18,11 @@ try:
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
-except ImportError as error:
-    raise PluginError(
-        "ml.Classifier and ml.Regressor need scikit-learn",
-        facts=[str(error)],
-        hint='pip install "mithril-train[sklearn]"',
-    ) from None
+except ImportError as error:  # the classes exist, for their documentation, but cannot be used
+    MISSING: ImportError | None = error
+    BaseEstimator, ClassifierMixin, RegressorMixin = (type(name, (), {}) for name in ("Base", "Classify", "Regress"))
+else:
+    MISSING = None
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +43,12 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         options: Mapping[str, Any] | None = None,
         random_state: Any = None,
     ) -> None:
+        if MISSING is not None:
+            raise PluginError(
+                f"ml.{type(self).__name__} needs scikit-learn",
+                facts=[str(MISSING)],
+                hint='pip install "mithril-train[sklearn]"',
+            )
         self.model = model
         self.optimizer = optimizer
         self.epochs = epochs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from mithril_train.loop.callbacks import Checkpoint
 from mithril_train.loop.history import History
 from mithril_train.step.step import STATISTIC
 
-if TYPE_CHECKING:
-    from mithril_train.loop.trainer import Trainer
+Trainer = Any  # ``loop.trainer.Trainer``, which imports this module
 
 
 def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from html import escape
+from importlib import import_module
 from typing import Any
 
 from mithril_train.loop.history import line
@@ -129,12 +130,10 @@ class NotebookBar(Progress):
         self.handle.update(self._html())
 
     def _html(self) -> Any:
-        from IPython.display import HTML
-
         total = f"/{self.count}" if self.count else ""
         size = f'max="{self.count}" value="{self.done}"' if self.count else ""
         bar = f"{self.head} <progress {size}></progress> {self.done}{total} {escape(self.loss)}" if self.head else ""
-        return HTML(f"<pre>{escape(chr(10).join(self.lines))}</pre>{bar}")
+        return import_module("IPython.display").HTML(f"<pre>{escape(chr(10).join(self.lines))}</pre>{bar}")
 
 
 def notebook_display() -> Any:
@@ -142,9 +141,7 @@ def notebook_display() -> Any:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None or not hasattr(shell, "kernel"):
         return None
-    from IPython.display import display
-
-    return display
+    return import_module("IPython.display").display
 
 
 def make_progress(setting: bool | None) -> Progress:
