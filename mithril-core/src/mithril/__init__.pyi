@@ -122,6 +122,10 @@ from mithril_hub.text.tokenizer import Tokenizer as Tokenizer
 from mithril_jax.backend import JaxBackend as JaxBackend
 from mithril_jax.importing.entry import from_jax as from_jax
 from mithril_keras.model import from_keras as from_keras
+from mithril_lora.adapters import (
+    Adapter as Adapter,
+    LoRA as LoRA,
+)
 from mithril_mlx.backend import MlxBackend as MlxBackend
 from mithril_mlx.utilities.analysis import MlxComputationGraph as MlxComputationGraph
 from mithril_mlx.utilities.batch_optimizer import MlxBatchOptimizer as MlxBatchOptimizer
