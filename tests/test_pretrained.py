@@ -58,6 +58,12 @@ def test_static_inference_embeds_them(backend: str) -> None:
     np.testing.assert_allclose(quiet(compiled, {"input": X}), X @ W.T + B, rtol=1e-3, atol=1e-4)
 
 
+def test_static_inference_compiles_one_program() -> None:
+    compiled = ml.compile(Model(pretrained_linear()), "numpy", static_inference=True, shapes={"input": [2, 4]})
+    compiled({"input": X})
+    assert len(compiled.programs) == 1
+
+
 def test_models_around_a_layer_take_precedence_and_layers_within_layers_count() -> None:
     outer = Model()
     outer += Model(Block(), Relu())

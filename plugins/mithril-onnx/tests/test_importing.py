@@ -222,3 +222,16 @@ def test_a_model_is_loaded_and_compiled_from_its_path(tmp_path):
         np.asarray(ml.load(tmp_path / "m.onnx", backend="numpy")({"x": x})["y"]), expected, rtol=1e-5
     )
     np.testing.assert_allclose(np.asarray(ml.compile(two_layers(), "numpy")({"x": x})["y"]), expected, rtol=1e-5)
+    by_path = ml.compile(str(tmp_path / "m.onnx"), "numpy", inference=True)
+    np.testing.assert_allclose(np.asarray(by_path({"x": x})["y"]), expected, rtol=1e-5)
+
+
+def test_paths_that_cannot_be_compiled_are_errors_with_a_remedy(tmp_path):
+    (tmp_path / "m.h5").write_bytes(b"")
+    with pytest.raises(ml.MithrilError, match="there is no file '.*missing.onnx'"):
+        ml.compile(tmp_path / "missing.onnx", "numpy")
+    with pytest.raises(ml.MithrilError, match="rename the file") as unknown_suffix:
+        ml.compile(tmp_path / "m.h5", "numpy")
+    assert "onnx: .onnx" in str(unknown_suffix.value)
+    with pytest.raises(ml.MithrilError, match=r"ml\.from_pretrained\("):
+        ml.compile(tmp_path, "numpy")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +66,7 @@ from mithril.runtime import (
     Results,
     find_buckets,
     largest_sizes,
+    model_of,
     with_bounds,
     with_checks,
 )
@@ -76,10 +78,13 @@ Names = tuple[str, ...]
 def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) -> CompiledModel:
     """Compile ``model`` for ``backend`` (an instance, a class or a name such as ``"jax"``).
 
+    ``model`` can be the path of a file in a format of a plugin, such as ``"model.onnx"``.
     `mithril options` lists the keywords and their owners. If the shapes of the inputs are known, the model is compiled
     immediately; otherwise at the first call, once per signature.
     """
     settings = resolve_options(options)
+    if isinstance(model, str | PathLike):
+        model = model_of(model)
     with Deadline(settings["timeout"], settings["plugin_patience"]) as deadline:
         return _compile(model, backend, options, settings, deadline)
 
@@ -171,7 +176,7 @@ class Compiler:
                 watchers=self.observers.watchers,
             )
             self._prepare(compiled)
-            if self.source.pretrained:
+            if self.source.pretrained and compiled.params is None:
                 compiled.bind_pretrained()
         return compiled
 
@@ -186,6 +191,8 @@ class Compiler:
             check_trainable(self.settings["trainable"], compiled.interface)
         assumed = [name for name in types if self.specs[name].dtype is None]
         try:
+            if self.settings["static_inference"]:
+                compiled.bind_pretrained()  # the program contains the parameters
             compiled.prepare(types)
         except DTypeError:
             if not assumed or self._typed:

@@ -335,11 +335,10 @@ class Plugins(Answers, HookCalls):
         )
 
     def load_format(self, entry: Entry[FileFormat], way: str) -> Any:
-        """Import the function that saves or loads a format."""
-        spec = entry.spec
-        loads = spec.saves if way == "saves" else spec.loads
+        """Import the function of a format: ``saves``, ``loads`` or ``models``."""
+        spec, loads = entry.spec, getattr(entry.spec, way)
         if loads is None:
-            verb = "be written" if way == "saves" else "be read back"
+            verb = {"saves": "be written", "loads": "be read back", "models": "be compiled"}[way]
             raise PluginError(f"files of the format '{spec.name}' cannot {verb}", facts=[f"offered by {entry.origin}"])
         return self.load_named("file format", spec.name, loads, entry)
 

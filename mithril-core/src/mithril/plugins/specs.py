@@ -230,20 +230,22 @@ class FrontendSpec(_Named):
 class FileFormat:
     """A file format for compiled models: ``compiled.export(path)`` calls ``saves``, ``ml.load(path)`` calls ``loads``.
 
-    ``saves(compiled, path, **options)`` returns any value, ``loads(path, **options)`` a compiled model. A format
-    without ``suffixes`` is a directory, selected by name. ``backends`` limits the models that can be exported.
+    ``saves(compiled, path, **options)`` returns any value, ``loads(path, **options)`` a compiled model and
+    ``models(path)``, for ``ml.compile(path, backend)``, a model. A format without ``suffixes`` is a directory, selected
+    by name. ``backends`` limits the models that can be exported.
     """
 
     name: str
     suffixes: tuple[str, ...] = ()
     saves: str | None = None
     loads: str | None = None
+    models: str | None = None
     summary: str = ""
     backends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name(self, self.name)
-        for loads in (self.saves, self.loads):
+        for loads in (self.saves, self.loads, self.models):
             if loads is not None:
                 _check_loads(self, loads)
         for suffix in self.suffixes:

@@ -31,7 +31,10 @@ from mithril.runtime.memory_usage import (
     largest_sizes as largest_sizes,
     memory_use as memory_use,
 )
-from mithril.runtime.model_files import load as load
+from mithril.runtime.model_files import (
+    load as load,
+    model_of as model_of,
+)
 from mithril.runtime.program import (
     Interface as Interface,
     Program as Program,

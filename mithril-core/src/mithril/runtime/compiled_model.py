@@ -206,7 +206,9 @@ class CompiledModel:
 
     def prepare(self, types: Mapping[str, TensorType]) -> None:
         """Compile the inference program for these input types before the first call."""
-        self._calling.program_for(ProgramKey(tuple(types.items()), ProgramKind()))
+        bound = self._parameters.bound
+        binding, constants = (bound.number, bound.constants or {}) if bound is not None else (0, {})
+        self._calling.program_for(ProgramKey(tuple(types.items()), ProgramKind(), binding, constants))
 
     # -- parameters and state ----------------------------------------------------------------------------------------
     @property

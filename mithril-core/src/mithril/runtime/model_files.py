@@ -7,7 +7,7 @@ from typing import Any
 
 from mithril import plugins
 from mithril.backend import Backend, annotated, check_call, checked
-from mithril.base import InputError, UnsupportedError
+from mithril.base import InputError, PluginError, UnsupportedError
 from mithril.runtime.compiled import Compiled
 
 
@@ -17,11 +17,31 @@ def load(path: str | os.PathLike[str], *, format: str | None = None, **options: 
 
     The suffix or ``format`` selects the format. ``options`` belong to the format, such as ``backend=``.
     """
+    return _read(path, format, "loads", options)
+
+
+def model_of(path: str | os.PathLike[str]) -> Any:
+    """Return the model of a file, for ``ml.compile(path, backend)``."""
+    try:
+        return _read(path, None, "models", {})
+    except PluginError as error:
+        text = os.fspath(path)
+        suffixes = tuple(suffix for entry in plugins.formats().values() for suffix in entry.spec.suffixes)
+        if os.path.isdir(text):
+            hint = f"ml.from_pretrained({text!r}) reads folders of checkpoints"
+        elif text.endswith(suffixes):
+            hint = f"files of this format hold compiled models: ml.load({text!r})"
+        else:
+            hint = "rename the file to the suffix of its format"
+        raise error.with_hint(hint) from None
+
+
+def _read(path: str | os.PathLike[str], format: str | None, way: str, options: dict[str, Any]) -> Any:
     text = os.fspath(path)
     if not os.path.exists(text):
         raise InputError(f"there is no file '{text}'")
     name = plugins.format_of(text, format)
-    function = annotated(plugins.load_format(name, "loads"), f"the file format '{name.spec.name}'", name.plugin)
+    function = annotated(plugins.load_format(name, way), f"the file format '{name.spec.name}'", name.plugin)
     check_call(f"format '{name}'", function, (path,), options, {})
     return function(path, **options)
 

@@ -16,4 +16,5 @@ def mithril_exports() -> Sequence[Export]:
 @hookimpl
 def mithril_formats() -> Sequence[FileFormat]:
     """Return the format of ``ml.load("model.keras")``."""
-    return [FileFormat("keras", (".keras",), loads="mithril_keras.model:load", summary="Keras 3 archives")]
+    loads, models = "mithril_keras.model:load", "mithril_keras.model:from_keras"
+    return [FileFormat("keras", (".keras",), loads=loads, models=models, summary="Keras 3 archives")]

@@ -15,9 +15,10 @@ def mithril_exports() -> Sequence[Export]:
 
 @hookimpl
 def mithril_formats() -> Sequence[FileFormat]:
-    """``ml.load("model.onnx")`` and ``compiled.export("model.onnx")``."""
-    loads, saves = "mithril_onnx.model:load", "mithril_onnx.export.model:export"
-    return [FileFormat("onnx", (".onnx",), loads=loads, saves=saves, summary="ONNX models")]
+    """``ml.load("model.onnx")``, ``ml.compile("model.onnx", backend)`` and ``compiled.export("model.onnx")``."""
+    loads, models = "mithril_onnx.model:load", "mithril_onnx.model:from_onnx"
+    saves = "mithril_onnx.export.model:export"
+    return [FileFormat("onnx", (".onnx",), loads=loads, models=models, saves=saves, summary="ONNX models")]
 
 
 @hookimpl
