@@ -230,6 +230,41 @@ def test_malformed_calls_raise_our_errors(folder):
     assert outcomes["refused"] > FAST // 2
 
 
+# Declarations of plugin authors, records of graphs, and decorators: Python itself rejects a misspelled keyword of
+# these, and the first argument of a decorator is code.
+DECLARATIONS = frozenset(
+    """
+    Architecture BackendSpec Builder Command CompileContext Connection DType Dim Export FileFormat Found FrontendSpec
+    Graph HardwareTarget Lowering Node OpsSpec Option Origin Pass PassManager PassSpec PipelineDraft ProfilerSpec Rule
+    RuleSet TensorType Value composite hookimpl op pass_ rule
+    """.split()
+)
+PUBLIC = [
+    name
+    for name in dir(ml)
+    if callable(getattr(ml, name))
+    and name not in DECLARATIONS
+    and not (isinstance(getattr(ml, name), type) and issubclass(getattr(ml, name), BaseException))
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_rejects_misspelled_and_surplus_arguments(name):
+    """The names are those of the facade, with the exports of all plugins."""
+    call = getattr(ml, name)
+    for args, options in (((), {"misspelled": 1}), (tuple(range(30)), {})):
+        with pytest.raises(MithrilError):
+            call(*args, **options)
+    required = [
+        p
+        for p in inspect.signature(call).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    if required:
+        with pytest.raises(MithrilError):
+            call()
+
+
 @pytest.mark.soak
 def test_two_thousand_malformed_calls(folder):
     outcomes, foreign = run(ALL, folder, seed=1)

@@ -33,6 +33,7 @@ _HOME = {
     "backend": ("Backend",),
     "runtime": ("load",),
 }
+_UNCHECKED = ("dtype", "promote", "verify")  # functions of rooms below that of argument checks
 _SUBMODULES = ("models", "ops")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -55,6 +56,16 @@ def _core_names() -> set[str]:
     return {*_MODULE_OF, *_SUBMODULES, *(module.name for module in iter_modules(__path__))}
 
 
+def _with_checked_arguments(value: Any) -> Any:
+    """Return a function that raises OptionError for invalid arguments; other values are returned unchanged."""
+    from types import FunctionType
+
+    from mithril.backend import checked
+
+    is_function = isinstance(value, FunctionType) and not hasattr(value, "__wrapped__")
+    return checked()(value) if is_function or hasattr(value, "cache_info") else value
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'mithril' has no attribute '{name}'")
@@ -63,10 +74,11 @@ def __getattr__(name: str) -> Any:
 
     if module := _MODULE_OF.get(name):
         value = getattr(import_module(f"mithril.{module}"), name)
+        value = _with_checked_arguments(value) if name in _UNCHECKED else value
     elif find_spec(f"mithril.{name}"):  # also reached by `from mithril import plugins`
         return import_module(f"mithril.{name}")
     else:
-        value = import_module("mithril.plugins").export(name)
+        value = _with_checked_arguments(import_module("mithril.plugins").export(name))
     globals()[name] = value
     return value
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import to_numpy
+from mithril.backend import CheckedType, to_numpy
 from mithril.base import InputError
 from mithril.runtime import CompiledModel, Runner
 from mithril_hub.encoder.network import Network
@@ -18,7 +18,7 @@ Tokens = np.ndarray[Any, Any]
 LARGE, SMALL = 64, 8  # tokens of a step over a prompt: few programs serve prompts of every length
 
 
-class Session:
+class Session(metaclass=CheckedType):
     """A runner of a decoder with a cache, and the tokens whose keys and values the cache holds, per row."""
 
     def __init__(self, model: CompiledModel | Runner) -> None:

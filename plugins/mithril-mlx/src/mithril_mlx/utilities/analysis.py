@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.backend import MemoryPlan, format_bytes, plan
+from mithril.backend import CheckedType, MemoryPlan, format_bytes, plan
 from mithril.base import InputError
 from mithril.ir import Graph
 from mithril.passes import random_arguments
@@ -68,7 +68,7 @@ class ExecutionPlan:
         )
 
 
-class MlxComputationGraph:
+class MlxComputationGraph(metaclass=CheckedType):
     """A graph that can be inspected before it runs, and run."""
 
     def __init__(self, graph: Graph, device: str | None = None) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
-from mithril.backend import format_bytes, parse_bytes
+from mithril.backend import CheckedType, format_bytes, parse_bytes
 from mithril.base import InputError, MemoryLimitError
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.tensor_cache import seconds
 from mithril_tools.batching import BatchChoice, fastest_batch, free_memory
 
 
-class MlxBatchOptimizer:
+class MlxBatchOptimizer(metaclass=CheckedType):
     """Search for the batch size with the highest throughput that needs at most ``memory_threshold`` bytes.
 
     The threshold is a number of bytes, or text such as "512MiB"; the default is half of the free memory.

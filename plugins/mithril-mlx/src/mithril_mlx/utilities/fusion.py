@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.backend import CheckedType
 from mithril.base import Decisions, InputError, MithrilError, UnsupportedError, operations
 from mithril.ir import Graph
 from mithril.rewrite import Rule, RuleSet, rule
@@ -72,7 +73,7 @@ QUANTIZE_DEQUANTIZE = FusionPattern(
 )
 
 
-class MlxKernelFusion:
+class MlxKernelFusion(metaclass=CheckedType):
     """Fusion of operation sequences by patterns, the longest match first.
 
     A pattern is used for given shapes and dtypes after its results have equaled those of the separate operations, for

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import format_bytes, parse_bytes
+from mithril.backend import CheckedType, format_bytes, parse_bytes
 from mithril.base import InputError, MemoryLimitError, OptionError, dtype as as_dtype
 from mithril_mlx.mlx_loader import mx
 
@@ -128,7 +128,7 @@ class Batch:
     places: tuple[int, ...]
 
 
-class MlxMemoryOptimizer:
+class MlxMemoryOptimizer(metaclass=CheckedType):
     """A pool of at most ``max_pool`` free tensors, and a budget (bytes, or "2GB") for compiled models."""
 
     def __init__(self, max_pool: int = 100, budget: int | str | None = None) -> None:

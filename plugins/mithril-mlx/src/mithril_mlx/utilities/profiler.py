@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mithril as ml
+from mithril.backend import CheckedType
 from mithril.base import InputError
 from mithril_mlx.mlx_loader import mx
 from mithril_tools.profile import Breakdown, ProfileStats
@@ -46,7 +47,7 @@ class _Running:
         return result
 
 
-class MlxProfiler:
+class MlxProfiler(metaclass=CheckedType):
     """Timer of operations between ``start_operation`` and ``end_operation(result)``, which evaluates the result first.
 
     Without a result, ``end_operation()`` evaluates the arrays among the caller's variables: otherwise MLX would only

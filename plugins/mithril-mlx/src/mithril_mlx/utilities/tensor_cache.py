@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mlx.utils import tree_flatten, tree_map
 
-from mithril.backend import parse_bytes
+from mithril.backend import CheckedType, parse_bytes
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.lru_cache import Counts, LruCache
 
@@ -21,7 +21,7 @@ class CacheSize(NamedTuple):
     maximum: int
 
 
-class MlxTensorCache:
+class MlxTensorCache(metaclass=CheckedType):
     """An LRU cache of arrays, or of lists and dictionaries of arrays, with limits of entries, bytes and age.
 
     ``ttl`` is in seconds, or a ``timedelta``; ``max_bytes`` a number of bytes, or text such as "512MiB".

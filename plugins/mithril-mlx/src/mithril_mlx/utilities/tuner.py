@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.backend import CheckedType
 from mithril.base import BackendError, InputError
 from mithril.system import Store, fingerprint, time_interleaved
 from mithril_mlx.mlx_loader import BLAS, mx
@@ -40,7 +41,7 @@ class Benchmark:
         return self.seconds[first] / self.seconds[self.best]
 
 
-class MlxAutoTuner:
+class MlxAutoTuner(metaclass=CheckedType):
     """Find the fastest configuration of an operation and store it across processes.
 
     Results are stored in ``store`` (a directory; True is the user's cache directory, False keeps them in memory) by

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mithril.backend import CheckedType
 from mithril.base import InputError
 from mithril.system import files
 
@@ -14,7 +15,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Ranges:
+class Ranges(metaclass=CheckedType):
     """Lowest and highest number of each activation that a quantized layer reads, by the name of its value.
 
     ``errors`` has the error of the model's results if only that layer is quantized; ``keep`` the layers that stay in
