@@ -35,3 +35,22 @@ def test_imported_functions_on_every_backend(backend: str) -> None:
     results = compiled.evaluate({"x": x})
     for result, expected in zip(results.values(), network({"w": W}, x), strict=True):
         np.testing.assert_allclose(compiled.backend.to_numpy(result), expected, rtol=1e-4, atol=2e-5)
+
+
+def positions(x: Any, i: Any) -> Any:
+    """Return reads and updates at positions of which some are outside."""
+    added = x.at[i].add(x[: len(i)], mode="drop")
+    return x.at[i].set(1.0), added, x.at[i].max(0.5), jnp.take(x, i, axis=0, fill_value=7.0), jax.grad(weighted)(x, i)
+
+
+def weighted(x: Any, i: Any) -> Any:
+    return (jnp.take(x, i, axis=0, mode="fill", fill_value=0.0) ** 2).sum()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_positions_outside_on_every_backend(backend: str) -> None:
+    x, i = W, np.array([1, 9, -2, -7], np.int32)
+    compiled = ml.compile(ml.from_jax(positions, x, i), backend, inference=True)
+    results = compiled.evaluate({"x": x, "i": i})
+    for result, expected in zip(results.values(), positions(jnp.asarray(x), i), strict=True):
+        np.testing.assert_allclose(compiled.backend.to_numpy(result), expected, rtol=1e-5, atol=1e-6)

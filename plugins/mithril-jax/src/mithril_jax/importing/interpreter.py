@@ -12,7 +12,7 @@ from jax.extend import core
 from mithril import ops
 from mithril.base import MithrilError, UnsupportedError
 from mithril.ir import Builder, Origin
-from mithril_jax.importing import custom, elementwise, products, shapes  # noqa: F401  # they enter their rows
+from mithril_jax.importing import custom, elementwise, indexing, linear_algebra, products, shapes  # noqa: F401  # rows
 from mithril_jax.importing.elementwise import threefry
 from mithril_jax.importing.table import ROWS, arrays_of, as_value, cast, reshape
 

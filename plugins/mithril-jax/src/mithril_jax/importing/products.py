@@ -124,8 +124,3 @@ def sum_pool(x: Any, **parameters: Any) -> Any:
         raise UnsupportedError("sum pools with window_dilation are not supported")
     y = ops.mul(ops.avg_pool(image, **settings), float(math.prod(settings["kernel"])))
     return _restored(y, lead, order)
-
-
-@row("cholesky")
-def cholesky(x: Any, **_: Any) -> Any:
-    return ops.cholesky(x)
