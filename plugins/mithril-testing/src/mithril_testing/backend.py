@@ -29,7 +29,7 @@ from mithril_testing.program_checks import ProgramChecks
 from mithril_testing.random_graphs import SMALL, WIDE, random_graph
 from mithril_testing.running import Array, Arrays, Program, backwards, every_other, with_params
 from mithril_testing.sample_arrays import make_array
-from mithril_testing.selection import begin, core_operations, record, selected
+from mithril_testing.selection import begin, core_operations, record, record_way, selected
 
 ROUNDING = 4e-6  # of a value about 1 that cancels, such as a saturated sigmoid in its gradient
 
@@ -253,6 +253,10 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     def test_same_source_twice(self, case: Case) -> None:
         """Build twice: the source is the same, and imports nothing of mithril, except to call a plugin's lowering."""
         backend, options = self.make(), self.options()
+        calls = [node for node, _ in iterate(case.graph()) if node.op is case.op]
+        if calls:
+            way = "lowered" if all(backend.lowers(node, options) for node in calls) else "by their bodies"
+            record_way(type(self), case.op.name, way)
         graph = decompose(case.graph(), lambda node: backend.lowers(node, options), backend.name)
         first, second = backend.build(graph, options), backend.build(graph, options)
         assert first.source == second.source

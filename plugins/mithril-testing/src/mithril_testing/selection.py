@@ -62,5 +62,12 @@ def record(cls: type, names: Collection[str]) -> None:
         tally.add(names)
 
 
+def record_way(cls: type, operation: str, way: str) -> None:
+    """Note how the backend runs an operation: ``lowered`` or ``by their bodies``."""
+    tally = summary.tallies.get(_key(cls))
+    if tally is not None:
+        tally.ways[operation] = way
+
+
 def _key(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -6,6 +6,7 @@ it imports nothing but pytest. Workers hand their tallies over when they end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ class Tally:
     exempt: dict[str, str] = field(default_factory=dict)  # operations the class does not try, and why
     checked: list[str] = field(default_factory=list)
     cases: int = 0
+    ways: dict[str, str] = field(default_factory=dict)  # operation -> how the backend runs it
 
     def add(self, names: Collection[str], cases: int = 1) -> None:
         """Count cases that have run, about some operations."""
@@ -32,7 +34,9 @@ class Tally:
 
     def __str__(self) -> str:
         missed = [n for n in self.operations if n not in self.checked]
-        line = f"{self.title}: checked {len(self.checked)} of {len(self.operations)} operations, {self.cases} cases"
+        counts = ", ".join(f"{n} {way}" for way, n in sorted(Counter(self.ways.values()).items(), reverse=True))
+        line = f"{self.title}: checked {len(self.checked)} of {len(self.operations)} operations"
+        line += f" ({counts}), {self.cases} cases" if counts else f", {self.cases} cases"
         if not missed:
             return line
         shown = [f"{n} ({self.exempt[n]})" if n in self.exempt else n for n in missed[:12]]
@@ -48,6 +52,7 @@ def merge(tallies_of_worker: Mapping[str, Mapping[str, Any]]) -> None:
     for key, other in tallies_of_worker.items():
         tally = tallies.setdefault(key, Tally(other["title"], other["operations"], other["exempt"]))
         tally.add(other["checked"], other["cases"])
+        tally.ways.update(other["ways"])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
