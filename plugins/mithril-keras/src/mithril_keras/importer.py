@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from mithril.base import InputError, UnsupportedError
-from mithril_keras import layers as _layers  # noqa: F401  (registers the rows)
 from mithril_keras.config import (
     IGNORED,
     IGNORED_SUFFIXES,

@@ -11,6 +11,7 @@ from mithril.backend import checked
 from mithril.base import Dim, InputError, MithrilError, ShapeError, UnsupportedError, dtype as as_dtype
 from mithril.ir import Builder, Value
 from mithril.models import Layer, Model
+from mithril_keras import layers as _layers  # noqa: F401  # they enter their rows
 from mithril_keras.archive import DAMAGE, Archive
 from mithril_keras.config import layer_config
 from mithril_keras.importer import Network, check_supported
