@@ -90,7 +90,7 @@ def peers(module: torch.nn.Module, x: np.ndarray[Any, Any]) -> dict[str, Call]:
     if find_spec("onnxscript") is None or find_spec("onnxruntime") is None:
         return calls
     import onnxruntime
-    from onnxruntime.quantization import CalibrationDataReader, quantize_dynamic, quantize_static
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):
@@ -107,7 +107,7 @@ def peers(module: torch.nn.Module, x: np.ndarray[Any, Any]) -> dict[str, Call]:
     with quiet():
         torch.onnx.export(module, (tensor,), files["f32"], dynamo=True, input_names=["input"], verbose=False)
         quant_pre_process(files["f32"], files["prepared"])
-        quantize_static(files["prepared"], files["int8"], Reader(), per_channel=True)
+        quantize_static(files["prepared"], files["int8"], Reader(), per_channel=True, activation_type=QuantType.QUInt8)
         quantize_dynamic(files["prepared"], files["dynamic"], per_channel=True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

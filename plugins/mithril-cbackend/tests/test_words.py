@@ -128,7 +128,9 @@ def pairs_graph(kind: str, layout: str, zero: int, by_row: bool = False) -> Grap
         else:
             s, z = b.constant(0.02, "float32"), b.constant(zero, "int32")
             left = ops.dequantize(ops.quantize(x, s, z, dtype=kind), s, z)
-        w = ops.dequantize(b.constant(codes, name="w"), b.constant(scale, name="s"), axis=0 if layout == "NT" else 1)
+        points = b.constant(np.zeros(70, np.int8), name="zero")  # as ONNX files have them
+        scales = b.constant(scale, name="s")
+        w = ops.dequantize(b.constant(codes, name="w"), scales, points, axis=0 if layout == "NT" else 1)
         y = maximum(matmul(left, transpose(w, perm=(1, 0)) if layout == "NT" else w), 0.0)
         q = ops.quantize(y, b.constant(0.5, "float32"), dtype="uint8")
     return b.build({"y": y, "q": q})
@@ -224,6 +226,21 @@ def test_convolutions_agree_on_every_set_of_instructions(name: str) -> None:
         pytest.skip(f"this machine cannot run code for {machine.cpu}")
     for case in ("wide", "stride 2", "first"):
         checked_convolution(machine, case)
+
+
+def test_convolutions_of_small_floats_use_float32() -> None:
+    w = RNG.standard_normal((24, 16, 3, 3)).astype(BF16)
+    with Builder() as b:
+        x = b.input("x", (1, 16, 20, 20), "bfloat16")
+        y = ops.conv(x, b.constant(w, name="w"), stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1))
+    graph = b.build({"y": y})
+    inputs = {"x": RNG.standard_normal((1, 16, 20, 20)).astype(BF16)}
+    compiled = ml.compile(graph, "c")
+    result, reference = compiled(inputs)["y"], ml.compile(graph, "numpy")(inputs)["y"]
+    assert result.dtype == BF16
+    np.testing.assert_allclose(result.astype(np.float32), reference.astype(np.float32), rtol=1e-2, atol=0.05)
+    kernels = [k for k in compiled.programs[-1].executable.program.kernels.values() if k.anchor.op is ops.conv]
+    assert [k.anchor.result.dtype.name for k in kernels] == ["float32"]
 
 
 # -- C ------------------------------------------------------------------------------------------------------------

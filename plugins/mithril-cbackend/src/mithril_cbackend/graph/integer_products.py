@@ -15,7 +15,7 @@ import numpy as np
 from mithril import ops
 from mithril.base import float32, int8, uint8
 from mithril.ir import Builder, Editor, Graph, Node, Value, decompose
-from mithril_cbackend.graph import fusion
+from mithril_cbackend.graph import fusion, small_floats
 from mithril_cbackend.lowering.conv import word_convolution
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
@@ -32,6 +32,7 @@ def is_kept(node: Node) -> bool:
 
 def fused(graph: Graph) -> Graph:
     """Return the graph with integer products, divided into the operations that kernels compute."""
+    graph = small_floats.widened(graph)
     if not any(is_kept(node) for node in graph.nodes):
         return graph
     graph = IntegerProducts(graph).run()
@@ -181,11 +182,13 @@ class IntegerProducts:
         return None if elements is None else np.asarray(elements)
 
     def zero_of(self, node: Node) -> int | None:
-        """Return the zero point of a pair, or None if it is computed or not a single number."""
+        """Return the zero point of a pair, or None if it is computed or not one number for all axes."""
         if len(node.operands) < 3 or node.operands[2] is None:
             return 0
         data = self.data(node.operands[2])
-        return int(data.reshape(())) if data is not None and data.size == 1 else None
+        if data is None or not data.size or (data != data.flat[0]).any():
+            return None
+        return int(data.flat[0])
 
     def scalar(self, scale: Value) -> Any:
         """Return a constant scale as a float, else its value."""

@@ -76,8 +76,10 @@ class Plan:
 
     @property
     def pixels(self) -> int:
-        """Return the pixels of a tile."""
-        return max(self.use.rows, self.use.lanes)
+        """Return the pixels of a tile: fewer if the result has fewer."""
+        lanes = self.use.lanes
+        positions = (self.result[2] - 1) * self.size[1] + self.result[3] if self.is_flat else self.result[3]
+        return min(max(self.use.rows, lanes), count(positions, lanes) * lanes)
 
     @property
     def is_flat(self) -> bool:
