@@ -151,6 +151,35 @@ PRODUCTS = {
     "instance_norm": lambda x, y, i, m: F.instance_norm(x, weight=y[:, 0], bias=y[:, 1]),
     "similarity": lambda x, y, i, m: F.cosine_similarity(x, y[None], -1) + torch.cdist(x, x).sum(-1),
 }
+
+
+def definite(y):
+    """Return a symmetric positive definite matrix [4, 4]."""
+    return y @ y.T + 3 * torch.eye(4)
+
+
+ALGEBRA = {
+    "cholesky": lambda x, y, i, m: torch.linalg.cholesky(definite(y)) + torch.linalg.cholesky(definite(y), upper=True),
+    "solve": lambda x, y, i, m: torch.linalg.solve(definite(y), y) + torch.cholesky_solve(y, definite(y)),
+    "solve_vector": lambda x, y, i, m: torch.linalg.solve(definite(y), y[:, 0]),
+    "solve_left": lambda x, y, i, m: torch.linalg.solve(definite(y), y.T, left=False),
+    "inverse": lambda x, y, i, m: torch.linalg.inv(definite(y)) * torch.linalg.det(definite(y)),
+    "slogdet": lambda x, y, i, m: torch.stack(torch.linalg.slogdet(-definite(y))),
+    "triangular": lambda x, y, i, m: torch.linalg.solve_triangular(definite(y), y, upper=True),
+    "triangular_right": lambda x, y, i, m: torch.linalg.solve_triangular(definite(y), y.T, upper=False, left=False),
+    "unit": lambda x, y, i, m: torch.linalg.solve_triangular(definite(y), y, upper=False, unitriangular=True),
+    "qr": lambda x, y, i, m: [part.abs() for part in torch.linalg.qr(y.T)],
+    "svd": lambda x, y, i, m: [part.abs() for part in torch.linalg.svd(x, full_matrices=False)],
+    "singular_values": lambda x, y, i, m: torch.linalg.svdvals(x),
+    "eigenvalues": lambda x, y, i, m: torch.linalg.eigvalsh(y[:, :4]) + torch.linalg.eigvalsh(y[:, :4], UPLO="U"),
+    "eigenvectors": lambda x, y, i, m: torch.linalg.eigh(definite(y))[1].abs(),
+    "pixels": lambda x, y, i, m: torch.nn.functional.grid_sample(
+        x[None], y[None, :, :2, None].expand(1, 4, 2, 2), align_corners=False
+    ),
+    "pixels_of_the_border": lambda x, y, i, m: torch.nn.functional.grid_sample(
+        x[None], y[None, :, :2, None].expand(1, 4, 2, 2), "nearest", "border", align_corners=True
+    ),
+}
 IMAGES = {  # x: [2, 4, 7, 9], y: [6, 2, 3, 3], i: [2, 4, 7], m: unused
     "conv": lambda x, y, i, m: F.conv2d(x, y, y[:, 0, 0, 0], stride=(2, 1), padding=1, groups=2),
     "dilated": lambda x, y, i, m: F.conv2d(x, y, dilation=2, padding=(2, 0), groups=2),
@@ -213,6 +242,7 @@ def images():
 
 GROUPS = {
     "elements": (ELEMENTS, small),
+    "algebra": (ALGEBRA, small),
     "reductions": (REDUCTIONS, small),
     "shapes": (SHAPES, small),
     "indexing": (INDEXING, small),

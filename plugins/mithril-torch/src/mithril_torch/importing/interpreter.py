@@ -16,6 +16,7 @@ from mithril.ir import Builder, Origin
 from mithril_torch.importing import (  # noqa: F401  # they enter their rows
     elementwise,
     indexing,
+    linear_algebra,
     norms,
     products,
     recurrent,
@@ -28,7 +29,7 @@ from mithril_torch.importing.table import ROWS, Row, as_value, call, is_tensor, 
 
 CHECKS = (  # assertions of torch.export, without results
     *("_assert_tensor_metadata", "_assert_async.msg", "_assert_scalar", "sym_constrain_range"),
-    *("sym_constrain_range_for_size", "sym_numel", "sym_stride.int", "sym_storage_offset"),
+    *("_linalg_check_errors", "sym_constrain_range_for_size", "sym_numel", "sym_stride.int", "sym_storage_offset"),
 )
 SIZES: dict[Any, Callable[..., Any]] = {  # Python's operators on sizes
     operator.add: operator.add,
@@ -60,8 +61,12 @@ def require_supported(program: Exported, user: User) -> None:
     for module in program.module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
-                if node.op == "call_function" and not _has_meaning(node.target, user):
-                    missing.setdefault(name_of(node.target), []).append(node)
+                if node.op != "call_function":
+                    continue
+                ordered = node.target is torch.ops.higher_order.with_effects
+                target = node.args[1] if ordered else node.target
+                if not _has_meaning(target, user) or (ordered and name_of(target) not in CHECKS):
+                    missing.setdefault(name_of(target), []).append(node)
     if not missing:
         return
     facts = []
@@ -114,6 +119,8 @@ class Interpreter:
         target = node.target
         if target is torch.ops.higher_order.cond:
             return self._cond(*args)
+        if target is torch.ops.higher_order.with_effects and name_of(args[1]) in CHECKS:
+            return (args[0], None)
         if target in SIZES:
             return _on_sizes(target, node, args)
         if target in GUARDS:

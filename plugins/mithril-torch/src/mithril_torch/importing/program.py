@@ -77,6 +77,8 @@ def export(
         elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
             value = placeholders[name].meta["val"]
             inputs[name] = _shape(name, value.shape, program.range_constraints, names), value.dtype
+        elif spec.kind is InputKind.TOKEN:
+            constants[name] = np.zeros((), np.int32)  # orders effects such as assertions, which are left out
         elif not isinstance(spec.arg, ConstantArgument):
             raise UnsupportedError(
                 f"input '{name}' of the module is not a tensor",
@@ -89,7 +91,7 @@ def export(
             updates[spec.target] = spec.arg.name
         elif spec.kind is OutputKind.USER_OUTPUT:
             results.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else spec.arg)
-        else:
+        elif spec.kind is not OutputKind.TOKEN:
             raise UnsupportedError(
                 f"the module changes its input '{spec.target}' in place",
                 hint="return the changed tensor, or keep it in a buffer",

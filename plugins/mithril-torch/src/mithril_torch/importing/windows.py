@@ -240,3 +240,12 @@ def _target(x: Any, output_size: Any, scale_factors: Any) -> tuple[int, ...]:
     if not all(isinstance(n, int) for n in (*size, *x.shape[2:])):
         raise UnsupportedError("resampling requires static spatial sizes")
     return size
+
+
+@row("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sample(x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
+    mode = ("bilinear", "nearest", "bicubic")[interpolation_mode]
+    if mode == "bicubic":
+        raise UnsupportedError("grid_sample with mode='bicubic' is not supported", hint="mode='bilinear'")
+    padding = ("zeros", "border", "reflection")[padding_mode]
+    return ops.grid_sample(x, grid, mode=mode, padding_mode=padding, align_corners=bool(align_corners))
