@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sys
 import warnings
 from collections.abc import Iterator
@@ -67,6 +68,9 @@ class Decisions:
 
     def __repr__(self) -> str:
         return f"<Decisions: {len(self)}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _level() -> int:

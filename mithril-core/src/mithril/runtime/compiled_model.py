@@ -11,7 +11,7 @@ import numpy as np
 
 from mithril import plugins
 from mithril.backend import annotated, check_call, checked, reject_surplus, watch
-from mithril.base import Decisions, DType, InputError, TensorType, UnsupportedError
+from mithril.base import Decisions, DType, InputError, MithrilError, TensorType, UnsupportedError
 from mithril.ir import Graph, Input
 from mithril.runtime import inspection
 from mithril.runtime.batch_buckets import Buckets
@@ -24,6 +24,7 @@ from mithril.runtime.runner import Runner
 from mithril.runtime.signature import InputSpec
 from mithril.runtime.watching import Watcher, watchers
 from mithril.runtime.weight_files import LoadReport
+from mithril.system import notebook
 
 if TYPE_CHECKING:
     from mithril.backend import Backend
@@ -398,6 +399,20 @@ class CompiledModel:
         from mithril.runtime.program_summary import summarize
 
         return summarize(self, self.compiler.probe(self._parameters.input_types, training=False))
+
+    def _repr_html_(self) -> str:
+        try:
+            content = notebook.text(self.summary())
+        except MithrilError as error:  # sizes that no call has determined yet
+            content = notebook.text(str(error))
+        graphs = "".join(
+            notebook.folded(f"{inspection.title(p.request.kind)} {k}", notebook.text(str(p.executable.graph)))
+            for k, p in enumerate(self.programs)
+        )
+        head = ("kind", "decision", "place")
+        rows = [(d.kind, d.message, d.where) for d in self.decisions]
+        decisions = notebook.folded(f"{len(rows)} decisions", notebook.table(head, rows)) if rows else ""
+        return notebook.heading(repr(self)[1:-1]) + content + decisions + graphs
 
     def __repr__(self) -> str:
         return f"<CompiledModel '{self.name}' on {self.backend.name}: {len(self._calls)} programs>"

@@ -53,3 +53,9 @@ def explanation(decisions: Decisions, programs: Iterable[Program]) -> str:
         title = f"program for {types}{purpose}"
         parts.append(f"{title}:\n{program.report}" if program.report is not None else title)
     return "\n\n".join(parts)
+
+
+def title(kind: ProgramKind) -> str:
+    """Return the title of a program in displays."""
+    mode = "training" if kind.training else "inference"
+    return f"gradient program ({mode}) of {', '.join(kind.of)}" if kind.of else f"program ({mode})"

@@ -14,6 +14,7 @@ from mithril.ir import Graph
 from mithril.runtime.compiled import Compiled
 from mithril.runtime.memory_usage import MemoryUse, allocated_bytes, memory_use
 from mithril.runtime.tables import columns
+from mithril.system import notebook
 
 
 @dataclass(slots=True)
@@ -50,30 +51,36 @@ class MemoryReport:
         """Peak memory of a call: live buffers at the high-water mark, in bytes."""
         return self.use.peak
 
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [[row.layer, *(format_bytes(n) if n else "-" for n in _sizes(row))] for row in self.layers]
+        return ["layer", "parameters", "state", "activations", "gradients"], rows
+
+    def _repr_html_(self) -> str:
+        head, rows = self._table()
+        largest = max((sum(_sizes(row)) for row in self.layers), default=0) or 1
+        bars = notebook.table(head, rows, [sum(_sizes(row)) / largest for row in self.layers])
+        return bars + notebook.text("\n".join(self._totals()))
+
     def __str__(self) -> str:
-        head = ["layer", "parameters", "state", "activations", "gradients"]
-        rows = [
-            [
-                row.layer,
-                *(format_bytes(n) if n else "-" for n in (row.parameters, row.state, row.activations, row.gradients)),
-            ]
-            for row in self.layers
-        ]
+        return "\n".join([*columns(*self._table()), *self._totals()])
+
+    def _totals(self) -> list[str]:
         saved = self.values / self.workspace if self.workspace else 1.0
         total, peak = format_bytes(self.values), format_bytes(self.workspace)
         values = f"intermediate values and results {total}, at once {peak} ({saved:.1f}x less)"
-        return "\n".join(
-            [
-                *columns(head, rows),
-                (
-                    f"inputs {format_bytes(self.inputs)}, parameters {format_bytes(self.parameters)}, "
-                    f"state {format_bytes(self.state)}"
-                ),
-                values,
-                "largest: " + ", ".join(f"'{name}' {format_bytes(size)}" for name, size in self.largest),
-                f"peak {format_bytes(self.peak)}, {self.use.label}",
-            ]
-        )
+        return [
+            (
+                f"inputs {format_bytes(self.inputs)}, parameters {format_bytes(self.parameters)}, "
+                f"state {format_bytes(self.state)}"
+            ),
+            values,
+            "largest: " + ", ".join(f"'{name}' {format_bytes(size)}" for name, size in self.largest),
+            f"peak {format_bytes(self.peak)}, {self.use.label}",
+        ]
+
+
+def _sizes(row: LayerMemory) -> tuple[int, ...]:
+    return row.parameters, row.state, row.activations, row.gradients
 
 
 def memory_report(

@@ -3,7 +3,7 @@
 from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
-    "": ("files",),
+    "": ("files", "notebook"),
     "cpu_stopwatch": ("Lap", "Stopwatch", "lower_quartile"),
     "disk_cache": ("Store",),
     "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_version_key"),

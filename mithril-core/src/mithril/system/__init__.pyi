@@ -1,6 +1,9 @@
 """The machine below a program: files and caches on disk, fingerprints as their keys, timing, launchers."""
 
-from mithril.system import files as files
+from mithril.system import (
+    files as files,
+    notebook as notebook,
+)
 from mithril.system.cpu_stopwatch import (
     Lap as Lap,
     Stopwatch as Stopwatch,

@@ -18,6 +18,7 @@ from mithril import plugins
 from mithril.backend import checked
 from mithril.base import InputError
 from mithril.runtime import columns, format_si, watch
+from mithril.system import notebook
 from mithril_tools.trace_events import Recorder
 
 if TYPE_CHECKING:
@@ -143,6 +144,18 @@ class ProfileStats:
 
     def __str__(self) -> str:
         return self.summary()
+
+    def _repr_html_(self) -> str:
+        stages = self.compile_breakdown
+        longest = max(stages.values(), default=0.0) or 1.0
+        rows = [(name, f"{1e3 * seconds:.2f}") for name, seconds in stages.items()]
+        compiled = notebook.table(("compile", "ms"), rows, [s / longest for s in stages.values()])
+        times = list(self.execution_breakdown.values())
+        head = ("operation", "layer", "calls", "ms", "share")
+        table = [(t.operation, t.layer, t.calls, f"{1e3 * t.seconds:.3f}", f"{100 * t.share:.1f} %") for t in times]
+        run = notebook.table(head, table, [t.share for t in times])
+        title = f"{self.calls} calls, median {1e3 * self.call_seconds:.3f} ms"
+        return notebook.folded("compilation", compiled) + notebook.heading(title) + run
 
 
 @checked()

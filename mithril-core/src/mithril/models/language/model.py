@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -11,6 +12,7 @@ from mithril.models.language.connection import NO_DEFAULT, Connection, Connectio
 from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import user_location
 from mithril.models.language.trace_context import Context
+from mithril.system import notebook
 
 
 class Model(Layer):
@@ -340,9 +342,7 @@ class Model(Layer):
         return Model._summarize(self, shapes, types, width)
 
     def _repr_html_(self) -> str:
-        import html
-
-        return f"<pre>{html.escape(self.summary())}</pre>"
+        return notebook.heading(repr(self)[1:-1]) + _tree(list(self.walk()))
 
     def __repr__(self) -> str:
         name = f" '{self.name}'" if self.name else ""
@@ -350,6 +350,20 @@ class Model(Layer):
             f"<{type(self).__name__}{name}: {len(self.steps)} layers, "
             f"inputs {', '.join(self.inputs) or 'none'}, outputs {', '.join(self.outputs) or 'none'}>"
         )
+
+
+def _tree(layers: list[tuple[str, Layer]]) -> str:
+    """Return nested sections of layers by path, which open by a click."""
+    content = ""
+    while layers:
+        path, layer = layers.pop(0)
+        inner = []
+        while layers and layers[0][0].startswith(f"{path}."):
+            inner.append(layers.pop(0))
+        title = f"{path.rpartition('.')[2]}: {layer!r}"
+        below = [(p[len(path) + 1 :], x) for p, x in inner]
+        content += notebook.folded(title, _tree(below)) if inner else f"<div>{html.escape(title)}</div>"
+    return content
 
 
 def _kind(connection: Connection) -> str:

@@ -11,6 +11,7 @@ from mithril.base import InputError, OptionError, UnsupportedError, unknown
 from mithril.ir import Graph
 from mithril.plugins import HardwareTarget
 from mithril.runtime import ProgramKey, ProgramKind
+from mithril.system import notebook
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate, propagate_fully_sharded
 from mithril_parallel.placing.strategy import Strategy, choose
@@ -109,6 +110,24 @@ class Plan:
             ],
             "refused": dict(self.refused),
         }
+
+    def _repr_html_(self) -> str:
+        head = ("mesh", "stages", "memory MiB", "exchanged MiB", "step ms", "fits")
+        slowest = max((w.seconds for w in self.entries), default=0.0) or 1.0
+        rows = [
+            (
+                " x ".join(f"{name} {size}" for name, size in dict(w.mesh.axes).items()),
+                w.stages,
+                f"{w.memory.peak / 2**20:.1f}",
+                f"{w.work.exchanged / 2**20:.1f}",
+                f"{w.seconds * 1e3:.3f}",
+                "yes" if w.fits else "no",
+            )
+            for w in self.entries
+        ]
+        table = notebook.table(head, rows, [w.seconds / slowest for w in self.entries])
+        refused = notebook.text("\n".join(f"{mesh}: {reason}" for mesh, reason in self.refused.items()))
+        return notebook.heading(str(self).partition("\n")[0]) + table + (refused if self.refused else "")
 
     def __str__(self) -> str:
         limit = self.entries[0].limit if self.entries else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.system import notebook
 from mithril_train.step.loss_binding import ScalarFunction
 from mithril_train.step.step import Reports, statistic_name
 
@@ -35,6 +36,13 @@ class History:
 
     def __repr__(self) -> str:
         return f"<History of {len(self)} epochs: {', '.join(self.columns)}>"
+
+    def _repr_html_(self) -> str:
+        columns = self.columns
+        rows = [[_number(row.get(name, "")) for name in columns] for row in self.rows]
+        shown = {name: self[name] for name in columns if name not in ("epoch", "seconds")}
+        pictures = notebook.curves(shown) + notebook.curves({"loss of each step": self.steps})
+        return notebook.heading(repr(self)[1:-1]) + pictures + notebook.folded("epochs", notebook.table(columns, rows))
 
     def __str__(self) -> str:
         return "\n".join(line(row) for row in self.rows) or "nothing yet"

@@ -15,6 +15,7 @@ from mithril.base import InputError, OptionError
 from mithril.compiler import Transformed
 from mithril.models import Layer
 from mithril.runtime import CompiledModel
+from mithril.system import notebook
 from mithril_train.augment.stages import Augmentations
 from mithril_train.engine.adapters import Loader, Portions
 from mithril_train.engine.batches import is_batch, joined, named, rows
@@ -551,6 +552,10 @@ class Trainer(metaclass=CheckedType):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load a checkpoint."""
         checkpointing.load(self, path)
+
+    def _repr_html_(self) -> str:
+        details = notebook.folded("step", notebook.text(self.summary()))
+        return notebook.heading(repr(self)[1:-1]) + self.history._repr_html_() + details
 
     def __repr__(self) -> str:
         return (
