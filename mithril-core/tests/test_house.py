@@ -31,7 +31,7 @@ FLOORS = [
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2050, "system": 760, "axes": 900},
     {"ops": 8200},
-    {"backend": 3950, "autodiff": 700},
+    {"backend": 4050, "autodiff": 700},
     {"runtime": 3450, "transforms": 1500},
     {"compiler": 3150},
     {"models": 6400},

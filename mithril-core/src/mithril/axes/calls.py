@@ -16,7 +16,7 @@ import numpy as np
 from mithril.axes.op_axes import WHOLE, Factors, OpAxes, unknown_axes
 from mithril.axes.resolution import resolve
 from mithril.base import MithrilError, Size, TensorType, collect_guards
-from mithril.ir import Graph, Node, Op, Value, limits_of, parse_axes
+from mithril.ir import Graph, Node, Op, Value, limits_of, parse_axes, types_of
 
 _CACHE: WeakKeyDictionary[Op, dict[Any, OpAxes]] = WeakKeyDictionary()
 CACHED_CALLS = 4096  # per operation
@@ -32,7 +32,7 @@ def axes_of(node: Node) -> OpAxes:
 
 def operand_types(node: Node) -> list[TensorType | None]:
     """Return the types of the operands, None for absent ones."""
-    return [None if v is None else v.type for v in node.operands]
+    return types_of(node.operands)
 
 
 def call_axes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mithril.axes.calls import axes_of
-from mithril.ir import REDUCING, Builder, Graph, Node, Op, emit, parse_axes
+from mithril.ir import REDUCING, Builder, Graph, Node, Op, emit, parse_axes, types_of
 
 EXPENSIVE = 4.0  # operations per element above which recomputing an element costs more than reading it
 
@@ -13,7 +13,7 @@ EXPENSIVE = 4.0  # operations per element above which recomputing an element cos
 def body(node: Node) -> Graph:
     """Return the body of a composite for the operands of the node."""
     op = node.op
-    return op.decompose([None if v is None else v.type for v in node.operands], node.attributes)
+    return op.decompose(types_of(node.operands), node.attributes)
 
 
 def sample_nodes(op: Op) -> list[Node]:

@@ -31,6 +31,7 @@ HOMES = {
     "codegen.control_flow": ("python_control",),
     "codegen.emit": ("emit",),
     "codegen.helper_metadata": ("needs",),
+    "codegen.library_calls": ("FourierCalls", "LibraryCalls"),
     "codegen.lowering_table": ("Lowerings",),
     "codegen.names": ("NameAllocator",),
     "codegen.shared": ("Dialect", "HELPERS", "xp"),

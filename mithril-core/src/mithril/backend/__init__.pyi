@@ -61,6 +61,10 @@ from mithril.backend.codegen.common import (
 from mithril.backend.codegen.control_flow import python_control as python_control
 from mithril.backend.codegen.emit import emit as emit
 from mithril.backend.codegen.helper_metadata import needs as needs
+from mithril.backend.codegen.library_calls import (
+    FourierCalls as FourierCalls,
+    LibraryCalls as LibraryCalls,
+)
 from mithril.backend.codegen.lowering_table import Lowerings as Lowerings
 from mithril.backend.codegen.names import NameAllocator as NameAllocator
 from mithril.backend.codegen.shared import (

@@ -21,6 +21,7 @@ HOMES = {
         "Value",
         "as_results",
         "iterate",
+        "types_of",
     ),
     "declaration": ("Attribute", "limits_of"),
     "declare": ("binary", "composite", "op", "unary"),

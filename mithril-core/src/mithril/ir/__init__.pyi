@@ -41,6 +41,7 @@ from mithril.ir.core import (
     Value as Value,
     as_results as as_results,
     iterate as iterate,
+    types_of as types_of,
 )
 from mithril.ir.declaration import (
     Attribute as Attribute,

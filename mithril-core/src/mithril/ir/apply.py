@@ -9,7 +9,7 @@ import numpy as np
 
 from mithril.base import DType, MithrilError, OperationError, TensorType, dtype as as_dtype, operation, scalar_dtype
 from mithril.ir.builder import Builder, computing, is_building
-from mithril.ir.core import Graph, Op, Value
+from mithril.ir.core import Graph, Op, Value, types_of
 from mithril.ir.declaration import SCALARS
 
 
@@ -33,7 +33,7 @@ def emit(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """Append a node to the current graph and return its results."""
     builder = Builder.current()
     values = convert(op, builder, operands)
-    complete = op.canonical([None if v is None else v.type for v in values], op.complete(attributes))
+    complete = op.canonical(types_of(values), op.complete(attributes))
     results = builder.emit(op, values, complete)
     return results[0] if len(op.results) == 1 else results
 

@@ -21,7 +21,7 @@ from mithril.base import (
     operation,
     scalar_dtype,
 )
-from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, Op, Origin, Output, Value, as_results
+from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, Op, Origin, Output, Value, as_results, types_of
 
 
 class _Current(threading.local):
@@ -135,7 +135,7 @@ class Builder:
         """Append a node; operands and attributes must be canonical (``Op.__call__`` canonicalizes them)."""
         try:
             with collect_guards() as guards:
-                types = op.infer([None if v is None else v.type for v in operands], attributes, regions)
+                types = op.infer(types_of(operands), attributes, regions)
         except MithrilError as error:
             raise error.with_facts(str(self.origin)) from None
         for guard in guards:

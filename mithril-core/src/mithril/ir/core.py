@@ -374,6 +374,11 @@ class Graph:
         return f"<details><summary>{html.escape(repr(self))}</summary><pre>{html.escape(str(self))}</pre></details>"
 
 
+def types_of(values: Iterable[Value | None]) -> list[TensorType | None]:
+    """Return the types of values, None for absent ones."""
+    return [None if v is None else v.type for v in values]
+
+
 def as_results(outputs: Value | Mapping[str, Value] | Iterable[Value | Output]) -> tuple[Output, ...]:
     """Convert outputs to graph results: mappings provide the names, values keep theirs, an ``Output`` is unchanged."""
     if isinstance(outputs, Value):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mithril.base import UnsupportedError
 from mithril.ir.builder import Builder
-from mithril.ir.core import Graph, Node, Value
+from mithril.ir.core import Graph, Node, Value, types_of
 
 Lowers = Callable[[Node], bool]
 
@@ -87,7 +87,7 @@ def _final(value: Value, replaced: dict[Value, Value]) -> Value:
 
 def _expand(node: Node, builder: Builder, pending: list[Node], replaced: dict[Value, Value]) -> None:
     """Schedule the nodes of the body next, with its results substituted for those of the composite."""
-    types = [None if v is None else v.type for v in node.operands]
+    types = types_of(node.operands)
     body: Graph = node.op.decompose(types, node.attributes)
     stage = Builder(body.name)
     stage._used = builder._used

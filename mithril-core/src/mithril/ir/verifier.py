@@ -6,7 +6,7 @@ from operator import is_
 from typing import Any
 
 from mithril.base import MithrilError, VerificationError, collect_guards, unknown
-from mithril.ir.core import ROLES, Graph, Node, Op, Value, iterate
+from mithril.ir.core import ROLES, Graph, Node, Op, Value, iterate, types_of
 from mithril.ir.result_names import PREFIXES
 from mithril.ir.text import window
 
@@ -92,7 +92,7 @@ def _check_types(graph: Graph, node: Node) -> None:
     _check_form(graph, node)
     try:
         with collect_guards():
-            types = node.op.infer([None if v is None else v.type for v in node.operands], node.attributes, node.regions)
+            types = node.op.infer(types_of(node.operands), node.attributes, node.regions)
     except MithrilError as error:
         raise _broken(
             graph, node, f"'{node.op.name}' does not accept its operands: {error.what}", *error.facts

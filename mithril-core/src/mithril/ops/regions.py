@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, OperationError, Size, TensorType
+from mithril.base import DType, OperationError, TensorType
 from mithril.ir import Builder, Graph, Input, Op, Value, as_results
 
 
@@ -48,28 +48,12 @@ class Region(Builder):
         return Graph(inputs, tuple(self.nodes), as_results(outputs), self.name)
 
     # -- overrides that capture outer values -------------------------------------------------------------------------
-    def input(
-        self,
-        name: str,
-        shape: Sequence[Size],
-        dtype: Any = "float32",
-        role: str = "input",
-        data: np.ndarray[Any, Any] | None = None,
-        tags: Mapping[str, Any] | None = None,
-        of: str = "",
-    ) -> Value:
-        return self.local(self.outer.input(name, shape, dtype, role, data, tags, of))
+    def input(self, *arguments: Any, **keywords: Any) -> Value:
+        return self.local(self.outer.input(*arguments, **keywords))
 
-    def emit(
-        self,
-        op: Op,
-        operands: Sequence[Value | None],
-        attributes: Mapping[str, Any],
-        regions: Sequence[Graph] = (),
-        name: str | None = None,
-    ) -> tuple[Value, ...]:
+    def emit(self, op: Op, operands: Sequence[Value | None], *arguments: Any, **keywords: Any) -> tuple[Value, ...]:
         local_operands = [None if v is None else self.local(v) for v in operands]
-        results = super().emit(op, local_operands, attributes, regions, name)
+        results = super().emit(op, local_operands, *arguments, **keywords)
         self._body_values.update(results)
         return results
 

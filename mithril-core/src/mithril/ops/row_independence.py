@@ -10,7 +10,7 @@ from typing import Any
 
 from mithril.axes import axes_of
 from mithril.base import Dim, symbols
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Node, Value, types_of
 
 
 class _Mixed(Exception):
@@ -61,7 +61,7 @@ def _is_independent(node: Node, size: Dim) -> bool:
         return not counted and all(first_row_mixing_node(region, size) is None for region in node.regions)
     op = node.op
     if op.composite and not op.elementwise and op.declared_axes is None:
-        types = [None if v is None else v.type for v in node.operands]
+        types = types_of(node.operands)
         return first_row_mixing_node(op.decompose(types, node.attributes), size) is None
     axes = axes_of(node)
     if any(name != axes.shape_attribute for name in counted):

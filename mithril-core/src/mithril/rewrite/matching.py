@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base import MithrilError
-from mithril.ir import Editor, Node, Value, attribute_text, attributes_key
+from mithril.ir import Editor, Node, Value, attribute_text, attributes_key, types_of
 from mithril.rewrite.pattern import Capture, Pattern, PatternOp, PatternResult, Variable
 
 CLOSE = 1e-5  # relative; constants such as sqrt(2/pi) are written with various numbers of digits
@@ -122,7 +122,7 @@ class Attempt:
                     return False
             else:
                 raw[name] = written
-        types = [None if v is None else v.type for v in node.operands]
+        types = types_of(node.operands)
         try:
             expected = pattern.op.canonical(types, pattern.op.complete(raw))
         except MithrilError as error:

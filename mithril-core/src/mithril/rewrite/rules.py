@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from mithril.base import MithrilError, RewriteError, TensorType, substitute, symbols
-from mithril.ir import Editor, Graph, Node, Origin, Value, trace
+from mithril.ir import Editor, Graph, Node, Origin, Value, trace, types_of
 from mithril.rewrite.matching import Attempt, Match
 from mithril.rewrite.pattern import Pattern
 
@@ -192,7 +192,7 @@ def _origin(match: Match) -> Origin:
         op = node.op
         if not op.cost and not op.moves and len(node.operands) > 1:
             return inf  # a product that leaves its cost to its axes
-        types = [None if v is None else v.type for v in node.operands]
+        types = types_of(node.operands)
         count = op.declared_flops(types, [v.type for v in node.results], node.attributes)
         return int(substitute(count, {s.name: 1 << 10 for s in symbols(count)}))
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mithril.axes import call_axes
 from mithril.base import MithrilError, OperationError, Registry, Size, TensorType, product
-from mithril.ir import Builder, Graph, Node, Op, Value
+from mithril.ir import Builder, Graph, Node, Op, Value, types_of
 from mithril.ops import BOUNDED, PLACES, random_bits, reshape, scan, spread, transpose
 from mithril.transforms.placement import Inserted, Joined, place_rows
 
@@ -108,7 +108,7 @@ class Batching:
     def _body(self, node: Node, operands: Operands) -> list[BatchedValue]:
         """Expand a composite into its body."""
         op = node.op
-        types = [None if v is None else v.type for v in node.operands]
+        types = types_of(node.operands)
         return self.walk(op.decompose(types, node.attributes), [o for o in operands if o is not None])
 
     def _all_rows(self, node: Node, operands: Operands) -> list[BatchedValue]:
@@ -137,7 +137,7 @@ class Batching:
                 return tuple(results) if isinstance(results, (tuple, list)) else (results,)
         if op.elementwise:
             return self._emit(op, self._aligned(values, rows), node.attributes)
-        types = [None if v is None else v.type for v in node.operands]
+        types = types_of(node.operands)
         place = place_rows(op, types, node.attributes, rows)
         if place is None and op.composite and not self._is_meant(op, node, rows):
             return None
@@ -157,7 +157,7 @@ class Batching:
         self, op: Op, node: Node, values: list[Value | None], rows: Sequence[bool]
     ) -> tuple[Inserted | Joined, list[Value | None]]:
         """Return a place for the rows once operands that are the same for all rows are repeated for each."""
-        types = [None if v is None else v.type for v in node.operands]
+        types = types_of(node.operands)
         candidates = [not r and v is not None for r, v in zip(rows, values, strict=True)]
         for repeated in _subsets(candidates):
             place = place_rows(op, types, node.attributes, [a or b for a, b in zip(rows, repeated, strict=True)])
@@ -253,7 +253,7 @@ class Batching:
         return parted
 
     def _emit(self, op: Op, values: Sequence[Value | None], attributes: Any) -> list[Value]:
-        types = [None if v is None else v.type for v in values]
+        types = types_of(values)
         return list(Builder.current().emit(op, values, op.canonical(types, dict(attributes))))
 
     def _check(self, op: Op, row: Value, value: Value) -> None:

@@ -7,7 +7,7 @@ maximum over elements of one computation then equals no element of the other, an
 from __future__ import annotations
 
 from mithril import ops
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Node, Value, types_of
 
 COMPARISONS = frozenset({ops.equal, ops.not_equal, ops.less, ops.less_equal, ops.greater, ops.greater_equal})
 SELECTIONS = frozenset({ops.max, ops.min, ops.maximum, ops.minimum, ops.max_pool, ops.where, ops.abs, ops.neg})
@@ -83,6 +83,6 @@ def selects(node: Node) -> bool:
     if node.op is ops.barrier:
         return False
     if node.op.composite and node.op not in SELECTIONS:
-        body = node.op.decompose([None if v is None else v.type for v in node.operands], node.attributes)
+        body = node.op.decompose(types_of(node.operands), node.attributes)
         return not node.regions and all(selects(inner) or not inner.operands for inner in body.nodes)
     return node.op.moves or node.op in SELECTIONS

@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
-from mithril.backend import Call, factors, reductions
+from mithril.backend import Call, LibraryCalls, factors
 
-
-def _rounded(call: Call, text: str) -> str:
-    """Return a factorization of float32 operands with results in the dtype of the operation."""
-    if call.type.dtype.bits > 16:
-        return text
-    return (
-        f"tuple(r.astype({call.dtype()}) for r in {text})"
-        if len(call.results) > 1
-        else f"{text}.astype({call.dtype()})"
-    )
-
-
-def _single(call: Call, name: str) -> str:
-    return f"{call.helper(reductions.single)}({call.array(name)})"
+CALLS = LibraryCalls()
 
 
 def cholesky(call: Call) -> str:
-    return _rounded(call, f"jnp.linalg.cholesky({call.helper(factors.symmetric)}({call.array('x')}))")
+    return CALLS.rounded(call, f"jnp.linalg.cholesky({call.helper(factors.symmetric)}({call.array('x')}))")
 
 
 def triangular_solve(call: Call) -> str:
-    operands = f"{_single(call, 'a')}, {_single(call, 'b')}"
+    operands = f"{CALLS.operand(call, 'a')}, {CALLS.operand(call, 'b')}"
     flags = f"lower={call.lower}, transpose_a={call.transposed}, unit_diagonal={call.unit_diagonal}"
-    return _rounded(call, f"lax.linalg.triangular_solve({operands}, left_side=True, {flags})")
+    return CALLS.rounded(call, f"lax.linalg.triangular_solve({operands}, left_side=True, {flags})")
 
 
 def solve(call: Call) -> str:
-    return _rounded(call, f"jnp.linalg.solve({_single(call, 'a')}, {_single(call, 'b')})")
+    return CALLS.rounded(call, f"jnp.linalg.solve({CALLS.operand(call, 'a')}, {CALLS.operand(call, 'b')})")
 
 
 def slogdet(call: Call) -> str:
-    return _rounded(call, f"tuple(jnp.linalg.slogdet({_single(call, 'x')}))")
+    return CALLS.rounded(call, f"tuple(jnp.linalg.slogdet({CALLS.operand(call, 'x')}))")
 
 
 def qr(call: Call) -> str:
-    return _rounded(call, f"{call.helper(factors.unique_qr)}(*jnp.linalg.qr({_single(call, 'x')}))")
+    return CALLS.rounded(call, f"{call.helper(factors.unique_qr)}(*jnp.linalg.qr({CALLS.operand(call, 'x')}))")
 
 
 def eigh(call: Call) -> str:
     x = f"{call.helper(factors.symmetric)}({call.array('x')})"
-    return _rounded(call, f"{call.helper(factors.unique_eigenvectors)}(*jnp.linalg.eigh({x}))")
+    return CALLS.rounded(call, f"{call.helper(factors.unique_eigenvectors)}(*jnp.linalg.eigh({x}))")
 
 
 def svd(call: Call) -> str:
-    return _rounded(
-        call, f"{call.helper(factors.unique_svd)}(*jnp.linalg.svd({_single(call, 'x')}, full_matrices=False))"
+    return CALLS.rounded(
+        call, f"{call.helper(factors.unique_svd)}(*jnp.linalg.svd({CALLS.operand(call, 'x')}, full_matrices=False))"
     )
 
 

@@ -11,6 +11,7 @@ from mithril.backend import (
     PREDICATES,
     UNARY,
     Call,
+    FourierCalls,
     Lowerings,
     axes_text,
     bounds,
@@ -27,7 +28,7 @@ from mithril.backend import (
 )
 from mithril.base import operation_names
 from mithril.ir import Node
-from mithril_jax import fourier, helpers, linear_algebra
+from mithril_jax import helpers, linear_algebra
 
 table = Lowerings(
     "jax",
@@ -152,8 +153,11 @@ def _dot(call: Call) -> str:
     return f"{text}.astype({call.dtype()})" if accumulator else text
 
 
-for _lower in (*linear_algebra.FUNCTIONS, *fourier.FUNCTIONS):
+for _lower in linear_algebra.FUNCTIONS:
     table.function(_lower.__name__)(_lower)
+
+for _name, _transform in FourierCalls(module="jnp.fft", complex_array="lax.complex({re}, {im})").functions():
+    table.function(_name)(_transform)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from mithril.backend import (
     PREDICATES,
     UNARY,
     Call,
+    FourierCalls,
     Lowerings,
     bounds,
     dtype_of,
@@ -27,7 +28,7 @@ from mithril.backend import (
 )
 from mithril.base import operation_names
 from mithril.ir import Node
-from mithril_mlx import fourier, helpers
+from mithril_mlx import helpers
 
 table = Lowerings(
     "mlx",
@@ -193,8 +194,8 @@ def _dot(call: Call) -> str:
     return f"{call.helper(reductions.dot)}({call.array('a')}, {call.array('b')}, {axes}, {_product(call)})"
 
 
-for _lower in fourier.FUNCTIONS:
-    table.function(_lower.__name__)(_lower)
+for _name, _transform in FourierCalls(module="mx.fft", complex_array="{re} + 1j * {im}").functions():
+    table.function(_name)(_transform)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from mithril.backend import Call, factors, reductions
+from mithril.backend import Call, LibraryCalls, factors
 from mithril_numpy import helpers
 
-
-def _rounded(call: Call, text: str) -> str:
-    """Return a factorization of float32 operands with results in the dtype of the operation."""
-    if call.type.dtype.bits > 16:
-        return text
-    if len(call.results) == 1:
-        return f"{text}.astype({call.dtype()})"
-    return f"tuple(r.astype({call.dtype()}) for r in {text})"
-
-
-def _single(call: Call, name: str) -> str:
-    return f"{call.helper(reductions.single)}({call.array(name)})"
+CALLS = LibraryCalls()
 
 
 def _or_nan(call: Call, function: str, *operands: str) -> str:
@@ -28,35 +17,37 @@ def _symmetric(call: Call) -> str:
 
 
 def cholesky(call: Call) -> str:
-    return _rounded(call, f"np.tril({_or_nan(call, 'np.linalg.cholesky', _symmetric(call))})")
+    return CALLS.rounded(call, f"np.tril({_or_nan(call, 'np.linalg.cholesky', _symmetric(call))})")
 
 
 def triangular_solve(call: Call) -> str:
     flags = f"{call.lower}, {call.transposed}, {call.unit_diagonal}"
-    solution = f"{call.helper(helpers.triangular_solve)}({_single(call, 'a')}, {_single(call, 'b')}, {flags})"
-    return _rounded(call, solution)
+    solution = (
+        f"{call.helper(helpers.triangular_solve)}({CALLS.operand(call, 'a')}, {CALLS.operand(call, 'b')}, {flags})"
+    )
+    return CALLS.rounded(call, solution)
 
 
 def solve(call: Call) -> str:
-    return _rounded(call, _or_nan(call, "np.linalg.solve", _single(call, "a"), _single(call, "b")))
+    return CALLS.rounded(call, _or_nan(call, "np.linalg.solve", CALLS.operand(call, "a"), CALLS.operand(call, "b")))
 
 
 def slogdet(call: Call) -> str:
-    return _rounded(call, f"tuple(np.linalg.slogdet({_single(call, 'x')}))")
+    return CALLS.rounded(call, f"tuple(np.linalg.slogdet({CALLS.operand(call, 'x')}))")
 
 
 def qr(call: Call) -> str:
-    return _rounded(call, f"{call.helper(factors.unique_qr)}(*np.linalg.qr({_single(call, 'x')}))")
+    return CALLS.rounded(call, f"{call.helper(factors.unique_qr)}(*np.linalg.qr({CALLS.operand(call, 'x')}))")
 
 
 def eigh(call: Call) -> str:
     factorization = _or_nan(call, "np.linalg.eigh", _symmetric(call))
-    return _rounded(call, f"{call.helper(factors.unique_eigenvectors)}(*{factorization})")
+    return CALLS.rounded(call, f"{call.helper(factors.unique_eigenvectors)}(*{factorization})")
 
 
 def svd(call: Call) -> str:
-    factorization = _or_nan(call, "lambda x: np.linalg.svd(x, full_matrices=False)", _single(call, "x"))
-    return _rounded(call, f"{call.helper(factors.unique_svd)}(*{factorization})")
+    factorization = _or_nan(call, "lambda x: np.linalg.svd(x, full_matrices=False)", CALLS.operand(call, "x"))
+    return CALLS.rounded(call, f"{call.helper(factors.unique_svd)}(*{factorization})")
 
 
 FUNCTIONS = (cholesky, triangular_solve, solve, slogdet, qr, eigh, svd)

@@ -9,6 +9,7 @@ from mithril.backend import (
     SIGNS,
     UNARY,
     Call,
+    FourierCalls,
     Lowerings,
     axes_text,
     bounds,
@@ -27,7 +28,7 @@ from mithril.backend import (
 )
 from mithril.base import operation_names
 from mithril.ir import Node
-from mithril_numpy import fourier, helpers, linear_algebra
+from mithril_numpy import helpers, linear_algebra
 
 table = Lowerings(
     "numpy",
@@ -187,8 +188,13 @@ def _dot(call: Call) -> str:
     return f"{name}({call.a}, {call.b}, {axes}, np.matmul)"
 
 
-for _lower in (*linear_algebra.FUNCTIONS, *fourier.FUNCTIONS):
+for _lower in linear_algebra.FUNCTIONS:
     table.function(_lower.__name__)(_lower)
+
+for _name, _transform in FourierCalls(
+    module="np.fft", complex_array="{re} + 1j * {im}", cast="{x}.astype({dtype}, copy=False)"
+).functions():
+    table.function(_name)(_transform)
 
 
 # -- shapes: views of what they are given -----------------------------------------------------------------------------

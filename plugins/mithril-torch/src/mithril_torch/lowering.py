@@ -11,6 +11,7 @@ from mithril.backend import (
     PREDICATES,
     UNARY,
     Call,
+    FourierCalls,
     Lowerings,
     bounds,
     dtype_of,
@@ -30,7 +31,7 @@ from mithril.backend import (
 )
 from mithril.base import UnsupportedError, operation_names, uint32
 from mithril.ir import Node
-from mithril_torch import fourier, helpers, linear_algebra
+from mithril_torch import helpers, linear_algebra
 
 table = Lowerings(
     "torch",
@@ -232,8 +233,17 @@ def _dot(call: Call) -> str:
     return f"{call.helper(reductions.dot)}({call.array('a')}, {call.array('b')}, {axes}, {multiply})"
 
 
-for _lower in (*linear_algebra.FUNCTIONS, *fourier.FUNCTIONS):
+for _lower in linear_algebra.FUNCTIONS:
     table.function(_lower.__name__)(_lower)
+
+for _name, _transform in FourierCalls(
+    module="torch.fft",
+    complex_array="torch.complex({re}, {im})",
+    axis="dim",
+    cast="{x}.to({dtype})",
+    upcast=helpers.single,
+).functions():
+    table.function(_name)(_transform)
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mithril.base import DType, OperationError, TensorType
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Node, Value, types_of
 
 
 class Text(Protocol):
@@ -61,7 +61,7 @@ class Call:
     @property
     def types(self) -> list[TensorType | None]:
         """The types of the operands."""
-        return [None if v is None else v.type for v in self.node.operands]
+        return types_of(self.node.operands)
 
     @property
     def type(self) -> TensorType:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import DType, InputError, Size, TensorType, dtype as as_dtype
-from mithril.ir import Attributes, Builder, Graph, Input, Op, Value
+from mithril.base import DType, InputError, TensorType, dtype as as_dtype
+from mithril.ir import Builder, Op, Value
 from mithril.models.language.flatten import TRAINING_FLAG, flatten
 from mithril.models.language.layer import Layer
 from mithril.models.language.trace import run_flat
@@ -40,35 +41,23 @@ class EagerBuilder(Builder):
         super().__init__(name)
         self.arrays, self.pretrained = arrays, pretrained
 
-    def input(
-        self,
-        name: str,
-        shape: Sequence[Size],
-        dtype: Any = "float32",
-        role: str = "input",
-        data: np.ndarray[Any, Any] | None = None,
-        tags: Attributes | None = None,
-        of: str = "",
-    ) -> Value:
-        plain = super().input(name, shape, dtype, role, data, tags, of)
+    def input(self, name: str, *arguments: Any, **keywords: Any) -> Value:
+        plain = super().input(name, *arguments, **keywords)
         declared = self.inputs.pop()
-        if data is None:
-            data = self.arrays[name] if role == "input" else initialize([declared], 0, self.pretrained)[declared.name]
+        data = declared.data
+        if data is None and declared.role == "input":
+            data = self.arrays[name]
+        elif data is None:
+            data = initialize([declared], 0, self.pretrained)[declared.name]
         value = EagerValue(plain, data)
-        self.inputs.append(Input(value, role, declared.data, declared.tags, of))
+        self.inputs.append(replace(declared, value=value))
         return value
 
-    def emit(
-        self,
-        op: Op,
-        operands: Sequence[Value | None],
-        attributes: Mapping[str, Any],
-        regions: Sequence[Graph] = (),
-        name: str | None = None,
-    ) -> tuple[Value, ...]:
-        results = super().emit(op, operands, attributes, regions, name)
+    def emit(self, op: Op, operands: Sequence[Any], *arguments: Any, **keywords: Any) -> tuple[Value, ...]:
+        results = super().emit(op, operands, *arguments, **keywords)
+        node = self.nodes[-1]
         arrays = [None if v is None else v.array for v in operands]
-        computed = op.evaluate(arrays, attributes, tuple(regions))
+        computed = op.evaluate(arrays, node.attributes, node.regions)
         listed = computed if isinstance(computed, tuple) else (computed,)
         values = tuple(EagerValue(v, x) for v, x in zip(results, listed, strict=True))
         self.nodes[-1] = self.nodes[-1].replaced(results=values)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base import BackendError, Dim, InputError, TensorType, bind, substitute
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Node, Value, types_of
 from mithril_ggml.program.executable import GGMLExecutable
 
 KEPT = 16  # programs, each with an arena of its own
@@ -83,7 +83,7 @@ def _node(node: Node, sizes: Mapping[str, int], new: dict[Value, Value]) -> Node
     operands = tuple(None if v is None else new[v] for v in node.operands)
     attributes = {name: _numbers(value, sizes) for name, value in node.attributes.items()}
     regions = tuple(bind_sizes(region, sizes) for region in node.regions)
-    operand_types = [None if v is None else v.type for v in operands]
+    operand_types = types_of(operands)
     attributes = node.op.canonical(operand_types, attributes)
     types = node.op.infer(operand_types, attributes, regions)
     for value, t in zip(node.results, types, strict=True):

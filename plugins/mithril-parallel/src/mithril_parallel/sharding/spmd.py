@@ -13,7 +13,7 @@ from dataclasses import replace
 from mithril import ops
 from mithril.axes import linear_in
 from mithril.base import OperationError, TensorType, UnsupportedError
-from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results
+from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results, types_of
 from mithril.ops import if_op, scan_op
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
 from mithril_parallel.placing.rules import sizes
@@ -155,7 +155,7 @@ class SpmdPartitioner(LocalGraphBuilder):
 
     def _partition_body(self, node: Node) -> None:
         """Partition the body of a composite that cannot preserve a split as one operation."""
-        types = [None if v is None else v.type for v in node.operands]
+        types = types_of(node.operands)
         body: Graph = node.op.decompose(types, node.attributes)
         expansion = Builder(body.name)
         expansion.origin, expansion.tags = node.origin, node.tags

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from mithril import plugins
 from mithril.backend import Backend
 from mithril.base import MithrilError, UnsupportedError, operation, operations
-from mithril.ir import Builder, Node, Op, decompose, emit
+from mithril.ir import Builder, Node, Op, decompose, emit, types_of
 
 
 def coverage(name: str) -> list[dict[str, str]]:
@@ -51,7 +51,7 @@ def _state(backend: Backend, node: Node) -> str:
             return "by its reference"
         if not op.composite:
             return "missing"
-        types = [None if v is None else v.type for v in node.operands]
+        types = types_of(node.operands)
         body = op.decompose(types, node.attributes)
         decompose(body, lambda part: backend.lowers(part) or backend.falls_back(part))
     except UnsupportedError as error:
