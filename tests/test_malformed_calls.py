@@ -22,6 +22,7 @@ from mithril.models import Linear, Model
 SECONDS = 120
 FAST, ALL = 250, 2000
 X = np.ones((2, 3), np.float32)
+Y = np.zeros(2, np.int32)
 JUNK = [
     *(None, True, -1, 0, 3, 10**30, 2.5, float("nan"), float("inf"), 1 + 2j, "", "x", "3", "input", "../x", b"x"),
     *([], [None], [1, "a"], (), {}, {1: 2}, {"a": 1}, {"input": "x"}, {"input": None}, {None: X}, {"input": {"a": X}}),
@@ -31,7 +32,7 @@ JUNK = [
 
 
 # Calls are not wrapped, for their speed: Python itself refuses an argument given both by position and by name.
-LOW = ("dtype",)  # of the ground floor: it checks its value only
+LOW = ("dtype", "frozen")  # they take one value only
 UNWRAPPED = ("evaluate", "gradients", "state", "bound", "loose")
 
 
@@ -39,6 +40,17 @@ def model() -> Model:
     model = Model()
     model |= Linear(3)(input="input", output="output")
     return model
+
+
+def trainer() -> ml.Trainer:
+    """Return a trainer that has begun."""
+    trainer = ml.Trainer(model(), ml.SGD(0.1), loss="cross_entropy", backend="numpy", progress=False)
+    trainer.begin((X, Y))
+    return trainer
+
+
+def thaw(patterns: object) -> None:
+    trainer().frozen = patterns
 
 
 class Calls:
@@ -107,6 +119,20 @@ class Calls:
                 ml.Trainer,
                 {"model": model(), "loss": "mse", "optimizer": ml.Adam(1e-3), "backend": "numpy", "metrics": []},
             ),
+            "fit": (
+                lambda *a, **k: trainer().fit(*a, **k),
+                {"x": X, "y": Y, "epochs": 1, "batch_size": 2, "sample_weight": None, "class_weight": {0: 2.0}},
+            ),
+            "predict": (lambda *a, **k: trainer().predict(*a, **k), {"x": X, "batch_size": 1}),
+            "trainer.evaluate": (lambda *a, **k: trainer().evaluate(*a, **k), {"x": X, "y": Y, "batch_size": 1}),
+            "Padding": (lambda *a, **k: ml.Padding(*a, **k)([{"x": X}, {"x": X[:1]}]), {"sizes": [4], "value": 0}),
+            "Buckets": (ml.Buckets, {"lengths": [1, 2], "sizes": [3]}),
+            "TarStream": (lambda *a, **k: list(ml.TarStream(*a, **k)), {"paths": self.folder / "x.tar", "shuffle": 3}),
+            "transforms": (
+                lambda *a, **k: ml.DataLoader((X, Y), *a, **k),
+                {"transform": lambda row: row, "batch_transform": None, "collate": None, "buckets": None},
+            ),
+            "frozen": (lambda *a, **k: thaw(*a, **k), {"patterns": ()}),
             "profile": (ml.profile, {}),
         }
         for kind in (ml.NumpyBackend, ml.TorchBackend, ml.JaxBackend, ml.MlxBackend, ml.CBackend, ml.GGMLBackend):
@@ -123,10 +149,24 @@ class Calls:
             "Adagrad",
             "Adafactor",
             "Cosine",
+            "Cyclic",
+            "Polynomial",
             "StepDecay",
             "WarmUp",
+            "L1",
+            "L2",
+            "MLflow",
+            "ReduceLROnPlateau",
+            "TensorBoard",
+            "WandB",
         ):
             rows[name] = (getattr(ml, name), {})
+        for name in ("GradientNoise", "Lookahead", "SAM"):
+            rows[name] = (getattr(ml, name), {"inner": ml.SGD(0.1)})
+        for name in ("ColorJitter", "CutMix", "MixUp", "RandomAffine", "RandomCrop", "RandomFlip"):
+            kind = getattr(ml, name)
+            parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
+            rows[f"layer {name}"] = (kind, {p.name: 2 if p.default is p.empty else p.default for p in parameters})
         for name in layers.__all__:
             kind = getattr(layers, name)
             if inspect.isclass(kind) and issubclass(kind, layers.Layer) and kind not in (layers.Layer, Model):

@@ -117,7 +117,7 @@ def _files(path: str) -> Iterator[tuple[str, bytes]]:
                     yield member.name.removeprefix("./"), file.read()
     except FileNotFoundError:
         raise InputError(f"there is no file '{path}'") from None
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise InputError(f"'{path}' is not a complete tar file: {error}") from None
 
 
