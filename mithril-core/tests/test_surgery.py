@@ -129,3 +129,27 @@ def test_errors_name_the_nearest_path_and_the_terminals() -> None:
     m |= Linear(3)(input="x", output="y")
     with pytest.raises(ml.ModelError, match=r"cannot replace 'linear'(.|\n)*it has no terminal 'input'"):
         m.replace("linear", ml.models.Add())
+
+
+class Twice(Layer):
+    """One layer under two names, of which the last assigned one names its parameters."""
+
+    inputs = ("x",)
+    outputs = ("y",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = Linear(4)
+        self.left = inner
+        self.right = inner
+        self.left = inner
+
+    def build(self, x: Any) -> Any:
+        return self.right(self.left(x))
+
+
+def test_a_layer_with_two_names_keeps_the_name_of_its_parameters():
+    m = Model(Twice())
+    (path,) = {path for path, layer in m.walk() if isinstance(layer, Linear)}
+    m.replace(path, Linear(4))
+    assert {path for path, layer in m.walk() if isinstance(layer, Linear)} == {path}
