@@ -18,7 +18,7 @@ from mithril_keras.importer import Network, check_supported
 from mithril_keras.tensor import Tensor
 from mithril_keras.weights import Weights
 
-MISTAKES: tuple[type[BaseException], ...] = (*DAMAGE, IndexError, ArithmeticError, AssertionError)
+MISTAKES: tuple[type[BaseException], ...] = (*DAMAGE, IndexError, ArithmeticError, AssertionError, StopIteration)
 EXAMPLE = 256  # replaces an open size while weights are read, where layers require static sizes
 
 
