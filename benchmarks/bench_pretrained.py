@@ -22,7 +22,18 @@ from mithril.backend import to_numpy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-hub" / "tests"))
 from checkpoints import folder_of
-from record import DECODERS, NETWORKS, PROMPT, network_inputs, network_reference, reference
+from record import (
+    DECODERS,
+    GENERATORS,
+    NETWORKS,
+    PROMPT,
+    START,
+    generated,
+    generation_source,
+    network_inputs,
+    network_reference,
+    reference,
+)
 
 
 def row(folder: Path, backend: str, expected: tuple) -> str:
@@ -40,15 +51,29 @@ def row(folder: Path, backend: str, expected: tuple) -> str:
     return f"{difference:9.1e}  {equal[single == tokens]:>6}  {equal[batch == tokens]:>6}  {seconds:7.1f}"
 
 
-def network_row(folder: Path, backend: str, model_class: str) -> str:
-    """Return the comparison of all outputs of an encoder; of padded positions only the numbers that count."""
+def network_row(folder: Path, backend: str, model_class: str, texts: list | None) -> str:
+    """Return the comparison of all outputs of an encoder; of padded positions only the numbers that count.
+
+    ``texts`` are the tokens that transformers generates from an encoder's input.
+    """
     start = time.perf_counter()
     model = ml.from_pretrained(folder)
     inputs = network_inputs(model)
     expected = network_reference(folder, model_class, inputs, model.outputs)
     outputs = ml.compile(model, backend, inference=True)(inputs)
     differences = [np.abs(to_numpy(outputs[name]) - y)[:, :4].max() for name, y in expected.items()]
-    return f"{max(differences):9.1e}  {'':>6}  {'':>6}  {time.perf_counter() - start:7.1f}"
+    single = batch = ""
+    if texts is not None:
+        cached = ml.compile(ml.from_pretrained(folder, cache=24), backend, inference=True)
+        source, settings = generation_source(folder.name), {"max_new_tokens": 20, "stop": ()}
+        single, batch = (
+            ["no", "yes"][equal]
+            for equal in (
+                [ml.generate(cached, [START], source=row, **settings) for row in source] == texts,
+                ml.generate(cached, [START], source=source, **settings) == texts,
+            )
+        )
+    return f"{max(differences):9.1e}  {single:>6}  {batch:>6}  {time.perf_counter() - start:7.1f}"
 
 
 def main() -> None:
@@ -61,9 +86,13 @@ def main() -> None:
         for family in options.families.split(","):
             folder = folder_of(family, Path(root))
             expected = reference(folder) if family in DECODERS else None
+            texts = generated(folder, family) if family in GENERATORS else None
             for backend in options.backends.split(","):
                 network = NETWORKS.get(family)
-                text = row(folder, backend, expected) if network is None else network_row(folder, backend, network[0])
+                if network is None:
+                    text = row(folder, backend, expected)
+                else:
+                    text = network_row(folder, backend, network[0], texts)
                 print(f"{family:18} {backend:8} {text}", flush=True)
 
 
