@@ -5,13 +5,18 @@ python benchmarks/bench_onnx.py suites                         expanded, simple 
 python benchmarks/bench_onnx.py fuzz [2000]                    outcomes of malformed files
 python benchmarks/bench_onnx.py equal FILE.onnx ...            largest difference to onnxruntime, on numpy
 python benchmarks/bench_onnx.py speed FILE.onnx ...            milliseconds on the C backend, one thread
+python benchmarks/bench_onnx.py load FILE.onnx ...             seconds and peak memory of loading and the first call
+python benchmarks/bench_onnx.py exported FOLDER [WORD ...]     networks exported by torch, imported, against PyTorch
+python benchmarks/bench_onnx.py quantized FILE.onnx ...        files quantized by onnxruntime, on NumPy and in C
 """
 
 from __future__ import annotations
 
 import collections
+import importlib
 import random
 import resource
+import subprocess
 import sys
 import time
 import warnings
@@ -134,8 +139,125 @@ def speed(*paths: str) -> None:
         print(f"{Path(path).stem:24} {figures} {seconds:8.1f} {memory:12.0f}", flush=True)
 
 
+ENGINES = ("onnxruntime", "openvino", "mithril", "mithril, cached")
+
+
+def load(*paths: str) -> None:
+    """Measure each engine in a process of its own, whose peak memory includes its libraries."""
+    print(f"{'file':24} {'engine':16}  seconds   peak MB")
+    for path in paths:
+        for engine in ENGINES:
+            command = [sys.executable, __file__, "first", engine, path]
+            if engine == ENGINES[-1]:
+                subprocess.run(command, check=True, capture_output=True)  # fills the cache
+            result = subprocess.run(command, check=True, capture_output=True, text=True)
+            print(f"{Path(path).stem:24} {engine:16} {result.stdout.splitlines()[-1]}", flush=True)
+
+
+def first(engine: str, path: str) -> None:
+    """Print the seconds from the file to the first result, without imports, and the peak memory of the process."""
+    import onnx
+
+    inputs = _declared_inputs(onnx.load(path, load_external_data=False))
+    if engine.startswith("mithril"):
+        importlib.import_module("mithril_onnx.model"), importlib.import_module("mithril_cbackend.program.compile_graph")
+    else:
+        importlib.import_module(engine)
+    start = time.perf_counter()
+    if engine == "onnxruntime":
+        _session(path).run(None, inputs)
+    elif engine == "openvino":
+        _openvino(path, inputs)()
+    else:
+        shapes = {n: list(x.shape) for n, x in inputs.items()}
+        options = {"static_inference": True, "shapes": shapes, "cache": engine == ENGINES[-1]}
+        ml.compile(path, "c", **options)(inputs)
+    seconds = time.perf_counter() - start
+    print(f"{seconds:8.2f} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:9.0f}")
+
+
+def _declared_inputs(proto: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return inputs of the declared shapes, as arrays of zeros for tokens and of ones otherwise."""
+    from onnx import helper
+
+    arrays = {}
+    for declared in proto.graph.input:
+        kind = declared.type.tensor_type
+        sizes = [d.dim_value or SIZES.get(d.dim_param, 2) for d in kind.shape.dim]
+        arrays[declared.name] = np.ones(sizes, helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    return arrays
+
+
+def exported(folder: str, *words: str) -> None:
+    """Export networks by torch and compare the imported files with PyTorch, on NumPy."""
+    import torch
+    from bench_import_torch import images, language, tolerate_missing_kernels
+    from onnx_models import randomize
+
+    tolerate_missing_kernels()
+    equal_networks, total = 0, 0
+    for name, make, args, kwargs in (*images(), *language()):
+        if words and not any(word in name for word in words):
+            continue
+        total += 1
+        torch.manual_seed(0)
+        network, path = randomize(make().eval()), Path(folder) / f"{name.replace('/', '_')}.onnx"
+        try:
+            options = {"dynamo": True, "external_data": False, "verbose": False}
+            torch.onnx.export(network, args, str(path), kwargs=dict(kwargs), **options)
+            model = ml.from_onnx(str(path))
+            arrays = dict(zip(model.inputs, (x.numpy() for x in (*args, *kwargs.values())), strict=True))
+            results = [np.asarray(y) for y in ml.compile(model, "numpy", inference=True)(arrays).values()]
+            with torch.no_grad():
+                leaves = torch.utils._pytree.tree_leaves(network(*args, **kwargs))
+            expected = [x.numpy() for x in leaves if x is not None]
+            worst = max(float(abs(a - b).max() / abs(b).max()) for a, b in zip(results, expected, strict=True))
+        except Exception as error:
+            print(f"failed  {name:40} {type(error).__name__}: {str(error).splitlines()[0][:100]}", flush=True)
+            continue
+        finally:
+            path.unlink(missing_ok=True)
+        equal_networks += worst <= 1e-5
+        print(f"{'equal' if worst <= 1e-5 else 'WRONG'}  {name:40} {worst:.1e}", flush=True)
+    print(f"{equal_networks} of {total} networks within 1e-5 of PyTorch")
+
+
+def quantized(*paths: str) -> None:
+    """Quantize files by onnxruntime, statically to QDQ and dynamically, and compare results with onnxruntime's."""
+    import tempfile
+
+    import onnx
+    from onnxruntime import quantization
+
+    for path in paths:
+        inputs = _declared_inputs(onnx.load(path))
+
+        class Calibration(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+            def __init__(self, arrays: Any = inputs) -> None:
+                self.left = iter([arrays])
+
+            def get_next(self) -> Any:
+                return next(self.left, None)
+
+        with tempfile.TemporaryDirectory() as folder:
+            static, dynamic = f"{folder}/static.onnx", f"{folder}/dynamic.onnx"
+            quantization.quantize_static(path, static, Calibration())
+            quantization.quantize_dynamic(path, dynamic)
+            for file in (static, dynamic):
+                theirs = _session(file).run(None, inputs)[0]
+                for backend in ("numpy", "c"):
+                    shapes = {n: list(x.shape) for n, x in inputs.items()}
+                    results = ml.compile(ml.from_onnx(file), backend, inference=True, shapes=shapes)(inputs)
+                    y = np.asarray(next(iter(results.values())))
+                    error = float(np.abs(y - theirs).max() / np.abs(theirs).max())
+                    cosine = float((y * theirs).sum() / np.sqrt((y * y).sum() * (theirs * theirs).sum()))
+                    print(f"{Path(path).stem:20} {Path(file).stem:8} {backend:6} error {error:.1e} cosine {cosine:.6f}")
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     np.seterr(all="ignore")
     command, *arguments = sys.argv[1:]
-    {"nodes": nodes, "suites": suites, "fuzz": fuzz, "equal": equal, "speed": speed}[command](*arguments)
+    commands = {"nodes": nodes, "suites": suites, "fuzz": fuzz, "equal": equal, "speed": speed, "load": load}
+    commands |= {"first": first, "exported": exported, "quantized": quantized}
+    commands[command](*arguments)

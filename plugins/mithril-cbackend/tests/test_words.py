@@ -15,7 +15,7 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.base.dtypes import dtype as as_dtype
-from mithril.ir import Builder, Graph, Input
+from mithril.ir import Builder, Graph, Input, evaluate
 from mithril.ops import cast, matmul, maximum, transpose
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element.kernel_builder import Machine
@@ -259,3 +259,26 @@ def test_printed_c_agrees(name: str, tmp_path: Path) -> None:
     for k, (executable, inputs, reference) in enumerate(cases):
         result = in_c.call(executable, getattr(library, f"entry_{k}"), inputs)["y"]
         np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-3)
+
+
+def test_a_table_of_codes_keeps_the_dtype_of_its_scale() -> None:
+    """The scale is a scalar constant of the graph: folded codes must have its dtype, not that of a Python number."""
+    rng = np.random.default_rng(1)
+    table, weights = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((8, 16), (16, 16)))
+
+    def pair() -> tuple[Any, Any]:
+        return ops.constant(value=0.1, dtype="float32"), ops.constant(value=3, dtype="int8")
+
+    def decoded(codes: Any) -> Any:
+        return ops.dequantize(codes, *pair(), axis=None)
+
+    with Builder() as b:
+        rows = ops.take(decoded(b.constant(table)), b.input("i", (4,), "int64"))
+        codes = ops.quantize(rows, *pair(), dtype="int8", axis=None)
+        graph = b.build({"y": ops.matmul(decoded(codes), decoded(b.constant(weights)))})
+    inputs = {"i": np.array([0, 3, 3, 7])}
+    expected = evaluate(graph, inputs)
+    results = ml.compile(graph, "c", inference=True)(inputs)
+    for name, array in expected.items():
+        assert np.asarray(results[name]).dtype == np.float32
+        np.testing.assert_allclose(np.asarray(results[name]), array, rtol=1e-5, atol=1e-4)

@@ -177,7 +177,9 @@ class IntegerProducts:
             return None
         producer = self.editor.producer(value)
         if producer is not None:
-            return np.asarray(producer.attributes["value"]) if producer.op is ops.constant else None
+            if producer.op is not ops.constant:
+                return None
+            return np.asarray(producer.attributes["value"], producer.result.dtype.numpy)
         elements = self.editor.data_of(value)
         return None if elements is None else np.asarray(elements)
 
