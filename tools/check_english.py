@@ -151,7 +151,7 @@ def field_findings(node: ast.ClassDef) -> Iterator[Finding]:
             yield line, "E3" if word in PARTICIPLES else "E4", f"attribute '{name}': use a noun of the field"
 
 
-def python_findings(source: str) -> Iterator[Finding]:
+def python_findings(source: str, states_behavior: bool = False) -> Iterator[Finding]:
     """Yield (line, code, message) for a Python file."""
     texts = list(comments(source))
     for node in ast.walk(ast.parse(source)):
@@ -176,7 +176,7 @@ def python_findings(source: str) -> Iterator[Finding]:
             first = re.match(r"\s*([A-Z]\w*)", doc)
             noun_like = NOUN_LIKE.search(" ".join(ast.unparse(d) for d in getattr(node, "decorator_list", [])))
             noun_like = noun_like or not isinstance(node, Function) or OPENER_OK.match(doc.strip())
-            noun_like = noun_like or node.name.startswith("test_")  # states the expected behavior
+            noun_like = noun_like or (states_behavior and node.name.startswith("test_"))
             if first and first[1].lower() in OPENERS and not noun_like:
                 yield texts[-1][0], "E5", f"'{first[1]} ...': begin with a verb (Return), or 'Whether' for a bool"
     for line, text in texts:
@@ -188,7 +188,11 @@ def file_findings(path: Path, text: str) -> Iterator[Finding]:
     silenced = {n for n, line in enumerate(text.splitlines(), 1) if "english: ok" in line}
     prose = re.sub(r"(?ms)^```.*?^```", lambda m: "\n" * m[0].count("\n"), text)
     in_prose = ((1 + prose.count("\n", 0, i), code, message) for i, code, message in prose_findings(prose))
-    yield from sorted(f for f in (python_findings(text) if path.suffix == ".py" else in_prose) if f[0] not in silenced)
+    yield from sorted(
+        f
+        for f in (python_findings(text, "tests" in path.parts) if path.suffix == ".py" else in_prose)
+        if f[0] not in silenced
+    )
 
 
 def files_below(path: Path) -> Iterator[Path]:

@@ -50,7 +50,7 @@ class ClaimChecks:
         return self.make(), self.make().capabilities
 
     def test_claim_families(self) -> None:
-        """The family is that of the device, and one of those that it compiles for; claims stay the same."""
+        """Compare the family with the device and with those that it compiles for; claims stay the same."""
         backend, claims = self.claims()
 
         def action() -> None:
@@ -61,7 +61,7 @@ class ClaimChecks:
         self.check(["claim:families"], action)
 
     def test_claim_local(self) -> None:
-        """A program of a backend that is local runs; another one's raises."""
+        """Run a program of a backend that is local; another one's raises."""
         backend, claims = self.claims()
 
         def action() -> None:
@@ -76,7 +76,7 @@ class ClaimChecks:
         self.check(["claim:local"], action)
 
     def test_claim_donates(self) -> None:
-        """A result takes the memory of an input tagged ``donated``, whose old elements are gone."""
+        """Check that a result takes the memory of an input tagged ``donated``, whose old elements are gone."""
         backend, claims = self.claims()
 
         def action() -> None:
@@ -93,7 +93,7 @@ class ClaimChecks:
         self.check(["claim:donates"], action)
 
     def test_claim_branches(self) -> None:
-        """An ``if`` takes little time where the condition picks the side without work."""
+        """Time an ``if``: it takes little time where the condition picks the side without work."""
         backend, _ = self.claims()
 
         def action() -> None:
@@ -111,7 +111,7 @@ class ClaimChecks:
         self.check(["claim:branches"], action)
 
     def test_claim_checks_indices(self) -> None:
-        """With ``checks=True`` an index outside that the program computes raises, and one inside does not."""
+        """Compute an index outside of the bounds, which raises with ``checks=True``, and one inside, which does not."""
         backend, claims = self.claims()
 
         def action() -> None:
@@ -131,7 +131,7 @@ class ClaimChecks:
         self.check(["claim:checks_indices"], action)
 
     def test_claim_autodiff(self) -> None:
-        """Gradients by the framework are those of the graph; a backend without them says so."""
+        """Compare gradients by the framework with those of the graph; a backend without them says so."""
         backend, claims = self.claims()
 
         def action() -> None:
@@ -152,7 +152,7 @@ class ClaimChecks:
         self.check(["claim:autodiff"], action)
 
     def test_claim_keeps(self) -> None:
-        """``dump`` and ``revive`` give a program of the same bits, in the form that is claimed."""
+        """Dump and revive a program: it gives the same bits, in the form that is claimed."""
         backend, claims = self.claims()
 
         def action() -> None:
@@ -177,7 +177,7 @@ class ClaimChecks:
         self.check(["claim:keeps"], action)
 
     def test_claim_memory(self) -> None:
-        """A chain of products takes the memory of two or three values where they are freed or planned.
+        """Measure a chain of products: it takes the memory of two or three values where they are freed or planned.
 
         Where a figure is exact, a measurement shows it; where it is an estimate, its error is said.
         """
@@ -200,7 +200,7 @@ class ClaimChecks:
         self.check(["claim:memory"], action)
 
     def test_claim_estimate_error(self) -> None:
-        """An estimate of memory differs from the measurement by no more than the error that is claimed."""
+        """Compare an estimate of memory with the measurement: it is off by no more than the error that is claimed."""
         backend, claims = self.claims()
 
         def action() -> None:
@@ -262,7 +262,7 @@ class ClaimChecks:
         self.check(["claim:recompiles"], action)
 
     def test_claim_threads(self) -> None:
-        """One thread computes with ``num_threads=1``, several with 2."""
+        """Count the threads that compute: one with ``num_threads=1``, several with 2."""
         backend, claims = self.claims()
 
         def action() -> None:
