@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import mithril as ml
 from mithril import ops
 from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Builder, Graph, Input, evaluate
+from mithril.models import Conv2d, Flatten, Linear, Relu
 from mithril.ops import cast, matmul, maximum, transpose
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element.kernel_builder import Machine
@@ -143,7 +145,7 @@ def pairs_graph(kind: str, layout: str, zero: int, by_row: bool = False) -> Grap
 def test_dequantized_operands_are_multiplied_as_bytes(kind: str, layout: str, zero: int, by_row: bool) -> None:
     graph = pairs_graph(kind, layout, zero, by_row)
     x = RNG.standard_normal((40, 101)).astype(np.float32)
-    reference = ml.compile(graph, "numpy")({"x": x})
+    reference = evaluate(graph, {"x": x})
     compiled = ml.compile(graph, "c")
     results = compiled({"x": x})
     assert "dot_u8s8" in compiled.source
@@ -160,7 +162,7 @@ def test_computed_codes_stay_numbers() -> None:
     graph = b.build({"y": y})
     inputs = {"x": RNG.standard_normal((16, 64)).astype(np.float32), "q": RNG.integers(-9, 9, (64, 32), np.int8)}
     compiled = ml.compile(graph, "c")
-    np.testing.assert_allclose(compiled(inputs)["y"], ml.compile(graph, "numpy")(inputs)["y"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(compiled(inputs)["y"], evaluate(graph, inputs)["y"], rtol=1e-5, atol=1e-5)
     assert "dot_u8s8" not in compiled.source
 
 
@@ -197,7 +199,7 @@ def test_convolutions_multiply_bytes(case: str) -> None:
     for zero, kind in ((0, "uint8"), (100, "uint8"), (0, "int8")):
         graph = convolution_graph(case, zero, kind)
         inputs = {i.name: RNG.standard_normal(i.type.shape).astype(np.float32) for i in graph.with_role("input")}
-        reference, compiled = ml.compile(graph, "numpy")(inputs), ml.compile(graph, "c")
+        reference, compiled = evaluate(graph, inputs), ml.compile(graph, "c")
         results = compiled(inputs)
         assert "dot_u8s8" in compiled.source
         np.testing.assert_allclose(results["y"], reference["y"], atol=1e-5 * np.abs(reference["y"]).max())
@@ -236,7 +238,7 @@ def test_convolutions_of_small_floats_use_float32() -> None:
     graph = b.build({"y": y})
     inputs = {"x": RNG.standard_normal((1, 16, 20, 20)).astype(BF16)}
     compiled = ml.compile(graph, "c")
-    result, reference = compiled(inputs)["y"], ml.compile(graph, "numpy")(inputs)["y"]
+    result, reference = compiled(inputs)["y"], evaluate(graph, inputs)["y"]
     assert result.dtype == BF16
     np.testing.assert_allclose(result.astype(np.float32), reference.astype(np.float32), rtol=1e-2, atol=0.05)
     kernels = [k for k in compiled.programs[-1].executable.program.kernels.values() if k.anchor.op is ops.conv]
@@ -282,3 +284,29 @@ def test_a_table_of_codes_keeps_the_dtype_of_its_scale() -> None:
     for name, array in expected.items():
         assert np.asarray(results[name]).dtype == np.float32
         np.testing.assert_allclose(np.asarray(results[name]), array, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("make") is None or shutil.which("gcc") is None, reason="requires make and gcc")
+def test_exported_programs_multiply_bytes(tmp_path: Path) -> None:
+    """The instructions of this CPU and the portable branch give the results of the machine code."""
+    model = ml.Model()
+    model += Conv2d(3, 16, 3, padding=1, stride=2, name="image")
+    model += Relu()
+    model += Flatten(name="pixels")
+    model += Linear(16 * 64, 10, name="head")
+    shapes = {"input": [1, 3, 16, 16]}
+    exact = ml.compile(model, "c", shapes=shapes, inference=True)
+    exact.bind(exact.randomize_params(seed=0))
+    samples = [{"input": RNG.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(32)]
+    ranges = ml.calibrate_ranges(exact, samples)
+    small = ml.compile(model, "c", shapes=shapes, static_inference=True, quantization={"ranges": ranges})
+    small.bind(exact.params)
+    result, reference = small(samples[0])["output"], exact(samples[0])["output"]
+    assert np.linalg.norm(result - reference) < 0.03 * np.linalg.norm(reference)
+    small.export(tmp_path / "net", inputs=samples[0], name="net", library=None)
+    for architecture in ([], ["ARCH="]):
+        subprocess.run(["make", "-C", tmp_path / "net", "clean"], check=True, capture_output=True)
+        done = subprocess.run(
+            ["make", "-C", tmp_path / "net", "check", *architecture], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
