@@ -39,8 +39,9 @@ class FourierCalls(LibraryCalls):
     axis: str = "axis"  # keyword of the axis
 
     def functions(self) -> Iterator[tuple[str, Callable[[Call], str]]]:
-        """Yield each operation with the function that lowers it."""
-        yield from {"fft": self.fft, "ifft": self.ifft, "rfft": self.rfft, "irfft": self.irfft}.items()
+        """Yield each operation with the function that lowers it, which has its name."""
+        for lower in (self.fft, self.ifft, self.rfft, self.irfft):
+            yield lower.__name__, lower
 
     def fft(self, call: Call) -> str:
         return self._pair(call, "fft", self._complex(call))
