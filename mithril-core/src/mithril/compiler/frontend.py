@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike, fspath
+from os.path import isdir
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
@@ -16,9 +18,10 @@ import numpy as np
 
 from mithril import plugins
 from mithril.backend import attributed
-from mithril.base import DType, TensorType
+from mithril.base import DType, PluginError, TensorType
 from mithril.ir import Graph, Input
 from mithril.plugins import FrontendSpec
+from mithril.runtime import read_model_file
 
 # Frontends of the core; the first one also receives unsupported models and raises the error.
 CORE = (
@@ -91,6 +94,22 @@ def is_model(target: Any) -> bool:
     classes = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(target).__mro__}
     specs = [*CORE, *(registered.spec for registered in plugins.frontends().values())]
     return any(classes.intersection(spec.accepts) for spec in specs)
+
+
+def model_of(path: str | PathLike[str]) -> Any:
+    """Return the model of a file, for ``ml.compile(path, backend)``."""
+    try:
+        return read_model_file(path, None, "models", {})
+    except PluginError as error:
+        text = fspath(path)
+        suffixes = tuple(suffix for entry in plugins.formats().values() for suffix in entry.spec.suffixes)
+        if isdir(text):
+            hint = f"ml.from_pretrained({text!r}) reads folders of checkpoints"
+        elif text.endswith(suffixes):
+            hint = f"files of this format hold compiled models: ml.load({text!r})"
+        else:
+            hint = "rename the file to the suffix of its format"
+        raise error.with_hint(hint) from None
 
 
 def source_of(model: Any, *, outputs: Sequence[str] | None, inference: bool) -> Source:

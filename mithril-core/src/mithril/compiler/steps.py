@@ -28,7 +28,7 @@ from mithril.base import (
 )
 from mithril.compiler.backend_choice import backend_names, make_backend
 from mithril.compiler.deadline import Deadline
-from mithril.compiler.frontend import TraceRequest, source_of
+from mithril.compiler.frontend import TraceRequest, model_of, source_of
 from mithril.compiler.graph_source import with_fixed_parameters
 from mithril.compiler.input_types import check_known_part, input_specs, known_types, probe_types
 from mithril.compiler.memory_remedy import check_arguments, check_memory
@@ -66,7 +66,6 @@ from mithril.runtime import (
     Results,
     find_buckets,
     largest_sizes,
-    model_of,
     with_bounds,
     with_checks,
 )

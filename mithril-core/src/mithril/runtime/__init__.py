@@ -12,7 +12,7 @@ HOMES = {
     "initializers": ("initialize", "norms_of"),
     "interpreter": ("Interpreter",),
     "memory_usage": ("MemoryUse", "ProgramMemory", "allocated_bytes", "largest_sizes", "memory_use"),
-    "model_files": ("load", "model_of"),
+    "model_files": ("load", "read_model_file"),
     "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results"),
     "pure_function": ("PureFunction", "PureProgram"),
     "runner": ("Runner",),

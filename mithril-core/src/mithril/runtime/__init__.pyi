@@ -33,7 +33,7 @@ from mithril.runtime.memory_usage import (
 )
 from mithril.runtime.model_files import (
     load as load,
-    model_of as model_of,
+    read_model_file as read_model_file,
 )
 from mithril.runtime.program import (
     Interface as Interface,

@@ -7,7 +7,7 @@ from typing import Any
 
 from mithril import plugins
 from mithril.backend import Backend, annotated, check_call, checked
-from mithril.base import InputError, PluginError, UnsupportedError
+from mithril.base import InputError, UnsupportedError
 from mithril.runtime.compiled import Compiled
 
 
@@ -17,26 +17,11 @@ def load(path: str | os.PathLike[str], *, format: str | None = None, **options: 
 
     The suffix or ``format`` selects the format. ``options`` belong to the format, such as ``backend=``.
     """
-    return _read(path, format, "loads", options)
+    return read_model_file(path, format, "loads", options)
 
 
-def model_of(path: str | os.PathLike[str]) -> Any:
-    """Return the model of a file, for ``ml.compile(path, backend)``."""
-    try:
-        return _read(path, None, "models", {})
-    except PluginError as error:
-        text = os.fspath(path)
-        suffixes = tuple(suffix for entry in plugins.formats().values() for suffix in entry.spec.suffixes)
-        if os.path.isdir(text):
-            hint = f"ml.from_pretrained({text!r}) reads folders of checkpoints"
-        elif text.endswith(suffixes):
-            hint = f"files of this format hold compiled models: ml.load({text!r})"
-        else:
-            hint = "rename the file to the suffix of its format"
-        raise error.with_hint(hint) from None
-
-
-def _read(path: str | os.PathLike[str], format: str | None, way: str, options: dict[str, Any]) -> Any:
+def read_model_file(path: str | os.PathLike[str], format: str | None, way: str, options: dict[str, Any]) -> Any:
+    """Call a function of a file format: `loads` or `models`."""
     text = os.fspath(path)
     if not os.path.exists(text):
         raise InputError(f"there is no file '{text}'")
