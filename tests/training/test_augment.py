@@ -95,6 +95,14 @@ def test_colors_keep_gray_images_gray_and_hue_keeps_the_sum():
     assert 0.5 <= bright.min() < bright.max() <= 1.5
 
 
+def test_labels_are_mixed_by_the_area_that_is_replaced():
+    images = np.broadcast_to(np.arange(12, dtype=np.float32)[:, None, None, None], (12, 1, 9, 9))
+    mixed = run(ml.CutMix(12), "numpy", {"input": images, "target": np.arange(12, dtype=np.int32)})
+    remaining = (mixed["output"] == images).mean(axis=(1, 2, 3))
+    np.testing.assert_allclose(mixed["probabilities"][np.arange(12), np.arange(12)], remaining, atol=1e-6)
+    assert remaining.min() < 0.9
+
+
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 2.5])
 def test_shares_have_the_moments_of_the_beta_distribution(alpha):
     x, y = np.ones((20000, 1), np.float32), np.arange(20000) % 2

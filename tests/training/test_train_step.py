@@ -95,6 +95,23 @@ def test_two_optimizers_alternate_in_one_graph(backend):
     assert {n.split(".")[0] for n in updated} == {"generator"}
 
 
+def test_penalties_belong_to_the_loss_of_each_part():
+    def zero(real_score, fake_score):
+        return 0.0 * (ops.mean(real_score) + ops.mean(fake_score))
+
+    subject = trainer(
+        model=gan(),
+        optimizer={"critic.*": ml.SGD(0.5), "generator.*": ml.SGD(0.5)},
+        loss={"critic.*": zero, "generator.*": zero},
+        regularizers={"*.weight": ml.L2(0.5)},
+    )
+    subject.begin(GAN_BATCH)
+    before = parameters(subject)
+    subject.step(GAN_BATCH)
+    for n, x in parameters(subject).items():
+        np.testing.assert_allclose(x, before[n] * (0.5 if n.endswith("weight") else 1.0), atol=1e-6, err_msg=n)
+
+
 def test_optimizers_over_parts_of_one_loss(backend):
     subject = trainer(backend, {"body.*": ml.SGD(0.1, momentum=0.9), "*": ml.Adam(0.01)})
     body, head = (

@@ -334,6 +334,7 @@ def test_sigterm_saves_and_ends_the_process(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == -signal.SIGTERM, done.stderr
     assert "unreachable" not in done.stdout
+    assert (tmp_path / "step-00000009.safetensors").exists(), "after the next batch, in the middle of an epoch"
     reference, resumed = trainer(), trainer()
     reference.fit(X, Y, 3, batch_size=16)
     resumed.fit(X, Y, 3, batch_size=16, resume=tmp_path)
