@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError
 from mithril_onnx.operators.common import int64, like, scalar
 from mithril_onnx.table import Item, Known, Weight, operator
 
@@ -33,9 +32,7 @@ def GatherND(x, indices, *, batch_dims=0):
 def ScatterND(x, indices, updates, *, reduction="none"):
     if reduction == "none":
         return ops.scatter_nd(x, indices, updates)
-    if reduction == "add":
-        return ops.scatter_nd_add(x, indices, updates)
-    return _sequential(x, indices, updates, reduction)
+    return ops.scatter_nd_reduce(x, indices, updates, reduction=reduction)
 
 
 @operator(name="ScatterElements")
@@ -54,36 +51,6 @@ def _element_positions(x, indices, axis):
         indices if k == axis else ops.iota(shape=indices.shape, axis=k, dtype=indices.dtype) for k in range(x.ndim)
     ]
     return ops.stack(*parts, axis=-1)
-
-
-COMBINE = {"max": ops.maximum, "min": ops.minimum, "mul": ops.mul}
-
-
-def _sequential(x, indices, updates, reduction):
-    """Scatter one position after the other, so that repeated positions combine."""
-    combine = COMBINE.get(reduction)
-    if combine is None:
-        raise OperationError(f"unknown reduction '{reduction}'")
-    depth = indices.shape[-1]
-    rows = _count(indices.shape[:-1])
-    flat = ops.reshape(indices, shape=(rows, depth))
-    values = ops.reshape(updates, shape=(rows, *x.shape[depth:]))
-
-    def step(carry, row):
-        place, value = row
-        old = ops.gather_nd(carry, place)
-        return ops.scatter_nd(
-            carry, ops.unsqueeze(place, axis=(0,)), ops.unsqueeze(combine(old, value), axis=(0,))
-        ), None
-
-    result, _ = ops.scan(step, x, (flat, values))
-    return result
-
-
-def _count(shape):
-    from mithril.base import product
-
-    return product(shape)
 
 
 @operator
