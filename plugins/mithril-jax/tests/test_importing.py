@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import mithril as ml
-from mithril.base import InputError, UnsupportedError
+from mithril.base import InputError, OptionError, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 X = np.random.default_rng(0).standard_normal((3, 4, 6)).astype(np.float32)
@@ -254,7 +254,7 @@ def test_errors_name_the_primitive_and_the_line():
     assert "igamma, 2 times, first in" in str(info.value) and "test_importing.py:" in str(info.value)
     with pytest.raises(UnsupportedError, match="not linear in the cotangent"):
         ml.compile(ml.from_jax(clipped, X), "jax")
-    with pytest.raises(InputError, match="requires a function, got int"):
+    with pytest.raises(OptionError, match="function: expected a function, got 3"):
         ml.from_jax(3, X)
     with pytest.raises(InputError, match="'z', which is not an example"):
         ml.from_jax(jnp.sin, X, dynamic_shapes={"z": {0: "batch"}})
