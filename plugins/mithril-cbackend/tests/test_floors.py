@@ -9,7 +9,7 @@ ROOT = Path(mithril_cbackend.__file__).parent
 FLOORS = (
     {"c_names", "cpu_info", "toolchains"},
     {"compile_target", "module_loader"},
-    {"tir"},
+    {"tir", "lowering.words"},
     {"lowering.element"},
     {"lowering.rows"},
     {"lowering.pool"},
@@ -19,7 +19,7 @@ FLOORS = (
     {"graph"},
     {"program"},
     {"schedule"},
-    {"bundle", "build"},
+    {"bundle", "build", "kernels"},
     {"backend", "command"},
     {"plugin", "__init__"},
 )

@@ -15,6 +15,7 @@ from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir.decomposition import decompose
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import CompileTarget
+from mithril_cbackend.graph import integer_products
 from mithril_cbackend.program import compile_graph, program as programs
 from mithril_testing.cases import backend_cases
 from mithril_testing.compare import assert_close, tolerance
@@ -67,7 +68,7 @@ class Compiled:
 
 
 def lowered(case):
-    return decompose(case.graph(), CBackend().lowers)
+    return integer_products.fused(decompose(case.graph(), CBackend().lowers))
 
 
 @pytest.fixture(scope="module")
