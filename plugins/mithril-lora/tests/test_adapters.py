@@ -102,7 +102,11 @@ def test_only_public_interfaces_are_imported() -> None:
     from mithril_lora import adapters
 
     lines = Path(adapters.__file__).read_text().splitlines()
-    assert {line.split()[1] for line in lines if line.startswith("from mithril")} == {"mithril", "mithril.models"}
+    assert {line.split()[1] for line in lines if line.startswith("from mithril")} == {
+        "mithril",
+        "mithril.backend",
+        "mithril.models",
+    }
 
 
 def test_readme() -> None:

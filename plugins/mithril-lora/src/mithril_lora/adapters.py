@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from mithril import ModelError, ops
+from mithril.backend import CheckedType
 from mithril.models import Layer, Linear, Reparametrization, Wrapper
 
 LORA, ADAPTER = ("*lora_a", "*lora_b"), ("*adapter_down", "*adapter_up")
 
 
 @dataclass(frozen=True)
-class LoRA:
+class LoRA(metaclass=CheckedType):
     """A replacement that adds a product of rank ``rank`` to a weight: ``model.replace("*.query", LoRA(rank=8))``.
 
     The product is scaled by ``alpha / rank`` (``alpha=None``: by 1) and starts at 0, so results do not change at
@@ -85,7 +86,7 @@ class LowRankWeight(Reparametrization):
 
 
 @dataclass(frozen=True)
-class Adapter:
+class Adapter(metaclass=CheckedType):
     """A replacement that adds a small network to the result of a layer: ``model.replace("*.linear2", Adapter(16))``.
 
     The network has one hidden layer of ``size`` units and starts at 0.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.backend import matches
+from mithril.backend import CheckedType, matches
 from mithril.base import OptionError, float32, int32, unknown
 from mithril.ir import Builder, Graph, Output, Value, result
 from mithril_train.step.step import (
@@ -30,7 +30,7 @@ Differentiate = Callable[[str, tuple[str, ...]], Graph]  # of a loss, for parame
 KEY = 0x73746570
 
 
-class TrainStep:
+class TrainStep(metaclass=CheckedType):
     """A step under construction. Its methods emit operations; values are those of the graph.
 
     ``params`` are the parameters as the step has updated them so far, ``batch`` the columns of the batch. A ``part`` of
