@@ -240,8 +240,27 @@ def _shape_of(node: Node, k: int) -> tuple[Any, ...]:
     return tuple(operand.shape)
 
 
+def _is_miscompiled(node: Node) -> bool:
+    """Whether XLA would end the process, or read outside of its arrays, in a gradient with respect to an image.
+
+    Exchanging image and kernel, it takes windows of 2 by steps of 2 without padding for groups. And where the
+    convolution's padding exceeds the kernel, the gradient's is negative, which its CPU kernels do not support.
+    """
+    attributes, kernel = node.attributes, _shape_of(node, 1)[2:]
+    windows = zip(kernel, attributes["stride"], attributes["dilation"], attributes["padding"], strict=True)
+    return any(
+        (k == 2 and step == 2 and d == 1 and padding[0] == 1) or max(padding) > d * (k - 1)
+        for k, step, d, padding in windows
+        if isinstance(k, int)
+    )
+
+
+def _needs_im2col(node: Node) -> bool:
+    return _kernel_exceeds_image(node) or _is_miscompiled(node)
+
+
 table.helper(helpers.conv_im2col, op="conv", when=_kernel_exceeds_image)
-table.helper(helpers.conv_input_grad_im2col, op="conv_input_grad", when=_kernel_exceeds_image)
+table.helper(helpers.conv_input_grad_im2col, op="conv_input_grad", when=_needs_im2col)
 table.helper(helpers.conv_weight_grad_im2col, op="conv_weight_grad", when=_kernel_exceeds_image)
 
 
