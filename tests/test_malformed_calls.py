@@ -292,7 +292,7 @@ PUBLIC = [
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_rejects_misspelled_and_surplus_arguments(name):
-    """The names are those of the facade, with the exports of all plugins."""
+    """Call every name of the facade, with the exports of all plugins."""
     call = getattr(ml, name)
     misspelled = [] if name in LIBRARY_SETTINGS else [((), {"misspelled": 1})]
     for args, options in (*misspelled, (tuple(range(30)), {})):

@@ -345,7 +345,7 @@ def test_latency_rounds_no_batches_up(priority, programs):
     ],
 )
 def test_fusion_inside_backends_is_disabled(backend, fused, separate):
-    """At level "none" no pass fuses, only the backend does."""
+    """Compile at level "none", where no pass fuses and only the backend does."""
     model = Model()
     model += Conv2d(4, kernel_size=3)
     model += Relu()

@@ -73,7 +73,7 @@ def test_running_sums_and_products(shape: tuple[int, ...]) -> None:
 
 
 def test_rows_of_columns_sliced_before_a_reshape() -> None:
-    """The slices have one element per row of three axes, the softmax has rows of four."""
+    """Slice one element per row of three axes, before a softmax over rows of four."""
 
     def attend(x: Any) -> Any:
         product = x[:, :, 0:1] * x[:, 0:1, :] + x[:, :, 1:2] * x[:, 1:2, :]

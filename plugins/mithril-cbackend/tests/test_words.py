@@ -264,7 +264,7 @@ def test_printed_c_agrees(name: str, tmp_path: Path) -> None:
 
 
 def test_a_table_of_codes_keeps_the_dtype_of_its_scale() -> None:
-    """The scale is a scalar constant of the graph: folded codes must have its dtype, not that of a Python number."""
+    """Fold codes in the dtype of their scale, a scalar constant of the graph, not in that of a Python number."""
     rng = np.random.default_rng(1)
     table, weights = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((8, 16), (16, 16)))
 
@@ -288,7 +288,7 @@ def test_a_table_of_codes_keeps_the_dtype_of_its_scale() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None or shutil.which("gcc") is None, reason="requires make and gcc")
 def test_exported_programs_multiply_bytes(tmp_path: Path) -> None:
-    """The instructions of this CPU and the portable branch give the results of the machine code."""
+    """Compare the instructions of this CPU and the portable branch with the machine code."""
     model = ml.Model()
     model += Conv2d(3, 16, 3, padding=1, stride=2, name="image")
     model += Relu()

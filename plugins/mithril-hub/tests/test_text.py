@@ -45,7 +45,7 @@ def test_text_and_back(folder):
 
 @pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe", "qwen2", "spaces"])
 def test_vocabularies_of_gguf_files(kind, tmp_path):
-    """The entries of a GGUF file give the tokenizer back: the same tokens and texts for all kinds of decoders."""
+    """Restore the tokenizer from the entries of a GGUF file: the same tokens and texts for all kinds of decoders."""
     tokenizers = pytest.importorskip("tokenizers")
     original = train(kind)
     original.save(str(tmp_path / "tokenizer.json"))

@@ -18,7 +18,7 @@ from mithril_testing.random_graphs import random_graph
 @pytest.mark.parametrize("level", ["medium", "high"])
 @pytest.mark.parametrize("options", [{}, {"xla_optimization_level": 0}], ids=["optimized", "not optimized"])
 def test_gradients_of_a_maximum_find_it(level, options):
-    """The operand of ``max`` is a convolution as sums of products, which XLA fuses into two kernels."""
+    """Reduce a convolution written as sums of products, which XLA fuses into two kernels."""
     graph = random_graph(271)
     levels = Levels(graph, ml.JaxBackend(), **options)
     assert levels.differences(level, random_arguments(graph, 271), gradient=True, base=REFERENCE) == []

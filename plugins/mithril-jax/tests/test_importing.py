@@ -159,7 +159,7 @@ def test_parameters_train_and_sizes_stay_open():
 
 @pytest.mark.filterwarnings("ignore")
 def test_modules_of_flax():
-    """A Linen module with statistics and an NNX module, whose parameters have gradients."""
+    """Import a Linen module with statistics, and an NNX module whose parameters have gradients."""
     nn, nnx = pytest.importorskip("flax.linen"), pytest.importorskip("flax.nnx")
 
     class Linen(nn.Module):

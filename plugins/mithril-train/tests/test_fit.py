@@ -34,7 +34,7 @@ def test_numbers_after_a_loader_are_epochs():
 
 
 def test_weights_of_samples_are_repetitions():
-    """A weight of 2 equals a sample that is there twice; a weight of 0 equals one that is missing."""
+    """Compare a weight of 2 with a repeated sample, and a weight of 0 with a missing one."""
     repeats = np.arange(96) % 3
     first, second = trainer(), trainer()
     for subject in (first, second):

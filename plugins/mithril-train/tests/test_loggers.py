@@ -57,7 +57,7 @@ def read(folder):
 
 
 def test_checksums_are_those_of_the_format():
-    """The vectors of RFC 3720 for CRC-32C, rotated and shifted as in TensorFlow's records."""
+    """Compare with the vectors of RFC 3720 for CRC-32C, rotated and shifted as in TensorFlow's records."""
     for data, crc in ((bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43), (bytes(range(32)), 0x46DD794E)):
         assert _masked_crc(data) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

@@ -315,7 +315,7 @@ def test_a_kill_while_writing_leaves_a_good_checkpoint(tmp_path):
 
 
 def test_sigterm_saves_and_ends_the_process(tmp_path):
-    """The signal of cluster schedulers: training resumes where it was, to the bit."""
+    """Send the signal of cluster schedulers: training resumes where it was, to the bit."""
     script = textwrap.dedent(f"""
         import os, signal, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -344,7 +344,7 @@ def test_sigterm_saves_and_ends_the_process(tmp_path):
 
 
 def test_notebooks_show_one_bar_and_the_rows(monkeypatch):
-    """A shell with a kernel is a notebook; its display is replaced in place."""
+    """Replace the display of a shell with a kernel, which is a notebook, in place."""
     shown = []
 
     class Html(str):
