@@ -183,7 +183,7 @@ def test_whatever_changes_is_seen_by_the_fast_path_of_gradients(backend, monkeyp
     compiled.evaluate(params, x, slope)
     twice = {**params, "second.bias": array(np.float32([5, 5]))}
     with monkeypatch.context() as m:
-        m.setattr(compiled._calling, "evaluate", None)  # the way of calls that are checked
+        m.setattr(compiled._evaluation, "evaluate", None)  # the way of calls that are checked
         values, slopes = compiled.evaluate(twice, x, slope)
     expected, gradients = compiled.evaluate(twice, {"x": random(2, 3)}, slope)  # NumPy's arrays have to be converted
     assert list(values) == list(expected) and list(slopes) == list(gradients)
@@ -208,7 +208,7 @@ def test_calls_with_bound_parameters_are_checked_twice(static, monkeypatch, back
     x = compiled.backend.array(random(2, 3))
     expected = numbers(compiled, compiled({"x": x}))["y"].copy()
     compiled({"x": x})
-    monkeypatch.setattr(compiled._calling, "evaluate", None)  # the way of calls that are checked
+    monkeypatch.setattr(compiled._evaluation, "evaluate", None)  # the way of calls that are checked
     np.testing.assert_array_equal(numbers(compiled, compiled({"x": x}))["y"], expected)
 
 
@@ -239,7 +239,7 @@ def test_models_without_parameters_are_checked_twice(monkeypatch, backend):
     x = compiled.backend.array(random(2, 3))
     expected = numbers(compiled, compiled({"x": x}))["y"].copy()
     compiled({"x": x})
-    monkeypatch.setattr(compiled._calling, "evaluate", None)  # the way of calls that are checked
+    monkeypatch.setattr(compiled._evaluation, "evaluate", None)  # the way of calls that are checked
     np.testing.assert_array_equal(numbers(compiled, compiled({"x": x}))["y"], expected)
 
 

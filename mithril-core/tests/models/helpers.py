@@ -4,11 +4,11 @@ import numpy as np
 
 from mithril.base.dtypes import dtype
 from mithril.base.tensor_type import TensorType
+from mithril.compiler.initializers import initialize
 from mithril.ir import verify
 from mithril.ir.evaluation import evaluate
 from mithril.models.language.flatten import flatten
 from mithril.models.language.trace import trace_model
-from mithril.runtime.initializers import initialize
 
 
 def graph_of(model, inputs, outputs=None, inference=False, **options):

@@ -185,8 +185,8 @@ def test_batch_norm(layer, shape):
 def test_batch_norm_of_unknown_batch_size():
     flat = flatten(BatchNorm2d(3))
     graph = trace_model(flat, {"input": TensorType(float32, (Dim("B"), 3, 4, 4))}, training=True)
+    from mithril.compiler.initializers import initialize
     from mithril.ir.evaluation import evaluate
-    from mithril.runtime.initializers import initialize
 
     x = f32(5, 3, 4, 4)
     out = evaluate(graph, {**initialize(graph.with_role("param", "state"), 0), "input": x})
@@ -313,8 +313,8 @@ def test_cross_attention_with_a_mask():
 
 
 def test_a_cache_equals_the_full_sequence():
+    from mithril.compiler.initializers import initialize
     from mithril.ir.evaluation import evaluate
-    from mithril.runtime.initializers import initialize
 
     x = f32(1, 6, 8)
     full, p = run(MultiHeadAttention(8, 2, causal=True, rotary=True), {"query": x})

@@ -11,12 +11,12 @@ import pytest
 from mithril.base.dims import Dim
 from mithril.base.dtypes import dtype
 from mithril.base.tensor_type import TensorType
+from mithril.compiler.initializers import initialize
 from mithril.ir import verify
 from mithril.ir.evaluation import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.models.language.flatten import flatten
 from mithril.models.language.trace import trace_model
-from mithril.runtime.initializers import initialize
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))

@@ -64,7 +64,7 @@ def quickly(compiled, monkeypatch):
 
     def call(inputs):
         with monkeypatch.context() as closed:
-            closed.setattr(compiled._calling, "evaluate", None)
+            closed.setattr(compiled._evaluation, "evaluate", None)
             closed.setattr(type(compiled.programs[-1].executable), "__call__", None)
             return compiled(inputs)["output"]
 

@@ -99,7 +99,7 @@ def step_of(body):
     [
         (lambda: step_of(lambda self, step: None).step(BATCH), "train_step computed no gradients"),
         (lambda: step_of(lambda self, step: step.gradients("los")).step(BATCH), "unknown loss 'los'"),
-        (lambda: step_of(lambda self, step: step.gradients(of="frist.*")).step(BATCH), "train_step: unknown parameter"),
+        (lambda: step_of(lambda self, step: step.gradients(wrt="frist.*")).step(BATCH), "unknown parameter"),
         (lambda: step_of(lambda self, step: step.update({"x": None})).step(BATCH), "unknown trained parameter 'x'"),
         (
             lambda: step_of(lambda self, step: step.report("a", 3)).step(BATCH),

@@ -7,8 +7,10 @@ HOMES = {
     "graph_functions": ("gradients", "parse"),
     "frontend": ("InputDeclaration", "Source", "TraceRequest", "source_of"),
     "graph_source": ("GraphSource",),
+    "initializers": ("initialize", "norms_of"),
     "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
     "memory_remedy": ("check_memory",),
+    "model_transforms": ("grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
     "option_table": (
         *("OptionRegistry", "Settings", "declared_options", "default_settings", "split_options", "option_registry"),
         *("option_rows", "resolve_options"),
@@ -16,7 +18,6 @@ HOMES = {
     "pass_pipeline": ("installed",),
     "readable": ("Readable",),
     "steps": ("Compiler", "compile"),
-    "transformed": ("Transformed",),
-    "transforms": ("grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
+    "transformed_source": ("Transformed",),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -12,12 +12,25 @@ from mithril.compiler.graph_functions import (
     parse as parse,
 )
 from mithril.compiler.graph_source import GraphSource as GraphSource
+from mithril.compiler.initializers import (
+    initialize as initialize,
+    norms_of as norms_of,
+)
 from mithril.compiler.input_types import (
     TRAINING_FLAG as TRAINING_FLAG,
     input_specs as input_specs,
     probe_types as probe_types,
 )
 from mithril.compiler.memory_remedy import check_memory as check_memory
+from mithril.compiler.model_transforms import (
+    grad as grad,
+    hessian as hessian,
+    hvp as hvp,
+    jacobian as jacobian,
+    jvp as jvp,
+    vjp as vjp,
+    vmap as vmap,
+)
 from mithril.compiler.option_table import (
     OptionRegistry as OptionRegistry,
     Settings as Settings,
@@ -34,13 +47,4 @@ from mithril.compiler.steps import (
     Compiler as Compiler,
     compile as compile,
 )
-from mithril.compiler.transformed import Transformed as Transformed
-from mithril.compiler.transforms import (
-    grad as grad,
-    hessian as hessian,
-    hvp as hvp,
-    jacobian as jacobian,
-    jvp as jvp,
-    vjp as vjp,
-    vmap as vmap,
-)
+from mithril.compiler.transformed_source import Transformed as Transformed

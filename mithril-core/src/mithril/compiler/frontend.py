@@ -29,8 +29,8 @@ CORE = (
     FrontendSpec("graph", ("mithril.ir.core.Graph",), "mithril.compiler.graph_source:GraphSource"),
     FrontendSpec(
         "transformed",
-        ("mithril.compiler.transformed.Transformed",),
-        "mithril.compiler.transformed:TransformedSource",
+        ("mithril.compiler.transformed_source.Transformed",),
+        "mithril.compiler.transformed_source:TransformedSource",
     ),
 )
 

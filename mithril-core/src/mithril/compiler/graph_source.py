@@ -10,8 +10,8 @@ import numpy as np
 
 from mithril.base import DTypeError, ModelError, ShapeError, TensorType, bind, is_static, unknown
 from mithril.compiler.frontend import TraceRequest
+from mithril.compiler.initializers import initialize
 from mithril.ir import Builder, Graph, Input, substitute_sizes
-from mithril.runtime import initialize
 
 
 class GraphInput:

@@ -127,7 +127,7 @@ class _Optimized(NamedTuple):
     wrt: Names
     native: bool  # whether the backend's framework computes gradients
     report: PipelineReport
-    checks: list[Any]  # of runtime.index_checks and runtime.bounds
+    checks: list[Any]  # of runtime.index_checks and runtime.bound_checks
 
 
 class Compiler:

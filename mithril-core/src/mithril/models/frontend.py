@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from mithril.base import TensorType
-from mithril.compiler import TraceRequest
+from mithril.compiler import TraceRequest, initialize
 from mithril.ir import Graph, Input
 from mithril.models.language.flatten import InputDecl, flatten
 from mithril.models.language.surgery import walk
 from mithril.models.language.trace import trace_model
-from mithril.runtime import initialize
 
 
 class LayerSource:

@@ -4,12 +4,11 @@ from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
     "batch_buckets": ("Buckets", "find_buckets"),
-    "bounds": ("Bound", "KINDS", "BufferBound", "with_bounds"),
+    "bound_checks": ("Bound", "KINDS", "BufferBound", "with_bounds"),
     "call_options": ("CALL_OPTIONS",),
     "capture": ("subgraph_to",),
     "compiled_model": ("CompiledModel",),
     "index_checks": ("IndexCheckedExecutable", "IndexInput", "given_indices", "with_checks"),
-    "initializers": ("initialize", "norms_of"),
     "interpreter": ("Interpreter",),
     "memory_usage": ("MemoryUse", "ProgramMemory", "allocated_bytes", "largest_sizes", "memory_use"),
     "model_files": ("load", "read_model_file"),

@@ -4,7 +4,7 @@ from mithril.runtime.batch_buckets import (
     Buckets as Buckets,
     find_buckets as find_buckets,
 )
-from mithril.runtime.bounds import (
+from mithril.runtime.bound_checks import (
     Bound as Bound,
     BufferBound as BufferBound,
     KINDS as KINDS,
@@ -18,10 +18,6 @@ from mithril.runtime.index_checks import (
     IndexInput as IndexInput,
     given_indices as given_indices,
     with_checks as with_checks,
-)
-from mithril.runtime.initializers import (
-    initialize as initialize,
-    norms_of as norms_of,
 )
 from mithril.runtime.interpreter import Interpreter as Interpreter
 from mithril.runtime.memory_usage import (

@@ -9,7 +9,7 @@ from typing import Any
 from mithril.backend import BuildOptions
 from mithril.base import InputError, unknown
 from mithril.ir import Graph, Input, Output, Value
-from mithril.runtime.compiled import Compiled
+from mithril.runtime.compiled_protocol import Compiled
 from mithril.runtime.weight_files import save_file
 
 

@@ -15,8 +15,8 @@ from mithril.base import Decisions, DType, InputError, MithrilError, TensorType,
 from mithril.ir import Graph, Input
 from mithril.runtime import inspection
 from mithril.runtime.batch_buckets import Buckets
-from mithril.runtime.call import Calls
-from mithril.runtime.calling import Calling
+from mithril.runtime.call_records import CallRecords
+from mithril.runtime.evaluation import Evaluation
 from mithril.runtime.parameters import UNBOUND, Parameters
 from mithril.runtime.program import Interface, Program, ProgramKey, ProgramKind, Results
 from mithril.runtime.pure_function import PureFunction
@@ -86,10 +86,10 @@ class CompiledModel:
         self.specs = dict(specs)  # properties of inputs that were known before the first call
         self.compiler = compiler
         claims = backend.capabilities
-        self._calls = Calls(options["max_programs"], decisions, sizes=claims.symbolic and claims.recompiles)
+        self._calls = CallRecords(options["max_programs"], decisions, sizes=claims.symbolic and claims.recompiles)
         self._parameters = Parameters(backend, compiler, self._calls, decisions, options)
         inference = options["inference"]
-        self._calling = Calling(
+        self._evaluation = Evaluation(
             self, self.specs, compiler, self._parameters, self._calls, decisions, watchers, inference=inference
         )
 
@@ -137,7 +137,7 @@ class CompiledModel:
                 results = None if training else self._calls.last(params, inputs)
             if results is not None:
                 return results
-        if params is UNKNOWN and self._calling.needs_params(inputs):
+        if params is UNKNOWN and self._evaluation.needs_params(inputs):
             if not self.bind_pretrained(inputs):
                 raise InputError("no parameters are bound to this model", hint=UNBOUND)
             bound = self._parameters.bound
@@ -147,7 +147,7 @@ class CompiledModel:
             check_call("evaluate", CompiledModel.evaluate, (), {"state": state, "training": training, "wrt": wrt}, {})
         arguments = {} if params is None else params
         inputs = {} if inputs is None else inputs
-        return self._calling.evaluate(arguments, inputs, output_gradients, state, training, wrt, bound)
+        return self._evaluation.evaluate(arguments, inputs, output_gradients, state, training, wrt, bound)
 
     def __call__(
         self,
@@ -169,7 +169,7 @@ class CompiledModel:
             results = self._calls.last(UNKNOWN if bound is None else bound.passed, inputs)
             if results is not None:
                 return results
-        if bound is None and self._calling.needs_params(inputs):
+        if bound is None and self._evaluation.needs_params(inputs):
             self._bind_fresh(inputs)
         return self.evaluate(inputs, None, output_gradients, state=state, training=training, wrt=wrt)
 
@@ -192,8 +192,10 @@ class CompiledModel:
     ) -> tuple[Program, dict[str, Any]]:
         """Return the program of a call without gradients, and all of its arguments by name."""
         values = params if params is not None else self.params or {}
-        complete = self._calling.with_defaults(inputs, training, values)
-        program, _, checked_params, arguments = self._calling.prepared(complete, values, state, ProgramKind(training))
+        complete = self._evaluation.with_defaults(inputs, training, values)
+        program, _, checked_params, arguments = self._evaluation.prepared(
+            complete, values, state, ProgramKind(training)
+        )
         return program, {**checked_params, **arguments}
 
     @checked()
@@ -203,13 +205,13 @@ class CompiledModel:
         It contains only operations of the framework, so that the framework's own transformations apply: ``jax.grad``,
         ``jax.vmap``, ``torch.func``, ``mx.grad``. Given a state, ``f(params, inputs, state)`` also returns the new one.
         """
-        return PureFunction(self._calling, training=training)
+        return PureFunction(self._evaluation, training=training)
 
     def prepare(self, types: Mapping[str, TensorType]) -> None:
         """Compile the inference program for these input types before the first call."""
         bound = self._parameters.bound
         binding, constants = (bound.number, bound.constants or {}) if bound is not None else (0, {})
-        self._calling.program_for(ProgramKey(tuple(types.items()), ProgramKind(), binding, constants))
+        self._evaluation.program_for(ProgramKey(tuple(types.items()), ProgramKind(), binding, constants))
 
     # -- parameters and state ----------------------------------------------------------------------------------------
     @property
@@ -244,7 +246,7 @@ class CompiledModel:
 
     def state_for(self, inputs: Arrays, seed: int | None) -> dict[str, Any]:
         """Return the initial state for the sizes of these inputs."""
-        return self._parameters.state_for(self._calling.exact_types(inputs), seed)
+        return self._parameters.state_for(self._evaluation.exact_types(inputs), seed)
 
     @checked()
     def runner(self, params: Arrays | None = None, *, seed: int | None = None) -> Runner:
@@ -266,7 +268,7 @@ class CompiledModel:
     def _determine_sizes(self, inputs: Any) -> None:
         """Determine unknown sizes of the interface from sample inputs."""
         if inputs is not None and self._parameters.input_types is None:
-            self._calling.program(self._calling.with_defaults(inputs, False), ProgramKind())
+            self._evaluation.program(self._evaluation.with_defaults(inputs, False), ProgramKind())
             self._parameters.refresh_interface()
 
     @checked()
@@ -361,7 +363,7 @@ class CompiledModel:
         matching = [p for p in programs if bool(p.request.kind.of) is gradients]
         if matching or not programs:
             return matching[-1] if matching else None
-        return self._calling.program_for(inspection.request_for(programs, gradients))
+        return self._evaluation.program_for(inspection.request_for(programs, gradients))
 
     @property
     def last_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ import numpy as np
 from mithril.backend import Backend, format_bytes, nbytes
 from mithril.base import InputError, bind, symbols
 from mithril.ir import Graph
-from mithril.runtime.compiled import Compiled
+from mithril.runtime.compiled_protocol import Compiled
 from mithril.runtime.memory_usage import MemoryUse, allocated_bytes, memory_use
 from mithril.runtime.tables import columns
 from mithril.system import notebook

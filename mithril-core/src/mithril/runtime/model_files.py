@@ -8,7 +8,7 @@ from typing import Any
 from mithril import plugins
 from mithril.backend import Backend, annotated, check_call, checked
 from mithril.base import InputError, UnsupportedError
-from mithril.runtime.compiled import Compiled
+from mithril.runtime.compiled_protocol import Compiled
 
 
 @checked()

@@ -14,7 +14,7 @@ from mithril.backend import Backend, to_numpy
 from mithril.base import Decisions, DType, InputError, ShapeError, TensorType
 from mithril.ir import Graph, Input
 from mithril.runtime import weight_files
-from mithril.runtime.call import Calls
+from mithril.runtime.call_records import CallRecords
 from mithril.runtime.program import Program
 from mithril.runtime.signature import array_type, missing_or_unknown
 
@@ -47,7 +47,7 @@ class Parameters:
     """The parameters and the state of one model."""
 
     def __init__(
-        self, backend: Backend, source: Initial, calls: Calls, decisions: Decisions, options: Mapping[str, Any]
+        self, backend: Backend, source: Initial, calls: CallRecords, decisions: Decisions, options: Mapping[str, Any]
     ) -> None:
         self.backend = backend
         self.source = source

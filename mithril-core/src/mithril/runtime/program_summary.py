@@ -8,7 +8,7 @@ from typing import Any
 from mithril.axes import flops
 from mithril.base import is_static, numel
 from mithril.ir import Graph
-from mithril.runtime.compiled import Compiled
+from mithril.runtime.compiled_protocol import Compiled
 from mithril.runtime.tables import columns, format_si
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.base import InputError, TensorType
-from mithril.runtime.calling import Calling
+from mithril.runtime.evaluation import Evaluation
 from mithril.runtime.program import Interface, ProgramKey, ProgramKind, Results
 from mithril.runtime.signature import array_type, check_shapes, missing_or_unknown
 
@@ -31,10 +31,10 @@ class PureProgram:
 class PureFunction:
     """The function that ``CompiledModel.to_function`` returns; it generates code per combination of input types."""
 
-    def __init__(self, calling: Calling, *, training: bool) -> None:
-        if training and calling.inference:
+    def __init__(self, evaluation: Evaluation, *, training: bool) -> None:
+        if training and evaluation.inference:
             raise InputError("this model was compiled with inference=True: it has no training mode")
-        self.calling, self.backend, self.training = calling, calling.backend, training
+        self.evaluation, self.backend, self.training = evaluation, evaluation.backend, training
         self._by_types: dict[tuple[TensorType, ...], PureProgram] = {}
         self._programs: dict[Any, PureProgram] = {}
 
@@ -44,7 +44,7 @@ class PureFunction:
         program = self._by_types.get(key)
         if program is None:
             request = ProgramKey(tuple(types.items()), ProgramKind(self.training))
-            program = self._by_types[key] = PureProgram(dict(types), *self.calling.compiler.differentiable(request))
+            program = self._by_types[key] = PureProgram(dict(types), *self.evaluation.compiler.differentiable(request))
         return program
 
     def _program_of(self, arguments: Arrays) -> PureProgram:
@@ -52,7 +52,7 @@ class PureFunction:
         key = tuple(actual.values())
         program = self._programs.get(key)
         if program is None:
-            resolved, concrete = self.calling.types(actual)
+            resolved, concrete = self.evaluation.types(actual)
             for name, t in concrete.items():
                 if t.dtype is not actual[name].dtype:
                     raise InputError(
@@ -68,7 +68,7 @@ class PureFunction:
     def __call__(self, params: Arrays, inputs: Any, state: Arrays | None = None) -> Any:
         """Return the outputs by name; with ``state``, a pair of the outputs and the new state."""
         backend = self.backend
-        complete = self.calling.with_defaults(inputs, self.training, params)
+        complete = self.evaluation.with_defaults(inputs, self.training, params)
         arguments = {name: x if backend.is_array(x) else backend.array(x) for name, x in complete.items()}
         program = self._program_of(arguments)
         interface = program.interface

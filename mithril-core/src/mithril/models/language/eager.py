@@ -10,12 +10,12 @@ import numpy as np
 
 from mithril.backend import to_numpy
 from mithril.base import DType, InputError, TensorType, dtype as as_dtype
+from mithril.compiler import initialize
 from mithril.ir import Builder, Op, Value
 from mithril.models.language.flatten import TRAINING_FLAG, flatten
 from mithril.models.language.layer import Layer
 from mithril.models.language.trace import run_flat
 from mithril.models.language.trace_context import Context
-from mithril.runtime import initialize
 
 
 class EagerValue(Value):

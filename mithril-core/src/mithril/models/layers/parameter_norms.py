@@ -7,11 +7,11 @@ from typing import Any
 from mithril import ops
 from mithril.backend import to_numpy
 from mithril.base import ModelError, product
+from mithril.compiler import norms_of
 from mithril.ir import Input, Value
 from mithril.models.language.arguments import positive
 from mithril.models.language.layer import Layer
 from mithril.models.layers.wrapper import Reparametrization
-from mithril.runtime import norms_of
 
 
 class WeightNorm(Reparametrization):
@@ -28,7 +28,8 @@ class WeightNorm(Reparametrization):
         axis = self.axis % max(stored.ndim, 1)
         shape = tuple(n if k == axis else 1 for k, n in enumerate(stored.shape))
         declared = self._declaration(stored)
-        init = f"norms(of={declared.name!r}, sizes={list(stored.shape)}, init={declared.tags['init']!r}, axis={axis})"
+        sizes, inner = list(stored.shape), declared.tags["init"]
+        init = f"norms(parameter={declared.name!r}, sizes={sizes}, init={inner!r}, axis={axis})"
         name, context = f"{self.parameter_name}_g", self.context
         if declared.name in context.pretrained:
             scope = context.parameter_scopes[id(self)]

@@ -10,10 +10,10 @@ import numpy as np
 
 from mithril.backend import Backend, BuildOptions, LazyGraph
 from mithril.base import Decisions, InputError, MithrilError, TensorType
-from mithril.compiler import make_backend, resolve_options
+from mithril.compiler import initialize, make_backend, resolve_options
 from mithril.ir import Graph, Input, parse
 from mithril.passes import PassContext, PassManager
-from mithril.runtime import CompiledModel, InputSpec, Interface, Program, ProgramKey, Results, initialize
+from mithril.runtime import CompiledModel, InputSpec, Interface, Program, ProgramKey, Results
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.gguf.architectures import load_architecture
 from mithril_ggml.gguf.export import ARCHITECTURE, FORMAT

@@ -68,27 +68,27 @@ class TrainStep(metaclass=CheckedType):
         self._flags: dict[str, Output] = {}
         self._sound: list[Value] = []
         self._keys = 0
-        self._loss, self._of = "loss", "*"
+        self._loss, self._pattern = "loss", "*"
         self._shared = self  # parts share everything with the step
 
-    def part(self, of: str) -> TrainStep:
+    def part(self, pattern: str) -> TrainStep:
         """Return this step for the parameters of a pattern, and for their loss if each optimizer has one."""
         part = object.__new__(TrainStep)
         part.__dict__ = dict(self.__dict__)
-        part._of, part._loss = of, self.recipe.loss_of_part.get(of, self._loss)
+        part._pattern, part._loss = pattern, self.recipe.loss_of_part.get(pattern, self._loss)
         return part
 
     # -- gradients ---------------------------------------------------------------------------------------------------
     def gradients(
-        self, loss: str | None = None, of: str | None = None, params: Mapping[str, Value] | None = None
+        self, loss: str | None = None, wrt: str | None = None, params: Mapping[str, Value] | None = None
     ) -> dict[str, Value]:
         """Run the model forward and backward, and return the gradients of a loss by parameter.
 
-        ``loss`` is one of several losses by name, ``of`` a pattern of parameters; ``params`` are values to use in place
-        of the current ones.
+        ``loss`` is one of several losses by name, ``wrt`` a pattern of parameters; ``params`` are values to use in
+        place of the current ones.
         """
         step = self._shared
-        loss, pattern = loss or self._loss, of or self._of
+        loss, pattern = loss or self._loss, wrt or self._pattern
         names = tuple(n for n in self.trained if matches(n, pattern))
         if not names:
             message, facts, hint = unknown("parameter", pattern, self.trained)

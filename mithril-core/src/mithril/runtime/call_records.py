@@ -130,7 +130,7 @@ def refused_gradients(params: Any, inputs: Any, cotangents: Any, training: bool 
     """Refuse every call: the function before there is a last call with gradients."""
 
 
-class Calls:
+class CallRecords:
     """Programs by request, records of calls by the types of their inputs, and the last call. Threads may share it."""
 
     def __init__(self, limit: int, decisions: Decisions, sizes: bool = False) -> None:

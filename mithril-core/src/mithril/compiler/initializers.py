@@ -259,9 +259,9 @@ def key(draws: Rng, shape: tuple[int, ...]) -> Array:
 
 
 @initializer
-def norms(draws: Rng, shape: tuple[int, ...], of: str, sizes: list[int], init: str, axis: int = 0) -> Array:
+def norms(draws: Rng, shape: tuple[int, ...], parameter: str, sizes: list[int], init: str, axis: int = 0) -> Array:
     """Return the norms along an axis of the initial values of another parameter."""
-    return norms_of(initial(of, TensorType(float32, tuple(sizes)), init, draws.seed), axis)
+    return norms_of(initial(parameter, TensorType(float32, tuple(sizes)), init, draws.seed), axis)
 
 
 def norms_of(array: Array, axis: int) -> Array:

@@ -12,7 +12,7 @@ from mithril.backend import Backend, to_numpy
 from mithril.base import Decisions, InputError, MithrilError, ShapeError, TensorType, substitute, unknown
 from mithril.ir import Graph, cotangent_name
 from mithril.runtime.batch_buckets import BucketedExecutable, Buckets
-from mithril.runtime.call import Calls
+from mithril.runtime.call_records import CallRecords
 from mithril.runtime.parameters import Bound, Parameters
 from mithril.runtime.program import Interface, Program, ProgramKey, ProgramKind, Results
 from mithril.runtime.signature import (
@@ -43,7 +43,7 @@ class Compiler(Protocol):
     def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]: ...
 
 
-class Calling:
+class Evaluation:
     """The checked calls of one model; ``calls`` records them for repetition."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Calling:
         specs: Mapping[str, InputSpec],
         compiler: Compiler,
         parameters: Parameters,
-        calls: Calls,
+        calls: CallRecords,
         decisions: Decisions,
         watching: tuple[Watcher, ...],
         *,

@@ -11,7 +11,7 @@ import pytest
 
 from mithril.base import Decisions
 from mithril.runtime import Program, ProgramKey, ProgramKind, Results
-from mithril.runtime.call import Calls, GradientCall, reject_call, repeated_call
+from mithril.runtime.call_records import CallRecords, GradientCall, reject_call, repeated_call
 
 
 def total(params: Any, inputs: Any) -> Any:
@@ -113,7 +113,7 @@ def test_an_executable_may_have_a_better_function() -> None:
         def repeated(self, params: Any, inputs: Any, otherwise: Any) -> Any:
             return lambda p, i: "better" if p is params else otherwise(p, i)
 
-    params, inputs, calls = some(1), some(2, "x"), Calls(4, Decisions())
+    params, inputs, calls = some(1), some(2, "x"), CallRecords(4, Decisions())
     calls.remember_call(program(Better()), params, inputs)
     other_signatures = [some(1) for _ in range(3)]
     for p in (*other_signatures, params):
@@ -138,7 +138,7 @@ def made(number: int) -> Program:
 
 
 def test_an_evicted_program_is_not_kept_by_the_last_call() -> None:
-    calls = Calls(2, Decisions())
+    calls = CallRecords(2, Decisions())
     for number in range(3):
         one = calls.make(made(number).request, lambda request, n=number: made(n))  # type: ignore[misc]
         calls.remember_call(one, {}, {})
@@ -150,7 +150,7 @@ def test_an_evicted_program_is_not_kept_by_the_last_call() -> None:
 
 def test_threads_see_one_call_or_another_never_a_mixture() -> None:
     """Two threads alternately store calls of different programs; each result belongs to the arguments."""
-    calls = Calls(4, Decisions())
+    calls = CallRecords(4, Decisions())
     small, large = {"x": np.zeros(1, np.float32)}, {"x": np.zeros(2, np.float32)}
     programs = [program(lambda p, i: ("small", len(i["x"]))), program(lambda p, i: ("large", len(i["x"])))]
     wrong: list[Any] = []
