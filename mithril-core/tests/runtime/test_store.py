@@ -25,7 +25,7 @@ def test_parts_round_trip(tmp_path):
     assert store.info().entries == 1 and store.clear() == 1 and store.get(KEY) is None
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "noise", "header", "long line"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "noise", "header", "negative", "deep line", "long line"])
 def test_corrupt_entries_are_removed(tmp_path, damage):
     store = Store(tmp_path)
     store.put(KEY, {"a": b"x" * 1000})
@@ -41,8 +41,10 @@ def test_corrupt_entries_are_removed(tmp_path, damage):
         raw = bytearray(os.urandom(500))
     elif damage == "header":
         raw = bytearray(b'{"parts": 3, "sha256": []}\n')
+    elif damage == "negative":
+        raw = bytearray(b'{"parts": [["a", 9], ["b", -1]], "digest": ""}\n' + b"x" * 8)
     else:
-        raw = bytearray(b"[" * 2_000_000)
+        raw = bytearray(b"[" * (2_000_000 if damage == "long line" else 100_000) + b"\n")
     file.write_bytes(raw)
     assert store.get(KEY) is None
     assert not file.exists()

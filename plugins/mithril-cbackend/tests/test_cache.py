@@ -63,6 +63,23 @@ def test_baked_weights_are_kept(tmp_path, nothing_is_built):
     np.testing.assert_array_equal(compiled(tmp_path, static_inference=True)({"input": X})["output"], expected)
 
 
+def test_embedded_weights_are_stored_once_and_graphs_are_compiled_on_access(tmp_path):
+    wide = Model()
+    wide += Linear(512, name="l")
+    options = {"shapes": {"input": [2, 256]}, "static_inference": True, "cache": True, "cache_dir": str(tmp_path)}
+    programs = []
+    for _ in range(2):
+        compiled_model = ml.compile(wide, "c", **options)
+        compiled_model.bind(compiled_model.randomize_params(seed=1))
+        compiled_model({"input": np.ones((2, 256), np.float32)})
+        programs.append(compiled_model.programs[-1])
+    assert max(entry.stat().st_size for entry in tmp_path.rglob("*.mithril")) < 1.3 * 4 * 512 * 256
+    first, again = programs
+    assert str(again.traced) == str(first.traced)
+    assert str(again.graph) == str(first.graph)
+    assert again.executable.source == first.executable.source
+
+
 def test_constants_begin_at_whole_lines_of_the_cache():
     draw = np.random.default_rng(0)
     settings = {

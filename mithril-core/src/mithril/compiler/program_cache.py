@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +21,6 @@ from mithril import plugins
 from mithril.backend import BuildOptions, LazyGraph, template_texts
 from mithril.base import (
     Decision,
-    Decisions,
     MithrilError,
     TensorType,
     __version__,
@@ -38,6 +37,8 @@ from mithril.system import Store, UnhashableObject, fingerprint, package_version
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext
+
+Graphs = tuple[Callable[[], Graph], Callable[[], Graph], Callable[[], Graph]]  # traced, optimized, lowered
 
 
 class ProgramCache:
@@ -93,14 +94,14 @@ class ProgramCache:
         types = [(name, t) for name, t in request.types]
         return fingerprint(self._base, types, kind.training, kind.of, kind.wrt, dict(request.constants))
 
-    def load(self, request: ProgramKey) -> Program | None:
-        """Return the cached program, or None."""
+    def load(self, request: ProgramKey, graphs: Graphs) -> Program | None:
+        """Return the cached program, or None; ``graphs`` compile those again that the entry does not contain."""
         key = self.key(request) if self.reads else None
         parts = self.store.get(key) if key is not None else None
         if parts is None:
             return None
         try:
-            return self._read(parts, request)
+            return self._read(parts, request, graphs)
         except (MithrilError, ValueError, KeyError, TypeError, EOFError) as error:
             self.decisions.record("choice", f"cache: recompiled, as the entry cannot be read ({error})")
             return None
@@ -125,19 +126,25 @@ class ProgramCache:
             "decisions": [[d.kind, d.message, d.where] for d in decisions],
             "report": [[r.name, r.seconds, r.before, r.after, r.changed] for r in (report.records if report else [])],
         }
+        inputs = program.traced.with_role("input", "cotangent")
+        guards = Graph(inputs, (), (), "guards", program.traced.guards)
         self.store.put(
             key,
             {
                 "about": json.dumps(description).encode(),
-                "guards": to_text(_only_guards(program.traced), origins=False).encode(),
-                "traced": to_text(program.traced).encode(),
-                "graph": to_text(program.graph).encode(),
-                "lowered": to_text(program.executable.graph).encode(),
+                "guards": to_text(guards, origins=False).encode(),
+                **{name: to_text(graph).encode() for name, graph in self._graphs(program).items()},
                 **{f"executable/{name}": data for name, data in executable.items()},
             },
         )
 
-    def _read(self, parts: Mapping[str, bytes], request: ProgramKey) -> Program:
+    def _graphs(self, program: Program) -> dict[str, Graph]:
+        """Return the graphs to save; of those with embedded weights only the one that restores an executable."""
+        if not program.request.binding:
+            return {"traced": program.traced, "graph": program.graph, "lowered": program.executable.graph}
+        return {} if self.backend.capabilities.keeps == "binary" else {"lowered": program.executable.graph}
+
+    def _read(self, parts: Mapping[str, bytes], request: ProgramKey, graphs: Graphs) -> Program:
         description = json.loads(parts["about"])
         limits = {name: (low, high) for name, low, high in description["limits"]}
         interface = Interface(
@@ -146,18 +153,22 @@ class ProgramCache:
             _types(description["outputs"], limits),
             parse(parts["guards"].decode()).guards,
         )
+        before, after, lowered = (
+            LazyGraph(parts[name].decode() if name in parts else compile_again)
+            for name, compile_again in zip(("traced", "graph", "lowered"), graphs, strict=True)
+        )
         prefix = "executable/"
         executable = self.backend.revive(
             {name.removeprefix(prefix): data for name, data in parts.items() if name.startswith(prefix)},
-            LazyGraph(parts["lowered"].decode()),
+            lowered,
             self._options,
         )
         for kind, message, location in description["decisions"]:
             self.decisions.record(kind, message, location)
         program = Program(
             request,
-            LazyGraph(parts["traced"].decode()),
-            LazyGraph(parts["graph"].decode()),
+            before,
+            after,
             interface,
             executable,
             _results(description["results"]),
@@ -184,16 +195,6 @@ def _types(rows: Sequence[Any], limits: Mapping[str, tuple[int, int | None]]) ->
         name: TensorType(as_dtype(kind), tuple(d if isinstance(d, int) else parse_dim(d, limits) for d in shape))
         for name, kind, shape in rows
     }
-
-
-def _only_guards(graph: Graph) -> Graph:
-    """Return a graph of the guards and the inputs whose sizes they refer to."""
-    return Graph(graph.with_role("input", "cotangent"), (), (), "guards", graph.guards)
-
-
-def new_decisions(decisions: Decisions, before: int) -> list[Decision]:
-    """Return the decisions after the first ``before``."""
-    return list(decisions)[before:]
 
 
 def _environment_key(backend: str) -> list[str]:

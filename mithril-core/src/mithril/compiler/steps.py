@@ -36,7 +36,7 @@ from mithril.compiler.observers import Observers
 from mithril.compiler.option_table import Settings, declared_options, resolve_options, split_options
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import make_pipeline, optimization_level, record_clashes, select_passes
-from mithril.compiler.program_cache import ProgramCache, new_decisions
+from mithril.compiler.program_cache import Graphs, ProgramCache
 from mithril.compiler.provenance import record_operations, record_providers
 from mithril.compiler.requirements import (
     check_layers,
@@ -203,7 +203,7 @@ class Compiler:
     def specialize(self, request: ProgramKey) -> Program:
         """Return the program for one combination of input types, from the cache or by steps three to seven."""
         with self.deadline:
-            cached = self.cache.load(request) if self.cache is not None else None
+            cached = self.cache.load(request, self._graphs(request)) if self.cache is not None else None
             if cached is not None:
                 self._stage("cached", None)
                 return cached
@@ -228,24 +228,27 @@ class Compiler:
         if optimized.checks:
             program.checked = IndexCheckedExecutable(executable, optimized.checks, program.types, self.backend)
         if self.cache is not None:
-            self.cache.save(program, new_decisions(self.decisions, num_decisions))
+            self.cache.save(program, list(self.decisions)[num_decisions:])
         if request.binding:
             self._release(program)
         return program
 
     def _release(self, program: Program) -> None:
         """Release graphs that contain weights, which the executable has copied; they are recompiled on access."""
-        request = program.request
+        traced, optimized, lowered = self._graphs(program.request)
+        program.before, program.after = LazyGraph(traced), LazyGraph(optimized)
+        release = getattr(program.executable, "release", None)
+        if release is not None:
+            release(lowered)
+
+    def _graphs(self, request: ProgramKey) -> Graphs:
+        """Return functions that compile the traced, optimized and lowered graphs of a request again."""
 
         def graphs() -> _Optimized:
             with self.deadline, self._quietly():
                 return self._optimized(request)
 
-        program.before = LazyGraph(lambda: graphs().traced)
-        program.after = LazyGraph(lambda: graphs().graph)
-        release = getattr(program.executable, "release", None)
-        if release is not None:
-            release(lambda: self.lowered(request))
+        return lambda: graphs().traced, lambda: graphs().graph, lambda: self.lowered(request)
 
     def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]:
         """Return the generated function of a request for the framework's own differentiation, and its interface."""

@@ -12,10 +12,11 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from mithril.base import OptionError
 from mithril.system import files
@@ -48,11 +49,10 @@ class Store:
         file = self._file(key)
         try:
             with file.open("rb") as opened:
-                raw = opened.read() if files.is_private(os.fstat(opened.fileno())) else b""
+                parts = _read(opened, key)
         except OSError:
             return None
         self.secure()
-        parts = _read(raw, key)
         if parts is None:
             with contextlib.suppress(OSError):
                 file.unlink()
@@ -63,12 +63,11 @@ class Store:
 
     def put(self, key: str, parts: Mapping[str, bytes]) -> None:
         """Write an entry atomically: concurrent readers see the old or the new one."""
-        body = b"".join(parts.values())
         sizes = [(name, len(data)) for name, data in parts.items()]
-        header = {"parts": sizes, "digest": _digest(key, sizes, body)}
+        header = {"parts": sizes, "digest": _digest(key, sizes, parts.values())}
         file = self._file(key)
         self.secure()
-        files.write(file, json.dumps(header).encode() + b"\n" + body, "cache_dir", mode=0o600)
+        files.write(file, [json.dumps(header).encode() + b"\n", *parts.values()], "cache_dir", mode=0o600)
         self._trim()
 
     def secure(self) -> None:
@@ -115,30 +114,30 @@ class Store:
                 total -= size
 
 
-def _read(raw: bytes, key: str) -> dict[str, bytes] | None:
-    """Return the parts in the bytes of a file, or None if they were not written for this key by this user."""
-    end = raw.find(b"\n", 0, HEADER)
-    try:
-        header = json.loads(raw[: max(end, 0)])
-        body = raw[end + 1 :]
-        sizes = [(str(name), int(size)) for name, size in header["parts"]]
-        if sum(size for _, size in sizes) != len(body):
-            return None
-        if not hmac.compare_digest(_digest(key, sizes, body), str(header["digest"])):
-            return None
-    except (ValueError, TypeError, KeyError):
+def _read(file: BinaryIO, key: str) -> dict[str, bytes] | None:
+    """Return the parts of an entry, or None if they were not written for this key by this user."""
+    status = os.fstat(file.fileno())
+    if not files.is_private(status):
         return None
-    parts, offset = {}, 0
-    for name, size in sizes:
-        parts[name] = body[offset : offset + size]
-        offset += size
-    return parts
+    try:
+        line = file.readline(HEADER)
+        header = json.loads(line if line.endswith(b"\n") else b"")
+        sizes = [(str(name), int(size)) for name, size in header["parts"]]
+        if min((size for _, size in sizes), default=0) < 0 or sum(size for _, size in sizes) != status.st_size - len(
+            line
+        ):
+            return None
+        parts = {name: file.read(size) for name, size in sizes}  # each once: a part can hold all weights of a model
+        return parts if hmac.compare_digest(_digest(key, sizes, parts.values()), str(header["digest"])) else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
-def _digest(key: str, sizes: Sequence[tuple[str, int]], body: bytes) -> str:
+def _digest(key: str, sizes: Sequence[tuple[str, int]], parts: Iterable[bytes]) -> str:
     """Sign an entry's key, the names and sizes of its parts and their bytes."""
     signed = hmac.new(_secret(key_file()), json.dumps([key, sizes]).encode() + b"\n", "sha256")
-    signed.update(body)
+    for part in parts:
+        signed.update(part)
     return signed.hexdigest()
 
 

@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mithril.base import MithrilError, OptionError
@@ -19,13 +19,13 @@ PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 PathLike = str | os.PathLike[str]
 
 
-def write(path: PathLike, data: bytes | str, option: str = "", mode: int = 0o666) -> Path:
-    """Write a file and create its folders; ``option`` is the option or argument that names it, for messages."""
-    raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+def write(path: PathLike, data: bytes | str | Sequence[bytes], option: str = "", mode: int = 0o666) -> Path:
+    """Write a file, of several parts in turn, and create its folders; ``option`` names it in messages."""
+    encoded = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     with parts(path, option) as folder:
         part = folder / "part"
         with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
-            file.write(raw)
+            file.writelines([encoded] if isinstance(encoded, bytes) else encoded)
         return move(part, path)
 
 
