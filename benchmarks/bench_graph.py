@@ -19,7 +19,7 @@ from typing import Any
 import mithril.ops as ops
 from mithril.autodiff import gradients
 from mithril.ir import Builder, Graph, Origin, decompose, parse, structural_hash, verify
-from mithril_passes.cleanup import common_subexpression, constant_folding, dead_code_elimination
+from mithril_passes.cleaning.cleanup import common_subexpression, constant_folding, dead_code_elimination
 
 SIZES = (100, 1_000, 10_000, 50_000)
 ROUNDS = {100: 15, 1_000: 9, 10_000: 3, 50_000: 2}

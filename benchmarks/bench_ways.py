@@ -13,8 +13,8 @@ from typing import Any
 from mithril import ops, plugins
 from mithril.ir import Builder, Value
 from mithril.passes import PassContext
-from mithril_passes.kernel_selection import OWN, measured
-from mithril_passes.op_variants import variants_of
+from mithril_passes.operation_forms.kernel_selection import OWN, measured
+from mithril_passes.operation_forms.op_variants import variants_of
 
 Write = Callable[[Builder], Value]
 

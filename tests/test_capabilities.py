@@ -8,7 +8,7 @@ import pytest
 import mithril as ml
 from mithril import plugins
 from mithril.models import Linear, Model, Relu
-from mithril_passes.op_variants import WAYS
+from mithril_passes.operation_forms.op_variants import WAYS
 
 
 def perceptron():

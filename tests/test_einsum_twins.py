@@ -18,7 +18,7 @@ from mithril_cbackend.graph.int8_weights import quantized
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import choose
-from mithril_passes.kernel_selection import _size
+from mithril_passes.operation_forms.kernel_selection import _size
 from mithril_tools.cost_model import class_of, size_of
 
 FORMS = {

@@ -132,7 +132,7 @@ def test_operations_are_counted(acme):
 
 def test_it_runs_small_under_mixed_precision(acme):
     from mithril.passes import PassContext, PassManager
-    from mithril_passes.mixed_precision import mixed_precision
+    from mithril_passes.precision.mixed_precision import mixed_precision
 
     context = PassContext(options={"mixed_precision": True})
     (narrow, *_) = PassManager([mixed_precision]).run(chain(acme[1]), context)

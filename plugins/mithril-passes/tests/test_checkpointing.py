@@ -15,8 +15,8 @@ from mithril.ir.evaluation import evaluate
 from mithril.models import Dropout, Model, TransformerEncoderLayer
 from mithril.ops import exp, matmul, sum, tanh
 from mithril.passes import PassContext, random_arguments
-from mithril_passes.checkpointing import gradient_checkpointing, split_forward_backward
-from mithril_passes.cleanup import common_subexpression, dead_code_elimination
+from mithril_passes.cleaning.cleanup import common_subexpression, dead_code_elimination
+from mithril_passes.memory.checkpointing import gradient_checkpointing, split_forward_backward
 
 X = np.random.default_rng(0).standard_normal((2, 32, 32)).astype(np.float32)
 

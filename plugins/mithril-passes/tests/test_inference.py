@@ -111,7 +111,7 @@ def test_quantized_pairs_are_dropped_only_on_request():
         x, scale = b.input("x", (4, 8)), b.param("scale", ())
         y = dequantize(quantize(x, scale), scale)
     graph = b.build({"y": y})
-    from mithril_passes.simplify import QUANTIZE_PAIRS
+    from mithril_passes.cleaning.simplify import QUANTIZE_PAIRS
 
     result = QUANTIZE_PAIRS(graph)
     verify(result)

@@ -17,10 +17,10 @@ from mithril.ir.evaluation import evaluate
 from mithril.models import Conv2d, Linear, Model
 from mithril.passes import PassContext, random_arguments
 from mithril_numpy.backend import NumpyBackend
-from mithril_passes import kernel_selection
-from mithril_passes.kernel_selection import kernel_choice
-from mithril_passes.op_variants import WAYS, variants_of
-from mithril_passes.specialization import specialize_operations
+from mithril_passes.operation_forms import kernel_selection
+from mithril_passes.operation_forms.kernel_selection import kernel_choice
+from mithril_passes.operation_forms.op_variants import WAYS, variants_of
+from mithril_passes.operation_forms.specialization import specialize_operations
 from mithril_testing import PassConformance
 from mithril_testing.fake_clock import FakeClock
 

@@ -11,7 +11,7 @@ from mithril.base.registry import operations
 from mithril.ir import Builder
 from mithril.passes import random_arguments
 from mithril_numpy.backend import NumpyBackend
-from mithril_passes import composite_matching
+from mithril_passes.fusion import composite_matching
 from mithril_testing.cases import backend_cases
 from mithril_testing.levels import REFERENCE, Levels, special_arguments
 from mithril_testing.random_graphs import random_graph

@@ -10,7 +10,7 @@ from mithril.ir import Builder, verify
 from mithril.models import Embedding, Linear, Model, MSELoss, Relu, TransformerEncoderLayer
 from mithril.ops import exp, linear, matmul, relu, softmax, sum
 from mithril.passes import PassContext, PassManager
-from mithril_passes.mixed_precision import mixed_precision
+from mithril_passes.precision.mixed_precision import mixed_precision
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
 

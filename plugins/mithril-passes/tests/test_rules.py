@@ -16,7 +16,8 @@ from mithril.ir.evaluation import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.passes import random_arguments
 from mithril_numpy.backend import NumpyBackend
-from mithril_passes import batch_norm, composite_matching, epilogue_fusion, simplify
+from mithril_passes.cleaning import simplify
+from mithril_passes.fusion import batch_norm, composite_matching, epilogue_fusion
 from mithril_testing import PassConformance, RuleConformance
 from mithril_testing.levels import Levels, special_arguments
 

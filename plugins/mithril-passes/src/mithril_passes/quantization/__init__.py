@@ -1,1 +1,44 @@
 """Static quantization: ranges of activations from samples, and the pass that inserts quantize and dequantize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mithril import Export, Option, PassSpec
+from mithril.backend import Layers
+
+PASSES = (
+    PassSpec(
+        "static-quantization",
+        "mithril_passes.quantization.static_quantization:static_quantization",
+        stage="fuse",
+        level=None,
+        options=("quantization",),
+        aliases=("static_quantization",),
+        after=("operator-fusion", "batch-norm-folding"),
+        summary="For inference: int8 weights and 8-bit activations, as quantize and dequantize pairs.",
+    ),
+)
+
+OPTIONS = (
+    Option(
+        "quantization",
+        Mapping[str, Any] | None,
+        None,
+        "Compute products in 8-bit integers; ranges: from ml.calibrate_ranges; keep: layers to exclude.",
+        keys={
+            "ranges": Any,
+            "weights": str,
+            "activations": str,
+            "per_channel": bool,
+            "keep": Layers,
+            "observe": Any,
+        },
+    ),
+)
+
+EXPORTS = (
+    Export("calibrate_ranges", "mithril_passes.quantization.calibration:calibrate_ranges"),
+    Export("Ranges", "mithril_passes.quantization.ranges:Ranges"),
+)

@@ -14,7 +14,7 @@ import numpy as np
 from mithril import Builder, Graph, Node, OptionError, Value, ops, pass_
 from mithril.ir import Editor
 from mithril.passes import PassContext
-from mithril_passes.cleanup import constant_folding
+from mithril_passes.cleaning.cleanup import constant_folding
 from mithril_passes.quantization.ranges import Range
 from mithril_passes.quantization.setting import Setting
 

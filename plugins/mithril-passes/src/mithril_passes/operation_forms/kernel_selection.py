@@ -15,8 +15,8 @@ from mithril.base import OptionError, numel
 from mithril.ir import Builder, Editor
 from mithril.passes import PassContext, random_arguments
 from mithril.system import Store, fingerprint, package_version_key, time_interleaved
-from mithril_passes.op_variants import Variant, is_measurable, variants_of
-from mithril_passes.specialization import targets_own_device
+from mithril_passes.operation_forms.op_variants import Variant, is_measurable, variants_of
+from mithril_passes.operation_forms.specialization import targets_own_device
 
 OWN = "as it is"
 MARGIN = 0.1  # of the time: smaller gains are noise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mithril import Graph, pass_
 from mithril.ir import Editor
 from mithril.passes import PassContext
-from mithril_passes.op_variants import variants_of
+from mithril_passes.operation_forms.op_variants import variants_of
 
 
 @pass_(name="specialize-operations", exact=False)

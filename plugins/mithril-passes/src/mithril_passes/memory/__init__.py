@@ -1,0 +1,28 @@
+"""Gradient checkpointing: less memory, more computation."""
+
+from __future__ import annotations
+
+from mithril import Option, PassSpec
+from mithril.backend import Positive
+
+PASSES = (
+    PassSpec(
+        "gradient-checkpointing",
+        "mithril_passes.memory.checkpointing:gradient_checkpointing",
+        stage="memory",
+        level=None,
+        options=("gradient_checkpointing",),
+        aliases=("gradient_checkpointing", "rematerialization", "rematerialisation"),
+        summary="Forget values the backward part needs, and compute them again.",
+    ),
+)
+
+OPTIONS = (
+    Option("gradient_checkpointing", bool, False, "Recompute values in the backward pass instead of storing them."),
+    Option(
+        "checkpoint_segments",
+        Positive | None,
+        None,
+        "Number of segments to recompute; None selects the number that minimizes memory.",
+    ),
+)

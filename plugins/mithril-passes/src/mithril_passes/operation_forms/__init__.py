@@ -1,0 +1,27 @@
+"""Equivalent forms of operations, and the selection of the fastest."""
+
+from __future__ import annotations
+
+from mithril import PassSpec
+
+PASSES = (
+    PassSpec(
+        "specialize-operations",
+        "mithril_passes.operation_forms.specialization:specialize_operations",
+        stage="specialize",
+        level="medium",
+        aliases=("operation_specialization", "specialize_operations", "operation_specialisation"),
+        former={"specialise-operations": "0.1", "specialise_operations": "0.1"},
+        after=("linear-activation",),
+        summary="Products of one row, convolutions of one pixel or channel: in the form that the backend prefers.",
+    ),
+    PassSpec(
+        "kernel-choice",
+        "mithril_passes.operation_forms.kernel_selection:kernel_choice",
+        stage="specialize",
+        level="high",
+        aliases=("kernel_selection", "kernel_choice"),
+        after=("specialize-operations",),
+        summary="Large operations in the fastest of several ways: measured here, and remembered.",
+    ),
+)
