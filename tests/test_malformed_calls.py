@@ -8,6 +8,7 @@ import signal
 import traceback
 import warnings
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -305,6 +306,9 @@ def test_every_public_name_rejects_misspelled_and_surplus_arguments(name):
     ]
     if required:
         with pytest.raises(MithrilError):
+            call()
+    elif isinstance(call, type):
+        with suppress(MithrilError):  # abstract ones
             call()
 
 

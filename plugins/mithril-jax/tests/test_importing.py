@@ -254,6 +254,9 @@ def test_errors_name_the_primitive_and_the_line():
     assert "igamma, 2 times, first in" in str(info.value) and "test_importing.py:" in str(info.value)
     with pytest.raises(UnsupportedError, match="not linear in the cotangent"):
         ml.compile(ml.from_jax(clipped, X), "jax")
+    module = type("Dense", (), {"apply": None, "scope": None, "__call__": lambda self, x: x})()  # of Flax, not bound
+    with pytest.raises(InputError, match=r"got the Flax module Dense(?s:.)*ml.from_jax\(module.apply, x, params="):
+        ml.from_jax(module, X)
     with pytest.raises(OptionError, match="function: expected a function, got 3"):
         ml.from_jax(3, X)
     with pytest.raises(InputError, match="'z', which is not an example"):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,6 +12,13 @@ import mithril as ml
 from mithril.base.errors import MithrilError, OptionError
 
 JUNK = ["2", None, -1, 1.5, math.nan, True, (), [], {}, {"a": 1}, b"x", object(), print, np.zeros(2), ["x"], 10**30]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutUpdate(ml.Optimizer):
+    learning_rate: float = 0.1
+
+
 OPTIMIZERS = [ml.SGD, ml.Adam, ml.AdamW, ml.Adagrad, ml.RMSprop, ml.Lion, ml.Adafactor]
 
 
@@ -28,6 +36,13 @@ OPTIMIZERS = [ml.SGD, ml.Adam, ml.AdamW, ml.Adagrad, ml.RMSprop, ml.Lion, ml.Ada
         (lambda: ml.SGD(momentum=1.0), "momentum=1.0 must be at least 0 and less than 1"),
         (lambda: ml.Adam(groups={"*": {"lr": 1}}), "group '.' sets 'lr'(?s:.)*hint: write learning_rate="),
         (lambda: ml.Adam(groups={"*": {"beta1": "x"}}), "group '.': beta1: expected float"),
+        (lambda: ml.Optimizer(), "Optimizer has no learning_rate\nhint: use an optimizer such as ml.SGD"),
+        (lambda: ml.Schedule(), "Schedule is abstract\nhint: define __call__ in it or in a class derived from it"),
+        (lambda: ml.StepLogger(), "StepLogger is abstract\nhint: define log"),
+        (
+            lambda: trainer(optimizer=WithoutUpdate()).fit(X, Y),
+            r"WithoutUpdate has no update rule\nhint: define update",
+        ),
         (lambda: ml.Cosine(0.1), "Cosine requires 'steps'"),
         (lambda: ml.StepDecay(0.1, every=0), "every: expected int of at least 1"),
         (

@@ -145,5 +145,5 @@ def test_wrong_settings():
     assert str(caught.value) == (
         "group '*.bias' sets 'beta1', which SGD does not have\n  known: learning_rate, momentum, nesterov, weight_decay"
     )
-    with pytest.raises(TypeError, match="no update rule"):
+    with pytest.raises(OptionError, match="no update rule"):
         optimizers.Optimizer.update(ml.SGD(), None, None, {}, {})

@@ -200,7 +200,7 @@ class CheckedType(ABCMeta):
     """Metaclass of classes whose constructors raise OptionError for invalid arguments.
 
     ``argument_hints`` of the class maps arguments, and keywords of other frameworks, to remedies. Only the annotations
-    of this project's classes are checked.
+    of this project's classes are checked. A class with abstract methods has no instances.
     """
 
     @property
@@ -209,6 +209,9 @@ class CheckedType(ABCMeta):
         return _signature(constructor(cls))
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
+        if missing := sorted(cls.__abstractmethods__):
+            names = ", ".join(missing)
+            raise OptionError(f"{cls.__name__} is abstract", hint=f"define {names} in it or in a class derived from it")
         check_call(
             cls.__name__, constructor(cls), args, options, getattr(cls, "argument_hints", {}), types=is_ours(cls)
         )

@@ -31,10 +31,10 @@ def from_jax(
     parameters, named by their path. ``dynamic_shapes`` names the open sizes of inputs by axis: ``{"x": {0: "batch"}}``.
     Control flow and custom derivatives are retained, and transformed functions such as ``jax.grad(f)`` are functions.
     """
-    if not callable(function):
+    if hasattr(function, "apply") and getattr(function, "scope", function) is None:
         raise InputError(
-            f"ml.from_jax requires a function, got {type(function).__name__}",
-            hint="a Flax module is imported by its apply: ml.from_jax(module.apply, x, params=variables)",
+            f"ml.from_jax requires a function, got the Flax module {type(function).__name__} without its variables",
+            hint="import its apply: ml.from_jax(module.apply, x, params=variables)",
         )
     names = _names(function, examples, params is not None)
     named_leaves = [leaf for name, x in zip(names, examples, strict=True) for leaf in _leaves({name: x}, "_")]

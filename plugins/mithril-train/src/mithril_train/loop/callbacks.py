@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
@@ -296,8 +297,9 @@ class _File(Callback):
         with self.path.open("a", newline="") as file:
             self.write(file, {"epoch": trainer.epoch, "step": trainer.steps, "time": round(time.time(), 3), **row})
 
+    @abstractmethod
     def write(self, file: TextIO, row: Mapping[str, Any]) -> None:
-        raise TypeError(f"{type(self).__name__} does not say how a row is written")
+        """Write one row."""
 
 
 class CSVLog(_File):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -31,9 +32,9 @@ class StepLogger(Callback):
     every = 1
     _waiting: tuple[Report, ...] = ()
 
+    @abstractmethod
     def log(self, values: dict[str, float], step: int) -> None:
         """Write finite values."""
-        raise TypeError(f"{type(self).__name__} has no method 'log'")
 
     def step_end(self, trainer: Training, report: Report) -> None:
         if report.step % self.every == 0:

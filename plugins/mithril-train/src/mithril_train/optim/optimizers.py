@@ -43,7 +43,13 @@ class Optimizer(metaclass=CheckedType):
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        as_schedule(self.learning_rate)  # type: ignore[attr-defined]
+        rate = getattr(self, "learning_rate", None)
+        if rate is None:
+            raise OptionError(
+                f"{type(self).__name__} has no learning_rate",
+                hint="use an optimizer such as ml.SGD(), or declare the field: learning_rate: float = 0.01",
+            )
+        as_schedule(rate)
         annotations = get_type_hints(type(self), include_extras=True) if is_ours(type(self)) else {}
         settings = {name: annotations.get(name, Any) for name in self._settings()}
         for pattern, changes in self.groups.items():
@@ -132,7 +138,7 @@ class Optimizer(metaclass=CheckedType):
 
     def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         """Return the new parameter and slots."""
-        raise TypeError(f"{type(self).__name__} has no update rule")
+        raise OptionError(f"{type(self).__name__} has no update rule", hint="define update(self, p, g, slots, s)")
 
     def _decayed(self, p: Any, g: Any) -> Any:
         """Add weight decay to the gradient."""

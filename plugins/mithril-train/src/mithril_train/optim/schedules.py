@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,8 +17,9 @@ Rate = Annotated[float, Least(0)]
 class Schedule(metaclass=CheckedType):
     """Base class: ``schedule(step)`` is the learning rate of a step; the first step is 0."""
 
+    @abstractmethod
     def __call__(self, step: int) -> float:
-        raise TypeError(f"{type(self).__name__} does not say what its rate is")
+        """Return the learning rate of a step."""
 
 
 @dataclass(frozen=True)
