@@ -75,6 +75,56 @@ def test_round_trip(backend, tmp_path):
     np.testing.assert_array_equal(again.backend.to_numpy(again({"image": IMAGES[:4]})["logits"]), expected)
 
 
+def trees():
+    """Return a regressor of two trees with nan and two targets, its nodes and its leaves as rows."""
+    rows = [  # tree, node, column, threshold, mode, true, false, nan is true
+        (0, 0, 0, 0.0, "BRANCH_LEQ", 1, 2, 1), (0, 1, 1, 1.0, "BRANCH_EQ", 3, 4, 0), (0, 2, 0, 0, "LEAF", 0, 0, 0),
+        (0, 3, 0, 0, "LEAF", 0, 0, 0), (0, 4, 2, -1.0, "BRANCH_GT", 5, 6, 0), (0, 5, 0, 0, "LEAF", 0, 0, 0),
+        (0, 6, 0, 0, "LEAF", 0, 0, 0), (1, 0, 2, 0.0, "BRANCH_NEQ", 1, 2, 0), (1, 1, 0, 0, "LEAF", 0, 0, 0),
+        (1, 2, 0, 0, "LEAF", 0, 0, 0),
+    ]  # fmt: skip
+    names = ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids")
+    attributes = {f"nodes_{n}": [r[k] for r in rows] for k, n in enumerate((*names, "missing_value_tracks_true"))}
+    leaves = [(t, n, k % 2, 0.5 * k - 1) for k, (t, n) in enumerate([(0, 2), (0, 3), (0, 5), (0, 6), (1, 1), (1, 2)])]
+    weights = {f"target_{n}": [r[k] for r in leaves] for k, n in enumerate(("treeids", "nodeids", "ids", "weights"))}
+    node = h.make_node(
+        "TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", n_targets=2, **attributes, **weights
+    )  # fmt: skip
+    x, y = (h.make_tensor_value_info(n, 1, ["n", k]) for n, k in (("x", 3), ("y", 2)))
+    proto = h.make_model(
+        h.make_graph([node], "g", [x], [y]), opset_imports=[h.make_opsetid("", 20), h.make_opsetid("ai.onnx.ml", 3)]
+    )
+    return proto, rows, leaves
+
+
+def walk(x, rows, leaves):
+    """Follow one row of x through the trees, node by node."""
+    tests = {
+        "BRANCH_LEQ": lambda a, b: a <= b, "BRANCH_EQ": lambda a, b: a == b, "BRANCH_GT": lambda a, b: a > b,
+        "BRANCH_NEQ": lambda a, b: a != b,
+    }  # fmt: skip
+    table = {(r[0], r[1]): r for r in rows}
+    total = np.zeros(2, np.float32)
+    for tree in (0, 1):
+        node = table[tree, 0]
+        while node[4] != "LEAF":
+            holds = tests[node[4]](x[node[2]], node[3]) or (np.isnan(x[node[2]]) and node[7])
+            node = table[tree, node[5] if holds else node[6]]
+        for t, n, target, weight in leaves:
+            if (t, n) == node[:2]:
+                total[target] += weight
+    return total
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "torch", "mlx", "c"])
+def test_trees(backend):
+    proto, table, leaves = trees()
+    x = np.asarray(np.meshgrid([-1, 0, 1, np.nan], [0, 1, np.nan], [-2, 0, 1, np.nan]), np.float32).reshape(3, -1).T
+    compiled = ml.compile(ml.from_onnx(proto), backend, inference=True)
+    result = compiled.backend.to_numpy(compiled({"x": x})["y"])
+    np.testing.assert_array_equal(result, [walk(row, table, leaves) for row in x])
+
+
 def test_the_page_about_onnx():
     """Run the blocks of docs/onnx.md in order."""
     page = (Path(__file__).parents[1] / "docs" / "onnx.md").read_text()

@@ -43,7 +43,7 @@ def cases(kind: str = "node", expanded: bool = False) -> Iterator[Any]:
         case = _from_files(case) if case.model is None else case
         if case is None:
             continue
-        if any(o.domain.startswith("ai.onnx.") for o in case.model.opset_import):
+        if any(o.domain.startswith("ai.onnx.") and o.domain != "ai.onnx.ml" for o in case.model.opset_import):
             continue
         if any(n.op_type == "ImageDecoder" for n in case.model.graph.node):
             continue

@@ -69,7 +69,11 @@ def to_array(tensor: Any, folder: str | None = None) -> Array:
     if any(n < 0 for n in shape) or count > LARGEST:
         raise _damaged(tensor, f"its sizes are {list(shape)[:8]}")
     code = tensor.data_type
-    dtype_of_code(code)  # raises for strings and complex numbers
+    if code == T.STRING:  # only for operators that do not compute with them, such as those of labels
+        if len(tensor.string_data) != count:
+            raise _damaged(tensor, f"it has {len(tensor.string_data)} strings, expected {count}")
+        return np.asarray([s.decode("utf-8", "replace") for s in tensor.string_data], np.str_).reshape(shape)
+    dtype_of_code(code)  # raises for complex numbers
     if tensor.data_location == T.EXTERNAL:
         raw = _external(tensor, _bytes(code, count), folder)
     elif tensor.HasField("raw_data"):

@@ -26,6 +26,22 @@ class NotConstantError(UnsupportedError):
         self.names = tuple(names)
 
 
+class Strings:
+    """Strings, which no backend computes with: an error where they are read, nothing where they are not."""
+
+    def __init__(self, description: str, examples: Sequence[str]) -> None:
+        self.description = description
+        self.examples = tuple(examples)
+
+    def error(self) -> UnsupportedError:
+        listed = ", ".join(f"'{e}'" for e in self.examples[:4])
+        return UnsupportedError(
+            f"{self.description} are strings ({listed}{', ...' if len(self.examples) > 4 else ''})",
+            facts=["accepted: numbers"],
+            hint="select other outputs: ml.from_onnx(path, outputs=['probabilities']); or export integer labels",
+        )
+
+
 def is_sizes(x: Any) -> bool:
     """Whether x is a vector (or scalar) of sizes, of which at least one is symbolic."""
     return isinstance(x, np.ndarray) and x.dtype == object
@@ -50,6 +66,8 @@ def as_value(x: Any) -> Value:
     """Return anything numeric of the environment as a value of the current graph."""
     if isinstance(x, Value):
         return x
+    if isinstance(x, Strings):
+        raise x.error()
     builder = Builder.current()
     if is_sizes(x):
         elements = [ops.cast(ops.size_value(value=d), dtype="int64") for d in x.reshape(-1)]
@@ -57,8 +75,8 @@ def as_value(x: Any) -> Value:
         value: Value = ops.reshape(flat, shape=x.shape)
         return value
     array = np.asarray(x)
-    if array.dtype == object:
-        raise UnsupportedError("strings are not supported")
+    if array.dtype.kind in "OSU":
+        raise Strings("constants", [str(e) for e in array.reshape(-1)[:5]]).error()
     if array.ndim == 0:
         return builder.constant(array.item(), array.dtype)
     return builder.input("constant", array.shape, array.dtype, "constant", data=array)

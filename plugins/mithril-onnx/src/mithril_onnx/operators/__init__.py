@@ -21,3 +21,4 @@ from mithril_onnx.operators import (  # noqa: F401
     text,
     vision,
 )
+from mithril_onnx.operators.learning import linear_models, preparation, trees  # noqa: F401
