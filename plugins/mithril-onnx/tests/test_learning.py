@@ -242,6 +242,14 @@ def test_one_hot():
     check(learned_model("OneHotEncoder", attributes, [("x", 7, [3, 1])], [("y", 1, [3, 1, 3])], 1), x)
 
 
+def test_feature_vectorizer():
+    inputs = [("a", 1, [2, 3]), ("b", 7, [2, 2])]
+    proto = learned_model("FeatureVectorizer", {"inputdimensions": [2, 4]}, inputs, [("y", 1, [2, 6])], 1)
+    arrays = {"a": np.asarray([[1, 2, 3], [4, 5, 6]], np.float32), "b": np.asarray([[7, 8], [9, 10]], np.int64)}
+    (result,) = ml.compile(ml.from_onnx(proto), "numpy", inference=True)(arrays).values()
+    np.testing.assert_array_equal(result, [[1, 2, 7, 8, 0, 0], [4, 5, 9, 10, 0, 0]])
+
+
 BROKEN = {
     "below itself": ({"nodes_truenodeids": [0, 0, 0]}, "no root|below itself"),
     "a missing node": ({"nodes_truenodeids": [9, 0, 0]}, "cannot import"),

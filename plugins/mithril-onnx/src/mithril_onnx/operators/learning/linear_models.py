@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mithril import ops
@@ -133,15 +135,15 @@ def _coupled(pair_scores, pairs, count):
 
     The iteration and its bound are libsvm's, for two classes as well: another bound gives other probabilities.
     """
-    r = [[None] * count for _ in range(count)]
+    r: Any = [[None] * count for _ in range(count)]
     for p, (i, j) in enumerate(pairs):
         r[i][j] = ops.select(pair_scores, index=(p,), axes=(1,))
         r[j][i] = 1.0 - r[i][j]
     squares = [sum((r[j][t] * r[j][t] for j in range(count) if j != t), start=0.0) for t in range(count)]
     q = [[squares[t] if j == t else -r[j][t] * r[t][j] for j in range(count)] for t in range(count)]
-    p = [r[0][1] * 0.0 + 1.0 / count for _ in range(count)]
+    start: Any = [r[0][1] * 0.0 + 1.0 / count for _ in range(count)]
     bound = 0.005 / count
-    active = ops.greater_equal(p[0], 0.0)
+    active = ops.greater_equal(start[0], 0.0)
 
     def step(state):
         trip, active, p = state[0], state[1], list(state[2:])
@@ -163,5 +165,7 @@ def _coupled(pair_scores, pairs, count):
 
     trip = ops.full(shape=(), value=0, dtype="int32")
     limit = max(100, count)
-    state = ops.while_loop(lambda s: ops.logical_and(ops.less(s[0], limit), ops.any(s[1])), step, (trip, active, *p))
+    state = ops.while_loop(
+        lambda s: ops.logical_and(ops.less(s[0], limit), ops.any(s[1])), step, (trip, active, *start)
+    )
     return ops.stack(*state[2:], axis=1)

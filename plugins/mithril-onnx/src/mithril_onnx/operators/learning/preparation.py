@@ -40,7 +40,7 @@ def _width(x, count):
     """Return the first columns of x, with zeros where it has fewer."""
     if x.shape[1] > count:
         return ops.slice(x, starts=(0,), stops=(count,), steps=(1,), axes=(1,))
-    return ops.pad(x, low=(0, 0), high=(0, count - x.shape[1])) if x.shape[1] < count else x
+    return ops.pad(x, widths=((0, 0), (0, count - x.shape[1]))) if x.shape[1] < count else x
 
 
 @learned
