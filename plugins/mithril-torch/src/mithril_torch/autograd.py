@@ -1,14 +1,15 @@
-"""``autodiff="native"``: gradients by PyTorch's autograd around the generated function."""
+"""Gradients by PyTorch's autograd: around generated functions (``autodiff="native"``), and through them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from mithril.backend import Forward
-from mithril.ir import cotangent_name, result_name
+from mithril.ir import Graph, cotangent_name, result_name
 
 
 class Differentiated:
@@ -34,3 +35,18 @@ class Differentiated:
         for name, x, gradient in zip(self.wrt, variables.values(), gradients, strict=True):
             outputs[result_name("gradient", name)] = torch.zeros_like(x) if gradient is None else gradient
         return outputs
+
+
+class DifferentiableProgram:
+    """A forward graph as a function for autograd; ``load`` generates code for the graph or for a part of it."""
+
+    def __init__(self, graph: Graph, load: Callable[[Graph], Forward]) -> None:
+        self.graph, self.load = graph, load
+
+    @cached_property
+    def forward(self) -> Forward:
+        """The function of the complete graph."""
+        return self.load(self.graph)
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return self.forward(params, inputs)

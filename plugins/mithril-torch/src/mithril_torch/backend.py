@@ -25,7 +25,7 @@ from mithril.base import ALL, BackendError, DType, UnsupportedError, dtype as as
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril.system import launched_task
-from mithril_torch.autograd import Differentiated
+from mithril_torch.autograd import DifferentiableProgram, Differentiated
 from mithril_torch.execution import RunOptions, read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
 from mithril_torch.fusion.paired_ops import pair_operations
@@ -133,7 +133,7 @@ class TorchBackend(SourceBackend):
                 "a program over several devices has no function for PyTorch's autograd",
                 hint="compile without device_mesh=, and distribute the module by torch.distributed",
             )
-        return super().differentiable(graph, options)
+        return DifferentiableProgram(graph, lambda part: super(TorchBackend, self).differentiable(part, options))
 
     def check_options(self, options: BuildOptions) -> None:
         super().check_options(options)

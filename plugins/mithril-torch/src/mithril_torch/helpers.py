@@ -161,11 +161,23 @@ def causal_mask(mask, n, m, like):
 
 
 # -- indexing -----------------------------------------------------------------------------------------------------
-@needs(positions)
+def reduced(x):
+    """Return a DTensor with its pending sums reduced: rows of a split table can be read only once before."""
+    from torch.distributed.tensor import Replicate
+
+    placements = [Replicate() if p.is_partial() else p for p in getattr(x, "placements", ())]
+    return x.redistribute(placements=placements) if placements else x
+
+
+@needs(positions, reduced)
 def take(x, indices, axis):
     """Return the elements at ``indices`` along an axis."""
+    selected = positions(indices, x.shape[axis])
+    if axis == 0 and x.ndim == 2 and x.is_floating_point() and torch.is_grad_enabled():
+        rows = F.embedding(selected, x)  # DTensor splits its table; by index_select it would split the batch
+        return rows if type(rows) is torch.Tensor else reduced(rows)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-    return x.index_select(axis, positions(indices, x.shape[axis]).reshape(-1)).reshape(shape)
+    return x.index_select(axis, selected.reshape(-1)).reshape(shape)
 
 
 def take_along(x, indices, axis):

@@ -1,12 +1,13 @@
-"""``compiled.to_module()``: a compiled model as ``torch.nn.Module``, differentiated by PyTorch's autograd."""
+"""``compiled.to_module()``: a compiled model as ``torch.nn.Module``, differentiated by PyTorch's autograd.
+
+Each block of layers is a submodule that owns its parameters and runs its own part of the generated forward pass, so
+that ``fully_shard``, ``torch.compile`` and pipelines apply to blocks as to those of a module written by hand.
+"""
 
 from __future__ import annotations
 
-import itertools
-import sys
-import weakref
-from collections.abc import Callable, Mapping
-from types import ModuleType
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +15,17 @@ import torch
 from mithril.base import InputError, TensorType, UnsupportedError
 from mithril.runtime import PureProgram
 from mithril_torch.backend import TorchBackend
+from mithril_torch.segments import Segment, SegmentCode, check_blocks, load_segments, repeated_blocks, segmented
 
 
-def to_module(compiled: Any) -> CompiledModule:
+def to_module(compiled: Any, *, blocks: Sequence[str] | None = None) -> CompiledModule:
     """Return the compiled model as a ``torch.nn.Module`` with its parameters and state.
 
     Parameters have their names of the model, as in its state dictionary; states are buffers. Values are those bound to
     the compiled model, else initial ones. ``train()`` and ``eval()`` select the mode of dropout and batch norm.
+
+    ``module.blocks`` are the submodules of the layers that repeat, such as those of a transformer, for ``fully_shard``
+    and ``torch.compile``; ``blocks=["encoder", "decoder"]`` selects other layers by their paths.
     """
     if not isinstance(compiled.backend, TorchBackend):
         raise UnsupportedError(
@@ -32,7 +37,7 @@ def to_module(compiled: Any) -> CompiledModule:
     if not compiled.options["inference"]:
         programs[True] = compiled.to_function(training=True).program(types)
     params = compiled.params if compiled.params is not None else compiled.randomize_params()
-    return CompiledModule(programs, compiled.interface, params, compiled.initial_state())
+    return CompiledModule(programs, compiled.interface, params, compiled.initial_state(), blocks)
 
 
 def _types(compiled: Any) -> dict[str, TensorType]:
@@ -46,22 +51,23 @@ def _types(compiled: Any) -> dict[str, TensorType]:
     )
 
 
-_number = itertools.count(1)
+class Block(torch.nn.Module):  # type: ignore[misc]
+    """A block of layers: it holds their parameters and runs its segments of the forward pass of the current mode."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._segments: dict[bool, list[SegmentCode]] = {True: [], False: []}
 
-def _importable(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Register the globals of a generated function as a module: torch.compile imports them by its name."""
-    name = f"mithril_generated_{next(_number)}"
-    forward.__globals__["__name__"] = name
-    module = ModuleType(name)
-    module.__dict__.update(forward.__globals__)
-    sys.modules[name] = module
-    weakref.finalize(forward, sys.modules.pop, name, None)
-    return forward
+    def forward(self, *values: torch.Tensor, segment: int = 0) -> tuple[torch.Tensor, ...]:
+        """Run one segment on the values that it takes from others."""
+        return self._segments[self.training][segment](self, values)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
+        return _deepcopy(self, memo, ("_segments",))  # type: ignore[no-any-return]
 
 
 class CompiledModule(torch.nn.Module):  # type: ignore[misc]
-    """A compiled model as a module; its submodules only hold parameters and buffers.
+    """A compiled model as a module; ``blocks`` run parts of it, other submodules only hold parameters and buffers.
 
     ``forward`` takes the inputs in the order of the model, or by name; several outputs are returned as a dictionary.
     """
@@ -72,35 +78,77 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
         interface: Any,
         params: Mapping[str, torch.Tensor],
         states: Mapping[str, torch.Tensor],
+        blocks: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self._programs = dict(programs)
-        self._forwards = {mode: _importable(p.forward) for mode, p in programs.items()}
         program = programs[False]
         self.input_names = tuple(program.types)
         self.output_names = program.results.outputs
+        self._distributed = False  # whether parameters are split by ``distribute``
         self._calls: set[Any] = set()  # shapes that passed the checks
-        self._params: list[tuple[str, torch.nn.Module, str]] = []
         self._states: list[tuple[str, torch.nn.Module, str]] = []
-        for i in interface.with_role("param"):
+        parameters = interface.with_role("param")
+        self.block_paths = (
+            repeated_blocks({i.name: i.type for i in parameters})
+            if blocks is None
+            else check_blocks(blocks, [i.name for i in parameters])
+        )
+        for i in parameters:
             owner, name = self._owner(i.name)
             trains = i.type.dtype.is_float and i.tags.get("trainable", True)
             owner.register_parameter(name, torch.nn.Parameter(params[i.name].detach().clone(), requires_grad=trains))
-            self._params.append((i.name, owner, name))
         for i in interface.with_role("state"):
             owner, name = self._owner(i.name)
             owner.register_buffer(name, states[i.name].detach().clone())
             self._states.append((i.name, owner, name))
+        self._steps: dict[bool, list[tuple[Segment, int, SegmentCode]]] = {}
+        self._results: dict[bool, Mapping[str, str]] = {}
+        self._shared: dict[bool, list[str]] = {}  # parameters of the root that blocks read, such as tied weights
+        for mode, p in programs.items():
+            self._load(mode, p)
         self.train(True in self._programs)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks in the order of their parameters."""
+        return [self.get_submodule(path) for path in self.block_paths]
+
+    def _load(self, mode: bool, program: PureProgram) -> None:
+        """Cut the program of a mode into segments, and hand them to the blocks."""
+        forward: Any = program.forward
+        cut = segmented(forward.graph, self.block_paths)
+        self._steps[mode] = []
+        for segment, code in zip(cut.segments, load_segments(cut.segments, forward.load), strict=True):
+            codes = self.get_submodule(segment.block)._segments[mode] if segment.block else []
+            self._steps[mode].append((segment, len(codes), code))
+            codes.append(code)
+        self._results[mode] = cut.results
+        read = {name for s in cut.segments for name in s.takes}
+        self._shared[mode] = [name for name in program.interface.params if name in read]
+
+    def distribute(self, mesh: Any) -> CompiledModule:
+        """Split the parameters over a one-dimensional ``DeviceMesh``, as ``ml.placement`` chooses (tensor parallelism).
+
+        Parameters become ``DTensor``; call this before ``fully_shard``. Inputs and outputs remain complete tensors.
+        """
+        from mithril_torch.parallel.tensor_parallel import distribute_parameters, model_splits
+
+        graph = self._programs[True in self._programs].forward.graph  # type: ignore[attr-defined]
+        distribute_parameters(self, mesh, model_splits(graph, mesh.size()))
+        self._distributed = True
+        return self
 
     def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
         """Return the submodule that holds the tensor of this dotted path, and the last part of the path."""
         owner: torch.nn.Module = self
+        prefix = ""
         *parents, name = path.split(".")
         for part in parents:
             child = owner._modules.get(part)
+            prefix = f"{prefix}.{part}" if prefix else part
             if child is None:
-                child = torch.nn.Module()
+                child = Block() if prefix in self.block_paths else torch.nn.Module()
                 _register(owner.add_module, part, child, path)
             owner = child
         if hasattr(owner, name):
@@ -125,16 +173,29 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
             inputs = self._bound(args, kwargs)
         if not torch.compiler.is_compiling():
             self._check(program, inputs)
-        params = {path: getattr(owner, name) for path, owner, name in self._params}
-        if self._states:
-            for path, owner, name in self._states:
-                inputs[path] = getattr(owner, name)
-        results = self._forwards[self.training](params, inputs)
+        values = inputs
+        for path, owner, name in self._states:
+            values[path] = getattr(owner, name)
+        for path in self._shared[self.training]:
+            values[path] = self.get_parameter(path)
+        for segment, k, code in self._steps[self.training]:
+            operands = [values[name] for name in segment.takes]
+            if not segment.block:
+                results = code(self, operands)
+            else:
+                block = self.get_submodule(segment.block)
+                results = block(*operands, segment=k) if k else block(*operands)
+            values.update(zip(segment.gives, results, strict=True))
+            for name in segment.ends:
+                del values[name]
+        names = self._results[self.training]
+        if self._distributed:
+            values = {name: x.full_tensor() if hasattr(x, "full_tensor") else x for name, x in values.items()}
         if program.results.states:
-            self._keep(results, dict(program.results.states))
+            self._keep({name: values[names[name]] for _, name in program.results.states}, dict(program.results.states))
         if len(self.output_names) == 1:
-            return results[self.output_names[0]]
-        return {name: results[name] for name in self.output_names}
+            return values[names[self.output_names[0]]]
+        return {name: values[names[name]] for name in self.output_names}
 
     def _keep(self, results: Mapping[str, torch.Tensor], changed: Mapping[str, str]) -> None:
         with torch.no_grad():
@@ -169,14 +230,7 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
         self._calls.add(key)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        """Copy the tensors; the generated functions are shared."""
-        from copy import deepcopy
-
-        copy = type(self).__new__(type(self))
-        memo[id(self)] = copy
-        shared = {"_programs": self._programs, "_forwards": self._forwards}
-        copy.__dict__.update({k: shared.get(k) or deepcopy(v, memo) for k, v in self.__dict__.items()})
-        return copy
+        return _deepcopy(self, memo, ("_programs", "_steps"))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         """Return the inputs and outputs with their types, for ``print``."""
@@ -184,6 +238,16 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
         inputs = ", ".join(f"{name}: {t}" for name, t in program.types.items())
         outputs = ", ".join(f"{name}: {t}" for name, t in program.interface.outputs.items())
         return f"{inputs} -> {outputs}"
+
+
+def _deepcopy(module: Any, memo: dict[int, Any], shared: Sequence[str]) -> Any:
+    """Copy the tensors of a module; the generated functions are shared."""
+    cls: Any = type(module)
+    copied = cls.__new__(cls)
+    memo[id(module)] = copied
+    for name, x in module.__dict__.items():
+        copied.__dict__[name] = x if name in shared else copy.deepcopy(x, memo)
+    return copied
 
 
 def _register(add: Any, name: str, child: torch.nn.Module, path: str) -> None:
