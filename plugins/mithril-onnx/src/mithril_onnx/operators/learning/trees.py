@@ -50,44 +50,54 @@ class Trees:
         return rounds
 
 
+COMPARISONS = (ops.less_equal, ops.less, ops.greater_equal, ops.greater, ops.equal, ops.not_equal)
+
+
 def leaves_of(x: Any, trees: Trees) -> Any:
     """Return the leaf that each row of x reaches in each tree."""
-    kind = as_dtype(x.dtype).numpy
-    children = trees.children.astype(np.int32).reshape(-1)
-    thresholds = trees.thresholds.astype(kind)
-    features = trees.features.astype(np.int32)
     if trees.features.size and trees.features.max() >= x.shape[1]:
         raise InputError(f"a tree tests column {trees.features.max()}, the input has {x.shape[1]}")
+    kind = as_dtype(x.dtype).numpy
+    features, children = (as_value(a.astype(np.int32)) for a in (trees.features, trees.children.reshape(-1)))
+    thresholds = as_value(trees.thresholds.astype(kind))
+    missing = as_value(trees.missing) if trees.missing.any() else None
+    tests = _tests(trees, kind)
     node = ops.broadcast_to(as_value(trees.roots.astype(np.int32)), shape=(x.shape[0], trees.roots.size))
     for _ in range(trees.depth()):
         value = ops.take_along_axis(x, ops.take(features, node, axis=0), axis=1)
-        holds = _holds(value, ops.take(thresholds, node, axis=0), node, trees, kind)
-        if trees.missing.any():
-            goes = ops.take(trees.missing, node, axis=0)
+        threshold = ops.take(thresholds, node, axis=0)
+        holds = None
+        for is_mode, test in tests:
+            result = test(value, threshold, node)
+            holds = result if holds is None else ops.where(ops.take(is_mode, node, axis=0), result, holds)
+        if missing is not None:
+            goes = ops.take(missing, node, axis=0)
             holds = ops.logical_or(holds, ops.logical_and(goes, ops.isnan(value)))
         node = ops.take(children, node * 2 + ops.cast(holds, dtype="int32"), axis=0)
     return node
 
 
-COMPARISONS = (ops.less_equal, ops.less, ops.greater_equal, ops.greater, ops.equal, ops.not_equal)
-
-
-def _holds(value, threshold, node, trees, kind):
-    """Return the tests of the current nodes; leaves may test anything, both ways lead to themselves."""
-    present = [int(m) for m in np.unique(trees.modes) if m != LEAF]
-    result = None
-    for mode in present:
+def _tests(trees, kind):
+    """Return the tests that occur, each with the nodes that have it; both ways of a leaf lead to itself."""
+    tests = []
+    for mode in np.unique(trees.modes[trees.modes != LEAF]):
         if mode < len(COMPARISONS):
-            holds = COMPARISONS[mode](value, threshold)
+            test = _comparison(COMPARISONS[mode])
         else:
-            members = ops.take(trees.members.astype(kind), node, axis=0)
-            holds = ops.any(ops.equal(ops.unsqueeze(value, axis=(-1,)), members), axis=-1)
-        if result is None:
-            result = holds
-        else:
-            is_mode = ops.take(trees.modes == mode, node, axis=0)
-            result = ops.where(is_mode, holds, result)
-    return result
+            test = _membership(as_value(trees.members.astype(kind)))
+        tests.append((as_value(trees.modes == mode), test))
+    return tests
+
+
+def _comparison(compare):
+    return lambda value, threshold, node: compare(value, threshold)
+
+
+def _membership(members):
+    def test(value, threshold, node):
+        return ops.any(ops.equal(ops.unsqueeze(value, axis=(-1,)), ops.take(members, node, axis=0)), axis=-1)
+
+    return test
 
 
 def aggregated(node: Any, table: Array, present: Array, aggregate: str) -> Any:
