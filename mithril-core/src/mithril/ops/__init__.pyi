@@ -481,6 +481,21 @@ class _dequantize(Op):
 dequantize: _dequantize
 """(x - zero_point) * scale, in the dtype of the scale."""
 
+class _dequantize_groups(Op):
+    """table[code] * scale + offset of 4-bit codes, two per byte, the lower half first; groups share a scale.
+
+    ``codes`` [..., n / 2] are uint8 and ``table`` has 16 numbers. ``scale`` and ``offset`` are [..., groups], of equal
+    parts of the last axis. The result [..., n] has the dtype of the table.
+    """
+    def __call__(self, codes: Any, table: Any, scale: Any, offset: Any = None) -> Any: ...
+
+dequantize_groups: _dequantize_groups
+"""table[code] * scale + offset of 4-bit codes, two per byte, the lower half first; groups share a scale.
+
+``codes`` [..., n / 2] are uint8 and ``table`` has 16 numbers. ``scale`` and ``offset`` are [..., groups], of equal
+parts of the last axis. The result [..., n] has the dtype of the table.
+"""
+
 class _det(Op):
     """The determinant of square matrices."""
     def __call__(self, x: Any) -> Any: ...

@@ -1,15 +1,16 @@
-"""Quantization: quantize, dequantize, and fake_quantize for quantization-aware training."""
+"""Quantization: quantize, dequantize, groups of 4-bit codes, and fake_quantize for quantization-aware training."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import DType, OperationError, Size, int8
+from mithril.base import DType, OperationError, ShapeError, Size, int8, shape_text, uint8
 from mithril.ir import Arr, Axis, composite, exactly, ints, positive, sample
 from mithril.ops.basic import cast
-from mithril.ops.elementwise import clip, greater, less, logical_or, round, where
+from mithril.ops.elementwise import bitwise_and, clip, greater, less, logical_or, round, shift_right, where
+from mithril.ops.indexing import take
 from mithril.ops.reduction import sum
-from mithril.ops.shape import reshape, spread
+from mithril.ops.shape import reshape, spread, stack, unsqueeze
 from mithril.ops.upcast import downcast, dtype_of, upcast
 
 
@@ -54,6 +55,35 @@ def dequantize(x, scale, zero_point=None, *, axis: Axis | None = None):
     if zero_point is not None:
         q = q - cast(_broadcast_along(zero_point, x, axis), dtype=dtype_of(s))
     return downcast(q * s, scale)
+
+
+@composite(
+    samples=[
+        sample(ints((3, 4), 0, 255, "uint8"), (16,), (3, 2)),
+        sample(ints((2, 8), 0, 255, "uint8"), (16,), (2, 1), (2, 1), label="offset"),
+    ]
+)
+def dequantize_groups(codes, table, scale, offset=None):
+    """table[code] * scale + offset of 4-bit codes, two per byte, the lower half first; groups share a scale.
+
+    ``codes`` [..., n / 2] are uint8 and ``table`` has 16 numbers. ``scale`` and ``offset`` are [..., groups], of equal
+    parts of the last axis. The result [..., n] has the dtype of the table.
+    """
+    if dtype_of(codes) is not uint8 or tuple(table.shape) != (16,):
+        message = f"dequantize_groups requires uint8 codes and a table of 16, got {codes.dtype} and {table.shape}"
+        raise OperationError(message, hint="two codes are one byte, the lower half first")
+    groups, length = scale.shape[-1], codes.shape[-1]
+    if tuple(scale.shape[:-1]) != tuple(codes.shape[:-1]) or length % groups:
+        raise ShapeError(
+            f"dequantize_groups got codes {shape_text(codes.shape)} and scales {shape_text(scale.shape)}",
+            hint="scales have the axes of the codes, the last one divided by half the size of a group",
+        )
+    halves = stack(bitwise_and(codes, 15), shift_right(codes, 4), axis=-1)
+    by_group = reshape(halves, shape=(*scale.shape, length // groups * 2))
+    numbers = upcast(take(table, cast(by_group, dtype="int32"))) * upcast(unsqueeze(scale, axis=(-1,)))
+    if offset is not None:
+        numbers = numbers + upcast(unsqueeze(offset, axis=(-1,)))
+    return downcast(reshape(numbers, shape=(*codes.shape[:-1], length * 2)), table)
 
 
 @composite(

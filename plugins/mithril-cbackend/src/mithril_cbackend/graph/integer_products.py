@@ -16,10 +16,11 @@ from mithril import ops
 from mithril.base import float32, int8, uint8
 from mithril.ir import Builder, Editor, Graph, Node, Value, decompose
 from mithril_cbackend.graph import fusion, small_floats
+from mithril_cbackend.graph.group_products import GroupProducts
 from mithril_cbackend.lowering.conv import word_convolution
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
-PAIRS = (ops.quantize, ops.dequantize)
+PAIRS = (ops.quantize, ops.dequantize, ops.dequantize_groups)
 MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
 OFFSET = 128  # from signed to unsigned codes
 Array = np.ndarray[Any, Any]
@@ -63,9 +64,13 @@ class IntegerProducts:
         self.unsigned: dict[Value, Value] = {}
 
     def run(self) -> Graph:
+        groups = GroupProducts(self.editor, self.data, self.zero_of)
         for node in self.editor.nodes():
             if node.op is ops.matmul:
-                self.product(node)
+                if not groups.product(node):
+                    self.product(node)
+            elif node.op is ops.take:
+                groups.rows(node)
             elif word_convolution.is_supported(node):
                 self.convolution(node)
         for node in self.editor.nodes():

@@ -3,10 +3,10 @@
 from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element import scatter
 from mithril_cbackend.lowering.element.kernel import LOWERINGS
-from mithril_cbackend.lowering.matmul import matmul
+from mithril_cbackend.lowering.matmul import group_products, matmul
 from mithril_cbackend.lowering.pool import pooling
 from mithril_cbackend.lowering.rows import cumulative, reductions
 
-FAMILIES = (cumulative, direct_convolution, matmul, pooling, reductions, scatter)
+FAMILIES = (cumulative, direct_convolution, group_products, matmul, pooling, reductions, scatter)
 
 __all__ = ["FAMILIES", "LOWERINGS"]

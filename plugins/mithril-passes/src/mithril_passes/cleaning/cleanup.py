@@ -9,7 +9,7 @@ import numpy as np
 
 from mithril.base import is_static, numel
 from mithril.ir import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
-from mithril.ops import dequantize
+from mithril.ops import dequantize, dequantize_groups
 from mithril.passes import PassContext
 
 NO_CONTEXT = PassContext()
@@ -118,8 +118,8 @@ def _foldable(node: Node, constants: dict[Value, Any], limit: int) -> bool:
         return False
     if not all(v is None or v in constants for v in node.operands):
         return False
-    if node.op is dequantize and node.result.ndim > 1:
-        return False  # codes take a quarter of the memory of their numbers, and integer kernels read them
+    if node.op in (dequantize, dequantize_groups) and node.result.ndim > 1:
+        return False  # codes take a fraction of the memory of their numbers, and integer kernels read them
     return all(is_static(v.shape) and int(numel(v.shape)) <= limit for v in node.results)
 
 

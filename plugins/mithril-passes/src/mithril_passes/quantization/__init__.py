@@ -17,7 +17,7 @@ PASSES = (
         options=("quantization",),
         aliases=("static_quantization",),
         after=("operator-fusion", "batch-norm-folding"),
-        summary="For inference: int8 weights and 8-bit activations, as quantize and dequantize pairs.",
+        summary="For inference: weights of 8 or 4 bits, and rounded activations, as operations of the graph.",
     ),
 )
 
@@ -26,10 +26,11 @@ OPTIONS = (
         "quantization",
         Mapping[str, Any] | None,
         None,
-        "Compute products in 8-bit integers; ranges: from ml.calibrate_ranges; keep: layers to exclude.",
+        "Compute products with weights of 8 or 4 bits; ranges: from ml.calibrate_ranges; keep: layers to exclude.",
         keys={
             "ranges": Any,
             "weights": str,
+            "group": int,
             "activations": str,
             "per_channel": bool,
             "keep": Layers,

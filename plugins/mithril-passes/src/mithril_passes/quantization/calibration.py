@@ -28,12 +28,14 @@ def calibrate_ranges(
     error: float | None = None,
     keep: str | Sequence[str] = (),
     min_rows: int = MIN_ROWS,
+    quantization: Mapping[str, Any] | None = None,
 ) -> Ranges:
     """Return the ranges of the activations that ``quantization=`` rounds, from sample inputs.
 
     ``compiled`` has bound parameters. ``"minmax"`` records the extremes; ``"percentile"`` and ``"entropy"`` cut rare
     numbers off. With ``error=``, layers stay in float, worst first, until the results of the first batch differ by at
-    most that fraction of their norm. ``min_rows`` is the smallest accepted number of samples.
+    most that fraction of their norm; ``quantization`` has other keys of the option to bound, such as 4-bit weights.
+    ``min_rows`` is the smallest accepted number of samples.
     """
     if method not in METHODS:
         message, facts, hint = unknown("method of calibrate_ranges", method, METHODS)
@@ -51,7 +53,7 @@ def calibrate_ranges(
     observed = Observed(compiled, keep)
     values = {name: span(parts, method, percentile) for name, parts in observed.collect(samples).items()}
     ranges = Ranges(values, method, rows)
-    return ranges if error is None else bounded(observed, ranges, samples[0], error)
+    return ranges if error is None else bounded(observed, ranges, samples[0], error, quantization or {})
 
 
 # -- observation --------------------------------------------------------------------------------------------------
@@ -142,12 +144,12 @@ def entropy_span(numbers: np.ndarray[Any, Any], low: float, high: float) -> Rang
 
 
 # -- the bound on the error ---------------------------------------------------------------------------------------
-def bounded(observed: Observed, ranges: Ranges, batch: Arrays, bound: float) -> Ranges:
+def bounded(observed: Observed, ranges: Ranges, batch: Arrays, bound: float, quantization: Mapping[str, Any]) -> Ranges:
     """Return the ranges with the layers that must stay in float for the results to meet the bound."""
     exact = results_of(observed.model(batch, None), batch)
 
     def difference(keep: Sequence[str]) -> float:
-        setting = {"ranges": ranges, "keep": [*_names(observed.keep), *keep]}
+        setting = {**quantization, "ranges": ranges, "keep": [*_names(observed.keep), *keep]}
         return relative(results_of(observed.model(batch, setting), batch), exact)
 
     layers = observed.layers

@@ -8,10 +8,12 @@ from typing import Any
 
 from mithril.backend import matches
 from mithril.base import OptionError, unknown
+from mithril_passes.quantization.groups import CODEBOOKS, GROUPS
 from mithril_passes.quantization.ranges import Ranges
 
 ACTIVATIONS = ("uint8", "int8", "dynamic")
-WEIGHTS = ("int8",)
+GROUP_ACTIVATIONS = ("float32", "bfloat16", "dynamic")  # with 4-bit weights
+WEIGHTS = ("int8", *CODEBOOKS)
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Setting:
     ranges: Ranges | None
     activations: str = "uint8"
     per_channel: bool = True
+    weights: str = "int8"
+    group: int = GROUPS[0]
     keep: tuple[str, ...] = ()
     observe: Callable[..., None] | None = None  # takes the graph and the values to calibrate
 
@@ -30,22 +34,34 @@ class Setting:
         ranges = values.get("ranges")
         if ranges is not None and not isinstance(ranges, Ranges):
             ranges = Ranges.load(ranges)
-        activations = str(values.get("activations", "uint8" if ranges is not None else "dynamic"))
+        weights = values.get("weights", "int8")
+        by_group = weights in CODEBOOKS
+        default = GROUP_ACTIVATIONS[0] if by_group else "uint8" if ranges is not None else "dynamic"
+        activations, group = str(values.get("activations", default)), values.get("group", GROUPS[0])
         for key, value, accepted in (
-            ("activations", activations, ACTIVATIONS),
-            ("weights", values.get("weights", "int8"), WEIGHTS),
+            ("weights", weights, WEIGHTS),
+            ("activations", activations, GROUP_ACTIVATIONS if by_group else ACTIVATIONS),
         ):
             if value not in accepted:
                 message, facts, hint = unknown(f"dtype of {key} in quantization", str(value), accepted)
                 raise OptionError(message, facts=facts, hint=hint)
-        if activations != "dynamic" and ranges is None and "observe" not in values:
+        if "group" in values and (not by_group or group not in GROUPS):
+            expected = f"sizes of groups of 4-bit weights: {', '.join(map(str, GROUPS))}"
+            raise OptionError(f"quantization: group={group!r} of {weights} weights", facts=[expected])
+        if not by_group and activations != "dynamic" and ranges is None and "observe" not in values:
             raise OptionError(
                 f"quantization: activations '{activations}' need ranges",
                 hint="pass 'ranges': ml.calibrate_ranges(compiled, batches), or 'activations': 'dynamic'",
             )
         keep = values.get("keep", ())
         keep = (keep,) if isinstance(keep, str) else tuple(keep)
-        return Setting(ranges, activations, bool(values.get("per_channel", True)), keep, values.get("observe"))
+        per_channel = bool(values.get("per_channel", True))
+        return Setting(ranges, activations, per_channel, weights, group, keep, values.get("observe"))
+
+    @property
+    def by_group(self) -> bool:
+        """Whether weights are 4-bit codes in groups."""
+        return self.weights in CODEBOOKS
 
     def keeps(self, path: str) -> bool:
         """Whether a layer stays in float by the user's choice."""

@@ -15,6 +15,7 @@ from mithril import Builder, Graph, Node, OptionError, Value, ops, pass_
 from mithril.ir import Editor
 from mithril.passes import PassContext
 from mithril_passes.cleaning.cleanup import constant_folding
+from mithril_passes.quantization import groups
 from mithril_passes.quantization.ranges import Range
 from mithril_passes.quantization.setting import Setting
 
@@ -58,6 +59,16 @@ def weight_of(graph: Graph, node: Node) -> np.ndarray[Any, Any] | None:
     return data if terms <= MAX_TERMS and np.isfinite(data).all() else None
 
 
+def table_of(graph: Graph, node: Node) -> np.ndarray[Any, Any] | None:
+    """Return the constant table whose rows a look-up reads, or None."""
+    i = graph.input_of.get(node.operands[0]) if node.op is ops.take and node.operands[0] is not None else None
+    if i is None or i.role != "constant" or i.data is None or node.attributes["axis"] != 0:
+        return None
+    data = np.asarray(i.data)
+    is_large = data.dtype == np.float32 and data.ndim == 2 and data.size >= MIN_ELEMENTS
+    return data if is_large and np.isfinite(data).all() else None
+
+
 def channel_axis(node: Node) -> int:
     """Return the axis of the weights that the result has."""
     return 1 if node.op is ops.matmul else 0
@@ -85,6 +96,8 @@ class Quantizer:
         self.editor: Editor = graph.edit()
         self.pairs: dict[Value, Value] = {}
         self.rows: dict[Value, Value] = {}
+        self.matrices: dict[tuple[Value, bool], Value] = {}  # 4-bit weights, and whether they are transposed
+        self.sizes = [0, 0]  # bytes of their codes and scales, and of their numbers
 
     def run(self) -> Graph:
         changed = False
@@ -94,9 +107,15 @@ class Quantizer:
                 continue
             weights = weight_of(self.graph, node)
             if weights is not None and TAG not in node.tags:
-                changed |= self.product(node, weights)
+                changed |= self.grouped(node, weights) if self.setting.by_group else self.product(node, weights)
+            elif self.setting.by_group and (table := table_of(self.graph, node)) is not None:
+                changed |= self.rows_of(node, table)
         if not changed:
             return self.graph
+        if self.matrices:
+            small, large = self.sizes
+            message = f"{len(self.matrices)} weights are {self.setting.weights} in groups of {self.setting.group}"
+            self.context.record("choice", f"{message}: {small:,} bytes instead of {large:,}")
         for x, pair in self.pairs.items():
             self._share(x, pair)
         return self.editor.freeze()
@@ -113,19 +132,82 @@ class Quantizer:
         self.editor.erase_dead(node)
         return True
 
+    def stays(self, layer: str) -> bool:
+        """Whether a layer stays in float, which is recorded."""
+        ranges = self.setting.ranges
+        if self.setting.keeps(layer):
+            self.context.record("choice", f"'{layer}' stays float32: it matches 'keep'")
+            return True
+        if ranges is not None and layer in ranges.keep:
+            error, bound = ranges.errors.get(layer, 0.0), ranges.bound or 0.0
+            message = f"alone it changes results by {error:.3%}, the bound for all is {bound:.3%}"
+            self.context.record("downgrade", f"'{layer}' stays float32: {message}")
+            return True
+        return False
+
+    # -- groups of 4 bits -------------------------------------------------------------------------------------------
+    def grouped(self, node: Node, weights: np.ndarray[Any, Any]) -> bool:
+        """Let a product read 4-bit codes, unless its layer stays in float."""
+        x, is_transposed = node.operands[0], node.op is ops.matmul
+        assert x is not None
+        if self.stays(layer_of(node)):
+            return False
+        if node.op is ops.conv:
+            self.context.record("downgrade", f"'{layer_of(node)}' stays float32: it is a convolution")
+            return False
+        right = self.matrix(node, weights.T if is_transposed else weights, is_transposed)
+        if right is None:
+            return False
+        with self.editor.before(node):
+            if self.setting.activations == "dynamic":
+                left = self.dynamic(node, x)
+            elif self.setting.activations == "bfloat16":
+                left = ops.cast(ops.cast(x, dtype="bfloat16"), dtype=x.dtype)
+            else:
+                left = x
+            result = node.op(left, right, *node.operands[2:], **node.attributes)
+            if result.shape != node.result.shape:
+                result = ops.reshape(result, shape=node.result.shape)
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+        return True
+
+    def rows_of(self, node: Node, table: np.ndarray[Any, Any]) -> bool:
+        """Let a look-up read rows of 4-bit codes, unless its layer stays in float."""
+        matrix = None if self.stays(layer_of(node)) else self.matrix(node, table, False)
+        if matrix is None:
+            return False
+        self.editor.replace_node(node, node.replaced(operands=(matrix, *node.operands[1:])))
+        return True
+
+    def matrix(self, node: Node, weights: np.ndarray[Any, Any], is_transposed: bool) -> Value | None:
+        """Return the numbers of the codes of a matrix [n, k], or None if its rows are not whole groups."""
+        setting, w = self.setting, node.operands[1 if node.op is not ops.take else 0]
+        assert w is not None
+        if (w, is_transposed) in self.matrices:
+            return self.matrices[w, is_transposed]
+        if weights.shape[1] % setting.group:
+            message = f"its {weights.shape[1]} inputs are no multiple of the group of {setting.group}"
+            self.context.record("downgrade", f"'{layer_of(node)}' stays float32: {message}")
+            return None
+        encoded = groups.encode(weights, setting.weights, setting.group, setting.activations == "dynamic")
+        self.sizes[0] += encoded.nbytes
+        self.sizes[1] += weights.nbytes
+        parts = {"codes": encoded.codes, "table": encoded.table, "scale": encoded.scale}
+        with self.editor.before(node) as b:
+            numbers = ops.dequantize_groups(*(b.constant(x, name=f"{w.name}.{part}") for part, x in parts.items()))
+            result = ops.transpose(numbers, perm=(1, 0)) if is_transposed else numbers
+        self.matrices[w, is_transposed] = result
+        return result  # type: ignore[no-any-return]
+
+    # -- bytes ------------------------------------------------------------------------------------------------------
     def product(self, node: Node, weights: np.ndarray[Any, Any]) -> bool:
         """Quantize the operands of a product, unless its layer stays in float."""
         layer, ranges = layer_of(node), self.setting.ranges
         x, w = node.operands[0], node.operands[1]
         assert x is not None
         assert w is not None
-        if self.setting.keeps(layer):
-            self.context.record("choice", f"'{layer}' stays float32: it matches 'keep'")
-            return False
-        if ranges is not None and layer in ranges.keep:
-            error, bound = ranges.errors.get(layer, 0.0), ranges.bound or 0.0
-            message = f"alone it changes results by {error:.3%}, the bound for all is {bound:.3%}"
-            self.context.record("downgrade", f"'{layer}' stays float32: {message}")
+        if self.stays(layer):
             return False
         already = (p := self.editor.producer(x)) is not None and p.op is ops.dequantize
         if not already and self.setting.activations != "dynamic" and (ranges is None or x.name not in ranges.values):

@@ -94,7 +94,7 @@ class Kernel:
             if node.op not in SILENT:
                 words[node.op.name] = None
         selection = list(words)[-4:] or [self.anchor.op.name]
-        return "_".join(selection)
+        return "_".join(name.rpartition(".")[2] for name in selection)
 
 
 @dataclass(frozen=True)

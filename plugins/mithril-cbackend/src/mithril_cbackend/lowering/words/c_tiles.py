@@ -9,12 +9,12 @@ STEP_BYTES = """\
 #ifndef STEP_U8S8
 #if (defined(__x86_64__) && defined(__AVX512VNNI__) && LANES == 16) || (defined(__AVXVNNI__) && LANES == 8)
 #if LANES == 16
-#define STEP_U8S8_NAME "vpdpbusd"
-#else
-#define STEP_U8S8_NAME "%{vex%} vpdpbusd"
-#endif
 #define STEP_U8S8(sum, word, panel) \\
-  __asm__(STEP_U8S8_NAME " %2, %1, %0" : "+v"(sum) : "v"((word) - (words){0}), "v"(panel))
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"((word) - (words){0}), "v"(panel))
+#else
+#define STEP_U8S8(sum, word, panel) \\
+  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"((word) - (words){0}), "x"(panel))
+#endif
 #else
 #define PART_U8S8(word, panel, p) \\
   (((panel) << (24 - 8 * (p)) >> 24) * ((int32_t)((uint32_t)(word) >> (8 * (p)) & 255) - (words){0}))

@@ -1,0 +1,154 @@
+"""Products with constant 4-bit codes in groups: panels of codes and scales that one kernel reads once.
+
+``matmul(x, transpose(dequantize_groups(codes, ...)))`` becomes ``c.group_product``, of float32 rows, or of signed bytes
+if the left operand is dequantized from them and the table has integers. Rows of a table of codes are rows before they
+are dequantized. Codes are never converted to a matrix of floats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril import ops
+from mithril.base import float32, int8
+from mithril.ir import Editor, Node, Value, op
+from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
+from mithril_cbackend.lowering.words.group_panels import Panels, panels_of, unpacked
+
+Array = np.ndarray[Any, Any]
+UNITS = (1.0, 0.5)  # that tables of integers are multiples of
+
+
+def _shape(x: Any, panels: Any, table: Any, *, columns: int, **_: Any) -> Any:
+    return (*x[:-1], columns)
+
+
+def _float32(dtypes: Any, attributes: Any) -> Any:
+    return float32
+
+
+@op(name="c.group_product", shape=_shape, dtype=_float32, opaque=True, no_axes="it exists in programs of this backend")
+def group_product(x, panels, table, *, columns: int, group: int, has_offsets: bool = False, is_half: bool = True):  # type: ignore[no-untyped-def]
+    """x times the transposed matrix of 4-bit codes in panels, with float32 sums."""
+    weights = unpacked(Panels(panels, columns, group, has_offsets, is_half), table)
+    return x.astype(np.float32) @ weights.T
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Constant operands of ``dequantize_groups``."""
+
+    codes: Array
+    table: Array
+    scale: Array
+    offset: Array | None
+
+    @property
+    def group(self) -> int:
+        return int(self.codes.shape[-1] * 2 // self.scale.shape[-1])
+
+
+class GroupProducts:
+    """Rewriter of the products of one graph."""
+
+    def __init__(self, editor: Editor, data: Any, zero_of: Any) -> None:
+        self.editor, self.data, self.zero_of = editor, data, zero_of
+        self.panels: dict[tuple[Value, float], tuple[Value, Panels]] = {}
+
+    def product(self, node: Node) -> bool:
+        """Rewrite a product with codes; return whether it is one."""
+        source = self.source(operand(node, 1))
+        x = operand(node)
+        if source is None or not shape_of(x) or is_uniform(self.editor.producer(x)) or x.dtype.bits > 32:
+            return False
+        groups = self.groups(source)
+        if groups is None or not x.dtype.is_float:
+            return False
+        left = self.editor.producer(x)
+        factor, unit = None, None
+        if left is not None and left.op is ops.dequantize and self.is_symmetric(left):
+            unit = next((u for u in UNITS if is_integral(groups.table / u)), None)
+            if unit is not None:
+                x, factor = operand(left), operand(left, 1)
+        with self.editor.before(node) as b:
+            rows = x if unit is not None else ops.cast(x, dtype="float32") if x.dtype is not float32 else x
+            value, panels = self.packed(b, source, groups, unit or 1.0)
+            numbers = groups.table / (unit or 1.0)
+            table = (numbers + 128).astype(np.uint8) if unit is not None else numbers.astype(np.float32)
+            result = group_product(
+                rows,
+                value,
+                b.constant(table, name="table"),
+                columns=panels.columns,
+                group=panels.group,
+                has_offsets=panels.has_offsets,
+                is_half=panels.is_half,
+            )
+            if factor is not None:
+                result = result * (ops.reshape(factor, shape=(*factor.shape, 1)) if factor.ndim else factor)
+            if node.result.dtype is not float32:
+                result = ops.cast(result, dtype=node.result.dtype)
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+        return True
+
+    def rows(self, node: Node) -> None:
+        """Take rows of codes and scales instead of rows of numbers."""
+        source = self.editor.producer(operand(node))
+        if source is None or source.op is not ops.dequantize_groups or node.attributes["axis"] != 0:
+            return
+        codes, table, *numbers = source.operands
+        with self.editor.before(node):
+            rows = [None if v is None else ops.take(v, operand(node, 1), axis=0) for v in (codes, *numbers)]
+            result = ops.dequantize_groups(rows[0], table, *rows[1:])
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+
+    # -- operands ---------------------------------------------------------------------------------------------------
+    def source(self, value: Value) -> Node | None:
+        """Return the codes whose transposed matrix a product reads, or None."""
+        producer, is_transposed = self.editor.producer(value), False
+        while producer is not None and producer.op in (ops.cast, ops.transpose):
+            if producer.op is ops.cast and not producer.result.dtype.is_float:
+                return None
+            is_transposed ^= producer.op is ops.transpose
+            producer = self.editor.producer(operand(producer))
+        is_matrix = producer is not None and producer.op is ops.dequantize_groups and producer.result.ndim == 2
+        return producer if is_matrix and is_transposed else None
+
+    def groups(self, node: Node) -> Groups | None:
+        """Return the constants of codes that panels can hold, or None."""
+        elements = [None if v is None else self.data(v) for v in (*node.operands, None)[:4]]
+        if any(e is None for v, e in zip(node.operands, elements, strict=False) if v is not None):
+            return None
+        codes, table, scale, offset = elements
+        assert codes is not None
+        assert table is not None
+        assert scale is not None
+        result = Groups(codes, table.astype(np.float32), scale, offset)
+        numbers = [scale] if offset is None else [scale, offset]
+        return result if result.group % 8 == 0 and all(np.isfinite(x).all() for x in numbers) else None
+
+    def is_symmetric(self, node: Node) -> bool:
+        """Whether an operand is signed bytes with one scale, or one per row of a matrix."""
+        codes, scale = operand(node), operand(node, 1)
+        if codes.dtype is not int8 or self.zero_of(node) != 0 or scale.dtype is not float32:
+            return False
+        return not scale.ndim or (node.attributes["axis"] == 0 and codes.ndim == 2)
+
+    def packed(self, b: Any, source: Node, groups: Groups, unit: float) -> tuple[Value, Panels]:
+        """Return the panels of codes, the same for all their readers."""
+        key = (source.result, unit)
+        if key not in self.panels:
+            scale = groups.scale.astype(np.float32) * np.float32(unit)
+            panels = panels_of(groups.codes, scale, groups.offset)
+            self.panels[key] = b.constant(panels.data, name="panels"), panels
+        return self.panels[key]
+
+
+def is_integral(table: Array) -> bool:
+    """Whether all numbers are integers of eight bits."""
+    return bool((table == np.rint(table)).all() and table.min() >= -128 and table.max() <= 127)

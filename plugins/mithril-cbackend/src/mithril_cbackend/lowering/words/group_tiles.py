@@ -1,0 +1,376 @@
+"""Tiles of products with 4-bit codes as LLVM IR: numbers of a table of 16, with a scale for each group of rows.
+
+A tile multiplies a few rows with a panel of 32 columns and adds up its groups in float32. Each group of the panel is
+one piece of memory: its scales, its offsets if it has any, and words of eight codes along the summed axis. Byte j of a
+word has the codes j (its lower half) and j + 4 (its upper half), so that masks yield the bytes that dot products read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mithril_cbackend.lowering.words.llvm_tiles import (
+    ACCUMULATORS,
+    NATIVE,
+    PAIRWISE,
+    PMADDWD,
+    PORTABLE,
+    VPDPBUSD,
+    Text,
+)
+
+COLUMNS = 32  # of a panel, on every machine
+PER = 8  # codes of a word
+PERMUTED, BLENDED = "permuted", "blended"  # look-ups in one vector register, and in two
+AHEAD = 1 << 12  # bytes between the codes that are read and those that are prefetched
+LINE = 64
+Sums = dict[tuple[int, int, int], str]  # by number of the partial sum, row and vector
+
+
+@dataclass(frozen=True)
+class GroupForm:
+    """The layout of a panel, the elements of the rows (float32, or signed bytes), and the instructions for them."""
+
+    group: int  # codes with one scale
+    has_offsets: bool
+    is_half: bool  # whether scales and offsets are float16
+    is_bytes: bool
+    lanes: int
+    level: str
+
+    @property
+    def vectors(self) -> int:
+        return COLUMNS // self.lanes
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of a full tile."""
+        return 8 if self.lanes == 16 else 2
+
+    @property
+    def numbers(self) -> int:
+        """Return the bytes of the scales of a group, or of its offsets."""
+        return COLUMNS * (2 if self.is_half else 4)
+
+    @property
+    def head(self) -> int:
+        """Return the bytes before the codes of a group."""
+        return self.numbers * (2 if self.has_offsets else 1)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of a group."""
+        return self.head + COLUMNS * self.group // 2
+
+    @property
+    def name(self) -> str:
+        kind = "bytes" if self.is_bytes else "floats"
+        return f"groups_{kind}_{self.group}{'o' * self.has_offsets}{'h' * self.is_half}"
+
+
+def level(features: frozenset[str], lanes: int, is_bytes: bool) -> str:
+    """Return the fastest instructions of a CPU with these features, in LLVM's names."""
+    is_512, is_256 = lanes == 16 and "avx512bw" in features, lanes == 8 and "avx2" in features
+    if is_bytes:
+        if (is_512 and "avx512vnni" in features) or (is_256 and "avxvnni" in features):
+            return NATIVE
+        return PAIRWISE if is_512 or is_256 else PORTABLE
+    return PERMUTED if is_512 else BLENDED if is_256 else PORTABLE
+
+
+def tile(name: str, form: GroupForm, rows: int) -> str:
+    """Return a module with one function ``name(a, stride, panel, table, sums, c, groups)``.
+
+    ``a`` has rows at a distance of ``stride`` bytes. ``table`` has 16 numbers, for rows of bytes 128 more than them as
+    bytes. ``sums`` has the sum of each group of each row, where offsets or bytes need it. ``c`` takes the results.
+    """
+    text = Text()
+    _Tile(text, form, rows).write()
+    head = (
+        f"define linkonce_odr i32 @{name}(ptr noalias %a, i32 %stride, ptr noalias %b, ptr noalias %table, "
+        "ptr noalias %sums, ptr noalias %c, i32 %groups)"
+    )
+    body = "\n".join(text.lines)
+    return "\n".join([*sorted(text.declared), f"{head} #0 {{", body, "}", "attributes #0 = { nounwind }", ""])
+
+
+class _Tile:
+    """Writer of one tile: a loop over groups, and in it one over the words of a group."""
+
+    def __init__(self, text: Text, form: GroupForm, rows: int) -> None:
+        self.text, self.form, self.rows, self.vectors = text, form, rows, form.vectors
+        lanes = form.lanes
+        self.floats, self.words = f"<{lanes} x float>", f"<{lanes} x i32>"
+        self.bytes_ = f"<{4 * lanes} x i8>"
+        self.scales_first = not form.is_bytes and rows > 2  # scale each number, rather than sums
+        limit = ACCUMULATORS // (rows * form.vectors)
+        self.parts = 1 if self.scales_first else max(1, min(2 if form.is_bytes else 4, limit))
+        self.kind = self.words if form.is_bytes else self.floats
+        self.cells = [(i, v) for i in range(rows) for v in range(form.vectors)]
+
+    def write(self) -> None:
+        text, form = self.text, self.form
+        text.label("entry")
+        text.do("%stride64 = sext i32 %stride to i64")
+        text.do("%n = sext i32 %groups to i64")
+        for i in range(self.rows):
+            text.do(f"%offset{i} = mul i64 %stride64, {i}")
+            text.do(f"%row{i} = getelementptr i8, ptr %a, i64 %offset{i}")
+        table = self.table()
+        text.do("br label %group")
+        text.label("group")
+        text.do("%g = phi i64 [ 0, %entry ], [ %g2, %next ]")
+        first = len(text.lines)
+        text.lines += [""] * len(self.cells)  # filled in below, when the names of the next sums are known
+        text.do(f"%begin = mul i64 %g, {form.size}")
+        text.do("%head = getelementptr i8, ptr %b, i64 %begin")
+        text.do(f"%codes = getelementptr i8, ptr %head, i64 {form.head}")
+        text.do(f"%first = mul i64 %g, {form.group}")
+        scales = [self.number(0, v) for v in range(self.vectors)]
+        offsets = [self.number(form.numbers, v) for v in range(self.vectors)] if form.has_offsets else []
+        self.prefetch("%head", form.head)
+        text.do("br label %word")
+        sums = self.words_of_group(table, scales, offsets)
+        text.label("next")
+        after = self.scaled(sums, scales, offsets)
+        text.do("%g2 = add i64 %g, 1")
+        text.do("%more = icmp slt i64 %g2, %n")
+        text.do("br i1 %more, label %group, label %end")
+        text.label("end")
+        for k, (i, v) in enumerate(self.cells):
+            before = "[ zeroinitializer, %entry ]"
+            text.lines[first + k] = f"  %acc{i}_{v} = phi {self.floats} {before}, [ {after[i, v]}, %next ]"
+            place = text.let(f"getelementptr float, ptr %c, i64 {i * COLUMNS + v * form.lanes}")
+            text.do(f"store {self.floats} {after[i, v]}, ptr {place}, align 4")
+        text.do("ret i32 0")
+
+    def words_of_group(self, table: list[str], scales: list[str], offsets: list[str]) -> Sums:
+        """Write the loop over words of a group, and return its sums."""
+        text, form = self.text, self.form
+        text.label("word")
+        text.do("%q = phi i64 [ 0, %group ], [ %q2, %word ]")
+        keys = [(u, i, v) for i, v in self.cells for u in range(self.parts)]
+        first = len(text.lines)
+        text.lines += [""] * len(keys)
+        sums = {(u, i, v): f"%p{u}_{i}_{v}" for u, i, v in keys}
+        text.do(f"%line = mul i64 %q, {COLUMNS * 4}")
+        text.do("%here = getelementptr i8, ptr %codes, i64 %line")
+        self.prefetch("%here", COLUMNS * 4)
+        text.do(f"%position = mul i64 %q, {PER}")
+        text.do("%k = add i64 %first, %position")
+        words = []
+        for v in range(self.vectors):
+            place = text.let(f"getelementptr i8, ptr %here, i64 {4 * v * form.lanes}")
+            words.append(text.let(f"load {self.words}, ptr {place}, align 4"))
+        if form.is_bytes:
+            self.add_bytes(words, table[0], sums)
+        else:
+            self.add_floats(words, table, sums, scales, offsets)
+        for position, (u, i, v) in enumerate(keys):
+            start = f"%acc{i}_{v}" if self.scales_first else "zeroinitializer"
+            phi = f"phi {self.kind} [ {start}, %group ], [ {sums[u, i, v]}, %word ]"
+            text.lines[first + position] = f"  %p{u}_{i}_{v} = {phi}"
+        text.do("%q2 = add i64 %q, 1")
+        text.do(f"%again = icmp slt i64 %q2, {form.group // PER}")
+        text.do("br i1 %again, label %word, label %next")
+        return sums
+
+    def scaled(self, sums: Sums, scales: list[str], offsets: list[str]) -> dict[tuple[int, int], str]:
+        """Add the scaled sums of a group to those of the tile."""
+        text, form = self.text, self.form
+        if self.scales_first:
+            return {(i, v): sums[0, i, v] for i, v in self.cells}
+        after = {}
+        for i, v in self.cells:
+            total, before = sums[0, i, v], f"%acc{i}_{v}"
+            add = "add" if form.is_bytes else "fadd"
+            for u in range(1, self.parts):
+                total = text.let(f"{add} {self.kind} {total}, {sums[u, i, v]}")
+            if form.is_bytes:  # without the 128 that each number of the table has too much
+                less = text.let(f"shl i32 {self.sum(i)}, 7")
+                total = text.let(f"sub {self.words} {total}, {self.broadcast('i32', less)}")
+                total = text.let(f"sitofp {self.words} {total} to {self.floats}")
+            if offsets:
+                factor = self.sum(i)
+                if form.is_bytes:
+                    factor = text.let(f"sitofp i32 {factor} to float")
+                before = self.fma(offsets[v], self.broadcast("float", factor), before)
+            after[i, v] = self.fma(total, scales[v], before)
+        return after
+
+    # -- one word of each column ------------------------------------------------------------------------------------
+    def add_floats(self, words: list[str], table: list[str], sums: Sums, scales: list[str], offsets: list[str]) -> None:
+        text = self.text
+        for code in range(PER):  # in the order of their bits
+            element = code // 2 + 4 * (code % 2)
+            left = []
+            for i in range(self.rows):
+                offset = text.let(f"add i64 %k, {element}")
+                place = text.let(f"getelementptr float, ptr %row{i}, i64 {offset}")
+                left.append(self.broadcast("float", text.let(f"load float, ptr {place}, align 4")))
+            for v in range(self.vectors):
+                shifted = words[v]
+                if code:
+                    shifted = text.let(f"lshr {self.words} {shifted}, {self.every(4 * code)}")
+                number = self.look_up(table, shifted)
+                if self.scales_first and offsets:
+                    number = self.fma(number, scales[v], offsets[v])
+                elif self.scales_first:
+                    number = text.let(f"fmul {self.floats} {number}, {scales[v]}")
+                for i in range(self.rows):
+                    u = code % self.parts
+                    sums[u, i, v] = self.fma(left[i], number, sums[u, i, v])
+
+    def add_bytes(self, words: list[str], table: str, sums: Sums) -> None:
+        text, mask = self.text, self.every(0x0F0F0F0F)
+        for half in range(2):
+            left = []
+            for i in range(self.rows):
+                offset = text.let(f"add i64 %k, {4 * half}")
+                place = text.let(f"getelementptr i8, ptr %row{i}, i64 {offset}")
+                left.append(self.broadcast("i32", text.let(f"load i32, ptr {place}, align 1")))
+            for v in range(self.vectors):
+                shifted = text.let(f"lshr {self.words} {words[v]}, {self.every(4)}") if half else words[v]
+                codes = text.let(f"and {self.words} {shifted}, {mask}")
+                numbers = self.look_up_bytes(table, codes)
+                for i in range(self.rows):
+                    u = half % self.parts
+                    sums[u, i, v] = self.dot(sums[u, i, v], numbers, left[i])
+
+    # -- instructions -----------------------------------------------------------------------------------------------
+    def table(self) -> list[str]:
+        """Load the table into registers."""
+        text, form = self.text, self.form
+        if form.is_bytes:
+            one = text.let("load <16 x i8>, ptr %table, align 1")
+            order = ", ".join(f"i32 {k % 16}" for k in range(4 * form.lanes))
+            mask = f"<{4 * form.lanes} x i32> <{order}>"
+            return [text.let(f"shufflevector <16 x i8> {one}, <16 x i8> poison, {mask}")]
+        if form.level == PERMUTED:
+            return [text.let("load <16 x float>, ptr %table, align 4")]
+        if form.level == BLENDED:
+            high = text.let("getelementptr float, ptr %table, i64 8")
+            return [text.let(f"load <8 x float>, ptr {p}, align 4") for p in ("%table", high)]
+        return []
+
+    def look_up(self, table: list[str], codes: str) -> str:
+        """Return the numbers of the lowest four bits of each word."""
+        text, form = self.text, self.form
+        if form.level == PERMUTED:
+            function = "llvm.x86.avx512.permvar.sf.512"
+            text.declare(f"declare <16 x float> @{function}(<16 x float>, <16 x i32>)")
+            return text.let(f"call <16 x float> @{function}(<16 x float> {table[0]}, <16 x i32> {codes})")
+        if form.level == BLENDED:
+            function = "llvm.x86.avx2.permps"
+            text.declare(f"declare <8 x float> @{function}(<8 x float>, <8 x i32>)")
+            low, high = (
+                text.let(f"call <8 x float> @{function}(<8 x float> {x}, <8 x i32> {codes})") for x in table
+            )  # by three bits
+            bit = text.let(f"shl <8 x i32> {codes}, {self.every(28)}")
+            upper = text.let(f"icmp slt <8 x i32> {bit}, zeroinitializer")
+            return text.let(f"select <8 x i1> {upper}, <8 x float> {high}, <8 x float> {low}")
+        masked = text.let(f"and {self.words} {codes}, {self.every(15)}")
+        result = "poison"
+        for lane in range(form.lanes):
+            code = text.let(f"extractelement {self.words} {masked}, i64 {lane}")
+            place = text.let(f"getelementptr float, ptr %table, i32 {code}")
+            number = text.let(f"load float, ptr {place}, align 4")
+            result = text.let(f"insertelement {self.floats} {result}, float {number}, i64 {lane}")
+        return result
+
+    def look_up_bytes(self, table: str, codes: str) -> str:
+        """Return the bytes of a table of 16 for codes in bytes."""
+        text, kind, count = self.text, self.bytes_, 4 * self.form.lanes
+        index = text.let(f"bitcast {self.words} {codes} to {kind}")
+        if self.form.level != PORTABLE:
+            function = "llvm.x86.avx512.pshuf.b.512" if count == 64 else "llvm.x86.avx2.pshuf.b"
+            text.declare(f"declare {kind} @{function}({kind}, {kind})")
+            return text.let(f"call {kind} @{function}({kind} {table}, {kind} {index})")
+        result = "poison"
+        for position in range(count):
+            code = text.let(f"extractelement {kind} {index}, i64 {position}")
+            place = text.let(f"getelementptr i8, ptr %table, i8 {code}")
+            number = text.let(f"load i8, ptr {place}, align 1")
+            result = text.let(f"insertelement {kind} {result}, i8 {number}, i64 {position}")
+        return result
+
+    def dot(self, total: str, numbers: str, word: str) -> str:
+        """Add the dot products of unsigned and signed bytes."""
+        text, kind, words, lanes = self.text, self.bytes_, self.words, self.form.lanes
+        if self.form.level == NATIVE:
+            function = VPDPBUSD[lanes]
+            text.declare(f"declare {words} @{function}({words}, {kind}, {kind})")
+            right = text.let(f"bitcast {words} {word} to {kind}")
+            return text.let(f"call {words} @{function}({words} {total}, {kind} {numbers}, {kind} {right})")
+        left = text.let(f"bitcast {kind} {numbers} to {words}")
+        if self.form.level == PAIRWISE:  # pairs of 16-bit integers: bytes 0 and 2, bytes 1 and 3
+            halves, function = f"<{2 * lanes} x i16>", PMADDWD[lanes]
+            text.declare(f"declare {words} @{function}({halves}, {halves})")
+            eight = f"<{', '.join(['i16 8'] * (2 * lanes))}>"
+            pair = text.let(f"bitcast {words} {word} to {halves}")
+            signed = [text.let(f"ashr {halves} {text.let(f'shl {halves} {pair}, {eight}')}, {eight}")]
+            signed.append(text.let(f"ashr {halves} {pair}, {eight}"))
+            for p, right in enumerate(signed):
+                shifted = text.let(f"lshr {words} {left}, {self.every(8)}") if p else left
+                part = text.let(
+                    f"bitcast {words} {text.let(f'and {words} {shifted}, {self.every(0x00FF00FF)}')} to {halves}"
+                )
+                product = text.let(f"call {words} @{function}({halves} {part}, {halves} {right})")
+                total = text.let(f"add {words} {total}, {product}")
+            return total
+        for p in range(4):
+            part = text.let(f"and {words} {text.let(f'lshr {words} {left}, {self.every(8 * p)}')}, {self.every(255)}")
+            high = text.let(f"shl {words} {word}, {self.every(24 - 8 * p)}")
+            signed_word = text.let(f"ashr {words} {high}, {self.every(24)}")
+            total = text.let(f"add {words} {total}, {text.let(f'mul {words} {part}, {signed_word}')}")
+        return total
+
+    def number(self, start: int, v: int) -> str:
+        """Load the scales or offsets of a vector of columns as float32."""
+        text, lanes = self.text, self.form.lanes
+        size = 2 if self.form.is_half else 4
+        place = text.let(f"getelementptr i8, ptr %head, i64 {start + v * lanes * size}")
+        if not self.form.is_half:
+            return text.let(f"load {self.floats}, ptr {place}, align 4")
+        if self.form.level != PORTABLE:
+            half = text.let(f"load <{lanes} x half>, ptr {place}, align 2")
+            return text.let(f"fpext <{lanes} x half> {half} to {self.floats}")
+        # without an instruction: move the bits, and correct the exponent by an exact product
+        bits = text.let(f"load <{lanes} x i16>, ptr {place}, align 2")
+        words = text.let(f"sext <{lanes} x i16> {bits} to {self.words}")
+        low = text.let(f"and {self.words} {text.let(f'shl {self.words} {words}, {self.every(13)}')}, "
+                       f"{self.every(0x0FFFE000)}")  # fmt: skip
+        sign = text.let(f"and {self.words} {words}, {self.every(-(1 << 31))}")
+        combined = text.let(f"or {self.words} {low}, {sign}")
+        number = text.let(f"bitcast {self.words} {combined} to {self.floats}")
+        power = ", ".join(["float 0x46F0000000000000"] * lanes)  # 2 ** 112
+        return text.let(f"fmul {self.floats} {number}, <{power}>")
+
+    def sum(self, i: int) -> str:
+        """Load the sum of the current group of a row."""
+        text = self.text
+        row = text.let(f"mul i64 %n, {i}")
+        offset = text.let(f"add i64 {row}, %g")
+        kind = "i32" if self.form.is_bytes else "float"
+        place = text.let(f"getelementptr {kind}, ptr %sums, i64 {offset}")
+        return text.let(f"load {kind}, ptr {place}, align 4")
+
+    def fma(self, a: str, b: str, c: str) -> str:
+        function = f"llvm.fmuladd.v{self.form.lanes}f32"
+        self.text.declare(f"declare {self.floats} @{function}({self.floats}, {self.floats}, {self.floats})")
+        return self.text.let(f"call {self.floats} @{function}({self.floats} {a}, {self.floats} {b}, {self.floats} {c})")
+
+    def broadcast(self, kind: str, x: str) -> str:
+        lanes = self.form.lanes
+        one = self.text.let(f"insertelement <{lanes} x {kind}> poison, {kind} {x}, i64 0")
+        zeros = f"<{lanes} x i32> zeroinitializer"
+        return self.text.let(f"shufflevector <{lanes} x {kind}> {one}, <{lanes} x {kind}> poison, {zeros}")
+
+    def every(self, value: int) -> str:
+        return f"<{', '.join([f'i32 {value}'] * self.form.lanes)}>"
+
+    def prefetch(self, place: str, size: int) -> None:
+        self.text.declare("declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
+        for start in range(0, size, LINE):
+            line = self.text.let(f"getelementptr i8, ptr {place}, i64 {AHEAD + start}")
+            self.text.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")

@@ -1,0 +1,165 @@
+"""Tiles of products with 4-bit codes as C: look-ups and dot products of the CPU where they exist, else plain loops."""
+
+from __future__ import annotations
+
+from mithril_cbackend.lowering.words.c_tiles import TYPES
+from mithril_cbackend.lowering.words.group_tiles import COLUMNS, PER, GroupForm
+
+NUMBERS = """\
+#ifndef GROUP_NUMBERS
+#define GROUP_NUMBERS
+static inline floats group_numbers(const void *from) {
+  floats result;
+  memcpy(&result, from, sizeof result);
+  return result;
+}
+static inline floats group_halves(const void *from) {
+  uint16_t halves[LANES];
+  uint32_t bits[LANES];
+  floats result;
+  memcpy(halves, from, sizeof halves);
+  for (int j = 0; j < LANES; ++j) bits[j] = (uint32_t)(halves[j] & 0x7fff) << 13 | (uint32_t)(halves[j] >> 15) << 31;
+  memcpy(&result, bits, sizeof result);
+  return result * 0x1p112f;
+}
+#endif
+"""
+FLOATS = """\
+#ifndef GROUP_FLOATS
+#define GROUP_FLOATS
+static inline floats group_floats(const float *table, words codes) {
+  floats result;
+#if defined(__x86_64__) && defined(__AVX512F__) && LANES == 16
+  const floats numbers = *(const floats *)table;
+  __asm__("vpermps %2, %1, %0" : "=v"(result) : "v"(codes), "v"(numbers));
+#else
+  for (int j = 0; j < LANES; ++j) result[j] = table[codes[j] & 15];
+#endif
+  return result;
+}
+#endif
+"""
+BYTES = """\
+#ifndef GROUP_BYTES
+#define GROUP_BYTES
+#if (defined(__x86_64__) && defined(__AVX512VNNI__) && LANES == 16) || \\
+    (defined(__AVXVNNI__) && defined(__AVX2__) && LANES == 8)
+typedef words group_table;
+static inline group_table group_bytes_table(const uint8_t *table) {
+  uint8_t bytes[4 * LANES];
+  words result;
+  for (int j = 0; j < 4 * LANES; ++j) bytes[j] = table[j & 15];
+  memcpy(&result, bytes, sizeof result);
+  return result;
+}
+static inline words group_bytes(group_table table, words codes) {
+  words result;
+  __asm__("vpshufb %2, %1, %0" : "=v"(result) : "v"(table), "v"(codes));
+  return result;
+}
+#if LANES == 16
+#define GROUP_DOT(sum, numbers, word) \\
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(numbers), "v"((word) - (words){0}))
+#else
+#define GROUP_DOT(sum, numbers, word) \\
+  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(numbers), "x"((word) - (words){0}))
+#endif
+#else
+typedef const uint8_t *group_table;
+static inline group_table group_bytes_table(const uint8_t *table) { return table; }
+static inline words group_bytes(group_table table, words codes) {
+  uint8_t bytes[4 * LANES];
+  words result;
+  memcpy(bytes, &codes, sizeof bytes);
+  for (int j = 0; j < 4 * LANES; ++j) bytes[j] = table[bytes[j]];
+  memcpy(&result, bytes, sizeof result);
+  return result;
+}
+#define GROUP_PART(numbers, word, p) \\
+  (((numbers) >> (8 * (p)) & 255) * ((int8_t)((uint32_t)(word) >> (8 * (p))) - (words){0}))
+#define GROUP_DOT(sum, numbers, word) \\
+  (sum += GROUP_PART(numbers, word, 0) + GROUP_PART(numbers, word, 1) + GROUP_PART(numbers, word, 2) + \\
+          GROUP_PART(numbers, word, 3))
+#endif
+#endif
+"""
+
+
+def tile(name: str, form: GroupForm, rows: int) -> str:
+    """Return the definition of the function that ``group_tiles.tile`` writes as LLVM IR."""
+    lanes, vectors = form.lanes, range(form.vectors)
+    cells = [(i, v) for i in range(rows) for v in vectors]
+    kind, part = ("words", "int32_t") if form.is_bytes else ("floats", "float")
+    read, size = ("group_halves", 2) if form.is_half else ("group_numbers", 4)
+    steps = f"left += {PER * (1 if form.is_bytes else 4)}, codes += {4 * COLUMNS}"
+    lines = [
+        TYPES + NUMBERS + (BYTES if form.is_bytes else FLOATS),
+        f"#ifndef {name.upper()}\n#define {name.upper()}\nstatic inline int32_t {name}(",
+        "    const void *restrict a, int32_t stride, const void *restrict b, const void *restrict table,",
+        "    const void *restrict sums, void *restrict c, int32_t groups) {",
+        "  const char *left = a;",
+        *(["  (void)stride;"] if rows == 1 else []),
+        "  const char *head = b;",
+        f"  const {part} *totals = sums;",
+        *([] if form.is_bytes or form.has_offsets else ["  (void)totals;"]),
+        "  float *results = c;",
+        *(["  const group_table numbers = group_bytes_table(table);"] if form.is_bytes else []),
+        "  floats " + ", ".join(f"s{i}_{v} = {{0}}" for i, v in cells) + ";",
+        f"  for (int32_t g = 0; g < groups; ++g, head += {form.size}) {{",
+        f"    {kind} " + ", ".join(f"p{i}_{v} = {{0}}" for i, v in cells) + ";",
+        f"    const char *codes = head + {form.head};",
+        f"    for (int32_t q = 0; q < {form.group // PER}; ++q, {steps}) {{",
+        *(f"      const words w{v} = *(const words *)(codes + {4 * lanes * v});" for v in vectors),
+        *(_bytes(rows, form) if form.is_bytes else _floats(rows, form)),
+        "    }",
+    ]
+    for v in vectors:
+        lines.append(f"    const floats scale{v} = {read}(head + {size * lanes * v});")
+        if form.has_offsets:
+            lines.append(f"    const floats offset{v} = {read}(head + {form.numbers + size * lanes * v});")
+    for i, v in cells:
+        total = f"totals[(int64_t)groups * {i} + g]" if i else "totals[g]"
+        value = f"p{i}_{v}"
+        if form.is_bytes:
+            value = f"__builtin_convertvector({value} - (words){{0}} - {total} * 128, floats)"
+        lines.append(f"    s{i}_{v} += {value} * scale{v};")
+        if form.has_offsets:
+            lines.append(f"    s{i}_{v} += offset{v} * (float){total};")
+    lines.append("  }")
+    lines += [f"  *(floats *)(results + {i * COLUMNS + v * lanes}) = s{i}_{v};" for i, v in cells]
+    lines += ["  return 0;", "}", "#endif", ""]
+    return "\n".join(lines).replace("LANES", str(lanes))
+
+
+def _row(i: int, offset: int) -> str:
+    start = f"left + (int64_t)stride * {i}" if i else "left"
+    return f"{start} + {offset}" if offset else start
+
+
+def _floats(rows: int, form: GroupForm) -> list[str]:
+    lines = []
+    for code in range(PER):
+        element = code // 2 + 4 * (code % 2)
+        lines.append("      {")
+        for i in range(rows):
+            lines.append(f"        const float x{i} = *(const float *)({_row(i, 4 * element)});")
+        for v in range(form.vectors):
+            shifted = f"w{v} >> {4 * code}" if code else f"w{v}"
+            lines.append(f"        const floats t{v} = group_floats(table, {shifted});")
+            lines += [f"        p{i}_{v} += t{v} * x{i};" for i in range(rows)]
+        lines.append("      }")
+    return lines
+
+
+def _bytes(rows: int, form: GroupForm) -> list[str]:
+    lines = []
+    for half in range(2):
+        lines += ["      {", "        int32_t word;"]
+        for v in range(form.vectors):
+            shifted = f"w{v} >> 4" if half else f"w{v}"
+            lines.append(f"        const words t{v} = group_bytes(numbers, ({shifted}) & 0x0f0f0f0f);")
+        for i in range(rows):
+            lines.append(f"        memcpy(&word, {_row(i, 4 * half)}, 4);")
+            lines += [f"        GROUP_DOT(p{i}_{v}, t{v}, word);" for v in range(form.vectors)]
+        lines.append("      }")
+    return lines

@@ -1,0 +1,130 @@
+"""Products with 4-bit codes in groups: every set of instructions, layout and number of rows, machine code and C."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import in_c
+import ml_dtypes
+import numpy as np
+import pytest
+from test_words import MACHINES, runs
+
+import mithril as ml
+from mithril import ops
+from mithril.ir import Builder, Graph, decompose, evaluate
+from mithril_cbackend.compile_target import CompileTarget
+from mithril_cbackend.graph import integer_products
+from mithril_cbackend.lowering.words.group_panels import panels_of, unpacked
+from mithril_cbackend.program import compile_graph
+
+RNG = np.random.default_rng(0)
+UNEVEN = np.sort(RNG.uniform(-1, 1, 16)).astype(np.float32)
+INTEGERS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+HALVES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+# rows, terms, columns, group, offset, scales of 16 bits, signed bytes on the left, table
+CASES = {
+    "one row": (1, 96, 70, 32, False, True, False, UNEVEN),
+    "offset": (2, 128, 40, 64, True, True, False, INTEGERS),
+    "rows": (19, 128, 33, 16, True, False, False, UNEVEN),
+    "bytes": (1, 256, 70, 32, False, True, True, INTEGERS),
+    "bytes, offset": (11, 256, 64, 128, True, True, True, INTEGERS),
+    "bytes, halves": (3, 64, 20, 8, False, False, True, HALVES),
+}
+
+
+def graph_of(case: str) -> Graph:
+    m, k, n, group, offset, half, is_bytes, table = CASES[case]
+    kind = np.float16 if half else np.float32
+    with Builder() as b:
+        x: Any = b.input("x", (m, k), "float32")
+        if is_bytes:
+            s = ops.max(ops.abs(x), axis=-1) * (1 / 127)
+            x = ops.dequantize(ops.quantize(x, s, dtype="int8", axis=0), s, axis=0)
+        operands = [b.constant(RNG.integers(0, 256, (n, k // 2), np.uint8), name="codes"), b.constant(table, name="t")]
+        operands.append(b.constant(RNG.uniform(0.01, 0.02, (n, k // group)).astype(kind), name="scale"))
+        if offset:
+            operands.append(b.constant(RNG.uniform(-0.1, 0.1, (n, k // group)).astype(kind), name="offset"))
+        y = ops.matmul(x, ops.transpose(ops.dequantize_groups(*operands), perm=(1, 0)))
+        result = ops.maximum(y + b.constant(np.linspace(-1, 1, n, dtype=np.float32), name="bias"), -0.5)
+    return b.build({"y": result})
+
+
+def check(case: str, machine: Any) -> tuple[Any, Any, Any]:
+    graph = graph_of(case)
+    inputs = {"x": RNG.standard_normal(CASES[case][:2]).astype(np.float32)}
+    reference = evaluate(graph, inputs)["y"]
+    executable = compile_graph.compiled(integer_products.fused(decomposed(graph)), machine, CompileTarget())
+    assert "groups_" in executable.source
+    np.testing.assert_allclose(executable({}, inputs)["y"], reference, rtol=1e-5, atol=1e-5 * np.abs(reference).max())
+    return executable, inputs, reference
+
+
+def decomposed(graph: Graph) -> Graph:
+    """Return the graph as the backend receives it."""
+    return decompose(graph, ml.CBackend().lowers, "c")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_products_agree_on_every_set_of_instructions(name: str) -> None:
+    if not runs(MACHINES[name]):
+        pytest.skip(f"this machine cannot run code for {MACHINES[name].cpu}")
+    for case in CASES:
+        check(case, MACHINES[name])
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="requires gcc")
+@pytest.mark.parametrize("name", ["all", "32 bytes", "16 bytes"])
+def test_printed_c_agrees(name: str, tmp_path: Path) -> None:
+    machine = MACHINES[name]
+    if not runs(machine):
+        pytest.skip(f"this machine cannot run code for {machine.cpu}")
+    cases = [check(case, machine) for case in CASES]
+    library = in_c.library(tmp_path / "groups.so", [e.program for e, _, _ in cases], machine.lanes())
+    for k, (executable, inputs, reference) in enumerate(cases):
+        result = in_c.call(executable, getattr(library, f"entry_{k}"), inputs)["y"]
+        np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-5 * np.abs(reference).max())
+
+
+def test_panels_hold_the_numbers() -> None:
+    codes = RNG.integers(0, 256, (70, 48), np.uint8)
+    scale = RNG.uniform(0.1, 1, (70, 3)).astype(np.float32)
+    for kind in (np.float16, np.float32):
+        for offset in (None, RNG.uniform(-1, 1, (70, 3)).astype(kind)):
+            panels = panels_of(codes, scale.astype(kind), offset)
+            assert panels.is_half == (kind is np.float16)
+            reference = ops.dequantize_groups(codes, UNEVEN, scale.astype(kind), offset)
+            np.testing.assert_array_equal(unpacked(panels, UNEVEN), reference)
+
+
+def test_tables_of_codes_are_read_by_row() -> None:
+    """Store the table of an embedding that is the head as well once as codes, and once as panels."""
+    codes, scale = RNG.integers(0, 256, (2000, 32), np.uint8), RNG.uniform(0.1, 1, (2000, 2)).astype(np.float16)
+    with Builder() as b:
+        numbers = [b.constant(x, name=n) for x, n in ((codes, "codes"), (UNEVEN, "table"), (scale, "scale"))]
+        table = ops.dequantize_groups(*numbers)
+        x = ops.take(table, b.input("i", (1, 3), "int64"), axis=0)
+        y = ops.matmul(ops.cast(x, dtype="bfloat16"), ops.cast(ops.transpose(table, perm=(1, 0)), dtype="bfloat16"))
+    graph = b.build({"x": x, "y": y})
+    compiled = ml.compile(graph, "c", inference=True)
+    inputs = {"i": np.array([[0, 1999, 7]])}
+    results, reference = compiled(inputs), evaluate(graph, inputs)
+    np.testing.assert_array_equal(results["x"], reference["x"])
+    assert results["y"].dtype == ml_dtypes.bfloat16
+    error = results["y"].astype(np.float32) - reference["y"].astype(np.float32)
+    assert np.linalg.norm(error) < 0.01 * np.linalg.norm(reference["y"].astype(np.float32))
+    stored = compiled.programs[-1].executable.layout.constants.values()
+    assert sum(x.nbytes for x in stored) < 3 * (codes.nbytes + scale.nbytes)
+
+
+def test_computed_codes_are_converted() -> None:
+    with Builder() as b:
+        x, codes = b.input("x", (4, 64), "float32"), b.input("codes", (40, 32), "uint8")
+        w = ops.dequantize_groups(codes, b.constant(UNEVEN, name="t"), b.input("s", (40, 2), "float32"))
+        y = ops.matmul(x, ops.transpose(w, perm=(1, 0)))
+    graph = b.build({"y": y})
+    inputs = {"x": RNG.standard_normal((4, 64)).astype(np.float32), "codes": RNG.integers(0, 256, (40, 32), np.uint8)}
+    inputs["s"] = RNG.uniform(0.1, 1, (40, 2)).astype(np.float32)
+    np.testing.assert_allclose(ml.compile(graph, "c")(inputs)["y"], evaluate(graph, inputs)["y"], rtol=1e-4, atol=1e-4)
