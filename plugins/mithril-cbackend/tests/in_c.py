@@ -12,22 +12,28 @@ from typing import Any
 import numpy as np
 
 from mithril_cbackend.graph.call_layout import aligned
-from mithril_cbackend.program.c_printer import body_text, prelude, slot_names
+from mithril_cbackend.program.c_module import STRUCT, body_text, fields, prelude, struct_text
 from mithril_cbackend.program.executable import Executable
 from mithril_cbackend.program.program import Program
 
-FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-fPIC", "-shared", "-march=native"]
+FLAGS = [
+    "-std=c11", "-O1", "-fstrict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wcast-qual", "-Werror", "-fwrapv",
+    "-fPIC", "-shared", "-march=native",
+]  # fmt: skip
 
 
 def library(path: Path, printed: Sequence[Program], lanes: int) -> ctypes.CDLL:
     """Compile programs for which gcc starts once: ``entry_0``, ``entry_1`` and so on."""
     texts = []
     for k, program in enumerate(printed):
-        text = body_text(program, lanes)
+        struct = f"{STRUCT}_{k}"
+        text = body_text(program, lanes, struct)
         names = [*program.functions, "run"]
-        text = re.sub(rf"\b({'|'.join(slot_names(program).values())})\b", rf"\1_{k}", text)
         text = re.sub(rf"\b({'|'.join(names)})(?=\()", rf"\1_{k}", text)
-        texts.append(f"{text}\nvoid entry_{k}(int64_t *table);\nvoid entry_{k}(int64_t *table) {{ run_{k}(table); }}\n")
+        texts.append(f"{struct} {{\n{struct_text(program)}}};\n{text}")
+        texts.append(
+            f"void entry_{k}(const {struct} *self);\nvoid entry_{k}(const {struct} *self) {{ run_{k}(self); }}\n"
+        )
     body = "\n".join(texts)
     source = path.with_suffix(".c")
     source.write_text(prelude(body, lanes) + body)
@@ -40,16 +46,13 @@ def library(path: Path, printed: Sequence[Program], lanes: int) -> ctypes.CDLL:
 def call(executable: Executable, entry: Any, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
     """Return the results of a C entry function."""
     program = executable.program
-    table = np.zeros(program.slots, np.int64)
     arena = aligned(program.arena)
-    table[0] = arena.ctypes.data
     arrays = [np.asarray(inputs[name], order="C") for name, _ in executable.inputs]
-    for (_, slot), array in zip(executable.inputs, arrays, strict=True):
-        table[slot] = array.ctypes.data
-    for slot, array in program.constants.items():
-        table[slot] = array.ctypes.data
     results = {r.name: np.empty(r.shape, r.dtype) for r in executable.results}
-    for r in executable.results:
-        table[r.slot] = results[r.name].ctypes.data
-    entry(ctypes.c_void_p(table.ctypes.data))
+    by_slot = {0: arena, **program.constants}
+    by_slot |= {slot: array for (_, slot), array in zip(executable.inputs, arrays, strict=True)}
+    by_slot |= {r.slot: results[r.name] for r in executable.results}
+    addresses = [by_slot[slot].ctypes.data if slot in by_slot else 0 for slot in sorted(fields(program))]
+    struct = np.array(addresses, np.int64)
+    entry(ctypes.c_void_p(struct.ctypes.data))
     return results

@@ -64,12 +64,12 @@ def test_baked_weights_are_kept(tmp_path, nothing_is_built):
 
 
 def test_embedded_weights_are_stored_once_and_graphs_are_compiled_on_access(tmp_path):
-    wide = Model()
-    wide += Linear(512, name="l")
+    network = Model()
+    network += Linear(512, name="l")
     options = {"shapes": {"input": [2, 256]}, "static_inference": True, "cache": True, "cache_dir": str(tmp_path)}
     programs = []
     for _ in range(2):
-        compiled_model = ml.compile(wide, "c", **options)
+        compiled_model = ml.compile(network, "c", **options)
         compiled_model.bind(compiled_model.randomize_params(seed=1))
         compiled_model({"input": np.ones((2, 256), np.float32)})
         programs.append(compiled_model.programs[-1])

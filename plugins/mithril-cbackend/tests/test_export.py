@@ -128,7 +128,11 @@ def check(folder, *arguments):
     return max(float(error) / float(largest) for error, largest in errors)
 
 
-STRICT = "-std=c11 -O1 -march=native -ffp-contract=fast -fwrapv -Wall -Wextra -Wpedantic -Wstrict-prototypes -Werror"
+STRICT = (
+    "-std=c11 -O1 -march=native -ffp-contract=fast -fwrapv -fstrict-aliasing -Wall -Wextra -Wpedantic -Wconversion "
+    "-Wcast-qual -Wstrict-prototypes -Werror"
+)
+OK, MISSING, UNINITIALIZED, MISALIGNED, UNKNOWN = 0, -1, -2, -3, -4  # return codes
 
 
 @needs("gcc", "make")
@@ -144,6 +148,8 @@ def test_exported_c_gives_the_same(build, tmp_path):
         "<stdint.h>",
         "<string.h>",
     }
+    assert "int64_t)(intptr_t" not in text
+    assert f'"mithril {ml.__version__}"' in (tmp_path / "model.h").read_text()
     assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT}") <= 1e-6
 
 
@@ -216,13 +222,15 @@ def test_a_shared_library_runs_with_weights_set_one_by_one(tmp_path):
     assert exported.code_bytes > 500
     library = ctypes.CDLL(str(exported.library))
     sizes = dict(re.findall(r"#define (\w+) (\d+)", (tmp_path / "net.h").read_text()))
-    net = np.zeros(int(re.search(r"table\[(\d+)\]", (tmp_path / "net.h").read_text())[1]) + 1, np.int64)
+    net = np.zeros(library.net_instance_size() // 8 + 1, np.int64)
     arena = np.zeros(int(sizes["NET_ARENA_BYTES"]), np.uint8)
     pointer = net.ctypes.data_as(ctypes.c_void_p)
     library.net_init(pointer, arena.ctypes.data_as(ctypes.c_void_p))
     for name, x in compiled_model.params.items():
         assert library.net_set_weight(pointer, name.encode(), x.ctypes.data_as(ctypes.c_void_p)) == 0
-    assert library.net_set_weight(pointer, b"missing", None) == -1
+    assert library.net_set_weight(pointer, b"absent", arena.ctypes.data_as(ctypes.c_void_p)) == UNKNOWN
+    assert library.net_set_weight(pointer, b"first.weight", None) == MISSING
+    assert list((ctypes.c_int32 * 2).in_dll(library, "net_input_shape")) == [5, 16]
     x = np.random.default_rng(3).standard_normal((5, 16)).astype(np.float32)
     y = np.zeros(int(sizes["NET_OUTPUT_SIZE"]), np.float32)
     library.net_run(pointer, x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p))
@@ -412,28 +420,71 @@ def test_words_of_c_name_models(name, tmp_path):
     assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT}") <= 1e-6
 
 
+ERRORS = """
+#include "model.h"
+static _Alignas(64) unsigned char arena[MODEL_ARENA_BYTES], weights[MODEL_WEIGHT_BYTES];
+int main(void) {
+  static float x[MODEL_INPUT_SIZE + 1], y[MODEL_OUTPUT_SIZE];
+  const int shape[MODEL_INPUT_RANK] = MODEL_INPUT_SHAPE;
+  const void *odd = (const unsigned char *)x + 1;
+  model_t m = {0};
+  if (shape[0] != 5 || model_input_shape[1] != 16 || model_arena_size() != sizeof arena) return 1;
+  if (model_run(&m, x, y) != MODEL_UNINITIALIZED || model_set_weights(&m, weights) != MODEL_UNINITIALIZED) return 2;
+  if (model_init(&m, arena + 1) != MODEL_MISALIGNED || model_init(&m, 0) != MODEL_MISSING) return 3;
+  if (model_init(&m, arena) != MODEL_OK || model_run(&m, x, y) != MODEL_UNINITIALIZED) return 4;
+  if (model_set_weights(&m, 0) != MODEL_MISSING || model_set_weights(&m, weights + 4) != MODEL_MISALIGNED) return 5;
+  if (model_set_weights(&m, weights) != MODEL_OK || model_run(&m, 0, y) != MODEL_MISSING) return 6;
+  if (model_run(&m, odd, y) != MODEL_MISALIGNED || model_run(&m, x, y) != MODEL_OK) return 7;
+  if (model_set_weight(&m, "absent", x) != MODEL_UNKNOWN) return 8;
+  return model_set_weight(&m, "first.weight", odd) == MODEL_MISALIGNED ? 0 : 9;
+}
+"""
+
+
 @needs("gcc")
-def test_missing_arena_and_weights_are_said(tmp_path):
+def test_wrong_arguments_return_codes(tmp_path):
     compiled(mlp).export(tmp_path, embed=False)
-    (tmp_path / "use.c").write_text(
-        '#include "model.h"\n'
-        "static _Alignas(64) unsigned char arena[MODEL_ARENA_BYTES], weights[MODEL_WEIGHT_BYTES];\n"
-        "int main(void) {\n"
-        "  static float x[MODEL_INPUT_SIZE], y[MODEL_OUTPUT_SIZE];\n"
-        "  const int shape[MODEL_INPUT_RANK] = MODEL_INPUT_SHAPE;\n"
-        "  model_t m = {0};\n"
-        "  if (shape[0] != 5 || shape[1] != 16 || model_arena_size() != sizeof arena) return 1;\n"
-        "  if (model_run(&m, x, y) != -1 || model_init(&m, arena + 1) != -1 || model_init(&m, 0) != -1) return 2;\n"
-        "  if (model_init(&m, arena) != 0 || model_run(&m, x, y) != -1) return 3;\n"
-        "  if (model_set_weights(&m, 0) != -1 || model_set_weights(&m, weights) != 0) return 4;\n"
-        "  return model_run(&m, 0, y) == -1 && model_run(&m, x, y) == 0 ? 0 : 5;\n"
-        "}\n"
-    )
+    (tmp_path / "use.c").write_text(ERRORS)
     built = ["gcc", "-std=c11", "-Wall", "-Werror", "use.c", "model.c", "-lm", "-o", "use"]
     toolchains.run(["sh", "-c", f"cd {tmp_path} && {' '.join(built)} && ./use"])
     fast = ["gcc", "-std=c11", "-ffast-math", "-c", str(tmp_path / "model.c"), "-o", str(tmp_path / "fast.o")]
     with pytest.raises(BackendError, match="ffast-math"):
         toolchains.run(fast)
+
+
+INSTANCES = """
+#include "model.h"
+#include <string.h>
+static _Alignas(64) unsigned char arenas[3][MODEL_ARENA_BYTES];
+int main(void) {
+  static model_t m[3];
+  static float x[2][MODEL_QUERY_SIZE], y[3][MODEL_OUTPUT_SIZE];
+  for (int k = 0; k < 3; ++k) {
+    if (model_init(&m[k], arenas[k]) != 0 || model_set_weights(&m[k], model_weights) != 0) return 1;
+  }
+  for (int i = 0; i < MODEL_QUERY_SIZE; ++i) x[0][i] = (float)i, x[1][i] = (float)(i * i % 7);
+  for (int32_t step = 0; step < 6; step += 2) { /* in turns, with different contents of their caches */
+    if (model_run(&m[0], x[0], &step, y[0]) != 0 || model_run(&m[1], x[1], &step, y[1]) != 0) return 2;
+  }
+  for (int32_t step = 0; step < 6; step += 2) { /* alone */
+    if (model_run(&m[2], x[0], &step, y[2]) != 0) return 3;
+  }
+  if (memcmp(y[0], y[2], sizeof y[0]) != 0 || memcmp(y[0], y[1], sizeof y[0]) == 0) return 4;
+  if (model_reset(&m[1]) != 0) return 5;
+  for (int32_t step = 0; step < 6; step += 2) model_run(&m[1], x[0], &step, y[1]);
+  return memcmp(y[1], y[2], sizeof y[1]) == 0 ? 0 : 6;
+}
+"""
+
+
+@needs("gcc")
+def test_instances_are_independent_and_no_data_is_shared(tmp_path):
+    compiled(cached).export(tmp_path)
+    (tmp_path / "use.c").write_text(INSTANCES)
+    built = ["gcc", "-std=c11", "-fwrapv", "use.c", "model.c", "model_weights.c", "-lm", "-o", "use"]
+    toolchains.run(["sh", "-c", f"cd {tmp_path} && {' '.join(built)} && ./use && gcc -c model.c"])
+    sections = toolchains.run(["size", "-A", str(tmp_path / "model.o")])
+    assert re.findall(r"^\.(?:data|bss)\S* +(\d+)", sections, re.MULTILINE) == ["0", "0"]
 
 
 def test_a_folder_may_have_a_dot_in_its_name(tmp_path):
@@ -484,8 +535,8 @@ def test_run_returns_1_where_a_loop_is_cut_off(tmp_path):
     compiled_model = compiled_model.bind(compiled_model.randomize_params(seed=1))
     mithril_cbackend.export(compiled_model, tmp_path, inputs={"limit": np.int32(9)})
     header = (tmp_path / "model.h").read_text()
-    assert "check" not in header
-    assert "model_run returns 1 if a loop reached max_trips" in header
+    assert "check" not in header.partition("int model_run(")[2]
+    assert "model_run returns MODEL_TRUNCATED if a loop reached max_trips" in header
     check(tmp_path)  # the code that Python's run amounts to is expected
     (tmp_path / "calls.c").write_text(CALLS)
     sources = [tmp_path / f for f in ("calls.c", "model.c", "model_weights.c")]

@@ -23,7 +23,7 @@ def test_its_python_and_c_run(tmp_path, monkeypatch, capsys):
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert "static void run(int64_t *table)" in printed
+    assert "static void run(const struct arrays *self)" in printed
     assert "int8 weights change the results by" in printed
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc")

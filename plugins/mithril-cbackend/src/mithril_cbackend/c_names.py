@@ -35,12 +35,13 @@ LIBRARY = frozenset(
 )  # functions, types and macros of the included headers, and builtins that compilers warn about
 OWN = frozenset(
     """
-    self run at turn ready table vector lanes bits_int32 bits_uint32 float_of_int32 float_of_uint32
-    VECTOR CONST_VECTOR EVERY SHUFFLE PARALLEL LANES ARENA
+    self run at ready other vector lanes f16 f32 f64 i16 i32 i64 u16 u32 u64
+    bits_int32 bits_uint32 float_of_int32 float_of_uint32
+    VECTOR CONST_VECTOR EVERY SHUFFLE PARALLEL LANES MAY_ALIAS
     """.split()
 )  # names of the generated file
 TAKEN = WORDS | LIBRARY | OWN
-_NUMBERED = re.compile(r"(turn|AT|TO|CONSTANT|TRIP)_")  # prefixes of numbered names of the generated file
+_NUMBERED = re.compile(r"(turn|trip)_")  # prefixes of numbered names of the generated file
 
 # With ``_t`` appended these are types of the C library or of POSIX.
 _TYPES = frozenset(

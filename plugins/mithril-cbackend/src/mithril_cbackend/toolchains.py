@@ -11,8 +11,7 @@ from pathlib import Path
 
 from mithril.base import BackendError, OptionError
 
-# Integers wrap around, and the arena is reused for values of several types.
-ALWAYS = "-std=c11 -ffp-contract=fast -fwrapv -fno-strict-aliasing -Wall -Wextra"
+ALWAYS = "-std=c11 -ffp-contract=fast -fwrapv -Wall -Wextra"  # integers wrap around
 FAST, SMALL = "-O3", "-Os -ffunction-sections -fdata-sections"
 LIBRARIES = ("object", "static", "shared")
 

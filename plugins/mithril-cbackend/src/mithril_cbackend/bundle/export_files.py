@@ -11,11 +11,8 @@ import numpy as np
 from mithril import __version__
 from mithril.base import dtype as as_dtype
 from mithril_cbackend.bundle.export_contents import TRUNCATED, Contents
-from mithril_cbackend.graph.call_layout import ARENA
-from mithril_cbackend.program.c_printer import TYPES, body_text, prelude, slot_names
+from mithril_cbackend.program.c_module import ARGUMENTS, Field, body_text, fields, prelude, struct_text
 from mithril_cbackend.program.c_text import c_quoted, c_visible
-
-ARGUMENTS = {**TYPES, "bool": "uint8_t", "bfloat16": "uint16_t"}  # dtype -> element type of an argument
 
 
 def header(contents: Contents, embedded: bool) -> str:
@@ -30,7 +27,7 @@ def header(contents: Contents, embedded: bool) -> str:
         f"   {name}_set_weights(&instance, {f'{name}_weights' if embedded else 'bytes'});",
         f"   {name}_run(&instance, {', '.join([*contents.c_names.values(), *contents.outputs.values()])});",
         "",
-        "   Functions that return int return 0, or -1 if an argument is missing; then they have no effect.",
+        f"   Functions that return int return {up}_OK, or a negative code; then they have no effect.",
         *truncation_comment(contents),
         "*/",
         f"#ifndef {up}_H",
@@ -43,21 +40,57 @@ def header(contents: Contents, embedded: bool) -> str:
         'extern "C" {',
         "#endif",
         "",
+        *constants(contents),
+        "/* One instance, with its own arena, for every thread that runs the model; its fields are private. */",
+        "typedef struct {",
+        "  uint32_t mark;",
+        "  const unsigned char *weights;",
+        struct_text(contents.program)
+        + "".join(f"  {result_type(contents, n)} check_{k};\n" for k, n in enumerate(contents.flags))
+        + f"}} {name}_t;",
+        "",
+        *prototypes(contents),
+        *([f"extern const uint32_t {name}_weights[]; /* the contents of {name}.weights */", ""] if embedded else []),
+        "#ifdef __cplusplus",
+        "}",
+        "#endif",
+        "",
+        "#endif",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def constants(contents: Contents) -> list[str]:
+    """Return the header's sizes, shapes and return codes."""
+    name, up = contents.name, contents.prefix
+    lines = [
+        f'#define {up}_GENERATOR "mithril {__version__}"',
         f"#define {up}_ARENA_BYTES {contents.arena_bytes}",
         f"#define {up}_WEIGHT_BYTES {max(len(contents.weights), 4)}",
         "",
+        "enum {",
+        f"  {up}_OK = 0,",
+        *([f"  {up}_TRUNCATED = {TRUNCATED},"] if contents.flags else []),
+        f"  {up}_MISSING = -1, /* an argument is NULL */",
+        f"  {up}_UNINITIALIZED = -2, /* {name}_init has not been called, or a weight is not set */",
+        f"  {up}_MISALIGNED = -3, /* an address is no multiple of the element's size; arena and weights: of 8 */",
+        f"  {up}_UNKNOWN = -4 /* no weight has that name */",
+        "};",
+        "",
     ]
-    for names, arrays in ((contents.c_names, contents.inputs), (contents.outputs, contents.results)):
-        for n, x in arrays.items():
-            size = f"{up}_{names[n].upper()}_SIZE"
-            lines.append(f"#define {size} {max(x.size, 1)} /* {as_dtype(x.dtype)}{list(x.shape)}, row by row */")
-            lines.append(f"#define {up}_{names[n].upper()}_RANK {x.ndim}")
-            lines.append(f"#define {up}_{names[n].upper()}_SHAPE {{{', '.join(map(str, x.shape)) or '1'}}}")
-    lines += [
-        "",
-        "/* One instance, with its own arena, for every thread that runs the model. */",
-        f"typedef struct {{ int64_t table[{contents.program.slots}]; const unsigned char *weights; }} {name}_t;",
-        "",
+    for c, x in arrays(contents):
+        kind = f"{as_dtype(x.dtype)}{list(x.shape)}"
+        lines.append(f"#define {up}_{c.upper()}_SIZE {max(x.size, 1)} /* {kind}, row by row */")
+        lines.append(f"#define {up}_{c.upper()}_RANK {x.ndim}")
+        lines.append(f"#define {up}_{c.upper()}_SHAPE {{{', '.join(map(str, x.shape)) or '1'}}}")
+    return [*lines, *(f"extern const int32_t {shape_array(contents, c, x)};" for c, x in arrays(contents)), ""]
+
+
+def prototypes(contents: Contents) -> list[str]:
+    """Return the declarations of the header's functions."""
+    name, up = contents.name, contents.prefix
+    lines = [
         f"/* {up}_ARENA_BYTES bytes used only by this instance, 8-byte aligned, preferably 64-byte aligned. */",
         f"int {name}_init({name}_t *self, void *arena);",
         f"size_t {name}_arena_size(void); /* for programs that load the library dynamically */",
@@ -66,54 +99,46 @@ def header(contents: Contents, embedded: bool) -> str:
         f"/* Set the bytes of {name}.weights, read in place with the same alignment, and reset the state. */",
         f"int {name}_set_weights({name}_t *self, const void *weights);",
         "",
-        "/* Set one weight, read in place; return 0, or -1 if no weight has that name. */",
+        "/* Set one weight, read in place. */",
         f"int {name}_set_weight({name}_t *self, const char *name, const void *data);",
         "",
     ]
     if contents.carried:
         lines += [
             f"/* Reset the state: every run updates {listed(list(contents.carried))}. */",
-            f"void {name}_reset({name}_t *self);",
+            f"int {name}_reset({name}_t *self);",
             "",
             "/* Return the current address of a weight or of state; NULL if nothing has that name. */",
-            f"const void *{name}_get({name}_t *self, const char *name);",
+            f"const void *{name}_get(const {name}_t *self, const char *name);",
             "",
         ]
-    lines += [f"int {name}_run({arguments(contents)});", ""]
-    if embedded:
-        lines += [f"extern const uint32_t {name}_weights[]; /* the contents of {name}.weights */", ""]
-    lines += ["#ifdef __cplusplus", "}", "#endif", "", "#endif", ""]
-    return "\n".join(lines)
+    return [*lines, f"int {name}_run({arguments(contents)});", ""]
+
+
+def arrays(contents: Contents) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    """Return the inputs and outputs by C name."""
+    rows = [(c, contents.inputs[n]) for n, c in contents.c_names.items()]
+    return rows + [(c, contents.results[n]) for n, c in contents.outputs.items()]
+
+
+def shape_array(contents: Contents, c: str, x: np.ndarray[Any, Any]) -> str:
+    return f"{contents.name}_{c}_shape[{max(x.ndim, 1)}]"
 
 
 def arguments(contents: Contents) -> str:
-    inputs = [
-        f"const {ctype(x)} {c}[{contents.prefix}_{c.upper()}_SIZE]"
-        for c, x in zip(contents.c_names.values(), contents.inputs.values(), strict=True)
+    up = contents.prefix
+    texts = [
+        f"{'const ' if k < len(contents.inputs) else ''}{ctype(x)} {c}[{up}_{c.upper()}_SIZE]"
+        for k, (c, x) in enumerate(arrays(contents))
     ]
-    outputs = [
-        f"{ctype(x)} {c}[{contents.prefix}_{c.upper()}_SIZE]"
-        for c, x in zip(contents.outputs.values(), contents.results.values(), strict=True)
-    ]
-    return ", ".join([f"{contents.name}_t *self", *inputs, *outputs])
+    return ", ".join([f"{contents.name}_t *self", *texts])
 
 
 def source(contents: Contents) -> str:
     """Return the source file: kernels, driver and interface."""
-    name, program = contents.name, contents.program
-    names = slot_names(program)
-    body = body_text(program, contents.executable.machine.lanes())
-    weights = [weight(contents, n, names[slot]) for n, slot in contents.slots.items() if n not in contents.carried]
-    keys = [
-        f"  if (strcmp(name, {c_quoted(n)}) == 0) {{ self->table[{names[slot]}] = (int64_t)(intptr_t)data; return 0; }}"
-        for n, slot in contents.slots.items()
-        if n not in contents.constants
-    ]
-    results = dict(program.results)
-    calls = [
-        f"  self->table[{names[program.arguments[n]]}] = (int64_t)(intptr_t){c};" for n, c in contents.c_names.items()
-    ]
-    calls += [f"  self->table[{names[results[n]]}] = (int64_t)(intptr_t){c};" for n, c in contents.outputs.items()]
+    name, lanes = contents.name, contents.executable.machine.lanes()
+    body = body_text(contents.program, lanes, f"{name}_t")
+    functions = interface(contents)
     parts = [
         f"/* {origin(contents)} */",
         f'#include "{name}.h"',
@@ -122,47 +147,100 @@ def source(contents: Contents) -> str:
         '#error "-ffast-math changes the results of masks and of exponentials: compile without it"',
         "#endif",
         "",
-        prelude(body, contents.executable.machine.lanes()),
+        prelude(body + functions, lanes),
         body,
+        functions,
+    ]
+    return "\n".join(parts)
+
+
+def interface(contents: Contents) -> str:
+    """Return the functions that the header declares."""
+    name, up, used = contents.name, contents.prefix, fields(contents.program)
+    stored = [n for n in contents.slots if n not in contents.carried]
+    settable = {n: used[slot] for n, slot in contents.slots.items() if n not in contents.constants}
+    choices = []
+    for n, field in settable.items():
+        choices += [
+            f"  if (strcmp(name, {c_quoted(n)}) == 0) {{",
+            f"    if ((uintptr_t)data % sizeof *self->{field.name} != 0) return {up}_MISALIGNED;",
+            f"    self->{field.name} = data;",
+            f"    return {up}_OK;",
+            "  }",
+        ]
+    parts = [
+        *(f"const int32_t {shape_array(contents, c, x)} = {up}_{c.upper()}_SHAPE;" for c, x in arrays(contents)),
+        "",
         *function(
             f"int {name}_init({name}_t *self, void *arena)",
             [
-                "  if (self == NULL || arena == NULL || (uintptr_t)arena % 8 != 0) return -1;",
+                f"  if (self == NULL || arena == NULL) return {up}_MISSING;",
+                f"  if ((uintptr_t)arena % 8 != 0) return {up}_MISALIGNED;",
                 "  memset(self, 0, sizeof *self);",
-                "  self->table[ARENA] = (int64_t)(intptr_t)arena;",
-                "  return 0;",
+                "  self->arena = arena;",
+                f"  self->mark = {mark(contents)};",
+                f"  return {up}_OK;",
             ],
         ),
-        *function(f"size_t {name}_arena_size(void)", [f"  return {contents.prefix}_ARENA_BYTES;"]),
+        *function(f"size_t {name}_arena_size(void)", [f"  return {up}_ARENA_BYTES;"]),
         *function(f"size_t {name}_instance_size(void)", [f"  return sizeof({name}_t);"]),
         *function(
             f"int {name}_set_weights({name}_t *self, const void *weights)",
             [
-                "  if (self == NULL || weights == NULL || (uintptr_t)weights % 8 != 0) return -1;",
+                f"  if (self == NULL || weights == NULL) return {up}_MISSING;",
+                f"  if (self->mark != {mark(contents)}) return {up}_UNINITIALIZED;",
+                f"  if ((uintptr_t)weights % 8 != 0) return {up}_MISALIGNED;",
                 "  self->weights = weights;",
-                *weights,
-                *([f"  {name}_reset(self);"] if contents.carried else []),
-                "  return 0;",
+                *(weight(contents, n, used[contents.slots[n]]) for n in stored),
+                f"  return {f'{name}_reset(self)' if contents.carried else f'{up}_OK'};",
             ],
         ),
         *function(
             f"int {name}_set_weight({name}_t *self, const char *name, const void *data)",
-            [*(keys or ["  (void)self; (void)name; (void)data;"]), "  return -1;"],
+            [
+                f"  if (self == NULL || name == NULL || data == NULL) return {up}_MISSING;",
+                f"  if (self->mark != {mark(contents)}) return {up}_UNINITIALIZED;",
+                *choices,
+                f"  return {up}_UNKNOWN;",
+            ],
         ),
+        *(carried_functions(contents, settable) if contents.carried else []),
+        *ready(contents),
+        *run_function(contents),
     ]
-    if contents.carried:
-        parts += carried_functions(contents, names)
-    after = [swap_call(contents, n, names) for n in contents.carried]
-    if contents.flags:
-        declared = f"  int32_t flags[{len(contents.flags)}] = {{0}};"
-        slots = [
-            f"  self->table[{names[results[n]]}] = (int64_t)(intptr_t)&flags[{k}]; /* {c_visible(n)} */"
-            for k, n in enumerate(contents.flags)
+    return "\n".join(parts)
+
+
+def run_function(contents: Contents) -> list[str]:
+    """Return the C function that checks its arguments and runs the model."""
+    name, up, used = contents.name, contents.prefix, fields(contents.program)
+    results = dict(contents.program.results)
+    inputs = [(c, used[contents.program.arguments[n]]) for n, c in contents.c_names.items()]
+    outputs = [(c, used[results[n]]) for n, c in contents.outputs.items()]
+    missing = " || ".join(f"{c} == NULL" for c in ["self", *(c for c, _ in inputs + outputs)])
+    lines = [
+        f"  if ({missing}) return {up}_MISSING;",
+        f"  if (!ready(self)) return {up}_UNINITIALIZED;",
+        *(f"  if ((uintptr_t){c} % sizeof *{c} != 0) return {up}_MISALIGNED;" for c, _ in inputs + outputs),
+        *(f"  self->{field.name} = {c};" for c, field in inputs + outputs),
+    ]
+    for k, n in enumerate(contents.flags):
+        lines += [
+            f"  self->check_{k} = 0;",
+            f"  self->{used[results[n]].name} = &self->check_{k}; /* {c_visible(n)} */",
         ]
-        raised = " || ".join(f"flags[{k}] != 0" for k in range(len(contents.flags)))
-        calls, after = [declared, *calls, *slots], [f"  if ({raised}) return {TRUNCATED};", *after]
-    calls = ["  if (self == NULL) return -1;", *calls, READY, "  run(self->table);", *after, "  return 0;"]
-    return "\n".join([*parts, *ready(contents, names), *function(f"int {name}_run({arguments(contents)})", calls)])
+    lines.append("  run(self);")
+    if contents.flags:
+        raised = " || ".join(f"self->check_{k} != 0" for k in range(len(contents.flags)))
+        lines.append(f"  if ({raised}) return {up}_TRUNCATED;")
+    for n, carried in contents.carried.items():
+        read, written = used[contents.program.arguments[n]].name, used[results[carried]].name
+        first, second = contents.copies[n]
+        lines += [
+            f"  self->{read} = self->{written};",
+            f"  self->{written} = other(self, self->{read}, {first}, {second});",
+        ]
+    return function(f"int {name}_run({arguments(contents)})", [*lines, f"  return {up}_OK;"])
 
 
 def truncation_comment(contents: Contents) -> list[str]:
@@ -170,81 +248,74 @@ def truncation_comment(contents: Contents) -> list[str]:
     if not contents.flags:
         return []
     return [
-        f"   {contents.name}_run returns {TRUNCATED} if a loop reached max_trips while its condition still held,",
-        "   or if an index is past the end of a buffer, such as a key/value cache. The results are then invalid,",
-        "   and the state is unchanged.",
+        f"   {contents.name}_run returns {contents.prefix}_TRUNCATED if a loop reached max_trips while its condition",
+        "   still held, or if an index is past the end of a buffer, such as a key/value cache. The results are then",
+        "   invalid, and the state is unchanged.",
     ]
 
 
-READY = "  if (!ready(self->table)) return -1;"
+def mark(contents: Contents) -> str:
+    """Return a number that distinguishes an initialized instance of this model from uninitialized memory."""
+    return f"0x{int(digest(contents)[:8], 16) | 1:08x}u"
 
 
-def ready(contents: Contents, names: dict[int, str]) -> list[str]:
-    """Return a C function that checks that the arena, weights, inputs and results are set."""
-    slots = [ARENA, *contents.program.arguments.values(), *(slot for _, slot in contents.program.results)]
-    slots += contents.program.constants
+def ready(contents: Contents) -> list[str]:
+    """Return a C function that checks that the instance is initialized and all weights are set."""
+    used = fields(contents.program)
+    needed = [used[slot].name for slot in contents.slots.values()]
+    checks = "".join(f" &&\n         self->{name} != NULL" for name in needed)
     return function(
-        "static int ready(const int64_t *table)",
-        [
-            f"  static const int needed[] = {{{', '.join(names[slot] for slot in slots)}}};",
-            "  for (size_t k = 0; k < sizeof needed / sizeof *needed; ++k) {",
-            "    if (table[needed[k]] == 0) return 0;",
-            "  }",
-            "  return 1;",
-        ],
+        f"static int ready(const {contents.name}_t *self)", [f"  return self->mark == {mark(contents)}{checks};"]
     )
 
 
 def origin(contents: Contents) -> str:
-    """Return lines with the generator, the graph, the digest of the weights and the plugins that took part."""
-    digest = hashlib.sha256(contents.weights).hexdigest()[:16]
+    """Return lines with the generator, the graph, the digest of the weights, the license and the plugins used."""
     graph = c_visible(contents.graph.name)
-    first = f"Generated by mithril {__version__} from the graph '{graph}'; weights sha256 {digest}"
-    return "\n   ".join([first, *map(c_visible, contents.executable.plugins)])
+    first = f"Generated by mithril {__version__} from the graph '{graph}'; weights sha256 {digest(contents)}"
+    license_ = "SPDX-License-Identifier: MIT (the generated code; the model and its weights keep their own license)"
+    return "\n   ".join([first, license_, *map(c_visible, contents.executable.plugins)])
 
 
-def weight(contents: Contents, n: str, slot: str) -> str:
-    return f"  self->table[{slot}] = (int64_t)(intptr_t)(self->weights + {contents.offsets[n]}); /* {c_visible(n)} */"
+def digest(contents: Contents) -> str:
+    return hashlib.sha256(contents.weights).hexdigest()[:16]
 
 
-def carried_functions(contents: Contents, names: dict[int, str]) -> list[str]:
+def weight(contents: Contents, n: str, field: Field) -> str:
+    return f"  self->{field.name} = ({field.element} *)(self->weights + {contents.offsets[n]}); /* {c_visible(n)} */"
+
+
+def carried_functions(contents: Contents, settable: dict[str, Field]) -> list[str]:
     """Return the C functions that swap, reset and find the values carried from one run to the next."""
-    results = dict(contents.program.results)
+    name, up, used, results = contents.name, contents.prefix, fields(contents.program), dict(contents.program.results)
     rows = []
     for n in contents.carried:
-        read_slot, write_slot = contents.program.arguments[n], results[contents.carried[n]]
+        written = used[results[contents.carried[n]]]
         rows += [
-            weight(contents, n, names[read_slot]),
-            f"  self->table[{names[write_slot]}] = self->table[ARENA] + {contents.copies[n][0]};",
+            weight(contents, n, used[contents.program.arguments[n]]),
+            f"  self->{written.name} = ({written.element} *)(self->arena + {contents.copies[n][0]});",
         ]
-    lookups = [
-        f"  if (strcmp(name, {c_quoted(n)}) == 0) return at(self->table[{names[slot]}]);"
-        for n, slot in contents.slots.items()
-        if n not in contents.constants
-    ]
+    lookups = [f"  if (strcmp(name, {c_quoted(n)}) == 0) return self->{field.name};" for n, field in settable.items()]
     return [
-        "/* Swap the two copies: the next run reads the one just written and writes the other. */",
+        "/* Return the copy that the next run writes: the one that it does not read. */",
         *function(
-            "static void turn(int64_t *table, int at, int to, int64_t first, int64_t second)",
+            f"static void *other(const {name}_t *self, const void *read, size_t first, size_t second)",
+            ["  return self->arena + (read == self->arena + first ? second : first);"],
+        ),
+        *function(
+            f"int {name}_reset({name}_t *self)",
             [
-                "  table[at] = table[to];",
-                "  table[to] = table[ARENA] + (table[at] == table[ARENA] + first ? second : first);",
+                f"  if (self == NULL) return {up}_MISSING;",
+                f"  if (self->mark != {mark(contents)} || self->weights == NULL) return {up}_UNINITIALIZED;",
+                *rows,
+                f"  return {up}_OK;",
             ],
         ),
-        *function(f"void {contents.name}_reset({contents.name}_t *self)", rows),
         *function(
-            f"const void *{contents.name}_get({contents.name}_t *self, const char *name)", [*lookups, "  return NULL;"]
+            f"const void *{name}_get(const {name}_t *self, const char *name)",
+            ["  if (self == NULL || name == NULL) return NULL;", *lookups, "  return NULL;"],
         ),
     ]
-
-
-def swap_call(contents: Contents, n: str, names: dict[int, str]) -> str:
-    read_slot, write_slot = (
-        names[contents.program.arguments[n]],
-        names[dict(contents.program.results)[contents.carried[n]]],
-    )
-    first, second = contents.copies[n]
-    return f"  turn(self->table, {read_slot}, {write_slot}, {first}, {second});"
 
 
 def function(head: str, lines: Sequence[str]) -> list[str]:
@@ -256,20 +327,32 @@ def weights(contents: Contents) -> str:
     return f'#include "{contents.name}.h"\n\n' + words(f"{contents.name}_weights", contents.weights, size)
 
 
-def words(name: str, data: bytes, size: str = "") -> str:
+def words(name: str, data: bytes, size: str) -> str:
     """Return bytes as a 64-byte aligned array of 32-bit words."""
-    numbers = np.frombuffer(data + bytes(-len(data) % 4), "<u4") if data else np.zeros(1, np.uint32)
-    rows = [", ".join(f"0x{w:08x}" for w in numbers[k : k + 10].tolist()) for k in range(0, len(numbers), 10)]
-    return f"_Alignas(64) const uint32_t {name}[{size}] = {{\n  " + ",\n  ".join(rows) + "\n};\n"
+    return f"_Alignas(64) const uint32_t {name}[{size}] = {{\n{numbers(data)}\n}};\n"
+
+
+def typed(name: str, x: np.ndarray[Any, Any]) -> str:
+    """Return an array of the test as a union of its words and its elements."""
+    count = max(-(-x.nbytes // 4), 1)
+    union = f"union {{ uint32_t words[{count}]; {ctype(x)} values[{max(x.size, 1)}]; }}"
+    return f"static _Alignas(64) const {union} {name} = {{{{\n{numbers(x.tobytes())}\n}}}};\n"
+
+
+def numbers(data: bytes) -> str:
+    """Return bytes as lines of 32-bit numbers, at least one."""
+    words_ = np.frombuffer(data + bytes(-len(data) % 4), "<u4") if data else np.zeros(1, np.uint32)
+    rows = [", ".join(f"0x{w:08x}" for w in words_[k : k + 10].tolist()) for k in range(0, len(words_), 10)]
+    return "  " + ",\n  ".join(rows)
 
 
 def test(contents: Contents, embedded: bool) -> str:
     """Return a C program that compares its last run with the results of Python."""
     name, up = contents.name, contents.prefix
     parts = [f'#include "{name}.h"', "", "#include <math.h>", "#include <stdio.h>", "#include <stdlib.h>", ""]
-    parts += ["static " + words(f"{contents.c_names[n]}_given", x.tobytes()) for n, x in contents.inputs.items()]
+    parts += [typed(f"{contents.c_names[n]}_given", x) for n, x in contents.inputs.items()]
     checked = {n: x for n, x in contents.results.items() if x.size}
-    parts += ["static " + words(f"{contents.outputs[n]}_expected", x.tobytes()) for n, x in checked.items()]
+    parts += [typed(f"{contents.outputs[n]}_expected", x) for n, x in checked.items()]
     parts += [
         f"static {name}_t instance;",
         f"static _Alignas(64) unsigned char arena[{up}_ARENA_BYTES];",
@@ -285,7 +368,7 @@ def test(contents: Contents, embedded: bool) -> str:
         text = COMPARE.replace("KIND", kind).replace("TYPE", ARGUMENTS[kind]).replace("WIDE", conversion)
         parts += [*text.splitlines(), ""]
     stored = f"{name}_weights" if embedded else "weights"
-    input_names = [f"(const void *){c}_given" for c in contents.c_names.values()]
+    input_names = [f"{c}_given.values" for c in contents.c_names.values()]
     output_names = [f"{c}_result" for c in contents.outputs.values()]
     call = f"{name}_run(&instance, {', '.join([*input_names, *output_names])})"
     parts += ["int main(void) {", "  double worst = 0.0;"]
@@ -300,7 +383,7 @@ def test(contents: Contents, embedded: bool) -> str:
         c, compare = contents.outputs[n], f"compare_{as_dtype(x.dtype).name}"
         parts += [
             f"  worst = fmax(worst, {compare}({c_quoted(n)},",
-            f"    (const void *){c}_expected, {c}_result, {x.size}));",
+            f"    {c}_expected.values, {c}_result, {x.size}));",
         ]
     tolerance = "1e-2" if any(as_dtype(x.dtype).bits == 16 for x in checked.values()) else "1e-5"
     parts += [f"  return worst <= {tolerance} ? EXIT_SUCCESS : EXIT_FAILURE;", "}", ""]
@@ -339,6 +422,11 @@ static double compare_KIND(const char *name, const TYPE *expected, const TYPE *m
   return apart / largest;
 }
 """
+
+
+def result_type(contents: Contents, result: str) -> str:
+    """Return the C type of the elements of a result."""
+    return ARGUMENTS[next(r.type.dtype.name for r in contents.graph.results if r.name == result)]
 
 
 def ctype(x: np.ndarray[Any, Any]) -> str:

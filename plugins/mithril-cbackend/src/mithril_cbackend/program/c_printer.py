@@ -1,4 +1,4 @@
-"""Printer of kernels and driver as C11, for export and for ``compiled.source``.
+"""Printer of kernels as C11, for export and for ``compiled.source``.
 
 Vector loops are printed as loops that compilers vectorize. Those that only load, multiply, add and store, such as
 register tiles, use the vector extension of GCC and Clang instead, since compilers do not keep such tiles in registers.
@@ -9,19 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from mithril.ir import attributes_text
 from mithril_cbackend import tir as t
-from mithril_cbackend.c_names import identifier
-from mithril_cbackend.graph.call_layout import ARENA
-from mithril_cbackend.lowering.element.element_reader import is_uniform
-from mithril_cbackend.lowering.element.kernel import Kernel
-from mithril_cbackend.program.c_text import c_visible
-from mithril_cbackend.program.program import Program
 from mithril_cbackend.tir.expr import dtype_of, kind_of, mentions, pointed
 from mithril_cbackend.tir.tvm_api import nodes as n
 
@@ -29,6 +21,11 @@ TYPES = {
     "bool": "bool", "int8": "int8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t",
     "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t", "float16": "_Float16", "float32": "float",
     "float64": "double", "handle": "void *",
+}  # fmt: skip
+# Buffers of several types share the arena: the elements of a kernel's arrays may alias those of other types.
+ELEMENTS = {
+    **TYPES, "int16": "i16", "int32": "i32", "int64": "i64", "uint16": "u16", "uint32": "u32", "uint64": "u64",
+    "float16": "f16", "float32": "f32", "float64": "f64",
 }  # fmt: skip
 # Operator precedence of C. Only arithmetic and comparisons rely on it: for the rest compilers warn without parentheses.
 OR, AND, BIT, COMPARED, SUM, PRODUCT, UNARY, ATOM = range(1, 9)
@@ -38,6 +35,11 @@ SIGNS = {
     n.GT: (">", COMPARED), n.GE: (">=", COMPARED), n.And: ("&&", AND), n.Or: ("||", OR),
     n.RShift: (">>", BIT), n.BitwiseAnd: ("&", BIT), n.BitwiseOr: ("|", BIT), n.BitwiseXor: ("^", BIT),
 }  # fmt: skip
+NARROW = ("int8", "int16", "uint8", "uint16")
+COMPUTED = (
+    n.Add, n.Sub, n.Mul, n.Div, n.Mod, n.LShift, n.RShift, n.BitwiseAnd, n.BitwiseOr, n.BitwiseXor, n.BitwiseNot,
+    n.Select, n.Call,
+)  # fmt: skip
 OPERANDS = {OR: COMPARED, AND: COMPARED, BIT: UNARY, COMPARED: SUM}  # minimum precedence of both operands
 BITS = {
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_right": ">>",
@@ -48,7 +50,15 @@ INCLUDES = """\
 #include <stdint.h>
 #include <string.h>
 """
+ALIASING = """\
+#ifdef __GNUC__
+#define MAY_ALIAS __attribute__((may_alias))
+#else
+#define MAY_ALIAS
+#endif
+"""
 HELPERS = {  # identifier -> its definition
+    **{name: f"typedef {TYPES[dtype]} MAY_ALIAS {name};\n" for dtype, name in ELEMENTS.items() if name != TYPES[dtype]},
     "PARALLEL": """\
 #ifdef _OPENMP
 #define PARALLEL _Pragma("omp parallel for")
@@ -85,6 +95,21 @@ typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
 }
 
 
+def parameters(function: t.Function) -> list[str]:
+    """Return the declarations of a function's parameters."""
+    body = function.primfunc.body
+    statements = list(body.seq) if isinstance(body, n.SeqStmt) else [body]
+    declared = {s.data.name: s.buffer for s in statements if isinstance(s, n.DeclBuffer)}
+    texts = []
+    for k, p in enumerate(function.primfunc.params):
+        if p.name in declared:
+            const = "const " if k < function.read else ""
+            texts.append(f"{const}{ELEMENTS[str(declared[p.name].dtype)]} *restrict {p.name}")
+        else:  # a number
+            texts.append(f"{TYPES[dtype_of(p)]} {p.name}")
+    return texts
+
+
 class Printer:
     """Printer of one function."""
 
@@ -97,24 +122,12 @@ class Printer:
         self.constant = {str(p.name) for p in list(function.primfunc.params)[: function.read]}  # read-only arrays
 
     def text(self, name: str) -> str:
-        body = self.function.primfunc.body
-        declared: dict[str, Any] = {}
-        for s in body.seq if isinstance(body, n.SeqStmt) else [body]:
-            if isinstance(s, n.DeclBuffer):
-                declared[s.data.name] = s.buffer
-        parameters = []
-        for k, p in enumerate(self.function.primfunc.params):
-            if p.name not in declared:  # an integer parameter
-                parameters.append(f"{TYPES[dtype_of(p)]} {p.name}")
-                continue
-            const = "const " if k < self.function.read else ""
-            parameters.append(f"{const}{TYPES[str(declared[p.name].dtype)]} *restrict {p.name}")
-        self.statement(body)
+        self.statement(self.function.primfunc.body)
         text = self.body()
         for p in self.function.primfunc.params:
             if not re.search(rf"\b{p.name}\b", text):  # unused by the template for these sizes
                 text = f"  (void){p.name};\n{text}"
-        return f"static void {name}({', '.join(parameters)}) {{\n{text}\n}}\n"
+        return f"static void {name}({', '.join(parameters(self.function))}) {{\n{text}\n}}\n"
 
     def line(self, text: str, gives: str | None = None) -> None:
         self.written.append(("  " * self.depth + text, gives, self.reading))
@@ -260,7 +273,13 @@ class Printer:
         return f"({text})" if precedence < level else text
 
     def term(self, x: Any) -> tuple[str, int]:
-        """Return an expression and its precedence."""
+        """Return an expression and its precedence; small integers are converted, since C computes in int."""
+        text, precedence = self.plain_term(x)
+        if isinstance(x, COMPUTED) and kind_of(x) in NARROW:
+            return f"({TYPES[dtype_of(x)]}){text if precedence >= UNARY else f'({text})'}", UNARY
+        return text, precedence
+
+    def plain_term(self, x: Any) -> tuple[str, int]:
         if type(x) in SIGNS:
             sign, precedence = SIGNS[type(x)]
             left = OPERANDS.get(precedence, precedence)
@@ -324,7 +343,8 @@ class Printer:
         if name == "if_then_else":
             return self.select(*x.args), ATOM
         if name == "address_of":
-            return f"(void *)&{self.expr(x.args[0], UNARY)}", UNARY
+            const = "const " if str(x.args[0].source.name) in self.constant else ""
+            return f"({const}void *)&{self.expr(x.args[0], UNARY)}", UNARY
         if name == "prefetch":
             return f"PREFETCH({self.expr(x.args[0])})", ATOM
         if name == "reinterpret":
@@ -338,19 +358,6 @@ class Printer:
         if target == "handle":
             return f"at({inner})"
         return f"float_of_{source}({inner})" if target == "float32" else f"bits_{target}({inner})"
-
-
-class DriverPrinter(Printer):
-    """Printer of the driver, with names for the slots of the address table."""
-
-    def __init__(self, driver: Any, lanes: int, slots: Mapping[int, str]) -> None:
-        super().__init__(t.Function(driver, frozenset(), 0), lanes)
-        self.slots = slots
-
-    def term(self, x: Any) -> tuple[str, int]:
-        if isinstance(x, n.Load) and x.source.name == "table" and isinstance(x.indices[0], n.IntImm):
-            return f"table[{self.slots[int(x.indices[0].value)]}]", ATOM
-        return super().term(x)
 
 
 def integer(value: int, dtype: str) -> str:
@@ -373,63 +380,3 @@ def number(value: float, dtype: str) -> str:
     plain = value == 0 or 1e-4 <= abs(value) < 1e7
     text = (np.format_float_positional if plain else np.format_float_scientific)(exact, unique=True, trim="0")
     return f"({text}{suffix})" if text.startswith("-") else text + suffix
-
-
-def slot_names(program: Program) -> dict[int, str]:
-    """Return a C name for every slot of the address table."""
-    names = {ARENA: "ARENA"}
-    for stem, slots in (("AT", program.arguments), ("TO", dict(program.results))):
-        names.update({slot: f"{stem}_{identifier(name).upper()}" for name, slot in slots.items()})
-    names.update({slot: f"CONSTANT_{k}" for k, slot in enumerate(program.constants)})
-    names.update({slot: f"TRIP_{slot}" for slot in range(program.slots) if slot not in names})
-    used: set[str] = set()
-    for slot, name in names.items():
-        while name in used:
-            name += "_"
-        used.add(name)
-        names[slot] = name
-    return names
-
-
-def comment(kernel: Kernel) -> str:
-    """Return a comment that lists a kernel's operations and the layer that first used it."""
-    rows = []
-    for node in kernel.nodes:
-        if is_uniform(node):
-            continue
-        names = ", ".join("_" if v is None else v.name for v in node.operands)
-        attributes = attributes_text(node.attributes, {})
-        results = ", ".join(f"{v.name}: {v.type}" for v in node.results)
-        rows.append(f"{results} = {node.op.name}({', '.join(filter(None, [names, attributes]))})")
-    if kernel.anchor.origin.path:
-        rows.append(f"of layer {kernel.anchor.origin.path}")
-    return "/* " + "\n   ".join(map(c_visible, rows)) + " */\n"
-
-
-def body_text(program: Program, lanes: int) -> str:
-    """Return all kernels, and the driver as a function of the address table."""
-    pieces = {name: piece for f in program.functions.values() for name, piece in f.pieces.items()}
-    parts = [piece.c for piece in pieces.values()]
-    for name, function in program.functions.items():
-        kernel = program.kernels.get(name)
-        above = comment(kernel) if kernel is not None else ""
-        parts.append(above + Printer(function, lanes).text(name))
-    names = slot_names(program)
-    rows = [f"  {names[k]}," for k in sorted(names)]
-    parts.append("/* Slots of the address table. */\nenum {\n" + "\n".join(rows) + "\n};\n")
-    printer = DriverPrinter(program.driver, lanes, names)
-    printer.statement(program.driver.body)
-    parts.append("static void run(int64_t *table) {\n" + printer.body() + "\n}\n")
-    return "\n".join(parts)
-
-
-def prelude(body: str, lanes: int) -> str:
-    """Return the beginning of a file: includes, and the helpers that its body uses."""
-    used = [text for word, text in HELPERS.items() if re.search(rf"\b{word}\b", body)]
-    return "\n".join([INCLUDES, *used]).replace("LANES", str(lanes))
-
-
-def module_text(program: Program, lanes: int) -> str:
-    """Return a complete C file."""
-    body = body_text(program, lanes)
-    return f"{prelude(body, lanes)}\n{body}"

@@ -151,7 +151,7 @@ class Executable:
     @property
     def source(self) -> str:
         """Kernels and driver as readable C."""
-        from mithril_cbackend.program.c_printer import module_text
+        from mithril_cbackend.program.c_module import module_text
 
         above = "".join(f"/* {c_visible(line)} */\n" for line in self.plugins)
         return above + module_text(self.program, self.machine.lanes())
