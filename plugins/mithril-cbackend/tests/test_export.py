@@ -230,7 +230,7 @@ def test_a_shared_library_runs_with_weights_set_one_by_one(tmp_path):
         assert library.net_set_weight(pointer, name.encode(), x.ctypes.data_as(ctypes.c_void_p)) == 0
     assert library.net_set_weight(pointer, b"absent", arena.ctypes.data_as(ctypes.c_void_p)) == UNKNOWN
     assert library.net_set_weight(pointer, b"first.weight", None) == MISSING
-    assert list((ctypes.c_int32 * 2).in_dll(library, "net_input_shape")) == [5, 16]
+    assert list((ctypes.c_int32 * 4).in_dll(library, "net_shapes")) == [5, 16, 5, 10]
     x = np.random.default_rng(3).standard_normal((5, 16)).astype(np.float32)
     y = np.zeros(int(sizes["NET_OUTPUT_SIZE"]), np.float32)
     library.net_run(pointer, x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p))
@@ -428,7 +428,7 @@ int main(void) {
   const int shape[MODEL_INPUT_RANK] = MODEL_INPUT_SHAPE;
   const void *odd = (const unsigned char *)x + 1;
   model_t m = {0};
-  if (shape[0] != 5 || model_input_shape[1] != 16 || model_arena_size() != sizeof arena) return 1;
+  if (shape[0] != 5 || model_shapes[0][1] != 16 || model_ranks[1] != 2 || model_arena_size() != sizeof arena) return 1;
   if (model_run(&m, x, y) != MODEL_UNINITIALIZED || model_set_weights(&m, weights) != MODEL_UNINITIALIZED) return 2;
   if (model_init(&m, arena + 1) != MODEL_MISALIGNED || model_init(&m, 0) != MODEL_MISSING) return 3;
   if (model_init(&m, arena) != MODEL_OK || model_run(&m, x, y) != MODEL_UNINITIALIZED) return 4;

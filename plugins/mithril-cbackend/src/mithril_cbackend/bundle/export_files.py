@@ -84,7 +84,8 @@ def constants(contents: Contents) -> list[str]:
         lines.append(f"#define {up}_{c.upper()}_SIZE {max(x.size, 1)} /* {kind}, row by row */")
         lines.append(f"#define {up}_{c.upper()}_RANK {x.ndim}")
         lines.append(f"#define {up}_{c.upper()}_SHAPE {{{', '.join(map(str, x.shape)) or '1'}}}")
-    return [*lines, *(f"extern const int32_t {shape_array(contents, c, x)};" for c, x in arrays(contents)), ""]
+    lines += [f"extern const int32_t {array}" for array in shape_arrays(contents)]
+    return [*lines, ""]
 
 
 def prototypes(contents: Contents) -> list[str]:
@@ -121,8 +122,14 @@ def arrays(contents: Contents) -> list[tuple[str, np.ndarray[Any, Any]]]:
     return rows + [(c, contents.results[n]) for n, c in contents.outputs.items()]
 
 
-def shape_array(contents: Contents, c: str, x: np.ndarray[Any, Any]) -> str:
-    return f"{contents.name}_{c}_shape[{max(x.ndim, 1)}]"
+def shape_arrays(contents: Contents) -> list[str]:
+    """Return the declarations of the ranks and shapes of all arguments."""
+    count, rank = len(arrays(contents)), max((x.ndim for _, x in arrays(contents)), default=0)
+    name = contents.name
+    return [
+        f"{name}_ranks[{max(count, 1)}]; /* of the arguments of {name}_run */",
+        f"{name}_shapes[{max(count, 1)}][{max(rank, 1)}];",
+    ]
 
 
 def arguments(contents: Contents) -> str:
@@ -169,8 +176,7 @@ def interface(contents: Contents) -> str:
             "  }",
         ]
     parts = [
-        *(f"const int32_t {shape_array(contents, c, x)} = {up}_{c.upper()}_SHAPE;" for c, x in arrays(contents)),
-        "",
+        *shape_values(contents),
         *function(
             f"int {name}_init({name}_t *self, void *arena)",
             [
@@ -209,6 +215,15 @@ def interface(contents: Contents) -> str:
         *run_function(contents),
     ]
     return "\n".join(parts)
+
+
+def shape_values(contents: Contents) -> list[str]:
+    """Return the definitions of the arrays of ranks and shapes."""
+    ranks = ", ".join(f"{contents.prefix}_{c.upper()}_RANK" for c, _ in arrays(contents)) or "0"
+    shapes = ", ".join(f"{contents.prefix}_{c.upper()}_SHAPE" for c, _ in arrays(contents)) or "{0}"
+    values = (ranks, shapes)
+    heads = [declaration.partition(";")[0] for declaration in shape_arrays(contents)]
+    return [f"const int32_t {head} = {{{value}}};" for head, value in zip(heads, values, strict=True)] + [""]
 
 
 def run_function(contents: Contents) -> list[str]:
