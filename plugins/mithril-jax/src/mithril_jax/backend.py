@@ -23,7 +23,7 @@ from mithril.backend import (
     SourceExecutable,
     as_numpy,
 )
-from mithril.base import BackendError, OptionError, UnsupportedError, dtype as as_dtype
+from mithril.base import BackendError, Decisions, OptionError, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_jax import process_config
@@ -144,26 +144,38 @@ class JaxBackend(SourceBackend):
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
-        parts = pipeline_parallel.stages_of(self.mesh, options, self.jax_device.platform)
-        if parts is None:
+        mesh = pipeline_parallel.pipeline_mesh(self.mesh, options, self.jax_device.platform)
+        if mesh is None:
             return self.build_whole(graph, options)
-        return pipeline_parallel.build(self._build_stage, graph, options, parts)
-
-    def _build_stage(self, mesh: Mesh, graph: Graph, options: BuildOptions) -> SourceExecutable:
-        stage = copy.copy(self)
-        stage.mesh = mesh
-        return stage.build_whole(graph, options)
+        backend = copy.copy(self)
+        backend.mesh = mesh
+        specs = mesh_execution.ArgumentShardings(mesh, graph, options.settings, Decisions()).specs
+        return backend.build_pipeline(graph, options, dict(mesh.shape), specs)
 
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
-        """Build one program that runs on every device of the mesh, without pipeline stages."""
+        """Build one program without pipeline stages."""
         return super().build(with_stored_operands(graph), options)
+
+    def build_pipeline(
+        self, graph: Graph, options: BuildOptions, axes: Mapping[str, int], specs: Mapping[str, Any]
+    ) -> SourceExecutable:
+        """Build one program for all stages of a pipeline."""
+
+        def build_task(task: Graph) -> tuple[str, Forward]:
+            text, arrays = SourceBackend.generate(self, with_stored_operands(task), options)
+            return text, self.loaded(Source(text, arrays))
+
+        source, forward = pipeline_parallel.pipelined(build_task, graph, options, axes, specs)
+        executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        executable.differentiated = True  # several generated functions cannot be cached as one
+        return executable
 
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:
         if (
             options is not None
-            and pipeline_parallel.stages_of(self.mesh, options, self.jax_device.platform) is not None
+            and pipeline_parallel.pipeline_mesh(self.mesh, options, self.jax_device.platform) is not None
         ):
             raise OptionError(
                 "autodiff='native' conflicts with a pipeline",

@@ -8,7 +8,6 @@ _HOME = {
     "ahead_of": "mithril_tpu.programs",
     "load_program": "mithril_tpu.aot.artifact",
     "simulate_devices": "mithril_tpu.programs",
-    "stages_of": "mithril_tpu.programs",
     "training_program": "mithril_tpu.programs",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,13 +11,13 @@ from mithril.backend import BuildOptions, Capabilities, Forward, SourceExecutabl
 from mithril.ir import Graph, Input, Value, cotangent_name, iterate
 from mithril.plugins import HardwareTarget
 from mithril_jax.backend import JaxBackend
-from mithril_parallel.mesh import DATA, MODEL, Mesh
+from mithril_parallel.mesh import DATA, MODEL, PIPELINE, Mesh
 from mithril_parallel.placing.strategy import Strategy, choose
 from mithril_parallel.sharding.constraints import constrained
 from mithril_parallel.xla_model.program import PREFERS
 from mithril_targets.tpu import generation
 from mithril_tpu import options as tpu_options
-from mithril_tpu.aot import gpus, stages, topology
+from mithril_tpu.aot import gpus, topology
 from mithril_tpu.aot.oom_advice import remedy
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram, cpu_devices
 from mithril_tpu.options import DeviceRequest
@@ -31,7 +30,6 @@ class AheadBackend(JaxBackend):
     """
 
     devices = ("cpu", "tpu")  # type: ignore[assignment]  # fewer than the base class supports
-    stage = 0  # index of the pipeline stage
     is_lazy = False  # compile programs when they are first used, not when they are built
 
     def __init__(
@@ -91,12 +89,9 @@ class AheadBackend(JaxBackend):
         request = tpu_options.read(options.settings)
         if request.stages == 1:
             return self.build_whole(graph, options)
-        return stages.build(self._build_of_stage, graph, options, request)
-
-    def _build_of_stage(self, number: int, graph: Graph, options: BuildOptions) -> SourceExecutable:
-        stage = copy.copy(self)
-        stage.stage = number
-        return stage.build_whole(graph, options)
+        mesh = _mesh(request)
+        splits = choose(graph, mesh, request.splits, fsdp=request.fsdp).splits
+        return self.build_pipeline(graph, options, mesh.axes, splits)
 
     def build_with_gradients(
         self,
@@ -126,7 +121,7 @@ class AheadBackend(JaxBackend):
         """Return the TPU compiler's program, or with ``simulate`` the same function on CPU devices."""
         request = tpu_options.read(options.settings)
         target = plugins.target(options.settings["target_hardware"]).spec
-        mesh = Mesh({DATA: request.data, MODEL: request.model})
+        mesh = _mesh(request)
         strategy = choose(graph, mesh, request.splits, fsdp=request.fsdp)
         for name, reason in strategy.unsplit.items():
             options.decisions.record("choice", f"'{name}' is replicated: {reason}")
@@ -136,14 +131,10 @@ class AheadBackend(JaxBackend):
             ahead.ready()
         if request.simulate and (ahead is None or not ahead.present):
             options.decisions.record("choice", f"programs for {target.name} run on {mesh.devices} CPU device(s)")
-            devices = self._devices_of_stage(cpu_devices(request.devices), request)
+            devices = cpu_devices(request.devices)
             return SimulatedProgram(forward, graph, strategy, devices, x64=x64, ahead=ahead)
         assert ahead is not None
         return ahead
-
-    def _devices_of_stage(self, devices: list[Any], request: DeviceRequest) -> list[Any]:
-        """Return the devices of this stage: neighbors along the pipeline are neighbors in the list."""
-        return devices[self.stage :: request.stages]
 
     def _ahead_program(
         self,
@@ -176,13 +167,18 @@ class AheadBackend(JaxBackend):
             graph,
             strategy,
             target,
-            self._devices_of_stage(devices, request),
+            devices,
             present=local is not None,
             effort=request.effort if tpu is not None else None,  # XLA for GPUs has no such option
             x64=x64,
             exact=options.semantics == "portable",
             remedy=lambda needed, there: remedy(graph, request, target, needed, there),
         )
+
+
+def _mesh(request: DeviceRequest) -> Mesh:
+    axes = {DATA: request.data, MODEL: request.model}
+    return Mesh({**axes, PIPELINE: request.stages} if request.stages > 1 else axes)
 
 
 def _has_64_bits(graph: Graph) -> bool:

@@ -12,7 +12,6 @@ import jax
 from mithril.base import BackendError, InputError, unknown
 from mithril.runtime import CompiledModel, Program, ProgramKey, ProgramKind
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
-from mithril_tpu.aot.stages import AheadPipeline
 from mithril_tpu.backend import AheadBackend
 
 Update = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
@@ -36,14 +35,6 @@ def simulate_devices(count: int) -> None:
         ) from error
 
 
-def stages_of(compiled: CompiledModel) -> AheadPipeline:
-    """Return the programs of a pipeline compiled ahead of time: one for each stage and direction."""
-    call = getattr(compiled.programs[-1].executable, "call", None) if compiled.programs else None
-    if not isinstance(call, AheadPipeline):
-        raise InputError("this model was not compiled as a pipeline", hint="pass pipeline_stages=4, tpu_replicas=4")
-    return call
-
-
 def ahead_of(compiled: CompiledModel | Program) -> AheadProgram:
     """Return the ahead-of-time program of a compiled model's latest program, or of the given program."""
     program = compiled.programs[-1] if isinstance(compiled, CompiledModel) and compiled.programs else compiled
@@ -54,8 +45,6 @@ def ahead_of(compiled: CompiledModel | Program) -> AheadProgram:
         )
     executable = program.executable
     call = getattr(executable, "call", None)
-    if isinstance(call, AheadPipeline):
-        raise InputError("a pipeline has a program for each stage", hint="use mithril_tpu.stages_of(compiled).programs")
     ahead = call.ahead if isinstance(call, SimulatedProgram) else call
     if not isinstance(ahead, AheadProgram):
         raise InputError(

@@ -151,8 +151,6 @@ class ArgumentShardings:
         self._check_names(graph)
         self.pairs = self._pairs(graph)
         self.specs = {i.name: self._spec(i) for i in graph.arguments}
-
-        self.from_stages = {i.name for i in graph.arguments if i.tags.get("handed_on")}  # results of pipeline stages
         self._device_params: dict[str, tuple[Any, Any]] = {}  # parameters: the user's array, the placed array
 
     def _check_names(self, graph: Graph) -> None:
@@ -171,7 +169,10 @@ class ArgumentShardings:
 
     def _spec(self, i: Input) -> PartitionSpec:
         if i.role == "param":
-            return self._fully_sharded(i, self._weight_spec(i)) if self.parallelism == "fsdp" else self._weight_spec(i)
+            spec = self._weight_spec(i)
+            if self.parallelism == "fsdp":
+                spec = self._divided(i, spec, "data")
+            return self._divided(i, spec, "pipeline")
         if i.role == "state" or not i.type.shape or self.mesh.shape["data"] == 1:
             return PartitionSpec()
         size = i.type.shape[0]
@@ -198,15 +199,15 @@ class ArgumentShardings:
             self.decisions.record("choice", f"'{name}' is replicated: {reason}")
         return pairs
 
-    def _fully_sharded(self, i: Input, spec: PartitionSpec) -> PartitionSpec:
-        """Shard over ``data`` as well, along the longest axis that is not sharded yet."""
-        parts, shape = self.mesh.shape["data"], i.type.shape
+    def _divided(self, i: Input, spec: PartitionSpec, over: str) -> PartitionSpec:
+        """Shard over another axis of the mesh as well, along the longest axis that is not sharded yet."""
+        parts, shape = self.mesh.shape.get(over, 1), i.type.shape
         split = (*spec, *[None] * (len(shape) - len(spec)))
         fits = [k for k, n in enumerate(shape) if split[k] is None and isinstance(n, int) and n and n % parts == 0]
         if parts == 1 or not fits:
             return spec
         longest = max(fits, key=lambda k: (shape[k], -k))
-        return PartitionSpec(*("data" if k == longest else a for k, a in enumerate(split)))
+        return PartitionSpec(*(over if k == longest else a for k, a in enumerate(split)))
 
     def _weight_spec(self, i: Input) -> PartitionSpec:
         parts, shape = self.mesh.shape.get("model", 1), i.type.shape
@@ -263,8 +264,6 @@ class ArgumentShardings:
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
         if keep and (cached := self._device_params.get(name)) is not None and cached[0] is x:
             return cached[1]
-        if name in self.from_stages and isinstance(x.sharding, NamedSharding):
-            return x if x.sharding.mesh is self.mesh else jax.device_put(x, NamedSharding(self.mesh, x.sharding.spec))
         spec = self.specs[name]
         if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
             self._record_replicated(name, 0, x.shape[0], "data")

@@ -1,33 +1,40 @@
-"""Pipeline parallelism: one executable per stage of layers, and a schedule of their steps.
+"""Pipeline parallelism: one program for all devices, in which each device runs the tasks of its stage.
 
-JAX dispatches asynchronously, so stages run concurrently although one Python thread dispatches all steps. Within a
-stage, batches and weights are sharded over the stage's submesh as in any other program.
+``ml.staged`` cuts the graph into tasks. The program is a loop over ticks inside ``shard_map``: in each tick a device
+runs the task of its stage for one chunk, and sends the results to the neighboring stage. As every process runs the same
+program, the stages can be in several processes.
+
+Between steps each parameter is split over the stages, like a fully sharded one. The program first exchanges these
+parts, so that each stage has its own parameters complete, and at the end the gradients of each stage in the opposite
+direction. The optimizer's update then runs on the parts.
 """
 
 from __future__ import annotations
 
-from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 import mithril as ml
-from mithril.backend import BuildOptions, Source, SourceExecutable
-from mithril.base import BackendError, OptionError
-from mithril.ir import Graph, Input
+from mithril.backend import BuildOptions, Forward, Source
+from mithril.base import OptionError
+from mithril.ir import Graph
 from mithril_jax.mesh import mesh_execution
+from mithril_jax.mesh.stage_slots import Kind, Routes, Slots
 
-AXIS = "pipeline"
-BuildStage = Callable[[Mesh, Graph, BuildOptions], SourceExecutable]
+AXIS, DATA = "pipeline", "data"
+Specs = Mapping[str, tuple[Any, ...]]
+Key = tuple[int, str]  # a task and the name of its output
+BuildTask = Callable[[Graph], tuple[str, Forward]]
 
 
-def stages_of(mesh: Mesh | None, options: BuildOptions, platform: str) -> list[Mesh] | None:
-    """Return the submesh of each stage, or None without a pipeline."""
+def pipeline_mesh(mesh: Mesh | None, options: BuildOptions, platform: str) -> Mesh | None:
+    """Return the mesh (data, model, pipeline), or None without a pipeline."""
     settings = options.settings
     requested: int | None = settings.get("pipeline_stages")
     available = mesh.shape.get(AXIS, 1) if mesh is not None else 1
@@ -55,190 +62,268 @@ def stages_of(mesh: Mesh | None, options: BuildOptions, platform: str) -> list[M
             facts=[f"the mesh has {available} along '{AXIS}'"],
             hint="omit one of them",
         )
-    if len({device.process_index for device in mesh.devices.flat}) > 1:
-        raise BackendError(
-            "a pipeline on JAX requires all stages in one process",
-            facts=[f"device_mesh={tuple(mesh.shape.values())} has devices of {jax.process_count()} processes"],
-            hint="use data, model or fsdp over processes, or ml.TorchBackend, which runs each stage in a process",
-        )
     devices = mesh.devices.reshape((*mesh.devices.shape, 1, 1)[:3])
-    return [Mesh(devices[:, :, k], mesh_execution.AXES[:2]) for k in range(devices.shape[2])]
+    return Mesh(devices, mesh_execution.AXES)
 
 
-def build(build_stage: BuildStage, graph: Graph, options: BuildOptions, stages: list[Mesh]) -> SourceExecutable:
-    """Return the executable of a graph over stages, each task built for the mesh of its stage."""
+def pipelined(
+    build_task: BuildTask, graph: Graph, options: BuildOptions, axes: Mapping[str, int], specs: Specs
+) -> tuple[Source, Forward]:
+    """Return the source of all tasks, and the function that runs them on a mesh with these axes.
+
+    ``specs`` are the splits of the parameters between steps.
+    """
     settings = options.settings
-    staged = ml.staged(graph, len(stages), settings["pipeline_chunks"], settings["pipeline_schedule"])
-    programs = []
-    for number, task in enumerate(staged.tasks):
-        later = staged.tasks[number + 1 :] if task.once else staged.tasks
-        read_later = {i.name for other in later for i in other.graph.with_role("param")}
-        task_graph = _without_donation(task.graph, read_later)
-        programs.append(build_stage(stages[task.stage], task_graph, _inner(options, task_graph, read_later)))
+    stages, chunks = axes[AXIS], settings["pipeline_chunks"]
+    replicas = axes[DATA] if chunks > 1 else 1  # each has its own chunks; a single chunk is partitioned by XLA instead
+    staged = ml.staged(graph, stages, chunks * replicas, settings["pipeline_schedule"])
+    built = [build_task(task.graph) for task in staged.tasks]
     loads = ", ".join(f"{share:.0%}" for share in staged.shares)
     options.decisions.record(
-        "choice", f"{staged.stages} pipeline stages with {loads} of the work, {staged.chunks} chunk(s) of the batch"
+        "choice", f"{stages} pipeline stages with {loads} of the work, {chunks} chunk(s) of the batch"
     )
-    call = PipelineExecutable(staged, programs, graph, stages)
-    executable = SourceExecutable(graph, texts(programs), call)
-    executable.differentiated = True  # several programs cannot be cached as one
-    return executable
+    text = "\n\n".join(f"# -- {task.graph.name} --\n{t}" for task, (t, _) in zip(staged.tasks, built, strict=True))
+    schedule = settings["pipeline_schedule"]
+    calls = [forward for _, forward in built]
+    return Source(text), Pipelined(staged, calls, graph, specs, stages, chunks, replicas, schedule)
 
 
-def _without_donation(graph: Graph, names: set[str]) -> Graph:
-    """Return the graph of a task without donation of the parameters in ``names``, which other tasks read later."""
+@dataclass
+class State:
+    """The arrays of one device during the loop; each field is a list of slots."""
 
-    def retained(i: Input) -> Input:
-        return replace(i, tags={**i.tags, "donated": False}) if i.name in names and i.tags.get("donated") else i
-
-    return graph.replaced(inputs=tuple(map(retained, graph.inputs)))
-
-
-def _inner(options: BuildOptions, graph: Graph, read_later: set[str]) -> BuildOptions:
-    """Return the options of a task's program, which must not donate parameters that other tasks read later."""
-    fully = options.settings.get("parallelism") == "fsdp"
-    changed: dict[str, Any] = {"parallelism": "fsdp" if fully else None}  # within each stage
-    if read_later & {i.name for i in graph.with_role("param")}:
-        changed["jit_options"] = {n: x for n, x in options.jit_options.items() if n != "donate_argnums"}
-        jax_options = dict(options.settings["jax_options"])
-        changed["jax_options"] = {n: x for n, x in jax_options.items() if n != "donate_argnums"}
-    shared: Any = ChainMap(changed, options.settings)  # type: ignore[arg-type]
-    return BuildOptions(shared, inference=options.inference, decisions=options.decisions)
+    down: list[Any]  # values for the next stage
+    up: list[Any]  # values for the previous stage
+    saved: list[Any]  # values for the backward task, by chunk
+    sums: list[Any]
+    collected: list[Any]  # results by chunk
+    latest: list[Any]  # results that are equal for all chunks
 
 
-def texts(programs: list[SourceExecutable]) -> Source:
-    """Concatenate the sources of all tasks."""
-    return Source("\n\n".join(f"# -- {p.graph.name} --\n{p.source}" for p in programs))
+jax.tree_util.register_dataclass(
+    State, data_fields=["down", "up", "saved", "sums", "collected", "latest"], meta_fields=[]
+)
 
 
-class PipelineExecutable:
-    """Runs the steps of a pipeline. Gradients move to their parameters; all other results stay on their stage.
-
-    ``stages`` are the meshes of the stages, or None if the devices are not available and programs only compile.
-    """
+class Pipelined:
+    """The function of parameters and inputs that runs a pipeline; it is traced inside ``jax.jit``."""
 
     def __init__(
-        self, staged: Any, programs: list[SourceExecutable], graph: Graph, stages: list[Mesh] | None = None
+        self,
+        staged: Any,
+        calls: Sequence[Forward],
+        graph: Graph,
+        specs: Specs,
+        stages: int,
+        chunks: int,
+        replicas: int,
+        schedule: str,
     ) -> None:
-        self.staged = staged
-        self.calls: list[Any] = [program.call for program in programs]
+        self.staged, self.calls, self.specs = staged, calls, specs
+        self.stages, self.chunks, self.replicas, self.schedule = stages, chunks, replicas, schedule
         self.names = graph.output_names
-        self.owners = {r.name: r.of for r in graph.results_of("gradient")}
-        self.params = [tuple(i.name for i in task.graph.with_role("param")) for task in staged.tasks]
-        self.inputs = [tuple(i.name for i in task.graph.arguments if i.role != "param") for task in staged.tasks]
-        self.readers = Counter(source for task in staged.tasks if not task.once for source in task.takes.values())
-        self.once_sources = {source for task in staged.tasks if task.once for source in task.takes.values()}
-        self.numbers = [np.int32(k) for k in range(staged.chunks)]
-        self.chunked = self._chunked_inputs()
-        self.replicated = [NamedSharding(mesh, PartitionSpec()) for mesh in stages] if stages is not None else None
-        self._split = jax.jit(self._split_all)
-        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
-        self._join = jax.jit(lambda chunks, axis: jnp.concatenate(chunks, axis), static_argnums=1)
+        self.params = {i.name: i.type for i in graph.with_role("param")}
+        self.routes = Routes(staged, self.names)
+        self.backward = any(task.backward for task in staged.tasks)
+        self.param_slots = Slots([self._params_of(k) for k in range(stages)])
+        # a stage runs the backward task of a chunk at most 2 (stages - 1) ticks after its forward task
+        self.rows = min(chunks, 2 * stages - 1) if schedule == "1f1b" else chunks
 
-    def _chunked_inputs(self) -> dict[int, set[str]]:
-        """Return the inputs that each stage reads by chunk."""
-        by_stage: dict[int, set[str]] = {}
-        for task, names in zip(self.staged.tasks, self.inputs, strict=True):
-            by_stage.setdefault(task.stage, set()).update(n for n in names if n in self.staged.axes)
-        return by_stage
+    def _params_of(self, stage: int) -> dict[str, Kind]:
+        tasks = [task for task in self.staged.tasks if task.stage == stage and not task.once]
+        names = {i.name for task in tasks for i in task.graph.with_role("param")}
+        return {n: self._kind(n) for n in sorted(names)}
 
-    def chunks(self, stage: int, arguments: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Split a stage's inputs into chunks on its own devices: one transfer is cheaper than one per chunk."""
-        inputs = {n: arguments[n] for n in self.chunked[stage]}
-        if self.replicated is not None:
-            inputs = jax.device_put(inputs, self.replicated[stage])
-        return self._split(inputs)  # type: ignore[no-any-return]
+    def _kind(self, name: str) -> Kind:
+        t = self.params[name]
+        spec = tuple(self.specs.get(name, ()))
+        return Kind(t.shape, t.dtype.numpy, (*spec, *[None] * (len(t.shape) - len(spec))))
 
-    def _split_all(self, inputs: dict[str, Any]) -> dict[str, list[Any]]:
-        return {n: jnp.split(x, self.staged.chunks, self.staged.axes[n]) for n, x in inputs.items()}
-
+    # -- the program -------------------------------------------------------------------------------------------------
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        run = _Run(self, {**params, **inputs})
-        for step in self.staged.steps:
-            run.step(step.task, step.chunk)
-        return self._to_parameters(run.results(), params)
-
-    def _to_parameters(self, results: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-        """Move all gradients to the devices of their parameters, in one transfer."""
-        targets = {}
-        for name, owner in self.owners.items():
-            x, param = results[name], params.get(owner)
-            if isinstance(param, jax.Array) and param.shape == x.shape and param.sharding != x.sharding:
-                targets[name] = param.sharding
-        results.update(jax.device_put({name: results[name] for name in targets}, targets))
-        return {name: results[name] for name in self.names}
-
-    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters on the devices of the stage that updates them, or of the first that reads them."""
-        arrays = dict(params)
-        order = sorted(range(len(self.calls)), key=lambda k: not self.staged.tasks[k].once)
-        for k in order:
-            stage_arrays = self.calls[k].placed({n: params[n] for n in self.params[k] if n in params})
-            arrays.update({n: x for n, x in stage_arrays.items() if arrays[n] is params[n]})
-        return arrays
-
-    def assemble(self, name: str, shape: tuple[int, ...], read: Any) -> Any:
-        """Read a parameter for the first stage that uses it."""
-        for call, names in zip(self.calls, self.params, strict=True):
-            if name in names:
-                return call.assemble(name, shape, read)
-        return None
-
-
-class _Run:
-    """One call. ``links`` are values between steps; ``sums`` and ``last`` are values for tasks that run once."""
-
-    def __init__(self, executable: PipelineExecutable, arguments: dict[str, Any]) -> None:
-        self.executable, self.staged, self.arguments = executable, executable.staged, arguments
-        self.chunks = {stage: executable.chunks(stage, arguments) for stage in executable.chunked}
-        self.links: dict[tuple[int, int | None, str], list[Any]] = {}
-        self.sums: dict[int, dict[str, Any]] = {}
-        self.last: dict[tuple[int, str], Any] = {}
-        self.results_by_name: dict[str, list[tuple[int, Any]]] = {}
-
-    def step(self, number: int, chunk: int | None) -> None:
-        task = self.staged.tasks[number]
-        outputs = self.executable.calls[number](
-            {n: self.arguments[n] for n in self.executable.params[number]},
-            {n: self._input(task, n, chunk) for n in self.executable.inputs[number]},
+        tasks = [task for task in self.staged.tasks if not task.once]
+        names = sorted({i.name for task in tasks for i in task.graph.arguments if i.role != "param"})
+        read = {n: inputs[n] for n in names if n in inputs}
+        manual = {AXIS, DATA} if self.replicas > 1 else {AXIS}
+        run = jax.shard_map(
+            self._run_stage,
+            in_specs=(
+                PartitionSpec(AXIS),
+                self._data_spec(None),
+                PartitionSpec(AXIS),
+                {n: self._data_spec(n) for n in read},
+            ),
+            out_specs=(PartitionSpec(AXIS), {s: self._data_spec(s[1]) for s in self.routes.results}),
+            axis_names=manual,
+            check_vma=False,
         )
-        sums = {name: outputs.pop(name) for name in task.sums}
-        if sums:
-            previous = self.sums.get(number)
-            self.sums[number] = sums if previous is None else self.executable._add(previous, sums)
-        for name, x in outputs.items():
-            source = (number, name)
-            if (count := self.executable.readers[source]) > 0:
-                self.links[number, chunk, name] = [x, count]
-            if source in self.executable.once_sources:
-                self.last[source] = x
-            if name in self.executable.names:
-                self.results_by_name.setdefault(name, []).append((chunk or 0, x))
+        stacked = [self._stacked(k, kind, params) for k, (kind, _) in enumerate(self.param_slots.order)]
+        replicas = jnp.arange(self.replicas, dtype=jnp.int32)
+        sums, results = run(jnp.arange(self.stages, dtype=jnp.int32), replicas, stacked, read)
+        return self._finished(params, inputs, sums, results)
 
-    def _input(self, task: Any, name: str, chunk: int | None) -> Any:
-        source = task.takes.get(name)
-        if source is None:
-            if name == self.staged.index:
-                return self.executable.numbers[chunk or 0]
-            chunks = self.chunks[task.stage]
-            return chunks[name][chunk or 0] if name in chunks else self.arguments[name]
-        if not task.once:
-            return self._consume((source[0], chunk, source[1]))
-        sums = self.sums.get(source[0], {})
-        return sums[source[1]] if source[1] in sums else self.last[source]
+    def _data_spec(self, name: str | None) -> PartitionSpec:
+        """Return the split of an input or a result over the replicas; None means the array of their numbers."""
+        if self.replicas == 1:
+            return PartitionSpec()
+        if name is None:
+            return PartitionSpec(DATA)
+        axis = self.staged.axes.get(name)
+        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, DATA)
 
-    def _consume(self, key: tuple[int, int | None, str]) -> Any:
-        """Return a value of an earlier task; it is released after its last use."""
-        entry = self.links[key]
-        entry[1] -= 1
-        if not entry[1]:
-            del self.links[key]
-        return entry[0]
+    def _stacked(self, slot: int, kind: Kind, params: Mapping[str, Any]) -> Any:
+        """Return the parameters of all stages in one slot; each stage has the complete array of its own."""
+        names = [self.param_slots.name_at(stage, slot) for stage in range(self.stages)]
+        arrays = [jnp.zeros(kind.shape, kind.dtype) if n is None else params[n] for n in names]
+        parts = lax.with_sharding_constraint(jnp.stack(arrays), PartitionSpec(None, *kind.split))
+        complete = [a if a not in (AXIS, DATA) else None for a in kind.split]
+        return lax.with_sharding_constraint(parts, PartitionSpec(AXIS, *complete))
 
-    def results(self) -> dict[str, Any]:
-        results = {name: x for sums in self.sums.values() for name, x in sums.items()}
-        for name, chunks in self.results_by_name.items():
-            ordered = [x for _, x in sorted(chunks, key=lambda entry: entry[0])]
-            is_chunked = name in self.staged.axes and len(ordered) > 1
-            results[name] = self.executable._join(ordered, self.staged.axes[name]) if is_chunked else ordered[-1]
-        return results
+    def _run_stage(self, stage: Any, replica: Any, stacked: Any, inputs: Mapping[str, Any]) -> Any:
+        """Run all ticks on one device."""
+        number, params = stage[0], [x[0] for x in stacked]
+        chunked = {n: self._in_chunks(n, x) for n, x in inputs.items() if n in self.staged.axes}
+        fixed = {n: x for n, x in inputs.items() if n not in chunked}
+
+        def arguments(m: Any) -> dict[str, Any]:
+            chunk = {n: lax.dynamic_index_in_dim(x, m, keepdims=False) for n, x in chunked.items()}
+            if self.staged.index is not None:
+                chunk[self.staged.index] = replica[0] * self.chunks + m
+            return {**fixed, **chunk}
+
+        def forward(state: State, tick: Any) -> State:
+            return self._tick(state, number, tick - number, params, arguments, backward=False)
+
+        def backward(state: State, tick: Any) -> State:
+            return self._tick(state, number, tick - (self.stages - 1 - number), params, arguments, backward=True)
+
+        state = (
+            self._scan(forward, self._initial()) if not self.backward or self.schedule == "gpipe" else self._initial()
+        )
+        if self.backward and self.schedule == "gpipe":
+            state = self._scan(backward, state)
+        elif self.backward:
+            late = self.stages - 1
+            state = self._scan(lambda s, t: backward(forward(s, t), t - late), state, extra=late)
+        return self._local_results(state, number)
+
+    def _scan(self, tick: Callable[[State, Any], State], state: State, extra: int = 0) -> State:
+        count = self.chunks + self.stages - 1 + extra
+        result: State = lax.scan(lambda s, t: (tick(s, t), None), state, jnp.arange(count, dtype=jnp.int32))[0]
+        return result
+
+    def _initial(self) -> State:
+        routes = self.routes
+        return State(
+            routes.down.zeros(),
+            routes.up.zeros(),
+            routes.saved.zeros(self.rows),
+            routes.sums.zeros(),
+            routes.collected.zeros(self.chunks),
+            routes.latest.zeros(),
+        )
+
+    def _tick(
+        self, state: State, number: Any, m: Any, params: list[Any], arguments: Callable[[Any], Any], *, backward: bool
+    ) -> State:
+        """Run the task of this stage for chunk ``m`` if there is such a chunk, and send results to the neighbor."""
+        m = m.astype(jnp.int32)
+        active = (m >= 0) & (m < self.chunks)
+        chunk = jnp.clip(m, 0, self.chunks - 1)
+
+        def branch(stage: int) -> Callable[[State], State]:
+            return lambda s: self._run_task(s, stage, chunk, params, arguments(chunk), backward=backward)
+
+        branches = [branch(k) for k in range(self.stages)]
+        state = lax.switch(jnp.where(active, number, self.stages), [*branches, lambda s: s], state)
+        if self.stages == 1:
+            return state
+        if backward:
+            ring = [(k, k - 1) for k in range(1, self.stages)]
+            return State(**{**vars(state), "up": [lax.ppermute(x, AXIS, ring) for x in state.up]})
+        ring = [(k, k + 1) for k in range(self.stages - 1)]
+        return State(**{**vars(state), "down": [lax.ppermute(x, AXIS, ring) for x in state.down]})
+
+    def _run_task(
+        self, state: State, stage: int, m: Any, params: list[Any], arguments: Mapping[str, Any], *, backward: bool
+    ) -> State:
+        routes, row = self.routes, m % self.rows
+        task = routes.task(stage, backward=backward)
+        values = routes.up.unpack(stage, state.up) if backward else routes.down.unpack(stage, state.down)
+        if backward:
+            values |= routes.saved.unpack(stage, state.saved, row)
+        graph = self.staged.tasks[task].graph
+        available = self.param_slots.unpack(stage, params)
+        links = {n: values[source] for n, source in self.staged.tasks[task].takes.items()}
+        outputs = self.calls[task](
+            {i.name: available[i.name] for i in graph.with_role("param")},
+            {
+                i.name: links[i.name] if i.name in links else arguments[i.name]
+                for i in graph.arguments
+                if i.role != "param"
+            },
+        )
+        values |= {(task, name): x for name, x in outputs.items()}
+        return State(
+            state.down if backward else routes.down.pack(stage + 1, values),
+            routes.up.pack(stage - 1, values) if backward else state.up,
+            state.saved if backward else routes.saved.put(stage, values, state.saved, row),
+            routes.sums.add(stage, values, state.sums),
+            routes.collected.put(stage, values, state.collected, m),
+            routes.latest.put(stage, values, state.latest),
+        )
+
+    # -- chunks and results ------------------------------------------------------------------------------------------
+    def _in_chunks(self, name: str, x: Any) -> Any:
+        """Return an input of this replica with its chunks along a new first axis."""
+        axis = self.staged.axes[name]
+        shape = (*x.shape[:axis], self.chunks, x.shape[axis] // self.chunks, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+    def _local_results(self, state: State, number: Any) -> tuple[list[Any], dict[Key, Any]]:
+        """Return the sums of this stage, and the results of all stages on each of them."""
+        sums = [lax.psum(x, DATA) if self.replicas > 1 else x for x in state.sums]
+        results = {}
+        for source in self.routes.results:
+            stage, name = self.staged.tasks[source[0]].stage, source[1]
+            is_collected = name in self.staged.axes
+            slots, arrays = (
+                (self.routes.collected, state.collected) if is_collected else (self.routes.latest, state.latest)
+            )
+            x = slots.unpack(stage, arrays)[source]
+            if is_collected:
+                x = jnp.moveaxis(x, 0, axis := self.staged.axes[name])
+                x = x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+            as_sum = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
+            results[source] = lax.psum(jnp.where(number == stage, as_sum, 0).astype(as_sum.dtype), AXIS).astype(x.dtype)
+        return [x[None] for x in sums], results
+
+    def _finished(
+        self, params: Mapping[str, Any], inputs: Mapping[str, Any], sums: list[Any], results: dict[Key, Any]
+    ) -> dict[str, Any]:
+        """Return all results: run the tasks that follow the last chunk, on the parts of the parameters."""
+        values = dict(results)
+        for stage in range(self.stages):
+            for slot, source in self.routes.sums.names_at(stage):
+                values[source] = self._part(sums[slot], stage)
+        for number, task in enumerate(self.staged.tasks):
+            if task.once:
+                links = {n: values[source] for n, source in task.takes.items()}
+                outputs = self.calls[number](
+                    {i.name: params[i.name] for i in task.graph.with_role("param")},
+                    {
+                        i.name: links[i.name] if i.name in links else inputs[i.name]
+                        for i in task.graph.arguments
+                        if i.role != "param"
+                    },
+                )
+                values |= {(number, name): x for name, x in outputs.items()}
+        by_name = {name: x for (_, name), x in values.items() if name in self.names}
+        return {name: by_name[name] for name in self.names}
+
+    def _part(self, stacked: Any, stage: int) -> Any:
+        """Return the sum of one stage, split like a parameter of that shape."""
+        shape = stacked.shape[1:]
+        kinds = (self._kind(n) for n in self._params_of(stage))
+        split = next((kind.split for kind in kinds if kind.shape == shape), (None,) * len(shape))
+        return lax.with_sharding_constraint(stacked, PartitionSpec(None, *split))[stage]

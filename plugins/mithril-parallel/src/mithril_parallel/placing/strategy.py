@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from mithril.axes import Factors, OpAxes, axes_of, is_product, is_unchanged, is_view
 from mithril.base import OptionError
 from mithril.ir import Graph, Input, Node, Value, decompose
-from mithril_parallel.mesh import DATA, MODEL, Mesh, Split, replicated
+from mithril_parallel.mesh import DATA, MODEL, PIPELINE, Mesh, Split, replicated
 from mithril_parallel.placing.propagate import GraphSharding, propagate_node
 from mithril_parallel.placing.rules import OpSharding, op_sharding, sizes
 
@@ -44,8 +44,9 @@ def choose(
 ) -> Strategy:
     """Choose splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
 
-    With ``fsdp`` every parameter is also split over ``data``, along its longest divisible axis. With ``chunked`` the
-    axis ``data`` counts chunks of the batch instead of devices, and error messages say so.
+    With ``fsdp`` every parameter is also split over ``data``, along its longest divisible axis, and always over the
+    stages of a pipeline. With ``chunked`` the axis ``data`` counts chunks of the batch instead of devices, and error
+    messages say so.
     """
     strategy = Strategy(mesh)
     requests = dict(splits or {})
@@ -57,7 +58,8 @@ def choose(
             _WeightPairs(graph, strategy).run()
     _split_slots(graph, strategy)
     if fsdp:
-        _split_parameters(graph, strategy)
+        _split_parameters(graph, strategy, DATA)
+    _split_parameters(graph, strategy, PIPELINE)
     _split_cotangents(graph, strategy)
     return strategy
 
@@ -360,15 +362,15 @@ def _split_slots(graph: Graph, strategy: Strategy) -> None:
             strategy.splits[name] = strategy.splits[owner]
 
 
-def _split_parameters(graph: Graph, strategy: Strategy) -> None:
-    parts = strategy.mesh.size(DATA)
+def _split_parameters(graph: Graph, strategy: Strategy, over: str) -> None:
+    parts = strategy.mesh.size(over)
     for i in graph.with_role("param"):
         split = strategy.of(i.name, i.value.ndim)
         lengths = sizes(i.value)
         fits = [k for k, n in enumerate(lengths) if split[k] is None and n >= parts and n % parts == 0]
-        if fits and parts > 1 and DATA not in split:
+        if fits and parts > 1 and over not in split:
             longest = max(fits, key=lambda k: (lengths[k], -k))
-            strategy.splits[i.name] = tuple(DATA if k == longest else a for k, a in enumerate(split))
+            strategy.splits[i.name] = tuple(over if k == longest else a for k, a in enumerate(split))
 
 
 # -- cotangents -----------------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ class _TaskGraphs:
                     takes[LINK + v.name] = self._producing_task(v)
                     # the batch is determined from the inputs, which values read once are not part of
                     role = "state" if self.order[number][1] == "once" else "input"
-                    inputs[renamed[v]] = Input(renamed[v], role, tags={"handed_on": True})
+                    inputs[renamed[v]] = Input(renamed[v], role)
                 return renamed[v]
             return v
 
