@@ -78,6 +78,18 @@ def test_equal_parameters_are_not_merged():
     assert names(common_subexpression(b.build({"y": y}))).count("matmul") == 2
 
 
+def test_equal_constants_are_stored_once():
+    def write(b, x):
+        tables = [np.asarray(a, t) for a, t in (([0, 1], "i4"), ([0, 1], "i4"), ([0, 2], "i4"), ([0, 1], "f4"))]
+        tables += [np.asarray(v, "f4") * np.ones(2, "f4") for v in (0.0, -0.0, np.nan, np.nan)]
+        return {f"y{k}": x * b.constant(t) for k, t in enumerate(tables)}
+
+    graph = dead_code_elimination(common_subexpression(built(write, (2,))))
+    assert [i.role for i in graph.inputs].count("constant") == 6
+    assert names(graph).count("mul") == 6
+    verify(graph)
+
+
 def test_draws_merge_for_one_key_only():
     with Builder() as b:
         first, second = (b.input(n, (2,), "uint32") for n in ("k1", "k2"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,8 +33,8 @@ def dead_code_elimination(graph: Graph) -> Graph:
 
 
 def common_subexpression(graph: Graph) -> Graph:
-    """Compute equal expressions once. Parameters stay separate: an input is equal only to itself."""
-    replacements: dict[Value, Value] = {}
+    """Compute equal expressions and store equal constants once. Other inputs are equal only to themselves."""
+    replacements = _equal_constants(graph)
     seen: dict[Any, Node] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -49,6 +50,24 @@ def common_subexpression(graph: Graph) -> Graph:
         return graph
     outputs = tuple(replacements.get(v, v) for v in graph.outputs)
     return graph.replaced(nodes=tuple(nodes), outputs=outputs)
+
+
+def _equal_constants(graph: Graph) -> dict[Value, Value]:
+    """Return the first of equal constants for each later one."""
+    groups: dict[Any, list[Input]] = {}
+    for i in graph.inputs:
+        if i.role == "constant" and i.data is not None:
+            groups.setdefault((i.value.type, i.data.dtype), []).append(i)
+    replacements: dict[Value, Value] = {}
+    for group in groups.values():
+        if len(group) > 1:  # the bytes of a constant without a partner are not read
+            first: dict[Any, Value] = {}
+            for i in group:
+                content = np.asarray(i.data, order="C").reshape(-1).view(np.uint8)
+                earlier = first.setdefault(hashlib.sha256(content.data).digest(), i.value)
+                if earlier is not i.value:
+                    replacements[i.value] = earlier
+    return replacements
 
 
 def _key(node: Node) -> Any:
