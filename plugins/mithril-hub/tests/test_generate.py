@@ -80,7 +80,7 @@ def test_a_session_reuses_the_beginning_of_a_prompt(compiled):
     read = []
     step = session.runner
     session.runner = lambda inputs: read.append(inputs["input_ids"].shape[1]) or step(inputs)
-    session.runner.model, session.runner.state = step.model, step.state
+    session.runner.model, session.runner.get_shapes = step.model, step.get_shapes
     longer = [*PROMPT[:13], *first, 7]
     tokens = ml.generate(session, longer, max_new_tokens=4, stop=())
     assert sum(read[:1]) <= 8, "only the new end of the prompt is read"

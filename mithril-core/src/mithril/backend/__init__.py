@@ -36,6 +36,7 @@ HOMES = {
     "codegen.names": ("NameAllocator",),
     "codegen.shared": ("Dialect", "HELPERS", "xp"),
     "codegen.shared.": ("complex_numbers", "factors", "indexing", "integers", "reductions"),
+    "codegen.shared.cached_attention": ("cached_attention",),
     "codegen.shared.indexing": ("positions",),
     "codegen.shared.integers": ("floordiv_int",),
     "codegen.shared.pooling": ("pool_counts", "taps", "window_parts"),
@@ -47,8 +48,8 @@ HOMES = {
     "lazy_graph": ("LazyGraph",),
     "lowering_types": ("ArrayKernel", "Condition", "TextWriter"),
     "memory_plan": (
-        *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes", "lifetimes"),
-        *("nbytes", "parse_bytes", "peak_bytes", "plan"),
+        *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes"),
+        *("in_place_updates", "lifetimes", "nbytes", "parse_bytes", "peak_bytes", "plan"),
     ),
     "patterns": ("matches", "require_match"),
     "plugin_lowering": ("Label", "PluginLowering", "applicable", "lowering_error_context", "plugin_lowerings"),

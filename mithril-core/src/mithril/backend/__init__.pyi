@@ -77,6 +77,7 @@ from mithril.backend.codegen.shared import (
     reductions as reductions,
     xp as xp,
 )
+from mithril.backend.codegen.shared.cached_attention import cached_attention as cached_attention
 from mithril.backend.codegen.shared.indexing import positions as positions
 from mithril.backend.codegen.shared.integers import floordiv_int as floordiv_int
 from mithril.backend.codegen.shared.pooling import (
@@ -109,6 +110,7 @@ from mithril.backend.memory_plan import (
     columns as columns,
     find_strategy as find_strategy,
     format_bytes as format_bytes,
+    in_place_updates as in_place_updates,
     lifetimes as lifetimes,
     nbytes as nbytes,
     parse_bytes as parse_bytes,

@@ -239,6 +239,10 @@ class Backend(metaclass=CheckedType):
         """Convert anything array-like to an array on the device. Python floats become ``self.dtype``."""
         raise BackendError(f"backend '{self.name}' does not implement array()")
 
+    def copied(self, array: Any) -> Any:
+        """Return a copy of an array of this backend, with memory of its own."""
+        return self.array(self.to_numpy(array))
+
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         raise BackendError(f"backend '{self.name}' does not implement to_numpy()")
 

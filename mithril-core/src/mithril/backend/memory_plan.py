@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -52,6 +52,25 @@ class MemoryPlan:
 
 
 Strategy = Callable[[list[Buffer]], None]
+
+
+def in_place_updates(graph: Graph, inputs: Collection[Value] | None = None) -> dict[Value, Value]:
+    """Return the input that each next state replaces: ``dynamic_update_slice`` of an input without another reader.
+
+    The default inputs are those tagged ``donated``. A backend can write such a state into the memory of the input.
+    """
+    if inputs is None:
+        inputs = {i.value for i in graph.inputs if i.tags.get("donated")}
+    owners = {i.name: i.value for i in graph.inputs if i.value in inputs and i.value not in graph.outputs}
+    outputs = list(graph.outputs)
+    updates = {}
+    for state in graph.results_of("state"):
+        node, owner = graph.producers.get(state.value), owners.get(state.of)
+        if node is None or owner is None or node.op is not ops.dynamic_update_slice or node.operands[0] is not owner:
+            continue
+        if outputs.count(state.value) == len(graph.users[owner]) == node.operands.count(owner) == 1:
+            updates[state.value] = owner
+    return updates
 
 
 def nbytes(t: TensorType, sizes: Mapping[str, int] | None = None) -> int:

@@ -122,6 +122,7 @@ class ProgramCache:
             "params": _rows(interface.params),
             "states": _rows(interface.states),
             "outputs": _rows(interface.outputs),
+            "donated": interface.donated,
             "limits": [[s.name, s.low, s.high] for s in symbols(*(d for t in interface.all() for d in t.shape))],
             "decisions": [[d.kind, d.message, d.where] for d in decisions],
             "report": [[r.name, r.seconds, r.before, r.after, r.changed] for r in (report.records if report else [])],
@@ -152,6 +153,7 @@ class ProgramCache:
             _types(description["states"], limits),
             _types(description["outputs"], limits),
             parse(parts["guards"].decode()).guards,
+            tuple(description["donated"]),
         )
         before, after, lowered = (
             LazyGraph(parts[name].decode() if name in parts else compile_again)

@@ -68,6 +68,7 @@ from mithril.runtime import (
     largest_sizes,
     with_bounds,
     with_checks,
+    with_updates,
 )
 
 Names = tuple[str, ...]
@@ -309,7 +310,7 @@ class Compiler:
         record_operations(traced, self.decisions)
         self._stage("types", traced)
         kind = request.kind
-        graph, checks = self._with_checks(traced)
+        graph, checks = self._with_checks(traced if kind.training or kind.of or for_framework else with_updates(traced))
         derivatives: Sequence[Output] = ()
         wrt = kind.wrt if kind.wrt is not None else self._default_wrt(traced) if kind.of else ()
         native = for_framework or (self.settings["autodiff"] == "native" and bool(kind.of))
@@ -415,9 +416,8 @@ class Compiler:
         if self.settings.as_dict()["file_path"] is not None:
             if part in self._written:
                 types = ", ".join(f"{n}: {t}" for n, t in request.types)
-                self.decisions.record(
-                    "choice", f"file_path contains the latest program{part and ' with '}{part}, for {types}"
-                )
+                message = f"file_path contains the latest program{part and ' with '}{part}, for {types}"
+                self.decisions.record("choice", message)
             self._written.add(part)
 
     def build(self, graph: Graph, native: tuple[Names, Names] | None = None) -> Executable:

@@ -16,6 +16,7 @@ HOMES = {
     "pure_function": ("PureFunction", "PureProgram"),
     "runner": ("Runner",),
     "signature": ("InputSpec", "convert_input", "array_type", "as_numpy", "missing_or_unknown", "resolve_type"),
+    "updated_states": ("with_updates",),
     "tables": ("columns", "format_si"),
     "watching": ("Watcher", "watch"),
     "weight_files": ("load_file", "save_file"),

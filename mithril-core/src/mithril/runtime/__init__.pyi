@@ -55,6 +55,7 @@ from mithril.runtime.tables import (
     columns as columns,
     format_si as format_si,
 )
+from mithril.runtime.updated_states import with_updates as with_updates
 from mithril.runtime.watching import (
     Watcher as Watcher,
     watch as watch,

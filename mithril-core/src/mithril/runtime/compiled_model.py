@@ -187,6 +187,16 @@ class CompiledModel:
         message = f"no parameters are bound: using random parameters of seed {seed}{which}; {UNBOUND}"
         self.decisions.record("assumed", message, warn=True)
 
+    def advance(self, params: Arrays | None, inputs: Arrays, state: dict[str, Any]) -> dict[str, Any]:
+        """Run a step for a runner: return the outputs, and replace the arrays of its ``state``."""
+        bound = None
+        if params is None:
+            if self._parameters.bound is None and self._evaluation.needs_params(inputs):
+                self._bind_fresh(inputs)
+            bound = self._parameters.bound
+            params = UNKNOWN if bound is None else bound.passed
+        return self._evaluation.advance(params, inputs, state, bound)
+
     def bound_call(
         self, params: Arrays | None, inputs: Arrays, *, state: Arrays | None = None, training: bool = False
     ) -> tuple[Program, dict[str, Any]]:

@@ -92,6 +92,7 @@ class Evaluation:
         program, arrays, checked, arguments = self.prepared(actual, params, state, kind, bound)
         if differentiated:
             arguments.update(self._cotangents(program, cotangents, differentiated, arrays))
+        arguments.update({n: self.backend.copied(arguments[n]) for n in program.interface.donated})
         results = self._run(program, checked, arguments)
         plain = state is None and not program.interface.states and not self.watching
         if plain and checked is params and isinstance(params, dict) and _are_same(arrays, inputs):
@@ -102,6 +103,22 @@ class Evaluation:
                 if unchanged:
                     self.calls.keep_gradients(program, params, arrays, cotangents, training, wrt)
         return _split(results, differentiated, state, program)
+
+    def advance(self, params: Arrays, inputs: Arrays, state: dict[str, Any], bound: Bound | None) -> dict[str, Any]:
+        """Run once for a runner, replacing its state: the program overwrites arrays that it updates in place."""
+        self.backend.check_fork()
+        actual = self.with_defaults(inputs, False, params)
+        program, arrays, checked, arguments = self.prepared(actual, params, state, ProgramKind(), bound)
+        names, unchanged = program.results, dict(state)
+        if program.early is None:
+            arguments.update({n: self.backend.copied(arguments[n]) for n in program.interface.donated})
+        else:
+            program.early.raise_if_violated({n: self.backend.to_numpy(x) for n, x in arrays.items()})
+            for name in program.interface.donated:
+                del unchanged[name], state[name]  # a failed run leaves no array that it may have overwritten
+        results = self._run(program, checked, arguments)
+        state.update({**unchanged, **{owner: results[n] for owner, n in names.states}})
+        return {n: results[n] for n in names.outputs}
 
     def prepared(
         self, arguments: Arrays, params: Arrays, state: Arrays | None, kind: ProgramKind, bound: Bound | None = None

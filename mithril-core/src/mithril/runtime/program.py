@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from mithril.backend import Backend, LazyGraph
 from mithril.base import Guard, TensorType
 from mithril.ir import Graph, Output
 from mithril.runtime.batch_buckets import BucketedExecutable
-from mithril.runtime.index_checks import IndexCheckedExecutable
+from mithril.runtime.index_checks import Check, IndexCheckedExecutable
 from mithril.runtime.memory_usage import ProgramMemory
+from mithril.runtime.updated_states import EarlyChecks, early_checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Interface:
     states: Mapping[str, TensorType]
     outputs: Mapping[str, TensorType]  # without the new states
     guards: tuple[Guard, ...]
+    donated: tuple[str, ...] = ()  # the states that a run overwrites
 
     def all(self) -> Iterable[TensorType]:
         return (*self.params.values(), *self.states.values(), *self.outputs.values())
@@ -53,6 +56,7 @@ class Interface:
             {i.name: i.type for i in graph.with_role("state")},
             {r.name: r.type for r in traced.results if r.role != "state"},
             traced.guards,
+            tuple(i.name for i in graph.with_role("state") if i.tags.get("donated")),
         )
 
 
@@ -78,7 +82,7 @@ class Results:
         return not self.gradients and not self.states
 
 
-@dataclass(eq=False, repr=False, slots=True)
+@dataclass(eq=False, repr=False)
 class Program:
     """A compiled program: the graphs before and after the passes, and the executable."""
 
@@ -109,6 +113,12 @@ class Program:
     def call(self) -> Any:
         """The executable that calls of the model run."""
         return self.bucketed or self.checked or self.executable
+
+    @cached_property
+    def early(self) -> EarlyChecks | None:
+        """The checks of a call before the run, None if the run itself has to finish before its checks."""
+        late = self.checked is not None and any(isinstance(check, Check) for check in self.checked.checks)
+        return None if late else early_checks(self.traced)
 
     @property
     def traced(self) -> Graph:

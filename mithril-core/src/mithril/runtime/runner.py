@@ -23,9 +23,7 @@ class Stateful(Protocol):
     @property
     def model(self) -> Any: ...
 
-    def __call__(self, inputs: Any, *, state: Any) -> Any: ...
-
-    def evaluate(self, params: Any, inputs: Any, *, state: Any) -> Any: ...
+    def advance(self, params: Arrays | None, inputs: Arrays, state: dict[str, Any]) -> dict[str, Any]: ...
 
     def state_for(self, inputs: Arrays, seed: int | None) -> dict[str, Any]: ...
 
@@ -33,34 +31,49 @@ class Stateful(Protocol):
 class Runner:
     """A compiled model with its current state, and with parameters or the bound ones.
 
-    The first call creates the initial state for its batch; each call replaces the state, unless it raises.
+    The first call creates the initial state for its batch, and each call replaces it: caches are updated in place, so
+    that a step allocates no memory of their size. A call that is rejected before it runs leaves the state unchanged.
     """
 
     def __init__(self, model: Stateful, params: Arrays | None = None, seed: int | None = None) -> None:
         self.model = model
         self.params = params
         self.seed = seed
-        self.state: dict[str, Any] | None = None
+        self._state: dict[str, Any] | None = None
+        self._names: frozenset[str] = frozenset()  # of the initial state
 
     def __call__(self, inputs: Arrays) -> dict[str, Any]:
         """Run the model once and return its outputs."""
-        state = self.model.state_for(inputs, self.seed) if self.state is None else self.state
-        outputs: dict[str, Any]
-        if self.params is None:
-            outputs, self.state = self.model(inputs, state=state)
-        else:
-            outputs, self.state = self.model.evaluate(self.params, inputs, state=state)
-        return outputs
+        state = self._started(inputs)
+        if not self._names <= state.keys():
+            raise InputError("the last call failed while it changed the state", hint="runner.reset()")
+        return self.model.advance(self.params, inputs, state)
+
+    def _started(self, inputs: Arrays) -> dict[str, Any]:
+        if self._state is None:
+            self._state = self.model.state_for(inputs, self.seed)
+            self._names = frozenset(self._state)
+        return self._state
 
     def reset(self) -> None:
         """Discard the state: the next call starts from the initial one."""
-        self.state = None
+        self._state = None
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """A copy of the state, which later calls do not change; None before the first call."""
+        return None if self._state is None else {n: self.model.backend.copied(x) for n, x in self._state.items()}
+
+    def get_shapes(self, inputs: Arrays) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the state, created for these inputs if there is none."""
+        return {name: tuple(x.shape) for name, x in self._started(inputs).items()}
 
     def fork(self, rows: Sequence[int] | None = None) -> Runner:
         """Return a runner that continues from the same state, or from these rows of its batch, in this order."""
         other = Runner(self.model, self.params, self.seed)
-        if self.state is not None:
-            other.state = dict(self.state) if rows is None else self._rows(self.state, rows)
+        other._names = self._names
+        if self._state is not None:
+            other._state = self.state if rows is None else self._rows(self._state, rows)
         return other
 
     def _rows(self, state: Arrays, rows: Sequence[int]) -> dict[str, Any]:
@@ -68,6 +81,9 @@ class Runner:
         invalid = next((r for r in rows if not 0 <= r < batch), None)
         if invalid is not None:
             raise InputError(f"there is no row {invalid} in a state of {batch} rows")
-        array = self.model.backend.array
+        backend = self.model.backend
         index = np.asarray(rows, np.int64)
-        return {name: array(to_numpy(x)[index]) if len(x.shape) > 1 else x for name, x in state.items()}
+        return {
+            name: backend.array(to_numpy(x)[index]) if len(x.shape) > 1 else backend.copied(x)
+            for name, x in state.items()
+        }

@@ -193,6 +193,34 @@ def avg_pool_grad(g, shape, kernel, stride, padding, count_include_pad):
 
 
 # -- shared helpers written for JAX -----------------------------------------------------------------------------------
+def cached_attention(q, k, v, mask, scale):
+    """Return attention to a cache; the branch with the smallest part that holds all visible keys is selected."""
+    count = k.shape[2]
+    sizes = [n for n in (128, 512, 2048, 8192, 32768) if n < count] + [count]
+    heads, shared = k.shape[1], q.shape[1] // k.shape[1]
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    mask = mask.reshape(mask.shape[0], heads, shared, *mask.shape[2:]) if mask.shape[1] > 1 else mask[:, :, None]
+    rows = (q * scale).reshape(q.shape[0], heads, shared, *q.shape[2:])
+    seen = jnp.any(mask.reshape(-1, count), 0)
+    last = jnp.where(jnp.any(seen), count - jnp.argmax(seen[::-1]), count)
+
+    def attend(size):
+        def run(rows, k, v, mask):
+            scores = jnp.matmul(rows, jnp.swapaxes(k[:, :, None, :size], -1, -2))
+            weights = jax.nn.softmax(jnp.where(mask[..., :size], scores, -jnp.inf), -1)
+            return jnp.matmul(weights, v[:, :, None, :size])
+
+        return run
+
+    index = sum((last > size).astype(jnp.int32) for size in sizes[:-1])
+    y = (
+        lax.switch(index, [attend(size) for size in sizes], rows, k, v, mask)
+        if sizes[1:]
+        else attend(count)(rows, k, v, mask)
+    )
+    return y.reshape(*q.shape[:3], v.shape[3])
+
+
 WORDS = {
     "add_at": "{0}.at[{1}].add({2})",
     "as_words": "{0}",

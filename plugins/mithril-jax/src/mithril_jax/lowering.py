@@ -62,6 +62,15 @@ table.rows(
 
 table.rows(dict.fromkeys(operation_names("floor", "ceil", "round", "trunc"), "{x}"), when=is_integer)
 shared_helpers(table)
+
+
+@table.function("attention", when=lambda node: bool(node.tags.get("cached")))
+def _cached_attention(call: Call) -> str:
+    scale = call.scale if call.scale is not None else float(call.operand_type("q").shape[3]) ** -0.5
+    arrays = ", ".join(call.array(name) for name in ("q", "k", "v", "mask"))
+    return f"{call.helper(helpers.cached_attention)}({arrays}, {call.literal(scale)})"
+
+
 table.helper(helpers.floordiv_float, op="floordiv")
 table.helper(helpers.mod_float, op="mod")
 

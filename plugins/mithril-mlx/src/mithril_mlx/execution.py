@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,12 +20,14 @@ def runner(
     """Return the function to call; ``on_host`` selects the nodes that run as NumPy references."""
     run: Any = _compiled(forward, graph, options, device, on_host)
     device_ = getattr(mx, device)
+    donated = [i.name for i in graph.inputs if i.tags.get("donated") and i.role == "state"]
     limit = _threads(options, device)
     if limit is None:
 
         def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
             with mx.stream(device_):
                 outputs = run(params, inputs)
+                hand_over(inputs, donated)
                 mx.eval(outputs)
             return outputs  # type: ignore[no-any-return]
 
@@ -34,10 +36,18 @@ def runner(
     def call_with_threads(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with mx.stream(device_), blas_threads(BLAS, limit):
             outputs = run(params, inputs)
+            hand_over(inputs, donated)
             mx.eval(outputs)
         return outputs  # type: ignore[no-any-return]
 
     return call_with_threads
+
+
+def hand_over(inputs: Mapping[str, Any], donated: Sequence[str]) -> None:
+    """Drop the caller's references to donated arrays: MLX overwrites an array to which nothing else refers."""
+    if donated and isinstance(inputs, dict):
+        for name in donated:
+            inputs.pop(name, None)
 
 
 def reject_jit_options(options: BuildOptions) -> None:

@@ -255,6 +255,16 @@ def nan_where_fully_masked(y, mask, is_causal, n, m):
     return mx.where(fully_masked, mx.array(float("nan"), y.dtype), y)
 
 
+@needs(nan_where_fully_masked)
+def cached_attention(q, k, v, mask, scale):
+    """Return attention to a cache that reads the keys up to the last one that any query may attend to."""
+    n = mask.shape[-1]
+    last = mx.max(mx.where(mx.any(mask.reshape(-1, n), 0), mx.arange(1, n + 1), 0)).item() or n
+    mask = mask[..., :last]
+    y = mx.fast.scaled_dot_product_attention(q, k[:, :, :last], v[:, :, :last], scale=scale, mask=mask)
+    return nan_where_fully_masked(y, mask, False, 0, 0)
+
+
 # -- primitives of shared helpers ------------------------------------------------------------------------------------
 def floor_divide(a, b):
     """Return the quotient rounded toward minus infinity: MLX rounds toward zero, and crashes for minimum / -1."""

@@ -66,6 +66,9 @@ def _rms_norm(call: Call) -> str:
 
 @table.function("attention", when=is_float)
 def _attention(call: Call) -> str:
+    if call.node.tags.get("cached"):
+        scale = call.literal(call.scale if call.scale is not None else float(call.operand_type("q").shape[3]) ** -0.5)
+        return f"{call.helper(helpers.cached_attention)}({_operands(call, 'q', 'k', 'v', 'mask')}, {scale})"
     expression, mask = attention(call), call.node.operands[3]
     blind = mask is not None or (call.causal and not _every_query_sees_a_key(call))
     if not blind:

@@ -174,9 +174,9 @@ def window(x, starts, sizes):
 
 
 @needs(window)
-def dynamic_update_slice(x, update, starts):
-    """Return x with a part overwritten."""
-    out = x.copy()
+def dynamic_update_slice(x, update, starts, out=None):
+    """Return x with a part overwritten, in place if ``out`` is x."""
+    out = x.copy() if out is None else out
     out[window(x, starts, update.shape)] = update
     return out
 

@@ -13,6 +13,7 @@ from mithril.backend import (
     Lowerings,
     axes_text,
     bounds,
+    cached_attention,
     functions,
     indexing,
     integer_cast,
@@ -84,6 +85,20 @@ def _pow(call: Call) -> str:
 
 
 shared_helpers(table)
+
+
+@table.function("attention", when=lambda node: bool(node.tags.get("cached")))
+def _cached_attention(call: Call) -> str:
+    scale = call.scale if call.scale is not None else float(call.operand_type("q").shape[3]) ** -0.5
+    arrays = ", ".join(call.array(name) for name in ("q", "k", "v", "mask"))
+    return f"{call.helper(cached_attention)}({arrays}, {call.literal(scale)})"
+
+
+@table.function("dynamic_update_slice")
+def _dynamic_update_slice(call: Call) -> str:
+    x = call.array("x")
+    arguments = f"{x}, {call.array('update')}, {call.array('starts')}" + (f", {x}" if call.is_spent("x") else "")
+    return f"{call.helper(helpers.dynamic_update_slice)}({arguments})"
 
 
 @table.function("erf", "erfinv")

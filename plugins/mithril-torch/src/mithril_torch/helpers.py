@@ -194,14 +194,32 @@ def part_at(x, first, sizes):
     return x
 
 
-def put_part(x, first, update):
-    """Return ``x`` with the slice at ``first`` replaced by ``update``."""
+def window(x, first, sizes):
+    """Return the index of a slice at dynamic starts."""
     indices = []
-    for axis, size in enumerate(update.shape):
+    for axis, size in enumerate(sizes):
         shape = [1] * x.ndim
         shape[axis] = size
         indices.append((first[axis] + torch.arange(size, device=x.device)).reshape(shape))
-    return x.index_put(tuple(indices), update)
+    return tuple(indices)
+
+
+@needs(window)
+def put_part(x, first, update):
+    """Return ``x`` with the slice at ``first`` replaced by ``update``."""
+    return x.index_put(window(x, first, update.shape), update)
+
+
+@needs(window)
+def overwritten(x, first, update):
+    """Overwrite the slice of ``x`` at ``first`` and return ``x``."""
+    return x.index_put_(window(x, first, update.shape), update)
+
+
+def visible(mask):
+    """Return the number of keys up to the last one that any query may attend to, all of them if there is none."""
+    seen = mask.reshape(-1, mask.shape[-1]).any(0).nonzero()
+    return int(seen[-1]) + 1 if len(seen) else mask.shape[-1]
 
 
 def float_key(x):

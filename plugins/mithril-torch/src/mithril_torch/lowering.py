@@ -331,6 +331,15 @@ def _no_integer_convolution(call: Call) -> str:
     )
 
 
+@table.function("dynamic_update_slice")
+def _dynamic_update_slice(call: Call) -> str:
+    x, update, starts = (call.array(name) for name in call.node.op.operands)
+    if not call.is_spent("x") or 0 in call.operand_type("update").shape:
+        return f"{call.helper(table.dialect.version(indexing.dynamic_update_slice))}({x}, {update}, {starts})"
+    first = f"{call.helper(table.dialect.version(indexing.window_start))}({x}, {starts}, {update}.shape)"
+    return f"{call.helper(helpers.overwritten)}({x}, {first}, {update})"
+
+
 @table.function("scatter_nd_add", "dynamic_update_slice", "max_pool", "max_pool_positions", when=is_uint32)
 def _mixed_uint32(call: Call) -> str:
     """Emit the helper on int64, since PyTorch does not support uint32."""

@@ -36,6 +36,7 @@ class Lines(Protocol):
     def helper(self, function: Callable[..., Any], /) -> str: ...
     def line(self, text: str, node: Node, /) -> None: ...
     def region(self, graph: Graph, wish: str, arguments: Sequence[Value | None] = (), /) -> str: ...
+    def is_spent(self, v: Value | None, /) -> bool: ...
 
 
 class Call:
@@ -120,6 +121,10 @@ class Call:
     def temp(self, wish: str = "t") -> str:
         """Return a new local name."""
         return self._writer.names.fresh(wish)
+
+    def is_spent(self, name: str) -> bool:
+        """Whether the result may overwrite an operand: an input tagged ``donated`` that has no later use."""
+        return self._writer.is_spent(self.node.operands[self.node.op.operands.index(name)])
 
     def region(self, k: int, arguments: Sequence[Value | None] = ()) -> str:
         """Emit the function of the node's k-th region, from its inputs to a tuple of its outputs; return its name.

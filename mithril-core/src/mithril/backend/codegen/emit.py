@@ -354,6 +354,10 @@ class FunctionEmitter:
         dying = [v for v in node.operands if v is not None and self._is_last_use(v) and v.type == result.type]
         return next((v for v in dying if v not in self.produced), dying[0] if dying else None)
 
+    def is_spent(self, v: Value | None) -> bool:
+        """Whether ``v`` is a donated input and this is its last use."""
+        return v in self.donated and self._is_last_use(v)
+
     def _is_last_use(self, v: Value | None) -> bool:
         """Whether the function owns the buffer of ``v`` and this is its last use."""
         if v not in self.owned or v in self.outputs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 import mithril as ml
 from mithril.base import InputError, UnsupportedError
+from mithril.ir import Graph
 from mithril.runtime import CompiledModel
 from mithril.system import files
 from mithril_cbackend import toolchains
@@ -103,6 +104,8 @@ def export_program(
             facts=[str(executable.host_steps[0].node.origin)],
             hint="register a lowering for 'c' that writes a kernel, or compose it of other operations",
         )
+    if executable.layout.updated:  # the C code keeps two copies, so that a rejected run leaves the state unchanged
+        executable = compile_graph.rebuild(without_donations(executable.graph), executable)
     weights, target, test_inputs = parameters(executable, params), executable.target, test_inputs_of(executable, inputs)
     contents, error = Contents(executable, weights, test_inputs, state or {}, name), None
     if target.quantization == "int8" and not contents.carried.keys() & weights.keys():
@@ -120,6 +123,12 @@ def export_program(
     built = toolchains.build(folder, name, kind, compiler, target.flags)
     code = toolchains.code_bytes(toolchains.build(folder, name, "object", compiler, target.flags))
     return Exported(folder, contents, built, code, error)
+
+
+def without_donations(graph: Graph) -> Graph:
+    """Return a graph whose results overwrite no input."""
+    inputs = [replace(i, tags={n: x for n, x in i.tags.items() if n != "donated"}) for i in graph.inputs]
+    return graph.replaced(inputs=tuple(inputs))
 
 
 def write(contents: Contents, folder: Path, embedded: bool) -> None:

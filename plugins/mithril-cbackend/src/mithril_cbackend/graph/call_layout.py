@@ -46,6 +46,7 @@ class Layout:
     results: list[tuple[str, int, tuple[int, ...], str]]
     lowered: frozenset[str]
     constants: dict[int, Array] = field(default_factory=dict)
+    updated: dict[str, str] = field(default_factory=dict)  # result -> the state in whose memory it is written
 
     @property
     def callable(self) -> bool:
@@ -67,6 +68,7 @@ class Layout:
             "inputs": self.inputs,
             "results": self.results,
             "lowered": sorted(self.lowered),
+            "updated": self.updated,
             "constants": [
                 [slot, offset, x.dtype.name, x.shape]
                 for (slot, x), offset in zip(self.constants.items(), offsets, strict=True)
@@ -91,4 +93,5 @@ class Layout:
             [(name, slot, tuple(shape), kind) for name, slot, shape, kind in header["results"]],
             frozenset(header["lowered"]),
             constants,
+            header["updated"],
         )

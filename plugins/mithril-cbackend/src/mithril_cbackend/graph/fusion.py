@@ -14,6 +14,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.axes import is_expensive
+from mithril.backend import memory_plan
 from mithril.base import DType, TensorType, dtype as as_dtype
 from mithril.ir import Graph, Node, Value
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
@@ -68,6 +69,7 @@ class FusionPlan:
 
     steps: list[Kernel | Step]
     views: dict[Value, Value] = field(default_factory=dict)
+    in_place: dict[Value, Value] = field(default_factory=dict)
 
     def stored(self, value: Value) -> Value:
         """Return the value whose buffer `value` aliases."""
@@ -88,6 +90,7 @@ class FusionPlanner:
         self.steps: list[Kernel | Step] = []
         self.views: dict[Value, Value] = {}
         self.expanded: dict[Kernel, int] = {}
+        self.in_place = memory_plan.in_place_updates(graph)  # next state -> the state that it overwrites
         self.attentions: dict[Node, tuple[Attention, tuple[Node, ...]]] = {}  # last node -> attention and its epilogue
         self.attention_nodes: set[Node] = set()  # nodes of all matched attentions
         if machine.fuse:
@@ -124,7 +127,7 @@ class FusionPlanner:
                     step.scratch = fused_rows.scratch(step, self.machine)
                 if step.template is matmul.matmul:
                     step.scratch = matmul.scratch(step, self.machine)
-        return FusionPlan(self.steps, self.views)
+        return FusionPlan(self.steps, self.views, self.in_place)
 
     def _add_user(self, value: Value | None, by: Kernel | None) -> None:
         if value is not None:
@@ -158,6 +161,11 @@ class FusionPlanner:
                 assert source is not None
                 self.views[result] = source
                 self._add_user(source, None)
+        elif node.results[0] in self.in_place:
+            update = self._update_kernel(node)
+            self.steps.append(update)
+            for v in node.operands[1:]:
+                self._add_user(v, update)
         elif is_uniform(node):
             for reader in readers[0]:
                 if reader is None:
@@ -184,6 +192,13 @@ class FusionPlanner:
             self._anchor_inputs(kernel)
         else:
             self._separate_kernel(node)
+
+    @staticmethod
+    def _update_kernel(node: Node) -> Kernel:
+        """Return the kernel that writes a slice into a state, which it does not read."""
+        update = node.replaced(operands=(None, *node.operands[1:]))
+        template = elementwise.update_in_place
+        return Kernel(template, [update], list(node.results), update, kind=template.__name__)
 
     def _widens_for_products(self, node: Node, readers: list[Kernel | None]) -> bool:
         """Whether to repeat a cast without loss in each of several products, which read the narrow elements."""
@@ -269,6 +284,8 @@ class FusionPlanner:
                 return kernel
             if not lowering.reads_once or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
                 return None
+        if kernel.template is elementwise.update_in_place:
+            return kernel
         source = anchor.operands[0] if lowering is not None else anchor.result
         assert source is not None
         if size(source) > size(node.result):  # elements would be recomputed

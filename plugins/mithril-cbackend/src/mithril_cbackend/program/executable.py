@@ -164,7 +164,7 @@ class Executable:
                 self.copies = self.write_addresses(self.slots, self.params, params)
                 self.bound = arguments
             copies = self.write_addresses(self.slots, self.inputs, inputs)
-            results = {}
+            results = {name: self.writable(inputs[state]) for name, state in self.layout.updated.items()}
             for result in self.results:
                 results[result.name], self.slots[result.slot] = result.array()
             if self.short is None:
@@ -177,6 +177,13 @@ class Executable:
             return results
         finally:
             self.lock.release()
+
+    @staticmethod
+    def writable(state: Any) -> Any:
+        """Return a state that the program overwrites; raise InputError if it would overwrite a copy."""
+        if type(state) is np.ndarray and state.flags.c_contiguous and state.flags.writeable:
+            return state
+        raise InputError("a state that is updated in place is not a writable array in C order", hint="np.array(state)")
 
     def time(self) -> None:
         """Run for the first time, and decide by the latency whether later runs release the GIL."""
@@ -196,8 +203,10 @@ class Executable:
     def repeated(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Repeated) -> Repeated:
         """Generate a fast call for these parameters and for inputs like these, which have been called before."""
         positions = {name: k for k, name in enumerate(inputs)}
-        if self.host_steps or not (
-            KNOWN and self.layout.callable and positions.keys() == {name for name, _ in self.inputs}
+        if (
+            self.host_steps
+            or self.layout.updated
+            or not (KNOWN and self.layout.callable and positions.keys() == {name for name, _ in self.inputs})
         ):
             return otherwise
         table = np.concatenate([self.table, np.zeros(self.layout.expected, np.int64)])

@@ -80,13 +80,15 @@ def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
     copied: list[tuple[int, Value]] = []
     for k, v in enumerate(graph.outputs):
         stored = fused.stored(v)
+        if stored in fused.in_place:
+            continue  # written in the memory of the state
         if stored in stored_values and stored not in direct:
             direct[stored] = k
         else:
             copied.append((k, stored))
     inner, scratch, nodes = {}, {}, []
     for step in fused.steps:
-        results = [v for v in step.outputs if v not in direct]
+        results = [v for v in step.outputs if v not in direct and v not in fused.in_place]
         if isinstance(step, Kernel):
             results += step.scratch
         if isinstance(step, Step):
@@ -138,6 +140,8 @@ class Program:
 
     def layout(self, graph: Graph) -> Layout:
         """Return the part of the table that calls of a graph read and write."""
+        names = {i.value: i.name for i in graph.inputs}
+        updated = {v: names[state] for v, state in memory_plan.in_place_updates(graph).items()}
         arguments = [(i, self.arguments[i.name]) for i in graph.arguments]
         return Layout(
             self.arena,
@@ -147,9 +151,11 @@ class Program:
             [
                 (name, slot, tuple(map(int, v.type.shape)), v.dtype.name)
                 for (name, slot), v in zip(self.results, graph.outputs, strict=True)
+                if v not in updated
             ],
             frozenset(node.op.name for node, _ in iterate(graph)) - self.fallbacks,
             self.constants,
+            {name: updated[v] for (name, _), v in zip(self.results, graph.outputs, strict=True) if v in updated},
         )
 
 
@@ -212,6 +218,8 @@ class ProgramEmitter:
             locations[v] = arena.at(buffer.offset)
         for v, k in region.direct.items():
             locations[v] = results[k]
+        for v, state in region.fused.in_place.items():
+            locations[v] = locations[state]
 
         def location(v: Value) -> Location:
             return locations[region.fused.stored(v)]

@@ -141,7 +141,14 @@ def _set_rows(draft: ProgramBuilder, node: Node, x: Tensor, indices: Tensor, *up
 
 @row("dynamic_update_slice", when=is_filled)
 def _dynamic_update(draft: ProgramBuilder, node: Node, x: Tensor, update: Tensor, starts: Tensor) -> Tensor:
-    """Update slices in place if the operand has no later use."""
+    """Update slices in place if the operand has no later use, or in the array of a donated state."""
+    if node.result in draft.in_place:
+
+        def overwrite(update: Array, starts: Array, out: Array) -> None:
+            out[_window(out.shape, starts, update.shape)] = update
+
+        draft.numpy("dynamic_update_slice", overwrite, [update, starts], [x])
+        return x
     out = draft.like(node.result)
 
     def write(x: Array, update: Array, starts: Array, out: Array) -> None:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from mithril.backend import cached_attention
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.elementwise import EPILOGUES, activated
@@ -17,6 +18,20 @@ from mithril_ggml.program.strided_tensor import Tensor
 FEW = 16  # rows up to which ggml's dot products beat a BLAS that packs its operands first
 TINY = 1 << 15  # multiplications that cost less than leaving ggml
 GREEDY = 1 << 20  # elements of a weight from which one row is bound by memory, where BLAS reads faster
+
+
+@row("attention", when=lambda node: bool(node.tags.get("cached")))
+def _cached_attention(draft: ProgramBuilder, node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attend to a cache by NumPy, which reads only the positions that the mask shows."""
+    scale = node.attributes["scale"]
+    factor = scale if scale is not None else q.shape[3] ** -0.5
+
+    def attend(q: Array, k: Array, v: Array, mask: Array, out: Array) -> None:
+        out[...] = cached_attention(q, k, v, mask, factor)
+
+    out = draft.like(node.result)
+    draft.numpy("cached_attention", attend, [q, k, v, mask], [out])
+    return out
 
 
 @row("matmul", when=is_filled, packed=(1,))

@@ -178,6 +178,8 @@ class GGMLExecutable:
         self._graph = LazyGraph(graph)
         self._arguments = [(i.name, i.role) for i in graph.arguments]
         self._names = graph.output_names
+        owners = set(draft.in_place.values())
+        self._updated = {i.name for i in graph.inputs if i.value in owners}
         self.lowered = lowered
         self.plan = plan
         self.steps = draft.steps
@@ -266,8 +268,9 @@ class GGMLExecutable:
             comment = f"  # {visible(step.node.origin.path)}" if step.node is not None and step.node.origin.path else ""
             lines.append(f"    {functions[key]}({', '.join(map(name, (*step.reads, *step.writes)))}){comment}")
         result_names = []
+        updated = [bound.tensor for bound in self.inputs if bound.name in self._updated]
         for t in outputs:
-            if t.storage.role == "result":
+            if t.storage.role == "result" or (t.storage.role == "given" and t in updated):
                 result_names.append(name(t))
             elif t.dense:
                 result_names.append(f"{name(t)}.copy()")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.backend import in_place_updates
 from mithril.base import DType, UnsupportedError, float32
 from mithril.ir import Graph, Node, Value
 from mithril_ggml.program.strided_tensor import Shape, Storage, Tensor, row_strides, simplified
@@ -42,6 +43,7 @@ class ProgramBuilder:
         self.values: dict[Value, Tensor] = {}
         self.node: Node | None = None
         self.storages: list[Storage] = []
+        self.in_place = in_place_updates(graph)  # next state -> the state that it overwrites
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def new(self, shape: Sequence[int], dtype: DType = float32) -> Tensor:

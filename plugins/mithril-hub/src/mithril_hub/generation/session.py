@@ -46,19 +46,16 @@ class Session(metaclass=CheckedType):
     @property
     def capacity(self) -> int:
         """The number of positions in the cache."""
-        return min(int(x.shape[2]) for name, x in self._state(len(self.rows)).items() if name.endswith("key_cache"))
+        return min(shape[2] for name, shape in self._shapes(len(self.rows)).items() if name.endswith("key_cache"))
 
     @property
     def encoder_capacity(self) -> int:
         """The number of tokens of an encoder's input in the cache."""
         rows = 1 if self.source is None else self.source.rows
-        return next(int(x.shape[1]) for name, x in self._state(rows).items() if name.endswith("encoder_mask"))
+        return next(shape[1] for name, shape in self._shapes(rows).items() if name.endswith("encoder_mask"))
 
-    def _state(self, rows: int) -> Any:
-        if self.runner.state is None:
-            example = self._inputs(np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32), [1] * rows)
-            self.runner.state = self.runner.model.state_for(example, None)
-        return self.runner.state
+    def _shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
+        return self.runner.get_shapes(self._inputs(np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32), [1] * rows))
 
     def reset(self) -> None:
         """Forget all tokens."""

@@ -178,15 +178,21 @@ def _attention(call: Call) -> str:
         return attention(call)
     name = call.temp("mask")
     call.line(f"{name} = {_mask(call, mask)}")
+    if call.node.tags.get("cached"):
+        seen, keys, values = call.temp("seen"), call.temp("keys"), call.temp("values")
+        call.line(f"{seen} = {call.helper(helpers.visible)}({name})")
+        call.line(f"{name} = {name}[..., :{seen}]")
+        call.line(f"{keys}, {values} = {call.array('k')}[:, :, :{seen}], {call.array('v')}[:, :, :{seen}]")
+        return f"{call.helper(helpers.nan_where_masked)}({attention(call, name, keys, values)}, {name})"
     return f"{call.helper(helpers.nan_where_masked)}({attention(call, name)}, {name})"
 
 
-def attention(call: Call, mask_name: str | None = None) -> str:
+def attention(call: Call, mask_name: str | None = None, *keys_and_values: str) -> str:
     """Emit PyTorch's attention kernel with its own semantics; ``mask_name`` holds the combined mask, if any."""
     q, k = call.operand_type("q"), call.operand_type("k")
     mask = call.node.operands[3]
     square = q.shape[2] == k.shape[2]
-    parts = [_operands(call, "q", "k", "v")]
+    parts = [call.array("q"), *keys_and_values] if keys_and_values else [_operands(call, "q", "k", "v")]
     if mask is not None or (call.causal and not square):
         parts.append(f"attn_mask={mask_name or _mask(call, mask)}")
     elif call.causal:

@@ -9,7 +9,7 @@ from typing import Any
 from mithril import ops
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.element.element_reader import Index, shape_of
+from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of, window_starts
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.transpose import final_transpose, transpose_squares
@@ -93,6 +93,29 @@ def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     values = aligned_values(kernel)
     extents = merge(frame, values, shape, merged(values, shape))
     over_elements(frame, kernel.outputs, extents, vectorizable(kernel.nodes))
+    return frame.finish()
+
+
+def update_in_place(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Generate the loops of a slice that is written into its operand: nothing else of the result is touched."""
+    frame = KernelBuilder(kernel, name, machine)
+    node, reader = kernel.anchor, frame.reader
+    update = operand(node, 1)
+    shape = shape_of(update)
+    if 0 in shape:
+        return frame.finish()
+    vectors = vectorizable([n for n in kernel.nodes if n is not node]) and update.dtype.bits >= 32
+    begin = window_starts(reader, operand(node, 2), shape_of(node.result), shape)
+
+    def body(index: Index) -> None:
+        place = tuple(reader.position(b + i) for b, i in zip(begin, index, strict=True))
+        frame.write(node.result, place, reader.at(update, index))
+
+    with reader.nest("", shape[:-1]) as outer:
+        if shape:
+            inner_loop(frame, outer, shape[-1], machine.lanes(update.dtype.bits) if vectors else 0, body)
+        else:
+            body(())
     return frame.finish()
 
 
