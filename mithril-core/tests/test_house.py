@@ -34,7 +34,7 @@ FLOORS = [
     {"backend": 4050, "autodiff": 700},
     {"runtime": 3400, "transforms": 1500},
     {"compiler": 3420},
-    {"models": 6400},
+    {"models": 7000},
     {"": 250},  # the face: mithril/__init__.py and __main__.py
 ]
 FLOOR = {room: level for level, floor in enumerate(FLOORS) for room in floor}
@@ -272,6 +272,8 @@ SLOTS = {
     "mithril.models.language.eager": {"Layer._compute"},
     "mithril.models.language.surgery": {"Layer._find_layers", "Layer._replace_layers", "Layer._walk_layers"},
     "mithril.models.language.trace": {"Model._run"},
+    "mithril.models.saving.reading": {"Layer._from_dict", "Layer._from_json"},
+    "mithril.models.saving.writing": {"Layer._to_dict", "Layer._to_json"},
     "mithril.ops.python_indexing": {"registry.indexing"},
 }
 

@@ -12,6 +12,7 @@ HOMES = {
     "interpreter": ("Interpreter",),
     "memory_usage": ("MemoryUse", "ProgramMemory", "allocated_bytes", "largest_sizes", "memory_use"),
     "model_files": ("load", "read_model_file"),
+    "program_summary": ("layer_results",),
     "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results"),
     "pure_function": ("PureFunction", "PureProgram"),
     "runner": ("Runner",),

@@ -38,6 +38,7 @@ from mithril.runtime.program import (
     ProgramKind as ProgramKind,
     Results as Results,
 )
+from mithril.runtime.program_summary import layer_results as layer_results
 from mithril.runtime.pure_function import (
     PureFunction as PureFunction,
     PureProgram as PureProgram,

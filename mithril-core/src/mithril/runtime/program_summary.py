@@ -7,7 +7,7 @@ from typing import Any
 
 from mithril.axes import flops
 from mithril.base import is_static, numel
-from mithril.ir import Graph
+from mithril.ir import Graph, Value
 from mithril.runtime.compiled_protocol import Compiled
 from mithril.runtime.tables import columns, format_si
 
@@ -39,14 +39,37 @@ class Row:
         self.flops = 0
 
 
+def layer_results(graph: Graph) -> dict[str, Value]:
+    """Return the result of each layer by path: of the values that the graph uses outside of it, the largest one."""
+    paths = {id(value): node.origin.path for node in graph.nodes for value in node.results}
+    results: dict[str, Value] = {}
+
+    def leave(value: Value, reader: str) -> None:
+        parts = paths.get(id(value), "").split(".")
+        for k in range(len(parts) + 1):
+            path = ".".join(parts[:k])
+            if path == reader or reader.startswith(f"{path}.") or (not path and reader):
+                continue
+            if path not in results or _count(results[path].shape) <= _count(value.shape):
+                results[path] = value
+
+    for node in graph.nodes:
+        for value in (v for v in node.operands if v is not None):
+            leave(value, node.origin.path or "(model)")
+    for value in reversed(graph.outputs):
+        leave(value, "")
+    return results
+
+
 def layer_rows(graph: Graph) -> list[Row]:
     """Return one row per layer path in order of execution; symbolic sizes count as 1."""
     rows: dict[str, Row] = {}
+    results = layer_results(graph)
     for node in graph.nodes:
         if node.is_constant:
             continue
         row = rows.setdefault(node.origin.path or "(model)", Row(node.origin.path or "(model)"))
-        row.output = str(node.result.type)
+        row.output = str(results.get(node.origin.path, node.result).type)
         row.flops += _typical_size(flops(node))
     for i in graph.with_role("param"):
         path = i.name.rpartition(".")[0] or "(model)"

@@ -88,22 +88,28 @@ def apply(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any
     return _wire(Apply(op, operands, attributes, op.name), op.name.rpartition(".")[2])
 
 
+class Take:
+    """Indexing ``x[...]`` by entries of which some are slices, written as (start, stop, step)."""
+
+    def __init__(self, slices: Sequence[bool]) -> None:
+        self.slices = tuple(slices)
+
+    def __call__(self, x: Any, *entries: Any) -> Any:
+        from mithril.ops import getitem
+
+        pairs = zip(entries, self.slices, strict=True)
+        return getitem(x, tuple(slice(*entry) if is_slice else entry for entry, is_slice in pairs))
+
+
 def apply_index(connection: Connection, index: Any) -> Any:
     """Wire a layer for ``connection[index]`` and return its output connection."""
-    from mithril.ops import getitem
-
     parts = list(index) if isinstance(index, tuple) else [index]
     operands: list[Any] = []
     for part in parts:  # slices become tuples, so that ``connections_in`` finds the sizes in them
         if isinstance(part, slice):
             part = (part.start, part.stop, part.step)
         operands.append(np.asarray(part) if isinstance(part, list) else part)
-    kinds = [isinstance(part, slice) for part in parts]
-
-    def take(x: Any, *entries: Any) -> Any:
-        key = tuple(slice(*entry) if is_slice else entry for entry, is_slice in zip(entries, kinds, strict=True))
-        return getitem(x, key)
-
+    take = Take([isinstance(part, slice) for part in parts])
     return _wire(Apply(take, [connection, *operands], {}, "index"), "index")
 
 

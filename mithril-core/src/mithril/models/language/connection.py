@@ -324,6 +324,14 @@ class Step:
     def _error(self, message: str, facts: list[str], hint: str | None = None) -> ModelError:
         return ModelError(message, facts=[f"at {self.location}", *facts], hint=hint)
 
+    @classmethod
+    def restored(cls, layer: Wirable, name: str, model: Owner, location: SourceLocation) -> Step:
+        """Return a step of a saved model, whose connections are still to be set."""
+        step = object.__new__(cls)
+        step.layer, step.name, step.model, step.location, step.serial = layer, name, model, location, next(_serial)
+        step.bindings, step.requested, step.results = {}, {}, {}
+        return step
+
     def sources(self) -> Iterable[Connection]:
         """Return the connections among the bindings."""
         return (b for b in self.bindings.values() if isinstance(b, Connection))

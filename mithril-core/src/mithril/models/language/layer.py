@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -15,6 +18,25 @@ from mithril.models.language.connection import Connection, Connections, Step, sn
 from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
 from mithril.models.language.trace_context import Context, active
 from mithril.system import fields
+
+_layers_left: ContextVar[int | None] = ContextVar("layers_left", default=None)
+
+
+@contextmanager
+def limited_construction(limit: int) -> Iterator[None]:
+    """Raise ModelError in the block if it constructs more than ``limit`` layers."""
+    token = _layers_left.set(limit)
+    try:
+        yield
+    finally:
+        _layers_left.reset(token)
+
+
+def _count_layer() -> None:
+    if (left := _layers_left.get()) is not None:
+        if left == 0:
+            raise ModelError("the saved model has too many layers", hint="construct it by the program that wrote it")
+        _layers_left.set(left - 1)
 
 
 class LayerMeta(type):
@@ -28,6 +50,7 @@ class LayerMeta(type):
         return Signature(sorted([*parameters, keyword], key=lambda p: p.kind))
 
     def __call__(cls, *args: Any, name: str | None = None, **options: Any) -> Any:
+        _count_layer()
         layer: Any = object.__new__(cls)  # type: ignore[arg-type]  # mypy takes the metaclass for the class
         layer.__dict__.update(_children={}, tags={}, name=name, arguments=(args, options), location=NOWHERE)
         try:
@@ -178,6 +201,40 @@ class Layer(metaclass=LayerMeta):
         """
         Layer._replace_layers(self, target, replacement)
         return self
+
+    # -- files -------------------------------------------------------------------------------------------------------
+    # Filled by ``models.saving``.
+    _to_dict: ClassVar[Callable[[Layer], dict[str, Any]]]
+    _to_json: ClassVar[Callable[..., str]]
+    _from_dict: ClassVar[Callable[..., Any]]
+    _from_json: ClassVar[Callable[..., Any]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the structure as JSON values: layers with their arguments, connections, names, but no parameters."""
+        return Layer._to_dict(self)
+
+    @checked()
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return ``to_dict`` as text; with ``path``, also write it to this file."""
+        return Layer._to_json(self, path)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], layers: Iterable[type[Layer]] = ()) -> Self:
+        """Return the model that ``to_dict`` described; ``layers`` are classes of layers outside of the library."""
+        return cls._as_this_class(Layer._from_dict(data, layers))
+
+    @classmethod
+    def from_json(cls, text: str | Path, layers: Iterable[type[Layer]] = ()) -> Self:
+        """Return the model of ``to_json``, given as text or as the path of its file. No code of the file runs."""
+        return cls._as_this_class(Layer._from_json(text, layers))
+
+    @classmethod
+    def _as_this_class(cls, layer: Layer) -> Self:
+        if not isinstance(layer, cls):
+            raise ModelError(
+                f"the file describes {layer!r:.80}, not a {cls.__name__}", hint=f"use {type(layer).__name__}.from_dict"
+            )
+        return layer
 
     # -- calling -----------------------------------------------------------------------------------------------------
     @property

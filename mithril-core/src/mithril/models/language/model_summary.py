@@ -9,11 +9,12 @@ from typing import Any
 
 from mithril.axes import flops
 from mithril.base import Dim, ModelError, TensorType, closest, dtype as as_dtype, is_static, numel
-from mithril.ir import Graph
+from mithril.ir import Graph, Value
 from mithril.models.language.flatten import FlatModel, flatten
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.models.language.trace import trace_model
+from mithril.runtime import layer_results
 
 HEAD = ("layer", "result", "parameters", "flops", "memory")
 
@@ -55,10 +56,14 @@ def summarize(
                 f"pass the shapes of {missing} to see sizes: summary(shapes=...)",
             ]
         )
-    graph = trace_model(flat, input_types)
-    rows = [
-        row.cells() for row in layer_rows(graph, {call.path: type(call.layer).__name__ for call in flat.layer_calls})
-    ]
+    results: dict[str, Any] = {}
+    graph = trace_model(flat, input_types, results=results)
+    titles = {call.path: type(call.layer).__name__ for call in flat.layer_calls}
+    table = _with_every_layer(layer_rows(graph, titles), titles)
+    for row in table:
+        if isinstance(result := results.get(row.path), Value):  # a layer may also return a number
+            row.result = str(result.type)
+    rows = [row.cells() for row in table]
     params = sum(_typical_size(numel(i.type.shape)) for i in graph.with_role("param"))
     size = sum(_typical_size(numel(i.type.shape)) * i.type.dtype.itemsize for i in graph.with_role("param"))
     total = sum(_typical_size(flops(node)) for node in graph.nodes)
@@ -96,6 +101,7 @@ def _size(name: str, axis: int, size: Any) -> Any:
 def layer_rows(graph: Graph, titles: Mapping[str, str]) -> list[Row]:
     """Return one row per layer and enclosing model, in execution order; a symbolic size counts as its lower bound."""
     rows: dict[str, Row] = {"": Row("", 0)}
+    results = layer_results(graph)
     for node in graph.nodes:
         if node.is_constant:
             continue
@@ -103,13 +109,24 @@ def layer_rows(graph: Graph, titles: Mapping[str, str]) -> list[Row]:
         for path in _prefixes(node.origin.path):
             row = rows.setdefault(path, Row(path, path.count(".") + 1, titles.get(path, "")))
             row.flops += operations
-            row.result = f"{node.result.type}"
+            row.result = str(results[path].type) if path in results else f"{node.result.type}"
             row.memory += sum(_typical_size(numel(v.shape)) * v.dtype.itemsize for v in node.results)
     for i in graph.with_role("param"):
         count = _typical_size(numel(i.type.shape))
         for path in _prefixes(i.name.rpartition(".")[0]):
             rows.setdefault(path, Row(path, path.count(".") + 1, titles.get(path, ""))).params += count
     return list(rows.values())
+
+
+def _with_every_layer(rows: list[Row], titles: Mapping[str, str]) -> list[Row]:
+    """Return the rows in the order of the layers, with rows of layers without operations, such as an identity."""
+    by_path = {row.path: row for row in rows}
+    ordered: dict[str, Row] = {}
+    for layer, title in titles.items():
+        for path in _prefixes(layer):
+            ordered.setdefault(path, by_path.get(path) or Row(path, path.count(".") + 1, title))
+        ordered.update((path, row) for path, row in by_path.items() if layer and path.startswith(f"{layer}."))
+    return list((ordered | by_path).values())
 
 
 def _prefixes(path: str) -> list[str]:

@@ -18,28 +18,30 @@ Target = str | Layer | type
 Replacement = Layer | Callable[[Layer], Layer]
 
 
-class _Place(NamedTuple):
-    """Where a layer stores a child: its name in paths, the child, and a function that replaces it."""
+class Place(NamedTuple):
+    """Where a layer stores a child: its name in paths, the attribute, the child, and a function that replaces it."""
 
     name: str
+    attribute: str
     child: Layer
     replace_child: Callable[[Layer], None]
 
 
-def _places(layer: Layer) -> Iterator[_Place]:
+def places(layer: Layer) -> Iterator[Place]:
     """Yield the places of all children: steps of a model, then attributes and lists of layers."""
     steps = layer.steps if isinstance(layer, Model) else []
     for step in steps:
         assert isinstance(step.layer, Layer)
-        yield _Place(step.name, step.layer, partial(_put_step, step))
+        yield Place(step.name, step.name, step.layer, partial(_put_step, step))
     wired = {id(step.layer) for step in steps}
     for attribute, value in list(vars(layer).items()):
         if isinstance(value, Layer) and id(value) not in wired:
-            yield _Place(layer.child_name(value), value, partial(_put_attribute, layer, attribute))
+            yield Place(layer.child_name(value), attribute, value, partial(_put_attribute, layer, attribute))
         elif isinstance(value, (list, tuple)) and attribute != "arguments":
             for k, item in enumerate(value):
                 if isinstance(item, Layer) and id(item) not in wired:
-                    yield _Place(layer.child_name(item), item, partial(_put_item, layer, attribute, k))
+                    slot = f"{attribute}.{k}"
+                    yield Place(layer.child_name(item), slot, item, partial(_put_item, layer, attribute, k))
 
 
 def _put_step(step: Any, new: Layer) -> None:
@@ -69,7 +71,7 @@ def _put_item(parent: Layer, attribute: str, k: int, new: Layer) -> None:
 
 def walk(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
     """Yield every layer below ``layer`` with its path, parents first."""
-    for place in _places(layer):
+    for place in places(layer):
         inner = join_path(path, place.name)
         yield inner, place.child
         yield from walk(place.child, inner)
@@ -109,7 +111,7 @@ def replace(layer: Layer, target: Target, replacement: Replacement) -> None:
 
 def _replace(layer: Layer, target: Target, replacement: Replacement, path: str, replaced: dict[int, Layer]) -> int:
     count = 0
-    for place in list(_places(layer)):
+    for place in list(places(layer)):
         inner = join_path(path, place.name)
         if _accepts(target, inner, place.child):
             new = replaced.get(id(place.child))

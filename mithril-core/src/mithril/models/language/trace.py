@@ -24,8 +24,9 @@ def trace_model(
     constants: Mapping[str, Any] | None = None,
     trainable: Collection[str] = (),
     dtype: DType | None = None,
+    results: dict[str, Any] | None = None,
 ) -> Graph:
-    """Return the graph of a flat model for inputs of these types.
+    """Return the graph of a flat model for inputs of these types; ``results`` receives that of each layer by path.
 
     Inputs in ``constants`` are fixed to their values; a bool or number also resolves the conditions that use it. If
     ``trainable`` contains names or patterns, inputs that match are tagged ``trainable=True``, and parameters that do
@@ -48,6 +49,8 @@ def trace_model(
             raise ModelError(
                 f"an output cannot be named '{clash}'", hint="rename it: a state of the model has this name"
             )
+    if results is not None:
+        results.update(context.results)
     return builder.build((*as_results(outputs_by_name), *carried))
 
 

@@ -103,6 +103,7 @@ class Context:
         self.draws = 0
         self.reparametrized: dict[tuple[int, str], Callable[[Value], Value]] = {}  # by layer and name of parameter
         self.watched: dict[str, Any] = {}  # path of a layer -> its result, None until it ran
+        self.results: dict[str, Any] = {}  # path of a layer outside of loops and branches -> its first result
         self._current: Builds | None = None
 
     @contextmanager
@@ -145,8 +146,11 @@ class Context:
         outer, builder.origin, builder.tags = (builder.origin, builder.tags), origin, tags or None
         try:
             built = layer.build(*operands)
+            first = built[0] if isinstance(built, (tuple, list)) and built else built
             if path in self.watched and self.watched[path] is None:
-                self.watched[path] = self._watched(path, built[0] if isinstance(built, (tuple, list)) else built)
+                self.watched[path] = self._watched(path, first)
+            if Builder.current() is self.root:
+                self.results.setdefault(path, first)
             return built
         except MithrilError as error:
             if not _located(error):
