@@ -1,7 +1,8 @@
 """Overhead of sharding where nothing can be gained: a small transformer block on one CPU.
 
-``python benchmarks/bench_parallel.py``: devices are simulated (JAX) or processes (PyTorch) on the same cores, so that
-all of the difference to one device is overhead: collectives, dispatch, transfers. The best of interleaved rounds.
+``python benchmarks/bench_parallel.py``: JAX simulates devices on the same cores, so that all of the difference to one
+device is overhead: collectives, dispatch, transfers. The best of interleaved rounds. ``bench_processes.py`` compares
+processes of PyTorch.
 
 First outputs and gradients, from ``evaluate``; then a step of ``Trainer``: loss, gradients, clipping by their norm and
 Adam's update.
@@ -67,13 +68,11 @@ def training(engine: Any, mesh: tuple[int, ...] | None, options: dict[str, Any])
 
 def main() -> None:
     for title, make in (("outputs and gradients", gradients), ("a training step", training)):
-        seconds = []
-        for engine in (ml.JaxBackend, ml.TorchBackend):
-            seconds.append(interleaved({name: make(engine, *way) for name, way in WAYS.items()}, seconds=10))
-        print(f"{title:<24}{'JAX':>18}{'PyTorch':>22}")
+        calls = {name: make(ml.JaxBackend, *way) for name, way in WAYS.items()}
+        seconds = interleaved(calls, seconds=10)
+        print(title)
         for name in WAYS:
-            cells = [f"{f[name] * 1e3:>10.2f} ms ({f[name] / f['one device']:>5.1f}x)" for f in seconds]
-            print(f"{name:<24}" + "".join(cells))
+            print(f"{name:<24}{seconds[name] * 1e3:>10.2f} ms ({seconds[name] / seconds['one device']:>5.1f}x)")
 
 
 if __name__ == "__main__":

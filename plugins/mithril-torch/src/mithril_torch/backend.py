@@ -42,7 +42,7 @@ class TorchBackend(SourceBackend):
 
     ``device_mesh=(4,)`` splits batches over four processes, ``(2, 4)`` batches over two and weights over four; a
     third number is the number of pipeline stages. Under ``torchrun`` the processes of the mesh are the launched
-    ones; otherwise the backend starts them.
+    ones; otherwise the backend starts them: each runs the script from its beginning.
 
     Programs run eagerly unless ``jit=True``: on a CPU ``torch.compile`` takes seconds and gains little.
     """
@@ -138,6 +138,8 @@ class TorchBackend(SourceBackend):
     def check_options(self, options: BuildOptions) -> None:
         super().check_options(options)
         self._run_options(options)
+        if (mesh := program.mesh_for(self, options)) is not None:
+            program.require_processes(mesh)
 
     def _run_options(self, options: BuildOptions) -> RunOptions:
         return read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
@@ -201,7 +203,7 @@ class TorchBackend(SourceBackend):
         return self.array(data) if isinstance(data, np.ndarray) else torch.from_dlpack(data).to(self.torch_device)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        full = array.full_tensor() if hasattr(array, "full_tensor") else array  # gather a DTensor
+        full = gathered(array) if hasattr(array, "full_tensor") else array
         host = full.detach().cpu()
         if host.dtype == torch.bfloat16:
             return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
@@ -215,6 +217,14 @@ class TorchBackend(SourceBackend):
             torch.cuda.synchronize(self.torch_device)
         elif self.torch_device.type == "mps":
             torch.mps.synchronize()
+
+
+def gathered(array: Any) -> torch.Tensor:
+    """Return all elements of a DTensor; collectives do not support uint32, the dtype of random keys."""
+    if array.dtype != torch.uint32:
+        return array.full_tensor()
+    words = type(array).from_local(array.to_local().view(torch.int32), array.device_mesh, array.placements)
+    return words.full_tensor().view(torch.uint32)
 
 
 def _phone(settings: Mapping[str, Any]) -> str:

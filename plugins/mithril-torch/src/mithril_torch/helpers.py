@@ -188,10 +188,11 @@ def take_along(x, indices, axis):
 
 def part_at(x, first, sizes):
     """Return a slice of static sizes at dynamic starts."""
+    part = x.view(torch.int32) if x.dtype == torch.uint32 else x  # index_select does not support uint32
     for axis, size in enumerate(sizes):
         if size != x.shape[axis]:
-            x = x.index_select(axis, first[axis] + torch.arange(size, device=x.device))
-    return x
+            part = part.index_select(axis, first[axis] + torch.arange(size, device=x.device))
+    return part.view(x.dtype)
 
 
 def window(x, first, sizes):

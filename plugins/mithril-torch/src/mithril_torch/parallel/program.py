@@ -1,4 +1,4 @@
-"""``TorchBackend(device_mesh=...)``: one program on several processes, under ``torchrun`` or in the backend's own pool.
+"""``TorchBackend(device_mesh=...)``: one program on several processes, of ``torchrun`` or started by the backend.
 
 The graph is partitioned before its source is generated (``ml.shard``, ``ml.staged``): each process runs ordinary
 generated code on its shards, and calls ``torch.distributed`` for collectives.
@@ -21,7 +21,7 @@ from mithril.base import BackendError, OptionError, TensorType
 from mithril.ir import Graph
 from mithril.system import launched_task
 from mithril_torch.execution import read
-from mithril_torch.parallel.pool import PoolProgram, pool
+from mithril_torch.parallel.launcher import launch_others
 from mithril_torch.parallel.worker import AXES, Spec, TaskText, WorkerProgram, mesh_of
 
 Results = dict[torch.dtype, list[tuple[str, tuple[int, ...]]]]  # names and shapes
@@ -111,20 +111,24 @@ def build(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple
             hint=f"omit {option.partition('=')[0]} or device_mesh",
         )
     spec = spec_of(backend, graph, options, mesh)
-    count = launched_world_size()
-    if count is None:
-        call: Any = PoolProgram(spec, pool(prod(mesh), backend.torch_device.type))
-    elif count == prod(mesh):
-        call = DistributedProgram(spec, backend)
-    else:
-        raise BackendError(
-            f"device_mesh={mesh} requires {prod(mesh)} processes, got {count}",
-            hint=f"use torchrun --nproc-per-node {prod(mesh)}, or a mesh of {count} devices",
-        )
+    require_processes(mesh)
+    call = DistributedProgram(spec, backend)
     texts = "\n\n".join(f"# -- task {k} of stage {task.stage} --\n{task.text}" for k, task in enumerate(spec.tasks))
     executable = SourceExecutable(graph, Source(texts), call, call)
     executable.differentiated = True  # several programs cannot be cached as one
     return executable
+
+
+def require_processes(mesh: tuple[int, ...]) -> None:
+    """Start the processes of the mesh unless a launcher has; raise BackendError if their number differs."""
+    count = launched_world_size()
+    if count is None:
+        launch_others(prod(mesh))
+    elif count != prod(mesh):
+        raise BackendError(
+            f"device_mesh={mesh} requires {prod(mesh)} processes, got {count}",
+            hint=f"use torchrun --nproc-per-node {prod(mesh)}, or a mesh of {count} devices",
+        )
 
 
 def native_autodiff_error(mesh: tuple[int, ...]) -> OptionError:

@@ -63,10 +63,6 @@ class Spec:
             return None
         return self.chunks - 1 if reader.once else chunk
 
-    def carries(self, name: str) -> bool:
-        """Whether a result can become an argument of the next call in place: one stage, same split."""
-        return self.mesh[2] == 1 and self.splits.get(name) == self.outputs[name]
-
     def readers(self, source: tuple[int, str], chunk: int | None) -> list[int]:
         """Return the stages that read a value, one entry per reading task."""
         consumers = [task for task in self.tasks if source in task.takes.values()]
@@ -77,13 +73,6 @@ class Spec:
 def group_of(axis: str) -> Any:
     """Return the process group along an axis of the current mesh."""
     return _current["mesh"].get_group(axis)
-
-
-def transfer_dtype(dtype: torch.dtype, kind: str) -> torch.dtype:
-    """Return the dtype in which a collective transfers values."""
-    if dtype in (torch.float16, torch.bfloat16) and kind == "sum":
-        return torch.float32
-    return torch.uint8 if dtype == torch.bool else dtype
 
 
 def mesh_of(shape: tuple[int, ...], device: str) -> DeviceMesh:

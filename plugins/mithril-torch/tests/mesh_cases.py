@@ -1,0 +1,199 @@
+"""Cases of ``test_parallel``: programs of ``TorchBackend(device_mesh=...)`` in two or four processes."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from functools import cache
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import mithril as ml
+from mithril.models import Dropout, Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
+
+X = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
+G = np.random.default_rng(1).standard_normal((8, 6, 16), np.float32)
+
+
+def block(features=16, heads=4, hidden=32):
+    x = IOKey("x")
+    h = x + MultiHeadAttention(features, heads, name="attn")(LayerNorm(features, name="ln_1")(x))
+    f = Linear(hidden, name="fc")(LayerNorm(features, name="ln_2")(h))
+    return Model.create(outputs={"y": h + Linear(features, name="proj")(Gelu()(f))})
+
+
+def stepped(backend, **options):
+    compiled = ml.compile(block(), backend, shapes={"x": [8, 6, 16]}, **options)
+    params = compiled.randomize_params(0)
+    return compiled, params, compiled.evaluate(params, X, G)
+
+
+@cache
+def one():
+    return stepped(ml.TorchBackend())[2]
+
+
+def assert_same(results, expected):
+    for left, right in zip(results, expected, strict=True):
+        assert left.keys() == right.keys()
+        for name in right:
+            np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+MESHES = {
+    "data": ((2,), {}),
+    "model": ((1, 2), {}),
+    "fsdp": ((2,), {"parallelism": "fsdp"}),
+    "pipeline": ((1, 1, 2), {"pipeline_chunks": 4}),
+    "gpipe": ((2,), {"parallelism": "pipeline", "pipeline_chunks": 2, "pipeline_schedule": "gpipe"}),
+    "data and model": ((2, 2), {}),
+    "data and stages": ((2, 1, 2), {"pipeline_chunks": 2}),
+    "fully sharded stages": ((2, 1, 2), {"pipeline_chunks": 2, "parallelism": "fsdp"}),
+}
+
+
+def collectives(mesh, **options):
+    compiled, _, _ = stepped(ml.TorchBackend(device_mesh=mesh), **options)
+    lines = [line for line in compiled.source.splitlines() if not line.startswith("def ")]
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    return {n: sum(len(re.findall(rf"(?<![.\w]){n}(?:_of)?\(", line)) for line in lines) for n in names}
+
+
+def trainer(mesh, options, **recipe):
+    compiled = ml.compile(block(), ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
+    return ml.Trainer(compiled, ml.SGD(0.1, momentum=0.9), loss="mse_loss", progress=False, **recipe)
+
+
+def on_numpy(compiled, parts):
+    return [{name: compiled.backend.to_numpy(x) for name, x in part.items()} for part in parts]
+
+
+def meshes():
+    """Return the rows of ``MESHES`` that use all processes."""
+    return {way: row for way, row in MESHES.items() if np.prod(row[0]) == dist.get_world_size()}
+
+
+def equal_to_one_process():
+    for mesh, options in meshes().values():
+        compiled, params, results = stepped(ml.TorchBackend(device_mesh=mesh), **options)
+        assert_same(on_numpy(compiled, results), one())
+        params["fc.weight"].sub_(1.0)  # modified in place
+        changed = compiled.backend.to_numpy(compiled.evaluate(params, X, G)[0]["y"])
+        single = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]})
+        np.testing.assert_allclose(changed, single.evaluate(params, X)["y"], rtol=1e-4, atol=1e-4)
+
+
+def collectives_are_those_expected():
+    """Count collectives: one bucket of gradients; for a pair of weights an all-reduce forward and one backward."""
+    assert collectives((2,)) == {"all_reduce": 1, "all_gather": 0, "reduce_scatter": 0}
+    assert collectives((1, 2)) == {"all_reduce": 4, "all_gather": 0, "reduce_scatter": 0}
+    assert collectives((2,), parallelism="fsdp") == {"all_reduce": 0, "all_gather": 1, "reduce_scatter": 1}
+
+
+RECIPES = {
+    "data": {"gradient_accumulation_steps": 2},
+    "fsdp": {"clip_norm": 0.5, "ema": 0.9},
+    "pipeline": {"clip_norm": 0.5},
+    "data and stages": {"loss_scale": "dynamic", "metrics": ["mean_absolute_error"]},
+    "fully sharded stages": {"clip_norm": 0.5},
+}
+
+
+def training():
+    batches = [{"x": np.roll(X["x"], k, 1), "target": np.roll(G, k, 1)} for k in range(4)]
+    for way, recipe in RECIPES.items():
+        if way not in meshes():
+            continue
+        single, many = trainer(None, {}, **recipe), trainer(*MESHES[way], **recipe)
+        expected, results = ([dict(t.step(batch)) for batch in batches] for t in (single, many))
+        for left, right in zip(results, expected, strict=True):
+            assert set(left) == set(right)
+            for name in right:
+                np.testing.assert_allclose(float(left[name]), float(right[name]), rtol=1e-4, err_msg=name)
+        weights = single.engine.to_numpy()
+        for name, x in many.engine.to_numpy().items():
+            np.testing.assert_allclose(x, weights[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def a_training_step_reduces_gradients_once():
+    """Sharded parameters are updated in shards: a step gathers parameters, not gradients."""
+    fsdp = trainer((2,), {"parallelism": "fsdp"}, clip_norm=0.5)
+    fsdp.begin({**X, "target": G})
+    source = next(iter(fsdp.engine._steps.values())).run.source
+    lines = [line for line in source.splitlines() if not line.startswith("def ")]
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    counts = {n: sum(len(re.findall(rf"(?<![.\w]){n}\(", line)) for line in lines) for n in names}
+    assert counts == {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}, "the loss and the norm are reduced too"
+
+
+def sharded_parameters():
+    """Evaluate and update parameters in shards, save them, and load them for another mesh."""
+    world = dist.get_world_size()
+    single = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]})
+    compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(world,)), parallelism="fsdp")
+    sharded = compiled.programs[-1].executable.call.placed(params)
+    gradients = compiled.evaluate(sharded, X, G)[1]
+    for name, p in sharded.items():
+        assert p.to_local().numel() * world == p.numel(), name
+        assert gradients[name].placements == p.placements, name
+    new = {name: p - 0.1 * gradients[name] for name, p in sharded.items()}  # each process updates its shard
+    y = compiled.evaluate(new, X)["y"]
+    plain = {name: p - 0.1 * one()[1][name] for name, p in params.items()}
+    assert_same(on_numpy(compiled, [{"y": y}]), [single.evaluate(plain, X)])
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    ml.save_sharded(folder[0], sharded)
+    dist.barrier()
+    other = ml.compile(block(), ml.TorchBackend(device_mesh=(1, world)), shapes={"x": [8, 6, 16]})
+    loaded = ml.load_sharded(folder[0], other)
+    assert loaded["fc.weight"].to_local().numel() * world == params["fc.weight"].numel()
+    assert_same(on_numpy(other, [loaded]), [params])
+
+
+def gradients_of_16_bits():
+    results = []
+    for mesh in (None, (2,)):
+        backend = ml.TorchBackend(device_mesh=mesh, precision="bfloat16")
+        compiled = ml.compile(block(), backend, shapes={"x": [8, 6, 16]})
+        x, g = (backend.array(a, "bfloat16") for a in (X["x"], G))
+        results.append(compiled.evaluate(compiled.randomize_params(0), {"x": x}, g)[1])
+    for name, x in results[0].items():
+        assert results[1][name].dtype == torch.bfloat16
+        np.testing.assert_allclose(results[1][name].float(), x.float(), rtol=0.05, atol=0.15)
+
+
+def dropout_draws_the_numbers_of_one_device():
+    """Dropout on a mesh, also with parameters and batch split at once."""
+    hidden = Dropout(0.5)(Linear(32, name="first")(IOKey("x")))
+    model = Model.create(outputs={"y": Linear(4, name="second")(hidden)})
+    rows = np.random.default_rng(0).standard_normal((8, 16), np.float32)
+    batch = {"x": rows, "target": np.ones((8, 4), np.float32)}
+    weights = []
+    for mesh, options in [(None, {}), *[row for row in meshes().values() if "pipeline_chunks" not in row[1]]]:
+        fsdp = {"parallelism": "fsdp"} if mesh == (2, 2) else options
+        compiled = ml.compile(model, ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 16]}, **fsdp)
+        trainer = ml.Trainer(compiled, ml.SGD(0.1), loss="mse_loss", progress=False)
+        for _ in range(2):
+            trainer.step(batch)
+        weights.append(trainer.engine.to_numpy())
+        assert_same([weights[-1]], [weights[0]])
+    assert len(weights) > 1
+
+
+def raises(error, message, function):
+    try:
+        function()
+    except error as caught:
+        assert re.search(message, str(caught)), caught
+    else:
+        raise AssertionError(f"no {error.__name__}: {message}")
+
+
+def conflicting_options_are_rejected():
+    mesh = ml.TorchBackend(device_mesh=(2,))
+    raises(ml.OptionError, "conflicts with a mesh", lambda: stepped(mesh, autodiff="native"))
+    raises(ml.OptionError, "conflicts with a mesh", lambda: stepped(mesh, jit=True))
+    raises(ml.OptionError, "cannot be divided over 3", lambda: stepped(ml.TorchBackend(device_mesh=(3,))))
+    raises(ml.BackendError, "requires 4 processes, got 2", lambda: stepped(ml.TorchBackend(device_mesh=(4,))))
