@@ -6,12 +6,12 @@ import pytest
 import mithril as ml
 from mithril.backend.base import BuildOptions
 from mithril.base.decisions import Decisions
-from mithril.base.errors import OptionError, StrictError
+from mithril.base.errors import InputError, OptionError, StrictError
 from mithril.base.registry import operation as op
 from mithril.ir import Builder
 from mithril_ggml.library.quant_types import by_code, compatible_type, kind, kinds
 from mithril_ggml.library.repack import is_supported
-from mithril_ggml.weights.packed_weights import PackedArray, pack, unpack
+from mithril_ggml.weights.packed_weights import PackedArray, Store, pack, unpack
 
 rng = np.random.default_rng(0)
 ERRORS = {"f32": 0, "f16": 1e-3, "bf16": 4e-3, "q8_0": 0.01, "q6_k": 0.03, "q5_k": 0.05, "q5_1": 0.05, "q5_0": 0.06,
@@ -124,6 +124,44 @@ def test_weights_are_packed_once_for_all_programs():
     assert len(backend.store._arrays) == 1
     del w, executable
     assert len(backend.store._arrays) <= 1
+
+
+def test_packed_rows_are_dropped_next_to_interleaved_ones():
+    if not is_supported(kind("q4_0"), 64, 256):
+        pytest.skip("this build of ggml interleaves nothing")
+    w = rng.standard_normal((64, 256)).astype(np.float32)
+    store = Store()
+    rows = pack(w, kind("q4_0")).data
+    packed = store.packed(w, kind("q4_0"), False, False, "'w'")
+    store.repacked(packed)
+    assert packed.bytes_in_memory == 0
+    assert packed.nbytes == rows.nbytes
+    assert (packed.data == rows).all()
+    assert packed.bytes_in_memory == 0
+    assert packed.pinned() is packed.data  # of a program that reads the address
+    assert packed.bytes_in_memory == rows.nbytes
+    packed.drop_rows()
+    assert packed.pinned() is packed.data
+    other = store.packed(w, kind("iq4_nl"), False, False, "'w'")
+    store.repacked(other)
+    del w
+    with pytest.raises(InputError, match=r"the packed rows of 'w' are gone(?s:.)*hint: hold the array that was bound"):
+        np.asarray(other)
+    assert np.isfinite(np.asarray(packed)).all()
+
+
+def test_memory_report_counts_packed_weights(tmp_path):
+    model = ml.Model()
+    model += ml.models.Linear(64, bias=False)
+    compiled = ml.compile(model, ml.GGMLBackend(quantize="q4_0"), inference=True, shapes={"input": [1, 256]})
+    params = compiled.randomize_params(seed=0)
+    compiled.bind(params)({"input": np.ones((1, 256), np.float32)})
+    floats, packed = 64 * 256 * 4, 64 * 256 // 32 * 18
+    assert compiled.memory_report().parameters == floats + packed
+    compiled.export(tmp_path / "m.gguf")
+    loaded = ml.load(tmp_path / "m.gguf")
+    loaded({"input": np.ones((1, 256), np.float32)})
+    assert loaded.memory_report().parameters == packed
 
 
 def test_interleaved_weights_compute_the_same():

@@ -214,6 +214,10 @@ class Backend(metaclass=CheckedType):
         """Return the exact bytes of a program's values and results with their source, or None if unknown."""
         return None
 
+    def weight_bytes(self, executable: Any) -> Mapping[str, int]:
+        """Return the bytes in memory of weights that a program holds in a form of its own, by name of the input."""
+        return {}
+
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         """Run once and return the peak bytes of values and results, including a persistent arena."""
         results = run()  # warm up; held, so that the next call cannot reuse the memory of these results

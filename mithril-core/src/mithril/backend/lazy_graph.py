@@ -1,27 +1,40 @@
-"""A graph that is parsed from text, or rebuilt, at its first use."""
+"""A graph that is parsed from text at its first use, or rebuilt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from mithril.ir import Graph, parse
 
 
 class LazyGraph:
-    """A graph whose first ``get()`` parses the text or calls the function; attributes are forwarded to the graph."""
+    """A graph whose first ``get()`` parses the text or calls the function; attributes are forwarded to the graph.
 
-    __slots__ = ("_graph", "_make")
+    Functions rebuild graphs with embedded weights, which a program has in a form of its own: such a graph lives as long
+    as its users.
+    """
+
+    __slots__ = ("_graph", "_make", "_rebuilt")
 
     def __init__(self, graph: Graph | str | Callable[[], Graph]) -> None:
         self._graph = graph if isinstance(graph, Graph) else None
         self._make = None if isinstance(graph, Graph) else graph
+        self._rebuilt: ref[Graph] | None = None
 
     def get(self) -> Graph:
-        if self._graph is None:
+        graph = self._graph if self._rebuilt is None else self._rebuilt()
+        if graph is not None:
+            return graph
+        if callable(self._make):
+            graph = self._make()
+            self._rebuilt = ref(graph)
+        else:
             assert self._make is not None
-            self._graph, self._make = parse(self._make) if isinstance(self._make, str) else self._make(), None
-        return self._graph
+            graph = self._graph = parse(self._make)
+            self._make = None
+        return graph
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.get(), name)

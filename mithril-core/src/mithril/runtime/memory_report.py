@@ -12,7 +12,7 @@ from mithril.backend import Backend, format_bytes, nbytes
 from mithril.base import InputError, bind, symbols
 from mithril.ir import Graph
 from mithril.runtime.compiled_protocol import Compiled
-from mithril.runtime.memory_usage import MemoryUse, allocated_bytes, memory_use
+from mithril.runtime.memory_usage import MemoryUse, allocated_bytes, input_bytes, memory_use
 from mithril.runtime.tables import columns
 from mithril.system import notebook
 
@@ -107,7 +107,7 @@ def memory_report(
     elif any(n in (inputs or {}) and shapes[n] != t.shape for n, t in program.types.items()):
         graph = model.concrete(program, shapes)
         return report(graph, model.backend, memory_use(graph, model.backend), sizes)
-    return report(graph, model.backend, program.memory.at(sizes), sizes)
+    return report(graph, model.backend, program.memory.at(sizes), sizes, program.executable)
 
 
 def _shape(x: Any) -> tuple[int, ...]:
@@ -117,7 +117,9 @@ def _shape(x: Any) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, int]) -> MemoryReport:
+def report(
+    graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, int], executable: Any = None
+) -> MemoryReport:
     """Return the report of a lowered graph, with numbers for its symbolic sizes."""
     rows: dict[str, LayerMemory] = {}
 
@@ -128,8 +130,8 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
     for node, size in allocated.items():
         if size:
             row(node.origin.path).activations += size
-    for i in graph.inputs:
-        size = nbytes(i.type, sizes)
+    inputs = input_bytes(graph, backend, sizes, executable)
+    for i, size in inputs.items():
         if i.role == "param":
             row(i.name.rpartition(".")[0]).parameters += size
         elif i.role == "state":
@@ -140,7 +142,7 @@ def report(graph: Graph, backend: Backend, use: MemoryUse, sizes: Mapping[str, i
         gradients += size
         row(r.of.rpartition(".")[0]).gradients += size
     values = {v.name: nbytes(v.type, sizes) for n, size in allocated.items() if size for v in n.results}
-    values |= {i.name: nbytes(i.type, sizes) for i in graph.inputs}
+    values |= {i.name: size for i, size in inputs.items()}
     return MemoryReport(
         list(rows.values()),
         use.inputs,

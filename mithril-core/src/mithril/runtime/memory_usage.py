@@ -13,7 +13,7 @@ from typing import Any
 from mithril import ops
 from mithril.backend import Backend, lifetimes, nbytes
 from mithril.base import symbols
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Input, Node, Value
 
 SOURCES = {
     "arena": "exact: one planned arena",
@@ -69,15 +69,15 @@ class ProgramMemory:
     def __init__(self, backend: Backend, executable: Any) -> None:
         self.backend = backend
         self.executable = executable
-        self._figures: dict[frozenset[tuple[str, int]], MemoryUse] = {}
+        self._figures: dict[tuple[tuple[str, int], ...], MemoryUse] = {}
 
     @property
     def graph(self) -> Graph:
         return self.executable.graph  # type: ignore[no-any-return]
 
     def at(self, sizes: Mapping[str, int]) -> MemoryUse:
-        """Return the memory for these sizes, which is planned once."""
-        key = frozenset(sizes.items())
+        """Return the memory for these sizes, which is planned once; weights can be packed at a later call."""
+        key = *sorted(sizes.items()), *sorted(self.backend.weight_bytes(self.executable).items())
         if key not in self._figures:
             self._figures[key] = memory_use(self.graph, self.backend, sizes, self.executable)
         return self._figures[key]
@@ -92,8 +92,8 @@ def memory_use(
 ) -> MemoryUse:
     """Return the memory of a decomposed graph; exact if the executable is passed and the backend supports it."""
     totals = dict.fromkeys(("input", "param", "constant", "state", "cotangent"), 0)
-    for i in graph.inputs:
-        totals[i.role] += nbytes(i.type, sizes)
+    for i, size in input_bytes(graph, backend, sizes, executable).items():
+        totals[i.role] += size
     exact = backend.exact_memory(executable, sizes or {}) if executable is not None else None
     claims = backend.capabilities
     workspace, source = exact if exact is not None else (alive(graph, backend, sizes), "estimate")
@@ -105,6 +105,14 @@ def memory_use(
         source,
         None if source == "estimate" and claims.memory in ("arena", "library") else claims.estimate_error,
     )
+
+
+def input_bytes(
+    graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None, executable: Any = None
+) -> dict[Input, int]:
+    """Return the bytes of each input: of its type, unless the program has it in another form."""
+    other = backend.weight_bytes(executable) if executable is not None else {}
+    return {i: other[i.name] if i.name in other else nbytes(i.type, sizes) for i in graph.inputs}
 
 
 def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> int:

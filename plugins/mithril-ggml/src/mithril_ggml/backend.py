@@ -118,6 +118,10 @@ class GGMLBackend(Backend):
         program = executable.of_sizes(sizes) if isinstance(executable, SizedExecutable) else executable
         return program.memory.total - program.memory.constants + program.result_bytes, "arena and NumPy"
 
+    def weight_bytes(self, executable: Any) -> Mapping[str, int]:
+        programs = executable.programs if isinstance(executable, SizedExecutable) else (executable,)
+        return {n: size for p in programs if isinstance(p, GGMLExecutable) for n, size in p.weight_bytes().items()}
+
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         programs = executable.programs if isinstance(executable, SizedExecutable) else (executable,)
         memories = [p.memory for p in programs if isinstance(p, GGMLExecutable)]

@@ -50,7 +50,9 @@ class FileTensor:
         """Return the matrix as it is in the file, with its rows in this order."""
         kind, (rows, width) = by_code()[self.stored.code], self.shape
         data = self.stored.data.reshape(rows, kind.row(width))
-        return PackedArray(data if order is None else data[order], kind, (rows, width))
+        if order is None:
+            return PackedArray(data, kind, (rows, width))
+        return PackedArray(data[order], kind, (rows, width), source=lambda: data[order])
 
 
 def load_architecture(

@@ -83,12 +83,23 @@ def is_supported(kind: QuantType, rows: int, columns: int) -> bool:
     return bool(guarded(ask))
 
 
-def leave_to_the_disk(data: Any) -> bool:
-    """Give back the memory of an array that is mapped from a file; whether it is one. It is read again when needed."""
+def _file_of(data: Any) -> mmap.mmap | None:
+    """Return the mapped file that an array is a view of, or None."""
     owner = data
     while owner is not None and not isinstance(owner, mmap.mmap):
         owner = getattr(owner, "base", None) if not isinstance(owner, memoryview) else owner.obj
-    if owner is None or not hasattr(mmap, "MADV_DONTNEED"):
+    return owner if hasattr(mmap, "MADV_DONTNEED") else None
+
+
+def is_mapped(data: Any) -> bool:
+    """Whether the memory of an array can be left to the file that it is mapped from."""
+    return _file_of(data) is not None
+
+
+def leave_to_the_disk(data: Any) -> bool:
+    """Give back the memory of an array that is mapped from a file; whether it is one. It is read again when needed."""
+    owner = _file_of(data)
+    if owner is None:
         return False
     start = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -100,11 +111,11 @@ def leave_to_the_disk(data: Any) -> bool:
 class Packed(Protocol):
     """The part of a packed matrix that is read here: ``mithril_ggml.weights.packed_weights.PackedArray``."""
 
-    data: np.ndarray[Any, Any]
     kind: QuantType
+    nbytes: int
 
     @property
-    def nbytes(self) -> int: ...
+    def data(self) -> np.ndarray[Any, Any]: ...
     @property
     def rows(self) -> tuple[int, int]: ...
 
@@ -116,9 +127,6 @@ class Repacked:
         self.buffer: Any = None
         self.nbytes = packed.nbytes
         guarded(lambda: self._fill(packed))
-        self.spare = (
-            0 if leave_to_the_disk(packed.data) else packed.nbytes
-        )  # bytes in memory in addition to the interleaved rows
 
     def _fill(self, packed: Packed) -> None:
         rows, columns = packed.rows
@@ -131,7 +139,8 @@ class Repacked:
                 raise MemoryLimitError(f"the system gives no {packed.nbytes} bytes for a weight")
             base = ggml.ggml_backend_buffer_get_base(self.buffer)
             ggml.ggml_backend_tensor_alloc(self.buffer, tensor, base)
-            ggml.ggml_backend_tensor_set(tensor, packed.data.ctypes.data, 0, packed.nbytes)
+            data = packed.data
+            ggml.ggml_backend_tensor_set(tensor, data.ctypes.data, 0, data.nbytes)
             self.address = int(base)
         finally:
             ggml.ggml_free(context)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import ALIGNMENT, LazyGraph, format_bytes
+from mithril.backend import LazyGraph, format_bytes
 from mithril.base import BackendError, InputError, MemoryLimitError, visible
 from mithril.ir import Graph
 from mithril_ggml.library.abort_guard import guarded
@@ -20,30 +20,16 @@ from mithril_ggml.library.library import compute, ggml, machine_memory
 from mithril_ggml.library.quant_types import stored
 from mithril_ggml.library.repack import prepare
 from mithril_ggml.program.arena_planner import Plan
+from mithril_ggml.program.memory import Memory, aligned, check_limit
 from mithril_ggml.program.program_builder import ProgramBuilder, Step, copy_array
 from mithril_ggml.program.result_buffers import Result
 from mithril_ggml.program.strided_tensor import Storage, Tensor
-from mithril_ggml.weights.packed_weights import outdated
+from mithril_ggml.weights.packed_weights import PackedArray, outdated
 
 STAGED = 1 << 15  # bytes up to which inputs are copied into the arena; larger ones are read in place
 Array = np.ndarray[Any, Any]
 _UNBOUND = object()
 _SPARE = 1  # tensors that a ggml function may create in addition to its result
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes that a program needs, known before allocation."""
-
-    arena: int
-    work: int  # scratch of ggml
-    graphs: int  # descriptions of tensors and nodes
-    constants: int  # constants and packed weights
-    regions: int = 0  # all of this, of the bodies of branches and loops
-
-    @property
-    def total(self) -> int:
-        return self.arena + self.work + self.graphs + self.constants + self.regions
 
 
 class Segment:
@@ -199,7 +185,7 @@ class GGMLExecutable:
         self.segments = [Segment(part) for part in parts if part[0].native]
         fixed = sum(s.size for s in self._storages if s.role == "fixed")
         fixed += sum(g.tensor.storage.size for g in self.inputs if g.convert is not None)
-        _check(limit, Memory(self.plan.size, 0, 0, fixed, regions))
+        check_limit(limit, Memory(self.plan.size, 0, 0, fixed, regions))
         if self.plan.size > machine_memory():
             raise MemoryLimitError(
                 f"this program needs {format_bytes(self.plan.size)}, "
@@ -211,7 +197,7 @@ class GGMLExecutable:
             guarded(lambda: self._build(threads))
         work = max((s.plan.work_size for s in self.segments), default=0)
         self._memory = Memory(self.plan.size, work, sum(s.bytes for s in self.segments), fixed, regions)
-        _check(limit, self._memory)
+        check_limit(limit, self._memory)
         self.work = aligned(work)
         pointer = ctypes.cast(self.work.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
         for s in self.segments:
@@ -320,9 +306,19 @@ class GGMLExecutable:
 
     @property
     def memory(self) -> Memory:
-        """Return the bytes that the program holds, including packed rows that are kept next to interleaved ones."""
-        spare = sum(rows[1].spare for g in self.inputs if isinstance(rows := g.source, tuple))
+        """Return the bytes that the program holds, with packed rows that are in memory next to interleaved ones."""
+        spare = sum(rows[0].bytes_in_memory for g in self.inputs if isinstance(rows := g.source, tuple))
         return replace(self._memory, constants=self._memory.constants + spare)
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Return the bytes of packed weights in memory, with those of float parameters that the caller holds."""
+        sizes: dict[str, int] = self.packing.sizes() if self.packing is not None else {}
+        for bound in self.inputs:
+            if bound.name in sizes and bound.role == "param" and type(bound.last) is not PackedArray:
+                sizes[bound.name] += math.prod(bound.shape) * bound.dtype.itemsize
+            if bound.name in sizes and isinstance(bound.source, tuple):
+                sizes[bound.name] += bound.source[0].bytes_in_memory
+        return sizes
 
     def release(self, graph: Callable[[], Graph]) -> None:
         """Release the original weights: the program has them packed, or among its constants."""
@@ -413,29 +409,6 @@ class GGMLExecutable:
             return
         for s in getattr(self, "segments", ()):
             s.free()
-
-
-def aligned(size: int) -> Array:
-    """Memory that begins at a multiple of the alignment."""
-    try:
-        raw = np.empty(size + ALIGNMENT, np.uint8)
-    except MemoryError:
-        raise MemoryLimitError(f"the system gives no {format_bytes(size)} for this program") from None
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size]
-
-
-def _check(limit: int | None, memory: Memory) -> None:
-    if limit is not None and memory.total > limit:
-        raise MemoryLimitError(
-            f"this program needs {format_bytes(memory.total)}, but mem_size allows {format_bytes(limit)}",
-            facts=[
-                f"intermediate values {format_bytes(memory.arena)}, scratch {format_bytes(memory.work)}",
-                f"graphs {format_bytes(memory.graphs)}, constants and packed weights {format_bytes(memory.constants)}",
-                f"inside of branches and loops {format_bytes(memory.regions)}" if memory.regions else "",
-            ],
-            hint="raise mem_size, or make the batch smaller",
-        )
 
 
 def _checked_array(bound: BoundInput, x: Any) -> Any:

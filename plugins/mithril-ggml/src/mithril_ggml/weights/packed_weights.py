@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +15,7 @@ from mithril.base import InputError
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import ggml, raw
 from mithril_ggml.library.quant_types import QuantType
-from mithril_ggml.library.repack import Repacked
+from mithril_ggml.library.repack import Repacked, is_mapped, leave_to_the_disk
 
 Array = np.ndarray[Any, Any]
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -28,27 +30,62 @@ _quantize = raw(
     ctypes.c_int64,
     ctypes.c_void_p,
 )
+_dropping = threading.RLock()  # between a program that takes an address and one that has no use for the rows
 
 
 class PackedArray:
     """A matrix in a quantized type. It replaces an array of its shape, and ``numpy.asarray`` unpacks it.
 
-    ``transposed``: its columns were packed instead of its rows, as products require.
+    ``transposed``: its columns were packed instead of its rows, as products require. ``source`` makes the rows again: a
+    program that reads them interleaved needs them no more.
     """
 
-    __slots__ = ("__weakref__", "data", "kind", "shape", "stale", "transposed")
+    __slots__ = ("__weakref__", "_data", "_pinned", "kind", "nbytes", "shape", "source", "stale", "transposed")
     dtype = np.dtype(np.float32)
 
-    def __init__(self, data: Array, kind: QuantType, shape: tuple[int, int], transposed: bool = False) -> None:
-        self.data = data  # bytes, one row per packed row
+    def __init__(
+        self,
+        data: Array,
+        kind: QuantType,
+        shape: tuple[int, int],
+        transposed: bool = False,
+        source: Callable[[], Array] | None = None,
+    ) -> None:
+        self._data: Array | None = data
+        self._pinned = False
         self.kind = kind
+        self.nbytes = int(data.nbytes)
         self.shape = shape
         self.transposed = transposed
+        self.source = source
         self.stale = False  # whether its source array became writable again
 
     @property
-    def nbytes(self) -> int:
-        return int(self.data.nbytes)
+    def data(self) -> Array:
+        """The bytes, one row per packed row."""
+        rows = self._data
+        if rows is None:
+            assert self.source is not None
+            rows = self.source()
+        return rows
+
+    def pinned(self) -> Array:
+        """Return the bytes, whose address a program reads: they stay in memory as long as this object."""
+        with _dropping:
+            self._data, self._pinned = self.data, True
+            return self._data
+
+    def drop_rows(self) -> None:
+        """Release the rows if they can be made or read again, because they are in memory interleaved."""
+        with _dropping:
+            if self._data is not None and not (self._pinned or leave_to_the_disk(self._data) or self.source is None):
+                self._data = None
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """The bytes of rows in memory, without those that were dropped or left on the disk."""
+        rows = self._data
+        return 0 if rows is None or is_mapped(rows) else self.nbytes
 
     @property
     def size(self) -> int:
@@ -171,7 +208,9 @@ class Store:
         if isinstance(x, PackedArray):
             if x.kind is kind and x.transposed is transposed:
                 return x
-            return pack(np.asarray(x), kind, transposed, name)
+            packed = pack(np.asarray(x), kind, transposed, name)
+            packed.source = lambda: pack(np.asarray(x), kind, transposed, name).data
+            return packed
         array = np.asarray(x)
         if array is not x or (not freeze and _writable(x)):
             return pack(values(array, ternary), kind, transposed, name)
@@ -183,8 +222,10 @@ class Store:
                     store._forget(_owner(x))
             entry = self._arrays.get(key)
             if entry is None or entry[0]() is not x or entry[1].stale:
+                reference = weakref.ref(x, lambda _: self._arrays.pop(key, None))
                 packed_array = pack(values(array, ternary), kind, transposed, name)
-                entry = self._arrays[key] = (weakref.ref(x, lambda _: self._arrays.pop(key, None)), packed_array)
+                packed_array.source = partial(_packed_again, reference, kind, transposed, ternary, name)
+                entry = self._arrays[key] = (reference, packed_array)
         return entry[1]
 
     def _forget(self, owner: Array) -> None:
@@ -199,4 +240,16 @@ class Store:
             repacked = self._repacked.get(packed)
             if repacked is None:
                 repacked = self._repacked[packed] = Repacked(packed)
+                packed.drop_rows()
         return repacked
+
+
+def _packed_again(reference: weakref.ref[Array], kind: QuantType, transposed: bool, ternary: bool, name: str) -> Array:
+    """Return the packed rows of an array that is in memory interleaved."""
+    array = reference()
+    if array is None:
+        raise InputError(
+            f"the packed rows of {name} are gone: its program holds them interleaved, and its array does not exist",
+            hint="hold the array that was bound, or export the model before the array is released",
+        )
+    return pack(values(array, ternary), kind, transposed, name).data

@@ -38,6 +38,11 @@ class PackedWeight:
         n, k = self.input.type.shape
         return (k, n) if self.transposed else (n, k)  # type: ignore[return-value]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the packed rows."""
+        return self.rows[0] * self.kind.row(self.rows[1])
+
 
 class Packing:
     """The packed weights of one graph, and of the regions inside that read its weights."""
@@ -94,8 +99,7 @@ class Packing:
         """Places for the packed forms, and who fills them."""
         bound_inputs = []
         for e in self.entries:
-            size = e.rows[0] * e.kind.row(e.rows[1])
-            storage = Storage(size, "given", e.value.name)
+            storage = Storage(e.nbytes, "given", e.value.name)
             draft.storages.append(storage)
             e.tensor = Tensor(storage, e.rows, (e.kind.row(e.rows[1]), 0), float32, packed=e.kind, repacked=e.repacked)
             shape = e.input.type.shape
@@ -112,9 +116,13 @@ class Packing:
             if e.repacked:
                 repacked = self.store.repacked(packed)
                 return (packed, repacked), repacked.address
-            return packed, packed.data.ctypes.data
+            return packed, packed.pinned().ctypes.data
 
         return fill
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of packed weights by name."""
+        return {e.input.name: e.nbytes for e in self.all_entries}
 
     def release(self) -> None:
         """Release constants that have been packed."""
