@@ -13,7 +13,7 @@ from small_models import block, perceptron, scalar_loss
 import mithril as ml
 import mithril_tpu
 from mithril_targets.tpu import GENERATIONS
-from mithril_tpu.aot.analysis import collectives
+from mithril_tpu.aot.analysis import collectives, serialized_collectives
 from mithril_tpu.aot.artifact import trees
 from mithril_tpu.aot.program import AheadProgram
 
@@ -60,6 +60,21 @@ def test_artifact_is_saved(tmp_path):
         mithril_tpu.load_program(out)
     with pytest.raises(ml.InputError, match="does not contain a saved program"):
         mithril_tpu.load_program(tmp_path / "elsewhere")
+
+
+def test_program_of_other_versions_is_rejected(tmp_path):
+    about = mithril_tpu.ahead_of(compiled(perceptron())).save(tmp_path) / "analysis.json"
+    metadata = json.loads(about.read_text())
+    assert set(metadata["versions"]) == {"mithril-tpu", "jaxlib", "libtpu"}
+    metadata["versions"]["libtpu"] = "0.0.1"
+    about.write_text(json.dumps(metadata))
+    with pytest.raises(ml.BackendError, match="saved with other versions of libtpu") as caught:
+        mithril_tpu.load_program(tmp_path)
+    assert "pip install 'libtpu==0.0.1'" in caught.value.hint
+    del metadata["versions"]
+    about.write_text(json.dumps(metadata))
+    with pytest.raises(ml.BackendError, match="does not say with which versions"):
+        mithril_tpu.load_program(tmp_path)
 
 
 def test_structure_of_a_saved_program_follows_from_its_names(tmp_path):
@@ -284,6 +299,39 @@ def test_collectives_are_counted_in_hlo():
         "all-reduce": (2, 64 * 4096 * 4 + 32 + 16),
         "all-gather": (1, 64),
     }
+
+
+def test_collectives_of_a_serialized_program_equal_those_of_its_text():
+    model = compiled(block(), shapes={"x": [16, 16, 128]}, tpu_replicas=8, parallelism="fsdp", semantics="native")
+    program = mithril_tpu.training_program(model, "y")
+    assert len(program.analysis.collectives) >= 2
+    assert serialized_collectives(program.compiled.runtime_executable().serialize()) == program.analysis.collectives
+    assert serialized_collectives(b"another format") is None
+
+
+def test_collectives_are_known_where_jaxlib_cannot_print_the_program(capfd):
+    model = compiled(block(), "tpu_v7x", shapes={"x": [16, 16, 128]}, tpu_replicas=16, semantics="native")
+    program = mithril_tpu.training_program(model, "y", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    capfd.readouterr()
+    assert program.analysis.collectives["all-reduce"].bytes >= 4 * 12 * 128 * 128  # all gradients
+    assert "all-reduce" in program.report()
+    assert capfd.readouterr().err == ""
+
+
+# --------------------------------------------------------------------------------------------------- ml.Trainer's step
+def test_step_of_a_trainer_is_one_program():
+    pytest.importorskip("mithril_train")
+    model = compiled(perceptron(256, 8), tpu_replicas=4, parallelism="fsdp", semantics="native")
+    trainer = ml.Trainer(model, ml.Adam(0.01), loss="mse_loss", clip_norm=1.0, progress=False)
+    batch = {"x": np.zeros((16, 128), np.float32), "target": np.zeros((16, 8), np.float32)}
+    program = mithril_tpu.step_program(trainer, batch)
+    parameters = 4 * (128 * 256 + 256 * 8)
+    assert program.analysis.memory.arguments >= 3 * parameters / 4  # a quarter on each device, with two moments
+    assert program.analysis.memory.arguments < parameters
+    assert program.analysis.memory.aliased >= 0.9 * 3 * parameters / 4
+    assert "all-reduce" in program.analysis.collectives
+    with pytest.raises(ml.InputError, match="requires a model compiled for a TPU"):
+        mithril_tpu.step_program(ml.Trainer(ml.compile(perceptron(), "jax"), ml.SGD(0.1), loss="mse_loss"), batch)
 
 
 def test_float32_products_are_exact_except_with_native_semantics():

@@ -8,6 +8,7 @@ _HOME = {
     "ahead_of": "mithril_tpu.programs",
     "load_program": "mithril_tpu.aot.artifact",
     "simulate_devices": "mithril_tpu.programs",
+    "step_program": "mithril_tpu.programs",
     "training_program": "mithril_tpu.programs",
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from mithril.backend import Executable
 from mithril.base import BackendError, InputError, unknown
 from mithril.runtime import CompiledModel, Program, ProgramKey, ProgramKind
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
@@ -35,15 +36,15 @@ def simulate_devices(count: int) -> None:
         ) from error
 
 
-def ahead_of(compiled: CompiledModel | Program) -> AheadProgram:
-    """Return the ahead-of-time program of a compiled model's latest program, or of the given program."""
+def ahead_of(compiled: CompiledModel | Program | Executable) -> AheadProgram:
+    """Return the ahead-of-time program of a compiled model's latest program, or of a program or an executable."""
     program = compiled.programs[-1] if isinstance(compiled, CompiledModel) and compiled.programs else compiled
     if isinstance(program, CompiledModel):
         raise InputError(
             "this model has no program yet: the shapes of its inputs are unknown",
             hint="pass shapes={...} with numbers to ml.compile",
         )
-    executable = program.executable
+    executable = program.executable if isinstance(program, Program) else program
     call = getattr(executable, "call", None)
     ahead = call.ahead if isinstance(call, SimulatedProgram) else call
     if not isinstance(ahead, AheadProgram):
@@ -84,6 +85,23 @@ def training_program(
     with _lazy_compilation(backend):
         program = ahead_of(compiled.compiler.specialize(ProgramKey(types, ProgramKind(True, names))))
     return (program if update is None else _with_update(program, update)).ready()
+
+
+def step_program(trainer: Any, batch: Mapping[str, Any]) -> AheadProgram:
+    """Return the program of a step of ``ml.Trainer`` for such batches: forward, backward and the optimizer's update.
+
+    Its parameters include the values of the optimizer; their buffers are reused for the new ones.
+    """
+    backend = trainer.engine.backend
+    if not isinstance(backend, AheadBackend):
+        raise InputError(
+            "step_program requires a model compiled for a TPU or GPU target",
+            facts=[f"backend: {backend!r}"],
+            hint="pass target_hardware='tpu_v5e' to ml.compile",
+        )
+    if not trainer.engine.arrays:
+        trainer.begin(batch)
+    return ahead_of(trainer.engine.prepare(batch).run)
 
 
 @contextmanager

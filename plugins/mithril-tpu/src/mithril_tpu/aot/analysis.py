@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
+
+from mithril_tpu.aot.serialized_hlo import instructions
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _CALL = re.compile(r"=\s+(?P<shape>\(.*?\)|\S+)\s+(?P<kind>" + "|".join(KINDS) + r")(?P<start>-start)?\(")
@@ -41,7 +44,7 @@ class Analysis:
     flops: float | None
     bytes_accessed: float | None
     seconds: float | None  # the compiler's own estimate
-    collectives: Mapping[str, Collective] = field(default_factory=dict)
+    collectives: Mapping[str, Collective] | None  # empty if there are none; None if they are unknown
 
     def as_dict(self) -> dict[str, Any]:
         """Return the analysis as JSON-serializable data."""
@@ -62,7 +65,7 @@ def memory(compiled: Any) -> MemoryUse:
 
 
 def analyze(compiled: Any, hlo: str | None) -> Analysis:
-    """Analyze a ``jax.stages.Compiled`` and its HLO text, if available."""
+    """Analyze a ``jax.stages.Compiled`` and its HLO text; without the text its serialized form is read."""
     cost = compiled.cost_analysis() or {}
     if isinstance(cost, list):
         cost = cost[0] if cost else {}
@@ -73,7 +76,7 @@ def analyze(compiled: Any, hlo: str | None) -> Analysis:
         _positive(cost.get("bytes accessed")),
         # instructions without a cost count -1 each, so that a negative sum is meaningless
         _positive(seconds),
-        collectives(hlo) if hlo is not None else {},
+        collectives(hlo) if hlo is not None else serialized_collectives(compiled.runtime_executable().serialize()),
     )
 
 
@@ -83,10 +86,32 @@ def _positive(x: float | None) -> float | None:
 
 def collectives(hlo: str) -> dict[str, Collective]:
     """Count the collectives in an optimized program's HLO text; one in a loop body counts once."""
+    return _counted(_calls(hlo))
+
+
+def serialized_collectives(serialized: bytes) -> dict[str, Collective] | None:
+    """Count the collectives of a serialized program; None if its format is unknown."""
+    found = instructions(serialized)
+    if found is None:
+        return None
+    calls = [(opcode.removesuffix("-start"), opcode.endswith("-start"), arrays) for opcode, arrays in found]
+    return _counted(
+        (kind, _transferred([prod(shape) * bits // 8 for bits, shape in arrays], asynchronous=start))
+        for kind, start, arrays in calls
+        if kind in KINDS
+    )
+
+
+def _counted(calls: Iterable[tuple[str, int]]) -> dict[str, Collective]:
     counts: dict[str, list[int]] = {}
-    for kind, size in _calls(hlo):
+    for kind, size in calls:
         counts.setdefault(kind, []).append(size)
     return {kind: Collective(len(counts[kind]), sum(counts[kind])) for kind in KINDS if kind in counts}
+
+
+def _transferred(sizes: list[int], *, asynchronous: bool) -> int:
+    """Return the bytes of a call; of what an asynchronous start returns, the data transferred is the largest."""
+    return max(sizes, default=0) if asynchronous else sum(sizes)
 
 
 def _calls(hlo: str) -> Iterator[tuple[str, int]]:
@@ -95,8 +120,7 @@ def _calls(hlo: str) -> Iterator[tuple[str, int]]:
         if match is None:
             continue
         sizes = [_size(m) for m in _ARRAY.finditer(match["shape"])]
-        # an asynchronous start returns its operand, its result and counters: the largest is the data transferred
-        yield match["kind"], max(sizes, default=0) if match["start"] else sum(sizes)
+        yield match["kind"], _transferred(sizes, asynchronous=bool(match["start"]))
 
 
 def _size(array: re.Match[str]) -> int:

@@ -26,6 +26,7 @@ from mithril_parallel.mesh import Split, replicated
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.placing.strategy import Strategy
 from mithril_tpu.aot.analysis import Analysis, analyze, memory
+from mithril_tpu.aot.artifact import versions
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 GIB = 1 << 30
@@ -158,9 +159,15 @@ class AheadProgram:
         params, inputs = self.arguments()
         names = jax.eval_shape(on_mesh(self.forward, self.mesh), params, inputs)
         results = {name: self._result_sharding(name) for name in names}
-        donated = {"donate_argnums": (0,)} if self._donate else {}
+        donated = {"donate_argnums": (0,)} if self._donate or self._is_training_step else {}
         with jax.default_matmul_precision("highest") if self.exact else nullcontext():
             return jax.jit(on_mesh(self.forward, self.mesh), out_shardings=results, **donated).lower(params, inputs)
+
+    @property
+    def _is_training_step(self) -> bool:
+        """Whether the graph itself replaces all its parameters, as a step of ``ml.Trainer`` does."""
+        params = self.graph.with_role("param")
+        return bool(params) and all(i.tags.get("donated") for i in params)
 
     def _result_sharding(self, name: str) -> NamedSharding | None:
         """Return the sharding of a result: gradients and new values like their argument, others as XLA chooses."""
@@ -221,7 +228,7 @@ class AheadProgram:
     @cached_property
     def hlo(self) -> str | None:
         """The optimized program's HLO text; None if this version of jaxlib cannot parse it."""
-        with _stderr_discarded() if self.mesh.size > 1 and self.target.name == "tpu_v7x" else nullcontext():
+        with _stderr_discarded() if self.target.family == "tpu" else nullcontext():
             try:
                 text: str = self.compiled.as_text()
             except jax.errors.JaxRuntimeError:  # jaxlib's parser is older than libtpu's format (v7x, many chips)
@@ -260,6 +267,7 @@ class AheadProgram:
         """Return arguments, splits, devices and analysis as JSON-serializable data."""
         return {
             "target": self.target.name,
+            "versions": versions(self.target.family),
             "mesh": dict(self.strategy.mesh.axes),
             "splits": {name: list(split) for name, split in self.strategy.splits.items()},
             "left_whole": dict(self.strategy.unsplit),
@@ -284,8 +292,8 @@ class AheadProgram:
             lines.append(f"operations per device: {a.flops:.3g}")
         if a.bytes_accessed is not None:
             lines.append(f"memory traffic per device: {_gib(a.bytes_accessed)}")
-        if self.hlo is None:
-            lines.append("collectives: unknown, this jaxlib cannot read the program's text")
+        if a.collectives is None:
+            lines.append("collectives: unknown, the format of this program is newer than mithril-tpu")
         else:
             counts = [f"{c.count} {kind} ({_gib(c.bytes)})" for kind, c in a.collectives.items()]
             lines.append("collectives: " + (", ".join(counts) or "none"))
