@@ -145,6 +145,7 @@ def test_exported_c_gives_the_same(build, tmp_path):
         '"model.h"',
         "<math.h>",
         "<stdbool.h>",
+        "<stddef.h>",
         "<stdint.h>",
         "<string.h>",
     }

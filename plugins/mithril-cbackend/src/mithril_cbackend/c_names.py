@@ -17,14 +17,14 @@ WORDS = frozenset(
     typeid typename using virtual wchar_t xor xor_eq
     """.split()
 )  # keywords of C up to C23, and of C++, which includes the header as well
-_REAL = """
+LIBM = """
     acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs fdim floor fma fmax
     fmin fmod frexp hypot ilogb ldexp lgamma llrint llround log log10 log1p log2 logb lrint lround modf nan nearbyint
     nextafter nexttoward pow remainder remquo rint round scalbln scalbn sin sinh sqrt tan tanh tgamma trunc
     """.split()
 LIBRARY = frozenset(
     [
-        *(f"{name}{suffix}" for name in _REAL for suffix in ("", "f", "l")),
+        *(f"{name}{suffix}" for name in LIBM for suffix in ("", "f", "l")),
         *(f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64, "ptr", "max")),
         *"""
         NAN INFINITY NULL INT32_MIN INT64_MIN INT64_C isnan isinf isfinite isnormal signbit fpclassify HUGE_VAL

@@ -1,4 +1,4 @@
-"""Compile target of a program: this machine, or a phone (``target_hardware="mobile"``, ``mobile_options=``)."""
+"""Compile target of a program: this machine, or a device (``target_hardware="mobile"``, ``mobile_options=``)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mithril import plugins
 from mithril.base import OptionError, unknown
 from mithril_cbackend.toolchains import ALWAYS, FAST, FOREIGN, HOST, SMALL, Toolchain
 
-PLATFORMS = ("android", "linux")
-ARCHITECTURES = {"arm64-v8a": "mobile_arm64", "armeabi-v7a": "mobile_armv7", "x86_64": "mobile_x86_64"}
-VECTOR_BYTES = 16  # vector width of NEON and of SSE
+PLATFORMS = ("android", "linux", "bare", "wasi")
+PHONES = {"arm64-v8a": "mobile_arm64", "armeabi-v7a": "mobile_armv7", "x86_64": "mobile_x86_64"}
+ARCHITECTURES = {**dict.fromkeys(PHONES, "android"), "armv7e-m": "bare", "wasm32": "wasi"}  # with default platforms
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class CompileTarget:
     @property
     def toolchain(self) -> Toolchain:
         return HOST if self.arch is None else FOREIGN[self.platform, self.arch]
+
+    @property
+    def vector_bytes(self) -> int:
+        """The vector width of the architecture: that of NEON, SSE and SIMD128, none on microcontrollers."""
+        return 4 if self.platform == "bare" else 16
 
     @property
     def flags(self) -> str:
@@ -48,17 +53,24 @@ def resolve_target(settings: Mapping[str, Any]) -> CompileTarget:
     if not mobile and not overrides:
         return CompileTarget()
     implied_arch = next(
-        (arch for arch, t in ARCHITECTURES.items() if mobile and target is not None and t == target.name), None
+        (arch for arch, t in PHONES.items() if mobile and target is not None and t == target.name), None
     )
     arch = _one_of("arch", overrides.get("arch", implied_arch or "arm64-v8a"), ARCHITECTURES)
     if implied_arch is not None and arch != implied_arch:
         raise OptionError(
             f"mobile_options: arch '{arch}' conflicts with target_hardware='{name}', which is {implied_arch}",
-            hint=f"drop 'arch' from mobile_options, or pass target_hardware='{ARCHITECTURES[arch]}'",
+            hint=f"drop 'arch' from mobile_options, or pass target_hardware='{PHONES.get(arch, 'mobile')}'",
+        )
+    platform = _one_of("platform", overrides.get("platform", ARCHITECTURES[arch]), PLATFORMS)
+    if (platform, arch) not in FOREIGN:
+        possible = [p for p, a in FOREIGN if a == arch]
+        raise OptionError(
+            f"mobile_options: arch '{arch}' conflicts with platform '{platform}'",
+            hint=f"pass platform={' or '.join(map(repr, possible))}",
         )
     return CompileTarget(
         arch,
-        _one_of("platform", overrides.get("platform", "android"), PLATFORMS),
+        platform,
         _one_of("quantization", overrides["quantization"], ("int8",)) if overrides.get("quantization") else None,
         bool(overrides.get("optimize_size", False)),
     )

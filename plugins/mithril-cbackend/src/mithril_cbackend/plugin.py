@@ -24,7 +24,7 @@ def mithril_backends() -> Sequence[BackendSpec]:
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
-    """Return the options that select the CPU or the phone to compile for."""
+    """Return the options that select the CPU or the device to compile for."""
     return [
         Option(
             "cpu_options",
@@ -37,10 +37,10 @@ def mithril_options() -> Sequence[Option]:
             "mobile_options",
             Mapping[str, Any],
             {},
-            "Mobile device for which compiled.export(folder) writes C.",
+            "Device for which compiled.export(folder) writes C: a phone, a microcontroller, WebAssembly.",
             keys={
-                "platform": Literal["android", "linux"],
-                "arch": Literal["arm64-v8a", "armeabi-v7a", "x86_64"],
+                "platform": Literal["android", "linux", "bare", "wasi"],
+                "arch": Literal["arm64-v8a", "armeabi-v7a", "x86_64", "armv7e-m", "wasm32"],
                 "quantization": Literal["int8"] | None,
                 "optimize_size": bool,
             },

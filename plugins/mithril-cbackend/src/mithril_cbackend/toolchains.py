@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,24 +21,38 @@ LIBRARIES = ("object", "static", "shared")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Compilers in order of preference, their flags, and the emulator (``runner``) for foreign programs."""
+    """Compilers in order of preference, their flags, and the emulator (``runner``) for foreign programs.
+
+    ``zig`` is the target of ``python -m ziglang cc``, the compiler without a system installation. ``link`` has the
+    flags of programs, such as the test.
+    """
 
     compilers: tuple[str, ...]
     flags: str
     install: str
     runner: str = ""
+    zig: str = ""
+    link: str = ""
 
     def compiler(self) -> str | None:
-        """Return the first installed compiler, or None if there is none."""
+        """Return the command of the first installed compiler, or None if there is none."""
         search_path = os.pathsep.join(filter(None, [*ndk(), os.environ.get("PATH", "")]))
-        return next((path for name in self.compilers if (path := shutil.which(name, path=search_path))), None)
+        installed = next((path for name in self.compilers if (path := shutil.which(name, path=search_path))), None)
+        if installed is None and self.zig and importlib.util.find_spec("ziglang") is not None:
+            return f"{shlex.quote(sys.executable)} -m ziglang cc -target {self.zig}"
+        return installed
+
+    @property
+    def default(self) -> str:
+        """The compiler that a Makefile uses by default."""
+        return self.compilers[0] if self.compilers else f"python3 -m ziglang cc -target {self.zig}"
 
     def require(self) -> str:
         path = self.compiler()
         if path is None:
             raise BackendError(
                 "no C compiler is installed for the exported code",
-                facts=[f"looked for: {', '.join(self.compilers)}"],
+                facts=[f"looked for: {', '.join([*self.compilers, *(['ziglang'] if self.zig else [])])}"],
                 hint=f"{self.install}; or call export(..., library=None) and compile elsewhere with the Makefile",
             )
         return path
@@ -57,9 +74,10 @@ FOREIGN = {  # (platform, Android ABI) -> toolchain
     ("android", "x86_64"): Toolchain(("x86_64-linux-android24-clang",), "-march=x86-64-v2", _NDK),
     ("linux", "arm64-v8a"): Toolchain(
         ("aarch64-linux-gnu-gcc",),
-        "-march=armv8-a",
-        "apt-get install gcc-aarch64-linux-gnu",
+        "-mcpu=generic",
+        "apt-get install gcc-aarch64-linux-gnu, or pip install ziglang",
         "qemu-aarch64 -L /usr/aarch64-linux-gnu",
+        zig="aarch64-linux-musl",
     ),
     ("linux", "armeabi-v7a"): Toolchain(
         ("arm-linux-gnueabihf-gcc",),
@@ -70,6 +88,14 @@ FOREIGN = {  # (platform, Android ABI) -> toolchain
     ("linux", "x86_64"): Toolchain(
         ("x86_64-linux-gnu-gcc", "gcc", "clang"), "-march=x86-64-v2", "apt-get install gcc", "qemu-x86_64"
     ),
+    ("bare", "armv7e-m"): Toolchain(
+        ("arm-none-eabi-gcc",),
+        "-mcpu=cortex-m7 -mthumb -mfloat-abi=hard -mfpu=fpv5-sp-d16",
+        "apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi",
+        "qemu-system-arm -M mps2-an500 -nographic -semihosting -kernel",
+        link="--specs=rdimon.specs -T board.ld startup.c",
+    ),
+    ("wasi", "wasm32"): Toolchain((), "-msimd128", "pip install ziglang", "node run.mjs", zig="wasm32-wasi"),
 }
 
 
@@ -78,13 +104,16 @@ def build(folder: Path, name: str, kind: str, compiler: str, flags: str) -> Path
     if kind not in LIBRARIES:
         raise OptionError(f"unknown library={kind!r}", facts=[f"accepted: {', '.join(LIBRARIES)}, None"])
     target = {"object": f"{name}.o", "static": f"lib{name}.a", "shared": f"lib{name}.so"}[kind]
-    run(["make", "-s", "-C", str(folder), target, f"CC={compiler}", f"CFLAGS={flags}"])
+    archiver = [f"AR={compiler.partition(' cc ')[0]} ar"] if " -m ziglang cc " in compiler else []
+    run(["make", "-s", "-C", str(folder), target, f"CC={compiler}", f"CFLAGS={flags}", *archiver])
     return folder / target
 
 
 def code_bytes(path: Path) -> int:
-    """Return the size of the executable sections of an ELF object file (32 or 64 bits, little-endian)."""
+    """Return the size of the executable sections of an object file: ELF (32 or 64 bits, little-endian) or wasm."""
     data = path.read_bytes()
+    if data[:4] == b"\0asm":
+        return _wasm_code_bytes(data)
     if data[:4] != b"\x7fELF":
         raise BackendError(f"'{path.name}' is not an ELF object file")
     is_64_bit = data[4] == 2
@@ -102,6 +131,23 @@ def code_bytes(path: Path) -> int:
         if flags & executable:
             total += number(section + (32 if is_64_bit else 20), 8 if is_64_bit else 4)
     return total
+
+
+def _wasm_code_bytes(data: bytes) -> int:
+    """Return the size of the code section of a WebAssembly module."""
+    start, code = 8, 10  # the offset of the first section, the number of the code section
+    while start < len(data):
+        kind, size, shift = data[start], 0, 0
+        while True:  # LEB128
+            start += 1
+            size |= (data[start] & 127) << shift
+            shift += 7
+            if data[start] < 128:
+                break
+        if kind == code:
+            return size
+        start += 1 + size
+    return 0
 
 
 def run(command: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from mithril.system import files
 from mithril_cbackend import toolchains
 from mithril_cbackend.bundle import export_files
 from mithril_cbackend.bundle.export_contents import Contents
+from mithril_cbackend.bundle.hosts import host_files
 from mithril_cbackend.bundle.makefiles import cmake, makefile
 from mithril_cbackend.c_names import is_model_name
 from mithril_cbackend.compile_target import resolve_target
@@ -115,7 +116,8 @@ def export_program(
         error = max_relative_error(contents.results, float_contents.results)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    write(contents, folder, len(contents.weights) <= EMBEDDED if embed is None else embed)
+    small = len(contents.weights) <= EMBEDDED or target.platform == "bare"  # which has no files
+    write(contents, folder, small if embed is None else embed)
     kind = ("static" if target.arch else None) if library == "auto" else library
     if kind is None:
         return Exported(folder, contents, quantization_error=error)
@@ -140,6 +142,7 @@ def write(contents: Contents, folder: Path, embedded: bool) -> None:
         f"{name}_test.c": export_files.test(contents, embedded),
         "Makefile": makefile(name, contents.target, embedded),
         "CMakeLists.txt": cmake(name, contents.target, embedded),
+        **host_files(contents.target),
     }
     if embedded:
         texts[f"{name}_weights.c"] = export_files.weights(contents)

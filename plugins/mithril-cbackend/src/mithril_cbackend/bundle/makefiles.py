@@ -6,10 +6,12 @@ from mithril_cbackend.compile_target import CompileTarget
 
 
 def makefile(name: str, target: CompileTarget, embedded: bool) -> str:
-    compiler = target.toolchain.compilers[0]
-    text = MAKEFILE.replace("@FLAGS@", target.portable_flags).replace("@ARCH@", target.toolchain.flags)
-    text = text.replace("@CC@", compiler).replace("@NAME@", name)
-    text = text.replace("@RUNNER@", f" {target.toolchain.runner}" if target.toolchain.runner else "")
+    toolchain = target.toolchain
+    text = MAKEFILE.replace("@FLAGS@", target.portable_flags).replace("@ARCH@", toolchain.flags)
+    text = text.replace("@CC@", toolchain.default).replace("@NAME@", name)
+    text = text.replace("@RUNNER@", f" {toolchain.runner}" if toolchain.runner else "")
+    text = text.replace("@LINK@", f" {toolchain.link}" if toolchain.link else "")
+    text = text.replace("PIC ?= @PIC@\n", "" if target.platform in ("bare", "wasi") else "PIC ?= -fPIC\n")
     return text.replace("@WEIGHTS@", f" {name}_weights.o" if embedded else "")
 
 
@@ -31,7 +33,9 @@ AR ?= ar
 ARCH ?= @ARCH@
 CFLAGS ?= @FLAGS@ $(ARCH)
 LDLIBS ?= -lm
+PIC ?= @PIC@
 RUN ?=@RUNNER@
+PROGRAM ?=@LINK@
 ifdef THREADS
 override CFLAGS += -fopenmp
 endif
@@ -39,10 +43,10 @@ endif
 all: @NAME@_test
 
 @NAME@_test: @NAME@_test.o @NAME@.o@WEIGHTS@
-\t$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+\t$(CC) $(CFLAGS) $(LDFLAGS) $(PROGRAM) -o $@ $^ $(LDLIBS)
 
 %.o: %.c @NAME@.h
-\t$(CC) $(CFLAGS) -fPIC -c -o $@ $<
+\t$(CC) $(CFLAGS) $(PIC) -c -o $@ $<
 
 lib@NAME@.a: @NAME@.o@WEIGHTS@
 \t$(AR) rcs $@ $^

