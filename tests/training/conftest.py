@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from mithril import plugins
 from mithril.base.errors import MithrilError
+
+sys.path.insert(0, str(Path(__file__).parent))  # programs of several processes
 
 
 def pytest_generate_tests(metafunc):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -53,21 +51,20 @@ def test_replicated_parts_are_written_once(tmp_path):
     model = compiled_for("both")
     params = model.programs[-1].executable.call.placed(model.randomize_params(0))
     ml.save_sharded(tmp_path, params)
-    index = json.loads((tmp_path / "part-00000-of-00001.json").read_text())
-    assert len(index["fc.weight"]["parts"]) == 4
-    assert sum(np.prod(size) for _, size in index["fc.weight"]["parts"]) == params["fc.weight"].size
-    reader = Reader(tmp_path)
+    tensor = Reader(tmp_path).tensors["fc.weight"]
+    assert len(tensor.parts) == 4
+    assert sum(np.prod(part.size) for part in tensor.parts) == params["fc.weight"].size
     full = np.asarray(params["fc.weight"])
-    np.testing.assert_array_equal(reader.read("fc.weight", (slice(3, 21), slice(2, 9))), full[3:21, 2:9])
+    np.testing.assert_array_equal(tensor.read((slice(3, 21), slice(2, 9))), full[3:21, 2:9])
 
 
 def test_bfloat16_and_scalars_are_saved(tmp_path):
     arrays = {"a": np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3), "step": np.int32(7)}
     ml.save_sharded(tmp_path, arrays)
-    reader = Reader(tmp_path)
-    np.testing.assert_array_equal(reader.read("a", (slice(1, 2), slice(None))), arrays["a"][1:])
-    assert reader.read("a").dtype == ml_dtypes.bfloat16
-    assert reader.read("step") == 7
+    tensors = Reader(tmp_path).tensors
+    np.testing.assert_array_equal(tensors["a"].read((slice(1, 2), slice(None))), arrays["a"][1:])
+    assert tensors["a"].read().dtype == ml_dtypes.bfloat16
+    assert tensors["step"].read() == 7
 
 
 def test_incomplete_checkpoint_is_rejected(tmp_path):
@@ -77,9 +74,6 @@ def test_incomplete_checkpoint_is_rejected(tmp_path):
     ml.save_sharded(tmp_path, {"fc.weight": np.zeros((32, 16), np.float32)})
     with pytest.raises(ml.InputError, match="lacks parameters of this model"):
         ml.load_sharded(tmp_path, model)
-    (tmp_path / "part-00000-of-00002.json").write_text("{}")
-    with pytest.raises(ml.InputError, match="several checkpoints"):
-        ml.load_sharded(tmp_path, model)
-    (tmp_path / "part-00000-of-00001.json").unlink()
-    with pytest.raises(ml.InputError, match="parts of 1 process"):
+    next(tmp_path.glob("part-*")).unlink()
+    with pytest.raises(ml.InputError, match="all parts are missing"):
         ml.load_sharded(tmp_path, model)

@@ -227,8 +227,9 @@ def test_callback_state_is_restored_in_any_order_and_not_lost_silently(tmp_path)
 
 
 def test_halves_of_files_are_tidied_away(tmp_path):
-    half = tmp_path / ".step-00000003.safetensors.123.part"
-    half.write_bytes(b"half")
+    half = tmp_path / ".step-00000003.safetensors.0123456789abcdef.part"
+    half.mkdir()
+    (half / "part").write_bytes(b"half")
     trainer(callbacks=[ml.Checkpoint(tmp_path)]).fit(loader(), 1)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000006.safetensors"]
 

@@ -274,6 +274,11 @@ class JaxBackend(SourceBackend):
         with jax.enable_x64(True) if array.dtype.itemsize == 8 else nullcontext():
             return mesh_execution.put(_defensive_copy(array), self.placement)  # jnp.asarray would compile a program
 
+    def from_local_rows(self, rows: np.ndarray[Any, Any]) -> jax.Array:
+        """Return the array of the rows of all processes, split over ``data``."""
+        assert self.mesh is not None
+        return jax.make_array_from_process_local_data(NamedSharding(self.mesh, PartitionSpec("data")), rows)
+
     def shared(self, data: Any) -> jax.Array:
         """Share the buffer of another framework's array where possible; neither owner may modify it afterwards."""
         if isinstance(data, np.ndarray):
@@ -285,6 +290,8 @@ class JaxBackend(SourceBackend):
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            if array.is_fully_replicated:  # no other process needs to take part
+                return np.asarray(array.addressable_data(0))
             from jax.experimental.multihost_utils import process_allgather
 
             return np.asarray(process_allgather(array, tiled=True))

@@ -41,17 +41,19 @@ def choose(
     *,
     fsdp: bool = False,
     chunked: bool = False,
+    uneven: bool = False,
 ) -> Strategy:
     """Choose splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
 
     With ``fsdp`` every parameter is also split over ``data``, along its longest divisible axis, and always over the
     stages of a pipeline. With ``chunked`` the axis ``data`` counts chunks of the batch instead of devices, and error
-    messages say so.
+    messages say so. With ``uneven`` every device computes a batch whole that cannot be divided, such as the last one of
+    an epoch.
     """
     strategy = Strategy(mesh)
     requests = dict(splits or {})
     graph = decompose(graph, _has_rule)
-    _split_batch(graph, strategy, requests, chunked)
+    _split_batch(graph, strategy, requests, chunked, uneven)
     if mesh.size(MODEL) > 1:
         _apply_user_splits(graph, strategy, requests)
         if not _has_weight_requests(requests):
@@ -75,7 +77,7 @@ def forward_nodes(graph: Graph) -> list[Node]:
 
 
 # -- the batch ------------------------------------------------------------------------------------------------------
-def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], chunked: bool) -> None:
+def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], chunked: bool, uneven: bool) -> None:
     parts = strategy.mesh.size(DATA)
     if parts == 1:
         return
@@ -97,6 +99,10 @@ def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], 
                 f"{length} items of input '{name}' cannot be cut into {parts} chunks",
                 hint=f"{fits}, or set pipeline_chunks={possible[-1]}",
             )
+        if uneven:
+            for i in inputs:
+                strategy.unsplit[i.name] = f"{length} items of input '{name}' cannot be divided by {parts}"
+            return
         raise OptionError(
             f"{length} items of input '{name}' cannot be divided over {parts} devices",
             facts=[f"mesh: {strategy.mesh}"],

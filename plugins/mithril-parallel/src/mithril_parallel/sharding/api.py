@@ -36,7 +36,7 @@ def shard_unbucketed(
     graph: Graph, axes: Mapping[str, int], *, splits: Mapping[str, int] | None = None, fsdp: bool = False
 ) -> tuple[DeviceGraph, dict[str, str]]:
     """Return the result of ``shard`` without buckets: for graphs that are still to be cut into stages."""
-    strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp)
+    strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp, uneven=True)
     return partition_graph(graph, axes, strategy.splits, outputs=_like_inputs(graph, strategy.splits)), strategy.unsplit
 
 

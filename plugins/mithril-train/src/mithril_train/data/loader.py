@@ -25,7 +25,9 @@ class DataLoader(metaclass=CheckedType):
     ``batch_transform`` of the batch; a parameter ``rng`` receives a generator that depends on the seed, the epoch and
     the row or batch. ``buckets`` makes batches of similar lengths. With ``shuffle`` the order depends only on ``seed``
     and the epoch. ``num_workers`` threads (or processes with ``worker="process"``) prefetch up to ``prefetch_factor``
-    batches each. ``pin_memory`` copies batches to page-locked memory if torch with CUDA is installed. Each ``iter``
+    batches each. ``rank`` and ``world`` read the part of each batch that belongs to one process of several;
+    ``batch_size`` is that of the complete batch. A batch that cannot be divided, such as the last one, is read whole by
+    every process. ``pin_memory`` copies batches to page-locked memory if torch with CUDA is installed. Each ``iter``
     starts an epoch, except after ``load_state_dict`` of a state saved between two batches: it continues with the next
     batch.
     """
@@ -52,6 +54,8 @@ class DataLoader(metaclass=CheckedType):
         collate: Callable[[list[Any]], Any] | None = None,
         buckets: Buckets | None = None,
         sampler: Iterable[int] | None = None,
+        rank: Annotated[int, Least(0)] | None = None,
+        world: Positive | None = None,
     ) -> None:
         self.source: Source = as_source(dataset)
         self.pipeline = Pipeline(self.source, seed, collate, transform, batch_transform)
@@ -68,6 +72,14 @@ class DataLoader(metaclass=CheckedType):
             raise OptionError("an iterable dataset comes in its own order", hint="leave out shuffle and sampler")
         if shuffle and sampler is not None:
             raise OptionError("shuffle and sampler both decide the order", hint="give one of them")
+        if (rank is None) != (world is None) or (world is not None and rank is not None and rank >= world):
+            raise OptionError(
+                f"rank={rank} and world={world} do not name a process",
+                hint="rank=0, world=2 is the first of two processes",
+            )
+        self.rank, self.world = rank or 0, world or 1
+        self.returned_own_rows = False  # whether the last batch returned contains the rows of this process only
+        self._own_rows: dict[int, bool] = {}  # by number of the batch, of those that are read ahead
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.num_workers, self.worker, self.prefetch_factor = num_workers, worker, prefetch_factor
         self.drop_last, self.sampler = drop_last, sampler
@@ -109,6 +121,7 @@ class DataLoader(metaclass=CheckedType):
         self._position, self._start = self._start, 0
         batches_of_epoch = self._stream() if self.source.length is None else self._indexed()
         for batch in batches_of_epoch:
+            self.returned_own_rows = self._own_rows.pop(self._position, False)
             self._position += 1
             yield self.pin(batch) if self.pin else batch
         self.epoch += 1
@@ -138,6 +151,14 @@ class DataLoader(metaclass=CheckedType):
             raise OptionError(f"sampler gives {wrong!r}, which is not an index of {n} samples")
         return np.array(indices, np.int64)
 
+    def _own(self, number: int, rows: Any) -> Any:
+        """Return the rows of a batch that this process reads."""
+        size = len(rows)
+        if self.world == 1 or size % self.world:
+            return rows
+        self._own_rows[number] = True
+        return rows[self.rank * size // self.world : (self.rank + 1) * size // self.world]
+
     def _tasks(self) -> Iterator[Task]:
         start = self._position
         if self.buckets is None:
@@ -146,7 +167,7 @@ class DataLoader(metaclass=CheckedType):
             shuffle = (self.seed, self.epoch) if self.shuffle else None
             groups = self.buckets.batches(self.order(), self.batch_size, self.drop_last, shuffle, start)
         for number, indices in enumerate(groups, start):
-            yield Task(self.epoch, number, 0, indices)
+            yield Task(self.epoch, number, 0, self._own(number, indices))
 
     def _indexed(self) -> Iterator[Any]:
         tasks = self._tasks()
@@ -190,7 +211,9 @@ class DataLoader(metaclass=CheckedType):
             number = start
             while rows := list(islice(samples, self.batch_size)):
                 if len(rows) == self.batch_size or not self.drop_last:
-                    yield Task(self.epoch, number, number * self.batch_size, rows)
+                    part = self._own(number, rows)
+                    first = number * self.batch_size + (self.rank * len(part) if len(part) < len(rows) else 0)
+                    yield Task(self.epoch, number, first, part)
                 number += 1
 
         if self.num_workers == 0:

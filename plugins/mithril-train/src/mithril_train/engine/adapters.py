@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
 from mithril.base import InputError, OptionError
 from mithril_train.data.loader import DataLoader
+from mithril_train.engine.batches import LocalRows
 
 
 class Loader:
@@ -72,10 +74,14 @@ class MithrilLoader(Loader):
     loader: DataLoader
 
     def batches(self) -> Generator[Any, None, None]:
-        return iter(self.loader)
+        with closing(iter(self.loader)) as batches:
+            yield from map(self._marked, batches)
 
     def evaluation_batches(self) -> Iterator[Any]:
-        return self.loader.evaluation_batches()
+        return map(self._marked, self.loader.evaluation_batches())
+
+    def _marked(self, batch: Any) -> Any:
+        return LocalRows(batch) if self.loader.returned_own_rows else batch
 
     def done(self) -> int:
         return int(self.loader.state_dict()["position"])
@@ -110,6 +116,18 @@ class TorchLoader(Loader):
         self.generator = torch.Generator() if uses_global_generator else loader.generator or loader.sampler.generator
         if uses_global_generator and hasattr(loader.sampler, "generator"):
             loader.sampler.generator = self.generator
+
+    def batches(self) -> Generator[Any, None, None]:
+        with closing(super().batches()) as batches:
+            yield from map(self._marked, batches)
+
+    def evaluation_batches(self) -> Iterator[Any]:
+        return map(self._marked, iter(self.loader))
+
+    def _marked(self, batch: Any) -> Any:
+        """Mark batches whose rows a sampler has divided over the processes."""
+        kinds = {c.__name__ for c in type(self.loader.sampler).__mro__}
+        return LocalRows(batch) if "DistributedSampler" in kinds else batch
 
     def prepare(self) -> None:
         super().prepare()

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from mithril.backend import CheckedType
 from mithril.base import InputError
+
+
+class LocalRows(metaclass=CheckedType):
+    """A batch of which every process has other rows: process 0 has the first ones, and so on."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
 
 
 def named(batch: Any, inputs: Sequence[str]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mithril import plugins
 from mithril.backend import Backend, BuildOptions, Executable, to_numpy
-from mithril.base import BackendError, DType, InputError, MithrilError, OptionError, TensorType, closest, unknown
+from mithril.base import BackendError, DType, InputError, OptionError, TensorType, closest
 from mithril.compiler import Compiler, check_memory
 from mithril.ir import Graph, Node, Output, Value
 from mithril.passes import PassManager
@@ -26,18 +26,15 @@ from mithril.runtime import (
     as_numpy,
     convert_input,
     given_indices,
-    missing_or_unknown,
     resolve_type,
     with_bounds,
 )
+from mithril_parallel.processes import World
 from mithril_train.augment.stages import PREFIX, Augmentations, augmented
+from mithril_train.engine.carried_arrays import CarriedArrays
 from mithril_train.step.broadcasts import broadcasts
 from mithril_train.step.step import (
     Reports,
-    TrainState,
-    carried_values,
-    parameter_names,
-    trained_names,
     with_gradients,
     with_gradients_of,
     with_loss,
@@ -92,18 +89,25 @@ def _in_main_memory(x: Any) -> np.ndarray[Any, Any] | None:
     if hasattr(x, "detach"):  # torch
         return x.detach().numpy() if x.device.type == "cpu" else None
     if hasattr(x, "devices"):  # JAX
+        if not x.is_fully_addressable:
+            return np.concatenate([np.atleast_1d(np.asarray(shard.data)) for shard in x.addressable_shards])
         return np.asarray(x) if all(d.platform == "cpu" for d in x.devices()) else None
     return np.asarray(x) if hasattr(x, "__array__") or hasattr(x, "__buffer__") else None
 
 
-def _expect_names(kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
-    for name in arrays:
-        if name not in names:
-            message, facts, hint = unknown(kind, name, names)
-            raise InputError(message, facts=facts, hint=hint)
+def join_rows(backend: Backend, rows: np.ndarray[Any, Any]) -> Any:
+    """Return the array of the rows of all processes: sharded where the backend can, else gathered."""
+    if hasattr(backend, "from_local_rows"):
+        return backend.from_local_rows(rows)
+    from torch import distributed, empty_like
+
+    local = backend.array(rows)
+    parts = [empty_like(local) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, local)
+    return backend.array(np.concatenate([backend.to_numpy(part) for part in parts]))
 
 
-class Engine:
+class Engine(CarriedArrays):
     """One model, one configuration of the step, one backend."""
 
     def __init__(self, compiled: CompiledModel, recipe: StepConfig, augmentations: Augmentations | None = None) -> None:
@@ -123,16 +127,41 @@ class Engine:
         if self.compiler.settings["checks"] and not self.backend.capabilities.checks_indices:
             message = "a training step looks at labels and tokens of NumPy batches, not at indices that it computes"
             self.decisions.record("ignored", f"checks=True: {message}")
-        self.arrays: dict[str, Any] = {}  # all carried arrays, by name
+        super().__init__()
         self.inputs: dict[str, TensorType] = {}  # of the model, as traced last
-        self.parameters: tuple[str, ...] = ()
-        self.states: tuple[str, ...] = ()
-        self.trained: tuple[str, ...] = ()
-        self.extra: dict[str, TrainState] = {}
         self._steps: dict[Any, Step] = {}
         self._evaluations: dict[Any, Evaluation] = {}
         self._traced: tuple[Any, Graph, Graph] | None = None  # the last one, which is often requested again
         self._rates: dict[str, tuple[float, Any]] = {}
+
+    def begin(
+        self,
+        batch: Mapping[str, Any],
+        seed: int,
+        initial_values: Mapping[str, Any],
+        state: Mapping[str, Any],
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Build the executables for such batches and initialize everything carried, or restore ``saved``.
+
+        ``initial_values`` and ``state`` replace randomly initialized arrays. The executable is built first: it knows
+        where each array belongs, so that no device ever holds a complete copy of an array that is sharded.
+        """
+        traced, _, _ = self.traced(batch, training=True)
+        self.declare(traced, initial_values, state)
+        step = self.prepare(batch)
+        self.place_like(step.run, step.carried)
+        if saved is not None:
+            self.restore(saved)
+            return
+        for i in (*traced.with_role("param"), *traced.with_role("state")):
+            array = {**initial_values, **state}.get(i.name)
+            if array is None:
+                array = self.compiler.initial([i], seed)[i.name]
+            if tuple(array.shape) != i.type.shape:
+                raise InputError(f"'{i.name}' has shape {list(array.shape)}, expected {list(i.type.shape)}")
+            self.arrays[i.name] = self.placed(i.name, array)
+        self.initialize_extra()
 
     # -- running -----------------------------------------------------------------------------------------------------
     def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> Reports:
@@ -204,100 +233,24 @@ class Engine:
         inputs, _ = self.types(batch, training=False)
         return {n: self._converter(n, t.dtype)(batch[n]) for n, t in inputs.items() if n in batch}
 
+    def joined_rows(self, batch: Mapping[str, Any], world: World) -> dict[str, Any]:
+        """Return the batch of which each process has some rows."""
+        if world.size == 1:
+            raise InputError(
+                "each process has its own rows of this batch, but training runs in one process",
+                hint="leave out rank= and world= of the DataLoader, or start several processes",
+            )
+        columns = {}
+        for name, x in batch.items():
+            spec = self.compiler.specs.get(name, InputSpec(name))
+            dtype = resolve_type(spec, array_type(name, x), self.backend.dtype).dtype.numpy
+            columns[name] = join_rows(self.backend, np.asarray(self._numpy(x)).astype(dtype, copy=False))
+        return columns
+
     def prepare(self, batch: Mapping[str, Any]) -> Step:
         """Compile the executables for such batches."""
         key = (signature(batch), self.recipe.frozen)
         return self._steps.get(key) or self._new_step(key, batch)
-
-    # -- what is carried ---------------------------------------------------------------------------------------------
-    def begin(self, traced: Graph, seed: int, initial_values: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """Initialize everything carried; ``given`` and ``state`` replace randomly initialized arrays."""
-        params, states = traced.with_role("param"), traced.with_role("state")
-        self.parameters = tuple(i.name for i in params)
-        self.states = tuple(i.name for i in states)
-        self.recipe.check_patterns(parameter_names(traced))
-        self.trained = trained_names(traced, self.recipe)
-        self.extra = carried_values(traced, self.recipe, self.trained)
-        _expect_names("parameter", self.parameters, initial_values)
-        _expect_names("state", self.states, state)
-        drawn_names = [n for n in self.parameters if initial_values and n not in initial_values]
-        if drawn_names:
-            self.decisions.record("choice", f"not among params, drawn from the seed: {', '.join(drawn_names)}")
-        arrays = {n: self.to_backend(x) for n, x in {**initial_values, **state}.items()}
-        drawn = self.compiler.initial([i for i in (*params, *states) if i.name not in arrays], seed)
-        arrays.update({n: self.to_backend(x) for n, x in drawn.items()})
-        for i in (*params, *states):
-            if tuple(arrays[i.name].shape) != i.type.shape:
-                raise InputError(
-                    f"'{i.name}' has shape {list(arrays[i.name].shape)}, expected {list(i.type.shape)}",
-                )
-        self.arrays = arrays
-        self._initialize_extra()
-
-    def _initialize_extra(self) -> None:
-        """Add the slots and averages that are new, such as those of parameters that were frozen."""
-        for name, entry in self.extra.items():
-            if name in self.arrays:
-                continue
-            if entry.initial is None:
-                value = self.backend.to_numpy(self.arrays[entry.parameter]).astype(entry.type.dtype.numpy)
-            else:
-                value = np.full(entry.type.shape, entry.initial, entry.type.dtype.numpy)
-            self.arrays[name] = self.to_backend(value)
-
-    def refreeze(self, recipe: StepConfig) -> None:
-        """Continue with another set of frozen parameters; steps for sets used before are not compiled again."""
-        old, self.recipe = self.recipe, recipe
-        if self._traced is None:
-            return
-        graph = self._traced[1]
-        try:
-            recipe.check_patterns(parameter_names(graph))
-            self.trained = trained_names(graph, recipe)
-        except MithrilError:
-            self.recipe = old
-            raise
-        self.extra = carried_values(graph, recipe, self.trained)
-        self._initialize_extra()
-
-    def to_backend(self, array: Any) -> Any:
-        """Copy an array of any framework to the backend: steps overwrite their arrays."""
-        return self.backend.array(np.array(self._numpy(array), order="C", copy=True))
-
-    def replace(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
-        """Replace parameters or state by copies of arrays of the same shape."""
-        _expect_names(kind, names, arrays)
-        new = {}
-        for name, x in arrays.items():
-            array, old = self._numpy(x), self.backend.to_numpy(self.arrays[name])
-            if array.shape != old.shape:
-                raise InputError(f"'{name}' has shape {list(array.shape)}, expected {list(old.shape)}")
-            new[name] = self.to_backend(array.astype(old.dtype, copy=False))
-        self.arrays = {**self.arrays, **new}
-
-    def _numpy(self, x: Any) -> np.ndarray[Any, Any]:
-        return self.backend.to_numpy(x) if self.backend.is_array(x) else to_numpy(x)
-
-    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return copies of all carried arrays."""
-        return {n: np.array(self.backend.to_numpy(x)) for n, x in self.arrays.items()}
-
-    def restore(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Restore the arrays of ``to_numpy``. Names and shapes must match."""
-        thawed = replace(self.recipe, frozen=())
-        optional = (
-            set(carried_values(self._traced[1], thawed, parameter_names(self._traced[1]))) if self._traced else set()
-        )
-        selection = {n: x for n, x in self.arrays.items() if n in tensors or n in self.extra or n not in optional}
-        missing_or_unknown(
-            "checkpoint tensor", selection, {n: x for n, x in tensors.items() if n in selection or n not in optional}
-        )
-        for name, x in selection.items():
-            if tuple(x.shape) != tensors[name].shape:
-                raise InputError(
-                    f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(x.shape)}"
-                )
-        self.arrays = {n: self.to_backend(x) for n, x in tensors.items()}
 
     # -- building executables ----------------------------------------------------------------------------------------
     def types(self, batch: Mapping[str, Any], *, training: bool) -> tuple[dict[str, TensorType], dict[str, TensorType]]:

@@ -6,8 +6,6 @@ import csv
 import json
 import math
 import os
-import signal
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -18,7 +16,6 @@ import numpy as np
 
 from mithril.backend import CheckedType, Least, Positive
 from mithril.base import OptionError
-from mithril_train.loop import checkpoint
 
 if TYPE_CHECKING:
     from mithril_train.loop.report import Report
@@ -86,7 +83,7 @@ def better(mode: str, monitor: str) -> str:
     return "max" if any(word in monitor for word in ("accuracy", "precision", "recall", "f1", "r2", "auc")) else "min"
 
 
-def _value(row: Row, monitor: str, who: str) -> float:
+def value_of(row: Row, monitor: str, who: str) -> float:
     if monitor not in row:
         raise OptionError(
             f"{who} watches '{monitor}', which is not measured",
@@ -116,15 +113,15 @@ class EarlyStopping(Callback):
         self.best = math.inf if self.mode == "min" else -math.inf
         self.waited = 0
         self.best_epoch = 0
-        self._saved: dict[str, Array] = {}
+        self._saved: dict[str, Any] = {}
 
     def epoch_end(self, trainer: Training, row: Row) -> None:
-        value = _value(row, self.monitor, "EarlyStopping")
+        value = value_of(row, self.monitor, "EarlyStopping")
         gain = self.best - value if self.mode == "min" else value - self.best
         if gain > self.min_delta:
             self.best, self.waited, self.best_epoch = value, 0, trainer.epoch
             if self.restore:
-                self._saved = trainer.engine.to_numpy()
+                self._saved = trainer.engine.snapshot()
             return
         self.waited += 1
         if self.waited >= self.patience:
@@ -145,79 +142,6 @@ class EarlyStopping(Callback):
         self.best, self.waited = float(state["best"]), int(state["waited"])
         self.best_epoch = int(state["best_epoch"])
         self._saved = dict(tensors)
-
-
-class Checkpoint(Callback):
-    """Save checkpoints to ``folder``: at the end of each epoch, and every ``every`` steps.
-
-    The latest ``keep`` files are kept. With ``monitor`` the best epoch is also kept as ``best.safetensors``. The signal
-    SIGTERM, by which schedulers of clusters announce the end, saves after the current step and then ends the process
-    as it does without this callback; ``fit(resume=...)`` continues there.
-    """
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        every: Positive | None = None,
-        keep: Positive = 2,
-        monitor: str | None = None,
-        mode: Literal["auto", "min", "max"] = "auto",
-    ) -> None:
-        self.folder, self.every, self.keep, self.monitor = Path(folder), every, keep, monitor
-        self.mode = better(mode, monitor or "")
-        self.best = math.inf if self.mode == "min" else -math.inf
-        self._terminated = False
-        self._handler: Any = None  # of SIGTERM before this fit
-
-    def begin(self, trainer: Training) -> None:
-        checkpoint.remove_old_checkpoints(self.folder)
-        if threading.current_thread() is threading.main_thread():  # Python handles signals there only
-            self._handler = signal.signal(signal.SIGTERM, self._terminate)
-
-    def _terminate(self, *_: Any) -> None:
-        self._terminated = True
-
-    def end(self, trainer: Training) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGTERM, self._handler)
-            self._handler = None
-        if self._terminated:
-            self._terminated = False
-            signal.raise_signal(signal.SIGTERM)
-
-    def batch_end(self, trainer: Training, report: Report) -> None:
-        if self._terminated and not trainer.stopped:
-            self._save(trainer)
-            trainer.stop("SIGTERM")
-
-    def step_end(self, trainer: Training, report: Report) -> None:
-        if self.every is not None and trainer.steps % self.every == 0:
-            self._save(trainer)
-
-    def epoch_end(self, trainer: Training, row: Row) -> None:
-        if self.monitor is not None:
-            value = _value(row, self.monitor, "Checkpoint")
-            if value < self.best if self.mode == "min" else value > self.best:
-                self.best = value
-                trainer.save(self.folder / "best.safetensors")
-        self._save(trainer)
-
-    def _save(self, trainer: Training) -> None:
-        trainer.save(self.folder / f"step-{trainer.steps:08d}.safetensors")
-        old = sorted(self.folder.glob("step-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
-        for path in old[: -self.keep]:
-            path.unlink(missing_ok=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
-
-    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
-        self.best = float(state["best"])
-
-    def latest(self) -> Path | None:
-        """Return the latest checkpoint, for ``fit(resume=...)``, or None."""
-        return checkpoint.latest(self.folder)
 
 
 class ReduceLROnPlateau(Callback):
@@ -246,7 +170,7 @@ class ReduceLROnPlateau(Callback):
         self.scale = 1.0  # the product of all factors so far
 
     def epoch_end(self, trainer: Training, row: Row) -> None:
-        value = _value(row, self.monitor, "ReduceLROnPlateau")
+        value = value_of(row, self.monitor, "ReduceLROnPlateau")
         gain = self.best - value if self.mode == "min" else value - self.best
         if gain > self.min_delta:
             self.best, self.waited = value, 0
@@ -289,11 +213,14 @@ class _File(Callback):
         self.path = Path(path)
 
     def begin(self, trainer: Training) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if trainer.epoch == 0:
-            self.path.unlink(missing_ok=True)
+        if trainer.world.rank == 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if trainer.epoch == 0:
+                self.path.unlink(missing_ok=True)
 
     def epoch_end(self, trainer: Training, row: Row) -> None:
+        if trainer.world.rank:
+            return
         with self.path.open("a", newline="") as file:
             self.write(file, {"epoch": trainer.epoch, "step": trainer.steps, "time": round(time.time(), 3), **row})
 

@@ -1,10 +1,13 @@
-"""Checkpoints: one safetensors file with all carried arrays, and the progress of training in its header."""
+"""Checkpoints on disk: one safetensors file of complete arrays, or a folder of parts; the list of a folder's."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,63 +16,108 @@ import numpy as np
 from mithril.base import InputError
 from mithril.runtime import load_file
 from mithril.system import files
+from mithril_parallel.sharding.checkpoint import COMMIT, DamagedError, Reader, read_commit
+from mithril_parallel.sharding.storage import LocalFolder, folder_of
+from mithril_parallel.sharding.tensor_parts import PartedTensor
 
 FORMAT = "mithril-training-1"
+NAME = re.compile(r"step-(\d+)(\.safetensors)?")
+Tensors = Mapping[str, np.ndarray[Any, Any] | PartedTensor]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A complete checkpoint in a folder; ``id`` distinguishes two saves of the same step."""
+
+    step: int
+    id: str
+    path: str
 
 
 def write(
     path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray[Any, Any]], progress: Mapping[str, Any]
 ) -> Path:
     """Write a checkpoint atomically: a killed process or a power failure leaves the old file unchanged."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     target = Path(path)
-    with files.parts(target, "checkpoint") as folder:
-        part = folder / "part"
-        header = {"format": FORMAT, "about": json.dumps(progress)}
-        save_file({n: np.array(a, order="C") for n, a in tensors.items()}, part, header)
-        with open(part, "rb+") as file:
-            os.fsync(file.fileno())
-        files.move(part, target)
-    _sync_folder(target.parent)
+    arrays = {n: np.array(a, order="C") for n, a in tensors.items()}
+    sums = {n: zlib.crc32(a.tobytes()) for n, a in arrays.items()}
+    data = save(arrays, {"format": FORMAT, "about": json.dumps(progress), "checksums": json.dumps(sums)})
+    LocalFolder(target.parent).write(target.name, lambda file: file.write(data))
     return target
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the renaming durable, if the platform supports it."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-    """Read the tensors and the progress of training."""
+def read(path: str | os.PathLike[str]) -> tuple[Tensors, dict[str, Any]]:
+    """Read the tensors and the progress of training; those of a folder are read when they are needed."""
+    if is_folder(path):
+        reader = Reader(path)
+        return reader.tensors, reader.metadata
     from safetensors import safe_open
 
-    tensors = load_file(path)
+    text = os.fspath(path)
+    try:
+        tensors = load_file(path)
+    except InputError as error:
+        if os.path.exists(path):
+            raise DamagedError(str(error).partition("\n")[0]) from None
+        raise
     with safe_open(path, "numpy") as file:
         header = file.metadata() or {}
     if header.get("format") != FORMAT:
         raise InputError(
-            f"'{os.fspath(path)}' is not a training checkpoint",
+            f"'{text}' is not a training checkpoint",
             facts=[f"its format is {header.get('format', 'not said')}, expected {FORMAT}"],
             hint="compiled.load(path) reads files of parameters alone",
         )
+    for name, checksum in json.loads(header.get("checksums", "{}")).items():
+        if zlib.crc32(tensors[name].tobytes()) != checksum:
+            raise DamagedError(f"'{text}' is damaged", facts=[f"the checksum of '{name}' is wrong"])
     return tensors, json.loads(header["about"])
 
 
-def remove_old_checkpoints(folder: str | os.PathLike[str]) -> None:
-    """Remove partial files that killed processes left behind."""
-    for part in Path(folder).glob(".*.safetensors.*.part"):
-        part.unlink(missing_ok=True)
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether the path is a folder of parts, not a file."""
+    return folder_of(path).exists(COMMIT) or not os.fspath(path).endswith(".safetensors")
 
 
-def latest(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the latest checkpoint in a directory, by the step in its name, or None."""
-    paths = sorted(Path(folder).glob("step-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
-    return paths[-1] if paths else None
+def candidates(folder: str | os.PathLike[str]) -> list[Candidate]:
+    """Return the complete checkpoints of a folder, the latest first."""
+    root, checkpoints = folder_of(folder), []
+    for name in root.names():
+        if match := NAME.fullmatch(name):
+            try:
+                identity = match[1] if match[2] else read_commit(root / name)["id"]
+            except InputError:
+                continue  # a save that did not finish
+            checkpoints.append(Candidate(int(match[1]), identity, f"{os.fspath(folder)}/{name}"))
+    return sorted(checkpoints, key=lambda c: (-c.step, c.id))
+
+
+def remove(candidate: Candidate) -> None:
+    """Remove a checkpoint; of a folder first its commit, so that it never counts without its parts."""
+    root, _, name = candidate.path.rpartition("/")
+    if not name.endswith(".safetensors"):
+        folder_of(candidate.path).remove(COMMIT)
+    folder_of(root).remove(name)
+
+
+def remove_unfinished(folder: str | os.PathLike[str]) -> None:
+    """Remove the files and folders of saves that did not finish; no process may be saving."""
+    root = folder_of(folder)
+    for name in root.names():
+        is_part = files.PART.fullmatch(name) and name.startswith((".step-", ".best."))
+        is_folder = name == "best" or (NAME.fullmatch(name) and not name.endswith(".safetensors"))
+        if is_part or (is_folder and not (root / name).exists(COMMIT)):
+            root.remove(name)
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether the path is one checkpoint, not a folder of several."""
+    root, _, name = path.rstrip("/").rpartition("/")
+    return folder_of(path).exists(COMMIT) or (path.endswith(".safetensors") and folder_of(root or ".").exists(name))
+
+
+def exists(path: str) -> bool:
+    root, _, name = path.rstrip("/").rpartition("/")
+    return folder_of(root or "/").exists(name)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import InputError, OptionError
+from mithril.base import BackendError, MithrilError
+from mithril_parallel.sharding import checkpoint as sharded
+from mithril_parallel.sharding.tensor_parts import complete
 from mithril_train.loop import checkpoint
-from mithril_train.loop.callbacks import Checkpoint
 from mithril_train.loop.history import History
 from mithril_train.step.step import STATISTIC
 
@@ -19,16 +20,45 @@ Trainer = Any  # ``loop.trainer.Trainer``, which imports this module
 
 def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     """Write everything that a bitwise identical continuation needs."""
+    if not os.fspath(path).endswith(".safetensors"):
+        begin_save(trainer, path, asynchronous=False).finish()
+        return
+    arrays, progress = contents(trainer)
+    tensors = {n: np.array(trainer.engine._numpy(complete(x))) for n, x in arrays.items()}  # every process gathers
+    problem = ""
+    if trainer.world.rank == 0:
+        try:
+            checkpoint.write(path, tensors, progress)
+        except MithrilError as error:
+            if trainer.world.size == 1:
+                raise
+            problem = str(error)
+    problem = trainer.world.from_first(problem, "the end of a save")
+    if problem:
+        raise BackendError(f"process 0 could not write '{os.fspath(path)}'", facts=[problem])
+
+
+def begin_save(
+    trainer: Trainer, path: str | os.PathLike[str], *, asynchronous: bool, shared: bool | None = None
+) -> sharded.Save:
+    """Copy the parts that this process holds and write them to a folder; ``asynchronous`` writes in a thread."""
+    trainer.check_finite()
+    arrays, progress = contents(trainer)
+    return sharded.begin_save(path, arrays, progress, trainer.world, asynchronous=asynchronous, shared=shared)
+
+
+def contents(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays and the progress that a checkpoint contains."""
     partial = None
-    tensors = trainer.engine.to_numpy()
+    arrays = dict(trainer.engine.arrays)
     if trainer._totals is not None:
         trainer._read_reports(trainer._totals)
         if not _at_start(trainer._loader_state):
             partial = {"sums": trainer._totals.sums, "weights": trainer._totals.weights}
-            tensors.update(trainer._totals.tensors())
+            arrays.update(trainer._totals.tensors())
     for k, watcher in enumerate(trainer._callbacks):
-        tensors.update({f"callback/{k}/{n}": x for n, x in watcher.tensors().items()})
-    progress = {
+        arrays.update({f"callback/{k}/{n}": x for n, x in watcher.tensors().items()})
+    return arrays, {
         "epoch": trainer.epoch,
         "first_epoch": trainer.first_epoch,
         "learning_rate": trainer._rate if _is_number(trainer._rate) else None,
@@ -42,12 +72,12 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
         "callbacks": [[type(c).__name__, c.state_dict()] for c in trainer._callbacks],
         "optimizer": repr(trainer.recipe.optimizer),
     }
-    checkpoint.write(path, tensors, progress)
 
 
 def load(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     """Restore a checkpoint; the arrays wait for the first batch if there is no step yet."""
-    tensors, progress = checkpoint.read(path)
+    stored, progress = checkpoint.read(path)
+    tensors = dict(stored)
     if progress["optimizer"] != repr(trainer.recipe.optimizer):
         trainer.engine.decisions.record(
             "choice",
@@ -60,7 +90,7 @@ def load(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     if progress.get("frozen") is not None:
         trainer.frozen = progress["frozen"]
     trainer.history = History(progress["rows"], progress["losses"])
-    statistics = {n: tensors.pop(n) for n in list(tensors) if n.startswith(STATISTIC)}
+    statistics = {n: complete(tensors.pop(n)) for n in list(tensors) if n.startswith(STATISTIC)}
     trainer._loader_state = progress["loader"]
     trainer._partial = (progress["partial"], statistics) if progress["partial"] is not None else None
     trainer._window = []
@@ -71,9 +101,7 @@ def load(trainer: Trainer, path: str | os.PathLike[str]) -> None:
         trainer._pending = tensors
 
 
-def _restore_callbacks(
-    trainer: Trainer, saved: Sequence[tuple[str, Any]], tensors: dict[str, np.ndarray[Any, Any]]
-) -> None:
+def _restore_callbacks(trainer: Trainer, saved: Sequence[tuple[str, Any]], tensors: dict[str, Any]) -> None:
     """Restore the saved state of each callback by class, in order; remove its arrays from ``tensors``."""
     waiting = list(trainer._callbacks)
     for k, (kind, state) in enumerate(saved):
@@ -85,26 +113,6 @@ def _restore_callbacks(
             watcher.load_state_dict(state, arrays)
         elif state or arrays:
             trainer.engine.decisions.record("ignored", f"the checkpoint's state of {kind}: there is no such callback")
-
-
-def resume(trainer: Trainer, path: str | os.PathLike[str]) -> None:
-    """Load a file, or the latest checkpoint of a folder; ``auto`` looks in the folders of the callbacks."""
-    if path == "auto":
-        folders = [c.folder for c in trainer._callbacks if isinstance(c, Checkpoint)]
-        if not folders:
-            raise OptionError("resume='auto' requires a Checkpoint", hint='fit(..., callbacks=[ml.Checkpoint("run")])')
-        newest = next((latest for folder in folders if (latest := checkpoint.latest(folder))), None)
-        if newest is not None:
-            trainer.load(newest)
-        return
-    checkpoint_path = checkpoint.latest(path) if os.path.isdir(path) else path
-    if checkpoint_path is None or not os.path.exists(checkpoint_path):
-        state = "is empty of checkpoints" if checkpoint_path is None else "does not exist"
-        raise InputError(
-            f"cannot resume: '{os.fspath(path)}' {state}",
-            hint="fit(..., resume='auto', callbacks=[ml.Checkpoint('run')]) starts from the seed the first time",
-        )
-    trainer.load(checkpoint_path)
 
 
 def _at_start(state: Any) -> bool:

@@ -26,7 +26,7 @@ class StepLogger(Callback):
     """Base class: ``log(values, step)`` receives the values of every ``every``-th step, and the rows of epochs.
 
     The values of steps have their names, those of epochs the prefix ``epoch/``. They are read from the device in
-    groups, so that a step does not wait for the previous one.
+    groups, so that a step does not wait for the previous one. Of several processes the first one logs.
     """
 
     every = 1
@@ -37,7 +37,7 @@ class StepLogger(Callback):
         """Write finite values."""
 
     def step_end(self, trainer: Training, report: Report) -> None:
-        if report.step % self.every == 0:
+        if trainer.world.rank == 0 and report.step % self.every == 0:
             self._waiting = (*self._waiting, report)
         if len(self._waiting) >= PENDING:
             self.flush()
@@ -49,6 +49,8 @@ class StepLogger(Callback):
             self.log(_finite({**report, "learning_rate": report.learning_rate}), report.step)
 
     def epoch_end(self, trainer: Training, row: Row) -> None:
+        if trainer.world.rank:
+            return
         self.flush()
         self.log(_finite({f"epoch/{n}": x for n, x in row.items()}), trainer.steps)
 
@@ -70,7 +72,8 @@ class TensorBoard(StepLogger):
         self._file: EventFile | None = None
 
     def begin(self, trainer: Training) -> None:
-        self._file = EventFile(self.folder)
+        if trainer.world.rank == 0:
+            self._file = EventFile(self.folder)
 
     def log(self, values: dict[str, float], step: int) -> None:
         assert self._file is not None
@@ -78,8 +81,8 @@ class TensorBoard(StepLogger):
 
     def epoch_end(self, trainer: Training, row: Row) -> None:
         super().epoch_end(trainer, row)
-        assert self._file is not None
-        self._file.flush()
+        if self._file is not None:
+            self._file.flush()
 
     def end(self, trainer: Training) -> None:
         if self._file is not None:
@@ -97,7 +100,7 @@ class WandB(StepLogger):
         self._own_run, self._run = run, run
 
     def begin(self, trainer: Training) -> None:
-        if self._own_run is None:
+        if self._own_run is None and trainer.world.rank == 0:
             self._run = _library("wandb").init(**{"config": described(trainer), **self.settings})
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -120,6 +123,8 @@ class MLflow(StepLogger):
         self._opened = False
 
     def begin(self, trainer: Training) -> None:
+        if trainer.world.rank:
+            return
         self._library = _library("mlflow")
         self._opened = self._library.active_run() is None
         if self._opened:

@@ -8,39 +8,39 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
-
-from mithril.backend import CheckedType, Least, Positive, checked, mismatch
+from mithril.backend import Least, Positive, checked, mismatch
 from mithril.base import InputError, OptionError
 from mithril.compiler import Transformed
 from mithril.models import Layer
 from mithril.runtime import CompiledModel
 from mithril.system import notebook
+from mithril_parallel.processes import TIMEOUT
 from mithril_train.augment.stages import Augmentations
 from mithril_train.engine.adapters import Loader, Portions
-from mithril_train.engine.batches import is_batch, joined, named, rows
+from mithril_train.engine.batches import is_batch, rows
 from mithril_train.engine.engine import Engine, compiler_of
 from mithril_train.engine.nonfinite import not_finite
-from mithril_train.loop import checkpointing
-from mithril_train.loop.callbacks import Callback, Checkpoint
-from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, evaluation_source, source_of, validation_source
+from mithril_train.loop import checkpointing, ranks
+from mithril_train.loop.callbacks import Callback
+from mithril_train.loop.checkpoint_callback import Checkpoint, resume as resume_training
+from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, source_of, validation_source
 from mithril_train.loop.history import History, Totals
 from mithril_train.loop.progress import Progress, make_progress
 from mithril_train.loop.report import Report
-from mithril_train.loop.trained_model import compiled_model, prepare
+from mithril_train.loop.trained_model import compiled_model
+from mithril_train.loop.trainer_evaluation import WINDOW, TrainerEvaluation
 from mithril_train.loop.training import Training
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.optim.parts import Parts
-from mithril_train.step.loss_binding import SAMPLE_WEIGHT, as_losses, as_measure, as_metrics
-from mithril_train.step.step import FINITE, ema_name, rate_name
+from mithril_train.step.loss_binding import as_losses, as_measure, as_metrics
+from mithril_train.step.step import FINITE, rate_name
 from mithril_train.step.step_config import LossScale, StepConfig
 from mithril_train.step.train_step import TrainStep
 
 Epochs = Annotated[int, Least(0)]
-WINDOW = 8  # steps that may run before their losses are checked for nan and infinity
 
 
-class Trainer(metaclass=CheckedType):
+class Trainer(TrainerEvaluation):
     """Train a model: ``Trainer(model, ml.Adam(1e-3), loss="cross_entropy", backend="jax").fit(loader, epochs=3)``.
 
     ``model`` is a logical model (with ``backend=`` and any option of ``ml.compile``) or a compiled one.
@@ -60,7 +60,8 @@ class Trainer(metaclass=CheckedType):
     that are not updated; the running statistics of a frozen batch norm still follow the data. ``ema`` is the decay of a
     moving average of the parameters, which evaluation can use. ``loss_scale`` is a number or ``"dynamic"``, for
     float16. ``detect_nan`` stops at the first step that is not finite and names the layer. ``params`` and ``state`` are
-    initial arrays; other parameters are initialized from ``seed``.
+    initial arrays; other parameters are initialized from ``seed``. With several processes, training ends with an error
+    that names the process for which the others have waited ``timeout`` seconds.
     """
 
     argument_hints: ClassVar = {
@@ -96,6 +97,7 @@ class Trainer(metaclass=CheckedType):
         seed: int | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool | None = None,
+        timeout: Annotated[float, Least(0, open=True)] = TIMEOUT,
         **options: Any,
     ) -> None:
         self.compiled = compiled_model(model, backend, options, self._arguments(), self.argument_hints)
@@ -120,6 +122,7 @@ class Trainer(metaclass=CheckedType):
         names = list(compiler_of(self.compiled).specs)
         stages = Augmentations(augment, self.compiled.backend, names) if augment else None
         self.engine = Engine(self.compiled, self.recipe, stages)
+        self.world = ranks.world_of(self.engine, timeout)
         self.callbacks: list[Callback] = list(callbacks)
         self._callbacks = self.callbacks  # including those of the running fit
         self._totals: Totals | None = None
@@ -130,6 +133,7 @@ class Trainer(metaclass=CheckedType):
         self.steps = 0  # optimizer steps
         self.first_epoch = 0  # epochs completed before the running fit
         self.stopped = ""  # why training was stopped early, if it was
+        self._agreed = True  # whether the processes have compared their first batch
         self._micro = 0  # batches accumulated since the last step
         initial = params if params is not None else self.compiled.params or {}
         self._initial_values = dict(initial), dict(state or {})
@@ -138,9 +142,7 @@ class Trainer(metaclass=CheckedType):
         self.rate_scale = 1.0  # multiplies all learning rates
         self._class_weight: ClassWeight | None = None  # of the running fit
         self._window: list[tuple[dict[str, Any], Any, int]] = []
-        self._pending: dict[str, np.ndarray[Any, Any]] | None = (
-            None  # of a checkpoint that was read before the first batch
-        )
+        self._pending: Mapping[str, Any] | None = None  # of a checkpoint that was read before the first batch
         self._loader_state: Any = None
         self._partial: tuple[dict[str, Any], dict[str, Any]] | None = (
             None  # sums of the epoch in which the checkpoint was written
@@ -194,12 +196,8 @@ class Trainer(metaclass=CheckedType):
     def begin(self, batch: Any) -> None:
         """Build the executables and initialize the parameters for such batches, without training."""
         columns = self._columns(batch)
-        traced, _, _ = self.engine.traced(columns, training=True)
-        self.engine.begin(traced, self.seed, *self._initial_values)
-        if self._pending is not None:
-            self.engine.restore(self._pending)
-            self._pending = None
-        self.engine.prepare(columns)
+        self.engine.begin(columns, self.seed, *self._initial_values, saved=self._pending)
+        self._pending = None
 
     def check_finite(self) -> None:
         """Raise NotFiniteError if a step since the last check was not finite, naming the first layer affected."""
@@ -211,17 +209,6 @@ class Trainer(metaclass=CheckedType):
     def read(self, value: Any) -> float:
         """Convert a scalar of the backend to a float."""
         return float(self.to_numpy(value))
-
-    def to_numpy(self, value: Any) -> np.ndarray[Any, Any]:
-        """Convert an array of the backend to NumPy."""
-        return self.engine.backend.to_numpy(value)
-
-    def _columns(self, batch: Any) -> dict[str, Any]:
-        return named(batch, self._inputs)
-
-    @property
-    def _inputs(self) -> list[str]:
-        return list(self.engine.compiler.specs)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
     @checked(
@@ -277,20 +264,25 @@ class Trainer(metaclass=CheckedType):
         self._class_weight = None if class_weight is None else ClassWeight(class_weight)
         watchers = self._callbacks = [*self.callbacks, *callbacks]
         self.first_epoch = self.epoch
+        ranks.start(self)
         if resume is not None:
-            checkpointing.resume(self, resume)
+            resume_training(self, resume)
+        ranks.agree(self)
         total = self.first_epoch + epochs
         mid_epoch = resume is not None or source.continues(self._loader_state)
         source.load_state(self._loader_state if mid_epoch else None, self.epoch)
         if self._pending is not None and self.epoch >= total:  # already finished: the parameters are still needed
             self.begin(next(iter(source.evaluation_batches())))
         self.stopped = ""
-        bar = make_progress(self.progress)
+        bar = make_progress(self.progress if self.world.rank == 0 else False)
         try:
             for watcher in watchers:
                 watcher.begin(self)
             while self.epoch < total and not self.stopped:
                 self._epoch(source, total, (validation, batch_size), watchers, bar)
+        except BaseException as error:
+            self.world.leave(f"{type(error).__name__}: {error}")
+            raise
         finally:
             source.close()
             bar.close()
@@ -361,16 +353,12 @@ class Trainer(metaclass=CheckedType):
             watcher.validation_end(self, row)
         return row
 
-    def _weight(self, batch: Mapping[str, Any]) -> float | None:
-        """Return the sum of the weights of the samples of a batch, by which its mean loss counts in the epoch."""
-        weights = batch.get(SAMPLE_WEIGHT)
-        return None if weights is None else float(self.engine._numpy(weights).sum())
-
     def _grouped(self, source: Loader, batches: Iterator[Any]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield batches, each with a flag for the end of a step: every n-th batch, and the last of an epoch."""
         every = self.recipe.accumulate
         waiting = next(batches, None)
         while waiting is not None:
+            ranks.check_batch(self, waiting)
             batch = self._columns(waiting)
             if self._class_weight is not None:
                 batch = self._class_weight(batch, self._inputs, self.engine._numpy)
@@ -390,160 +378,14 @@ class Trainer(metaclass=CheckedType):
         """End training after this step."""
         self.stopped = reason
 
-    # -- using the model ---------------------------------------------------------------------------------------------
-    @checked()
-    def evaluate(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        sample_weight: Any = None,
-        batch_size: Positive | None = None,
-        ema: bool = False,
-    ) -> dict[str, float]:
-        """Compute loss and metrics of all samples, of a loader or of arrays; ``ema`` uses the averaged parameters."""
-        totals = Totals(self.recipe.metrics, self.to_numpy)
-        parameters = self.averaged if ema else None
-        for item in evaluation_source(x, y, self._inputs, batch_size, sample_weight):
-            batch = self._columns(item)
-            if not self.engine.arrays:
-                self.begin(batch)
-            reports = self.engine.evaluate(batch, parameters)
-            totals.add(reports, rows(batch), self._weight(batch))
-            if len(totals.pending) >= 4 * WINDOW:
-                totals.read_reports()
-        row = totals.row()
-        if not row:
-            raise InputError("nothing to evaluate: the loader yielded no batch")
-        return row
-
-    @checked()
-    def predict(self, x: Any, *, batch_size: Positive | None = None, ema: bool = False) -> Any:
-        """Return the model's outputs as NumPy arrays: for one batch, or concatenated for a loader of batches.
-
-        A batch is an array, a list of rows, or a tuple or dictionary of columns; targets among them are ignored.
-        ``batch_size`` splits its rows. Outputs whose sizes differ between batches, such as those of sequences of
-        several lengths, are returned as a list with one array per row.
-        """
-        chunks: list[dict[str, np.ndarray[Any, Any]]] = []
-        for batch in evaluation_source(x, None, self._inputs, batch_size):
-            columns = self._columns(batch)
-            if not self.engine.arrays:
-                raise InputError("nothing is trained yet", hint="trainer.fit(loader) first, or trainer.begin(batch)")
-            params = self.engine.live(self.averaged if ema else None)
-            state = self.engine.model_states()
-            outputs = self.compiled.evaluate(params, self.engine.as_inputs(columns), state=state, training=False)[0]
-            chunks.append({n: np.array(self.engine.backend.to_numpy(x)) for n, x in outputs.items()})
-        if not chunks:
-            raise InputError("nothing to predict: the loader yielded no batch")
-        predictions = {n: joined([chunk[n] for chunk in chunks]) for n in chunks[0]}
-        return next(iter(predictions.values())) if len(predictions) == 1 else predictions
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer; ``trainer.learning_rate = ...`` changes its rate."""
-        return self.recipe.optimizer
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """The patterns of parameters that are not updated.
-
-        They can be set at any time. A step for another set is compiled at its first use; parameters that are frozen
-        keep their optimizer state.
-        """
-        return self.recipe.frozen
-
-    @frozen.setter
-    def frozen(self, patterns: str | Sequence[str]) -> None:
-        if wrong := mismatch(patterns, str | Sequence[str]):
-            raise OptionError(f"Trainer: frozen: {wrong}")
-        recipe = replace(self.recipe, frozen=(patterns,) if isinstance(patterns, str) else tuple(patterns))
-        self.check_finite()
-        self.engine.refreeze(recipe)
-        self.recipe, self._frozen = recipe, True
-
-    @property
-    def learning_rate(self) -> Any:
-        """The learning rate of the next step for parameters whose group does not set a rate.
-
-        Set it to a number, a schedule or a function of the step, at any time; nothing is recompiled. With several
-        optimizers it is a dictionary by pattern.
-        """
-        rates = self.optimizer.rates(self.steps)
-        return rates.get("", rates)
-
-    @learning_rate.setter
-    def learning_rate(self, rate: Any) -> None:
-        self.recipe = replace(self.recipe, optimizer=self.optimizer.with_rate(rate))
-        self._rate = rate
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """Copies of the parameters, as arrays of the backend.
-
-        Assign a dictionary of arrays, of any framework, to replace some or all: ``trainer.params = {"head.bias": b}``.
-        The optimizer state of these parameters is kept.
-        """
-        self._require()
-        return {n: self.engine.to_backend(x) for n, x in self.engine.live().items()}
-
-    @params.setter
-    def params(self, params: Mapping[str, Any]) -> None:
-        self._assign("parameter", self.engine.parameters, params, 0)
-
-    @property
-    def averaged(self) -> dict[str, Any]:
-        """The moving averages of the parameters (``ema=``)."""
-        self._require()
-        if self.recipe.ema is None:
-            raise OptionError("there is no moving average", hint="Trainer(ema=0.999)")
-        return {n: self._like(self.engine.arrays[ema_name(n)], n) for n in self.engine.trained}
-
-    def _like(self, average: Any, name: str) -> Any:
-        """Cast an average to the dtype of its parameter."""
-        parameter = self.engine.arrays[name]
-        if average.dtype == parameter.dtype:
-            return average
-        read = self.engine.backend.to_numpy
-        return self.engine.backend.array(read(average).astype(read(parameter).dtype))
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Copies of the model's state: running statistics, the random key. Assign to replace some or all."""
-        self._require()
-        return {n: self.engine.to_backend(self.engine.arrays[n]) for n in self.engine.states}
-
-    @state.setter
-    def state(self, state: Mapping[str, Any]) -> None:
-        self._assign("state", self.engine.states, state, 1)
-
-    def _assign(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any], k: int) -> None:
-        """Replace arrays now, or the initial arrays if training has not begun."""
-        if self.engine.arrays:
-            self.engine.replace(kind, names, arrays)
-        else:
-            self._initial_values[k].update(arrays)
-
-    def _require(self) -> None:
-        if not self.engine.arrays:
-            raise InputError("there are no parameters yet", hint="trainer.begin(batch) makes them")
-
-    def _bind(self) -> None:
-        """Bind copies of the parameters to the compiled model, so that ``compiled(inputs)`` works."""
-        if self.engine.arrays:
-            if not self.compiled.programs:
-                prepare(self.compiled, self.engine)
-            tensors = self.engine.to_numpy()
-            array = self.engine.backend.array
-            self.compiled.bind(
-                {n: array(tensors[n]) for n in self.engine.parameters},
-                {n: array(tensors[n]) for n in self.engine.model_states()} or None,
-            )
-
     # -- checkpoints -------------------------------------------------------------------------------------------------
     @checked()
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint from which ``load`` or ``fit(resume=...)`` continues bit for bit."""
+        """Write a checkpoint from which ``load`` or ``fit(resume=...)`` continues bit for bit.
+
+        A path that ends with ``.safetensors`` is one file with the complete arrays. Any other path is a folder, to
+        which every process writes the parts that it holds. All processes must call it.
+        """
         self._require()
         self.check_finite()
         checkpointing.save(self, path)
@@ -568,7 +410,7 @@ class Trainer(metaclass=CheckedType):
         step = next(iter(self.engine._steps.values()), None)
         if step is None:
             return "no step yet: trainer.begin(batch) makes it"
-        size = sum(x.size * x.dtype.itemsize for x in self.engine.to_numpy().values())
+        size = sum(x.nbytes for x in self.engine.arrays.values())
         return (
             f"one executable on {self.engine.backend.name}: {len(step.graph.nodes)} operations, "
             f"{len(self.engine.trained)} parameters trained, {size / 1e6:.3g} MB carried"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
+from mithril_parallel.processes import World
 from mithril_train.engine.engine import Engine
 from mithril_train.step.step_config import StepConfig
 
@@ -13,6 +14,7 @@ class Training(Protocol):
     """A running training, implemented by ``mithril_train.loop.trainer.Trainer``."""
 
     engine: Engine
+    world: World
     epoch: int
     steps: int
     rate_scale: float

@@ -1,0 +1,147 @@
+"""Folders of checkpoints: on a local disk, or in an object store by fsspec."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from mithril.base import InputError, PluginError
+from mithril.system import files
+
+PathLike = str | os.PathLike[str]
+
+
+class Folder(Protocol):
+    """A folder of files that appear complete or not at all."""
+
+    def __truediv__(self, name: str) -> Folder: ...
+    def write(self, name: str, fill: Callable[[BinaryIO], Any], /) -> None: ...
+    def open(self, name: str, /) -> BinaryIO: ...
+    def exists(self, name: str, /) -> bool: ...
+    def names(self) -> list[str]: ...
+    def remove(self, name: str, /) -> None: ...
+
+
+class LocalFolder:
+    """A folder of the file system."""
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __truediv__(self, name: str) -> LocalFolder:
+        return LocalFolder(self.path / name)
+
+    def write(self, name: str, fill: Callable[[BinaryIO], Any]) -> None:
+        """Write a file and make it durable; a failure leaves the previous file unchanged."""
+        target = self.path / name
+        with files.parts(target, "checkpoint") as folder:
+            part = folder / "part"
+            with open(part, "wb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            files.move(part, target)
+        _make_durable(self.path)
+
+    def open(self, name: str) -> BinaryIO:
+        try:
+            return open(self.path / name, "rb")
+        except OSError as error:
+            raise InputError(f"'{self.path / name}' cannot be read: {error.strerror}") from None
+
+    def exists(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in self.path.iterdir()) if self.path.is_dir() else []
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder; another process may remove it at the same time."""
+        target = self.path / name
+        if target.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            target.unlink(missing_ok=True)
+
+
+class RemoteFolder:
+    """A folder of an object store: an object appears when it is complete."""
+
+    def __init__(self, files: Any, path: str) -> None:
+        self.files, self.path = files, path.rstrip("/")
+
+    def __str__(self) -> str:
+        return str(self.files.unstrip_protocol(self.path))
+
+    def __truediv__(self, name: str) -> RemoteFolder:
+        return RemoteFolder(self.files, f"{self.path}/{name}")
+
+    def write(self, name: str, fill: Callable[[BinaryIO], Any]) -> None:
+        self.files.makedirs(self.path, exist_ok=True)
+        with self.files.open(f"{self.path}/{name}", "wb") as file:
+            fill(file)
+
+    def open(self, name: str) -> BinaryIO:
+        try:
+            file: BinaryIO = self.files.open(f"{self.path}/{name}", "rb")
+        except OSError as error:
+            raise InputError(f"'{self}/{name}' cannot be read: {error}") from None
+        return file
+
+    def exists(self, name: str) -> bool:
+        return bool(self.files.exists(f"{self.path}/{name}"))
+
+    def names(self) -> list[str]:
+        self.files.invalidate_cache()
+        if not self.files.isdir(self.path):
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in self.files.ls(self.path, detail=False))
+
+    def remove(self, name: str) -> None:
+        if self.exists(name):
+            self.files.rm(f"{self.path}/{name}", recursive=True)
+
+
+def folder_of(path: PathLike) -> Folder:
+    """Return the folder of a path; one with a protocol, such as ``s3://bucket/run``, is opened by fsspec."""
+    text = os.fspath(path)
+    if "://" not in text:
+        return LocalFolder(text)
+    try:
+        fsspec = import_module("fsspec.core")
+    except ImportError:
+        raise PluginError(f"'{text}' needs fsspec", hint='pip install "mithril-parallel[storage]"') from None
+    try:
+        file_system, root = fsspec.url_to_fs(text)
+    except (ImportError, ValueError) as error:
+        raise PluginError(f"fsspec cannot open '{text}'", facts=[str(error)]) from None
+    return RemoteFolder(file_system, root)
+
+
+def read_bytes(folder: Folder, name: str) -> bytes:
+    with folder.open(name) as file:
+        return file.read()
+
+
+def write_bytes(folder: Folder, name: str, data: bytes) -> None:
+    folder.write(name, lambda file: shutil.copyfileobj(io.BytesIO(data), file))
+
+
+def _make_durable(folder: Path) -> None:
+    """Make a renaming in the folder durable, if the platform supports it."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,104 @@
+"""Tensors in parts: those that a process holds in its memory, and those of a file, read by region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mithril.backend import to_numpy
+from mithril.base import InputError
+
+Array = np.ndarray[Any, Any]
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A region of a tensor: its offset, its size, and a function that returns its elements."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    load: Callable[[], Array]
+
+
+@dataclass(frozen=True)
+class PartedTensor:
+    """A tensor whose parts are loaded when a region is read."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    parts: Sequence[Part]
+
+    def read(self, index: Index | None = None) -> Array:
+        """Return a region of the tensor, or the complete tensor without an index."""
+        complete_index = (slice(None),) * len(self.shape)
+        bounds = [s.indices(n)[:2] for s, n in zip(index or complete_index, self.shape, strict=True)]
+        out = np.empty([b - a for a, b in bounds], self.dtype)
+        filled = 0
+        for part in self.parts:
+            lows = [max(a, s) for (a, _), s in zip(bounds, part.start, strict=True)]
+            highs = [min(b, s + n) for (_, b), s, n in zip(bounds, part.start, part.size, strict=True)]
+            if any(low >= high for low, high in zip(lows, highs, strict=True)):
+                continue
+            source = tuple(slice(a - s, b - s) for a, b, s in zip(lows, highs, part.start, strict=True))
+            target = tuple(slice(a - z, b - z) for a, b, (z, _) in zip(lows, highs, bounds, strict=True))
+            out[target] = part.load()[source]
+            filled += out[target].size
+        if filled < out.size:
+            raise InputError(f"the checkpoint lacks parts of '{self.name}'")
+        return out
+
+
+def complete(x: Array | PartedTensor) -> Array:
+    """Return a tensor that may be in parts as one array."""
+    return x.read() if isinstance(x, PartedTensor) else x
+
+
+def in_memory(name: str, x: Any, rank: int, *, replicas: bool = False) -> PartedTensor:
+    """Copy the parts of an array that this process has to write; with ``replicas`` all that it holds."""
+    if isinstance(x, PartedTensor):  # copied to the host before
+        return PartedTensor(name, x.shape, x.dtype, x.parts)
+    parts = [
+        Part(start, data.shape, lambda data=data: data)  # type: ignore[misc]
+        for start, data in local_parts(x, rank, replicas=replicas)
+    ]
+    dtype = parts[0].load().dtype if parts else _dtype(x)
+    return PartedTensor(name, tuple(x.shape), dtype, parts)
+
+
+def _dtype(x: Any) -> np.dtype[Any]:
+    from mithril.base import dtype as as_dtype
+
+    return np.dtype(as_dtype(str(x.dtype).removeprefix("torch.")).numpy)
+
+
+def local_parts(x: Any, rank: int, *, replicas: bool) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Yield the offset and a copy of the elements of each part; without ``replicas`` one process yields each part."""
+    if hasattr(x, "addressable_shards"):  # a jax.Array
+        written = set()
+        for shard in x.addressable_shards:
+            start = tuple(s.start or 0 for s in shard.index)
+            if start not in written and (replicas or shard.replica_id == 0):
+                written.add(start)
+                yield start, np.array(shard.data)
+    elif hasattr(x, "to_local") and hasattr(x, "device_mesh"):  # a DTensor of PyTorch
+        start, is_replica = _place_of(x)
+        local = np.array(to_numpy(x.to_local()))
+        if local.size and (replicas or not is_replica):
+            yield start, local
+    elif replicas or rank == 0:
+        array = to_numpy(x)
+        yield (0,) * len(x.shape), np.array(array, order="C")
+
+
+def _place_of(x: Any) -> tuple[tuple[int, ...], bool]:
+    """Return the offset of a DTensor's local part, and whether another process holds the same part."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, start = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    replicated_axes = [k for k, placement in enumerate(x.placements) if not placement.is_shard()]
+    return tuple(start), any(x.device_mesh.get_local_rank(k) for k in replicated_axes)

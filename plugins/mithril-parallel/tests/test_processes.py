@@ -1,0 +1,211 @@
+"""Processes that agree: threads represent processes, a dictionary for the store of the rendezvous."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril_parallel.processes import World
+from mithril_parallel.sharding.checkpoint import DamagedError, Reader, begin_save
+from mithril_parallel.sharding.tensor_parts import Part, PartedTensor
+
+
+class Texts(dict):
+    """A store in this process."""
+
+    def set(self, key, text):
+        self[key] = text
+
+    def delete(self, key):
+        self.pop(key, None)
+
+
+def worlds(size=2, timeout=5.0):
+    store = Texts()
+    return [World(rank, size, store, timeout=timeout) for rank in range(size)]
+
+
+def together(function, all_worlds):
+    """Return the results of the function on every process; an exception is a result."""
+
+    def attempt(world):
+        try:
+            return function(world)
+        except ml.MithrilError as error:
+            return error
+
+    with ThreadPoolExecutor(len(all_worlds)) as pool:
+        return list(pool.map(attempt, all_worlds))
+
+
+def test_values_are_exchanged_in_order_and_the_store_stays_small():
+    processes = worlds(3)
+    results = together(lambda w: [w.exchange((w.rank, k), "numbers") for k in range(20)], processes)
+    assert results == [[[[0, k], [1, k], [2, k]] for k in range(20)]] * 3
+    assert len(processes[0].store) <= 8
+
+
+def test_missing_process_is_named_by_all_others_in_time():
+    processes = worlds(3, timeout=0.3)
+    errors = together(lambda w: w.barrier("step 8") if w.rank != 1 else None, processes)
+    assert errors[1] is None
+    for rank in (0, 2):
+        assert str(errors[rank]).startswith("process 1 did not arrive at: step 8")
+
+
+def test_process_that_ends_tells_the_reason_at_once():
+    processes = worlds(2, timeout=60.0)
+    errors = together(lambda w: w.barrier("step 8") if w.rank == 0 else w.leave("InputError: no data"), processes)
+    assert "process 1 ended: InputError: no data" in str(errors[0])
+
+
+def test_differences_are_grouped_by_process():
+    errors = together(lambda w: w.agree({"step": 6 if w.rank == 1 else 8, "seed": 0}, "resume"), worlds(3))
+    for error in errors:
+        assert str(error).startswith("the processes do not agree on resume: step\n")
+        assert "step: processes 0, 2: 8; process 1: 6" in str(error)
+
+
+def test_different_calls_are_an_error():
+    errors = together(lambda w: w.barrier("the save" if w.rank else "validation"), worlds())
+    assert "process 0: validation" in str(errors[0])
+    assert "process 1: the save" in str(errors[1])
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+def half(rank, value):
+    """Return the rows of one process of two."""
+    rows = np.full((2, 3), value, np.float32)
+    return {"w": PartedTensor("w", (4, 3), rows.dtype, [Part((2 * rank, 0), (2, 3), lambda: rows)])}
+
+
+def saved(folder, value, processes=None, **options):
+    return together(
+        lambda w: begin_save(folder, half(w.rank, value), {"step": value}, w, **options).finish(), processes or worlds()
+    )
+
+
+def test_process_that_dies_while_saving_leaves_the_previous_checkpoint(tmp_path):
+    assert saved(tmp_path, 1) == [None, None]
+
+    class Killed(World):
+        def gather(self, key, value, purpose):
+            if key.startswith("save/") and self.rank == 1:
+                raise ml.BackendError("killed")
+            return super().gather(key, value, purpose)
+
+    dying = worlds(timeout=0.3)
+    dying[1].__class__ = Killed
+    errors = saved(tmp_path, 2, dying)
+    assert "process 1 did not arrive" in str(errors[0])
+    reader = Reader(tmp_path)
+    assert reader.metadata == {"step": 1}
+    np.testing.assert_array_equal(reader.tensors["w"].read(), np.full((4, 3), 1, np.float32))
+    assert saved(tmp_path, 3) == [None, None]
+    np.testing.assert_array_equal(Reader(tmp_path).tensors["w"].read(), np.full((4, 3), 3, np.float32))
+    assert len(os.listdir(tmp_path)) == 3, "the parts of other saves are removed"
+
+
+def test_save_that_did_not_finish_is_not_a_checkpoint(tmp_path):
+    saved(tmp_path, 1)
+    (tmp_path / "commit.json").unlink()
+    with pytest.raises(DamagedError, match="does not contain a complete checkpoint\n  it contains a save that did not"):
+        Reader(tmp_path)
+
+
+@pytest.mark.parametrize("place", [-3, 40])
+def test_flipped_byte_is_noticed(tmp_path, place):
+    saved(tmp_path, 1)
+    file = next(tmp_path.glob("part-00001*"))
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DamagedError, match="the checksum of (its header|'w') is wrong"):
+        Reader(tmp_path).tensors["w"].read()
+
+
+def test_shortened_and_missing_parts_are_noticed(tmp_path):
+    saved(tmp_path, 1)
+    file = next(tmp_path.glob("part-00001*"))
+    data = file.read_bytes()
+    file.write_bytes(data[:-4])
+    with pytest.raises(DamagedError, match="the checksum of 'w' is wrong"):
+        Reader(tmp_path).tensors["w"].read()
+    file.unlink()
+    np.testing.assert_array_equal(Reader(tmp_path).tensors["w"].read((slice(0, 2), slice(None))), np.ones((2, 3)))
+    with pytest.raises(ml.InputError, match="the checkpoint lacks parts of 'w'"):
+        Reader(tmp_path).tensors["w"].read()
+
+
+def test_full_disk_of_one_process_is_an_error_of_all(tmp_path):
+    saved(tmp_path, 1)
+    large = np.zeros(200_000, np.float32)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save(world):
+        array = large if world.rank else large[:1]
+        tensors = {"w": PartedTensor("w", (2,), array.dtype, [Part((world.rank,), array.shape, lambda: array)])}
+        begin_save(tmp_path, tensors, {"step": 2}, world).finish()
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
+    try:
+        errors = together(save, worlds())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    for error in errors:
+        assert str(error).startswith(f"process 1 could not write '{tmp_path}'")
+        assert "File too large" in str(error)
+    assert Reader(tmp_path).metadata == {"step": 1}
+    assert len(os.listdir(tmp_path)) == 3, "no litter"
+
+
+def test_disks_of_nodes_hold_the_parts_of_their_processes(tmp_path):
+    def save(world):
+        arrays = {"w": np.full((4, 3), 7, np.float32)}
+        begin_save(tmp_path / f"node{world.rank}", arrays, {}, world).finish()
+
+    assert together(save, worlds()) == [None, None]
+    commits = [json.loads((tmp_path / f"node{k}" / "commit.json").read_text()) for k in range(2)]
+    assert commits[0] == commits[1]
+    for k in range(2):
+        np.testing.assert_array_equal(Reader(tmp_path / f"node{k}").tensors["w"].read(), np.full((4, 3), 7))
+
+
+def test_asynchronous_save_returns_before_it_is_written(tmp_path):
+    proceed = threading.Event()
+
+    class Slow(World):
+        def gather(self, key, value, purpose):
+            if key.startswith("save/"):
+                proceed.wait(5)
+            return super().gather(key, value, purpose)
+
+    processes = worlds()
+    for world in processes:
+        world.__class__ = Slow
+    values = [half(rank, 1) for rank in range(2)]
+    saves = together(lambda w: begin_save(tmp_path, values[w.rank], {}, w, asynchronous=True), processes)
+    with pytest.raises(DamagedError):
+        Reader(tmp_path)
+    proceed.set()
+    for save in saves:
+        save.finish()
+    np.testing.assert_array_equal(Reader(tmp_path).tensors["w"].read(), np.ones((4, 3)))
+
+
+def test_object_store(tmp_path):
+    pytest.importorskip("fsspec")
+    folder = f"memory://{tmp_path.name}/run"
+    assert saved(folder, 1) == [None, None]
+    assert saved(folder, 2) == [None, None]
+    np.testing.assert_array_equal(Reader(folder).tensors["w"].read(), np.full((4, 3), 2, np.float32))
+    assert len(Reader(folder).folder.names()) == 3
+    with pytest.raises(ml.PluginError, match="fsspec cannot open 'nowhere://x'"):
+        Reader("nowhere://x")

@@ -1,0 +1,168 @@
+"""The arrays that training carries from step to step: parameters, state, optimizer values, averages.
+
+On several devices every array is built in parts, as the executable of the step splits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mithril.backend import Backend, to_numpy
+from mithril.base import Decisions, InputError, MithrilError, unknown
+from mithril.ir import Graph
+from mithril.runtime import missing_or_unknown
+from mithril_parallel.sharding.tensor_parts import PartedTensor, complete, in_memory
+from mithril_train.step.step import TrainState, carried_values, parameter_names, trained_names
+from mithril_train.step.step_config import StepConfig
+
+
+def _expect_names(kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
+    for name in arrays:
+        if name not in names:
+            message, facts, hint = unknown(kind, name, names)
+            raise InputError(message, facts=facts, hint=hint)
+
+
+class CarriedArrays:
+    """The carried arrays of an engine by name, and their placement on its devices; the base class of ``Engine``."""
+
+    backend: Backend
+    decisions: Decisions
+    recipe: StepConfig
+    _traced: tuple[Any, Graph, Graph] | None
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Any] = {}
+        self.parameters: tuple[str, ...] = ()
+        self.states: tuple[str, ...] = ()
+        self.trained: tuple[str, ...] = ()
+        self.extra: dict[str, TrainState] = {}
+        self._shapes: dict[str, tuple[Any, ...]] = {}
+        self._assemble: Callable[..., Any] | None = None  # builds an array from its regions, on several devices
+        self._split: frozenset[str] = frozenset()  # the arrays that it knows
+
+    def declare(self, traced: Graph, initial_values: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Determine which arrays a model carries, and check the names of those that the user gives."""
+        params, states = traced.with_role("param"), traced.with_role("state")
+        self.parameters = tuple(i.name for i in params)
+        self.states = tuple(i.name for i in states)
+        self.recipe.check_patterns(parameter_names(traced))
+        self.trained = trained_names(traced, self.recipe)
+        self.extra = carried_values(traced, self.recipe, self.trained)
+        self._shapes = {i.name: i.type.shape for i in (*params, *states)}
+        _expect_names("parameter", self.parameters, initial_values)
+        _expect_names("state", self.states, state)
+        drawn_names = [n for n in self.parameters if initial_values and n not in initial_values]
+        if drawn_names:
+            self.decisions.record("choice", f"not among params, drawn from the seed: {', '.join(drawn_names)}")
+
+    # -- placement ---------------------------------------------------------------------------------------------------
+    def place_like(self, executable: Any, names: Sequence[str]) -> None:
+        """Build arrays of these names in future as an executable splits them."""
+        call = getattr(executable, "call", None)
+        assemble = getattr(getattr(call, "jitted_call", call), "assemble", None)
+        if assemble is not None and getattr(self.backend, "mesh", True) is not None:
+            self._assemble, self._split = assemble, frozenset(names)
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether several devices hold the arrays."""
+        return self._assemble is not None
+
+    def placed(self, name: str, source: Any) -> Any:
+        """Copy an array of any framework, or a tensor in parts, to the devices that the step expects."""
+        if self._assemble is None or name not in self._split:
+            return self.to_backend(complete(source))
+        tensor = source if isinstance(source, PartedTensor) else self._numpy(source)
+
+        def read(index: Any) -> np.ndarray[Any, Any]:
+            region = tensor.read(index) if isinstance(tensor, PartedTensor) else tensor[index]
+            return np.array(region, order="C")  # the engine may use the memory, which the step overwrites
+
+        array = self._assemble(name, tuple(tensor.shape), read)
+        return self.to_backend(complete(source)) if array is None else array
+
+    def to_backend(self, array: Any) -> Any:
+        """Copy an array of any framework to the backend: steps overwrite their arrays."""
+        return self.backend.array(np.array(self._numpy(array), order="C", copy=True))
+
+    def copied(self, name: str) -> Any:
+        """Return a copy of a carried array on the same devices."""
+        if not self.is_distributed:
+            return self.to_backend(self.arrays[name])
+        return self.placed(name, in_memory(name, self.arrays[name], 0, replicas=True))
+
+    def _numpy(self, x: Any) -> np.ndarray[Any, Any]:
+        return self.backend.to_numpy(x) if self.backend.is_array(x) else to_numpy(x)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+    def initialize_extra(self) -> None:
+        """Add the slots and averages that are new, such as those of parameters that were frozen."""
+        for name, entry in self.extra.items():
+            if name in self.arrays:
+                continue
+            if entry.initial is None:
+                value = self.backend.to_numpy(self.arrays[entry.parameter]).astype(entry.type.dtype.numpy)
+            else:
+                number = np.asarray(entry.initial, entry.type.dtype.numpy)
+                value = np.broadcast_to(number, tuple(map(int, entry.type.shape)))
+            self.arrays[name] = self.placed(name, value)
+
+    def refreeze(self, recipe: StepConfig) -> None:
+        """Continue with another set of frozen parameters; steps for sets used before are not compiled again."""
+        old, self.recipe = self.recipe, recipe
+        if self._traced is None:
+            return
+        graph = self._traced[1]
+        try:
+            recipe.check_patterns(parameter_names(graph))
+            self.trained = trained_names(graph, recipe)
+        except MithrilError:
+            self.recipe = old
+            raise
+        self.extra = carried_values(graph, recipe, self.trained)
+        self.initialize_extra()
+
+    def replace(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
+        """Replace parameters or state by copies of arrays of the same shape."""
+        _expect_names(kind, names, arrays)
+        new = {}
+        for name, x in arrays.items():
+            array, old = self._numpy(x), self.backend.to_numpy(self.arrays[name])
+            if array.shape != old.shape:
+                raise InputError(f"'{name}' has shape {list(array.shape)}, expected {list(old.shape)}")
+            new[name] = self.placed(name, array.astype(old.dtype, copy=False))
+        self.arrays = {**self.arrays, **new}
+
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return complete copies of all carried arrays; all processes must call it."""
+        return {n: np.array(self.backend.to_numpy(x)) for n, x in self.arrays.items()}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copy all carried arrays to the host for ``restore``; each process copies the parts that it holds."""
+        if not self.is_distributed:
+            return self.to_numpy()
+        return {n: in_memory(n, x, 0, replicas=True) for n, x in self.arrays.items()}
+
+    def restore(self, tensors: Mapping[str, Any]) -> None:
+        """Restore the arrays of ``to_numpy``, of ``snapshot`` or of a checkpoint. Names and shapes must match."""
+        thawed = replace(self.recipe, frozen=())
+        optional = (
+            set(carried_values(self._traced[1], thawed, parameter_names(self._traced[1]))) if self._traced else set()
+        )
+        shapes = {**self._shapes, **{n: e.type.shape for n, e in self.extra.items()}}
+        shapes |= {n: tuple(x.shape) for n, x in self.arrays.items()}
+        selection = {n: s for n, s in shapes.items() if n in tensors or n in self.extra or n not in optional}
+        missing_or_unknown(
+            "checkpoint tensor", selection, {n: x for n, x in tensors.items() if n in selection or n not in optional}
+        )
+        for name, shape in selection.items():
+            if shape != tensors[name].shape:
+                raise InputError(
+                    f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(shape)}"
+                )
+        self.arrays = {n: self.placed(n, x) for n, x in tensors.items()}

@@ -1,0 +1,185 @@
+"""``ml.Checkpoint``: saves checkpoints during training, and the choice of the one to resume from."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mithril.backend import Positive
+from mithril.base import InputError, OptionError
+from mithril_parallel.sharding.checkpoint import DamagedError, Save, is_shared
+from mithril_train.loop import checkpoint, checkpointing
+from mithril_train.loop.callbacks import Array, Callback, Row, better, value_of
+
+if TYPE_CHECKING:
+    from mithril_train.loop.report import Report
+    from mithril_train.loop.training import Training
+
+Trainer = Any  # ``loop.trainer.Trainer``, which imports this module
+
+
+class Checkpoint(Callback):
+    """Save checkpoints to ``folder``: at the end of each epoch, and every ``every`` steps.
+
+    The latest ``keep`` are kept. With ``monitor`` the best epoch is also kept as ``best``. The signal SIGTERM, by which
+    schedulers of clusters announce the end, saves after the current step and then ends the process as it does without
+    this callback; ``fit(resume=...)`` continues there.
+
+    A checkpoint of one device is a file, ``step-00000100.safetensors``. On several devices it is a folder to which
+    every process writes its parts; it counts when all have finished. ``asynchronous`` writes such folders while
+    training continues. ``folder`` may have a protocol of fsspec, such as ``s3://bucket/run``.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: Positive | None = None,
+        keep: Positive = 2,
+        monitor: str | None = None,
+        mode: Literal["auto", "min", "max"] = "auto",
+        asynchronous: bool = True,
+    ) -> None:
+        self.folder, self.every, self.keep, self.monitor = os.fspath(folder), every, keep, monitor
+        self.asynchronous = asynchronous
+        self._save_in_progress: Save | None = None
+        self._shared = True  # whether all processes see the folder
+        self.mode = better(mode, monitor or "")
+        self.best = math.inf if self.mode == "min" else -math.inf
+        self._terminated = False
+        self._handler: Any = None  # of SIGTERM before this fit
+
+    def begin(self, trainer: Training) -> None:
+        self._shared = is_shared(self.folder, trainer.world)
+        if trainer.world.rank == 0 or not self._shared:
+            checkpoint.remove_unfinished(self.folder)
+        if threading.current_thread() is threading.main_thread():  # Python handles signals there only
+            self._handler = signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, *_: Any) -> None:
+        self._terminated = True
+
+    def end(self, trainer: Training) -> None:
+        self._finish(trainer)
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
+            self._handler = None
+        if self._terminated:
+            self._terminated = False
+            signal.raise_signal(signal.SIGTERM)
+
+    def batch_end(self, trainer: Training, report: Report) -> None:
+        if self._terminated and not trainer.stopped:
+            self._save(trainer)
+            trainer.stop("SIGTERM")
+
+    def step_end(self, trainer: Training, report: Report) -> None:
+        if self.every is not None and trainer.steps % self.every == 0:
+            self._save(trainer)
+
+    def epoch_end(self, trainer: Training, row: Row) -> None:
+        if self.monitor is not None:
+            value = value_of(row, self.monitor, "Checkpoint")
+            if value < self.best if self.mode == "min" else value > self.best:
+                self.best = value
+                self._write(trainer, "best")
+        self._save(trainer)
+
+    def _save(self, trainer: Training) -> None:
+        self._write(trainer, f"step-{trainer.steps:08d}")
+
+    def _write(self, trainer: Training, name: str) -> None:
+        """Start to write a checkpoint; the previous one must be complete, so that one copy of the arrays is waiting."""
+        self._finish(trainer)
+        path = f"{self.folder}/{name}"
+        if not trainer.engine.is_distributed and "://" not in path:
+            trainer.save(f"{path}.safetensors")
+            self._remove_old(trainer)
+            return
+        self._save_in_progress = checkpointing.begin_save(
+            trainer, path, asynchronous=self.asynchronous, shared=self._shared
+        )
+        if not self.asynchronous:
+            self._finish(trainer)
+
+    def _finish(self, trainer: Training) -> None:
+        """Wait for the save in progress, then remove checkpoints that are too old."""
+        save, self._save_in_progress = self._save_in_progress, None
+        if save is not None:
+            save.finish()
+            self._remove_old(trainer)
+
+    def _remove_old(self, trainer: Training) -> None:
+        if trainer.world.rank and self._shared:
+            return
+        for old in checkpoint.candidates(self.folder)[self.keep :]:
+            checkpoint.remove(old)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+        self.best = float(state["best"])
+
+    def latest(self) -> Path | str | None:
+        """Return the latest checkpoint, for ``fit(resume=...)``, or None."""
+        path = next((candidate.path for candidate in checkpoint.candidates(self.folder)), None)
+        return path if path is None or "://" in path else Path(path)
+
+
+def resume(trainer: Trainer, path: str | os.PathLike[str]) -> None:
+    """Load a checkpoint, or the latest intact one of a folder; ``auto`` looks in the folders of the callbacks."""
+    if path == "auto":
+        folders = [c.folder for c in trainer._callbacks if isinstance(c, Checkpoint)]
+        if not folders:
+            raise OptionError("resume='auto' requires a Checkpoint", hint='fit(..., callbacks=[ml.Checkpoint("run")])')
+        for folder in folders:
+            if _load_latest(trainer, folder):
+                return
+        return
+    text = os.fspath(path)
+    if checkpoint.is_checkpoint(text):
+        trainer.load(text)
+    elif not _load_latest(trainer, text):
+        state = "is empty of checkpoints" if checkpoint.exists(text) else "does not exist"
+        raise InputError(
+            f"cannot resume: '{text}' {state}",
+            hint="fit(..., resume='auto', callbacks=[ml.Checkpoint('run')]) starts from the seed the first time",
+        )
+
+
+def _load_latest(trainer: Trainer, folder: str) -> bool:
+    """Load the latest checkpoint that every process has and can read; return whether there is one."""
+    paths = {(c.step, c.id): c.path for c in checkpoint.candidates(folder)}
+    answers = trainer.world.exchange([list(key) for key in paths], "the checkpoints to resume from")
+    common = set(paths).intersection(*({(step, token) for step, token in answer} for answer in answers))
+    for key in sorted(common, key=lambda k: (-k[0], k[1])):
+        problem = ""
+        try:
+            trainer.load(paths[key])
+        except DamagedError as error:
+            problem = str(error)
+        problems = trainer.world.exchange(problem, f"the checkpoint of step {key[0]}")
+        damaged = {k: text for k, text in enumerate(problems) if text}
+        if not damaged:
+            return True
+        trainer.engine.decisions.record(
+            "choice",
+            f"the checkpoint of step {key[0]} is damaged, training resumes from an older one: "
+            + "; ".join(f"process {k}: {text}" for k, text in damaged.items()),
+            warn=True,
+        )
+    if common:
+        raise InputError(f"cannot resume: no checkpoint in '{folder}' is intact", facts=list(damaged.values()))
+    if any(answers):
+        raise InputError(
+            f"cannot resume: the processes have no checkpoint in common in '{folder}'",
+            facts=[f"process {k}: steps {sorted({step for step, _ in answer})}" for k, answer in enumerate(answers)],
+            hint="use a folder that all processes share, or remove the checkpoints of other runs",
+        )
+    return False

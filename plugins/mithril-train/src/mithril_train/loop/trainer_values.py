@@ -1,0 +1,118 @@
+"""The values of a training, which can be read and set at any time: parameters, state, rates, the frozen set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mithril.backend import CheckedType, mismatch
+from mithril.base import InputError, OptionError
+from mithril_train.engine.engine import Engine
+from mithril_train.optim.optimizers import Optimizer
+from mithril_train.step.step import ema_name
+from mithril_train.step.step_config import StepConfig
+
+
+class TrainerValues(metaclass=CheckedType):
+    """The values of a trainer as properties; the base class of ``Trainer``."""
+
+    engine: Engine
+    recipe: StepConfig
+    steps: int
+    _rate: Any
+    _frozen: bool
+    _initial_values: tuple[dict[str, Any], dict[str, Any]]
+
+    def check_finite(self) -> None:
+        """Raise NotFiniteError if a step since the last check was not finite."""
+        raise NotImplementedError
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; ``trainer.learning_rate = ...`` changes its rate."""
+        return self.recipe.optimizer
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """The patterns of parameters that are not updated.
+
+        They can be set at any time. A step for another set is compiled at its first use; parameters that are frozen
+        keep their optimizer state.
+        """
+        return self.recipe.frozen
+
+    @frozen.setter
+    def frozen(self, patterns: str | Sequence[str]) -> None:
+        if wrong := mismatch(patterns, str | Sequence[str]):
+            raise OptionError(f"Trainer: frozen: {wrong}")
+        recipe = replace(self.recipe, frozen=(patterns,) if isinstance(patterns, str) else tuple(patterns))
+        self.check_finite()
+        self.engine.refreeze(recipe)
+        self.recipe, self._frozen = recipe, True
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the next step for parameters whose group does not set a rate.
+
+        Set it to a number, a schedule or a function of the step, at any time; nothing is recompiled. With several
+        optimizers it is a dictionary by pattern.
+        """
+        rates = self.optimizer.rates(self.steps)
+        return rates.get("", rates)
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        self.recipe = replace(self.recipe, optimizer=self.optimizer.with_rate(rate))
+        self._rate = rate
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Copies of the parameters, as arrays of the backend.
+
+        Assign a dictionary of arrays, of any framework, to replace some or all: ``trainer.params = {"head.bias": b}``.
+        The optimizer state of these parameters is kept.
+        """
+        self._require()
+        return {n: self.engine.copied(n) for n in self.engine.parameters}
+
+    @params.setter
+    def params(self, params: Mapping[str, Any]) -> None:
+        self._assign("parameter", self.engine.parameters, params, 0)
+
+    @property
+    def averaged(self) -> dict[str, Any]:
+        """The moving averages of the parameters (``ema=``)."""
+        self._require()
+        if self.recipe.ema is None:
+            raise OptionError("there is no moving average", hint="Trainer(ema=0.999)")
+        return {n: self._like(self.engine.arrays[ema_name(n)], n) for n in self.engine.trained}
+
+    def _like(self, average: Any, name: str) -> Any:
+        """Cast an average to the dtype of its parameter."""
+        parameter = self.engine.arrays[name]
+        if average.dtype == parameter.dtype:
+            return average
+        read = self.engine.backend.to_numpy
+        return self.engine.backend.array(read(average).astype(read(parameter).dtype))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Copies of the model's state: running statistics, the random key. Assign to replace some or all."""
+        self._require()
+        return {n: self.engine.copied(n) for n in self.engine.states}
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self._assign("state", self.engine.states, state, 1)
+
+    def _assign(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any], k: int) -> None:
+        """Replace arrays now, or the initial arrays if training has not begun."""
+        if self.engine.arrays:
+            self.engine.replace(kind, names, arrays)
+        else:
+            self._initial_values[k].update(arrays)
+
+    def _require(self) -> None:
+        if not self.engine.arrays:
+            raise InputError("there are no parameters yet", hint="trainer.begin(batch) makes them")

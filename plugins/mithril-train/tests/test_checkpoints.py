@@ -1,0 +1,93 @@
+"""Checkpoints that are damaged, lost or stored elsewhere, and launchers whose processes do not train together."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from small import X, Y, trainer
+
+import mithril as ml
+
+
+def fit(epochs, folder, **options):
+    subject = trainer(callbacks=[ml.Checkpoint(folder, keep=9)])
+    subject.fit(X, Y, epochs, batch_size=16, **options)
+    return subject
+
+
+def flip(path, place=-9):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_resume_takes_the_latest_intact_checkpoint(tmp_path):
+    reference = fit(4, tmp_path / "reference")
+    fit(3, tmp_path / "run")
+    newest, second = sorted((tmp_path / "run").iterdir())[:0:-1]
+    flip(newest)
+    second.write_bytes(second.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="the checkpoint of step .* is damaged, training resumes from an older one"):
+        resumed = fit(4, tmp_path / "run", resume=tmp_path / "run")
+    assert resumed.history.steps == reference.history.steps
+    with pytest.raises(ml.InputError, match="the checksum of '.*' is wrong"):
+        flip(newest) or trainer().load(newest)
+
+
+def test_damaged_checkpoints_only_are_an_error(tmp_path):
+    fit(1, tmp_path)
+    flip(next(tmp_path.iterdir()))
+    with pytest.warns(UserWarning), pytest.raises(ml.InputError, match="cannot resume: no checkpoint in .* is intact"):
+        fit(2, tmp_path, resume=tmp_path)
+
+
+def test_folder_of_an_object_store(tmp_path):
+    pytest.importorskip("fsspec")
+    folder = f"memory://{tmp_path.name}"
+    reference = fit(3, tmp_path / "run")
+    fit(2, folder)
+    resumed = fit(3, folder, resume="auto")
+    assert resumed.history.steps == reference.history.steps
+    subject = trainer()
+    subject.load(resumed.callbacks[0].latest())
+    assert subject.steps == resumed.steps
+
+
+def test_folder_of_parts_is_equal_to_a_file(tmp_path):
+    subject = fit(1, tmp_path / "run")
+    subject.save(tmp_path / "parts")
+    loaded = trainer()
+    loaded.fit(X, Y, 1, batch_size=16, resume=tmp_path / "parts")
+    for name, x in subject.engine.to_numpy().items():
+        np.testing.assert_array_equal(loaded.engine.to_numpy()[name], x)
+    shutil.rmtree(tmp_path / "parts")
+    with pytest.raises(ml.InputError, match="cannot resume: '.*parts' does not exist"):
+        trainer().fit(X, Y, 1, resume=tmp_path / "parts")
+
+
+def test_processes_that_would_train_separately_are_refused(monkeypatch):
+    for name, value in {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "a"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ml.BackendError, match=r"Slurm started 4 processes.*\n.*device_mesh=\(4,\)"):
+        trainer().fit(X, Y, 1, batch_size=16)
+
+
+def test_rows_of_one_process_need_others():
+    part = ml.DataLoader((X, Y), 16, rank=1, world=2)
+    assert next(len(batch[0]) for batch in part) == 8
+    with pytest.raises(ml.InputError, match="leave out rank= and world= of the DataLoader"):
+        trainer().fit(part, 1)
+    with pytest.raises(ml.OptionError, match="rank=2 and world=2 do not name a process"):
+        ml.DataLoader((X, Y), 16, rank=2, world=2)
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}])
+def test_rows_of_processes_are_the_batch_in_order(workers):
+    def rows(**options):
+        return [b[0] for b in ml.DataLoader((X[:21], Y[:21]), 8, shuffle=True, seed=1, **workers, **options)]
+
+    parts = zip(rows(), rows(rank=0, world=2), rows(rank=1, world=2), strict=True)
+    for k, (batch, *shares) in enumerate(parts):
+        np.testing.assert_array_equal(np.concatenate(shares) if k < 2 else shares[1], batch)
