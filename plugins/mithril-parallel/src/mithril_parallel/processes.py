@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mithril.base import BackendError, MithrilError
-from mithril.system import LaunchedTask, launched_task
+from mithril.system import launched_task
 
 TIMEOUT = 600.0  # seconds
 POLL = (0.001, 0.05)  # shortest and longest seconds between two looks at the store
@@ -261,18 +260,3 @@ def _known(store: TorchKeyValues | JaxKeyValues, rank: int, size: int) -> World:
     task = launched_task()
     local_rank = rank if task is None else task.local_rank
     return _worlds.setdefault(id(store.store), World(rank, size, store, local_rank=local_rank))
-
-
-def launched_world(engine: str) -> World:
-    """Return the processes of this program; create the group of PyTorch if a launcher has started several processes."""
-    task, torch = launched_task(), sys.modules.get("torch")
-    if engine == "torch" and torch is not None and task is not None and task.size > 1:
-        _join(torch, task)
-    return current_world()
-
-
-def _join(torch: Any, task: LaunchedTask) -> None:
-    """Create the group of PyTorch's processes unless the program has done so."""
-    if not torch.distributed.is_initialized():
-        os.environ.update(task.torch_environment())
-        torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

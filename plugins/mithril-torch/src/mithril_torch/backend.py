@@ -119,6 +119,12 @@ class TorchBackend(SourceBackend):
         mesh = program.mesh_for(self, options)
         return super().build(graph, options) if mesh is None else program.build(self, graph, options, mesh)
 
+    def join_processes(self) -> None:
+        """Start the processes of the mesh unless a launcher has, and join their group."""
+        if self.device_mesh is not None:
+            program.require_processes(self.device_mesh)
+            program.join_group(self.torch_device)
+
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:

@@ -131,6 +131,14 @@ def require_processes(mesh: tuple[int, ...]) -> None:
         )
 
 
+def join_group(device: torch.device) -> None:
+    """Create the group of the processes unless the program has done so."""
+    if not dist.is_initialized():
+        if (task := launched_task()) is not None:
+            os.environ.update(task.torch_environment())
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
+
 def native_autodiff_error(mesh: tuple[int, ...]) -> OptionError:
     """Return the error for autograd on a mesh, which cannot differentiate collectives."""
     return OptionError(
@@ -215,10 +223,7 @@ class DistributedProgram:
 
     def __init__(self, spec: Spec, backend: MeshBackend) -> None:
         device = backend.torch_device
-        if not dist.is_initialized():
-            if (task := launched_task()) is not None:
-                os.environ.update(task.torch_environment())
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        join_group(device)
         self.spec = spec
         self.array = backend.array
         self.program = WorkerProgram(spec, device)

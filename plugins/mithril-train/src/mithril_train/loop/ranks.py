@@ -10,7 +10,7 @@ import numpy as np
 
 from mithril.base import BackendError, InputError
 from mithril.system import launched_task
-from mithril_parallel.processes import World, grouped, launched_world, named
+from mithril_parallel.processes import World, current_world, grouped, named
 from mithril_train.engine.batches import LocalRows, named as columns_of
 from mithril_train.engine.engine import Engine
 
@@ -25,13 +25,14 @@ def world_of(engine: Engine, timeout: float) -> World:
     meshes = [getattr(engine.backend, name, None) for name in MESHES]
     if all(x is None for x in (*meshes, *(settings.get(name) for name in OPTIONS))):
         return World()
-    world = launched_world(engine.backend.name)
+    world = current_world()
     world.timeout = timeout
     return world
 
 
 def start(trainer: Trainer) -> None:
     """Check that a launcher's processes train together, and register this one."""
+    trainer.join()
     task = launched_task()
     if trainer.world.size == 1 and task is not None and task.size > 1 and not trainer.engine.is_distributed:
         raise BackendError(

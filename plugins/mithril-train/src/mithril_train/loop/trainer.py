@@ -122,6 +122,7 @@ class Trainer(TrainerEvaluation):
         names = list(compiler_of(self.compiled).specs)
         stages = Augmentations(augment, self.compiled.backend, names) if augment else None
         self.engine = Engine(self.compiled, self.recipe, stages)
+        self._timeout = timeout
         self.world = ranks.world_of(self.engine, timeout)
         self.callbacks: list[Callback] = list(callbacks)
         self._callbacks = self.callbacks  # including those of the running fit
@@ -193,8 +194,15 @@ class Trainer(TrainerEvaluation):
             check_finite=self.check_finite,
         )
 
+    def join(self) -> None:
+        """Join the processes of the backend's mesh, which PyTorch may have to start."""
+        if hasattr(self.engine.backend, "join_processes"):
+            self.engine.backend.join_processes()
+        self.world = ranks.world_of(self.engine, self._timeout)
+
     def begin(self, batch: Any) -> None:
         """Build the executables and initialize the parameters for such batches, without training."""
+        self.join()
         columns = self._columns(batch)
         self.engine.begin(columns, self.seed, *self._initial_values, saved=self._pending)
         self._pending = None
