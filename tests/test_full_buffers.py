@@ -75,3 +75,17 @@ def test_a_cached_program_still_raises(tmp_path: Any) -> None:
         program.bind(program.randomize_params(seed=0))
         with pytest.raises(InputError, match="holds 8 positions"):
             program({"query": np.ones((1, 4, 16), np.float32), "position": np.int32(5)})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_runner_checks_positions_of_any_length(backend: str) -> None:
+    """The positions of a table depend on the symbolic length, and are checked before the cache is overwritten."""
+    model = Model()
+    model |= PositionalEmbedding(8)(input="x", position="position", output="h")
+    model |= MultiHeadAttention(heads=2, cache=8)(query="h", position="position", output="y")
+    program = ml.compile(model, backend, shapes={"x": [1, None, 16], "position": []}, inference=True)
+    runner = program.bind(program.randomize_params(seed=0)).runner()
+    for position, length in ((0, 5), (5, 1), (6, 2)):
+        runner({"x": np.ones((1, length, 16), np.float32), "position": np.int32(position)})
+    with pytest.raises(InputError, match="holds 8 positions"):
+        runner({"x": np.ones((1, 2, 16), np.float32), "position": np.int32(7)})

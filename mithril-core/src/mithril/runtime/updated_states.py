@@ -40,7 +40,8 @@ def early_checks(graph: Graph) -> EarlyChecks | None:
         if needed.intersection(node.results):
             nodes.append(node)
             needed.update(v for v in node.operands if v is not None)
-    inputs = tuple(i for i in marked.inputs if i.value in needed)
+    # arrays of inputs with symbolic sizes determine the sizes in attributes, such as the number of new positions
+    inputs = tuple(i for i in marked.inputs if i.value in needed or (i.role == "input" and not i.type.is_static))
     part = _distinct(Graph(inputs, tuple(reversed(nodes)), checks, "checks"))
     if any(i.role not in ("input", "constant") for i in inputs):
         return None
