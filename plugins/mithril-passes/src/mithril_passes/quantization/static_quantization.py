@@ -21,6 +21,7 @@ from mithril_passes.quantization.setting import Setting
 
 TAG = "quantized"
 SHARED = (ops.add, ops.max_pool, ops.avg_pool, ops.relu, ops.reshape, ops.transpose, ops.concat, ops.mean)
+TABLES = {ops.take: 0, ops.embedding: 1}  # look-ups of rows, and the operand that is the table
 MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
 MIN_ELEMENTS = 256  # of weights; smaller ones save too little
 
@@ -61,8 +62,9 @@ def weight_of(graph: Graph, node: Node) -> np.ndarray[Any, Any] | None:
 
 def table_of(graph: Graph, node: Node) -> np.ndarray[Any, Any] | None:
     """Return the constant table whose rows a look-up reads, or None."""
-    i = graph.input_of.get(node.operands[0]) if node.op is ops.take and node.operands[0] is not None else None
-    if i is None or i.role != "constant" or i.data is None or node.attributes["axis"] != 0:
+    position = TABLES.get(node.op)
+    i = graph.input_of.get(node.operands[position]) if position is not None else None  # type: ignore[arg-type]
+    if i is None or i.role != "constant" or i.data is None or node.attributes.get("axis", 0) != 0:
         return None
     data = np.asarray(i.data)
     is_large = data.dtype == np.float32 and data.ndim == 2 and data.size >= MIN_ELEMENTS
@@ -177,12 +179,14 @@ class Quantizer:
         matrix = None if self.stays(layer_of(node)) else self.matrix(node, table, False)
         if matrix is None:
             return False
-        self.editor.replace_node(node, node.replaced(operands=(matrix, *node.operands[1:])))
+        operands = list(node.operands)
+        operands[TABLES[node.op]] = matrix
+        self.editor.replace_node(node, node.replaced(operands=tuple(operands)))
         return True
 
     def matrix(self, node: Node, weights: np.ndarray[Any, Any], is_transposed: bool) -> Value | None:
         """Return the numbers of the codes of a matrix [n, k], or None if its rows are not whole groups."""
-        setting, w = self.setting, node.operands[1 if node.op is not ops.take else 0]
+        setting, w = self.setting, node.operands[TABLES.get(node.op, 1)]
         assert w is not None
         if (w, is_transposed) in self.matrices:
             return self.matrices[w, is_transposed]
