@@ -165,3 +165,18 @@ def test_optional_inputs_of_a_single_layer():
     causal = compiled.evaluate(params, {"query": query, "mask": mask})["output"]
     assert not np.allclose(free[:, 0], causal[:, 0]) and np.allclose(free[:, 2], causal[:, 2], atol=1e-6)
     assert compiled.model.heads == 2
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "torch", "c"])
+def test_embedded_parameters_leave_the_cache_to_the_caller(backend):
+    """Embed weights and statistics only: a cache that changes in every call stays a state."""
+    compiled, params, step = decoder(backend, cache=8, features=32)
+    shapes = {"query": [1, 1, 32], "position": []}
+    fixed = ml.compile(
+        MultiHeadAttention(32, 4, cache=8), backend, static_inference=True, inference=True, shapes=shapes
+    )
+    fixed.bind(params)
+    expected = run(compiled, compiled.runner(params), *map(step, range(3)))
+    results = run(fixed, fixed.runner(), *map(step, range(3)))
+    np.testing.assert_allclose(results, expected, rtol=1e-5, atol=1e-5)
+    assert fixed.programs[-1].interface.states

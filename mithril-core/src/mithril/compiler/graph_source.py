@@ -92,13 +92,23 @@ def with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:
 
 
 def with_fixed_parameters(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
-    """Return the graph with parameters and state replaced by constants."""
+    """Return the graph with parameters and state replaced by constants: copies, except of arrays that cannot change."""
 
     def constant(i: Input) -> Input:
         if i.role not in ("param", "state") or i.name not in arrays:
             return i
-        data = np.array(arrays[i.name], i.type.dtype.numpy, order="C")
+        array, dtype = arrays[i.name], i.type.dtype.numpy
+        if _is_fixed(array) and array.dtype == dtype and array.flags.c_contiguous:
+            return Input(i.value, "constant", array, i.tags)  # programs for several sizes share it
+        data = np.array(array, dtype, order="C")
         data.setflags(write=False)
         return Input(i.value, "constant", data, i.tags)
 
     return graph.replaced(inputs=tuple(map(constant, graph.inputs)))
+
+
+def _is_fixed(array: Any) -> bool:
+    """Whether an array and all arrays that it is a view of are read-only, such as one of a mapped file."""
+    while isinstance(array, np.ndarray) and not array.flags.writeable:
+        array = array.base
+    return not isinstance(array, np.ndarray)

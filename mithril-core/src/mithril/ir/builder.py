@@ -119,7 +119,7 @@ class Builder:
             array = array.astype(np.float32)  # lists of Python numbers get the default dtypes
         elif array.dtype == np.int64 and not isinstance(value, np.ndarray | np.generic):
             array = array.astype(np.int32)
-        array = np.array(array, order="C")
+        array = np.array(array, order="C", copy=array.flags.writeable or array.base is not None or None)
         array.setflags(write=False)
         return self.input(name, array.shape, array.dtype, "constant", data=array)
 

@@ -207,7 +207,8 @@ class Parameters:
             shape = tuple(getattr(params[name], "shape", ()))
             if shape != t.shape:
                 raise InputError(f"parameter '{name}' has shape {list(shape)}, expected {list(t.shape)}")
-        state = self.initial_state() if self.interface.with_role("state") else {}
+        statistics = self.statistics  # other states change from call to call
+        state = {n: x for n, x in self.initial_state().items() if n in statistics} if statistics else {}
         number = 1 if self.bound is None else self.bound.number + 1
         return Bound(values, {}, number, {n: to_numpy(x) for n, x in (*params.items(), *state.items())})
 

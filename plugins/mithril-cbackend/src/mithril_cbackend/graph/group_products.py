@@ -15,10 +15,12 @@ import numpy as np
 from mithril import ops
 from mithril.base import float32, int8
 from mithril.ir import Editor, Node, Value, op
+from mithril.system import ArrayCache
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.words.group_panels import Panels, panels_of, unpacked
 
 Array = np.ndarray[Any, Any]
+PANELS = ArrayCache()  # of codes: programs for other sizes share them
 UNITS = (1.0, 0.5)  # that tables of integers are multiples of
 
 
@@ -49,6 +51,10 @@ class Groups:
     @property
     def group(self) -> int:
         return int(self.codes.shape[-1] * 2 // self.scale.shape[-1])
+
+    def packed(self, unit: float) -> Panels:
+        """Return panels for a table that is divided by ``unit``."""
+        return panels_of(self.codes, self.scale.astype(np.float32) * np.float32(unit), self.offset)
 
 
 class GroupProducts:
@@ -143,8 +149,7 @@ class GroupProducts:
         """Return the panels of codes, the same for all their readers."""
         key = (source.result, unit)
         if key not in self.panels:
-            scale = groups.scale.astype(np.float32) * np.float32(unit)
-            panels = panels_of(groups.codes, scale, groups.offset)
+            panels = PANELS.get(groups.codes, (unit, id(groups.scale), id(groups.offset)), lambda: groups.packed(unit))
             self.panels[key] = b.constant(panels.data, name="panels"), panels
         return self.panels[key]
 

@@ -69,7 +69,10 @@ def encode(weights: Array, codebook: str, group: int, is_integral: bool = False)
         pairs = order[positions].reshape(len(weights[part]), k // 2, 2)
         codes[part] = pairs[..., 0] | pairs[..., 1] << 4
         scale[part] = s.reshape(-1, k // group)
-    return Encoded(codes, table, scale.astype(np.float16) if _fits_half(scale) else scale)
+    result = Encoded(codes, table, scale.astype(np.float16) if _fits_half(scale) else scale)
+    for array in (result.codes, result.table, result.scale):
+        array.setflags(write=False)  # programs for other sizes share them
+    return result
 
 
 def _fitted(w: Array, numbers: Array) -> Array:

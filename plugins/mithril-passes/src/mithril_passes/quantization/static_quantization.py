@@ -14,6 +14,7 @@ import numpy as np
 from mithril import Builder, Graph, Node, OptionError, Value, ops, pass_
 from mithril.ir import Editor
 from mithril.passes import PassContext
+from mithril.system import ArrayCache
 from mithril_passes.cleaning.cleanup import constant_folding
 from mithril_passes.quantization import groups
 from mithril_passes.quantization.ranges import Range
@@ -21,6 +22,7 @@ from mithril_passes.quantization.setting import Setting
 
 TAG = "quantized"
 SHARED = (ops.add, ops.max_pool, ops.avg_pool, ops.relu, ops.reshape, ops.transpose, ops.concat, ops.mean)
+ENCODED = ArrayCache()  # of weights: programs for other sizes share their codes
 TABLES = {ops.take: 0, ops.embedding: 1}  # look-ups of rows, and the operand that is the table
 MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
 MIN_ELEMENTS = 256  # of weights; smaller ones save too little
@@ -157,7 +159,7 @@ class Quantizer:
         if node.op is ops.conv:
             self.context.record("downgrade", f"'{layer_of(node)}' stays float32: it is a convolution")
             return False
-        right = self.matrix(node, weights.T if is_transposed else weights, is_transposed)
+        right = self.matrix(node, weights, is_transposed)
         if right is None:
             return False
         with self.editor.before(node):
@@ -185,16 +187,18 @@ class Quantizer:
         return True
 
     def matrix(self, node: Node, weights: np.ndarray[Any, Any], is_transposed: bool) -> Value | None:
-        """Return the numbers of the codes of a matrix [n, k], or None if its rows are not whole groups."""
+        """Return the numbers of the codes of a matrix, or None if its sums are not whole groups."""
         setting, w = self.setting, node.operands[TABLES.get(node.op, 1)]
         assert w is not None
         if (w, is_transposed) in self.matrices:
             return self.matrices[w, is_transposed]
-        if weights.shape[1] % setting.group:
-            message = f"its {weights.shape[1]} inputs are no multiple of the group of {setting.group}"
+        rows = weights.T if is_transposed else weights
+        if rows.shape[1] % setting.group:
+            message = f"its {rows.shape[1]} inputs are no multiple of the group of {setting.group}"
             self.context.record("downgrade", f"'{layer_of(node)}' stays float32: {message}")
             return None
-        encoded = groups.encode(weights, setting.weights, setting.group, setting.activations == "dynamic")
+        arguments = setting.weights, setting.group, setting.activations == "dynamic"
+        encoded = ENCODED.get(weights, (*arguments, is_transposed), lambda: groups.encode(rows, *arguments))
         self.sizes[0] += encoded.nbytes
         self.sizes[1] += weights.nbytes
         parts = {"codes": encoded.codes, "table": encoded.table, "scale": encoded.scale}

@@ -45,7 +45,8 @@ def panels_of(codes: Array, scale: Array, offset: Array | None) -> Panels:
     is_half = all(is_exact(x) for x in heads)
     blocks = -(-columns // COLUMNS)
     empty = Panels(np.zeros(0, np.uint8), columns, group, offset is not None, is_half)
-    data = np.zeros((blocks, count, empty.head + COLUMNS * group // 2), np.uint8)
+    result = np.zeros(blocks * count * (empty.head + COLUMNS * group // 2), np.uint8)
+    data = result.reshape(blocks, count, -1)
     step = 64  # panels at a time, so that copies stay small
     for first in range(0, blocks, step):
         part = slice(first * COLUMNS, min((first + step) * COLUMNS, columns))
@@ -57,7 +58,8 @@ def panels_of(codes: Array, scale: Array, offset: Array | None) -> Panels:
             target[:, :, k * size : (k + 1) * size] = head.view(np.uint8).reshape(len(target), count, size)
         words = padded(in_word_order(codes[part]), len(target)).reshape(-1, COLUMNS, count, group // 8, 4)
         target[:, :, empty.head :] = words.transpose(0, 2, 3, 1, 4).reshape(len(target), count, -1)
-    return Panels(data.reshape(-1), columns, group, offset is not None, is_half)
+    result.setflags(write=False)
+    return Panels(result, columns, group, offset is not None, is_half)
 
 
 def is_exact(numbers: Array) -> bool:

@@ -1,0 +1,37 @@
+"""Results that belong to an array, shared by everything that computes them while the array lives."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+class ArrayCache:
+    """A table of results by read-only array and further arguments, without a reference to the array.
+
+    A result of a writable array is not stored, because the array may change.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[tuple[int, Hashable], tuple[weakref.ref[Any], Any]] = {}
+        self._lock = threading.RLock()
+
+    def get(self, array: np.ndarray[Any, Any], key: Hashable, compute: Callable[[], T]) -> T:
+        """Return the result for an array and a key, computed once."""
+        if array.flags.writeable:
+            return compute()
+        entry_key = (id(array), key)
+        with self._lock:
+            entry = self._results.get(entry_key)
+            if entry is not None and entry[0]() is array:
+                return entry[1]  # type: ignore[no-any-return]
+            result = compute()
+            reference = weakref.ref(array, lambda _: self._results.pop(entry_key, None))
+            self._results[entry_key] = reference, result
+        return result
