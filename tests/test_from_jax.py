@@ -54,3 +54,13 @@ def test_positions_outside_on_every_backend(backend: str) -> None:
     results = compiled.evaluate({"x": x, "i": i})
     for result, expected in zip(results.values(), positions(jnp.asarray(x), i), strict=True):
         np.testing.assert_allclose(compiled.backend.to_numpy(result), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_programs_of_stablehlo_on_every_backend(backend: str) -> None:
+    x = np.random.default_rng(1).standard_normal((3, 5, 4)).astype(np.float32)
+    model = ml.from_stablehlo(jax.jit(lambda w, x: network({"w": w}, x)).lower(W, x), params={"arg0": W})
+    compiled = ml.compile(model, backend, inference=True)
+    results = compiled.evaluate({"arg1": x})
+    for result, expected in zip(results.values(), network({"w": W}, x), strict=True):
+        np.testing.assert_allclose(compiled.backend.to_numpy(result), expected, rtol=1e-4, atol=2e-5)

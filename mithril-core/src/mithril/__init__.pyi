@@ -121,6 +121,7 @@ from mithril_hub.generation.session import Session as Session
 from mithril_hub.text.tokenizer import Tokenizer as Tokenizer
 from mithril_jax.backend import JaxBackend as JaxBackend
 from mithril_jax.importing.entry import from_jax as from_jax
+from mithril_jax.importing.stablehlo import from_stablehlo as from_stablehlo
 from mithril_keras.model import from_keras as from_keras
 from mithril_lora.adapters import (
     Adapter as Adapter,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from mithril import BackendSpec, Export, Option, hookimpl
+from mithril import BackendSpec, Export, FileFormat, Option, hookimpl
 
 
 @hookimpl
@@ -25,8 +25,28 @@ def mithril_backends() -> Sequence[BackendSpec]:
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """``ml.from_jax``."""
-    return [Export("from_jax", "mithril_jax.importing.entry:from_jax")]
+    """``ml.from_jax`` and ``ml.from_stablehlo``."""
+    return [
+        Export("from_jax", "mithril_jax.importing.entry:from_jax"),
+        Export("from_stablehlo", "mithril_jax.importing.stablehlo:from_stablehlo"),
+    ]
+
+
+@hookimpl
+def mithril_formats() -> Sequence[FileFormat]:
+    """``ml.load("model.mlir")``, ``ml.compile("model.mlir", backend)`` and ``compiled.export("model.mlir")``."""
+    module = "mithril_jax.importing.stablehlo"
+    return [
+        FileFormat(
+            "stablehlo",
+            (".mlir", ".stablehlo"),
+            loads=f"{module}:load",
+            models=f"{module}:from_stablehlo",
+            saves=f"{module}:export",
+            summary="programs of StableHLO",
+            backends=("jax",),
+        )
+    ]
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.base import UnsupportedError, dtype as as_dtype
 from mithril_jax.importing.table import broadcast, cast, kind_of, row
 
 UNARY = {
@@ -68,7 +68,7 @@ def shift_right_logical(x: Any, y: Any) -> Any:
     kind = kind_of(x)
     if kind.startswith("uint"):
         return ops.shift_right(x, y)
-    return cast(ops.shift_right(cast(x, f"u{kind}"), cast(y, f"u{kind}")), kind)
+    return ops.bitcast(ops.shift_right(ops.bitcast(x, dtype=f"u{kind}"), ops.bitcast(y, dtype=f"u{kind}")), dtype=kind)
 
 
 @row("div")
@@ -145,21 +145,10 @@ def reduce_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
 
 @row("bitcast_convert_type")
 def bitcast(x: Any, new_dtype: Any) -> Any:
-    """Return integers as the float with these bits, computed from sign, exponent and fraction."""
-    source, target = kind_of(x), str(np.dtype(new_dtype))
-    if {source, target} <= {"int32", "uint32"} or source == target:
-        return cast(x, target)
-    if target != "float32" or source not in ("int32", "uint32"):
-        raise UnsupportedError(f"the bits of {source} cannot be read as {target}")
-    bits = cast(x, "uint32")
-    exponent = cast(ops.bitwise_and(ops.shift_right(bits, np.uint32(23)), np.uint32(255)), "float32")
-    fraction = cast(ops.bitwise_and(bits, np.uint32((1 << 23) - 1)), "float32")
-    power = ops.pow(np.float32(2.0), ops.minimum(ops.sub(exponent, 127.0), 127.0))
-    normal = ops.mul(power, ops.add(ops.mul(fraction, 2.0**-23), 1.0))
-    special = ops.where(ops.equal(fraction, 0.0), float("inf"), ops.mul(fraction, float("nan")))
-    size = ops.where(ops.equal(exponent, 255.0), special, normal)
-    size = ops.where(ops.equal(exponent, 0.0), ops.mul(ops.mul(fraction, 2.0**-75), 2.0**-74), size)
-    return ops.where(ops.equal(ops.shift_right(bits, np.uint32(31)), np.uint32(1)), ops.neg(size), size)
+    source, target = as_dtype(kind_of(x)), as_dtype(str(np.dtype(new_dtype)))
+    if source.bits != target.bits:
+        raise UnsupportedError(f"the bits of {source.name} cannot be read as {target.name}")
+    return x if source is target else ops.bitcast(x, dtype=target)
 
 
 @row("stop_gradient")
