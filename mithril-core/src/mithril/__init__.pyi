@@ -184,6 +184,7 @@ from mithril_train.data.sequences import (
     Padding as Padding,
 )
 from mithril_train.data.tar_stream import TarStream as TarStream
+from mithril_train.engine.batches import LocalRows as LocalRows
 from mithril_train.estimators import (
     Classifier as Classifier,
     Regressor as Regressor,
@@ -192,12 +193,12 @@ from mithril_train.hyperparameter_search import search as search
 from mithril_train.loop.callbacks import (
     CSVLog as CSVLog,
     Callback as Callback,
-    Checkpoint as Checkpoint,
     EarlyStopping as EarlyStopping,
     JSONLog as JSONLog,
     LearningRateMonitor as LearningRateMonitor,
     ReduceLROnPlateau as ReduceLROnPlateau,
 )
+from mithril_train.loop.checkpoint_callback import Checkpoint as Checkpoint
 from mithril_train.loop.loggers import (
     MLflow as MLflow,
     StepLogger as StepLogger,
