@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from small_models import block, perceptron, scalar_loss
@@ -10,9 +11,10 @@ from small_models import block, perceptron, scalar_loss
 import mithril as ml
 from mithril import plugins
 from mithril.autodiff import gradients
-from mithril.models import Dropout, IOKey, Linear, Model
+from mithril.models import Dropout, IOKey, Linear, Model, Relu
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
+from mithril_parallel.planning import memory_estimate
 from mithril_parallel.planning.step_time import estimate_work
 from mithril_parallel.xla_model.fusion_model import fuse, pointwise
 from mithril_parallel.xla_model.image_layout import images, strip, strip_bytes, with_strips
@@ -61,6 +63,37 @@ def test_entries_that_do_not_fit_come_last():
     assert not plan.entries[-1].fits
     assert plan.best.mesh.size(MODEL) == 8
     assert "no" in str(plan).splitlines()[-1]
+
+
+def test_an_entry_fits_only_if_the_upper_end_of_its_interval_fits():
+    entry = ml.plan(wide(), "tpu_v5e", shapes={"x": [64, 512]}, of="y").best
+    low, high = entry.memory.interval
+    assert low < entry.memory.peak < high
+    assert not replace(entry, limit=(entry.memory.peak + high) / 2).fits
+    assert replace(entry, limit=high).fits
+    assert replace(entry, limit=entry.memory.peak, compiled_peak=entry.memory.peak).fits
+
+
+def wide():
+    x = IOKey("x")
+    for k in range(4):
+        x = Relu()(Linear(512, name=f"l{k}")(x))
+    return Model.create(outputs={"y": x})
+
+
+def test_large_gradients_are_reduced_one_by_one(monkeypatch):
+    """Combine the reductions of small gradients, which then exist twice until the end."""
+
+    def temporaries():
+        plan = ml.plan(wide(), "tpu_v5e", shapes={"x": [64, 512]}, devices=8, of="y")
+        entry = next(e for e in plan if e.mesh.size("data") == 8 and not e.fsdp)
+        return entry.memory.temporaries
+
+    weight = 4 * 512 * 512
+    combined = temporaries()
+    assert combined > 4 * weight
+    monkeypatch.setattr(memory_estimate, "COMBINED", weight)
+    assert temporaries() < combined - 2 * weight
 
 
 def test_optimizer_slots_count_as_memory():

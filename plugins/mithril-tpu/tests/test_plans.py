@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from gpt import gpt
@@ -85,6 +86,32 @@ def test_plan_agrees_with_the_compiler(step_plan, mesh, fsdp):
     analysis = step.analysis
     assert way.memory.arguments == pytest.approx(analysis.memory.arguments, rel=0.02)
     assert way.memory.peak == pytest.approx(analysis.memory.peak, rel=0.15)
+    low, high = way.memory.interval
+    assert low <= analysis.memory.peak <= high
     assert way.work.flops == pytest.approx(analysis.flops, rel=0.1)
     carried = sum(c.bytes for c in analysis.collectives.values())
     assert way.work.exchanged == pytest.approx(carried, rel=0.15, abs=2e5)
+
+
+def test_first_entries_of_a_plan_are_compiled():
+    pytest.importorskip("libtpu")
+    plan = ml.plan(scalar_loss(64), "tpu_v5e", shapes={"x": [16, 32]}, devices=(1, 2), of="loss")
+    checked = mithril_tpu.compile_plan(plan, top=2)
+    assert [e.compiled_peak is not None for e in plan] == [False] * len(plan.entries)
+    assert sum(e.compiled_peak is not None for e in checked) == 2
+    assert "(compiled)" in str(checked)
+    first = plan.entries[0]
+    expected = next(e for e in checked if e.options == first.options)
+    compiled = ml.compile(
+        scalar_loss(64), ml.JaxBackend(), target_hardware="tpu_v5e", shapes={"x": [16, 32]}, **first.options
+    )
+    step = mithril_tpu.training_program(compiled, "loss", lambda p, g: {n: p[n] - 0.1 * g[n] for n in p})
+    assert expected.compiled_peak == step.analysis.memory.peak
+
+
+def test_entry_whose_compiled_program_does_not_fit_is_not_the_best():
+    plan = ml.plan(scalar_loss(64), "tpu_v5e", shapes={"x": [16, 32]}, devices=2, of="loss")
+    first = plan.best
+    plan.entries[0] = replace(first, compiled_peak=int(first.limit) + 1)
+    plan.sort()
+    assert plan.best.options != first.options

@@ -6,6 +6,7 @@ from typing import Any
 
 _HOME = {
     "ahead_of": "mithril_tpu.programs",
+    "compile_plan": "mithril_tpu.programs",
     "load_program": "mithril_tpu.aot.artifact",
     "simulate_devices": "mithril_tpu.programs",
     "step_program": "mithril_tpu.programs",

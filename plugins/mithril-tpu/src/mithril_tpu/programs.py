@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
 
+from mithril import compile
 from mithril.backend import Executable
 from mithril.base import BackendError, InputError, unknown
 from mithril.runtime import CompiledModel, Program, ProgramKey, ProgramKind
+from mithril_jax.backend import JaxBackend
+from mithril_parallel.planning.plan import Plan
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram
 from mithril_tpu.backend import AheadBackend
 
@@ -102,6 +106,28 @@ def step_program(trainer: Any, batch: Mapping[str, Any]) -> AheadProgram:
     if not trainer.engine.arrays:
         trainer.begin(batch)
     return ahead_of(trainer.engine.prepare(batch).run)
+
+
+def compile_plan(plan: Plan, top: int = 3) -> Plan:
+    """Return the plan with the compiler's memory of its ``top`` first entries, sorted again.
+
+    For a training step these are programs with an update by gradient descent.
+    """
+    if plan.model is None:
+        raise InputError("this plan has no model", hint="pass the result of ml.plan")
+    entries = list(plan.entries)
+    for k, entry in enumerate(entries[:top]):
+        options = {**plan.options, **entry.options}
+        compiled = compile(plan.model, JaxBackend(), target_hardware=plan.target.name, **options)
+        program = training_program(compiled, plan.outputs, _gradient_descent) if plan.training else ahead_of(compiled)
+        entries[k] = replace(entry, compiled_peak=program.analysis.memory.peak)
+    result = replace(plan, entries=entries)
+    result.sort()
+    return result
+
+
+def _gradient_descent(params: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x - 0.1 * gradients[name] for name, x in params.items()}
 
 
 @contextmanager

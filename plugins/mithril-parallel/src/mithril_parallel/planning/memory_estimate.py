@@ -1,9 +1,9 @@
 """Memory of a program on one device: arguments, results, and the peak of the live temporaries.
 
 Three properties of XLA determine the figures: arguments and results keep their buffers for the whole run, a result
-aliased to an argument counts once, and the all-reduces of gradients over ``data`` are combined into one at the end, so
-that until then every gradient exists twice; gradients of sharded parameters are scattered during the next kernel, and
-their gathers start during the previous one. TPUs store two axes of an array in tiles.
+aliased to an argument counts once, and the all-reduces of gradients over ``data`` are combined, up to a size, so that
+until then every gradient exists twice; gradients of sharded parameters are scattered during the next kernel, and their
+gathers start during the previous one. TPUs store two axes of an array in tiles.
 """
 
 from __future__ import annotations
@@ -22,19 +22,37 @@ from mithril_parallel.xla_model.image_layout import images, strip_bytes
 from mithril_parallel.xla_model.layout_copies import copies
 from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored_bytes, tiled_bytes
 
+COMBINED = 120 << 20  # bytes of the gradients that XLA reduces in one collective, at most
+
+
+# The TPU compiler's memory beyond the arguments, as a multiple of the estimate: the smallest and the largest of the
+# models in benchmarks/bench_plans.py, bench_fsdp.py and bench_tpu.py, with a margin.
+PRODUCTS, IMAGES = (0.45, 1.35), (0.35, 1.7)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes on one device; ``peak`` is the largest sum of buffers that are live at the same time."""
+    """Bytes on one device; ``peak`` is the largest sum of buffers that are live at the same time.
+
+    ``error`` are the factors between which the compiler's memory beyond the arguments is expected.
+    """
 
     arguments: int
     outputs: int
     aliased: int
     temporaries: int
+    error: tuple[float, float] = PRODUCTS
 
     @property
     def peak(self) -> int:
         return self.arguments + self.outputs - self.aliased + self.temporaries
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """The bytes between which the compiler's peak is expected."""
+        beyond = self.peak - self.arguments
+        low, high = self.error
+        return self.arguments + int(beyond * low), self.arguments + int(beyond * high)
 
 
 def estimate_memory(
@@ -55,7 +73,8 @@ def estimate_memory(
     state = sum(size(v) for v, r in results.items() if r.role == "state")
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
     lifetimes = _gathered_lifetimes(fused, sharding) + (copies(fused, sharding, images(graph)) if tiled else [])
-    return MemoryEstimate(arguments, outputs, aliased, _temporaries(fused, sharding, results, size, lifetimes))
+    error = IMAGES if any(is_windowed_product(node) for node in graph.nodes) else PRODUCTS
+    return MemoryEstimate(arguments, outputs, aliased, _temporaries(fused, sharding, results, size, lifetimes), error)
 
 
 def size_function(fused: FusedGraph, sharding: GraphSharding, *, tiled: bool) -> Callable[[Value], int]:
@@ -129,6 +148,7 @@ def _temporaries(
     split = {i.name for i in fused.graph.with_role("param") if i.value in sharding.stored}
     scattered = {v for v in summed if gradients[v] in split}  # during the next kernel
     widened = {v for v in summed if v.dtype.is_float and v.dtype.bits == 16}
+    reduced = _reduction_steps(fused, [v for v in gradients if v in summed and v not in scattered], size)
     change = [0] * (end + 2)
     for k, kernel in enumerate(fused.kernels):
         following = fused.step[fused.kernels[min(k + 1, len(fused.kernels) - 1)].node]
@@ -138,7 +158,7 @@ def _temporaries(
             nbytes = size(v) * (2 if v in widened else 1)  # reductions over devices use float32
             first = fused.step[kernel.node]
             change[first] += nbytes
-            change[(following if v in scattered else end if v in summed else fused.last[v]) + 1] -= nbytes
+            change[(following if v in scattered else reduced.get(v, fused.last[v])) + 1] -= nbytes
     for first, last, copy_bytes in lifetimes:
         change[first] += copy_bytes
         change[last + 1] -= copy_bytes
@@ -147,3 +167,22 @@ def _temporaries(
         current += n
         peak = max(peak, current)
     return peak
+
+
+def _reduction_steps(fused: FusedGraph, gradients: list[Value], size: Callable[[Value], int]) -> dict[Value, int]:
+    """Return the step after which each gradient has been reduced over devices.
+
+    XLA combines the reductions of consecutive gradients up to a size; the last combination runs at the end.
+    """
+    steps = sorted((fused.step[fused.graph.producers[v]], k, v) for k, v in enumerate(gradients))
+    ends: dict[Value, int] = {}
+    group: list[Value] = []
+    total = 0
+    for step, _, v in steps:
+        if group and total + size(v) > COMBINED:
+            ends.update(dict.fromkeys(group, step - 1))
+            group, total = [], 0
+        group.append(v)
+        total += size(v)
+    ends.update(dict.fromkeys(group, len(fused.graph.nodes)))
+    return ends

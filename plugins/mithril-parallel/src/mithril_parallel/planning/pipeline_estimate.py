@@ -21,6 +21,7 @@ def estimate_pipeline(
     """Estimate a pipeline over ``stages`` groups of devices, each with the mesh ``mesh``."""
     pipeline = staged(graph, stages, chunks)
     tiled = target.family == "tpu"
+    estimates: list[MemoryEstimate] = []
     memory = [[0, 0, 0, 0] for _ in range(stages)]  # parameters with slots, sums, saved activations, temporaries
     totals = [[0.0, 0, 0, 0.0, 0.0] for _ in range(stages)]
     link = target.costs.get("interconnect") or target.bandwidth or 1e10
@@ -31,6 +32,7 @@ def estimate_pipeline(
         if tiled:
             fused = with_strips(fused, sharding)
         estimate = estimate_memory(fused, sharding, tiled=tiled)
+        estimates.append(estimate)
         task_work = estimate_work(fused, sharding, target)
         stage_memory = memory[task.stage]
         params = sum(
@@ -53,7 +55,8 @@ def estimate_pipeline(
     busiest = max(totals, key=lambda d: d[3] + d[4])
     waits = (chunks + stages - 1) / chunks
     fullest = max(memory, key=sum)
+    error = max((estimate.error for estimate in estimates), key=lambda factors: factors[1])
     return (
-        MemoryEstimate(fullest[0], fullest[1], 0, fullest[2] + fullest[3]),
+        MemoryEstimate(fullest[0], fullest[1], 0, fullest[2] + fullest[3], error),
         Work(busiest[0], int(busiest[1]), int(busiest[2]), busiest[3] * waits, busiest[4] * waits),
     )

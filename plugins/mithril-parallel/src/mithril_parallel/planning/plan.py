@@ -31,7 +31,7 @@ class PlanEntry:
     """One way to distribute a model: a mesh, the memory and work of a device, and the inputs that cannot be split.
 
     With ``fsdp`` parameters are split along ``data``, too. For a pipeline, ``mesh`` is the mesh of each stage, and the
-    figures are those of the most loaded stage.
+    figures are those of the most loaded stage. ``compiled_peak`` is the compiler's memory, if it was asked.
     """
 
     mesh: Mesh
@@ -42,6 +42,7 @@ class PlanEntry:
     fsdp: bool = False
     stages: int = 1
     chunks: int = 1
+    compiled_peak: int | None = None
 
     @property
     def devices(self) -> int:
@@ -49,7 +50,9 @@ class PlanEntry:
 
     @property
     def fits(self) -> bool:
-        return self.limit is None or self.memory.peak <= self.limit
+        """Whether the upper end of the expected interval fits, or the compiled program."""
+        needed = self.memory.interval[1] if self.compiled_peak is None else self.compiled_peak
+        return self.limit is None or needed <= self.limit
 
     @property
     def seconds(self) -> float:
@@ -78,6 +81,9 @@ class Plan:
     training: bool
     entries: list[PlanEntry]
     refused: dict[str, str] = field(default_factory=dict)  # mesh -> reason why it is impossible
+    model: Model | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # those of ml.compile
+    outputs: tuple[str, ...] = ()  # differentiated
 
     @property
     def best(self) -> PlanEntry | None:
@@ -86,6 +92,10 @@ class Plan:
 
     def __iter__(self) -> Iterator[PlanEntry]:
         return iter(self.entries)
+
+    def sort(self) -> None:
+        """Sort the entries: those that fit by time, then the others by memory."""
+        self.entries.sort(key=lambda w: (not w.fits, w.seconds if w.fits else w.memory.peak, w.mesh.size(MODEL)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-serializable data."""
@@ -99,6 +109,8 @@ class Plan:
                     "fsdp": w.fsdp,
                     "fits": w.fits,
                     "peak_bytes": w.memory.peak,
+                    "peak_interval": list(w.memory.interval),
+                    "compiled_peak_bytes": w.compiled_peak,
                     "argument_bytes": w.memory.arguments,
                     "temporary_bytes": w.memory.temporaries,
                     "flops": w.work.flops,
@@ -118,7 +130,7 @@ class Plan:
             (
                 " x ".join(f"{name} {size}" for name, size in dict(w.mesh.axes).items()),
                 w.stages,
-                f"{w.memory.peak / 2**20:.1f}",
+                _peak_text(w),
                 f"{w.work.exchanged / 2**20:.1f}",
                 f"{w.seconds * 1e3:.3f}",
                 "yes" if w.fits else "no",
@@ -132,19 +144,27 @@ class Plan:
     def __str__(self) -> str:
         limit = self.entries[0].limit if self.entries else None
         subject = "one training step" if self.training else "one call"
+        columns = ("operations", "exchanged", "step")
         lines = [
             f"{subject} on {self.target.name}" + (f", {limit / 2**30:.2f} GiB each" if limit else ""),
-            f"{'data':>5}{'model':>7}{'stages':>8}{'memory':>12}{'operations':>13}{'exchanged':>12}{'step':>11}  fits",
+            f"{'data':>5}{'model':>7}{'stages':>8}{'memory (expected)':>28}{'{:>13}{:>12}{:>11}'.format(*columns)}  fits",
         ]
         for w in self.entries:
             lines.append(
                 f"{w.mesh.size(DATA):>5}{w.mesh.size(MODEL):>7}{w.stages:>8}"
-                f"{w.memory.peak / 2**20:>8.1f} MiB{w.work.flops:>13.3g}"
+                f"{_peak_text(w):>24} MiB{w.work.flops:>13.3g}"
                 f"{w.work.exchanged / 2**20:>8.1f} MiB{w.seconds * 1e3:>8.3f} ms  {'yes' if w.fits else 'no'}"
                 + ("  fsdp" if w.fsdp else "")
             )
         lines += [f"{mesh}: {reason}" for mesh, reason in self.refused.items()]
         return "\n".join(lines)
+
+
+def _peak_text(entry: PlanEntry) -> str:
+    if entry.compiled_peak is not None:
+        return f"{entry.compiled_peak / 2**20:.1f} (compiled)"
+    low, high = entry.memory.interval
+    return f"{entry.memory.peak / 2**20:.1f} ({low / 2**20:.0f} to {high / 2**20:.0f})"
 
 
 def plan(
@@ -169,9 +189,10 @@ def plan(
     """
     spec = plugins.target(target).spec if isinstance(target, str) else target
     names = (of,) if isinstance(of, str) else tuple(of)
-    fused = fuse(_graph(model, names, {**options, **({"shapes": shapes} if shapes else {})}), tpu=spec.family == "tpu")
+    compile_options = {**options, **({"shapes": shapes} if shapes else {})}
+    fused = fuse(_graph(model, names, compile_options), tpu=spec.family == "tpu")
     limit = spec.costs.get("usable_memory", spec.memory)
-    result = Plan(spec, bool(names), [])
+    result = Plan(spec, bool(names), [], model=model, options=compile_options, outputs=names)
     counts = (devices,) if isinstance(devices, int) else tuple(devices)
     for mesh in _meshes(counts):
         for fsdp in (False, True) if names and mesh.size(DATA) > 1 else (False,):
@@ -188,7 +209,7 @@ def plan(
                 result.entries.append(PlanEntry(mesh, Strategy(mesh), needed, spent, limit, stages=n, chunks=chunks))
             except (OptionError, UnsupportedError) as error:
                 result.refused[f"{mesh} x {n} stages"] = error.what
-    result.entries.sort(key=lambda w: (not w.fits, w.seconds if w.fits else w.memory.peak, w.mesh.size(MODEL)))
+    result.sort()
     return result
 
 

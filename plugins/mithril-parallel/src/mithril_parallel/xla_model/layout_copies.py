@@ -9,6 +9,7 @@ from mithril import ops
 from mithril.axes import is_windowed_product
 from mithril.ir import Node, Op, Value
 from mithril_parallel.placing.propagate import GraphSharding
+from mithril_parallel.placing.rules import sizes
 from mithril_parallel.xla_model.convolutions import (
     image_size,
     is_image_gradient,
@@ -20,6 +21,7 @@ from mithril_parallel.xla_model.fusion_model import FusedGraph
 from mithril_parallel.xla_model.image_layout import strip_bytes
 from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored_bytes
 
+SCATTER_ROWS = 4  # indices of a scatter are stored in tiles of four rows
 Lifetime = tuple[int, int, int]  # first and last step, and bytes
 
 
@@ -32,6 +34,7 @@ def copies(fused: FusedGraph, sharding: GraphSharding, images: frozenset[Value])
         *_kernel_copies(nodes, fused, sharding),
         *_im2col_buffers(nodes, fused, sharding),
         *_reshape_copies(fused, sharding),
+        *_scatter_operands(fused),
     ]
 
 
@@ -99,6 +102,16 @@ def _reshape_copies(fused: FusedGraph, sharding: GraphSharding) -> Iterator[Life
         ):
             step = fused.step[node]
             yield step, step, stored_bytes(sharding.local(node.result), node.result.dtype.itemsize, True)
+
+
+def _scatter_operands(fused: FusedGraph) -> Iterator[Lifetime]:
+    """Yield the operands of scatters of elements: updates, indices and their bounds, gathered on each device."""
+    for node in fused.graph.nodes:
+        if node.op is ops.scatter_nd_add and sizes(operand(node, 1))[-1] > 1:
+            count = prod(sizes(operand(node, 2)))
+            axes = -(-sizes(operand(node, 1))[-1] // SCATTER_ROWS) * SCATTER_ROWS
+            step = fused.step[node]
+            yield step, step, count * (axes * 4 + 2 * 4 + operand(node, 2).dtype.itemsize)
 
 
 def uses_im2col(node: Node) -> bool:
