@@ -144,10 +144,10 @@ class Plan:
     def __str__(self) -> str:
         limit = self.entries[0].limit if self.entries else None
         subject = "one training step" if self.training else "one call"
-        columns = ("operations", "exchanged", "step")
+        work = f"{'operations':>13}{'exchanged':>12}{'step':>11}"
         lines = [
             f"{subject} on {self.target.name}" + (f", {limit / 2**30:.2f} GiB each" if limit else ""),
-            f"{'data':>5}{'model':>7}{'stages':>8}{'memory (expected)':>28}{'{:>13}{:>12}{:>11}'.format(*columns)}  fits",
+            f"{'data':>5}{'model':>7}{'stages':>8}{'memory (expected)':>28}{work}  fits",
         ]
         for w in self.entries:
             lines.append(
