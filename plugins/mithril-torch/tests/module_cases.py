@@ -13,6 +13,16 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
@@ -241,3 +251,77 @@ def checkpoints():
     step(other, its_optimizer)
     for (name, p), q in zip(module.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(q.to_local(), p.to_local(), rtol=0, atol=0, msg=name)
+
+
+DEEP = {
+    "small": {"blocks": 4, "features": 16, "heads": 2, "vocabulary": 24},
+    "medium": {"blocks": 4, "features": 64, "heads": 4, "vocabulary": 256},
+}
+SCHEDULES = {  # stages of this process
+    ScheduleGPipe: lambda rank, count: [rank],
+    Schedule1F1B: lambda rank, count: [rank],
+    ScheduleLoopedBFS: lambda rank, count: [rank, rank + count],
+    ScheduleInterleaved1F1B: lambda rank, count: [rank, rank + count],
+    ScheduleInterleavedZeroBubble: lambda rank, count: [rank, rank + count],
+    ScheduleZBVZeroBubble: lambda rank, count: [rank, 2 * count - 1 - rank],
+    ScheduleDualPipeV: lambda rank, count: [rank, 2 * count - 1 - rank],
+}
+
+
+def pipelines():
+    """Compare every schedule of PyTorch, with tied weights on the first and the last stage."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    for size, options in DEEP.items():
+        model = ml.compile(tied(**options), "torch", shapes={"tokens": ["B", TOKENS], "mask": ["B", 1, TOKENS, TOKENS]})
+        model.bind(model.randomize_params(0))
+        tokens, targets = batch(size)
+        mask = torch.rand((ROWS, 1, TOKENS, TOKENS), generator=torch.Generator().manual_seed(1)) > 0.3
+        mask |= torch.eye(TOKENS, dtype=torch.bool)
+        single = model.to_module()
+        loss(single(tokens, mask), targets).backward()
+        reference = {name: p.grad for name, p in single.named_parameters()}
+        for schedule_class, numbers in SCHEDULES.items():
+            local = numbers(rank, count)
+            total = count * len(local)
+            module = model.to_module()
+            parts = [module.stage(k, of=total) for k in local]
+            stages = [PipelineStage(p, k, total, torch.device("cpu")) for k, p in zip(local, parts, strict=True)]
+            argument = stages[0] if schedule_class in (ScheduleGPipe, Schedule1F1B) else stages
+            schedule = schedule_class(argument, 4, loss_fn=loss)
+            # the first stage takes all inputs by position, the others the mask by name
+            arguments = (tokens, mask) if 0 in local else ()
+            keywords = {} if local == [0] else {"mask": mask}
+            losses = []
+            target = {"target": targets, "losses": losses} if total - 1 in local else {}
+            schedule.step(*arguments, **keywords, **target)
+            for part, k in zip(parts, local, strict=True):
+                assert part.shared == (("wte.weight",) if k in (0, total - 1) else ())
+            tables = [p.get_parameter("wte.weight").grad for p in parts if p.shared]
+            table = sum(tables, torch.zeros_like(reference["wte.weight"]))
+            dist.all_reduce(table)
+            for gradient in tables:
+                gradient.copy_(table)
+            checked = 0
+            for part in parts:
+                for name, p in part.named_parameters():
+                    right = reference[name]
+                    error = float((p.grad - right).abs().max())
+                    message = f"{schedule_class.__name__}, {size}: {name} differs by {error}"
+                    assert error <= 3e-6 * max(1.0, float(right.abs().max())), message
+                    checked += 1
+            assert checked >= len(reference) // count - 2
+
+
+def tied(blocks, features, heads, vocabulary):
+    """Return a transformer with a mask whose embedding is also its head."""
+    tokens, mask = IOKey("tokens", dtype="int32"), IOKey("mask", dtype="bool")
+    table = IOKey("wte.weight", trainable=True, init="normal(std=0.02)")
+    x = Embedding(vocabulary, features, name="wte")(tokens, weight=table)
+    for k in range(blocks):
+        i, m = IOKey("x"), IOKey("mask")
+        h = i + MultiHeadAttention(features, heads, name="attn")(LayerNorm(features, name="ln_1")(i), mask=m)
+        f = Gelu()(Linear(4 * features, name="fc")(LayerNorm(features, name="ln_2")(h)))
+        x = Model.create(outputs={"y": h + Linear(features, name="proj")(f)}, name=f"h{k}")(x=x, mask=mask)
+    x = LayerNorm(features, name="ln_f")(x)
+    head = Linear(features, vocabulary, bias=False, name="head")
+    return Model.create(outputs={"logits": head(x, weight=table)})

@@ -15,6 +15,7 @@ CASES = {
         "compiled_tensor_parallel",
         "gradients_of_16_bits_travel_as_16_bits",
         "checkpoints",
+        "pipelines",
     ),
     4: ("fully_sharded", "replicated_shards", "tensor_parallel", "two_dimensions"),
 }

@@ -6,7 +6,6 @@ that ``fully_shard``, ``torch.compile`` and pipelines apply to blocks as to thos
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch
 from mithril.base import InputError, TensorType, UnsupportedError
 from mithril.runtime import PureProgram
 from mithril_torch.backend import TorchBackend
-from mithril_torch.segments import Segment, SegmentCode, check_blocks, load_segments, repeated_blocks, segmented
+from mithril_torch.blocks import Block, Stage, Step, deepcopied, name_clash, run_step, submodule_of
+from mithril_torch.segments import check_blocks, load_segments, repeated_blocks, segmented
 
 
 def to_module(compiled: Any, *, blocks: Sequence[str] | None = None) -> CompiledModule:
@@ -49,21 +49,6 @@ def _types(compiled: Any) -> dict[str, TensorType]:
         f"to_module() requires the shapes of the inputs; that of '{unknown or next(iter(compiled.specs))}' is unknown",
         hint="pass shapes={'" + str(unknown) + "': [None, ...]} to ml.compile, or call the compiled model first",
     )
-
-
-class Block(torch.nn.Module):  # type: ignore[misc]
-    """A block of layers: it holds their parameters and runs its segments of the forward pass of the current mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._segments: dict[bool, list[SegmentCode]] = {True: [], False: []}
-
-    def forward(self, *values: torch.Tensor, segment: int = 0) -> tuple[torch.Tensor, ...]:
-        """Run one segment on the values that it takes from others."""
-        return self._segments[self.training][segment](self, values)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
-        return _deepcopy(self, memo, ("_segments",))  # type: ignore[no-any-return]
 
 
 class CompiledModule(torch.nn.Module):  # type: ignore[misc]
@@ -102,9 +87,8 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
             owner, name = self._owner(i.name)
             owner.register_buffer(name, states[i.name].detach().clone())
             self._states.append((i.name, owner, name))
-        self._steps: dict[bool, list[tuple[Segment, int, SegmentCode]]] = {}
+        self._steps: dict[bool, list[Step]] = {}
         self._results: dict[bool, Mapping[str, str]] = {}
-        self._shared: dict[bool, list[str]] = {}  # parameters of the root that blocks read, such as tied weights
         for mode, p in programs.items():
             self._load(mode, p)
         self.train(True in self._programs)
@@ -121,11 +105,20 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
         self._steps[mode] = []
         for segment, code in zip(cut.segments, load_segments(cut.segments, forward.load), strict=True):
             codes = self.get_submodule(segment.block)._segments[mode] if segment.block else []
-            self._steps[mode].append((segment, len(codes), code))
+            self._steps[mode].append(Step(segment, len(codes), code))
             codes.append(code)
         self._results[mode] = cut.results
-        read = {name for s in cut.segments for name in s.takes}
-        self._shared[mode] = [name for name in program.interface.params if name in read]
+
+    def stage(self, index: int, *, of: int) -> Stage:
+        """Return the consecutive blocks of one of ``of`` pipeline stages, for ``torch.distributed.pipelining``."""
+        if any(p.results.states for p in self._programs.values()):
+            raise UnsupportedError(
+                "this model has a state, which each chunk of a pipeline would change",
+                hint="leave out dropout, and use a normalization without statistics of the batch",
+            )
+        mode = self.training
+        outputs = [self._results[mode][name] for name in self.output_names]
+        return Stage(self, self._steps[mode], self.input_names, outputs, index, of)
 
     def distribute(self, mesh: Any) -> CompiledModule:
         """Split the parameters over a one-dimensional ``DeviceMesh``, as ``ml.placement`` chooses (tensor parallelism).
@@ -141,18 +134,11 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
 
     def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
         """Return the submodule that holds the tensor of this dotted path, and the last part of the path."""
-        owner: torch.nn.Module = self
-        prefix = ""
-        *parents, name = path.split(".")
-        for part in parents:
-            child = owner._modules.get(part)
-            prefix = f"{prefix}.{part}" if prefix else part
-            if child is None:
-                child = Block() if prefix in self.block_paths else torch.nn.Module()
-                _register(owner.add_module, part, child, path)
-            owner = child
+        owner, name = submodule_of(
+            self, path, lambda prefix: Block() if prefix in self.block_paths else torch.nn.Module()
+        )
         if hasattr(owner, name):
-            raise _clash(path, name)
+            raise name_clash(path, name)
         return owner, name
 
     def train(self, mode: bool = True) -> CompiledModule:
@@ -176,17 +162,9 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
         values = inputs
         for path, owner, name in self._states:
             values[path] = getattr(owner, name)
-        for path in self._shared[self.training]:
-            values[path] = self.get_parameter(path)
-        for segment, k, code in self._steps[self.training]:
-            operands = [values[name] for name in segment.takes]
-            if not segment.block:
-                results = code(self, operands)
-            else:
-                block = self.get_submodule(segment.block)
-                results = block(*operands, segment=k) if k else block(*operands)
-            values.update(zip(segment.gives, results, strict=True))
-            for name in segment.ends:
+        for step in self._steps[self.training]:
+            run_step(self, step, values)
+            for name in step.segment.ends:
                 del values[name]
         names = self._results[self.training]
         if self._distributed:
@@ -230,7 +208,7 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
         self._calls.add(key)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        return _deepcopy(self, memo, ("_programs", "_steps"))  # type: ignore[no-any-return]
+        return deepcopied(self, memo, ("_programs", "_steps"))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         """Return the inputs and outputs with their types, for ``print``."""
@@ -238,27 +216,3 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
         inputs = ", ".join(f"{name}: {t}" for name, t in program.types.items())
         outputs = ", ".join(f"{name}: {t}" for name, t in program.interface.outputs.items())
         return f"{inputs} -> {outputs}"
-
-
-def _deepcopy(module: Any, memo: dict[int, Any], shared: Sequence[str]) -> Any:
-    """Copy the tensors of a module; the generated functions are shared."""
-    cls: Any = type(module)
-    copied = cls.__new__(cls)
-    memo[id(module)] = copied
-    for name, x in module.__dict__.items():
-        copied.__dict__[name] = x if name in shared else copy.deepcopy(x, memo)
-    return copied
-
-
-def _register(add: Any, name: str, child: torch.nn.Module, path: str) -> None:
-    try:
-        add(name, child)
-    except (KeyError, TypeError):
-        raise _clash(path, name) from None
-
-
-def _clash(path: str, name: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"'{path}' cannot name a tensor of a torch module: '{name}' is an attribute of torch.nn.Module",
-        hint="rename the layer with name=...",
-    )

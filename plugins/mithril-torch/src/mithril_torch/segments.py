@@ -9,16 +9,17 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from mithril.axes import is_source
-from mithril.base import OptionError, Symbol, UnsupportedError, symbols
+from mithril.base import Dim, DType, OptionError, UnsupportedError, symbols
 from mithril.ir import NOWHERE, Graph, Input, Node, Origin, Output, Value
 
 ROOT = ""
+FREE = " "  # label of operations that depend on no parameter and no state, such as those that build masks
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,10 @@ class Segment:
     params: tuple[str, ...]
     takes: tuple[str, ...]
     gives: tuple[str, ...]
+    shared: tuple[str, ...] = ()  # parameters of the root among ``takes``
+    dtypes: tuple[DType, ...] = ()  # of ``gives``
     ends: tuple[str, ...] = ()  # values that no later segment takes
+    free: bool = False  # whether it depends on inputs only, so that each stage of a pipeline can repeat it
 
 
 @dataclass(frozen=True)
@@ -145,29 +149,26 @@ class _Cutter:
         self.graph, self.blocks = graph, blocks
         self.names: dict[Value, str] = {}  # unique names of values that cross borders
         self.used = {i.name for i in graph.inputs}
-        self.sizes: dict[Symbol, Value] = {}  # an argument from whose shape a size can be read
+        self.sizes: dict[str, Value] = {}  # an argument from whose shape a size can be read
         for i in graph.inputs:
             if i.role != "param":
                 self.names[i.value] = i.name
-                for n in i.type.shape:
-                    if isinstance(n, Symbol):
-                        self.sizes.setdefault(n, i.value)
+                for name in _plain_sizes(i.value):
+                    self.sizes.setdefault(name, i.value)
 
     def run(self) -> Segmented:
         runs = self._runs()
-        home = {v: k for k, (_, nodes) in enumerate(runs) for node in nodes for v in node.results}
         readers: dict[Value, int] = {}  # the last run that reads a value
         for k, (_, nodes) in enumerate(runs):
             for v in self._reads(nodes):
                 readers[v] = k
         outputs = {v for v in self.graph.outputs if v not in self._sources}
-        cut = [self._segment(k, block, nodes, home, readers, outputs) for k, (block, nodes) in enumerate(runs)]
+        cut = [self._segment(k, block, nodes, readers, outputs) for k, (block, nodes) in enumerate(runs)]
         extra = [r.value for r in self.graph.results if r.value in self._sources]
         if extra:  # constant results
             nodes = [self._sources[v] for v in dict.fromkeys(extra)]
-            home.update({v: len(cut) for v in extra})
             outputs.update(extra)
-            cut.append(self._segment(len(cut), ROOT, nodes, home, readers, outputs))
+            cut.append(self._segment(len(cut), ROOT, nodes, readers, outputs))
         results = {r.name: self._name(r.value) for r in self.graph.results}
         return Segmented(tuple(_with_ends(cut, set(results.values()))), results)
 
@@ -176,12 +177,12 @@ class _Cutter:
         """Order the operations so that each block has as few runs as possible. Sources are repeated in each run."""
         self._sources = {v: node for node in self.graph.nodes if is_source(node) for v in node.results}
         waiting = [node for node in self.graph.nodes if node.results[0] not in self._sources]
-        labels = {node: self._label(node) for node in waiting}
+        labels = self._labels(waiting)
         ready = {i.value for i in self.graph.inputs} | set(self._sources)
         runs: list[tuple[str, list[Node]]] = []
         while waiting:
             possible = self._possible(waiting, ready, labels)
-            label = ROOT if ROOT in possible else next(iter(possible))
+            label = next((label for label in (FREE, ROOT) if label in possible), next(iter(possible)))
             done = possible[label]
             ready.update(v for node in done for v in node.results)
             finished = set(done)
@@ -200,6 +201,17 @@ class _Cutter:
                 inner.update(node.results)
                 possible.setdefault(label, []).append(node)
         return possible
+
+    def _labels(self, nodes: Iterable[Node]) -> dict[Node, str]:
+        dependent = {i.value for i in self.graph.inputs if i.role in ("param", "state")}
+        labels = {}
+        for node in nodes:
+            labels[node] = self._label(node)
+            if any(v in dependent for v in node.operands):
+                dependent.update(node.results)
+            else:
+                labels[node] = FREE
+        return labels
 
     def _label(self, node: Node) -> str:
         """Return the block of an operation: that of its parameters, else that of its layer."""
@@ -230,9 +242,9 @@ class _Cutter:
         return reads
 
     def _segment(
-        self, k: int, block: str, nodes: list[Node], home: Mapping[Value, int], readers: Mapping[Value, int],
-        outputs: set[Value],
-    ) -> Segment:  # fmt: skip
+        self, k: int, label: str, nodes: list[Node], readers: Mapping[Value, int], outputs: set[Value]
+    ) -> Segment:
+        block = ROOT if label == FREE else label
         inputs: dict[Value, Input] = {}
         renamed: dict[Value, Value] = {}
         repeated = [self._sources[v] for v in self._reads(nodes) if v in self._sources]
@@ -255,17 +267,31 @@ class _Cutter:
             self.graph.name,
         )
         takes = tuple(i.name for i in inputs.values() if i.role == "input")
-        names = graph.output_names
+        names, dtypes = graph.output_names, tuple(v.dtype for v in graph.outputs)
+        shared = tuple(i.name for v, i in inputs.items() if i.role == "input" and self._is_parameter(v))
         graph = _relative(graph, block) if block else graph
-        return Segment(block, graph, tuple(i.name for i in graph.with_role("param")), takes, names)
+        return Segment(
+            block,
+            graph,
+            tuple(i.name for i in graph.with_role("param")),
+            takes,
+            names,
+            shared,
+            dtypes,
+            free=label == FREE,
+        )
+
+    def _is_parameter(self, v: Value) -> bool:
+        i = self.graph.input_of.get(v)
+        return i is not None and i.role == "param"
 
     def _missing_sizes(self, nodes: Sequence[Node]) -> list[Value]:
         """Return arguments whose shapes tell the sizes that occur in the operations but not in their operands."""
         inner = {v for node in nodes for v in node.results}
         outer = [v for node in nodes for v in node.operands if v is not None and v not in inner]
-        bound = {n for v in outer for n in v.shape if isinstance(n, Symbol)}
-        needed = {s for node in nodes for v in node.results for s in symbols(*v.shape)}
-        return [self.sizes[s] for s in needed - bound if s in self.sizes]
+        bound = {name for v in outer for name in _plain_sizes(v)}
+        needed = {s.name: None for node in nodes for s in symbols(*_sizes(node))}
+        return [self.sizes[name] for name in needed if name not in bound and name in self.sizes]
 
     def _name(self, v: Value) -> str:
         if v not in self.names:
@@ -275,6 +301,22 @@ class _Cutter:
             self.used.add(name)
             self.names[v] = name
         return self.names[v]
+
+
+def _sizes(node: Node) -> Iterator[Dim]:
+    """Yield the symbolic sizes in the attributes and results of an operation."""
+    waiting: list[Any] = [*node.attributes.values(), *(v.shape for v in node.results)]
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, Dim):
+            yield x
+        elif isinstance(x, (tuple, list)):
+            waiting.extend(x)
+
+
+def _plain_sizes(v: Value) -> list[str]:
+    """Return the names of the symbols that are sizes of a value, not only parts of sizes."""
+    return [s.name for n in v.shape for s in symbols(n) if str(n) == s.name]
 
 
 def _relative(graph: Graph, block: str) -> Graph:
