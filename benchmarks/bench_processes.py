@@ -129,11 +129,11 @@ def main() -> None:
                 if k >= 4:
                     seconds[name].append(time.perf_counter() - start)
         if dist.get_rank() == 0:
-            middle = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
+            times = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
             ratio = statistics.median(a / b for a, b in zip(seconds["generated"], seconds["written"], strict=True))
             memory = {name: memory() / 2**20 for name, (_, memory) in steps.items()}
             print(
-                f"{way}, gelu {approximate}: {middle['generated']:.1f} ms / {middle['written']:.1f} ms, ratio {ratio:.3f}",
+                f"{way}, gelu {approximate}: {times['generated']:.1f} ms / {times['written']:.1f} ms, {ratio:.3f}",
                 end="; ",
             )
             print(f"{memory['generated']:.2f} MiB / {memory['written']:.2f} MiB on each process", flush=True)

@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from functools import cache
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -27,7 +28,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 import mithril as ml
-from mithril.models import Embedding, Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
+from mithril.models import BatchNorm1d, Dropout, Embedding, Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
 
 SIZES = {
     "small": {"blocks": 2, "features": 16, "heads": 2, "vocabulary": 24},
@@ -218,6 +219,19 @@ def gradients_of_16_bits_travel_as_16_bits():
         backward(module, "medium")
     assert dtypes == {torch.bfloat16}, dtypes
     assert_gradients(module, "medium", 2e-2)
+
+
+def state_of_local_rows_is_refused():
+    for layer in (Dropout(0.5), BatchNorm1d(16)):
+        model = Model()
+        model += Linear(16)(input="x")
+        model += layer
+        module = ml.compile(model, "torch", shapes={"x": ["B", 8]}).to_module()
+        with pytest.raises(ml.UnsupportedError, match="refer to the whole batch"):
+            module(torch.ones(4, 8))
+        with pytest.raises(ml.UnsupportedError, match="each chunk of a pipeline"):
+            module.stage(0, of=1)
+        assert module.eval()(torch.ones(4, 8)).shape == (4, 16)
 
 
 def checkpoints():

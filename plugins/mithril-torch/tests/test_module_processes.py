@@ -16,6 +16,7 @@ CASES = {
         "gradients_of_16_bits_travel_as_16_bits",
         "checkpoints",
         "pipelines",
+        "state_of_local_rows_is_refused",
     ),
     4: ("fully_sharded", "replicated_shards", "tensor_parallel", "two_dimensions"),
 }

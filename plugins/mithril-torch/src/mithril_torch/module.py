@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from mithril.base import InputError, TensorType, UnsupportedError
 from mithril.runtime import PureProgram
@@ -154,6 +155,8 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
         """Run the program of the current mode; new states replace the buffers."""
         program = self._programs[self.training]
+        if program.results.states and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise _local_state_error(dict(program.results.states))
         inputs = dict(zip(self.input_names, args, strict=False))
         if kwargs or len(inputs) != len(self.input_names) or len(args) != len(self.input_names):
             inputs = self._bound(args, kwargs)
@@ -216,3 +219,13 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
         inputs = ", ".join(f"{name}: {t}" for name, t in program.types.items())
         outputs = ", ".join(f"{name}: {t}" for name, t in program.interface.outputs.items())
         return f"{inputs} -> {outputs}"
+
+
+def _local_state_error(states: Mapping[str, str]) -> UnsupportedError:
+    """Return the error for dropout and statistics of the rows of one process: they would define another model."""
+    return UnsupportedError(
+        "dropout and batch normalization refer to the whole batch, of which this process has only some rows",
+        facts=[f"{dist.get_world_size()} processes; state: {', '.join(states)}"],
+        hint="train with ml.Trainer and ml.TorchBackend(device_mesh=...), which draws and sums over all rows, or use "
+        "module.eval()",
+    )
