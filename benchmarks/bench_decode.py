@@ -1,16 +1,19 @@
 """Decoding with a Llama of 111 million parameters: milliseconds per token, seconds and memory of loading.
 
     python benchmarks/bench_decode.py [--backends c,ggml,numpy] [--peers llama.cpp,transformers] [--tokens 24]
+    python benchmarks/bench_decode.py --backends c:int4:dynamic,c:int4,c:nf4 --peers llama.cpp:q4_k_m --threads 2
 
-Every engine runs in a process of its own with one thread, reads the same float32 weights, reads a prompt of 16 tokens
-and continues it by greedy tokens. A row is the processor time per token (the least of all steps, and the median), the
-seconds from the file to the first token, the largest memory of the process above that after imports, and whether the
-tokens are those of the first row.
+An engine may have a codebook of 4-bit weights and a dtype of its activations, or a type of llama.cpp. Every engine runs
+in a process of its own with one thread (or ``--threads``), reads the same float32 weights, reads a prompt of 16 tokens
+and continues it by greedy tokens. A row is the processor time per token, or the elapsed time with several threads (the
+least of all steps, and the median), the seconds from the file to the first token, the largest memory of the process
+above that after imports, and whether the tokens are those of the first row.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
@@ -63,12 +66,15 @@ def peak() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def mithril_steps(folder: Path, backend: str):
-    """Yield tokens of a mithril backend."""
+def mithril_steps(folder: Path, backend: str, threads: int, *setting: str):
+    """Yield tokens of a mithril backend, with 4-bit weights if the setting has a codebook."""
     import mithril as ml
     from mithril.backend import to_numpy
 
-    compiled = ml.compile(ml.from_pretrained(folder, cache=CACHE), backend, inference=True)
+    options: dict = {"num_threads": threads} if backend == "c" else {}
+    if setting:
+        options |= {"static_inference": True, "quantization": dict(zip(("weights", "activations"), setting))}
+    compiled = ml.compile(ml.from_pretrained(folder, cache=CACHE), backend, inference=True, **options)
     session = ml.Session(compiled)
     logits = session.start([PROMPT])
     while True:
@@ -77,13 +83,27 @@ def mithril_steps(folder: Path, backend: str):
         logits = session.extend([[token]])
 
 
-def llama_cpp_steps(folder: Path):
-    """Yield tokens of llama.cpp, float32 with a float32 cache."""
+def llama_cpp_steps(folder: Path, threads: int, kind: str = ""):
+    """Yield tokens of llama.cpp with a float32 cache, in float32 or in a quantized type."""
     import llama_cpp
 
-    kind = llama_cpp.GGML_TYPE_F32
+    file, cache = folder / "m.gguf", llama_cpp.GGML_TYPE_F32
+    if kind:
+        plain, file = file, folder / f"{kind}.gguf"
+        settings = llama_cpp.llama_model_quantize_default_params()
+        settings.ftype, settings.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}"), 1
+        if not file.exists():
+            llama_cpp.llama_model_quantize(str(plain).encode(), str(file).encode(), ctypes.byref(settings))
+    library, default = llama_cpp.llama_cpp, llama_cpp.llama_model_default_params
+
+    def without_tiles():
+        params = default()
+        params.use_extra_bufts = False  # its kernels for AMX end the process with these types
+        return params
+
+    library.llama_model_default_params = without_tiles if kind else default
     model = llama_cpp.Llama(
-        str(folder / "m.gguf"), n_ctx=CACHE, n_threads=1, verbose=False, type_k=kind, type_v=kind, n_threads_batch=1
+        str(file), n_ctx=CACHE, n_threads=threads, verbose=False, type_k=cache, type_v=cache, n_threads_batch=threads
     )
     model.eval(PROMPT)
     while True:
@@ -108,12 +128,13 @@ def transformers_steps(folder: Path):
             yield int(tokens)
 
 
-def measure(engine: str, folder: Path, count: int) -> dict:
+def measure(engine: str, folder: Path, count: int, threads: int) -> dict:
     """Run one engine in this process."""
+    engine, *setting = engine.split(":")
     if engine == "llama.cpp":
         import llama_cpp  # noqa: F401
 
-        steps = llama_cpp_steps(folder)
+        steps = llama_cpp_steps(folder, threads, *setting)
     elif engine == "transformers":
         sys.modules["torchvision"] = None  # type: ignore[assignment]  # not needed, and slow to import
         import transformers  # noqa: F401
@@ -123,15 +144,15 @@ def measure(engine: str, folder: Path, count: int) -> dict:
         import mithril as ml
 
         ml.plugins.backend_class(engine)
-        steps = mithril_steps(folder, engine)
+        steps = mithril_steps(folder, engine, threads, *setting)
     before, start = peak(), time.perf_counter()
     tokens = [next(steps), next(steps)]
     loaded = time.perf_counter() - start
-    times = []
+    times, clock = [], time.process_time if threads == 1 else time.perf_counter
     for _ in range(count):
-        begin = time.process_time()
+        begin = clock()
         tokens.append(next(steps))
-        times.append(1e3 * (time.process_time() - begin))
+        times.append(1e3 * (clock() - begin))
     return {
         "least": min(times),
         "median": statistics.median(times),
@@ -146,18 +167,25 @@ def main() -> None:
     parser.add_argument("--backends", default="c,ggml,numpy,torch,jax,mlx")
     parser.add_argument("--peers", default="llama.cpp,transformers")
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
-        print(json.dumps(measure(options.run[0], Path(options.run[1]), options.tokens)))
+        print(json.dumps(measure(options.run[0], Path(options.run[1]), options.tokens, options.threads)))
         return
     print(f"{'engine':14} {'ms least':>9} {'median':>8} {'load s':>8} {'MiB':>7}  tokens")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(options.threads),
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
     first = None
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
-        for engine in [*options.peers.split(","), *options.backends.split(",")]:
+        for engine in filter(None, [*options.peers.split(","), *options.backends.split(",")]):
             command = [sys.executable, __file__, "--run", engine, folder, "--tokens", str(options.tokens)]
+            command += ["--threads", str(options.threads)]
             done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
             if done.returncode:
                 print(f"{engine:14} failed: {done.stderr.strip().splitlines()[-1]}", flush=True)

@@ -128,3 +128,24 @@ def test_computed_codes_are_converted() -> None:
     inputs = {"x": RNG.standard_normal((4, 64)).astype(np.float32), "codes": RNG.integers(0, 256, (40, 32), np.uint8)}
     inputs["s"] = RNG.uniform(0.1, 1, (40, 2)).astype(np.float32)
     np.testing.assert_allclose(ml.compile(graph, "c")(inputs)["y"], evaluate(graph, inputs)["y"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_onnx_files_with_4_bit_weights_multiply_codes(zero: bool) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("mithril_onnx")
+    helper, to_tensor = onnx.helper, onnx.numpy_helper.from_array
+    arrays = {"w": RNG.integers(0, 256, (70, 3, 16), np.uint8), "s": RNG.uniform(0.01, 0.02, 210).astype(np.float32)}
+    if zero:
+        arrays["z"] = RNG.integers(0, 256, (70, 2), np.uint8)
+    sizes = {"K": 96, "N": 70, "bits": 4, "block_size": 32}
+    node = helper.make_node("MatMulNBits", ["x", *arrays], ["y"], domain="com.microsoft", **sizes)
+    x, y = (helper.make_tensor_value_info(n, 1, [2, k]) for n, k in (("x", 96), ("y", 70)))
+    graph = helper.make_graph([node], "g", [x], [y], [to_tensor(a, n) for n, a in arrays.items()])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    inputs = {"x": RNG.standard_normal((2, 96)).astype(np.float32)}
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    compiled = ml.compile(ml.from_onnx(model), "c", static_inference=True)
+    np.testing.assert_allclose(compiled(inputs)["y"], session.run(None, inputs)[0], rtol=1e-4, atol=1e-4)
+    assert "groups_floats" in compiled.source

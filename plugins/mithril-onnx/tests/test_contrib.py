@@ -73,6 +73,7 @@ CASES = {
     "MatMulNBits zero": (
         [f(3, 48), u8(6, 3, 8), f(18), u8(12)], 1, {"K": 48, "N": 6, "bits": 4, "block_size": 16},
     ),
+    "MatMulNBits groups": ([f(3, 64), u8(40, 2, 16), f(80)], 1, {"K": 64, "N": 40, "bits": 4, "block_size": 32}),
     "QLinearAdd": ([u8(2, 5), S, Z, u8(2, 5), S, Z, np.float32(0.05), Z], 1, {}),
     "QLinearMul": ([u8(2, 5), S, Z, u8(2, 5), S, Z, np.float32(0.1), Z], 1, {}),
     "QLinearSigmoid": ([u8(2, 5), S, Z, np.float32(1 / 256), np.uint8(0)], 1, {}),
@@ -86,7 +87,9 @@ CASES = {
     "FusedConv": ([f(1, 3, 5, 5), f(4, 3, 3, 3), f(4)], 1, {"activation": "Relu", "pads": [1, 1, 1, 1]}),
     "FusedGemm": ([f(2, 3), f(3, 4), f(4)], 1, {"activation": "Tanh"}),
 }  # fmt: skip
-FIXED = {"MatMulNBits": (1, 2, 3), "MatMulNBits zero": (1, 2, 3)}  # operands that are initializers
+FIXED = dict.fromkeys(
+    ("MatMulNBits", "MatMulNBits zero", "MatMulNBits groups"), (1, 2, 3)
+)  # operands that are initializers
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,6 +6,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.base import OperationError, UnsupportedError, dtype as as_dtype
+from mithril.ir import Builder
 from mithril_onnx.operators import nn, pooling
 from mithril_onnx.operators.common import float32_or_wider
 from mithril_onnx.operators.elementwise import Gelu as standard_gelu
@@ -172,9 +173,13 @@ def MatMulNBits(
     q = unpacked(b, bits)
     if q.size != N * blocks * block_size:
         raise OperationError(f"MatMulNBits has {q.size} weights, expected {N} x {blocks} x {block_size}")
-    q = q.reshape(N, blocks * block_size)[:, :K]
     s = ops.reshape(scales, shape=(N, blocks))
     zero = _block_zero(zero_points, bits, N, blocks)
+    if bits == 4 and g_idx is None and blocks * block_size == K:
+        weights = _in_groups(np.asarray(b, np.uint8).reshape(N, K // 2), s, zero)
+        y = ops.matmul(a, ops.transpose(ops.cast(weights, dtype=a.dtype)))
+        return y if bias is None else y + bias
+    q = q.reshape(N, blocks * block_size)[:, :K]
     if g_idx is not None:
         order = np.asarray(g_idx).astype(np.int64)
         s, zero = ops.take(s, order, axis=1), np.take(zero, order, axis=1)
@@ -189,6 +194,16 @@ def MatMulNBits(
     weights = weights * s if zero is None else (weights - zero.astype(s.dtype.numpy)) * s
     y = ops.matmul(a, ops.transpose(ops.cast(weights, dtype=a.dtype)))
     return y if bias is None else y + bias
+
+
+def _in_groups(codes, scale, zero):
+    """Return the numbers of 4-bit codes, two per byte, as backends with kernels for them read them."""
+    table = np.arange(-8, 8, dtype=np.float32)
+    offset = None if (zero == 8).all() else scale * (8 - zero.astype(np.float32)).astype(scale.dtype.numpy)
+    builder = Builder.current()
+    return ops.dequantize_groups(
+        builder.constant(codes, name="codes"), builder.constant(table, name="table"), scale, offset
+    )
 
 
 def unpacked(b, bits):
