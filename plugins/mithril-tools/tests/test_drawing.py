@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 
 import mithril as ml
 from mithril.backend import format_bytes
-from mithril.models import Flatten, Linear, Model, Relu, TransformerEncoderLayer
+from mithril.models import Conv2d, Flatten, Linear, Model, Relu, Softmax, TransformerEncoderLayer
 from mithril_tools.visualization.layout import Box, place
 from mithril_tools.visualization.page import html
 from mithril_tools.visualization.picture import DrawingStyle, svg
@@ -95,6 +96,53 @@ def test_many_operations_are_folded_into_layers():
     assert "linear" in words(svg(compiled_graph, DrawingStyle(depth=99)))
     page = html(compiled_graph)
     assert page.count("<details>") == page.count("</details>") > 8
+
+
+def test_deep_models_fit_on_a_page():
+    stack = Model(name="h")
+    for k in range(12):
+        stack += TransformerEncoderLayer(8, 2, 16, name=str(k))
+    model = Model()
+    model += stack
+    compiled_graph = ml.compile(model, "numpy", shapes={"input": [2, 4, 8]}, inference=True).graph
+    for labels in (words(svg(compiled_graph)), words(html(compiled_graph).partition("<svg")[2].join(["<svg", ""])
+                   .partition("</svg>")[0] + "</svg>")):  # fmt: skip
+        assert {f"h.{k}" for k in range(12)} <= set(labels)
+        assert "h.0.linear1" not in labels
+        assert any("layer_norm" in label and "linear" in label for label in labels)
+
+
+def fills(text):
+    """Return the kind of each box by its title."""
+    groups = [g for g in ET.fromstring(text).iter() if g.tag.endswith("}g") and len(g) > 1 and g[0].get("rx")]
+    return {g[1].text: g[0].get("class") for g in groups}
+
+
+def test_operations_are_colored_by_kind_and_show_attributes():
+    model = Model()
+    model += Conv2d(4, kernel_size=3, stride=2)(input="x")
+    model += Relu()
+    model += Flatten()
+    model += Linear(3)
+    model += Softmax()
+    drawn = svg(ml.compile(model, "numpy", shapes={"x": [1, 3, 9, 9]}, inference=True).graph)
+    kinds = fills(drawn)
+    conv = next(title for title in kinds if title.startswith("conv"))
+    assert kinds[conv] == kinds["linear"] == "product"
+    assert kinds["reshape"] == "movement"
+    assert kinds["softmax"] == "reduction"
+    assert any("stride=(2, 2)" in word for word in words(drawn))
+    assert {"product", "movement", "reduction", "input", "output"} <= set(words(drawn))  # the legend
+    assert "prefers-color-scheme:dark" in drawn
+
+
+def test_activations_and_gradients_are_named():
+    compiled = ml.compile(net(), "numpy", shapes={"x": [3, 4]})
+    assert "linear, relu" in words(svg(compiled.graph))
+    params, gradient = compiled.randomize_params(), {"output": np.ones((3, 2), np.float32)}
+    compiled.evaluate(params, {"x": np.ones((3, 4), np.float32)}, output_gradients=gradient)
+    assert ET.fromstring(svg(compiled.programs[-1].executable.graph))[0].text == "model: gradients"
+    assert "<title>model: gradients</title>" in html(compiled.programs[-1].executable.graph)
 
 
 def test_an_empty_graph_and_a_huge_one_are_drawn():

@@ -7,12 +7,14 @@ from html import escape
 
 from mithril import Graph
 from mithril.base import visible
-from mithril_tools.visualization.picture import DrawingStyle, svg
+from mithril_tools.visualization.picture import DrawingStyle, page_depth, svg, title
 
+HEAD = "<!doctype html><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
 STYLE = (
     "body{font-family:sans-serif;margin:1em}"
     "details{margin:.3em 0 .3em 1em;border-left:2px solid #ddd;padding-left:.8em}"
     "summary{cursor:pointer;font-family:monospace}svg{max-width:100%;height:auto}"
+    "@media(prefers-color-scheme:dark){body{background:#16181c;color:#ddd}details{border-color:#444}}"
 )
 
 
@@ -28,9 +30,9 @@ def html(graph: Graph, look: DrawingStyle | None = None) -> str:
             if child != parent and child not in children:  # a name may begin with a dot
                 children.append(child)
     pieces = [
-        f"<!doctype html><meta charset='utf-8'><title>{escape(visible(graph.name))}</title><style>{STYLE}</style>",
-        f"<h1>{escape(visible(graph.name))}</h1>",
-        svg(graph, replace(look, depth=1)),
+        f"{HEAD}<title>{escape(visible(title(graph)))}</title><style>{STYLE}</style>",
+        f"<h1>{escape(visible(title(graph)))}</h1>",
+        svg(graph, replace(look, depth=look.depth or page_depth([n for n in graph.nodes if not n.is_constant]))),
     ]
     pending: list[tuple[str, bool]] = [(child, False) for child in reversed(tree.get("", []))]
     while pending:

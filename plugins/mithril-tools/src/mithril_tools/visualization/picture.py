@@ -11,6 +11,15 @@ from mithril import Graph, Node, Value
 from mithril.backend import format_bytes, nbytes
 from mithril.base import is_static, visible
 from mithril.runtime import ProgramMemory, largest_sizes
+from mithril_tools.visualization.kinds import (
+    COLORS,
+    STYLE,
+    attributes_of,
+    kind_of,
+    kind_of_layer,
+    summary_of,
+    title_of,
+)
 from mithril_tools.visualization.layout import Box, place
 
 CHARACTER, LINE = 6.6, 15.0  # of the 11-pixel font
@@ -19,7 +28,7 @@ ARROW = (
     '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     '<path d="M0 0L8 4L0 8z" fill="#777"/></marker></defs>'
 )
-COLORS = {"input": "#e8f0fe", "param": "#f3f3f3", "state": "#fdf3d8", "output": "#e6f4ea", "layer": "#efe9fb"}
+FEW = 30  # boxes of a drawing of layers, which then fits on a page
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Item:
 
     key: str
     lines: list[str]
-    color: str
+    kind: str
     makes: list[Value] = field(default_factory=list)
     reads: list[Value] = field(default_factory=list)
 
@@ -77,17 +86,38 @@ def svg(graph: Graph, look: DrawingStyle | None = None, under: str = "") -> str:
                 edges[min(source, k), max(source, k)] = None
     boxes = [Box(max(len(line) for line in item.lines) * CHARACTER + 18, len(item.lines) * LINE + 10) for item in items]
     layout = place(boxes, list(edges))
-    size = f'width="{layout.width:.0f}" height="{layout.height:.0f}"'
-    view = f'viewBox="0 0 {layout.width:.0f} {layout.height:.0f}"'
+    legend, width = _legend([item.kind for item in items], layout.height)
+    width, height = max(layout.width, width), layout.height + 24
+    size, view = f'width="{width:.0f}" height="{height:.0f}"', f'viewBox="0 0 {width:.0f} {height:.0f}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="monospace" font-size="11">',
-        f"<title>{escape(visible(under or graph.name))}</title>",
+        f"<title>{escape(visible(under or title(graph)))}</title>",
+        f"<style>{STYLE}</style>",
         ARROW,
     ]
     parts += map(_edge, layout.routes)
     for item, box in zip(items, boxes, strict=True):
         parts.append(_box(item, box))
-    return "\n".join([*parts, "</svg>"])
+    return "\n".join([*parts, legend, "</svg>"])
+
+
+def title(graph: Graph) -> str:
+    """Return the title of a drawing."""
+    return f"{graph.name}: gradients" if graph.with_role("cotangent") else graph.name
+
+
+def _legend(kinds: Sequence[str], y: float) -> tuple[str, float]:
+    """Return the colors with their kinds in a row, and its width."""
+    parts, x = [], 10.0
+    for kind in (kind for kind in COLORS if kind in kinds):
+        parts.append(f'<rect x="{x:.1f}" y="{y + 4:.1f}" width="10" height="10" {_fill(kind)} stroke="#888"/>')
+        parts.append(f'<text x="{x + 14:.1f}" y="{y + 13:.1f}" fill="#555">{kind}</text>')
+        x += 26 + len(kind) * CHARACTER
+    return f"<g>{''.join(parts)}</g>", x
+
+
+def _fill(kind: str) -> str:
+    return f'class="{kind.replace(" ", "-")}" fill="{COLORS[kind][0]}"'
 
 
 def _edge(route: list[tuple[float, float]]) -> str:
@@ -103,9 +133,9 @@ def _edge(route: list[tuple[float, float]]) -> str:
 def _box(item: Item, box: Box) -> str:
     left = box.x - box.width / 2
     place = f'x="{left:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"'
-    parts = [f'<g><rect {place} rx="4" fill="{item.color}" stroke="#888"/>']
+    parts = [f'<g><rect {place} rx="4" {_fill(item.kind)} stroke="#888"/>']
     for k, line in enumerate(item.lines):
-        weight = ' font-weight="bold"' if k == 0 else ' fill="#555"'
+        weight = ' font-weight="bold" class="head"' if k == 0 else ' fill="#555"'
         parts.append(
             f'<text x="{box.x:.1f}" y="{box.y + 5 + LINE * (k + 0.75):.1f}" text-anchor="middle"{weight}>'
             f"{escape(visible(line))}</text>"
@@ -130,7 +160,7 @@ def _items(graph: Graph, look: DrawingStyle, under: str) -> list[Item]:
     nodes = [n for n in graph.nodes if not n.is_constant and _inside(n.origin.path, under)]
     depth = look.depth
     if depth is None and len(nodes) > CROWDED:
-        depth = 1
+        depth = page_depth(nodes, under)
     level = (under.count(".") + 1 if under else 0) + depth if depth is not None else None
     params = {i.value: i.name for i in graph.with_role("param")}
     items: list[Item] = []
@@ -153,6 +183,7 @@ def _items(graph: Graph, look: DrawingStyle, under: str) -> list[Item]:
     for path, item in groups.items():
         if not path.startswith("#"):
             body = [n for n in nodes if _inside(n.origin.path, path)]
+            item.kind = kind_of_layer(body)
             item.lines += _layer_lines(body, params, allocated)
             external_uses = {v for n in nodes if not _inside(n.origin.path, path) for v in n.operands} | set(
                 graph.outputs
@@ -160,11 +191,21 @@ def _items(graph: Graph, look: DrawingStyle, under: str) -> list[Item]:
             item.lines += _type_lines([v for v in item.makes if v in external_uses], look)
     items = _in_order(items)
     if not under and (caption := look.caption()):
-        items.append(Item(caption, [caption], COLORS["layer"]))
+        items.append(Item(caption, [caption], "output"))
     if not under:
         for name, value in zip(graph.output_names, graph.outputs, strict=True):
-            items.append(Item(name, [name, "output"], COLORS["output"], reads=[value]))
+            items.append(Item(name, [name, "output"], "output", reads=[value]))
     return items
+
+
+def page_depth(nodes: Sequence[Node], under: str = "") -> int:
+    """Return the deepest level at which the layers are few enough for one page, at least 1."""
+    below = under.count(".") + 1 if under else 0
+    deepest = max((n.origin.path.count(".") + 1 for n in nodes if n.origin.path), default=1)
+    for depth in range(deepest - below, 1, -1):
+        if len({_path_prefix(n.origin.path, below + depth) or id(n) for n in nodes}) <= FEW:
+            return depth
+    return 1
 
 
 def _in_order(items: list[Item]) -> list[Item]:
@@ -189,32 +230,35 @@ def _in_order(items: list[Item]) -> list[Item]:
 
 
 def _input(name: str, value: Value, role: str, look: DrawingStyle) -> Item:
-    return Item(name, [name, role, *_type_lines([value], look)], COLORS[role], [value])
+    return Item(name, [name, role, *_type_lines([value], look)], role, [value])
 
 
 def _operation(node: Node, look: DrawingStyle, params: Mapping[Value, str], allocated: Mapping[Node, int]) -> Item:
-    activation = node.attributes.get("activation", "none")
-    lines = [node.op.name if activation == "none" else f"{node.op.name}, {activation}"]
+    lines = [title_of(node)]
     if node.origin.path:
         lines.append(node.origin.path)
+    if attributes := attributes_of(node):
+        lines.append(attributes)
     labels = [params[v].rpartition(".")[2] for v in node.operands if v is not None and v in params]
     if labels:
         lines.append(", ".join(labels))
     lines += _type_lines(node.results, look)
     if node in allocated:
         lines.append(format_bytes(allocated[node]) if allocated[node] else "view")
-    return Item(node.op.name, lines, "#ffffff")
+    return Item(node.op.name, lines, kind_of(node))
 
 
 def _layer(path: str, look: DrawingStyle) -> Item:
     lines = [path]
     if path in look.times:
         lines.append(f"{1e3 * look.times[path]:.3g} ms")
-    return Item(path, lines, COLORS["layer"])
+    return Item(path, lines, "movement")
 
 
 def _layer_lines(nodes: list[Node], params: Mapping[Value, str], allocated: Mapping[Node, int]) -> list[str]:
     lines = [f"{len(nodes)} operation{'s' * (len(nodes) != 1)}"]
+    if summary := summary_of(nodes):
+        lines.append(summary)
     weights: dict[Any, None] = dict.fromkeys(v for n in nodes for v in n.operands if v is not None and v in params)
     if weights and all(is_static(v.shape) for v in weights):
         lines.append(f"parameters {format_bytes(sum(nbytes(v.type) for v in weights))}")
