@@ -146,6 +146,9 @@ print("tvm" in sys.modules)
 if "tvm" not in sys.modules:  # and the compiler can still come later
     other = ml.compile(Linear(3, name="l"), "c", shapes={"input": [2, 256]})
     other.evaluate(other.randomize_params(), {"input": x[:2]})
+assert "tvm" in sys.modules and not {"tvm.relax", "tvm.runtime.disco"} & sys.modules.keys()  # most of TVM's import time
+import tvm
+assert tvm.relax.op.add  # for other users in the process
 """
 
 

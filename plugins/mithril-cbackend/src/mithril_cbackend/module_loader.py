@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import os
 import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,10 @@ from mithril.base import BackendError
 from mithril_cbackend.cpu_info import processors
 
 INSTALL = "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
+
+
+# Parts of TVM that this backend never uses; importing them takes most of the time of ``import tvm``.
+UNUSED = ("tvm.relax", "tvm.runtime.disco")
 
 
 @contextmanager
@@ -31,6 +38,31 @@ def without_torch() -> Iterator[None]:
     finally:
         if hidden:
             del sys.modules["torch"]
+
+
+@contextmanager
+def without_unused_parts() -> Iterator[None]:
+    """Import TVM without its unused parts, which are imported when another library first accesses them."""
+    absent = [] if "tvm" in sys.modules else [name for name in UNUSED if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = types.ModuleType(name)
+    try:
+        yield
+    finally:
+        for name in absent:
+            placeholder = sys.modules.pop(name)
+            package, _, part = name.rpartition(".")
+            owner = sys.modules.get(package)
+            if owner is not None and vars(owner).get(part) is placeholder:
+                delattr(owner, part)
+                owner.__dict__["__getattr__"] = partial(_import_part, owner.__name__, part)
+
+
+def _import_part(package: str, part: str, name: str) -> Any:
+    """Import the part of a package that is missing, as the package's ``__getattr__``."""
+    if name != part:
+        raise AttributeError(f"module '{package}' has no attribute '{name}'")
+    return importlib.import_module(f"{package}.{part}")
 
 
 def load(library: bytes, threads: int) -> Any:

@@ -208,6 +208,11 @@ def libm(name: str, *xs: Expr) -> Expr:
     return Expr(tirx.call_pure_extern(dtype, name + ("f" if dtype == "float32" else ""), *[x.node for x in xs]))
 
 
+def is_widened(x: Expr) -> bool:
+    """Whether an integer is a widened unsigned one, and thus not negative."""
+    return isinstance(x.node, tirx.Cast) and dtype_of(x.node.value).startswith("uint")
+
+
 def is_affine(position: Expr) -> bool:
     """Whether a position consists of sums, differences and products of variables and numbers."""
     pending = [position.node]

@@ -59,12 +59,16 @@ def selected_features(cpu: str | None) -> tuple[str, ...]:
     return tuple(f for f in SELECTED if f in names and (tiles or not f.startswith("amx")))
 
 
+LEVEL = 2  # of LLVM's optimization: level 3 takes twice as long to compile for kernels of the same speed
+
+
 def _target(cpu: str, threads: int, **options: Any) -> Any:
     # TVM assigns every buffer its own alias class, which is invalid once a kernel is inlined into the driver, where
     # buffers of two kernels overlap. Inlining is not worthwhile anyway: a driver with hundreds of inlined calls took
     # LLVM half a minute.
     plain = ["-enable-tbaa:bool=false", "-inline-instr-cost:int=10000"]
-    return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": max(threads, 1), "cl-opt": plain, **options})
+    settings = {"mcpu": cpu, "num-cores": max(threads, 1), "opt-level": LEVEL, "cl-opt": plain, **options}
+    return tvm.target.Target({"kind": "llvm", **settings})
 
 
 def compiled(

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from mithril_cbackend.cpu_info import processors
-from mithril_cbackend.module_loader import without_torch
+from mithril_cbackend.module_loader import without_torch, without_unused_parts
 
 
 def _import_tvm() -> Any:
     os.environ.setdefault("TVM_NUM_THREADS", str(processors()))  # upper limit of TVM's thread pool
-    with without_torch():
+    with without_torch(), without_unused_parts():
         import tvm
         import tvm_ffi  # noqa: F401
     return tvm

@@ -349,10 +349,13 @@ def position_in(reader: Reader, positions: Value, index: Index, size: int) -> An
             limit = t.const(size - 1, dtype.name)
             position = t.select(position > limit, limit, position)
         return reader.code.let(t.cast(position, "int32"), "at")
+    last = t.const(size - 1, index_dtype)
+    if t.is_widened(position):
+        position = t.cast(position, index_dtype)
+        return reader.code.let(t.cast(t.select(position > last, last, position), "int32"), "at")
     position = reader.code.let(t.cast(position, index_dtype), "at")
     zero, count = t.const(0, index_dtype), t.const(size, index_dtype)
     position = reader.code.let(t.select(position < zero, position + count, position), "at")
-    last = t.const(size - 1, index_dtype)
     position = t.select(position < zero, zero, t.select(position > last, last, position))
     return reader.code.let(t.cast(position, "int32"), "at")
 
