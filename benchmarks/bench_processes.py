@@ -1,12 +1,13 @@
 """Steps of ``compiled.to_module()`` on two processes against the same transformer written by hand in PyTorch.
 
-``torchrun --nproc-per-node 2 benchmarks/bench_processes.py``: forward, backward and AdamW with ``fully_shard`` and with
+``python benchmarks/bench_processes.py``: forward, backward and AdamW with ``fully_shard`` and with
 ``DistributedDataParallel``, interleaved; medians, and the bytes of parameters, gradients and moments of each process.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mithril as ml
 from mithril.models import Embedding, Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
+from mithril_torch.parallel.launcher import launch_others
 
 BLOCKS, FEATURES, HEADS, VOCABULARY, ROWS, TOKENS = 4, 128, 4, 512, 8, 64
 ROUNDS = 40
@@ -113,6 +115,8 @@ def step_of(make: Callable[[str], Any], way: str, approximate: str) -> tuple[Cal
 
 
 def main() -> None:
+    if "RANK" not in os.environ:
+        launch_others(2)
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     for way, approximate in itertools.product(("fully_shard", "DDP"), ("tanh", "none")):

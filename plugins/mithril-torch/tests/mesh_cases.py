@@ -9,6 +9,8 @@ from functools import cache
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import mithril as ml
 from mithril.models import Dropout, Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
@@ -180,6 +182,13 @@ def dropout_draws_the_numbers_of_one_device():
         weights.append(trainer.engine.to_numpy())
         assert_same([weights[-1]], [weights[0]])
     assert len(weights) > 1
+
+
+def rows_split_over_a_mesh_of_the_caller():
+    compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(2,)))
+    rows = torch.from_numpy(X["x"]).chunk(2)[dist.get_rank()]
+    x = DTensor.from_local(rows, init_device_mesh("cpu", (2,)), [Shard(0)])
+    assert_same(on_numpy(compiled, [compiled.evaluate(params, {"x": x})]), one()[:1])
 
 
 def raises(error, message, function):

@@ -20,7 +20,13 @@ from mithril_torch.parallel import program
 
 pytest.importorskip("mithril_parallel", reason="graphs are cut by mithril-parallel")
 SECONDS = 120
-ON_TWO = ("equal_to_one_process", "collectives_are_those_expected", "gradients_of_16_bits", "sharded_parameters")
+ON_TWO = (
+    "equal_to_one_process",
+    "rows_split_over_a_mesh_of_the_caller",
+    "collectives_are_those_expected",
+    "gradients_of_16_bits",
+    "sharded_parameters",
+)
 REJECTED = ("conflicting_options_are_rejected",)
 TRAINED = ("training", "dropout_draws_the_numbers_of_one_device")
 CASES = {2: (*ON_TWO, *REJECTED), 4: ("equal_to_one_process",)}

@@ -272,7 +272,7 @@ class DistributedProgram:
     def _local(self, name: str, x: Any) -> torch.Tensor:
         if not hasattr(x, "to_local"):
             return self.program.local_shard(name, x)
-        if name in self.spec.axes:
+        if name in self.spec.axes or x.device_mesh != self.mesh:  # chunks, or split over a mesh of the caller
             return self.program.local_shard(name, x.full_tensor())
         placements = self._placements(self.spec.splits[name])
         if tuple(x.placements) != placements:
