@@ -149,6 +149,23 @@ def test_nan_stays_in_its_row() -> None:
     check(ops.attention, arrays)
 
 
+@pytest.mark.parametrize("queries", [2, 9, 40])
+def test_rows_without_a_key_become_zero_where_nan_is_replaced(queries: int) -> None:
+    """Exporters of other frameworks guard weights in this way."""
+    arrays = heads(1, 2, queries, 32, 16)
+    arrays["mask"] = RNG.random((queries, 32)) > 0.3
+    arrays["mask"][0] = False
+    arrays["q"][0, 1, 1, 3] = np.nan
+
+    def guarded(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = ops.where(mask, (q @ ops.transpose(k, perm=(0, 1, 3, 2))) * 0.25, -np.inf)
+        weights = ops.softmax(scores, axis=-1)
+        return ops.where(ops.isnan(weights), 0.0, weights) @ v
+
+    check(guarded, arrays)
+    assert (run(graph_of(guarded, arrays), arrays)[0, 1, :2] == 0).all()
+
+
 def test_how_many_keys_are_seen_may_be_known_late() -> None:
     """A cache: which keys there are is a number that the call is given."""
 

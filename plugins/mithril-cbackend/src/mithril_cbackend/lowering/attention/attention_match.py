@@ -34,12 +34,13 @@ class Attention:
     between: tuple[Node, ...]  # from ``first`` to the scores
     scores: Value
     softmax: tuple[Node, ...]
+    guard: tuple[Node, ...]  # ``where(isnan(weights), 0, weights)`` of torch's exporter: rows without a key become 0
     second: Node  # weights @ values
 
     @property
     def inner(self) -> tuple[Node, ...]:
         """Nodes whose results must have no other users."""
-        return (self.first, *self.between, *self.softmax)
+        return (self.first, *self.between, *self.softmax, *self.guard)
 
 
 def attention_of(producers: Mapping[Value, Node], second: Node) -> Attention | None:
@@ -47,7 +48,8 @@ def attention_of(producers: Mapping[Value, Node], second: Node) -> Attention | N
     shape = shape_of(operand(second))
     if second.result.dtype is not float32 or len(shape) < 2 or len(shape_of(operand(second, 1))) < 2:
         return None
-    softmax = _softmax(producers, operand(second))
+    guard = _guard(producers, operand(second))
+    softmax = _softmax(producers, operand(guard[-1], 2) if guard else operand(second))
     if softmax is None:
         return None
     scores = operand(softmax[0])
@@ -57,7 +59,23 @@ def attention_of(producers: Mapping[Value, Node], second: Node) -> Attention | N
     sizes = (*shape, shape_of(operand(first))[-1], *shape_of(operand(second, 1)))
     if shape_of(second.result)[:-2] != shape[:-2] or 0 in sizes:
         return None
-    return Attention(first, between, scores, softmax, second)
+    return Attention(first, between, scores, softmax, guard, second)
+
+
+def _guard(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...]:
+    """Return the nodes that replace weights that are nan by 0, if there are any.
+
+    One of a row's weights is nan exactly where their sum is, so that the kernel can test the sum.
+    """
+    where = producers.get(weights)
+    if where is None or where.op is not ops.where:
+        return ()
+    condition, zero = (producers.get(operand(where, k)) for k in (0, 1))
+    if condition is None or condition.op is not ops.isnan or operand(condition) is not operand(where, 2):
+        return ()
+    if zero is None or not is_uniform(zero) or zero.attributes["value"] != 0:
+        return ()
+    return (condition, where) if shape_of(operand(where, 2)) == shape_of(weights) else ()
 
 
 def _softmax(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...] | None:

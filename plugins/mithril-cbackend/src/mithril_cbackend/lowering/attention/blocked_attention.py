@@ -102,7 +102,7 @@ class BlockedAttention:
         self.values = operand(attention.second, 1)
         producers, nodes = frame.kernel.producers, set(frame.kernel.nodes)
         self.limits = causal_limits(producers, attention)
-        excluded = {attention.first, attention.second, *attention.softmax, *self.chain}
+        excluded = {attention.first, attention.second, *attention.softmax, *attention.guard, *self.chain}
         self.vector = vectorizable([n for n in nodes if n not in excluded])
         self.buffer = frame.outputs[frame.kernel.scratch[0]]
         self.parts = sizes.parts(frame.machine)
@@ -348,6 +348,8 @@ class BlockedAttention:
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 factor = t.load(self.buffer, self.offsets["factors"] + row)
                 scaled = element * factor
+                if self.attention.guard:
+                    scaled = t.select(t.isnan(factor), t.const(0.0, "float32"), scaled)
                 self.code.store(result.buffer, result.offset(row, begin + column), scaled)
 
             multiply(self.frame, rows, (keys,), tile, left, panel, width, emit, column_step == 1)
