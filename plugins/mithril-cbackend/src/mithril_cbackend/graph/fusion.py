@@ -300,7 +300,8 @@ class FusionPlanner:
         conditions = attention_match.position_nodes(
             producers, [operand(n) for n in pattern.between if n.op is ops.where]
         )
-        nodes = [*pattern.inner, pattern.second, *chain, *conditions]
+        zero = [producers[operand(n, 1)] for n in pattern.guard if n.op is ops.where]
+        nodes = [*pattern.inner, pattern.second, *chain, *conditions, *zero]
         last = chain[-1] if chain else pattern.second
         kernel = Kernel(attention.attention, nodes, [last.result], pattern.second, kind=attention.attention.__name__)
         self.steps.append(kernel)
