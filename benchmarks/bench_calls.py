@@ -1,7 +1,7 @@
 """The part of a call that is not the program: ``compiled.evaluate`` on programs whose function only returns a result.
 
-``python benchmarks/bench_calls.py [other checkout]``: microseconds of processor time, the best of interleaved rounds.
-With another checkout of the repository, a second process measures its code alternately with this one.
+``python benchmarks/bench_calls.py [other checkout] [--backend=torch]``: microseconds of processor time, the best of
+interleaved rounds. With another checkout of the repository, a second process measures its code alternately with this.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ ROUNDS, CALLS = 30, 300
 COUNTS = (2, 8, 48, 300)
 
 
-def emptied(executable: Any, params: Any, inputs: Any) -> Callable[[], Any]:
-    """Make the function of a program return a result at once, and return a call of it."""
-    results = executable.forward(params, inputs)
+def emptied(program: Any, results: Any) -> Callable[[], Any]:
+    """Make calls of a program return these results at once, and return such a call."""
 
     def function(params: Any, inputs: Any) -> Any:
         return results
 
-    executable.call = function
-    return lambda: function(params, inputs)
+    program.bucketed = function
+    return lambda: function({}, {})
 
 
-def cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+def cases(backend: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Return the call and the bare program for models by number of parameters."""
     import numpy as np
 
@@ -42,10 +41,11 @@ def cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
         model = Model()
         for k in range(count // 2):
             model += Linear(1, name=f"l{k}")
-        compiled = ml.compile(model, "numpy", shapes={"input": [1, 1]}, inference=True)
-        params, inputs = compiled.randomize_params(0), {"input": np.ones((1, 1), np.float32)}
-        program = emptied(compiled.programs[0].executable, params, inputs)
-        fresh = {name: x.copy() for name, x in params.items()}
+        compiled = ml.compile(model, backend, shapes={"input": [1, 1]}, inference=True)
+        array = compiled.backend.array
+        params, inputs = compiled.randomize_params(0), {"input": array(np.ones((1, 1), np.float32))}
+        program = emptied(compiled.programs[0], compiled.evaluate(params, inputs))
+        fresh = {name: array(np.asarray(x)) for name, x in params.items()}
         param_sets = [params, fresh]
 
         def other(compiled: Any = compiled, param_sets: Any = param_sets, inputs: Any = inputs) -> Any:
@@ -56,20 +56,21 @@ def cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
         seconds[f"{count} parameters"] = (lambda c=compiled, p=params, x=inputs: c.evaluate(p, x), program)
         seconds[f"{count} bound"] = (lambda c=compiled, x=inputs: c.evaluate(x), program)
         seconds[f"{count} others each time"] = (other, program)
-    trained = ml.compile(Sequential(Linear(1)), "numpy", shapes={"input": [1, 1]})
-    weights, x = trained.randomize_params(0), {"input": np.ones((1, 1), np.float32)}
-    slopes = {"output": np.ones((1, 1), np.float32)}
+    trained = ml.compile(Sequential(Linear(1)), backend, shapes={"input": [1, 1]})
+    weights, x = trained.randomize_params(0), {"input": array(np.ones((1, 1), np.float32))}
+    slopes = {"output": array(np.ones((1, 1), np.float32))}
     trained.evaluate(weights, x, slopes)
-    program = emptied(trained.programs[-1].executable, weights, {**x, "grad/output": slopes["output"]})
+    program = trained.programs[-1]
+    program = emptied(program, program.executable(weights, {**x, "grad/output": slopes["output"]}))
     trained.bind(weights)  # the record of the call is dropped
     trained.evaluate(weights, x, slopes)
     seconds["gradients of 2"] = (lambda: trained.evaluate(weights, x, slopes), program)
     return seconds
 
 
-def worker() -> None:
+def worker(backend: str) -> None:
     """Measure one round for each line that comes in."""
-    measured = cases()
+    measured = cases(backend)
     for pair in measured.values():
         for call in pair:
             for _ in range(50):
@@ -88,11 +89,11 @@ def worker() -> None:
         print(*seconds, flush=True)
 
 
-def start(checkout: Path) -> subprocess.Popen[str]:
+def start(checkout: Path, backend: str) -> subprocess.Popen[str]:
     sources = [checkout / "mithril-core" / "src", *checkout.glob("plugins/*/src")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}
     process = subprocess.Popen(
-        [sys.executable, __file__, "--worker"],
+        [sys.executable, __file__, "--worker", backend],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -105,8 +106,9 @@ def start(checkout: Path) -> subprocess.Popen[str]:
 
 def main() -> None:
     """Print the overhead for each checkout."""
-    checkouts = [Path(__file__).parents[1], *map(Path, sys.argv[1:])]
-    processes = [start(path) for path in checkouts]
+    backend = next((a.removeprefix("--backend=") for a in sys.argv[1:] if a.startswith("--backend=")), "numpy")
+    checkouts = [Path(__file__).parents[1], *(Path(a) for a in sys.argv[1:] if not a.startswith("--"))]
+    processes = [start(path, backend) for path in checkouts]
     names: list[str] = []
     best: list[list[float]] = [[] for _ in checkouts]
     for _ in range(ROUNDS):
@@ -120,10 +122,13 @@ def main() -> None:
             best[k] = list(map(min, best[k], seconds)) if best[k] else seconds
     for process in processes:
         process.kill()
-    print(f"{'microseconds above the program':<32}" + "".join(f"{path.resolve().name:>16}" for path in checkouts))
+    print(
+        f"{f'microseconds above the program, {backend}':<40}"
+        + "".join(f"{path.resolve().name:>16}" for path in checkouts)
+    )
     for k, name in enumerate(names):
-        print(f"{name:<32}" + "".join(f"{(b[2 * k] - b[2 * k + 1]) * 1e6:>16.2f}" for b in best))
+        print(f"{name:<40}" + "".join(f"{(b[2 * k] - b[2 * k + 1]) * 1e6:>16.2f}" for b in best))
 
 
 if __name__ == "__main__":
-    worker() if sys.argv[1:] == ["--worker"] else main()
+    worker(sys.argv[2]) if sys.argv[1:2] == ["--worker"] else main()

@@ -11,7 +11,7 @@ import pytest
 
 from mithril.base import Decisions
 from mithril.runtime import Program, ProgramKey, ProgramKind, Results
-from mithril.runtime.call_records import CallRecords, GradientCall, reject_call, repeated_call
+from mithril.runtime.call_records import CallRecords, reject_call, repeated_call, repeated_gradients
 
 
 def total(params: Any, inputs: Any) -> Any:
@@ -95,7 +95,7 @@ def test_gradients_are_taken_for_the_same_kinds_and_modes() -> None:
     result = program(both)
     result.results = Results(("y",), (("w.0", "grad/w.0"),))
     params, inputs, slopes = some(1), some(1, "x"), {"y": np.ones(2, np.float32)}
-    call = GradientCall(result, params, inputs, slopes, None, ("w.0",)).results
+    call = repeated_gradients(result, params, inputs, slopes, None, ("w.0",))
     outputs, gradients = call(some(1), inputs, slopes, None, ("w.0",))
     assert outputs == {"y": inputs["x.0"]}
     assert gradients == {"w.0": slopes["y"]}

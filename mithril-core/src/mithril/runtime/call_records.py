@@ -17,6 +17,7 @@ CALLS = 16  # records of calls for each program that may be kept: these are smal
 
 Record = tuple[Program, dict[str, TensorType]]  # the program for a call, and the exact types of its inputs
 Last = Callable[[Any, Any], Any]  # gives the results for parameters and inputs that it accepts, else None
+LastGradients = Callable[[Any, Any, Any, bool | None, Any], Any]
 Kind = tuple[str, Any, Any, Any]  # name, class, shape and dtype of an array
 Kinds = tuple[Kind, ...]
 
@@ -44,42 +45,27 @@ NO_MATCH = (AttributeError, IndexError, KeyError, TypeError)  # of arguments oth
 
 
 FEW = 24  # parameters: comparing more of them by one call of a C function is faster than by a loop
+GROUP = 4  # parameters that are compared in one step of the loop
 
 
 def repeated_call(program: Program, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Last:
     """Return the function for calls like this one, which was checked: it returns None for arguments of other kinds.
 
     Threads may share it, since it holds its values as constants. Parameters are compared one by one, because another
-    may take the place of one in the same dictionary. The first input is compared outside of a loop, which takes time.
+    may take the place of one in the same dictionary.
     """
+    if len(inputs) == 1 and params:
+        return _call_of_one_input(program, params, inputs)
     run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
-    num_inputs, num_params, param_kinds = len(inputs), len(params), kinds(params)
-    first, *further_inputs = kinds(inputs) or ((None, None, None, None),)
-    first_name, first_kind, first_shape, first_dtype = first
+    num_params, input_kinds, param_kinds = len(params), kinds(inputs), kinds(params)
     values, baked = tuple(params.values()), bool(program.request.binding) and not params
-    pairs = tuple(params.items()) if num_params <= FEW else None
 
     def results(call_params: Any, call_inputs: Any) -> Any:
         try:
-            if len(call_inputs) != num_inputs or len(call_params) != num_params:
+            if not are_kinds(input_kinds, call_inputs) or len(call_params) != num_params:
                 return None
-            if num_inputs:
-                x = call_inputs[first_name]
-                if type(x) is not first_kind or x.shape != first_shape:
-                    return None
-                if x.dtype is not first_dtype and x.dtype != first_dtype:
-                    return None
-                if further_inputs and not have_kinds(further_inputs, call_inputs):
-                    return None
-            if pairs is None:
-                if not all(map(is_, call_params.values(), values)) and not have_kinds(param_kinds, call_params):
-                    return None
-            else:
-                for name, value in pairs:
-                    if call_params[name] is not value:
-                        if not have_kinds(param_kinds, call_params):
-                            return None
-                        break
+            if not all(map(is_, call_params.values(), values)) and not have_kinds(param_kinds, call_params):
+                return None
             if baked and call_params is not params:
                 return None  # parameters are in the program: those of one binding
         except NO_MATCH:
@@ -89,37 +75,89 @@ def repeated_call(program: Program, params: Mapping[str, Any], inputs: Mapping[s
     return results
 
 
-class GradientCall:
-    """A call with gradients that was checked. Of all arrays only the kinds count: parameters are trained."""
+def _call_of_one_input(program: Program, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Last:
+    """Return the function for calls with one input, where each operation of Python counts."""
+    run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
+    num_params, param_kinds, values = len(params), kinds(params), tuple(params.values())
+    ((input_name, input_kind, shape, dtype),) = kinds(inputs)
+    pairs = [*params.items()] if num_params <= FEW else []
+    pairs += pairs[-1:] * (-len(pairs) % GROUP)
+    groups: Any = [[part for pair in pairs[k : k + GROUP] for part in pair] for k in range(0, len(pairs), GROUP)]
 
-    __slots__ = ("cotangents", "gradients", "inputs", "names", "outputs", "params", "run", "training", "wrt")
-
-    def __init__(
-        self,
-        program: Program,
-        params: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-        cotangents: Mapping[str, Any],
-        training: bool | None,
-        wrt: tuple[str, ...] | None,
-    ) -> None:
-        self.run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
-        self.outputs, self.gradients = program.results.outputs, program.results.gradients
-        self.params, self.inputs, self.cotangents = kinds(params), kinds(inputs), kinds(cotangents)
-        self.names = tuple((name, cotangent_name(name)) for name in cotangents)
-        self.training, self.wrt = training, wrt
-
-    def results(self, params: Any, inputs: Any, cotangents: Any, training: bool | None, wrt: Any) -> Any:
-        """Return outputs and gradients, or None unless arguments of these kinds were checked before."""
+    def results(call_params: Any, call_inputs: Any) -> Any:
         try:
-            if training is not self.training or wrt != self.wrt or not are_kinds(self.inputs, inputs):
+            x = call_inputs[input_name]
+            if type(x) is not input_kind or x.shape != shape or (x.dtype is not dtype and x.dtype != dtype):
                 return None
-            if not are_kinds(self.cotangents, cotangents) or not are_kinds(self.params, params):
+            if len(call_params) != num_params or len(call_inputs) != 1:
+                return None
+            if not groups:
+                if not all(map(is_, call_params.values(), values)) and not have_kinds(param_kinds, call_params):
+                    return None
+            else:
+                for a, x_a, b, x_b, c, x_c, d, x_d in groups:
+                    if (
+                        call_params[a] is not x_a
+                        or call_params[b] is not x_b
+                        or call_params[c] is not x_c
+                        or call_params[d] is not x_d
+                    ):
+                        if not have_kinds(param_kinds, call_params):
+                            return None
+                        break
+        except NO_MATCH:
+            return None
+        return run(call_params, call_inputs)
+
+    return results
+
+
+def repeated_gradients(
+    program: Program,
+    params: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    cotangents: Mapping[str, Any],
+    training: bool | None,
+    wrt: tuple[str, ...] | None,
+) -> LastGradients:
+    """Return the function for calls with gradients like this one: outputs and gradients, or None for other arguments.
+
+    Of all arrays only the kinds count, because parameters are trained.
+    """
+    run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
+    outputs, gradients = program.results.outputs, program.results.gradients
+    param_kinds, input_kinds, slope_kinds = kinds(params), kinds(inputs), kinds(cotangents)
+    num_params, num_inputs, num_slopes = len(params), len(inputs), len(cotangents)
+    slopes = tuple((name, cotangent_name(name)) for name in cotangents)
+
+    def results(
+        call_params: Any, call_inputs: Any, call_cotangents: Any, call_training: bool | None, call_wrt: Any
+    ) -> Any:
+        try:
+            if call_training is not training or call_wrt != wrt or len(call_cotangents) != num_slopes:
+                return None
+            if len(call_inputs) != num_inputs or len(call_params) != num_params:
+                return None
+            if not (
+                have_kinds(input_kinds, call_inputs)
+                and have_kinds(slope_kinds, call_cotangents)
+                and have_kinds(param_kinds, call_params)
+            ):
                 return None
         except NO_MATCH:
             return None
-        results = self.run(params, {**inputs, **{slope: cotangents[name] for name, slope in self.names}})
-        return {n: results[n] for n in self.outputs}, {owner: results[n] for owner, n in self.gradients}
+        arguments = {**call_inputs}
+        for name, argument in slopes:
+            arguments[argument] = call_cotangents[name]
+        arrays = run(call_params, arguments)
+        first, second = {}, {}
+        for name in outputs:
+            first[name] = arrays[name]
+        for owner, name in gradients:
+            second[owner] = arrays[name]
+        return first, second
+
+    return results
 
 
 def reject_call(params: Any, inputs: Any) -> None:
@@ -138,7 +176,7 @@ class CallRecords:
         self.sizes = sizes  # whether the backend recompiles a program for each size
         self.num_programs = 0
         self.last: Last = reject_call
-        self.last_gradients: Callable[[Any, Any, Any, bool | None, Any], Any] = refused_gradients
+        self.last_gradients: LastGradients = refused_gradients
         self._decisions = decisions
         self._lock = threading.RLock()
         self._programs: OrderedDict[ProgramKey, tuple[int, Program]] = OrderedDict()  # with the number of each
@@ -175,7 +213,7 @@ class CallRecords:
         self, program: Program, params: Any, inputs: Any, cotangents: Any, training: bool | None, wrt: Any
     ) -> None:
         """Store this checked call with gradients as the last one."""
-        self.last_gradients = GradientCall(program, params, inputs, cotangents, training, wrt).results
+        self.last_gradients = repeated_gradients(program, params, inputs, cotangents, training, wrt)
 
     def forget_last(self) -> None:
         """Discard the last calls, so that the next calls are checked again."""

@@ -17,7 +17,7 @@ from mithril.runtime import inspection
 from mithril.runtime.batch_buckets import Buckets
 from mithril.runtime.call_records import CallRecords
 from mithril.runtime.evaluation import Evaluation
-from mithril.runtime.parameters import UNBOUND, Parameters
+from mithril.runtime.parameters import UNBOUND, UNKNOWN, Parameters
 from mithril.runtime.program import Interface, Program, ProgramKey, ProgramKind, Results
 from mithril.runtime.pure_function import PureFunction
 from mithril.runtime.runner import Runner
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mithril.runtime.memory_report import MemoryReport
 
 Arrays = Mapping[str, Any]
-UNKNOWN: dict[str, Any] = {}  # parameters of a call without bound parameters
 
 
 class Compiler(Protocol):
@@ -61,8 +60,33 @@ class Compiler(Protocol):
     def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]: ...
 
 
+class PluginMethod:
+    """A method that a plugin adds with ``Export(name, loads, on="CompiledModel")``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, compiled: CompiledModel | None, owner: type) -> Any:
+        if compiled is None:
+            return self
+        function, plugin = plugins.extension("CompiledModel", self.name)
+        return partial(annotated(function, f"the method '{self.name}'", plugin), compiled)
+
+
+def add_plugin_methods(kind: type) -> None:
+    """Add the methods of plugins to a class. Its ``__getattr__`` would make access to any attribute slower."""
+    for name in {*plugins.extensions(), *plugins.pip_hints.METHODS}:
+        if not any(name in vars(base) for base in kind.__mro__):
+            setattr(kind, name, PluginMethod(name))
+
+
 class CompiledModel:
     """A model compiled for one backend. Programs are specialized for the types of inputs and cached."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a method of a plugin."""
 
     def __init__(
         self,
@@ -75,6 +99,7 @@ class CompiledModel:
         name: str = "model",
         watchers: tuple[Watcher, ...] = (),
     ) -> None:
+        add_plugin_methods(type(self))
         self.backend = backend
         self.watchers = watchers  # watchers of calls, from the observers of the compilation
         if backend.unforkable:
@@ -126,10 +151,8 @@ class CompiledModel:
             reject_surplus(
                 "evaluate", CompiledModel.evaluate, (params, inputs, output_gradients, *surplus), unknown_names
             )
-        bound = None
-        if inputs is None:
-            bound, inputs = self._parameters.bound, params
-            params = UNKNOWN if bound is None else bound.passed
+        if is_bound := inputs is None:
+            params, inputs = self._parameters.passed, params
         if state is None and not watchers.get():
             if output_gradients is not None:
                 results = self._calls.last_gradients(params, inputs, output_gradients, training, wrt)
@@ -137,6 +160,8 @@ class CompiledModel:
                 results = None if training else self._calls.last(params, inputs)
             if results is not None:
                 return results
+        bound = self._parameters.bound if is_bound else None
+        params = params if bound is None else bound.passed
         if params is UNKNOWN and self._evaluation.needs_params(inputs):
             if not self.bind_pretrained(inputs):
                 raise InputError("no parameters are bound to this model", hint=UNBOUND)
@@ -164,12 +189,11 @@ class CompiledModel:
             reject_surplus(
                 "a compiled model", CompiledModel.__call__, (inputs, output_gradients, *surplus), unknown_names
             )
-        bound = self._parameters.bound
         if output_gradients is None and state is None and not training and not watchers.get():
-            results = self._calls.last(UNKNOWN if bound is None else bound.passed, inputs)
+            results = self._calls.last(self._parameters.passed, inputs)
             if results is not None:
                 return results
-        if bound is None and self._evaluation.needs_params(inputs):
+        if self._parameters.bound is None and self._evaluation.needs_params(inputs):
             self._bind_fresh(inputs)
         return self.evaluate(inputs, None, output_gradients, state=state, training=training, wrt=wrt)
 
@@ -349,11 +373,6 @@ class CompiledModel:
     def get_types(self) -> dict[str, DType]:
         """Return the dtypes of all named tensors."""
         return {name: t.dtype for name, t in inspection.named_types(self.interface).items()}
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a method that a plugin adds with ``Export(name, loads, on="CompiledModel")``."""
-        function, plugin = plugins.extension("CompiledModel", name)
-        return partial(annotated(function, f"the method '{name}'", plugin), self)
 
     @checked()
     def memory_report(

@@ -19,6 +19,7 @@ from mithril.runtime.program import Program
 from mithril.runtime.signature import array_type, missing_or_unknown
 
 Arrays = Mapping[str, Any]
+UNKNOWN: dict[str, Any] = {}  # parameters of a call without bound parameters
 UNBOUND = "evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)"
 
 
@@ -56,6 +57,7 @@ class Parameters:
         self.seed: int = options["seed"]
         self.static = options["static_inference"]
         self.bound: Bound | None = None
+        self.passed: Arrays = UNKNOWN  # those of `bound`, which repeated calls read at once
         self.state: dict[str, Any] | None = None
         self.input_types: dict[str, TensorType] | None = None  # of the first program
         self._interface: Graph | None = None
@@ -198,7 +200,8 @@ class Parameters:
             }
         if state is not None:
             self.state = dict(state)
-        self.bound = self._baked(values, params) if self.static else Bound(values, values)
+        self.bound = bound = self._baked(values, params) if self.static else Bound(values, values)
+        self.passed = bound.passed
         self.calls.drop_bound()
 
     def _baked(self, values: dict[str, Any], params: Arrays) -> Bound:
