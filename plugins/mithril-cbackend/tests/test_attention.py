@@ -158,7 +158,7 @@ def test_rows_without_a_key_become_zero_where_nan_is_replaced(queries: int) -> N
     arrays["q"][0, 1, 1, 3] = np.nan
 
     def guarded(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        zero = Builder.current().constant(0.0)  # before the scaled queries, as where equal constants are one
+        zero = ops.full(shape=(), value=0.0)  # before the scaled queries, as where equal constants are one
         q = q * 1.5
         scores = ops.where(mask, (q @ ops.transpose(k, perm=(0, 1, 3, 2))) * 0.25, -np.inf)
         weights = ops.softmax(scores, axis=-1)
