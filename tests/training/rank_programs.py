@@ -74,19 +74,26 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(
-    folder: Path, engine: str, text: str, *arguments: str, size: int = 2, prefix: Sequence[str] = ()
+    folder: Path,
+    engine: str,
+    text: str,
+    *arguments: str,
+    size: int = 2,
+    prefix: Sequence[str] = (),
+    prefixes: Sequence[Sequence[str]] = (),
+    host: str = "127.0.0.1",
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Start the processes of a program; end them with the block."""
     file = folder / "program.py"
     file.write_text(PRELUDE + textwrap.dedent(text))
-    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": str(free_port())}
     shared |= {"OMP_NUM_THREADS": "1", "NPROC": "4", "JAX_PLATFORMS": "cpu"}
     processes = []
     try:
         for rank in range(size):
             environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             environment.pop("JAX_NUM_CPU_DEVICES", None)
-            command = [*prefix, sys.executable, str(file), engine, *arguments]
+            command = [*(prefixes[rank] if prefixes else prefix), sys.executable, str(file), engine, *arguments]
             pipe = subprocess.PIPE
             processes.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment))
         yield processes

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +16,7 @@ import mithril as ml
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.checkpoint import DamagedError, Reader, begin_save
 from mithril_parallel.sharding.tensor_parts import Part, PartedTensor
+from mithril_parallel.watchdog import Watchdog
 
 
 class Texts(dict):
@@ -209,3 +211,65 @@ def test_object_store(tmp_path):
     assert len(Reader(folder).folder.names()) == 3
     with pytest.raises(ml.PluginError, match="fsspec cannot open 'nowhere://x'"):
         Reader("nowhere://x")
+
+
+# -- watchdogs -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def dogs():
+    running = [Watchdog(world) for world in worlds(3, timeout=0.5)]
+    for dog in running:
+        dog.start()
+    yield running
+    for dog in running:
+        dog.stop()
+
+
+def test_process_that_others_wait_for_is_named(dogs, monkeypatch):
+    ended = []
+    monkeypatch.setattr(Watchdog, "_end", lambda dog, suspects: (ended.append((dog.world.rank, suspects)), dog.stop()))
+    dogs[1].stop()  # as if it were killed
+    with dogs[0].waiting("step 3"), dogs[2].waiting("step 3"):
+        time.sleep(1.0)
+    assert sorted(rank for rank, _ in ended) == [0, 2]
+    for _, suspects in ended:
+        assert len(suspects) == 1
+        assert suspects[0].startswith("process 1 has stopped: no sign of life for")
+
+
+def test_process_that_is_busy_elsewhere_is_named(dogs, monkeypatch):
+    ended = []
+    monkeypatch.setattr(Watchdog, "_end", lambda dog, suspects: (ended.append(suspects), dog.stop()))
+    with dogs[0].waiting("step 3"), dogs[2].waiting("step 3"):
+        time.sleep(1.0)
+    assert ended[0][0].startswith("process 1 is late: it has been in the start for")
+
+
+def test_compiling_is_not_late(dogs, monkeypatch):
+    ended = []
+    monkeypatch.setattr(Watchdog, "_end", lambda dog, suspects: ended.append(suspects))
+    with dogs[0].waiting("step 1"), dogs[1].waiting("step 1", compiles=True), dogs[2].waiting("step 1"):
+        time.sleep(1.2)
+    assert not ended
+
+
+def test_processes_stop_after_the_same_step(dogs):
+    dogs[2].request_stop()
+
+    def train(world):
+        dog = dogs[world.rank]
+        while dog.stop_at is None or dog.steps < dog.stop_at:
+            dog.begin_step()
+            world.barrier("a step")
+        return dog.steps
+
+    steps = together(train, [dog.world for dog in dogs])
+    assert len(set(steps)) == 1
+
+
+def test_error_of_a_collective_names_the_lost_process(dogs):
+    dogs[1].stop()
+    dogs[2].world.leave("InputError: no data")
+    with pytest.raises(ml.BackendError) as caught, dogs[0].waiting("step 2"):
+        raise ml.BackendError("a collective failed")
+    assert "process 1 has stopped: no sign of life" in str(caught.value)
+    assert "process 2 ended: InputError: no data" in str(caught.value)

@@ -90,6 +90,7 @@ class World:
         self.rank, self.size, self.local_rank, self.timeout = rank, size, local_rank, timeout
         self.store = store
         self._rounds = itertools.count()
+        self.numbers = itertools.count()  # for names that all processes choose in the same order
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size})"
@@ -183,7 +184,7 @@ class World:
         """Return the error that names the processes that did not arrive."""
         facts = [f"this is process {self.rank} of {self.size}"]
         for k in ranks:
-            reason = self._reason(k)
+            reason = self.reason(k)
             facts.append(
                 f"process {k} ended: {reason}" if reason else f"process {k} did not answer for {self.timeout:g} s"
             )
@@ -193,7 +194,8 @@ class World:
             hint=f"read the output of {named(ranks)}; Trainer(timeout=...) sets the time to wait",
         )
 
-    def _reason(self, rank: int) -> str | None:
+    def reason(self, rank: int) -> str | None:
+        """Return the error with which a process has left, or None."""
         try:
             return self.store.get(f"left/{rank}") if self.store is not None else None
         except (RuntimeError, OSError):
@@ -207,7 +209,7 @@ class World:
             text = self._call(self.store.get, key)
             if text is not None:
                 return str(text)
-            if time.monotonic() >= end or (leaver is not None and pause == POLL[1] and self._reason(leaver)):
+            if time.monotonic() >= end or (leaver is not None and pause == POLL[1] and self.reason(leaver)):
                 return None
             time.sleep(pause)
             pause = min(2 * pause, POLL[1])

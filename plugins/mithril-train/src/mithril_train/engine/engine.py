@@ -133,6 +133,7 @@ class Engine(CarriedArrays):
         self._evaluations: dict[Any, Evaluation] = {}
         self._traced: tuple[Any, Graph, Graph] | None = None  # the last one, which is often requested again
         self._rates: dict[str, tuple[float, Any]] = {}
+        self._has_run: set[Any] = set()
 
     def begin(
         self,
@@ -246,6 +247,13 @@ class Engine(CarriedArrays):
             dtype = resolve_type(spec, array_type(name, x), self.backend.dtype).dtype.numpy
             columns[name] = join_rows(self.backend, np.asarray(self._numpy(x)).astype(dtype, copy=False))
         return columns
+
+    def has_run(self, batch: Mapping[str, Any]) -> bool:
+        """Whether a step has run for such batches, so that its program is compiled."""
+        key = (signature(batch), self.recipe.frozen)
+        is_new = key not in self._has_run
+        self._has_run.add(key)
+        return not is_new
 
     def prepare(self, batch: Mapping[str, Any]) -> Step:
         """Compile the executables for such batches."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mithril.backend import Positive
-from mithril.base import InputError, OptionError
+from mithril.base import InputError, MithrilError, OptionError
 from mithril_parallel.sharding.checkpoint import DamagedError, Save, is_shared
 from mithril_train.loop import checkpoint, checkpointing
 from mithril_train.loop.callbacks import Array, Callback, Row, better, value_of
 
 if TYPE_CHECKING:
+    from mithril_parallel.watchdog import Watchdog
     from mithril_train.loop.report import Report
     from mithril_train.loop.training import Training
 
@@ -52,9 +55,11 @@ class Checkpoint(Callback):
         self.mode = better(mode, monitor or "")
         self.best = math.inf if self.mode == "min" else -math.inf
         self._terminated = False
+        self._watchdog: Watchdog | None = None
         self._handler: Any = None  # of SIGTERM before this fit
 
     def begin(self, trainer: Training) -> None:
+        self._watchdog = trainer.watchdog
         self._shared = is_shared(self.folder, trainer.world)
         if trainer.world.rank == 0 or not self._shared:
             checkpoint.remove_unfinished(self.folder)
@@ -63,9 +68,13 @@ class Checkpoint(Callback):
 
     def _terminate(self, *_: Any) -> None:
         self._terminated = True
+        if self._watchdog is not None:
+            self._watchdog.request_stop()
 
     def end(self, trainer: Training) -> None:
-        self._finish(trainer)
+        failed = sys.exc_info()[0] is not None  # an error ends training, which the error of a save must not hide
+        with suppress(MithrilError) if failed else nullcontext():
+            self._finish(trainer)
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None
@@ -74,6 +83,10 @@ class Checkpoint(Callback):
             signal.raise_signal(signal.SIGTERM)
 
     def batch_end(self, trainer: Training, report: Report) -> None:
+        """Save after SIGTERM: of several processes all save after the same step, and all end."""
+        dog = trainer.watchdog
+        if trainer.world.size > 1:
+            self._terminated = dog.stop_at is not None and dog.steps >= dog.stop_at
         if self._terminated and not trainer.stopped:
             self._save(trainer)
             trainer.stop("SIGTERM")
@@ -95,8 +108,11 @@ class Checkpoint(Callback):
 
     def _write(self, trainer: Training, name: str) -> None:
         """Start to write a checkpoint; the previous one must be complete, so that one copy of the arrays is waiting."""
+        with trainer.watchdog.waiting(f"the save of step {trainer.steps}", collective=False):
+            self._write_waiting(trainer, f"{self.folder}/{name}")
+
+    def _write_waiting(self, trainer: Training, path: str) -> None:
         self._finish(trainer)
-        path = f"{self.folder}/{name}"
         if not trainer.engine.is_distributed and "://" not in path:
             trainer.save(f"{path}.safetensors")
             self._remove_old(trainer)

@@ -11,6 +11,7 @@ import numpy as np
 from mithril.base import BackendError, InputError
 from mithril.system import launched_task
 from mithril_parallel.processes import World, current_world, grouped, named
+from mithril_parallel.watchdog import Watchdog
 from mithril_train.engine.batches import LocalRows, named as columns_of
 from mithril_train.engine.engine import Engine
 
@@ -41,6 +42,8 @@ def start(trainer: Trainer) -> None:
             hint=f"use a backend with device_mesh=({task.size},), or start one process",
         )
     trainer.world.enter()
+    trainer.watchdog = Watchdog(trainer.world)
+    trainer.watchdog.start()
     trainer._agreed = trainer.world.size == 1
 
 

@@ -14,7 +14,8 @@ from mithril.compiler import Transformed
 from mithril.models import Layer
 from mithril.runtime import CompiledModel
 from mithril.system import notebook
-from mithril_parallel.processes import TIMEOUT
+from mithril_parallel.processes import TIMEOUT, World
+from mithril_parallel.watchdog import Watchdog
 from mithril_train.augment.stages import Augmentations
 from mithril_train.engine.adapters import Loader, Portions
 from mithril_train.engine.batches import is_batch, rows
@@ -134,6 +135,7 @@ class Trainer(TrainerEvaluation):
         self.steps = 0  # optimizer steps
         self.first_epoch = 0  # epochs completed before the running fit
         self.stopped = ""  # why training was stopped early, if it was
+        self.watchdog = Watchdog(World())  # that of the running fit
         self._agreed = True  # whether the processes have compared their first batch
         self._micro = 0  # batches accumulated since the last step
         initial = params if params is not None else self.compiled.params or {}
@@ -177,7 +179,10 @@ class Trainer(TrainerEvaluation):
         if last is None:
             last = self._micro + 1 >= recipe.accumulate
         rates = {rate_name(p): r * self.rate_scale for p, r in recipe.optimizer.rates(self.steps).items()}
-        reports = engine.step(batch, rates, last=last)
+        compiles = not engine.has_run(batch)
+        self.watchdog.begin_step()
+        with self.watchdog.waiting(f"step {self.steps + 1}", compiles=compiles):
+            reports = engine.step(batch, rates, last=last)
         finite = reports.values.pop(FINITE, None)
         if recipe.stops and finite is not None:
             self._window.append((batch, finite, self.steps))
@@ -289,9 +294,10 @@ class Trainer(TrainerEvaluation):
             while self.epoch < total and not self.stopped:
                 self._epoch(source, total, (validation, batch_size), watchers, bar)
         except BaseException as error:
-            self.world.leave(f"{type(error).__name__}: {error}")
+            self.world.leave(f"{type(error).__name__}: {error}".partition("\n")[0])
             raise
         finally:
+            self.watchdog.stop()
             source.close()
             bar.close()
             for watcher in sorted(watchers, key=lambda w: isinstance(w, Checkpoint)):  # which may end the process

@@ -11,6 +11,7 @@ from mithril.backend import Positive, checked
 from mithril.base import InputError
 from mithril.runtime import CompiledModel
 from mithril_parallel.processes import World
+from mithril_parallel.watchdog import Watchdog
 from mithril_train.engine.batches import LocalRows, joined, named, rows
 from mithril_train.loop.fit_data import evaluation_source
 from mithril_train.loop.history import Totals
@@ -26,6 +27,7 @@ class TrainerEvaluation(TrainerValues):
 
     compiled: CompiledModel
     world: World
+    watchdog: Watchdog
 
     def begin(self, batch: Any) -> None:
         """Build the executables and initialize the parameters for such batches, without training."""
@@ -33,7 +35,8 @@ class TrainerEvaluation(TrainerValues):
 
     def to_numpy(self, value: Any) -> np.ndarray[Any, Any]:
         """Convert an array of the backend to NumPy."""
-        return self.engine.backend.to_numpy(value)
+        with self.watchdog.waiting(f"reading results of step {self.steps}"):
+            return self.engine.backend.to_numpy(value)
 
     def _columns(self, batch: Any) -> dict[str, Any]:
         if isinstance(batch, LocalRows):
@@ -66,7 +69,8 @@ class TrainerEvaluation(TrainerValues):
             batch = self._columns(item)
             if not self.engine.arrays:
                 self.begin(batch)
-            reports = self.engine.evaluate(batch, parameters)
+            with self.watchdog.waiting("evaluation", compiles=True):
+                reports = self.engine.evaluate(batch, parameters)
             totals.add(reports, rows(batch), self._weight(batch))
             if len(totals.pending) >= 4 * WINDOW:
                 totals.read_reports()

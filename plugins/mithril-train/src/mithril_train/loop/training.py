@@ -6,6 +6,7 @@ import os
 from typing import Protocol
 
 from mithril_parallel.processes import World
+from mithril_parallel.watchdog import Watchdog
 from mithril_train.engine.engine import Engine
 from mithril_train.step.step_config import StepConfig
 
@@ -15,6 +16,7 @@ class Training(Protocol):
 
     engine: Engine
     world: World
+    watchdog: Watchdog
     epoch: int
     steps: int
     rate_scale: float

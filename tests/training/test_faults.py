@@ -1,0 +1,45 @@
+"""Processes that are killed, frozen, cut off or told to end; ``benchmarks/bench_faults.py`` runs many of these."""
+
+from __future__ import annotations
+
+import signal
+
+import fault_runs
+import pytest
+from fault_runs import PROGRAM, check, undisturbed
+from rank_programs import SECONDS, started
+
+RUNS = [
+    ("jax", "freeze"),
+    ("torch", "freeze"),
+    ("jax", "kill"),
+    ("torch", "kill"),
+    ("jax", "partition"),
+    ("torch", "partition"),
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"), [pytest.param(*r, marks=() if r[1] == "freeze" else pytest.mark.slow) for r in RUNS]
+)
+def test_training_resumes_to_the_bit_after_a_fault(engine, kind):
+    pytest.importorskip(engine)
+    if kind == "partition" and not fault_runs.can_cut_networks():
+        pytest.skip("this user cannot create network namespaces")
+    check(engine, kind, 1, undisturbed(engine))
+
+
+def test_sigterm_of_one_process_saves_and_ends_all(tmp_path):
+    pytest.importorskip("torch")
+    with started(tmp_path, "torch", PROGRAM, str(tmp_path / "run")) as processes:
+        for line in processes[0].stdout:
+            if line == "step 5\n":
+                processes[1].send_signal(signal.SIGTERM)
+        lines = [process.communicate(timeout=SECONDS)[0].splitlines() for process in processes]
+        assert [process.returncode for process in processes] == [-signal.SIGTERM] * 2
+    saved = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert len(saved) == 2
+    last = int(saved[-1].removeprefix("step-"))
+    assert 5 <= last < fault_runs.STEPS
+    assert lines[1][-1] == f"step {last}"
+    assert (tmp_path / "run" / saved[-1] / "commit.json").exists()
