@@ -31,9 +31,8 @@ def main() -> None:
             except AssertionError as error:
                 failures += 1
                 print(f"{engine} {number} {kind}: FAILED {str(error)[:500]}", flush=True)
-        print(
-            f"{engine}: {len(seconds)} survived, {failures} failed, slowest end {max(seconds, default=0):.1f} s of {TIMEOUT} s"
-        )
+        slowest = max(seconds, default=0.0)
+        print(f"{engine}: {len(seconds)} survived, {failures} failed, slowest end {slowest:.1f} s of {TIMEOUT} s")
 
 
 if __name__ == "__main__":

@@ -9,18 +9,12 @@ import pytest
 from fault_runs import PROGRAM, check, undisturbed
 from rank_programs import SECONDS, started
 
-RUNS = [
-    ("jax", "freeze"),
-    ("torch", "freeze"),
-    ("jax", "kill"),
-    ("torch", "kill"),
-    ("jax", "partition"),
-    ("torch", "partition"),
-]
+FAST = ("jax", "freeze")
+RUNS = [FAST, ("torch", "freeze"), *((engine, kind) for kind in ("kill", "partition") for engine in ("jax", "torch"))]
 
 
 @pytest.mark.parametrize(
-    ("engine", "kind"), [pytest.param(*r, marks=() if r[1] == "freeze" else pytest.mark.slow) for r in RUNS]
+    ("engine", "kind"), [pytest.param(*run, marks=() if run == FAST else pytest.mark.slow) for run in RUNS]
 )
 def test_training_resumes_to_the_bit_after_a_fault(engine, kind):
     pytest.importorskip(engine)

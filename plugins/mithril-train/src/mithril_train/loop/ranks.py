@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,21 @@ def world_of(engine: Engine, timeout: float) -> World:
     return world
 
 
+@contextmanager
+def taking_part(trainer: Trainer) -> Iterator[None]:
+    """Register this process for the training inside the block, and tell the others if it fails."""
+    start(trainer)
+    try:
+        yield
+    except BaseException as error:
+        trainer.world.leave(f"{type(error).__name__}: {error}".partition("\n")[0])
+        raise
+    finally:
+        trainer.watchdog.stop()
+
+
 def start(trainer: Trainer) -> None:
-    """Check that a launcher's processes train together, and register this one."""
+    """Check that a launcher's processes train together, and start to watch them."""
     trainer.join()
     task = launched_task()
     if trainer.world.size == 1 and task is not None and task.size > 1 and not trainer.engine.is_distributed:

@@ -277,7 +277,18 @@ class Trainer(TrainerEvaluation):
         self._class_weight = None if class_weight is None else ClassWeight(class_weight)
         watchers = self._callbacks = [*self.callbacks, *callbacks]
         self.first_epoch = self.epoch
-        ranks.start(self)
+        with ranks.taking_part(self):
+            self._train(source, epochs, (validation, batch_size), watchers, resume)
+        return self.history
+
+    def _train(
+        self,
+        source: Loader,
+        epochs: int,
+        validation: tuple[Any, int | None],
+        watchers: Sequence[Callback],
+        resume: str | os.PathLike[str] | None,
+    ) -> None:
         if resume is not None:
             resume_training(self, resume)
         ranks.agree(self)
@@ -292,18 +303,13 @@ class Trainer(TrainerEvaluation):
             for watcher in watchers:
                 watcher.begin(self)
             while self.epoch < total and not self.stopped:
-                self._epoch(source, total, (validation, batch_size), watchers, bar)
-        except BaseException as error:
-            self.world.leave(f"{type(error).__name__}: {error}".partition("\n")[0])
-            raise
+                self._epoch(source, total, validation, watchers, bar)
         finally:
-            self.watchdog.stop()
             source.close()
             bar.close()
             for watcher in sorted(watchers, key=lambda w: isinstance(w, Checkpoint)):  # which may end the process
                 watcher.end(self)
         self._bind()
-        return self.history
 
     def _epoch(
         self,
