@@ -54,7 +54,7 @@ def train(config: dict[str, str]) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ray.init(num_cpus=2, include_dashboard=False)
+        ray.init(num_cpus=4, include_dashboard=False)
         TorchTrainer(
             train,
             train_loop_config={"folder": folder},

@@ -132,8 +132,8 @@ class Watchdog:
             self._stop_requested = False
             self.world.store.set(self._stop_key, "requested")
         if self.stop_at is None and self.world.store.get(self._stop_key) is not None:
-            with self._lock:
-                self.stop_at = max(
+            with self._lock:  # a process may have passed its check after the last step: all run one more
+                self.stop_at = 1 + max(
                     self.world.gather(f"{self._stop_key}/steps", self.steps, "the agreement on the last step")
                 )
 

@@ -85,9 +85,11 @@ class Checkpoint(Callback):
     def batch_end(self, trainer: Training, report: Report) -> None:
         """Save after SIGTERM: of several processes all save after the same step, and all end."""
         dog = trainer.watchdog
+        stops = self._terminated
         if trainer.world.size > 1:
-            self._terminated = dog.stop_at is not None and dog.steps >= dog.stop_at
-        if self._terminated and not trainer.stopped:
+            stops = dog.stop_at is not None and dog.steps >= dog.stop_at
+        if stops and not trainer.stopped:
+            self._terminated = True
             self._save(trainer)
             trainer.stop("SIGTERM")
 
