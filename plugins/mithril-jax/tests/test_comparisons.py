@@ -12,7 +12,7 @@ from mithril.passes import random_arguments
 from mithril_jax.comparisons import compared_with_itself, with_stored_operands
 from mithril_jax.execution import BARRIER_PASS
 from mithril_testing.levels import REFERENCE, Levels
-from mithril_testing.random_graphs import random_graph
+from mithril_testing.random_graphs import WIDE, random_graph
 
 
 @pytest.mark.parametrize("level", ["medium", "high"])
@@ -49,6 +49,15 @@ def test_values_compared_with_their_own_elements_are_stored(compare):
     with Builder() as b:
         graph = b.build({"y": compare(b.input("x", (4, 4)))})
     assert not compared_with_itself(graph), "an argument is stored in any case"
+
+
+def test_gradients_of_max_pool_find_the_maximum():
+    """Pool a convolution written as sums of products; with these settings XLA computes it again for the comparison."""
+    graph = random_graph(3294, sizes=WIDE)
+    graph = graph.replaced(results=(graph.results[3],))
+    settings = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    levels = Levels(graph, ml.JaxBackend(), jit_options={"compiler_options": settings})
+    assert levels.differences("medium", random_arguments(graph, 3294), gradient=True, base=REFERENCE) == []
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from mithril.ir import Graph, Node, Value, types_of
 
 COMPARISONS = frozenset({ops.equal, ops.not_equal, ops.less, ops.less_equal, ops.greater, ops.greater_equal})
 SELECTIONS = frozenset({ops.max, ops.min, ops.maximum, ops.minimum, ops.max_pool, ops.where, ops.abs, ops.neg})
+COMPARES_INSIDE = frozenset({ops.max_pool_positions})  # the helper compares elements with the maximum of their window
 
 
 def with_stored_operands(graph: Graph) -> Graph:
@@ -39,6 +40,8 @@ def compared_with_itself(graph: Graph) -> set[Value]:
     for node in graph.nodes:
         if node.op in COMPARISONS and any(v is not None and v.dtype.is_float for v in node.operands):
             stored |= _sources_read_twice(graph, node)
+        if node.op in COMPARES_INSIDE:
+            stored |= _computed(graph, {v for v in node.operands if v is not None and v.dtype.is_float})
     return stored
 
 
