@@ -14,6 +14,7 @@ def mithril_exports() -> Sequence[Export]:
     """Return ``ml.from_pretrained``, ``ml.generate`` and their classes."""
     return [
         Export("from_pretrained", "mithril_hub.checkpoint.pretrained:from_pretrained"),
+        Export("open_weights", "mithril_hub.checkpoint.open_weights:open_weights"),
         Export("generate", "mithril_hub.generation.generate:generate"),
         Export("Tokenizer", "mithril_hub.text.tokenizer:Tokenizer"),
         Export("Session", "mithril_hub.generation.session:Session"),

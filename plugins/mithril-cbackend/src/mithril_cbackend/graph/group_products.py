@@ -14,29 +14,15 @@ import numpy as np
 
 from mithril import ops
 from mithril.base import float32, int8
-from mithril.ir import Editor, Node, Value, op
+from mithril.ir import Editor, Node, Value
 from mithril.system import ArrayCache
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
-from mithril_cbackend.lowering.words.group_panels import Panels, panels_of, unpacked
+from mithril_cbackend.lowering.words.group_operation import group_product
+from mithril_cbackend.lowering.words.group_panels import Panels, panels_of
 
 Array = np.ndarray[Any, Any]
 PANELS = ArrayCache()  # of codes: programs for other sizes share them
 UNITS = (1.0, 0.5)  # that tables of integers are multiples of
-
-
-def _shape(x: Any, panels: Any, table: Any, *, columns: int, **_: Any) -> Any:
-    return (*x[:-1], columns)
-
-
-def _float32(dtypes: Any, attributes: Any) -> Any:
-    return float32
-
-
-@op(name="c.group_product", shape=_shape, dtype=_float32, opaque=True, no_axes="it exists in programs of this backend")
-def group_product(x, panels, table, *, columns: int, group: int, has_offsets: bool = False, is_half: bool = True):  # type: ignore[no-untyped-def]
-    """x times the transposed matrix of 4-bit codes in panels, with float32 sums."""
-    weights = unpacked(Panels(panels, columns, group, has_offsets, is_half), table)
-    return x.astype(np.float32) @ weights.T
 
 
 @dataclass(frozen=True)

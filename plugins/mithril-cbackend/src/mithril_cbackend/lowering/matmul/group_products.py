@@ -11,13 +11,13 @@ from typing import Any
 from mithril.base import TensorType, float32, int32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.graph.group_products import group_product
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.microkernel import count
 from mithril_cbackend.lowering.words import group_tiles, group_tiles_c
+from mithril_cbackend.lowering.words.group_operation import group_product
 from mithril_cbackend.lowering.words.group_tiles import COLUMNS, GroupForm
 
 

@@ -1,0 +1,73 @@
+"""``ml.open_weights``: the arrays of a file of weights as read-only views of it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mithril.backend import checked
+from mithril.base import InputError
+from mithril_hub.checkpoint.safetensors_file import read_safetensors
+
+Array = np.ndarray[Any, Any]
+LOCAL_HEADER = 30  # bytes of a zip member before its name
+
+
+@checked()
+def open_weights(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Return the arrays of a safetensors or npz file by name, as views whose pages are loaded when they are used.
+
+    Arrays that are compressed, or not aligned to their elements, are read. All arrays are read-only: bound to a model
+    with ``static_inference=True``, they are not copied, and packed weights are the only ones in memory.
+    """
+    file = Path(path)
+    if file.suffix == ".safetensors":
+        arrays = {name: stored.array() for name, stored in read_safetensors(file).items()}
+    elif file.suffix == ".npz":
+        arrays = _npz(file)
+    else:
+        raise InputError(
+            f"open_weights cannot read '{file}'",
+            facts=["it reads .safetensors and .npz"],
+            hint="ml.load('model.gguf') maps GGUF files, ml.from_pretrained(folder) checkpoints",
+        )
+    for array in arrays.values():
+        array.setflags(write=False)
+    return arrays
+
+
+def _npz(file: Path) -> dict[str, Array]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = [i for i in archive.infolist() if i.filename.endswith(".npy")]
+            return {i.filename.removesuffix(".npy"): _member(file, archive, i) for i in members}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"'{file}' cannot be read", facts=[str(error)[:200]]) from None
+
+
+def _member(file: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    """Return an array of an archive, a view unless it is compressed."""
+    with archive.open(info) as content:
+        version = np.lib.format.read_magic(content)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(content)
+        start = content.tell()
+        if dtype.hasobject:
+            raise ValueError(f"'{info.filename}' has Python objects")
+        if info.compress_type != zipfile.ZIP_STORED or 0 in shape:
+            data = np.frombuffer(content.read(), dtype)
+            return data.reshape(shape, order="F" if is_fortran else "C")
+    with file.open("rb") as raw:
+        raw.seek(info.header_offset)
+        header = raw.read(LOCAL_HEADER)
+    name, extra = (int.from_bytes(header[k : k + 2], "little") for k in (26, 28))
+    offset = info.header_offset + LOCAL_HEADER + name + extra + start
+    if offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64)) > file.stat().st_size:
+        raise ValueError(f"'{info.filename}' exceeds the file")
+    view = np.memmap(file, dtype, "r", offset=offset, shape=shape, order="F" if is_fortran else "C")
+    array = np.asarray(view)
+    return array if array.ctypes.data % dtype.alignment == 0 else array.copy()
