@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -35,14 +36,9 @@ TRAINING_CASES = {2: (*TRAINED, "a_training_step_reduces_gradients_once"), 4: TR
 
 @pytest.mark.parametrize("count", CASES)
 def test_cases_in_processes(count, tmp_path):
-    errors = run_cases("mesh_cases", CASES[count], count, tmp_path)
-    assert not any(errors.values()), "\n".join(f"-- {name} --\n{error}" for name, error in errors.items() if error)
-
-
-@pytest.mark.parametrize("count", TRAINING_CASES)
-def test_training_in_processes(count, tmp_path):
-    pytest.importorskip("mithril_train")
-    errors = run_cases("mesh_cases", TRAINING_CASES[count], count, tmp_path)
+    trains = importlib.util.find_spec("mithril_train") is not None
+    names = (*CASES[count], *(TRAINING_CASES[count] if trains else ()))
+    errors = run_cases("mesh_cases", names, count, tmp_path)
     assert not any(errors.values()), "\n".join(f"-- {name} --\n{error}" for name, error in errors.items() if error)
 
 
