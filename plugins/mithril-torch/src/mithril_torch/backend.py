@@ -23,7 +23,7 @@ from mithril.backend import (
 )
 from mithril.base import ALL, BackendError, DType, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, Node, iterate
-from mithril.ops import conv_input_grad, conv_weight_grad
+from mithril.ops import conv_input_grad
 from mithril.system import launched_task
 from mithril_torch.autograd import DifferentiableProgram, Differentiated
 from mithril_torch.execution import RunOptions, read, runner
@@ -96,7 +96,6 @@ class TorchBackend(SourceBackend):
     def capabilities(self) -> Capabilities:
         families = {"cuda": ("gpu", "nvidia"), "mps": ("apple",), "cpu": ("cpu", "mobile")}  # mobile: .pte files
         base = super().capabilities
-        forms = (Form.POINTWISE_MATMUL,)
         return replace(
             base,
             families=families.get(base.family, base.families),
@@ -104,7 +103,7 @@ class TorchBackend(SourceBackend):
             autodiff="native",
             threads=True,
             estimate_error=(-0.65, 0.17),
-            prefers={conv_input_grad: forms, conv_weight_grad: forms} if base.family == "cpu" else {},
+            prefers={conv_input_grad: (Form.POINTWISE_MATMUL,)} if base.family == "cpu" else {},
         )
 
     def branches(self, options: BuildOptions) -> bool:
