@@ -14,7 +14,7 @@ RUNS = [FAST, ("torch", "freeze"), *((engine, kind) for kind in ("kill", "partit
 
 
 @pytest.mark.parametrize(
-    ("engine", "kind"), [pytest.param(*run, marks=() if run == FAST else pytest.mark.slow) for run in RUNS]
+    ("engine", "kind"), [pytest.param(*run, marks=() if run == FAST else pytest.mark.soak) for run in RUNS]
 )
 def test_training_resumes_to_the_bit_after_a_fault(engine, kind):
     pytest.importorskip(engine)
