@@ -124,3 +124,11 @@ def test_make_check_runs_webassembly(tmp_path):
 def test_architecture_and_platform_must_fit(tmp_path):
     with pytest.raises(OptionError, match="arch 'wasm32' conflicts with platform 'bare'"):
         compiled(image, mobile_options={"arch": "wasm32", "platform": "bare"})
+
+
+@pytest.mark.parametrize("build", [image, attention, cached], ids=lambda f: f.__name__)
+def test_arena_of_small_code_is_the_live_peak(build):
+    program = (
+        compiled(build, mobile_options={"arch": "armv7e-m", "optimize_size": True}).programs[-1].executable.program
+    )
+    assert program.arena == program.plan.peak
