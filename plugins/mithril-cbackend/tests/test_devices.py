@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_export import attention, cached, check, compiled, image, needs, words
+from test_export import attention, cached, check, compiled, image, needs, stacked, words
 
+import mithril as ml
 from mithril.base import OptionError
+from mithril.models import Linear
 from mithril_cbackend import toolchains
 
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
@@ -118,6 +120,33 @@ def test_make_check_runs_webassembly(tmp_path):
     target = exported(cached, tmp_path, "wasm32").contents.target
     assert check(tmp_path, f"CC={target.toolchain.compiler()}") <= 1e-6
     assert re.search(r"^RUN \?= node run.mjs$", (tmp_path / "Makefile").read_text(), re.MULTILINE)
+
+
+# -- arm64 --------------------------------------------------------------------------------------------------------
+@needs_zig
+def test_bytes_are_multiplied_by_dot_products_of_arm(tmp_path):
+    inputs = {"input": np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)}
+    exact = compiled(lambda: (stacked(Linear(32, name="l")), {"input": [32, 16]}))
+    ranges = ml.calibrate_ranges(exact, [inputs])
+    phone = {"arch": "arm64-v8a", "platform": "linux"}
+    options = {"static_inference": True, "quantization": {"ranges": ranges}, "mobile_options": phone}
+    small = ml.compile(stacked(Linear(32, name="l")), "c", shapes={"input": [32, 16]}, **options)
+    small.bind(exact.params)
+    small.export(tmp_path, inputs=inputs, library=None)
+    flags = [
+        "-target",
+        "aarch64-freestanding",
+        "-std=c11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-ffreestanding",
+        "-S",
+    ]
+    for cpu, expected in (("neoverse_n1", True), ("generic", False)):
+        toolchains.run([*ZIG, *flags, f"-mcpu={cpu}", str(tmp_path / "model.c"), "-o", str(tmp_path / "model.s")])
+        assert ("sdot" in (tmp_path / "model.s").read_text()) == expected
 
 
 # -- options ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,13 @@ STEP_BYTES = """\
 #define STEP_U8S8(sum, word, panel) \\
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"((word) - (words){0}), "x"(panel))
 #endif
+#elif defined(__ARM_FEATURE_DOTPROD) && LANES == 4 /* signed bytes: subtract 128, and add it again as twice 64 */
+#include <arm_neon.h>
+#define DOT_S8S8(sum, a, b) ((words)vdotq_s32((int32x4_t)(sum), (int8x16_t)(a), (int8x16_t)(b)))
+#define EVERY_WORD(x) ((int32_t)(x) - (words){0})
+#define STEP_U8S8(sum, word, panel) \\
+  (sum = DOT_S8S8(DOT_S8S8(DOT_S8S8(sum, EVERY_WORD((uint32_t)(word) ^ 0x80808080u), panel), \\
+                           EVERY_WORD(0x40404040), panel), EVERY_WORD(0x40404040), panel))
 #else
 #define PART_U8S8(word, panel, p) \\
   (((panel) << (24 - 8 * (p)) >> 24) * ((int32_t)((uint32_t)(word) >> (8 * (p)) & 255) - (words){0}))
