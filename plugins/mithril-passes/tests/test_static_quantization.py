@@ -107,8 +107,9 @@ def test_residual_additions_and_pools_read_codes() -> None:
     result = ml.compile(model, "numpy", static_inference=True, quantization={"ranges": ranges})
     result.bind(float_model.params)
     assert error(result({"image": image})["sum"], float_model({"image": image})["sum"]) < 0.03
-    (add,) = [n for n in result.graph.nodes if n.op is ops.add]
-    producers = [result.graph.producers[v].op for v in add.operands]
+    graph = result.graph
+    (add,) = [n for n in graph.nodes if n.op is ops.add]
+    producers = [graph.producers[v].op for v in add.operands]
     assert ops.dequantize in producers
 
 

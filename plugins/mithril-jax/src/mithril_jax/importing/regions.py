@@ -40,18 +40,18 @@ def _comparisons(block: Any) -> list[Any]:
     return [op for op in block.operations if op.operation.name == "stablehlo.compare"]
 
 
-def _direction(op: Any) -> str:
-    return str(stablehlo.ComparisonDirectionAttr(op.operation.attributes["comparison_direction"]).value)
+def _direction(comparison: Any) -> str:
+    return str(stablehlo.ComparisonDirectionAttr(comparison.operation.attributes["comparison_direction"]).value)
 
 
-def extreme_position(op: Any, axes: tuple[int, ...]) -> str | None:
+def extreme_position(reduction: Any, axes: tuple[int, ...]) -> str | None:
     """Return "max" or "min" for a reduction to an extreme and its first position, or None."""
-    counter = _owner(op.operands[1]) if len(op.operands) == 4 else None
+    counter = _owner(reduction.operands[1]) if len(reduction.operands) == 4 else None
     if counter is None or counter.name != "stablehlo.iota" or len(axes) != 1:
         return None
     if int(ir.IntegerAttr(counter.attributes["iota_dimension"]).value) != axes[0]:
         return None
-    block = op.regions[0].blocks[0]
+    block = reduction.regions[0].blocks[0]
     if any(o.operation.name not in SELECTIONS for o in block.operations):
         return None
     of_values = [c for c in _comparisons(block) if [_argument(v) for v in c.operation.operands] == [0, 2]]

@@ -238,27 +238,28 @@ class Interpreter:
             env.update(zip(operation.results, results, strict=True))
         raise InputError("a block of the program returns nothing")
 
-    def _results(self, op: Any, operands: list[Any], env: Mapping[Any, Any]) -> Sequence[Any]:
-        name = op.name.removeprefix("stablehlo.")
+    def _results(self, operation: Any, operands: list[Any], env: Mapping[Any, Any]) -> Sequence[Any]:
+        name = operation.name.removeprefix("stablehlo.")
         try:
-            if op.name == "func.call" or name == "composite":
-                callee = op.attributes["callee" if op.name == "func.call" else "decomposition"]
+            if operation.name == "func.call" or name == "composite":
+                callee = operation.attributes["callee" if operation.name == "func.call" else "decomposition"]
                 return self.call(self.program.functions[ir.FlatSymbolRefAttr(callee).value], operands)
             if name == "while":
-                return self._while(op, operands, env)
+                return self._while(operation, operands, env)
             if name in ("if", "case"):
-                return self._branches(op, operands[0], env)
-            result = arrays_of(HLO[op.name](op, *operands))
+                return self._branches(operation, operands[0], env)
+            result = arrays_of(HLO[operation.name](operation, *operands))
         except MithrilError as error:
-            raise error.with_facts(f"in {op.name} at {op.location}") from None
+            raise error.with_facts(f"in {operation.name} at {operation.location}") from None
         except MISTAKES as cause:
             raise OperationError(
-                f"{op.name} cannot be imported", facts=[f"{type(cause).__name__}: {cause}", f"at {op.location}"]
+                f"{operation.name} cannot be imported",
+                facts=[f"{type(cause).__name__}: {cause}", f"at {operation.location}"],
             ) from cause
         return result if isinstance(result, tuple) else (result,)
 
-    def _while(self, op: Any, operands: list[Any], env: Mapping[Any, Any]) -> Sequence[Any]:
-        condition, body = (region.blocks[0] for region in op.regions)
+    def _while(self, operation: Any, operands: list[Any], env: Mapping[Any, Any]) -> Sequence[Any]:
+        condition, body = (region.blocks[0] for region in operation.regions)
         results = ops.while_loop(
             lambda *s: as_value(self.block(condition, _state(s), env)[0]),
             lambda *s: tuple(as_value(y) for y in self.block(body, _state(s), env)),
@@ -266,10 +267,10 @@ class Interpreter:
         )
         return tuple(results)
 
-    def _branches(self, op: Any, which: Any, env: Mapping[Any, Any]) -> Sequence[Any]:
+    def _branches(self, operation: Any, which: Any, env: Mapping[Any, Any]) -> Sequence[Any]:
         """Select a branch: the first of two for true, or by a number, the last one for numbers outside."""
-        blocks = [region.blocks[0] for region in op.regions]
-        is_case = op.name.endswith("case")
+        blocks = [region.blocks[0] for region in operation.regions]
+        is_case = operation.name.endswith("case")
 
         def branch(k: int) -> Callable[..., Any]:
             return lambda: tuple(as_value(y) for y in self.block(blocks[k], (), env))

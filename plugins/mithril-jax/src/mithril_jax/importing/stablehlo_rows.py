@@ -55,30 +55,30 @@ def elements(name: str) -> Callable[..., Any]:
 
 
 for _name in ELEMENTS:
-    HLO[f"stablehlo.{_name}"] = lambda op, *xs, name=_name: elements(name)(*xs)
+    HLO[f"stablehlo.{_name}"] = lambda operation, *xs, name=_name: elements(name)(*xs)
 for _name in CHLO:
-    HLO[f"chlo.{_name}"] = lambda op, x, name=_name: ROWS[name](x)
+    HLO[f"chlo.{_name}"] = lambda operation, x, name=_name: ROWS[name](x)
 
 
 # -- attributes ---------------------------------------------------------------------------------------------------
-def ints(op: Any, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+def ints(operation: Any, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
     """Return an attribute of integers, or the default if it is absent."""
-    if name not in op.attributes:
+    if name not in operation.attributes:
         return tuple(default)
-    attribute = op.attributes[name]
+    attribute = operation.attributes[name]
     if isinstance(attribute, (ir.DenseI64ArrayAttr, ir.DenseBoolArrayAttr)):
         return tuple(int(v) for v in attribute)
     return tuple(int(v) for v in np.asarray(ir.DenseIntElementsAttr(attribute)).reshape(-1))
 
 
-def number(op: Any, name: str, default: int | None = None) -> int:
-    if default is not None and name not in op.attributes:
+def number(operation: Any, name: str, default: int | None = None) -> int:
+    if default is not None and name not in operation.attributes:
         return default
-    return int(ir.IntegerAttr(op.attributes[name]).value)
+    return int(ir.IntegerAttr(operation.attributes[name]).value)
 
 
-def pairs(op: Any, name: str, count: int) -> list[tuple[int, int]]:
-    flat = ints(op, name, [0] * (2 * count))
+def pairs(operation: Any, name: str, count: int) -> list[tuple[int, int]]:
+    flat = ints(operation, name, [0] * (2 * count))
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -103,15 +103,15 @@ def type_of(kind: Any) -> tuple[tuple[int, ...], str]:
     return tuple(kind.shape), KINDS[element]
 
 
-def result_type(op: Any, position: int = 0) -> tuple[tuple[int, ...], str]:
-    return type_of(op.results[position].type)
+def result_type(operation: Any, position: int = 0) -> tuple[tuple[int, ...], str]:
+    return type_of(operation.results[position].type)
 
 
 # -- constants, shapes --------------------------------------------------------------------------------------------
 @hlo("stablehlo.constant")
-def constant(op: Any) -> Any:
-    shape, kind = result_type(op)
-    attribute = op.attributes["value"]
+def constant(operation: Any) -> Any:
+    shape, kind = result_type(operation)
+    attribute = operation.attributes["value"]
     if not isinstance(attribute, ir.DenseElementsAttr):
         raise UnsupportedError(f"constants stored as {type(attribute).__name__} are not supported")
     if attribute.is_splat:
@@ -136,9 +136,9 @@ COUNTERS = 1 << 22  # jax.random counts with uint64, which not every engine has;
 
 
 @hlo("stablehlo.iota")
-def iota(op: Any) -> Any:
-    shape, kind = result_type(op)
-    axis = number(op, "iota_dimension")
+def iota(operation: Any) -> Any:
+    shape, kind = result_type(operation)
+    axis = number(operation, "iota_dimension")
     if kind == "uint64" and math.prod(shape) <= COUNTERS:
         line = np.arange(shape[axis], dtype=np.uint64)
         return np.broadcast_to(line.reshape([-1 if k == axis else 1 for k in range(len(shape))]), shape)
@@ -146,94 +146,96 @@ def iota(op: Any) -> Any:
 
 
 @hlo("stablehlo.broadcast_in_dim")
-def broadcast_in_dim(op: Any, x: Any) -> Any:
-    axes = ints(op, "broadcast_dimensions")
-    return ROWS["broadcast_in_dim"](x, shape=result_type(op)[0], broadcast_dimensions=axes)
+def broadcast_in_dim(operation: Any, x: Any) -> Any:
+    axes = ints(operation, "broadcast_dimensions")
+    return ROWS["broadcast_in_dim"](x, shape=result_type(operation)[0], broadcast_dimensions=axes)
 
 
 @hlo("stablehlo.reshape")
-def reshape_(op: Any, x: Any) -> Any:
-    return reshape(x, result_type(op)[0])
+def reshape_(operation: Any, x: Any) -> Any:
+    return reshape(x, result_type(operation)[0])
 
 
 @hlo("stablehlo.transpose")
-def transpose(op: Any, x: Any) -> Any:
-    return ROWS["transpose"](x, ints(op, "permutation"))
+def transpose(operation: Any, x: Any) -> Any:
+    return ROWS["transpose"](x, ints(operation, "permutation"))
 
 
 @hlo("stablehlo.reverse")
-def reverse(op: Any, x: Any) -> Any:
-    return ROWS["rev"](x, ints(op, "dimensions"))
+def reverse(operation: Any, x: Any) -> Any:
+    return ROWS["rev"](x, ints(operation, "dimensions"))
 
 
 @hlo("stablehlo.concatenate")
-def concatenate(op: Any, *xs: Any) -> Any:
-    return ROWS["concatenate"](*xs, dimension=number(op, "dimension"))
+def concatenate(operation: Any, *xs: Any) -> Any:
+    return ROWS["concatenate"](*xs, dimension=number(operation, "dimension"))
 
 
 @hlo("stablehlo.pad")
-def pad(op: Any, x: Any, value: Any) -> Any:
-    columns = (ints(op, f"edge_padding_{end}") for end in ("low", "high"))
-    return ROWS["pad"](x, value, list(zip(*columns, ints(op, "interior_padding"), strict=True)))
+def pad(operation: Any, x: Any, value: Any) -> Any:
+    columns = (ints(operation, f"edge_padding_{end}") for end in ("low", "high"))
+    return ROWS["pad"](x, value, list(zip(*columns, ints(operation, "interior_padding"), strict=True)))
 
 
 @hlo("stablehlo.slice")
-def slice_(op: Any, x: Any) -> Any:
-    return ROWS["slice"](x, ints(op, "start_indices"), ints(op, "limit_indices"), ints(op, "strides"))
+def slice_(operation: Any, x: Any) -> Any:
+    return ROWS["slice"](
+        x, ints(operation, "start_indices"), ints(operation, "limit_indices"), ints(operation, "strides")
+    )
 
 
 @hlo("stablehlo.dynamic_slice")
-def dynamic_slice(op: Any, x: Any, *starts: Any) -> Any:
-    return ROWS["dynamic_slice"](x, *starts, slice_sizes=ints(op, "slice_sizes"))
+def dynamic_slice(operation: Any, x: Any, *starts: Any) -> Any:
+    return ROWS["dynamic_slice"](x, *starts, slice_sizes=ints(operation, "slice_sizes"))
 
 
 @hlo("stablehlo.dynamic_update_slice")
-def dynamic_update_slice(op: Any, x: Any, update: Any, *starts: Any) -> Any:
+def dynamic_update_slice(operation: Any, x: Any, update: Any, *starts: Any) -> Any:
     return ROWS["dynamic_update_slice"](x, update, *starts)
 
 
 # -- elements with attributes -------------------------------------------------------------------------------------
 @hlo("stablehlo.compare")
-def compare(op: Any, x: Any, y: Any) -> Any:
-    return ROWS[direction(op).lower()](x, y)
+def compare(operation: Any, x: Any, y: Any) -> Any:
+    return ROWS[direction(operation).lower()](x, y)
 
 
-def direction(op: Any) -> str:
-    return str(stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"]).value)
+def direction(operation: Any) -> str:
+    return str(stablehlo.ComparisonDirectionAttr(operation.attributes["comparison_direction"]).value)
 
 
 @hlo("stablehlo.select")
-def select(op: Any, which: Any, yes: Any, no: Any) -> Any:
+def select(operation: Any, which: Any, yes: Any, no: Any) -> Any:
     return ops.where(which, yes, no)
 
 
 @hlo("stablehlo.convert")
-def convert(op: Any, x: Any) -> Any:
-    return cast(x, result_type(op)[1])
+def convert(operation: Any, x: Any) -> Any:
+    return cast(x, result_type(operation)[1])
 
 
 @hlo("stablehlo.bitcast_convert")
-def bitcast_convert(op: Any, x: Any) -> Any:
-    return ROWS["bitcast_convert_type"](x, result_type(op)[1])
+def bitcast_convert(operation: Any, x: Any) -> Any:
+    return ROWS["bitcast_convert_type"](x, result_type(operation)[1])
 
 
 @hlo("stablehlo.reduce_precision")
-def reduce_precision(op: Any, x: Any) -> Any:
-    return ROWS["reduce_precision"](x, number(op, "exponent_bits"), number(op, "mantissa_bits"))
+def reduce_precision(operation: Any, x: Any) -> Any:
+    return ROWS["reduce_precision"](x, number(operation, "exponent_bits"), number(operation, "mantissa_bits"))
 
 
 @hlo("stablehlo.round_nearest_even")
-def round_nearest_even(op: Any, x: Any) -> Any:
+def round_nearest_even(operation: Any, x: Any) -> Any:
     return ROWS["round"](x, 1)
 
 
 @hlo("stablehlo.round_nearest_afz")
-def round_nearest_away(op: Any, x: Any) -> Any:
+def round_nearest_away(operation: Any, x: Any) -> Any:
     return ROWS["round"](x, 0)
 
 
 @hlo("stablehlo.custom_call")
-def custom_call(op: Any, *xs: Any) -> Any:
+def custom_call(operation: Any, *xs: Any) -> Any:
     return xs if len(xs) != 1 else xs[0]  # only those of NO_EFFECT come here
 
 
@@ -242,11 +244,13 @@ NO_EFFECT = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annota
 
 # -- products -----------------------------------------------------------------------------------------------------
 @hlo("stablehlo.dot_general")
-def dot_general(op: Any, a: Any, b: Any) -> Any:
-    d = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+def dot_general(operation: Any, a: Any, b: Any) -> Any:
+    d = stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
     contracting = d.lhs_contracting_dimensions, d.rhs_contracting_dimensions
     numbers = contracting, (d.lhs_batching_dimensions, d.rhs_batching_dimensions)
-    return ROWS["dot_general"](a, b, dimension_numbers=numbers, preferred_element_type=_numpy(result_type(op)[1]))
+    return ROWS["dot_general"](
+        a, b, dimension_numbers=numbers, preferred_element_type=_numpy(result_type(operation)[1])
+    )
 
 
 def _numpy(kind: str) -> Any:
@@ -256,24 +260,26 @@ def _numpy(kind: str) -> Any:
 
 
 @hlo("stablehlo.convolution")
-def convolution(op: Any, x: Any, w: Any) -> Any:
-    d = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+def convolution(operation: Any, x: Any, w: Any) -> Any:
+    d = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
     count = len(d.input_spatial_dimensions)
-    flipped = [d.kernel_spatial_dimensions[k] for k, f in enumerate(ints(op, "window_reversal", [0] * count)) if f]
+    flipped = [
+        d.kernel_spatial_dimensions[k] for k, f in enumerate(ints(operation, "window_reversal", [0] * count)) if f
+    ]
     return ROWS["conv_general_dilated"](
         x,
         ROWS["rev"](w, flipped),
-        window_strides=ints(op, "window_strides", [1] * count),
-        padding=pairs(op, "padding", count),
-        lhs_dilation=ints(op, "lhs_dilation", [1] * count),
-        rhs_dilation=ints(op, "rhs_dilation", [1] * count),
+        window_strides=ints(operation, "window_strides", [1] * count),
+        padding=pairs(operation, "padding", count),
+        lhs_dilation=ints(operation, "lhs_dilation", [1] * count),
+        rhs_dilation=ints(operation, "rhs_dilation", [1] * count),
         dimension_numbers=(
             (d.input_batch_dimension, d.input_feature_dimension, *d.input_spatial_dimensions),
             (d.kernel_output_feature_dimension, d.kernel_input_feature_dimension, *d.kernel_spatial_dimensions),
             (d.output_batch_dimension, d.output_feature_dimension, *d.output_spatial_dimensions),
         ),
-        feature_group_count=number(op, "feature_group_count", 1),
-        batch_group_count=number(op, "batch_group_count", 1),
+        feature_group_count=number(operation, "feature_group_count", 1),
+        batch_group_count=number(operation, "batch_group_count", 1),
     )
 
 
@@ -282,19 +288,19 @@ REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "mi
 
 
 @hlo("stablehlo.reduce")
-def reduce(op: Any, *operands: Any) -> Any:
+def reduce(operation: Any, *operands: Any) -> Any:
     count = len(operands) // 2
-    arrays, initial, axes = operands[:count], operands[count:], ints(op, "dimensions")
-    names = combination(op.regions[0].blocks[0], count)
+    arrays, initial, axes = operands[:count], operands[count:], ints(operation, "dimensions")
+    names = combination(operation.regions[0].blocks[0], count)
     if names is not None:
         return tuple(_reduced(n, x, axes, first) for n, x, first in zip(names, arrays, initial, strict=True))
-    extreme = extreme_position(op, axes)
+    extreme = extreme_position(operation, axes)
     if extreme is None:
         raise UnsupportedError(
             "a reduction by this function is not supported",
             facts=["accepted: sums, products, extremes, their positions, and, or"],
         )
-    kind = result_type(op, 1)[1]
+    kind = result_type(operation, 1)[1]
     position = ROWS[f"arg{extreme}"](arrays[0], axes=axes, index_dtype=kind)
     return ROWS[f"reduce_{extreme}"](arrays[0], axes=axes), position
 
@@ -320,26 +326,28 @@ def _is_neutral(name: str, initial: Any) -> bool:
 
 
 @hlo("stablehlo.reduce_window")
-def reduce_window(op: Any, *operands: Any) -> Any:
+def reduce_window(operation: Any, *operands: Any) -> Any:
     count = len(operands) // 2
-    names = combination(op.regions[0].blocks[0], count)
+    names = combination(operation.regions[0].blocks[0], count)
     if names is None:
         raise UnsupportedError("a window reduced by this function is not supported")
-    results = [_windowed(op, n, x, first) for n, x, first in zip(names, operands, operands[count:], strict=False)]
+    results = [
+        _windowed(operation, n, x, first) for n, x, first in zip(names, operands, operands[count:], strict=False)
+    ]
     return tuple(results)
 
 
 CUMULATIVE = {"add": "cumsum", "multiply": "cumprod", "maximum": "cummax", "minimum": "cummin"}
 
 
-def _windowed(op: Any, name: str, x: Any, initial: Any) -> Any:
+def _windowed(operation: Any, name: str, x: Any, initial: Any) -> Any:
     rank = len(x.shape)
     settings: dict[str, Any] = {
-        "window_dimensions": ints(op, "window_dimensions"),
-        "window_strides": ints(op, "window_strides", [1] * rank),
-        "padding": pairs(op, "padding", rank),
-        "base_dilation": ints(op, "base_dilations", [1] * rank),
-        "window_dilation": ints(op, "window_dilations", [1] * rank),
+        "window_dimensions": ints(operation, "window_dimensions"),
+        "window_strides": ints(operation, "window_strides", [1] * rank),
+        "padding": pairs(operation, "padding", rank),
+        "base_dilation": ints(operation, "base_dilations", [1] * rank),
+        "window_dilation": ints(operation, "window_dilations", [1] * rank),
     }
     axis = _cumulative_axis(x, settings)
     if axis is not None and name in CUMULATIVE:
@@ -364,9 +372,9 @@ def _cumulative_axis(x: Any, settings: Any) -> int | None:
 
 
 @hlo("stablehlo.sort")
-def sort(op: Any, *xs: Any) -> Any:
-    keys = sort_keys(op.regions[0].blocks[0])
-    axis = number(op, "dimension", len(xs[0].shape) - 1)
+def sort(operation: Any, *xs: Any) -> Any:
+    keys = sort_keys(operation.regions[0].blocks[0])
+    axis = number(operation, "dimension", len(xs[0].shape) - 1)
     if keys is None:
         raise UnsupportedError(
             "a sort by this comparison is not supported", facts=["accepted: LT or GT of the first operands"]
@@ -382,9 +390,9 @@ def sort(op: Any, *xs: Any) -> Any:
 
 
 @hlo("chlo.top_k")
-def top_k(op: Any, x: Any) -> Any:
-    values, places = ROWS["top_k"](x, number(op, "k"))
-    return values, cast(places, result_type(op, 1)[1])
+def top_k(operation: Any, x: Any) -> Any:
+    values, places = ROWS["top_k"](x, number(operation, "k"))
+    return values, cast(places, result_type(operation, 1)[1])
 
 
 # -- gather and scatter -------------------------------------------------------------------------------------------
@@ -399,8 +407,8 @@ def _last_axis(starts: Any, axis: int) -> Any:
 
 
 @hlo("stablehlo.gather")
-def gather(op: Any, x: Any, starts: Any) -> Any:
-    d = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+def gather(operation: Any, x: Any, starts: Any) -> Any:
+    d = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     numbers = SimpleNamespace(
         offset_dims=tuple(d.offset_dims),
         collapsed_slice_dims=tuple(d.collapsed_slice_dims),
@@ -409,24 +417,28 @@ def gather(op: Any, x: Any, starts: Any) -> Any:
         start_indices_batching_dims=tuple(d.start_indices_batching_dims),
     )
     return ROWS["gather"](
-        x, _last_axis(starts, d.index_vector_dim), dimension_numbers=numbers, slice_sizes=ints(op, "slice_sizes"),
-        mode=Mode.CLIP, fill_value=None,
-    )  # fmt: skip
+        x,
+        _last_axis(starts, d.index_vector_dim),
+        dimension_numbers=numbers,
+        slice_sizes=ints(operation, "slice_sizes"),
+        mode=Mode.CLIP,
+        fill_value=None,
+    )
 
 
 SCATTERS = {"add": "scatter-add", "multiply": "scatter-mul", "maximum": "scatter-max", "minimum": "scatter-min"}
 
 
 @hlo("stablehlo.scatter")
-def scatter(op: Any, *operands: Any) -> Any:
+def scatter(operation: Any, *operands: Any) -> Any:
     if len(operands) != 3:
         raise UnsupportedError("a scatter of several arrays at once is not supported")
-    block = op.regions[0].blocks[0]
+    block = operation.regions[0].blocks[0]
     names = combination(block, 1)
     replaces = block.operations[len(block.operations) - 1].operands[0] == block.arguments[1]
     if not replaces and (names is None or names[0] not in SCATTERS):
         raise UnsupportedError("a scatter by this function is not supported")
-    d = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+    d = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
     numbers = SimpleNamespace(
         update_window_dims=tuple(d.update_window_dims),
         inserted_window_dims=tuple(d.inserted_window_dims),

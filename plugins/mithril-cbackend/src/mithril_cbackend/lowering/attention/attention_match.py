@@ -67,15 +67,15 @@ def _guard(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...]:
 
     One of a row's weights is nan exactly where their sum is, so that the kernel can test the sum.
     """
-    where = producers.get(weights)
-    if where is None or where.op is not ops.where:
+    selection = producers.get(weights)
+    if selection is None or selection.op is not ops.where:
         return ()
-    condition, zero = (producers.get(operand(where, k)) for k in (0, 1))
-    if condition is None or condition.op is not ops.isnan or operand(condition) is not operand(where, 2):
+    condition, zero = (producers.get(operand(selection, k)) for k in (0, 1))
+    if condition is None or condition.op is not ops.isnan or operand(condition) is not operand(selection, 2):
         return ()
     if zero is None or not is_uniform(zero) or zero.attributes["value"] != 0:
         return ()
-    return (condition, where) if shape_of(operand(where, 2)) == shape_of(weights) else ()
+    return (condition, selection) if shape_of(operand(selection, 2)) == shape_of(weights) else ()
 
 
 def _softmax(producers: Mapping[Value, Node], weights: Value) -> tuple[Node, ...] | None:
