@@ -115,6 +115,7 @@ from mithril_cbackend.backend import CBackend as CBackend
 from mithril_ggml.backend import GGMLBackend as GGMLBackend
 from mithril_ggml.weights.quantization_report import quantization_report as quantization_report
 from mithril_ggml.weights.ternary_layer import TernaryLinear as TernaryLinear
+from mithril_hub.checkpoint.open_weights import open_weights as open_weights
 from mithril_hub.checkpoint.pretrained import from_pretrained as from_pretrained
 from mithril_hub.generation.generate import generate as generate
 from mithril_hub.generation.session import Session as Session
