@@ -268,6 +268,7 @@ def test_a_run_says_how_much_it_checked(pytester, monkeypatch, ops, expected):
     text = result.stdout.str()
     assert expected in text
     assert (result.ret == 0) == ("checked" in expected)
+    assert ("processor time: " in text) == ("checked" in expected)
 
 
 def test_parallel_workers_add_up_to_one_line(pytester):

@@ -6,6 +6,7 @@ it imports nothing but pytest. Workers hand their tallies over when they end.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-KEY = "mithril_conformance"
+KEY, SECONDS = "mithril_conformance", "mithril_processor_seconds"
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Tally:
 
 
 tallies: dict[str, Tally] = {}  # by the class's module and name
+worker_seconds: list[float] = []  # processor time of workers that have ended
 
 
 def merge(tallies_of_worker: Mapping[str, Mapping[str, Any]]) -> None:
@@ -60,17 +62,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[KEY] = {key: asdict(tally) for key, tally in tallies.items()}
+        output[SECONDS] = time.process_time()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take the tallies of a worker that has ended; one that crashed leaves none."""
-    merge(getattr(node, "workeroutput", {}).get(KEY, {}))
+    output = getattr(node, "workeroutput", {})
+    merge(output.get(KEY, {}))
+    worker_seconds.append(output.get(SECONDS, 0.0))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print a line for each class."""
+    """Print a line for each class, and the processor time of the run."""
     if tallies:
         terminalreporter.section("conformance")
         for tally in tallies.values():
             terminalreporter.line(str(tally))
+        terminalreporter.line(f"processor time: {time.process_time() + sum(worker_seconds):.0f} s")
