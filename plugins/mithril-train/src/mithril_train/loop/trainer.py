@@ -33,6 +33,7 @@ from mithril_train.loop.trainer_evaluation import WINDOW, TrainerEvaluation
 from mithril_train.loop.training import Training
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.optim.parts import Parts
+from mithril_train.step.layer_patterns import LayerPatterns
 from mithril_train.step.loss_binding import as_losses, as_measure, as_metrics
 from mithril_train.step.step import FINITE, rate_name
 from mithril_train.step.step_config import LossScale, StepConfig
@@ -57,6 +58,8 @@ class Trainer(TrainerEvaluation):
     ``add_loss``. ``augment`` are layers without parameters, such as ``ml.RandomFlip()``, that replace columns of the
     batch in the training step. A batch with a column ``sample_weight`` weights the mean of the loss.
 
+    Where patterns of parameters are expected, layers of the model are accepted too: ``frozen=model.encoder``.
+
     ``clip_norm`` bounds the global gradient norm, ``clip_value`` each element. ``frozen`` lists patterns of parameters
     that are not updated; the running statistics of a frozen batch norm still follow the data. ``ema`` is the decay of a
     moving average of the parameters, which evaluation can use. ``loss_scale`` is a number or ``"dynamic"``, for
@@ -78,18 +81,18 @@ class Trainer(TrainerEvaluation):
     def __init__(
         self,
         model: Layer | Transformed | CompiledModel,
-        optimizer: Optimizer | Mapping[str, Optimizer],
+        optimizer: Optimizer | Mapping[str | Layer, Optimizer],
         *,
         loss: Any = None,
         loss_weights: Mapping[str, float] | None = None,
         metrics: Any = None,
-        regularizers: Mapping[str, Callable[..., Any]] | None = None,
+        regularizers: Mapping[str | Layer, Callable[..., Any]] | None = None,
         augment: Layer | Sequence[Layer] = (),
         backend: Any = None,
         gradient_accumulation_steps: Positive = 1,
         clip_norm: Annotated[float, Least(0, open=True)] | None = None,
         clip_value: Annotated[float, Least(0, open=True)] | None = None,
-        frozen: str | Sequence[str] = (),
+        frozen: str | Layer | Sequence[str | Layer] = (),
         ema: float | None = None,
         loss_scale: LossScale | float | str | None = None,
         detect_nan: bool = True,
@@ -102,16 +105,18 @@ class Trainer(TrainerEvaluation):
         **options: Any,
     ) -> None:
         self.compiled = compiled_model(model, backend, options, self._arguments(), self.argument_hints)
-        parts = Parts(optimizers=dict(optimizer)) if isinstance(optimizer, Mapping) else optimizer
+        layers = LayerPatterns(self.compiled.model)
+        optimizers, loss = layers.optimizer(optimizer), layers.table(loss)
+        parts = Parts(optimizers=optimizers) if isinstance(optimizers, dict) else optimizers
         self.recipe = StepConfig(
             optimizer=parts,
-            loss=self._loss(loss, list(optimizer) if isinstance(optimizer, Mapping) else ()),
+            loss=self._loss(loss, list(optimizers) if isinstance(optimizers, dict) else ()),
             loss_weights=dict(loss_weights or {}),
-            regularizers=dict(regularizers or {}),
+            regularizers=layers.table(regularizers or {}),
             metrics=as_metrics(metrics),
             clip_norm=clip_norm,
             clip_value=clip_value,
-            frozen=(frozen,) if isinstance(frozen, str) else tuple(frozen),
+            frozen=layers.patterns(frozen),
             ema=ema,
             loss_scale=LossScale.of(loss_scale),
             detect_nan=detect_nan,

@@ -8,8 +8,11 @@ from typing import Any
 
 from mithril.backend import CheckedType, mismatch
 from mithril.base import InputError, OptionError
+from mithril.models import Layer
+from mithril.runtime import CompiledModel
 from mithril_train.engine.engine import Engine
 from mithril_train.optim.optimizers import Optimizer
+from mithril_train.step.layer_patterns import LayerPatterns
 from mithril_train.step.step import ema_name
 from mithril_train.step.step_config import StepConfig
 
@@ -17,6 +20,7 @@ from mithril_train.step.step_config import StepConfig
 class TrainerValues(metaclass=CheckedType):
     """The values of a trainer as properties; the base class of ``Trainer``."""
 
+    compiled: CompiledModel
     engine: Engine
     recipe: StepConfig
     steps: int
@@ -43,10 +47,10 @@ class TrainerValues(metaclass=CheckedType):
         return self.recipe.frozen
 
     @frozen.setter
-    def frozen(self, patterns: str | Sequence[str]) -> None:
-        if wrong := mismatch(patterns, str | Sequence[str]):
+    def frozen(self, patterns: str | Layer | Sequence[str | Layer]) -> None:
+        if wrong := mismatch(patterns, str | Layer | Sequence[str | Layer]):
             raise OptionError(f"Trainer: frozen: {wrong}")
-        recipe = replace(self.recipe, frozen=(patterns,) if isinstance(patterns, str) else tuple(patterns))
+        recipe = replace(self.recipe, frozen=LayerPatterns(self.compiled.model).patterns(patterns))
         self.check_finite()
         self.engine.refreeze(recipe)
         self.recipe, self._frozen = recipe, True

@@ -28,8 +28,8 @@ Wanted = dict[str, tuple[TensorType, float | None]]  # slots by name: type and i
 class Optimizer(metaclass=CheckedType):
     """Base class of optimizers.
 
-    ``groups`` overrides fields for parameters by name pattern: ``{"*.bias": {"weight_decay": 0.0}}``; the first
-    matching pattern applies.
+    ``groups`` overrides fields for parameters by name pattern, or by layer of the model: ``{"*.bias": {"weight_decay":
+    0.0}}``; the first matching one applies.
     """
 
     argument_hints: ClassVar[Mapping[str, str]] = {
@@ -40,7 +40,7 @@ class Optimizer(metaclass=CheckedType):
     }
 
     weight_decay: Amount = 0.0
-    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    groups: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rate = getattr(self, "learning_rate", None)
