@@ -140,10 +140,26 @@ def test_shortened_and_missing_parts_are_noticed(tmp_path):
     file.write_bytes(data[:-4])
     with pytest.raises(DamagedError, match="the checksum of 'w' is wrong"):
         Reader(tmp_path).tensors["w"].read()
+    with pytest.raises(DamagedError, match="the checksum of 'w' is wrong"):
+        Reader(tmp_path).verify(1, 2)
+    Reader(tmp_path).verify(0, 2)
     file.unlink()
-    np.testing.assert_array_equal(Reader(tmp_path).tensors["w"].read((slice(0, 2), slice(None))), np.ones((2, 3)))
-    with pytest.raises(ml.InputError, match="the checkpoint lacks parts of 'w'"):
-        Reader(tmp_path).tensors["w"].read()
+    with pytest.raises(DamagedError, match="'part-00001.*' is missing"):
+        Reader(tmp_path)
+
+
+def test_process_that_is_cut_off_after_the_commit_keeps_its_parts(tmp_path):
+    class CutOff(World):
+        def gather(self, key, value, purpose):
+            if key.endswith("/committed"):
+                raise ml.BackendError("cut off")
+            return super().gather(key, value, purpose)
+
+    processes = worlds(timeout=0.3)
+    for world in processes:
+        world.__class__ = CutOff
+    assert [str(error) for error in saved(tmp_path, 1, processes)] == ["cut off"] * 2
+    np.testing.assert_array_equal(Reader(tmp_path).tensors["w"].read(), np.ones((4, 3)))
 
 
 def test_full_disk_of_one_process_is_an_error_of_all(tmp_path):

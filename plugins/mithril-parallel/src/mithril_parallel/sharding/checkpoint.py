@@ -95,9 +95,11 @@ class Save:
                 answer = {"error": str(error)}
             answers = world.gather(key, answer, purpose)
             failed = [k for k, a in enumerate(answers) if "error" in a]
-            if failed:
+            if failed:  # only now is it certain that no process commits
+                self.folder.remove(part_name(world.rank, world.size, stem))
                 facts = [f"process {k}: {answers[k]['error']}" for k in failed]
                 raise BackendError(f"{named(failed)} could not write '{self.folder}'", facts=facts)
+            self.commit["shared"] = shared
             self.commit["parts"] = {part_name(k, world.size, stem): a["crc"] for k, a in enumerate(answers)}
             if world.rank == 0 or not shared:
                 write_bytes(self.folder, COMMIT, json.dumps(self.commit).encode())
@@ -107,7 +109,6 @@ class Save:
             world.gather(f"{key}/committed", None, purpose)
         except MithrilError as error:
             self.error = error
-            self.folder.remove(part_name(world.rank, world.size, stem))
         finally:
             self.tensors = {}
 
@@ -205,6 +206,10 @@ class Reader:
         for name, crc in self.commit["parts"].items():
             if self.folder.exists(name):
                 self._read_header(name, crc)
+            elif self.commit.get("shared"):  # on disks of nodes the parts of others are absent
+                raise DamagedError(
+                    f"'{self.folder}' does not contain a complete checkpoint", facts=[f"'{name}' is missing"]
+                )
         if not self.tensors and self.commit["parts"]:
             raise DamagedError(
                 f"'{self.folder}' does not contain a complete checkpoint", facts=["all parts are missing"]
@@ -228,6 +233,12 @@ class Reader:
                 if tuple(start) not in starts
             ]
             self.tensors[tensor] = PartedTensor(tensor, shape, dtype, (*old.parts, *new))
+
+    def verify(self, rank: int, size: int) -> None:
+        """Read the parts that this process has to check, so that all processes together check all."""
+        for tensor in self.tensors.values():
+            for part in tensor.parts[rank::size] if self.commit.get("shared") else tensor.parts:
+                part.load()
 
     def _part(
         self, name: str, tensor: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], checksum: int

@@ -16,6 +16,7 @@ import numpy as np
 from mithril.base import InputError
 from mithril.runtime import load_file
 from mithril.system import files
+from mithril_parallel.processes import World
 from mithril_parallel.sharding.checkpoint import COMMIT, DamagedError, Reader, read_commit
 from mithril_parallel.sharding.storage import LocalFolder, folder_of
 from mithril_parallel.sharding.tensor_parts import PartedTensor
@@ -74,6 +75,12 @@ def read(path: str | os.PathLike[str]) -> tuple[Tensors, dict[str, Any]]:
         if zlib.crc32(tensors[name].tobytes()) != checksum:
             raise DamagedError(f"'{text}' is damaged", facts=[f"the checksum of '{name}' is wrong"])
     return tensors, json.loads(header["about"])
+
+
+def verify(path: str, world: World) -> None:
+    """Raise DamagedError if a folder lacks parts or their bytes have changed; a file is checked when it is read."""
+    if is_folder(path):
+        Reader(path).verify(world.rank, world.size)
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:

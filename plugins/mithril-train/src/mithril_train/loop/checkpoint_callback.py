@@ -179,6 +179,7 @@ def _load_latest(trainer: Trainer, folder: str) -> bool:
     for key in sorted(common, key=lambda k: (-k[0], k[1])):
         problem = ""
         try:
+            checkpoint.verify(paths[key], trainer.world)
             trainer.load(paths[key])
         except DamagedError as error:
             problem = str(error)
