@@ -7,7 +7,7 @@ HOMES = {
     "annotations": ("Layers", "Least", "Positive", "describe", "mismatch"),
     "arrays": ("as_numpy", "to_numpy"),
     "attribution": ("annotated", "attributed", "plugin_of", "third_parties"),
-    "base": ("Backend", "Executable"),
+    "base": ("Backend", "ExactSizesRequired", "Executable"),
     "build_options": ("BUILD_OPTIONS", "BuildOptions", "declared_defaults"),
     "capabilities": ("Capabilities", "Form", "Prefers"),
     "checked_calls": ("CheckedType", "check_call", "checked", "constructor", "is_ours", "reject_surplus"),

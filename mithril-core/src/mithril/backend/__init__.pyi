@@ -20,6 +20,7 @@ from mithril.backend.attribution import (
 )
 from mithril.backend.base import (
     Backend as Backend,
+    ExactSizesRequired as ExactSizesRequired,
     Executable as Executable,
 )
 from mithril.backend.build_options import (

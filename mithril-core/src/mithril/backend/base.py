@@ -49,6 +49,10 @@ class Executable(Protocol):
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
+class ExactSizesRequired(UnsupportedError):
+    """Raised by ``build`` for a graph of symbolic sizes that the backend runs only as one program for each size."""
+
+
 class Backend(metaclass=CheckedType):
     """Base class of all backends. ``dtype`` is the dtype of parameters, ``precision`` the compute dtype."""
 

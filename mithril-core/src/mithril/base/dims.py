@@ -83,7 +83,7 @@ class Dim:
     __radd__ = __add__
 
     def __sub__(self, other: Size) -> Size:
-        return _sum([(self, 1), (other, -1)])
+        return _sum([(self, 1), (other, -1)]) if isinstance(other, (int, Dim)) else NotImplemented
 
     def __rsub__(self, other: Size) -> Size:
         return _sum([(other, 1), (self, -1)])

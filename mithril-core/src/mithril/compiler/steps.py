@@ -141,7 +141,7 @@ class Compiler:
         self.backend: Backend = context.backend
         self.decisions: Decisions = context.decisions
         self.context.target = self._target()
-        self._buckets: dict[bool, Buckets | None] = {}
+        self._buckets: dict[tuple[bool, bool], Buckets | None] = {}
         self._written: set[str] = set()  # kinds of programs written to file_path
         self._typed = False  # whether the last requested program was traced
         self._quiet = 0  # nesting depth of work that is not reported to observers
@@ -267,10 +267,10 @@ class Compiler:
             forward = self.backend.differentiable(lowered, options)
         return Interface.of(optimized.traced, optimized.graph), optimized.results, forward
 
-    def buckets(self, training: bool) -> Buckets | None:
+    def buckets(self, training: bool, *, recompiles: bool) -> Buckets | None:
         """Return the batch buckets if hints bound the batch and the backend compiles for each size, else None."""
-        if training not in self._buckets:
-            is_bucketed = self.backend.capabilities.recompiles and "input_batch_size_range" in self.settings["hints"]
+        if (training, recompiles) not in self._buckets:
+            is_bucketed = recompiles and "input_batch_size_range" in self.settings["hints"]
             if is_bucketed and self.settings["optimize_for"] == "latency":
                 self.decisions.record("choice", "optimize_for='latency': each batch size is compiled separately")
                 is_bucketed = False
@@ -281,8 +281,8 @@ class Compiler:
             )
             with self._quietly():
                 graph = None if types is None else self.trace(types, training=training)
-            self._buckets[training] = None if graph is None else find_buckets(graph, self.decisions)
-        return self._buckets[training]
+            self._buckets[training, recompiles] = None if graph is None else find_buckets(graph, self.decisions)
+        return self._buckets[training, recompiles]
 
     def lowered(self, request: ProgramKey) -> Graph:
         """Run steps three to five and return the decomposed graph, the input of code generation."""

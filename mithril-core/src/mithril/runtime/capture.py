@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from mithril.backend import BuildOptions
-from mithril.base import InputError, unknown
-from mithril.ir import Graph, Input, Output, Value
+from mithril.backend import BuildOptions, ExactSizesRequired
+from mithril.base import InputError, bind, unknown
+from mithril.ir import Graph, Input, Output, Value, substitute_sizes
 from mithril.runtime.compiled_protocol import Compiled
 from mithril.runtime.weight_files import save_file
 
@@ -35,7 +35,12 @@ def capture(
             raise InputError(message, facts=facts, hint=hint)
     part = subgraph_to(graph, [inner[n] for n in requested], requested)
     options = BuildOptions(jit=False)
-    executable = model.backend.build(model.backend.decomposed(part, options), options)
+    try:
+        executable = model.backend.build(model.backend.decomposed(part, options), options)
+    except ExactSizesRequired:
+        shapes = {i.name: tuple(arguments[i.name].shape) for i in part.arguments}
+        part = substitute_sizes(part, bind({i.name: i.type.shape for i in part.arguments}, shapes))
+        executable = model.backend.build(model.backend.decomposed(part, options), options)
     needed = {i.name: i.role for i in part.arguments}
     needed_params = {n: arguments[n] for n, role in needed.items() if role == "param"}
     results: dict[str, Any] = executable(

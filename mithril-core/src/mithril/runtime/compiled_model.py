@@ -51,7 +51,7 @@ class Compiler(Protocol):
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]: ...
 
-    def buckets(self, training: bool) -> Buckets | None: ...
+    def buckets(self, training: bool, *, recompiles: bool) -> Buckets | None: ...
 
     def lowered(self, request: ProgramKey) -> Graph: ...
 
@@ -113,9 +113,17 @@ class CompiledModel:
         claims = backend.capabilities
         self._calls = CallRecords(options["max_programs"], decisions, sizes=claims.symbolic and claims.recompiles)
         self._parameters = Parameters(backend, compiler, self._calls, decisions, options)
-        inference = options["inference"]
+        inference, saves_exact = options["inference"], options["cache"] and claims.keeps == "binary"
         self._evaluation = Evaluation(
-            self, self.specs, compiler, self._parameters, self._calls, decisions, watchers, inference=inference
+            self,
+            self.specs,
+            compiler,
+            self._parameters,
+            self._calls,
+            decisions,
+            watchers,
+            inference=inference,
+            saves_exact=saves_exact,
         )
 
     def forked(self) -> None:
@@ -245,7 +253,7 @@ class CompiledModel:
         """Compile the inference program for these input types before the first call."""
         bound = self._parameters.bound
         binding, constants = (bound.number, bound.constants or {}) if bound is not None else (0, {})
-        self._evaluation.program_for(ProgramKey(tuple(types.items()), ProgramKind(), binding, constants))
+        self._evaluation.prepare(ProgramKey(tuple(types.items()), ProgramKind(), binding, constants))
 
     # -- parameters and state ----------------------------------------------------------------------------------------
     @property

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.backend import Backend, to_numpy
+from mithril.backend import Backend, ExactSizesRequired, to_numpy
 from mithril.base import Decisions, InputError, MithrilError, ShapeError, TensorType, substitute, unknown
 from mithril.ir import Graph, cotangent_name
 from mithril.runtime.batch_buckets import BucketedExecutable, Buckets
@@ -36,7 +37,7 @@ class Compiler(Protocol):
 
     def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
 
-    def buckets(self, training: bool) -> Buckets | None: ...
+    def buckets(self, training: bool, *, recompiles: bool) -> Buckets | None: ...
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
 
@@ -57,6 +58,7 @@ class Evaluation:
         watching: tuple[Watcher, ...],
         *,
         inference: bool,
+        saves_exact: bool = False,
     ) -> None:
         self.model = model
         self.backend: Backend = model.backend
@@ -67,6 +69,8 @@ class Evaluation:
         self.decisions = decisions
         self.watching = watching
         self.inference = inference
+        self.saves_exact = saves_exact  # whether the programs are stored on disk, and only those of exact sizes can be
+        self.exact: set[ProgramKey] = set()  # requests of symbolic sizes that the backend compiles for each size
 
     # -- one call ----------------------------------------------------------------------------------------------------
     def evaluate(
@@ -185,11 +189,13 @@ class Evaluation:
         if cached is not None:
             return cached
         resolved, concrete = self.types(actual)
-        buckets = self.compiler.buckets(kind.training) if not kind.of else None
-        symbolic = self.backend.capabilities.symbolic
-        types = resolved if symbolic else concrete if buckets is None else buckets.rounded(concrete)
         constants = bound.constants if bound is not None and bound.constants is not None else {}
-        program = self.program_for(ProgramKey(tuple(types.items()), kind, binding, constants))
+        request = ProgramKey(tuple(resolved.items()), kind, binding, constants)
+        symbolic = self.runs_any_size(request)
+        recompiles = not symbolic or self.backend.capabilities.recompiles
+        buckets = self.compiler.buckets(kind.training, recompiles=recompiles) if not kind.of else None
+        types = resolved if symbolic else concrete if buckets is None else buckets.rounded(concrete)
+        program = self.program_for(replace(request, types=tuple(types.items())))
         runs = program.checked or program.executable
         program.bucketed = None if buckets is None else BucketedExecutable(runs, buckets, self.backend)
         if symbolic:
@@ -197,6 +203,26 @@ class Evaluation:
         self.compiler.check_call(program, {n: t.shape for n, t in concrete.items()})  # type: ignore[misc]
         self.calls.remember(key, (program, concrete))
         return program, concrete
+
+    def prepare(self, request: ProgramKey) -> None:
+        """Compile a program before the first call, if its sizes suffice."""
+        if not self.runs_any_size(request) and all(t.is_static for _, t in request.types):
+            self.program_for(request)
+
+    def runs_any_size(self, request: ProgramKey) -> bool:
+        """Whether the types of a request get one program, not one for each size; it is compiled on the way."""
+        if not self.backend.capabilities.symbolic or request in self.exact:
+            return False
+        try:
+            if self.saves_exact and not all(t.is_static for _, t in request.types):
+                raise ExactSizesRequired("cache=True stores programs of exact sizes")
+            self.program_for(request)
+        except ExactSizesRequired as reason:
+            self.exact.add(request)
+            types = ", ".join(f"{n}: {t}" for n, t in request.types)
+            self.decisions.record("fallback", f"one program for each size of {types}: {reason.what}")
+            return False
+        return True
 
     def types(self, actual: Mapping[str, TensorType]) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
         """Return the types that inputs of these types are converted to: with declared symbols, and at their sizes."""

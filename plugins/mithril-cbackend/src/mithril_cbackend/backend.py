@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions, Capabilities, LazyGraph, PluginLowering, as_numpy
-from mithril.base import ALL, DType, OptionError, ShapeError, UnsupportedError, dtype as as_dtype, is_static
+from mithril.base import ALL, DType, OptionError, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, Node
 from mithril_cbackend.cpu_info import fingerprint, processors
 from mithril_cbackend.schedule.schedules import Schedules
 
 
 class CBackend(Backend):
-    """Backend on NumPy arrays; programs are specialized per shape, and TVM is imported when the first one is built.
+    """Backend on NumPy arrays; symbolic sizes are arguments of a program. TVM is imported when the first one is built.
 
     ``schedules`` is a file of the fastest measured schedules, read by the constructor. ``num_threads`` is the default
     for compilations whose options do not set it.
@@ -71,8 +71,6 @@ class CBackend(Backend):
         return replace(
             super().capabilities,
             families=("cpu", "mobile"),
-            symbolic=False,
-            recompiles=True,
             keeps="nothing" if toolchains.HOST.compiler() is None else "binary",
             threads=True,
             memory="arena",
@@ -90,7 +88,7 @@ class CBackend(Backend):
         from mithril_cbackend.build import build
 
         self.check(graph)
-        require_static(graph)
+        check_sizes(graph)
         return build(graph, options or BuildOptions(), self.schedules, self.num_threads)
 
     def dump(self, executable: Any) -> Mapping[str, bytes] | None:
@@ -105,10 +103,13 @@ class CBackend(Backend):
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
+        from mithril_cbackend.program.any_size import AnySizeExecutable
         from mithril_cbackend.program.executable import Executable
 
         if not isinstance(executable, Executable):
             return None  # a program of several backends, or of a plugin
+        if isinstance(executable, AnySizeExecutable):
+            return executable.memory_of(sizes), "arena"
         results = sum(math.prod(shape) * as_dtype(kind).itemsize for _, _, shape, kind in executable.layout.results)
         return executable.layout.arena + results, "arena"
 
@@ -135,13 +136,8 @@ class CBackend(Backend):
         return {"processor": machine_code.host_cpu(), "threads": str(processors()), "C compiler": compiler}
 
 
-def require_static(graph: Graph) -> None:
-    """Check that all inputs have static sizes of at most 31 bits, since code is generated for exact sizes."""
+def check_sizes(graph: Graph) -> None:
+    """Check that the static sizes of all inputs have at most 31 bits."""
     for i in graph.inputs:
-        if not is_static(i.type.shape):
-            raise ShapeError(
-                f"input '{i.name}' has a symbolic size: {i.type}",
-                hint="use ml.compile, which builds a program for each shape that the model is called with",
-            )
-        if any(int(n) >= 1 << 31 for n in i.type.shape):
+        if any(isinstance(n, int) and n >= 1 << 31 for n in i.type.shape):
             raise UnsupportedError(f"input '{i.name}' is too large: {i.type} has an axis of 2**31 elements or more")

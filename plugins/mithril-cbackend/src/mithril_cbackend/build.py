@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mithril.backend import BuildOptions
+from mithril.backend import BuildOptions, ExactSizesRequired
+from mithril.base import BackendError, MithrilError, ShapeError, symbols
 from mithril.ir import Graph
 from mithril_cbackend.compile_target import CompileTarget, resolve_target
 from mithril_cbackend.graph import integer_products
@@ -26,8 +27,26 @@ def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads
         message = f"compiled for this CPU to be called here; compiled.export(folder) writes C for {target.arch}"
         options.decisions.record("choice", message)
     graph = integer_products.fused(graph)
-    machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
-    executable = compile_graph.compiled(graph, machine, target)
+    if any(symbols(*i.type.shape) for i in graph.inputs):
+        executable = any_size(graph, machine, target, options)
+    else:
+        machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
+        executable = compile_graph.compiled(graph, machine, target)
     executable.plugins = options.plugins
     compile_graph.write_source(executable, graph, options)
     return executable
+
+
+def any_size(graph: Graph, machine: Machine, target: CompileTarget, options: BuildOptions) -> Executable:
+    """Compile a program for all sizes; raise ExactSizesRequired if one of its kernels requires exact sizes."""
+    if options.settings["optimize_for"] == "latency":
+        raise ExactSizesRequired("optimize_for='latency' compiles a program for each size")
+    if graph.results_of("gradient") or any(i.role == "param" and i.tags.get("donated") for i in graph.inputs):
+        raise ExactSizesRequired("gradients are computed by programs of exact sizes")
+    try:
+        return compile_graph.compiled(graph, machine, target)
+    except ExactSizesRequired:
+        raise
+    except (ShapeError, TypeError, BackendError) as error:
+        message = error.what if isinstance(error, MithrilError) else f"the program cannot run any size: {error}"
+        raise ExactSizesRequired(message) from error

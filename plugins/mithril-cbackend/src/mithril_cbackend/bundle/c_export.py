@@ -28,6 +28,7 @@ from mithril_cbackend.c_names import is_model_name
 from mithril_cbackend.compile_target import resolve_target
 from mithril_cbackend.graph.int8_weights import quantized
 from mithril_cbackend.program import compile_graph
+from mithril_cbackend.program.any_size import AnySizeExecutable
 from mithril_cbackend.program.executable import Executable
 
 EMBEDDED = 8 << 20  # bytes; weights up to this size are also written as a C array by default
@@ -159,6 +160,8 @@ def program_of(compiled: CompiledModel) -> Executable:
             hint="call the model once, or pass shapes=: C is generated for exact sizes",
         )
     executable = compiled.programs[-1].executable
+    if isinstance(executable, AnySizeExecutable):
+        return compile_graph.rebuild(executable.sized_graph(), executable)
     if isinstance(executable, Executable):
         return executable
     if "mobile" in compiled.backend.capabilities.families and resolve_target(compiled.options).arch is not None:

@@ -47,11 +47,12 @@ class Layout:
     lowered: frozenset[str]
     constants: dict[int, Array] = field(default_factory=dict)
     updated: dict[str, str] = field(default_factory=dict)  # result -> the state in whose memory it is written
+    sizes: dict[str, int] = field(default_factory=dict)  # slot of each symbolic size; programs with one are not saved
 
     @property
     def callable(self) -> bool:
         """Whether the program has the entry function ``call``."""
-        return len(self.inputs) + len(self.results) <= MAX_ARRAYS
+        return len(self.inputs) + len(self.results) <= MAX_ARRAYS and not self.sizes
 
     @property
     def expected(self) -> int:

@@ -22,7 +22,7 @@ from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention
 from mithril_cbackend.lowering.conv import word_convolution
 from mithril_cbackend.lowering.element import elementwise, vectorization
-from mithril_cbackend.lowering.element.element_reader import RULES, is_uniform, operand, shape_of
+from mithril_cbackend.lowering.element.element_reader import RULES, is_uniform, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.views import view
@@ -79,7 +79,7 @@ class FusionPlan:
 
 
 def size(value: Value) -> int:
-    return math.prod(shape_of(value))
+    return typical(math.prod(shape_of(value)))
 
 
 class FusionPlanner:
@@ -419,7 +419,7 @@ def affine_reshape(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> boo
         started = False
         while m != n or not started:
             started = True
-            if (m <= n and a < len(shape)) or b == len(target_shape):
+            if (typical(m) <= typical(n) and a < len(shape)) or b == len(target_shape):
                 m *= shape[a]
                 a += 1
             else:

@@ -15,6 +15,7 @@ from mithril_cbackend.cpu_info import l2_bytes, processors, vector_bytes
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import call_entry, kernel_errors, program as programs
+from mithril_cbackend.program.any_size import AnySizeExecutable
 from mithril_cbackend.program.executable import Executable, LoweredProgram, rewritten
 from mithril_cbackend.tir import machine_code
 
@@ -79,7 +80,7 @@ def rebuild(graph: Graph, executable: Executable) -> Executable:
 def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executable:
     """Compile kernels and driver to machine code in this process."""
     program = programs.write(graph, machine, machine.plan)
-    if programs.elements(program) >= 1 << 31:
+    if not program.sizes and programs.elements(program) >= 1 << 31:
         raise UnsupportedError("cannot compile for backend 'c': a value of this graph has 2**31 elements or more")
     if machine.threads > 1:
         machine_code.set_threads(machine.threads)
@@ -93,7 +94,8 @@ def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executabl
     except BackendError as error:
         raise (first_failing_kernel(program, machine) or error) from error.__cause__
     lowered = LoweredProgram(program, machine)
-    executable = Executable(LazyGraph(graph), layout, target, built, lambda: lowered)
+    kind = AnySizeExecutable if program.sizes else Executable
+    executable = kind(LazyGraph(graph), layout, target, built, lambda: lowered)
     executable.host_steps = program.host_steps
     return executable
 

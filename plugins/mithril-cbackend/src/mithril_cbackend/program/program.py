@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import memory_plan
-from mithril.base import Registry, TensorType, dtype as as_dtype
+from mithril.backend import ExactSizesRequired, memory_plan
+from mithril.base import Dim, Registry, TensorType, dtype as as_dtype, symbols
 from mithril.ir import Graph, Node, Value, iterate
 from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import ARENA, Layout
 from mithril_cbackend.graph.fusion import FusionPlan, Step, group
-from mithril_cbackend.lowering.element.element_reader import shape_of
+from mithril_cbackend.lowering.element.element_reader import shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program.host_steps import CALLER, HostStep
@@ -66,6 +66,8 @@ class Region:
     plan: memory_plan.MemoryPlan
     inner: dict[Node, list[Region]]
     scratch: dict[Node, Value]  # control-flow node -> arena of its regions
+    steps: Graph  # the steps as nodes, which the memory plan is computed from
+    sizes: frozenset[str]  # symbolic sizes, which are known when the program runs
 
     @property
     def size(self) -> int:
@@ -100,8 +102,13 @@ def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
         nodes.append(Node(_BufferOp("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
     last = tuple(v for _, v in copied if v in stored_values and v not in direct)
     end = Node(_BufferOp("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
-    plan = memory_plan.plan(Graph((), (*nodes, end), ()), strategy, views=lambda node: False)
-    return Region(graph, fused, direct, copied, plan, inner, scratch)
+    steps = Graph((), (*nodes, end), ())
+    sizes = {s.name: typical(Dim(s.name, s.low)) for i in graph.inputs for s in symbols(*i.type.shape)}
+    if sizes and (inner or any(symbols(*v.shape) for _, v in copied)):
+        reason = "it loops, branches, calls Python functions or returns an input"
+        raise ExactSizesRequired(f"the program cannot run any size: {reason}")
+    plan = memory_plan.plan(steps, strategy, sizes, views=lambda node: False)
+    return Region(graph, fused, direct, copied, plan, inner, scratch, steps, frozenset(sizes))
 
 
 def aligned(size: int) -> int:
@@ -132,6 +139,9 @@ class Program:
     host_steps: list[HostStep] = field(default_factory=list)
     calls: int = 0
     plan: memory_plan.MemoryPlan | None = None
+    sizes: dict[str, int] = field(default_factory=dict)  # slot of each symbolic size
+    places: dict[Value, int] = field(default_factory=dict)  # slot of each address that depends on sizes
+    steps: Graph | None = None  # from which the memory plan for sizes is computed
 
     @property
     def fallbacks(self) -> frozenset[str]:
@@ -144,18 +154,19 @@ class Program:
         updated = {v: names[state] for v, state in memory_plan.in_place_updates(graph).items()}
         arguments = [(i, self.arguments[i.name]) for i in graph.arguments]
         return Layout(
-            self.arena,
+            0 if self.sizes else self.arena,
             self.slots,
             [(i.name, slot) for i, slot in arguments if i.role == "param"],
             [(i.name, slot) for i, slot in arguments if i.role != "param"],
             [
-                (name, slot, tuple(map(int, v.type.shape)), v.dtype.name)
+                (name, slot, shape_of(v), v.dtype.name)
                 for (name, slot), v in zip(self.results, graph.outputs, strict=True)
                 if v not in updated
             ],
             frozenset(node.op.name for node, _ in iterate(graph)) - self.fallbacks,
             self.constants,
             {name: updated[v] for (name, _), v in zip(self.results, graph.outputs, strict=True) if v in updated},
+            self.sizes,
         )
 
 
@@ -177,6 +188,8 @@ class ProgramEmitter:
         self.calls = 0
         self.slots = 1
         self.top = region(graph, machine, strategy)
+        self.sizes = {name: self.slot() for name in sorted(self.top.sizes)}
+        self.places: dict[Value, int] = {}
 
     def slot(self) -> int:
         self.slots += 1
@@ -201,6 +214,9 @@ class ProgramEmitter:
             self.host_steps,
             self.calls,
             self.top.plan,
+            self.sizes,
+            self.places,
+            self.top.steps,
         )
 
     # -- a region -------------------------------------------------------------------------------------------------
@@ -215,7 +231,11 @@ class ProgramEmitter:
             if i.value in read:  # otherwise only its packed copy is used
                 locations[i.value] = Location(self.constant(i.data))
         for v, buffer in region.plan.buffer_of.items():
-            locations[v] = arena.at(buffer.offset)
+            if self.sizes:
+                self.places[v] = self.slot()
+                locations[v] = Location(self.places[v])
+            else:
+                locations[v] = arena.at(buffer.offset)
         for v, k in region.direct.items():
             locations[v] = results[k]
         for v, state in region.fused.in_place.items():
@@ -253,7 +273,8 @@ class ProgramEmitter:
         if all(0 in shape_of(v) for v in kernel.outputs):
             return  # nothing to compute
         self.calls += 1
-        self.code.call(self.function(kernel), *[p.address(self.table[1]) for p in locations])
+        sizes = [t.cast(t.load(self.table[1], self.sizes[name]), "int32") for name in kernel.sizes]
+        self.code.call(self.function(kernel), *[p.address(self.table[1]) for p in locations], *sizes)
 
     def function(self, kernel: Kernel) -> str:
         """Return the name of the kernel's function, generating it on the first use of an equal kernel."""

@@ -21,6 +21,8 @@ def dump(executable: Executable) -> dict[str, bytes] | None:
     """Serialize a program, or return None if it cannot be cached or no linker is installed."""
     compiler = HOST.compiler()
     in_process = bool(executable.host_steps)  # the machine code holds addresses of this process
+    if executable.layout.sizes:
+        return None
     if compiler is None or in_process or callable(executable.machine.plan):
         return None
     with tempfile.TemporaryDirectory() as folder:

@@ -38,6 +38,7 @@ from mithril_cbackend.tir.expr import (
     pointer_to_int,
     select,
     shuffle,
+    size,
     vector,
 )
 
@@ -76,6 +77,7 @@ __all__ = [
     "pointer_to_int",
     "select",
     "shuffle",
+    "size",
     "text",
     "vector",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from mithril.base import Size
 from mithril_cbackend.c_names import is_taken
 from mithril_cbackend.tir.expr import Buffer, Expr, address_of, cast, index, load, not_equal, shuffle, vector
 from mithril_cbackend.tir.tvm_api import PointerType, PrimType, nodes, stmt, tirx, tvm
@@ -192,15 +193,16 @@ def importing(pieces: Iterable[Piece], body: Stmt) -> Stmt:
     return body
 
 
-def pointer(name: str, dtype: str, size: int) -> tuple[Any, Buffer]:
+def pointer(name: str, dtype: str, size: Size) -> tuple[Any, Buffer]:
     """Return a pointer parameter and the buffer of `size` elements that it points at."""
     parameter = tirx.Var(name, PointerType(PrimType(dtype)))
-    return parameter, tirx.decl_buffer((index(max(size, 1)).node,), dtype, name=name, layout=None)
+    extent = max(size, 1) if isinstance(size, int) else 1 << 30
+    return parameter, tirx.decl_buffer((index(extent).node,), dtype, name=name, layout=None)
 
 
-def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt) -> Any:
-    """Build a function of plain pointers that do not overlap."""
-    return _global([p for p, _ in parameters], parameters, body, name)
+def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt, sizes: Sequence[Expr] = ()) -> Any:
+    """Build a function of plain pointers that do not overlap, and of sizes."""
+    return _global([*(p for p, _ in parameters), *(s.node for s in sizes)], parameters, body, name)
 
 
 def _global(parameters: Sequence[Any], pointers: Sequence[tuple[Any, Buffer]], body: Stmt, name: str) -> Any:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, overload
 
+from mithril.base import Dim, ShapeError, Symbol
 from mithril_cbackend.tir.tvm_api import PointerType, nodes, tirx, tvm
 
 POSITION = "int32"
@@ -124,6 +125,8 @@ class Expr:
 
 # -- values -------------------------------------------------------------------------------------------------------
 def const(value: Any, dtype: str) -> Expr:
+    if isinstance(value, Dim):
+        return cast(_size(value), dtype)
     if dtype == "bool":
         return Expr(tirx.IntImm("bool", int(bool(value))))
     if dtype.startswith("float"):
@@ -133,8 +136,38 @@ def const(value: Any, dtype: str) -> Expr:
 
 
 def index(value: Any) -> Expr:
-    """Return a position as an expression."""
+    """Return a position as an expression; symbolic sizes are arguments of the function."""
+    if isinstance(value, Dim):
+        return _size(value)
     return value if isinstance(value, Expr) else Expr(tirx.IntImm(POSITION, int(value)))
+
+
+@cache
+def size(name: str) -> Expr:
+    """Return the size of a symbol, an argument of the functions that depend on it."""
+    return Expr(tirx.Var(f"size_{name}", POSITION))
+
+
+def _size(dim: Dim) -> Expr:
+    """Return a polynomial of symbols as an expression."""
+    total: Any = 0
+    for factors, coefficient in dim.terms:
+        term: Any = coefficient
+        for factor in factors:
+            term = (size(factor.name) if isinstance(factor, Symbol) else _quotient(factor)) * term
+        total = term if isinstance(total, int) else total + term
+    return index(total)
+
+
+def _quotient(call: Any) -> Expr:
+    """Return a quotient or remainder of sizes; those of differences, which may be negative, are rejected."""
+    dividend, divisor = call.args
+    if call.function not in ("floordiv", "mod"):
+        raise ShapeError(f"the size '{call}' is not a quotient")
+    if not isinstance(dividend, Dim) or any(c < 0 for _, c in dividend.terms):
+        raise ShapeError(f"the size '{call}' is computed from a difference")
+    result: Expr = index(dividend) // divisor if call.function == "floordiv" else index(dividend) % divisor
+    return result
 
 
 def equal(a: Expr, b: Any) -> Expr:

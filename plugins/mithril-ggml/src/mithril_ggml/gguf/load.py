@@ -116,7 +116,7 @@ class GraphCompiler:
         """Initial states; parameters come from the file."""
         return initialize(inputs, seed)
 
-    def buckets(self, training: bool) -> None:
+    def buckets(self, training: bool, *, recompiles: bool) -> None:
         """Return sizes unchanged: the file declares which are open."""
 
     def pipeline(self) -> tuple[PassManager, PassContext]:

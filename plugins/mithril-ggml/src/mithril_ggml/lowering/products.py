@@ -27,7 +27,7 @@ def _cached_attention(draft: ProgramBuilder, node: Node, q: Tensor, k: Tensor, v
     factor = scale if scale is not None else q.shape[3] ** -0.5
 
     def attend(q: Array, k: Array, v: Array, mask: Array, out: Array) -> None:
-        out[...] = cached_attention(q, k, v, mask, factor)
+        out[...] = cached_attention(q, k, v, mask, factor)  # type: ignore[no-untyped-call]
 
     out = draft.like(node.result)
     draft.numpy("cached_attention", attend, [q, k, v, mask], [out])

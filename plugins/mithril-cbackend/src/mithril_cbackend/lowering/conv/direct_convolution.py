@@ -47,9 +47,9 @@ def _channels(node: Node) -> int:
     name, first = node.op.name, shape_of(operand(node))
     if name == "conv_weight_grad":
         shape = shape_of(node.result)
-        return shape[0] * shape[1] * first[0]
+        return int(shape[0] * shape[1] * first[0])
     weights = shape_of(operand(node, 1))
-    return weights[0] * weights[1] * first[0]
+    return int(weights[0] * weights[1] * first[0])
 
 
 def _width(layout: Layout, machine: Machine, rows: int) -> int:

@@ -37,7 +37,7 @@ def is_supported(node: Node) -> bool:
         return False
     weights, result = shape_of(operand(node, 1)), shape_of(node.result)
     work = int(np.prod(weights)) * result[0] * result[2] * result[3]
-    return work >= MIN_PRODUCTS and min(result) > 0
+    return bool(work >= MIN_PRODUCTS and min(result) > 0)
 
 
 @dataclass(frozen=True)

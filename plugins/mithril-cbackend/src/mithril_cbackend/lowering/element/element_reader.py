@@ -13,7 +13,7 @@ from itertools import product as cartesian
 from typing import Any
 
 from mithril import ops
-from mithril.base import Registry
+from mithril.base import Dim, Registry, Size, substitute, symbols
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
@@ -25,8 +25,17 @@ RULES: Registry[Rule] = Registry("reading elements in C")
 rule = RULES
 
 
-def shape_of(value: Value) -> tuple[int, ...]:
-    return tuple(int(n) for n in value.shape)
+TYPICAL = 8  # the value of a symbolic size for which kernels are scheduled
+
+
+def typical(size: Size) -> int:
+    """Return a size, or the value of a symbolic one for which its schedule is selected."""
+    return int(substitute(size, {s.name: max(s.low, TYPICAL) for s in symbols(size)}))
+
+
+def shape_of(value: Value) -> tuple[Any, ...]:
+    """Return the sizes of a value: ints, and ``Dim`` where they are arguments of the program."""
+    return tuple(n if isinstance(n, Dim) else int(n) for n in value.shape)
 
 
 class Reader:
@@ -175,7 +184,7 @@ def _constant(reader: Reader, node: Node, index: Index) -> t.Expr:
 
 @rule(ops.size_value)
 def _size_value(reader: Reader, node: Node, index: Index) -> t.Expr:
-    return t.const(int(node.attributes["value"]), "int32")
+    return t.const(node.attributes["value"], "int32")
 
 
 @rule(ops.iota)
@@ -215,7 +224,7 @@ def unflattened(reader: Reader, index: Index, shape: Sequence[int], target_shape
         left, right = a, b
         m = n = 1
         while m != n or (a == left and b == right):
-            if (m <= n and a < len(shape)) or b == len(target_shape):
+            if (typical(m) <= typical(n) and a < len(shape)) or b == len(target_shape):
                 m *= shape[a]
                 a += 1
             else:
@@ -229,8 +238,8 @@ def unflattened(reader: Reader, index: Index, shape: Sequence[int], target_shape
 def _split(reader: Reader, flat: Any, shape: Sequence[int]) -> list[Any]:
     if not shape:
         return []
-    if math.prod(shape) == max(shape):  # only one axis is longer than one
-        axis = max(range(len(shape)), key=lambda k: shape[k])
+    axis = max(range(len(shape)), key=lambda k: typical(shape[k]))
+    if math.prod(shape) == shape[axis]:  # only one axis is longer than one
         flat = reader.position(flat)
         return [flat if k == axis and shape[k] != 1 else 0 for k in range(len(shape))]
     return list(reader.split(flat, shape))

@@ -135,13 +135,13 @@ def over_elements(frame: KernelBuilder, results: Sequence[Value], extents: Seque
     if not extents:
         body(())
         return
-    if len(outer) == 0 and num_vectors:  # one long row: parallelize over its vectors
+    if len(outer) == 0 and num_vectors != 0:  # one long row: parallelize over its vectors
         with (
             frame.reader.loop("i", num_vectors, frame.parallel(work)) as i,
             frame.reader.loop("j", lanes, t.VECTORIZED) as j,
         ):
             body((frame.reader.position(i * lanes + j),))
-        if inner % lanes:
+        if inner % lanes != 0:
             with frame.reader.loop("k", inner % lanes) as k:
                 body((frame.reader.position(k + num_vectors * lanes),))
         return
@@ -152,10 +152,10 @@ def over_elements(frame: KernelBuilder, results: Sequence[Value], extents: Seque
 def inner_loop(frame: KernelBuilder, index: Index, inner: int, lanes: int, body: Any) -> None:
     """Generate the loop over the last axis: full vectors, then a scalar remainder loop."""
     num_vectors = inner // lanes if lanes else 0
-    if num_vectors:
+    if num_vectors != 0:
         with frame.reader.loop("i", num_vectors) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
             body((*index, frame.reader.position(i * lanes + j)))
-    rest = inner - num_vectors * lanes
-    if rest:
+    rest = inner % lanes if lanes else inner
+    if rest != 0:
         with frame.reader.loop("k", rest) as k:
-            body((*index, frame.reader.position(k + num_vectors * lanes)) if num_vectors else (*index, k))
+            body((*index, frame.reader.position(k + num_vectors * lanes)) if num_vectors != 0 else (*index, k))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import DType, Registry
+from mithril.base import DType, Registry, symbols
 from mithril.ir import Node, Op, Value, attributes_text
 
 # operations left out of kernel names
@@ -63,6 +63,12 @@ class Kernel:
             else:
                 order[pending.pop()] = None
         return list(order)
+
+    @property
+    def sizes(self) -> list[str]:
+        """The symbolic sizes of its values, in order: arguments of the function after the buffers."""
+        values = dict.fromkeys([*self.parameters, *(v for node in self.nodes for v in (*node.operands, *node.results))])
+        return sorted({s.name for v in values if v is not None for s in symbols(*v.shape)})
 
     @property
     def producers(self) -> dict[Value, Node]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mithril.ir import Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.element.element_reader import Index, Reader, shape_of
+from mithril_cbackend.lowering.element.element_reader import Index, Reader, shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.storage_dtypes import load, store, stored
 
@@ -54,29 +54,31 @@ class KernelBuilder:
             self.parameters.append(pair)
             (buffers if k < len(kernel.inputs) else self.outputs)[v] = pair[1]
         self.reader = Reader(self.code, kernel.producers, buffers)
+        self.sizes = [t.size(name) for name in kernel.sizes]
 
     def parallel(self, work: int) -> Any:
         """Return the kind of an outermost loop: parallel if there is enough work."""
-        return t.PARALLEL if self.machine.threads > 1 and work >= PARALLEL_WORK else t.SERIAL
+        return t.PARALLEL if self.machine.threads > 1 and typical(work) >= PARALLEL_WORK else t.SERIAL
 
     def kinds(self, extents: Sequence[int], work: int) -> dict[int, Any]:
         """Return the loop kinds of a nest: the outermost loop with an iteration for every thread is parallel."""
-        enough = [k for k, n in enumerate(extents) if n >= self.machine.threads]
-        longer = [k for k, n in enumerate(extents) if n > 1]
+        enough = [k for k, n in enumerate(extents) if typical(n) >= self.machine.threads]
+        longer = [k for k, n in enumerate(extents) if typical(n) > 1]
         axis = next(iter(enough + longer), None)
         return {} if axis is None else {axis: self.parallel(work)}
 
     def workers(self, work: int, items: int) -> int:
         """Return the number of threads for this amount of work."""
-        return min(self.machine.threads, items) if work >= PARALLEL_WORK else 1
+        return min(self.machine.threads, typical(items)) if typical(work) >= PARALLEL_WORK else 1
 
     @contextmanager
     def share(self, name: str, items: int, work: int) -> Iterator[tuple[Any, Any]]:
         """Open a loop over items, distributed to the threads; yield the thread, for private buffers, and the item."""
         workers = self.workers(work, items)
         with self.reader.loop("worker", workers, t.PARALLEL) as worker:
-            per_worker, rest = divmod(items, workers)
-            extent: Any = per_worker if rest == 0 else (items + workers - 1 - worker) // workers
+            extent: Any = items // workers
+            if workers > 1 and items % workers != 0:
+                extent = (t.index(items) + (workers - 1) - worker) // workers
             with self.reader.loop(name, extent) as i:
                 yield worker, i * workers + worker
 
@@ -109,5 +111,5 @@ class KernelBuilder:
     def finish(self) -> t.Function:
         """Return the function of the code that was written."""
         pieces = self.code.pieces
-        primfunc = t.function(self.name, self.parameters, t.importing(pieces.values(), self.code.finish()))
+        primfunc = t.function(self.name, self.parameters, t.importing(pieces.values(), self.code.finish()), self.sizes)
         return t.Function(primfunc, frozenset(self.code.names), len(self.kernel.inputs), self.code.helpers, pieces)

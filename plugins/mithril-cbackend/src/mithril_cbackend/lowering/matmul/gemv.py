@@ -24,7 +24,7 @@ ACCUMULATOR_BYTES = 1 << 14  # bytes of accumulators, which fit the L1 cache
 
 def is_supported(kernel: Kernel, product: Product, machine: Machine) -> bool:
     """Whether this template supports the product: few rows, and a right operand with contiguous rows or columns."""
-    if product.m > MAX_ROWS or product.right.value in kernel.prepared:
+    if not isinstance(product.m, int) or product.m > MAX_ROWS or product.right.value in kernel.prepared:
         return False
     right, lanes = strided_operand(product.right, kernel.producers), machine.lanes(product.kind.bits)
     if right is None:

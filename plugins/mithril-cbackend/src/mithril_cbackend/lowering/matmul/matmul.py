@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import TensorType
+from mithril.base import ShapeError, TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.element.element_reader import Index, shape_of
+from mithril_cbackend.lowering.element.element_reader import Index, shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
@@ -64,11 +64,15 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
     parts = count(product.k, limit)
     depth = product.k if parts == 1 else -(-product.k // (parts * 16)) * 16
     panels = count(product.n, tile.columns)
-    exceeds_cache = product.m * depth * bits // 8 > machine.cache // 2
+    exceeds_cache = typical(product.m) * depth * bits // 8 > machine.cache // 2
     group = max(1, min(GROUP, panels // machine.threads)) if exceeds_cache else 1
     copied = (
-        product.m if should_copy_rows(strided_operand(product.left, kernel.producers), product, panels, machine) else 0
+        typical(product.m)
+        if should_copy_rows(strided_operand(product.left, kernel.producers), product, panels, machine)
+        else 0
     )
+    if copied and not isinstance(product.m, int):
+        raise ShapeError(f"the rows of a product are symbolic and have to be copied: {product.m}")
     if copied > ROWS:
         copied = -(-product.m // (count(product.m, ROWS) * STRIP)) * STRIP
     return Plan(tile, depth, group, copied)
@@ -83,7 +87,7 @@ def should_copy_rows(left: StridedOperand | None, product: Product, panels: int,
     """Whether packing the left operand costs less than reading it for each group of panels."""
     if left is None or left.value.dtype is not product.kind:
         return panels > 1
-    exceeds_cache = left.summed != 1 and product.m * product.k * product.kind.bits // 8 > machine.cache
+    exceeds_cache = left.summed != 1 and typical(product.m) * product.k * product.kind.bits // 8 > machine.cache
     return exceeds_cache and panels > GROUP
 
 
@@ -347,7 +351,7 @@ class Part:
     def reads_unpacked(self, width: int, rows: int) -> bool:
         """Whether tiles read the operand unpacked: contiguous, and converting on each read costs less than packing."""
         s = self.tiles
-        panel, fits_tile = self.stored_panel(0, width), rows <= s.plan.tile.rows
+        panel, fits_tile = self.stored_panel(0, width), isinstance(rows, int) and rows <= s.plan.tile.rows
         if panel is None or panel.column != 1:
             return False
         is_packed = s.product.right.value in s.frame.kernel.prepared

@@ -14,7 +14,7 @@ from mithril import ops
 from mithril.base import DType, float32, float64, int32, int64, uint32, uint64
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.element.element_reader import Index, Reader, operand, shape_of
+from mithril_cbackend.lowering.element.element_reader import Index, Reader, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS
 from mithril_cbackend.lowering.matmul.microkernel import Matrix
 
@@ -110,12 +110,13 @@ def accumulator(dtype: DType) -> DType:
 def product_of(node: Node) -> Product | None:
     """Return the node as a batched matrix product, or None if simple loops are faster."""
     product = {"matmul": _matmul, "dot": _dot}[node.op.name](node)
-    if product.n < 4 <= product.m:  # matrix times vector: transposed, it is a vector times a matrix
+    if typical(product.n) < 4 <= typical(product.m):  # matrix times vector: transposed, it is a vector times a matrix
         product = replace(product, left=product.right, right=product.left, transposed=True)
     if (
         0 in (product.m, product.n, product.k, product.matrices)
+        or not isinstance(product.n, int)
         or product.n < 4
-        or product.m * product.n * product.k < MIN_PRODUCTS
+        or typical(product.m) * product.n * product.k < MIN_PRODUCTS
     ):
         return None
     return product

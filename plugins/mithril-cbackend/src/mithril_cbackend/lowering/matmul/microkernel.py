@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, float32
+from mithril.base import DType, Size, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import storage_dtypes
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
@@ -33,11 +33,13 @@ class Tile:
     columns: int
 
 
-def tile_for(m: int, n: int, machine: Machine, bits: int = 32) -> Tile:
+def tile_for(m: Size, n: int, machine: Machine, bits: int = 32) -> Tile:
     """Return the largest tile that fits the registers, with rows balanced so that the last tile is almost full."""
     lanes = machine.lanes(bits)
     vectors = 1 if n <= lanes else 2
     rows = (8 if machine.vector_bytes == 64 else 4) * (2 if vectors == 1 else 1)
+    if not isinstance(m, int):
+        return Tile(rows, vectors * lanes)
     if m <= 2 and n >= 4 * lanes:
         vectors = 4  # enough independent accumulators to hide the latency of an addition
     return Tile(-(-m // -(-m // rows)), vectors * lanes)
@@ -192,18 +194,45 @@ def multiply(
             multiply_tile(frame, row, rows, inner, left, panel, width, emit, vector)
 
 
-def tiles(frame: KernelBuilder, m: int, tile: Tile) -> Iterator[tuple[AbstractContextManager[Any], int]]:
+class LastRows:
+    """The rows of a tile that may be higher than the rest of a symbolic size: the last row is computed repeatedly."""
+
+    def __init__(self, frame: KernelBuilder, first: t.Expr, last: t.Expr, rows: int) -> None:
+        let = frame.code.let
+        first, last = let(first, "row"), let(last, "row")
+        self.rows = [first, *(let(t.select(first + i < last, first + i, last), "row") for i in range(1, rows))]
+
+    def __add__(self, i: int) -> t.Expr:
+        return self.rows[i]
+
+    def __radd__(self, other: int) -> LastRows:
+        assert other == 0
+        return self
+
+
+def tiles(frame: KernelBuilder, m: Size, tile: Tile) -> Iterator[tuple[AbstractContextManager[Any], int]]:
     """Yield loops over tiles of rows with the number of rows in each tile; a loop returns the first row."""
-    full_tiles, rest = divmod(m, tile.rows)
+    full_tiles, rest = m // tile.rows, m % tile.rows
 
     @contextmanager
     def over_full_tiles() -> Iterator[Any]:
         with frame.reader.loop("tile", full_tiles) as i:
             yield i * tile.rows
 
-    if full_tiles:
+    @contextmanager
+    def over_some(rows: int) -> Iterator[Any]:
+        """Compute the last rows if this tile is the smallest that fits them."""
+        fits = (t.index(rest) > rows // 2) & (t.index(rest) <= rows)
+        with frame.code.when(fits), frame.reader.loop("last", 1):
+            yield LastRows(frame, t.index(full_tiles) * tile.rows, t.index(m) - 1, rows)
+
+    if full_tiles != 0:
         yield over_full_tiles(), tile.rows
-    if rest:
+    if not isinstance(rest, int):
+        for rows in (1, 2, 4, 8, 16):
+            if rows < 2 * tile.rows:
+                yield over_some(rows), rows
+    elif rest:
         yield nullcontext(full_tiles * tile.rows), rest
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from mithril.base import DType, TensorType, bfloat16, float32, int8, int32, uint8, uint32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.element.element_reader import Index
+from mithril_cbackend.lowering.element.element_reader import Index, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, to_storage
@@ -106,14 +106,14 @@ def kind_of(product: Product, left: DType | None, right: DType | None) -> str | 
 def form(kernel: Kernel, product: Product, machine: Machine) -> WordProduct | None:
     """Return the product by words, or None if another template computes it."""
     producers: Mapping[Value, Node] = kernel.producers
-    if product.transposed or product.work * 8 < MIN_PRODUCTS:
+    if product.transposed or typical(product.work) * 8 < MIN_PRODUCTS:
         return None
     packed = product.right.value in kernel.prepared
     left, right = strided_operand(product.left, producers), strided_operand(product.right, producers)
     if packed:  # by words only if both operands were narrow
         panels, _ = kernel.prepared[product.right.value]
         kind = (PAIRS if product.kind is float32 else BYTES) if panels.dtype is uint32 else None
-    elif left is None or right is None or product.m <= gemv.MAX_ROWS or product.n < machine.lanes():
+    elif left is None or right is None or typical(product.m) <= gemv.MAX_ROWS or product.n < machine.lanes():
         kind = None
     else:
         kind = kind_of(product, left.value.dtype, right.value.dtype)
@@ -124,7 +124,7 @@ def form(kernel: Kernel, product: Product, machine: Machine) -> WordProduct | No
 def prepared(kernel: Kernel, product: Product, right: np.ndarray[Any, Any], machine: Machine) -> Any:
     """Return the panels of a constant [k, n] operand, or None if the product is not one of words."""
     dtype = bfloat16 if right.dtype == bfloat16.numpy else int8 if _is_int8(right) else None
-    kind = kind_of(product, kernel.narrow, dtype) if product.work * 8 >= MIN_PRODUCTS else None
+    kind = kind_of(product, kernel.narrow, dtype) if typical(product.work) * 8 >= MIN_PRODUCTS else None
     use = instructions(kind, machine) if kind is not None else None
     if use is None:
         return None

@@ -1,0 +1,99 @@
+"""Programs with symbolic sizes: one machine code for all sizes, and a memory plan for each combination of them.
+
+The sizes are words of the address table, and arguments of the kernels. The addresses of intermediate values are words
+of the table, too: they are planned in Python when a size is new, which takes milliseconds. The arena grows as required.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.backend import memory_plan
+from mithril.base import InputError, UnsupportedError, bind, substitute
+from mithril.ir import Graph, substitute_sizes
+from mithril_cbackend.graph.call_layout import ARENA, aligned
+from mithril_cbackend.program.executable import Executable, ResultBuffer
+from mithril_cbackend.program.written_calls import Repeated
+
+KEPT = 64  # combinations of sizes whose memory plans and result arrays are held
+
+
+@dataclass
+class Sized:
+    """The words of the table for one combination of sizes: the sizes, and offsets in the arena."""
+
+    sizes: dict[str, int]
+    offsets: list[tuple[int, int]]  # slot, bytes from the beginning of the arena
+    arena: int
+    results: list[ResultBuffer]
+
+
+class AnySizeExecutable(Executable):
+    """A program that runs all sizes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.choosing = threading.Lock()
+        self.selected: Sized | None = None
+        self.plans: dict[Any, Sized] = {}
+        self.shapes = {i.name: i.type.shape for i in self.graph.arguments if not i.type.is_static}
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {**params, **inputs}
+        key = tuple([arguments[name].shape for name in self.shapes])
+        with self.choosing:
+            sized = self.plans.get(key)
+            if sized is None:
+                sized = self.plans[key] = self.planned(bind(self.shapes, dict(zip(self.shapes, key, strict=True))))
+                if len(self.plans) > KEPT:
+                    del self.plans[next(iter(self.plans))]
+            if sized is not self.selected:
+                self.select(sized)
+            return super().__call__(params, inputs)
+
+    def planned(self, sizes: dict[str, int]) -> Sized:
+        """Plan the memory for these sizes."""
+        program, machine = self.program, self.machine
+        assert program.steps is not None
+        values = [v for k in program.kernels.values() for v in (*k.inputs, *k.outputs)]
+        if any(math.prod(int(substitute(n, sizes)) for n in v.shape) >= 1 << 31 for v in values):
+            raise UnsupportedError("cannot run on backend 'c': a value has 2**31 elements or more for these sizes")
+        plan = memory_plan.plan(program.steps, machine.plan, sizes, views=lambda node: False)
+        offsets = [(slot, plan.offset(v)) for v, slot in program.places.items()]
+        results = [
+            ResultBuffer(name, slot, tuple(int(substitute(n, sizes)) for n in shape), kind)
+            for name, slot, shape, kind in self.layout.results
+        ]
+        return Sized(sizes, offsets, plan.size, results)
+
+    def select(self, sized: Sized) -> None:
+        """Write sizes and addresses into the table."""
+        if sized.arena > self.arena.nbytes:
+            self.arena = aligned(sized.arena)
+            self.table[ARENA] = self.arena.ctypes.data
+        base = int(self.table[ARENA])
+        for name, slot in self.layout.sizes.items():
+            self.table[slot] = sized.sizes[name]
+        for slot, offset in sized.offsets:
+            self.table[slot] = base + offset
+        self.results, self.selected = sized.results, sized
+        self.short = None  # the next run is timed, as its length depends on the sizes
+
+    def sized_graph(self) -> Graph:
+        """Return the graph for the sizes of the last call."""
+        if self.selected is None:
+            hint = "call the model once, or pass shapes="
+            raise InputError("the sizes of this program are unknown before its first run", hint=hint)
+        return substitute_sizes(self.graph, self.selected.sizes)
+
+    def memory_of(self, sizes: Mapping[str, int]) -> int:
+        """Return the bytes of arena and results for these sizes."""
+        sized = self.planned(dict(sizes))
+        return sized.arena + sum(r.size for r in sized.results)
+
+    def repeated(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Repeated) -> Repeated:
+        return otherwise

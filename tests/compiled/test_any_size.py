@@ -1,0 +1,118 @@
+"""Programs of the C backend with symbolic sizes: one program runs all of them, or a decision says why not."""
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import ops
+from mithril.models import Conv2d, Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention, Relu, Softmax
+
+pytest.importorskip("mithril_cbackend")
+SIZES = (1, 2, 5, 7, 8, 9, 15, 16, 17, 33, 64, 200, 0, 3)
+
+
+def perceptron():
+    x = IOKey("input")
+    y = LayerNorm(48)(Gelu()(Linear(48)(Relu()(Linear(40)(x)))))
+    return Model.create(outputs={"output": Softmax()(Linear(10)(y))})
+
+
+def block():
+    x = IOKey("input")
+    y = x + MultiHeadAttention(32, 4, causal=True)(LayerNorm(32)(x))
+    return Model.create(outputs={"output": y + Linear(32)(Gelu()(Linear(64)(y)))})
+
+
+def compiled_on(backend, model, shape, **options):
+    return ml.compile(model, backend, shapes={"input": list(shape)}, inference=True, **options)
+
+
+def fallbacks(compiled):
+    return [d.message for d in compiled.decisions if "one program for each size" in d.message]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("model", "rest"), [(perceptron, (24,)), (block, (12, 32))])
+def test_one_program_runs_all_sizes(model, rest, threads):
+    any_size = compiled_on("c", model(), (None, *rest), num_threads=threads)
+    reference = compiled_on("numpy", model(), (None, *rest))
+    params = any_size.randomize_params(0)
+    rng = np.random.default_rng(0)
+    for n in SIZES:
+        x = {"input": rng.normal(size=(n, *rest)).astype(np.float32)}
+        expected = reference.evaluate(reference.randomize_params(0), x)["output"]
+        for _ in range(2):
+            result = any_size.evaluate(params, x)["output"]
+            np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6, err_msg=f"size {n}")
+    assert len(any_size.programs) == 1
+    assert not fallbacks(any_size)
+
+
+def test_results_of_earlier_sizes_are_not_overwritten():
+    compiled = compiled_on("c", perceptron(), (None, 24))
+    params = compiled.randomize_params(0)
+    arrays = [np.random.default_rng(n).normal(size=(n, 24)).astype(np.float32) for n in (4, 9, 4, 9)]
+    results = [compiled.evaluate(params, {"input": x})["output"] for x in arrays]
+    copies = [r.copy() for r in results]
+    for x in arrays:
+        compiled.evaluate(params, {"input": -x})
+    for result, copy in zip(results, copies, strict=True):
+        np.testing.assert_array_equal(result, copy)
+
+
+def test_memory_is_that_of_the_size():
+    compiled = compiled_on("c", perceptron(), (None, 24))
+    params = compiled.randomize_params(0)
+    peaks = []
+    for n in (8, 512):
+        x = {"input": np.zeros((n, 24), np.float32)}
+        compiled.evaluate(params, x)
+        peaks.append(compiled.programs[-1].executable.memory_of({"input_0": n}))
+    assert peaks[1] > 32 * peaks[0] / 2
+
+
+def test_convolutions_get_a_program_for_each_size_and_a_decision():
+    model = Conv2d(3, 8, kernel_size=3)
+    compiled = ml.compile(model, "c", shapes={"input": [None, 3, 16, 16]}, inference=True)
+    reference = ml.compile(model, "numpy", shapes={"input": [None, 3, 16, 16]}, inference=True)
+    params = reference.randomize_params(0)
+    for n in (1, 3):
+        x = {"input": np.random.default_rng(n).normal(size=(n, 3, 16, 16)).astype(np.float32)}
+        np.testing.assert_allclose(
+            compiled.evaluate(params, x)["output"], reference.evaluate(params, x)["output"], rtol=1e-4, atol=1e-5
+        )
+    assert len(compiled.programs) == 2
+    assert len(fallbacks(compiled)) == 1
+
+
+def test_latency_and_the_cache_ask_for_exact_sizes(tmp_path, monkeypatch):
+    monkeypatch.setenv("MITHRIL_CACHE", str(tmp_path))
+    for options in ({"optimize_for": "latency"}, {"cache": True}):
+        compiled = compiled_on("c", perceptron(), (None, 24), **options)
+        params = compiled.randomize_params(inputs={"input": np.zeros((2, 24), np.float32)})
+        for n in (2, 3):
+            compiled.evaluate(params, {"input": np.zeros((n, 24), np.float32)})
+        assert len(compiled.programs) == 2
+        assert len(fallbacks(compiled)) == 1
+
+
+def test_sizes_that_contradict_each_other_are_rejected():
+    a, b = IOKey("a"), IOKey("b")
+    model = Model.create(outputs={"output": a + b})
+    compiled = ml.compile(model, "c", shapes={"a": ["n", 4], "b": ["n", 4]}, inference=True)
+    two, three = np.ones((2, 4), np.float32), np.ones((3, 4), np.float32)
+    np.testing.assert_array_equal(compiled({"a": three, "b": three})["output"], three + three)
+    with pytest.raises(ml.MithrilError):
+        compiled({"a": two, "b": three})
+
+
+def test_reductions_over_a_symbolic_axis():
+    x = IOKey("input")
+    model = Model.create(outputs={"total": ops.sum(x, axis=0), "mean": ops.mean(x, axis=0)})
+    compiled = compiled_on("c", model, (None, 20))
+    for n in (1, 3, 50):
+        values = np.random.default_rng(n).normal(size=(n, 20)).astype(np.float32)
+        results = compiled({"input": values})
+        np.testing.assert_allclose(results["total"], values.sum(0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(results["mean"], values.mean(0), rtol=1e-5, atol=1e-5)
+    assert len(compiled.programs) == 1
