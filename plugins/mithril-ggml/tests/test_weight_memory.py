@@ -23,7 +23,8 @@ def compiled(size):
     for _ in range(2):
         model += Linear(size, bias=False)
     program = ml.compile(model, ml.GGMLBackend(quantize=kind), shapes={"input": [1, size]}, static_inference=True)
-    return program, {name: np.full((size, size), 0.01, np.float32) for name in program.randomize_params(seed=0)}
+    names = program.randomize_params(seed=0)  # equal weights would be stored once
+    return program, {name: np.full((size, size), 0.01 + k, np.float32) for k, name in enumerate(names)}
 
 x = np.ones((1, 2048), np.float32)
 warm, params = compiled(256)
