@@ -63,16 +63,16 @@ def test_artifact_is_saved(tmp_path):
 
 
 def test_program_of_other_versions_is_rejected(tmp_path):
-    about = mithril_tpu.ahead_of(compiled(perceptron())).save(tmp_path) / "analysis.json"
-    metadata = json.loads(about.read_text())
+    file = mithril_tpu.ahead_of(compiled(perceptron())).save(tmp_path) / "analysis.json"
+    metadata = json.loads(file.read_text())
     assert set(metadata["versions"]) == {"mithril-tpu", "jaxlib", "libtpu"}
     metadata["versions"]["libtpu"] = "0.0.1"
-    about.write_text(json.dumps(metadata))
+    file.write_text(json.dumps(metadata))
     with pytest.raises(ml.BackendError, match="saved with other versions of libtpu") as caught:
         mithril_tpu.load_program(tmp_path)
     assert "pip install 'libtpu==0.0.1'" in caught.value.hint
     del metadata["versions"]
-    about.write_text(json.dumps(metadata))
+    file.write_text(json.dumps(metadata))
     with pytest.raises(ml.BackendError, match="does not say with which versions"):
         mithril_tpu.load_program(tmp_path)
 

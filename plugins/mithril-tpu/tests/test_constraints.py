@@ -143,6 +143,6 @@ def test_the_block_of_the_guide_runs(tmp_path):
     from pathlib import Path
 
     page = (Path(__file__).parents[3] / "docs" / "many-devices.md").read_text()
-    (block_text,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    block_text = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     done = subprocess.run([sys.executable, "-c", block_text], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.stdout.strip() == "(16, 8)", done.stderr

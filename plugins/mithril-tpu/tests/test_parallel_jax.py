@@ -174,7 +174,6 @@ def test_invalid_meshes_are_rejected(mesh, options, message):
         ml.compile(model(), ml.JaxBackend(device_mesh=mesh), shapes=SHAPES, **options)
 
 
-@pytest.mark.parametrize("engine", ["jax", "torch"])
 @pytest.mark.parametrize(
     ("requested", "split", "unsplit"),
     [
@@ -184,12 +183,11 @@ def test_invalid_meshes_are_rejected(mesh, options, message):
         ({"body.weight": 1, "body.bias": 0}, {"body.bias": 0}, {"body.weight": "axis 1 of length 9"}),
     ],
 )
-def test_requested_axes_are_split_or_reported(requested, split, unsplit, engine):
+def test_requested_axes_are_split_or_reported(requested, split, unsplit):
     """Splits by group, by pattern and by name; the default splits pairs of weights by columns, then rows."""
-    pytest.importorskip(f"mithril_{engine}")
     h = Linear(12, name="body")(Linear(9, name="odd")(IOKey("x")))
     network = Model.create(outputs={"y": Linear(7, name="head")(h)})
-    backend = (ml.JaxBackend if engine == "jax" else ml.TorchBackend)(device_mesh=(1, 2))
+    backend = ml.JaxBackend(device_mesh=(1, 2))
     options = {"tensor_split_dims": requested} if requested else {}
     compiled = ml.compile(network, backend, shapes={"x": [4, 10]}, **options)
     messages = [line for line in map(str, compiled.decisions) if "is replicated" in line]
@@ -197,7 +195,7 @@ def test_requested_axes_are_split_or_reported(requested, split, unsplit, engine)
         f"choice: '{name}' is replicated: {reason} cannot be divided by 2" for name, reason in unsplit.items()
     )
     call = compiled.programs[-1].executable.call
-    splits = call.spec.splits if engine == "torch" else {n: tuple(s) for n, s in call.shardings.specs.items()}
+    splits = {n: tuple(s) for n, s in call.shardings.specs.items()}
     model_axes = {name: s.index("model") for name, s in splits.items() if "model" in s}
     assert split.items() <= model_axes.items()
     assert not unsplit.keys() & model_axes.keys()

@@ -91,10 +91,10 @@ def collectives(hlo: str) -> dict[str, Collective]:
 
 def serialized_collectives(serialized: bytes) -> dict[str, Collective] | None:
     """Count the collectives of a serialized program; None if its format is unknown."""
-    found = instructions(serialized)
-    if found is None:
+    module = instructions(serialized)
+    if module is None:
         return None
-    calls = [(opcode.removesuffix("-start"), opcode.endswith("-start"), arrays) for opcode, arrays in found]
+    calls = [(opcode.removesuffix("-start"), opcode.endswith("-start"), arrays) for opcode, arrays in module]
     return _counted(
         (kind, _transferred([prod(shape) * bits // 8 for bits, shape in arrays], asynchronous=start))
         for kind, start, arrays in calls
@@ -110,7 +110,7 @@ def _counted(calls: Iterable[tuple[str, int]]) -> dict[str, Collective]:
 
 
 def _transferred(sizes: list[int], *, asynchronous: bool) -> int:
-    """Return the bytes of a call; of what an asynchronous start returns, the data transferred is the largest."""
+    """Return the bytes of a call; the largest result of an asynchronous start is the data transferred."""
     return max(sizes, default=0) if asynchronous else sum(sizes)
 
 

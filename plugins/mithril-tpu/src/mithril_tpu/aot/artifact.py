@@ -29,10 +29,10 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _check_versions(path: Path, about: Mapping[str, Any]) -> None:
+def _check_versions(path: Path, description: Mapping[str, Any]) -> None:
     """Raise if a program was saved with other versions: a serialized program is valid only for its own compiler."""
-    family = "tpu" if generation(about["target"]) is not None else "nvidia"
-    saved, present = about.get("versions"), versions(family)
+    family = "tpu" if generation(description["target"]) is not None else "nvidia"
+    saved, present = description.get("versions"), versions(family)
     if saved is None:
         raise BackendError(
             f"'{path}' does not say with which versions it was saved",
@@ -51,8 +51,8 @@ def _check_versions(path: Path, about: Mapping[str, Any]) -> None:
 class LoadedProgram:
     """A program written by ``AheadProgram.save``; a call transfers its arguments to the program's devices."""
 
-    def __init__(self, about: Mapping[str, Any], compiled: Any) -> None:
-        self.metadata = about  # contents of analysis.json
+    def __init__(self, description: Mapping[str, Any], compiled: Any) -> None:
+        self.metadata = description  # contents of analysis.json
         self.compiled = compiled
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,28 +64,28 @@ class LoadedProgram:
         return outputs
 
 
-def trees(about: Mapping[str, Any]) -> tuple[Any, Any]:
+def trees(description: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the tree structures of arguments and results, which a serialized program does not contain."""
-    arguments = (dict.fromkeys(about["params"], 0), dict.fromkeys(about["inputs"], 0))
-    return jax.tree.structure((arguments, {})), jax.tree.structure(dict.fromkeys(about["outputs"], 0))
+    arguments = (dict.fromkeys(description["params"], 0), dict.fromkeys(description["inputs"], 0))
+    return jax.tree.structure((arguments, {})), jax.tree.structure(dict.fromkeys(description["outputs"], 0))
 
 
 def load_program(folder: str | os.PathLike[str]) -> LoadedProgram:
     """Load a program saved in a folder; this machine must have its devices."""
     path = Path(folder)
     try:
-        about = json.loads((path / "analysis.json").read_text())
+        description = json.loads((path / "analysis.json").read_text())
         payload = (path / "program.bin").read_bytes()
     except OSError as error:
         raise InputError(f"'{path}' does not contain a saved program", facts=[str(error)]) from error
-    _check_versions(path, about)
-    platform = "tpu" if generation(about["target"]) is not None else "gpu"
+    _check_versions(path, description)
+    platform = "tpu" if generation(description["target"]) is not None else "gpu"
     if jax.default_backend() != platform:
         raise BackendError(
-            f"this program was compiled for {about['target']}, which this machine does not have",
-            facts=[f"mesh: {about['mesh']}", f"devices of JAX: {', '.join(str(d) for d in jax.devices())}"],
+            f"this program was compiled for {description['target']}, which this machine does not have",
+            facts=[f"mesh: {description['mesh']}", f"devices of JAX: {', '.join(str(d) for d in jax.devices())}"],
             hint="compile program.stablehlo.mlir from the same folder for other hardware",
         )
     from jax.experimental import serialize_executable
 
-    return LoadedProgram(about, serialize_executable.deserialize_and_load(payload, *trees(about)))
+    return LoadedProgram(description, serialize_executable.deserialize_and_load(payload, *trees(description)))
