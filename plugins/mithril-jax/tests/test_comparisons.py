@@ -7,9 +7,9 @@ import pytest
 
 import mithril as ml
 from mithril import ops
+from mithril.backend import compared_with_itself, with_stored_operands
 from mithril.ir import Builder
 from mithril.passes import random_arguments
-from mithril_jax.comparisons import compared_with_itself, with_stored_operands
 from mithril_jax.execution import BARRIER_PASS
 from mithril_testing.levels import REFERENCE, Levels
 from mithril_testing.random_graphs import WIDE, random_graph

@@ -53,6 +53,7 @@ HOMES = {
     ),
     "patterns": ("matches", "require_match"),
     "plugin_lowering": ("Label", "PluginLowering", "applicable", "lowering_error_context", "plugin_lowerings"),
+    "stored_operands": ("compared_with_itself", "with_stored_operands"),
     "source_backend": ("Forward", "SourceBackend", "SourceExecutable"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -22,12 +22,12 @@ from mithril.backend import (
     SourceBackend,
     SourceExecutable,
     as_numpy,
+    with_stored_operands,
 )
 from mithril.base import BackendError, Decisions, OptionError, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_jax import process_config
-from mithril_jax.comparisons import with_stored_operands
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature
 from mithril_jax.lowering import table, with_unroll
 from mithril_jax.mesh import mesh_execution, pipeline_parallel

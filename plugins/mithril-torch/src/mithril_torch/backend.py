@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from mithril import ops
 from mithril.backend import (
     BuildOptions,
     Capabilities,
@@ -20,11 +21,13 @@ from mithril.backend import (
     SourceExecutable,
     as_numpy,
     nbytes,
+    with_stored_operands,
 )
 from mithril.base import ALL, BackendError, DType, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, Node, iterate
 from mithril.ops import conv_input_grad
 from mithril.system import launched_task
+from mithril_torch import stored  # noqa: F401  # defines the operation of barriers in compiled programs
 from mithril_torch.autograd import DifferentiableProgram, Differentiated
 from mithril_torch.execution import RunOptions, read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
@@ -34,6 +37,7 @@ from mithril_torch.lowering import table
 from mithril_torch.native_semantics import DIFFERENT, native_table
 from mithril_torch.parallel import collectives, program  # noqa: F401  # add their rows to the table
 
+OWN_COMPARISONS = frozenset({ops.max, ops.min})  # PyTorch's own gradients compare the operand with the result
 MISSING = ("uint16", "uint64")  # PyTorch stores these but supports hardly any operation on them
 
 
@@ -116,6 +120,8 @@ class TorchBackend(SourceBackend):
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
         mesh = program.mesh_for(self, options)
+        if _compiles(options):
+            graph = with_stored_operands(graph)
         return super().build(graph, options) if mesh is None else program.build(self, graph, options, mesh)
 
     def join_processes(self) -> None:
@@ -130,6 +136,8 @@ class TorchBackend(SourceBackend):
         mesh = program.mesh_for(self, options or BuildOptions())
         if mesh is not None:
             raise program.native_autodiff_error(mesh)
+        if options is not None and _compiles(options):
+            graph = with_stored_operands(graph, OWN_COMPARISONS)
         return super().build_with_gradients(graph, of, wrt, options)
 
     def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Forward:
@@ -238,3 +246,8 @@ def _phone(settings: Mapping[str, Any]) -> str:
         return str(dict(mobile))
     name = settings["target_hardware"]
     return name if name is not None and name.startswith("mobile") else ""
+
+
+def _compiles(options: BuildOptions) -> bool:
+    """Whether ``torch.compile`` may fuse the program; eager programs compute each value once."""
+    return bool(options.jit or options.settings["torch_dynamo"])

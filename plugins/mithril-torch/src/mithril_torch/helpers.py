@@ -31,6 +31,11 @@ def on_host(function, types, *arrays):
     return tuple(results)
 
 
+def stored(x):
+    """Return the operand of a barrier; ``torch.compile`` stores it, and does not compute it again where it is read."""
+    return torch.ops.mithril.stored(x) if torch.compiler.is_compiling() else x
+
+
 # -- element-wise -------------------------------------------------------------------------------------------------
 def as_int64(function, *xs):
     """Call ``function`` on uint32 operands cast to int64, since PyTorch lacks most operations on uint32."""

@@ -1,25 +1,32 @@
 """Comparison of a value with its own elements, as in the gradient of ``max``, where both must be the same numbers.
 
-XLA may compute a cheap value again in each fused kernel that reads it, with other rounding (fused multiply-adds). The
-maximum over elements of one computation then equals no element of the other, and a mask of maxima is empty.
+A compiler that fuses (XLA, inductor) may compute a cheap value again in each fused kernel that reads it, with other
+rounding: fused multiply-adds, or functions of vectors and of single elements. The maximum over elements of one
+computation then equals no element of the other, and a mask of maxima is empty.
 """
 
 from __future__ import annotations
 
 from mithril import ops
-from mithril.ir import Graph, Node, Value, types_of
+from mithril.ir import Graph, Node, Op, Value, types_of
 
 COMPARISONS = frozenset({ops.equal, ops.not_equal, ops.less, ops.less_equal, ops.greater, ops.greater_equal})
 SELECTIONS = frozenset({ops.max, ops.min, ops.maximum, ops.minimum, ops.max_pool, ops.where, ops.abs, ops.neg})
 COMPARES_INSIDE = frozenset({ops.max_pool_positions})  # the helper compares elements with the maximum of their window
 
 
-def with_stored_operands(graph: Graph) -> Graph:
-    """Return the graph with a barrier behind each value that is compared with its own elements: XLA stores it once."""
-    changed = [node.replaced(regions=tuple(with_stored_operands(r) for r in node.regions)) for node in graph.nodes]
+def with_stored_operands(graph: Graph, own_comparisons: frozenset[Op] = frozenset()) -> Graph:
+    """Return the graph with a barrier behind each value that is compared with its own elements: it is stored once.
+
+    ``own_comparisons`` are operations whose gradients in the framework compare, too.
+    """
+    changed = [
+        node.replaced(regions=tuple(with_stored_operands(r, own_comparisons) for r in node.regions))
+        for node in graph.nodes
+    ]
     if any(new.regions != old.regions for new, old in zip(changed, graph.nodes, strict=True)):
         graph = graph.replaced(nodes=tuple(changed))
-    stored = compared_with_itself(graph)
+    stored = compared_with_itself(graph, COMPARES_INSIDE | own_comparisons)
     if not stored:
         return graph
     replacements: dict[Value, Value] = {}
@@ -34,13 +41,13 @@ def with_stored_operands(graph: Graph) -> Graph:
     return graph.replaced(nodes=tuple(nodes), outputs=tuple(replacements.get(v, v) for v in graph.outputs))
 
 
-def compared_with_itself(graph: Graph) -> set[Value]:
+def compared_with_itself(graph: Graph, inside: frozenset[Op] = COMPARES_INSIDE) -> set[Value]:
     """Return the computed values of which elements are compared with each other, or differences with a number."""
     stored: set[Value] = set()
     for node in graph.nodes:
         if node.op in COMPARISONS and any(v is not None and v.dtype.is_float for v in node.operands):
             stored |= _sources_read_twice(graph, node)
-        if node.op in COMPARES_INSIDE:
+        if node.op in inside:
             stored |= _computed(graph, {v for v in node.operands if v is not None and v.dtype.is_float})
     return stored
 
