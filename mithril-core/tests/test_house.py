@@ -31,7 +31,7 @@ FLOORS = [
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2050, "system": 900, "axes": 900},
     {"ops": 8200},
-    {"backend": 4100, "autodiff": 700},
+    {"backend": 4200, "autodiff": 700},
     {"runtime": 3500, "transforms": 1500},
     {"compiler": 3420},
     {"models": 7000},

@@ -134,3 +134,7 @@ from mithril.backend.source_backend import (
     SourceBackend as SourceBackend,
     SourceExecutable as SourceExecutable,
 )
+from mithril.backend.stored_operands import (
+    compared_with_itself as compared_with_itself,
+    with_stored_operands as with_stored_operands,
+)

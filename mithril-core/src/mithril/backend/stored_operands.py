@@ -41,13 +41,13 @@ def with_stored_operands(graph: Graph, own_comparisons: frozenset[Op] = frozense
     return graph.replaced(nodes=tuple(nodes), outputs=tuple(replacements.get(v, v) for v in graph.outputs))
 
 
-def compared_with_itself(graph: Graph, inside: frozenset[Op] = COMPARES_INSIDE) -> set[Value]:
+def compared_with_itself(graph: Graph, comparing: frozenset[Op] = COMPARES_INSIDE) -> set[Value]:
     """Return the computed values of which elements are compared with each other, or differences with a number."""
     stored: set[Value] = set()
     for node in graph.nodes:
         if node.op in COMPARISONS and any(v is not None and v.dtype.is_float for v in node.operands):
             stored |= _sources_read_twice(graph, node)
-        if node.op in inside:
+        if node.op in comparing:
             stored |= _computed(graph, {v for v in node.operands if v is not None and v.dtype.is_float})
     return stored
 
