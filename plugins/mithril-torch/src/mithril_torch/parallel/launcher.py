@@ -7,6 +7,7 @@ their standard output is discarded. All end with the first one, and a failure in
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import runpy
 import socket
@@ -54,6 +55,7 @@ def launch_others(count: int) -> None:
 
 def _run_script(index: int, variables: dict[str, str], module: str | None, path: str, arguments: list[str]) -> None:
     """Run the script as process ``index + 1``."""
+    threading.Thread(target=_end_with_first, daemon=True).start()
     rank = str(index + 1)
     os.environ.update(variables, RANK=rank, LOCAL_RANK=rank)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -64,6 +66,14 @@ def _run_script(index: int, variables: dict[str, str], module: str | None, path:
         else:
             sys.path[0] = os.path.dirname(os.path.abspath(path))
             runpy.run_path(path, run_name="__main__")
+
+
+def _end_with_first() -> None:
+    """End this process when the first one is gone, also killed: a signal could be lost in code that ignores errors."""
+    first = multiprocessing.parent_process()
+    if first is not None:
+        first.join()
+        os._exit(1)
 
 
 def _watch(processes: Any, finished: threading.Event) -> None:
