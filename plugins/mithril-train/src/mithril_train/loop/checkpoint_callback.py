@@ -73,7 +73,10 @@ class Checkpoint(Callback):
 
     def end(self, trainer: Training) -> None:
         failed = sys.exc_info()[0] is not None  # an error ends training, which the error of a save must not hide
-        with suppress(MithrilError) if failed else nullcontext():
+        with (
+            suppress(MithrilError) if failed else nullcontext(),
+            trainer.watchdog.waiting("the end of the last save", collective=False),
+        ):
             self._finish(trainer)
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
