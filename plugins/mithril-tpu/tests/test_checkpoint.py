@@ -75,5 +75,5 @@ def test_incomplete_checkpoint_is_rejected(tmp_path):
     with pytest.raises(ml.InputError, match="lacks parameters of this model"):
         ml.load_sharded(tmp_path, model)
     next(tmp_path.glob("part-*")).unlink()
-    with pytest.raises(ml.InputError, match="all parts are missing"):
+    with pytest.raises(ml.InputError, match=r"part-\S+ is missing"):
         ml.load_sharded(tmp_path, model)
