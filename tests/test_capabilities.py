@@ -7,8 +7,12 @@ import pytest
 
 import mithril as ml
 from mithril import plugins
+from mithril.backend import Form
+from mithril.ir import Builder
 from mithril.models import Linear, Model, Relu
-from mithril_passes.operation_forms.op_variants import WAYS
+from mithril.passes import PassContext
+from mithril_passes.operation_forms.kernel_selection import OWN, measured
+from mithril_passes.operation_forms.op_variants import WAYS, variants_of
 
 
 def perceptron():
@@ -58,3 +62,46 @@ def test_tuning_tries_no_threads_where_they_are_ignored():
 def test_threads_of_ggml_are_not_those_of_float_products():
     compiled = ml.compile(perceptron(), "ggml", shapes={"input": [4, 5]}, num_threads=2)
     assert "products of float32 use the threads of NumPy" in str(compiled.decisions)
+
+
+IMAGE = (4, 64, 28, 28)
+NODES = {  # a node of each operation to which a form applies
+    Form.MATVEC: {"linear": (((1, 512), (512, 512), (512,)), {})},
+    Form.POINTWISE_MATMUL: {
+        "conv": ((IMAGE, (64, 64, 1, 1)), {}),
+        "conv_input_grad": ((IMAGE, (64, 64, 1, 1)), {"shape": IMAGE}),
+        "conv_weight_grad": ((IMAGE, IMAGE), {"shape": (64, 64, 1, 1)}),
+    },
+    Form.DEPTHWISE_SHIFTS: {
+        "conv": ((IMAGE, (64, 1, 3, 3)), {"groups": 64, "padding": ((1, 1), (1, 1))}),
+        "conv_input_grad": ((IMAGE, (64, 1, 3, 3)), {"groups": 64, "padding": ((1, 1), (1, 1)), "shape": IMAGE}),
+        "conv_weight_grad": ((IMAGE, IMAGE), {"groups": 64, "padding": ((1, 1), (1, 1)), "shape": (64, 1, 3, 3)}),
+    },
+}
+FAR_SLOWER = 0.6  # speed over that of the operation's own form; noise of a loaded machine stays above
+
+
+def speedup(op, form, backend):
+    """Return the time of the operation's own form over that of another form, the best of three measurements."""
+    shapes, attributes = NODES[form][op.name]
+    windows = {} if op is ml.ops.linear else {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+    with Builder() as b:
+        y = op(*(b.input(f"x{k}", shape) for k, shape in enumerate(shapes)), **{**windows, **attributes})
+    node = b.build({"y": y}).nodes[-1]
+    (variant,) = (v for v in variants_of(node) if v.name == form)
+    context = PassContext(backend=backend)
+    measurements = (measured(node, [variant], backend, context) for _ in range(3))
+    return max(times[OWN] / times[form] for times in measurements)
+
+
+@pytest.mark.parametrize(
+    ("backend", "op", "form"),
+    [
+        pytest.param(name, op, form, id=f"{name}-{op.name}-{form}")
+        for name in sorted(plugins.backends())
+        for op, forms in plugins.backend_class(name)().capabilities.prefers.items()
+        for form in forms
+    ],
+)
+def test_a_preferred_form_is_not_far_slower(backend, op, form):
+    assert speedup(op, form, plugins.backend_class(backend)()) > FAR_SLOWER
