@@ -53,6 +53,13 @@ def test_passes_write_every_form_that_a_backend_prefers(backend):
         assert set(forms) <= {way.name for way in WAYS[op.name]}, op.name
 
 
+@pytest.mark.parametrize("backend", sorted(plugins.backends()))
+def test_arrays_of_numpy_are_returned_unchanged(backend):
+    array = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(plugins.backend_class(backend)().to_numpy(array), [0, 1, 2])
+    assert array.flags.writeable
+
+
 def test_tuning_tries_no_threads_where_they_are_ignored():
     x = np.ones((4, 5), np.float32)
     tuned = ml.tune(perceptron(), ml.JaxBackend(), {"input": x}, seconds=0.02, store=False)

@@ -163,6 +163,8 @@ class MlxBackend(SourceBackend):
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         """Return a read-only NumPy array, without a copy if NumPy has the dtype."""
+        if isinstance(array, np.ndarray):
+            return array  # the caller's, which stays writable
         half = array.dtype == mx.bfloat16
         converted = np.asarray(array.view(mx.uint16) if half else array)
         converted.flags.writeable = False

@@ -216,6 +216,8 @@ class TorchBackend(SourceBackend):
         return self.array(data) if isinstance(data, np.ndarray) else torch.from_dlpack(data).to(self.torch_device)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        if isinstance(array, np.ndarray):
+            return array
         full = gathered(array) if hasattr(array, "full_tensor") else array
         host = full.detach().cpu()
         if host.dtype == torch.bfloat16:
