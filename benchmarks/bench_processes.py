@@ -1,4 +1,4 @@
-"""Steps of ``compiled.to_module()`` on two processes against the same transformer written by hand in PyTorch.
+"""Steps of ``compiled.to_module()`` on two processes against the same transformer written in PyTorch.
 
 ``python benchmarks/bench_processes.py``: forward, backward and AdamW with ``fully_shard`` and with
 ``DistributedDataParallel``, interleaved; medians, and the bytes of parameters, gradients and moments of each process.

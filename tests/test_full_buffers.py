@@ -79,7 +79,7 @@ def test_a_cached_program_still_raises(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_runner_checks_positions_of_any_length(backend: str) -> None:
-    """The positions of a table depend on the symbolic length, and are checked before the cache is overwritten."""
+    """Check positions of a table, which depend on the symbolic length, before the cache is overwritten."""
     model = Model()
     model |= PositionalEmbedding(8)(input="x", position="position", output="h")
     model |= MultiHeadAttention(heads=2, cache=8)(query="h", position="position", output="y")

@@ -338,7 +338,7 @@ VALUES = [None, True, -1, 10**30, 1e300, "", "x", "Linear", [], {}, [1], {"layer
 
 
 def test_random_damage_raises_errors_of_the_library():
-    """Whatever is changed in a file, the answer is a model or an error that names the place."""
+    """Read files with random changes: the result is a model or an error that names the place."""
     x = IOKey("x", shape=["B", 4])
     model = Model.create(outputs=MLP([3, 2])(x[:, 1:]) + Residual(Relu())(x).reshape(x.shape[0], -1)[:, :2])
     model |= If("flag", Relu()(input="x", output="y"), Relu()(input="x", output="y"))

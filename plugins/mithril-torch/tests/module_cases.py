@@ -230,7 +230,7 @@ def state_of_local_rows_is_refused():
         with pytest.raises(ml.UnsupportedError, match="refer to the whole batch"):
             module(torch.ones(4, 8))
         with pytest.raises(ml.UnsupportedError, match="each chunk of a pipeline"):
-            module.stage(0, of=1)
+            module.stage(0, num_stages=1)
         assert module.eval()(torch.ones(4, 8)).shape == (4, 16)
 
 
@@ -298,7 +298,7 @@ def pipelines():
             local = numbers(rank, count)
             total = count * len(local)
             module = model.to_module()
-            parts = [module.stage(k, of=total) for k in local]
+            parts = [module.stage(k, num_stages=total) for k in local]
             stages = [PipelineStage(p, k, total, torch.device("cpu")) for k, p in zip(local, parts, strict=True)]
             argument = stages[0] if schedule_class in (ScheduleGPipe, Schedule1F1B) else stages
             schedule = schedule_class(argument, 4, loss_fn=loss)

@@ -64,12 +64,12 @@ class Stage(torch.nn.Module):  # type: ignore[misc]
         inputs: Sequence[str],
         outputs: Sequence[str],
         index: int,
-        of: int,
+        num_stages: int,
     ) -> None:
         super().__init__()
-        stages = _stages([step.segment for step in steps], of)
-        if not 0 <= index < of:
-            raise OptionError(f"stage({index}, of={of}): expected a number from 0 to {of - 1}")
+        stages = _stages([step.segment for step in steps], num_stages)
+        if not 0 <= index < num_stages:
+            raise OptionError(f"stage({index}, num_stages={num_stages}): expected a number from 0 to {num_stages - 1}")
         self.gives = _sent(steps, stages, index, outputs)
         self.takes = tuple(inputs) if index == 0 else _sent(steps, stages, index - 1, outputs)
         local = [step for step, k in zip(steps, stages, strict=True) if step.segment.free or k == index]
@@ -77,8 +77,8 @@ class Stage(torch.nn.Module):  # type: ignore[misc]
         for path in dict.fromkeys(step.segment.block for step in self._steps if step.segment.block):
             owner, leaf = submodule_of(self, path, lambda _: torch.nn.Module())
             owner.add_module(leaf, module.get_submodule(path))
-        names = [_root_parameters(steps, stages, k) for k in range(of)]
-        self.shared = tuple(n for n in names[index] if any(n in names[k] for k in range(of) if k != index))
+        names = [_root_parameters(steps, stages, k) for k in range(num_stages)]
+        self.shared = tuple(n for n in names[index] if any(n in names[k] for k in range(num_stages) if k != index))
         for name in names[index]:
             owner, leaf = submodule_of(self, name, lambda _: torch.nn.Module())
             p = module.get_parameter(name)
@@ -100,7 +100,7 @@ def _stages(segments: Sequence[Segment], count: int) -> list[int]:
     blocks = list(dict.fromkeys(s.block for s in segments if s.block))
     if not 1 <= count <= len(blocks):
         raise OptionError(
-            f"stage(of={count}): the module has {len(blocks)} blocks to distribute",
+            f"stage(num_stages={count}): the module has {len(blocks)} blocks to distribute",
             hint="choose as many stages as blocks or fewer, or name other layers by to_module(blocks=[...])",
         )
     stages: list[int] = []

@@ -110,8 +110,8 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
             codes.append(code)
         self._results[mode] = cut.results
 
-    def stage(self, index: int, *, of: int) -> Stage:
-        """Return the consecutive blocks of one of ``of`` pipeline stages, for ``torch.distributed.pipelining``."""
+    def stage(self, index: int, *, num_stages: int) -> Stage:
+        """Return the blocks of one of ``num_stages`` pipeline stages, for ``torch.distributed.pipelining``."""
         if any(p.results.states for p in self._programs.values()):
             raise UnsupportedError(
                 "this model has a state, which each chunk of a pipeline would change",
@@ -119,7 +119,7 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
             )
         mode = self.training
         outputs = [self._results[mode][name] for name in self.output_names]
-        return Stage(self, self._steps[mode], self.input_names, outputs, index, of)
+        return Stage(self, self._steps[mode], self.input_names, outputs, index, num_stages)
 
     def distribute(self, mesh: Any) -> CompiledModule:
         """Split the parameters over a one-dimensional ``DeviceMesh``, as ``ml.placement`` chooses (tensor parallelism).
