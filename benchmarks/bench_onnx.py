@@ -7,6 +7,7 @@ python benchmarks/bench_onnx.py equal FILE.onnx ...            largest differenc
 python benchmarks/bench_onnx.py speed FILE.onnx ...            milliseconds on the C backend, one thread
 python benchmarks/bench_onnx.py load FILE.onnx ...             seconds and peak memory of loading and the first call
 python benchmarks/bench_onnx.py exported FOLDER [WORD ...]     networks exported by torch, imported, against PyTorch
+python benchmarks/bench_onnx.py traced FOLDER [WORD ...]       the same by the older exporter of torch, which traces
 python benchmarks/bench_onnx.py quantized FILE.onnx ...        files quantized by onnxruntime, on NumPy and in C
 """
 
@@ -190,6 +191,15 @@ def _declared_inputs(proto: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 def exported(folder: str, *words: str) -> None:
     """Export networks by torch and compare the imported files with PyTorch, on NumPy."""
+    _exported(folder, words, {"dynamo": True, "external_data": False})
+
+
+def traced(folder: str, *words: str) -> None:
+    """Compare networks as ``exported`` does, with files of the older exporter."""
+    _exported(folder, words, {"dynamo": False, "opset_version": 17})
+
+
+def _exported(folder: str, words: tuple[str, ...], options: dict[str, Any]) -> None:
     import torch
     from bench_import_torch import images, language, tolerate_missing_kernels
     from onnx_models import randomize
@@ -203,8 +213,7 @@ def exported(folder: str, *words: str) -> None:
         torch.manual_seed(0)
         network, path = randomize(make().eval()), Path(folder) / f"{name.replace('/', '_')}.onnx"
         try:
-            options = {"dynamo": True, "external_data": False, "verbose": False}
-            torch.onnx.export(network, args, str(path), kwargs=dict(kwargs), **options)
+            torch.onnx.export(network, args, str(path), kwargs=dict(kwargs), verbose=False, **options)
             model = ml.from_onnx(str(path))
             arrays = dict(zip(model.inputs, (x.numpy() for x in (*args, *kwargs.values())), strict=True))
             results = [np.asarray(y) for y in ml.compile(model, "numpy", inference=True)(arrays).values()]
@@ -259,5 +268,5 @@ if __name__ == "__main__":
     np.seterr(all="ignore")
     command, *arguments = sys.argv[1:]
     commands = {"nodes": nodes, "suites": suites, "fuzz": fuzz, "equal": equal, "speed": speed, "load": load}
-    commands |= {"first": first, "exported": exported, "quantized": quantized}
+    commands |= {"first": first, "exported": exported, "traced": traced, "quantized": quantized}
     commands[command](*arguments)

@@ -176,6 +176,9 @@ ALGEBRA = {
     "pixels": lambda x, y, i, m: torch.nn.functional.grid_sample(
         x[None], y[None, :, :2, None].expand(1, 4, 2, 2), align_corners=False
     ),
+    "cubic_pixels": lambda x, y, i, m: torch.nn.functional.grid_sample(
+        x[None], y[None, :, :2, None].expand(1, 4, 2, 2), "bicubic", "reflection", align_corners=False
+    ),
     "pixels_of_the_border": lambda x, y, i, m: torch.nn.functional.grid_sample(
         x[None], y[None, :, :2, None].expand(1, 4, 2, 2), "nearest", "border", align_corners=True
     ),
@@ -290,6 +293,71 @@ def test_recurrent_modules(kind):
         torch.testing.assert_close(result, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_open_lengths_of_recurrent_modules(kind):
+    torch.manual_seed(0)
+    module = Recurrent(kind).eval()
+    compiled = ml.compile(
+        ml.from_torch(module, draw(3, 4, 5), dynamic_shapes={"x": {0: "a", 1: "b"}}), "torch", inference=True
+    )
+    for shape in ((3, 4, 5), (2, 7, 5)):
+        expected = torch.utils._pytree.tree_leaves(module(draw(*shape)))
+        for result, theirs in zip(compiled({"x": draw(*shape)}).values(), expected, strict=True):
+            torch.testing.assert_close(result, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+class Alignment(nn.Module):
+    """CTC losses: lengths as tensors, as numbers, and of one sequence."""
+
+    def forward(self, x, labels, x_lengths, label_lengths):
+        x = x.log_softmax(-1)
+        losses = F.ctc_loss(x, labels, x_lengths, label_lengths, blank=1, reduction="none")
+        one = F.ctc_loss(x[:, 0], labels[0], x_lengths[0], label_lengths[0], reduction="sum")
+        return losses, one, F.ctc_loss(x, labels, [7, 7], [3, 3], zero_infinity=True)
+
+
+def test_ctc_loss():
+    inputs = (draw(7, 2, 5), torch.tensor([[2, 2, 4], [3, 4, 2]]), torch.tensor([7, 6]), torch.tensor([3, 1]))
+    model = ml.from_torch(Alignment(), inputs, training=False)
+    for result, theirs in zip(compiled_and_run(model, inputs), Alignment()(*inputs), strict=True):
+        torch.testing.assert_close(result, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def regions():
+    """Declare the operator of torchvision if its library is missing."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    if not hasattr(torch.ops.torchvision, "roi_align"):
+        library.define(
+            "roi_align(Tensor x, Tensor boxes, float scale, int height, int width, int samples, bool aligned) -> Tensor"
+        )
+
+        def shape(x, boxes, scale, height, width, samples, aligned):
+            return x.new_empty((boxes.shape[0], x.shape[1], height, width))
+
+        library.impl("roi_align", shape, "Meta")
+    yield torch.ops.torchvision.roi_align
+    library._destroy()
+
+
+def test_regions_of_torchvision(regions):
+    class Regions(nn.Module):
+        def __init__(self, samples=2):
+            super().__init__()
+            self.samples = samples
+
+        def forward(self, x, boxes):
+            return regions(x, boxes, 0.5, 2, 3, self.samples, True)
+
+    x, boxes = draw(2, 3, 6, 7), torch.tensor([[1.0, 2.0, 1.0, 9.0, 8.0], [0.0, 0.0, 3.0, 6.5, 11.0]])
+    result = compiled_and_run(ml.from_torch(Regions(), (x, boxes), training=False), (x, boxes))[0]
+    settings = {"size": (2, 3), "scale": 0.5, "samples": 2, "aligned": True}
+    expected = ops.roi_align(x.numpy(), boxes[:, 1:].numpy(), boxes[:, 0].numpy().astype("int32"), **settings)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UnsupportedError, match="sampling_ratio=-1"):
+        compiled_and_run(ml.from_torch(Regions(samples=-1), (x, boxes), training=False), (x, boxes))
+
+
 class Block(nn.Module):
     """A network with batch statistics, dropout, a constant buffer and shared weights."""
 
@@ -333,6 +401,29 @@ def test_parameters_states_and_training():
     buffers = dict(module.named_buffers())
     for name, value in state.items():
         torch.testing.assert_close(value, buffers[name])
+
+
+def test_results_of_submodules():
+    class Features(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, self.rnn, self.head = Block(), nn.GRU(8, 3), Bessel()
+
+        def forward(self, x):
+            return self.head(self.rnn(self.block(x)["hidden"])[0])
+
+    torch.manual_seed(0)
+    module, x = Features().eval(), draw(5, 3, 6, 6)
+    model = ml.from_torch(module, x, outputs=["block.conv", "rnn", "block"])
+    assert model.outputs == ("block_conv", "rnn_0", "rnn_1", "block_logits", "block_hidden")
+    results = ml.compile(model, "torch").evaluate({"x": x})
+    torch.testing.assert_close(results["block_conv"], module.block.conv(x))
+    torch.testing.assert_close(results["rnn_0"], module.rnn(module.block(x)["hidden"])[0], rtol=1e-5, atol=1e-6)
+    first = ml.compile(ml.from_torch(module, x, outputs=["block.conv"], training=False), "torch")
+    assert set(first.params) == {"block.conv.weight", "block.conv.bias"}
+    with pytest.raises(InputError, match="unknown submodule 'block.con' in outputs="):
+        ml.from_torch(module, x, outputs=["block.con"])
+    assert "forward" not in vars(module) and not module.block.conv._forward_hooks
 
 
 def test_dropout_is_random_in_training_only():

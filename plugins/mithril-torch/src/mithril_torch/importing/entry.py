@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mithril.base import InputError, UnsupportedError
+from mithril.base import InputError, UnsupportedError, unknown
 from mithril.models import IOKey, Model
 from mithril_torch.importing.interpreter import require_supported
 from mithril_torch.importing.layer import TorchModule
@@ -25,6 +25,7 @@ def from_torch(
     dynamic_shapes: Mapping[str, Any] | None = None,
     training: bool = True,
     operators: Mapping[str, Callable[..., Any]] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> Model:
     """Return a ``torch.nn.Module`` as a model with its weights, exported by ``torch.export``.
 
@@ -32,6 +33,8 @@ def from_torch(
     the open sizes of inputs by axis: ``{"x": {0: "batch"}}``. Parameters keep the module's names; buffers that the
     training mode changes are states. With ``training=False``, the evaluation mode is used for training, too.
     ``operators`` maps names of operators, such as ``"torchvision::nms"``, to functions of ``mithril.ops``.
+    ``outputs`` names submodules, such as ``["layer2", "layer4"]``: their results become the outputs of the model, and
+    operators that only other results need are left out.
     """
     if isinstance(module, (str, os.PathLike)):
         raise InputError(
@@ -44,14 +47,15 @@ def from_torch(
             f"ml.from_torch requires a torch.nn.Module, got {type(module).__name__}",
             hint="call the class first" if isinstance(module, type) else "wrap a function in a torch.nn.Module",
         )
+    _require_submodules(module, outputs or ())
     args, kwargs = _arguments(example_inputs)
     shapes, names = _dynamic(module, args, kwargs, dynamic_shapes or {})
     user = dict(operators or {})
-    evaluation = _exported(module, False, args, kwargs, shapes, names)
+    evaluation = _exported(module, False, args, kwargs, shapes, names, outputs or ())
     trained: Exported | Exception = evaluation
     if training:
         try:
-            trained = _exported(module, True, args, kwargs, shapes, names)
+            trained = _exported(module, True, args, kwargs, shapes, names, outputs or ())
         except UnsupportedError:
             raise
         except Exception as error:
@@ -70,6 +74,14 @@ def from_torch(
     results = layer(**keys)
     outputs = [results] if len(evaluation.outputs) == 1 else list(results)
     return Model.create(inputs=keys, outputs=dict(zip(evaluation.outputs, outputs, strict=True)))
+
+
+def _require_submodules(module: torch.nn.Module, outputs: Sequence[str]) -> None:
+    names = [name for name, _ in module.named_modules() if name]
+    for name in outputs:
+        if name not in names:
+            message, facts, hint = unknown("submodule in outputs=", name, names)
+            raise InputError(message, facts=facts, hint=hint)
 
 
 def _exported(module: torch.nn.Module, training: bool, *arguments: Any) -> Exported:

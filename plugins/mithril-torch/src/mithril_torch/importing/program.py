@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,14 @@ from torch.utils import _pytree as pytree
 
 from mithril.base import Dim, UnsupportedError
 from mithril_torch.importing.table import array_of
+from mithril_torch.importing.whole import kept_whole
 
 WHOLE = (
     *("scaled_dot_product_attention", "layer_norm", "group_norm", "instance_norm", "rms_norm", "linear", "matmul"),
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
     *("conv1d.padding", "conv2d.padding", "conv3d.padding", "gelu", "softmax.int", "log_softmax.int", "silu", "mish"),
-    *("hardswish", "hardsigmoid", "leaky_relu", "elu", "softplus", "glu", "lstm.input", "gru.input", "rnn_tanh.input"),
-    *("rnn_relu.input", "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"),
+    *("hardswish", "hardsigmoid", "leaky_relu", "elu", "softplus", "glu", "grid_sampler"),
+    *("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"),
     *("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec", "upsample_bicubic2d.vec"),
     *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d"),
     *("avg_pool1d", "avg_pool2d", "avg_pool3d", "pixel_shuffle", "pixel_unshuffle", "einsum", "embedding"),
@@ -56,18 +59,65 @@ def decompositions() -> dict[Any, Any]:
     return dict(table)
 
 
+@contextmanager
+def _returning(module: torch.nn.Module, outputs: Sequence[str]) -> Iterator[None]:
+    """Let a module return the results of its submodules of these names, if any are named."""
+    if not outputs:
+        yield
+        return
+    results: dict[str, Any] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda _, inputs, result: results.update({name: result})
+
+    forward = module.forward
+
+    @wraps(forward)
+    def selected(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        results.clear()
+        forward(*args, **kwargs)
+        missing = [name for name in outputs if name not in results]
+        if missing:
+            raise UnsupportedError(f"the module does not call its submodule '{missing[0]}' with these inputs")
+        return {name: results[name] for name in outputs}
+
+    handles = [module.get_submodule(name).register_forward_hook(hook(name)) for name in outputs]
+    overridden = vars(module).get("forward")
+    module.forward = selected
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        if overridden is None:
+            del module.forward
+        else:
+            module.forward = overridden
+
+
 def export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, names: Mapping[Any, str]
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    shapes: Any,
+    names: Mapping[Any, str],
+    outputs: Sequence[str] = (),
 ) -> Exported:
-    """Export a module in its current mode; ``names`` are those of the open sizes, by input and axis."""
+    """Export a module in its current mode; ``names`` are those of the open sizes, by input and axis.
+
+    ``outputs`` names submodules whose results replace those of the module.
+    """
     first = {id(p): name for name, p in reversed([*module.named_parameters(remove_duplicate=False)])}
     canonical = {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
-    program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
+    with kept_whole(), _returning(module, outputs):
+        program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
     program = program.run_decompositions(decompositions())
     params, buffers, constants, inputs = {}, {}, {}, {}
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
         name = spec.arg.name
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and outputs and not placeholders[name].users:
+            continue  # only results that are not selected read it
         if spec.kind is InputKind.PARAMETER:
             params[name] = canonical[spec.target]  # of shared parameters the first name
         elif spec.kind is InputKind.BUFFER:

@@ -82,25 +82,33 @@ def _run(
     return y, [ops.stack(*states_of, axis=0) for states_of in zip(*finals, strict=True)]
 
 
-@row("lstm.input")
-def lstm(x: Any, states: Any, params: Any, *settings: Any, layer: Any) -> Any:
-    y, (h, c) = _run(_lstm, x, states, params, *settings, layer=layer)
-    return y, h, c
+def _recurrent(step: Step) -> Callable[..., tuple[Any, ...]]:
+    def run(x: Any, states: Any, params: Any, *settings: Any, layer: Any) -> tuple[Any, ...]:
+        y, finals = _run(step, x, states, params, *settings, layer=layer)
+        return (y, *finals)
+
+    return run
 
 
-@row("gru.input")
-def gru(x: Any, state: Any, params: Any, *settings: Any, layer: Any) -> Any:
-    y, (h,) = _run(_gru, x, [state], params, *settings, layer=layer)
-    return y, h
+row("mithril::lstm")(_recurrent(_lstm))
+row("mithril::gru")(_recurrent(_gru))
+row("mithril::rnn_tanh")(_recurrent(_rnn(ops.tanh)))
+row("mithril::rnn_relu")(_recurrent(_rnn(ops.relu)))
 
 
-@row("rnn_tanh.input")
-def rnn_tanh(x: Any, state: Any, params: Any, *settings: Any, layer: Any) -> Any:
-    y, (h,) = _run(_rnn(ops.tanh), x, [state], params, *settings, layer=layer)
-    return y, h
-
-
-@row("rnn_relu.input")
-def rnn_relu(x: Any, state: Any, params: Any, *settings: Any, layer: Any) -> Any:
-    y, (h,) = _run(_rnn(ops.relu), x, [state], params, *settings, layer=layer)
-    return y, h
+@row("mithril::ctc_loss")
+def ctc_loss(
+    x: Any, labels: Any, x_lengths: Any, label_lengths: Any, blank: int, reduction: int, zero_infinity: bool
+) -> Any:
+    """Return the loss of labels in rows; PyTorch's log probabilities have time first."""
+    unbatched = len(x.shape) == 2
+    if len(labels.shape) != (1 if unbatched else 2):
+        raise UnsupportedError("ctc_loss of concatenated labels is not supported", hint="pass labels [batch, labels]")
+    operands = [as_value(v) for v in (x, labels, x_lengths, label_lengths)]
+    if unbatched:
+        operands = [ops.unsqueeze(operands[0], axis=1), *(ops.unsqueeze(v, axis=0) for v in operands[1:])]
+    logits, *labels_and_lengths = operands
+    kind = ("none", "mean", "sum")[reduction]
+    logits = ops.transpose(logits, perm=(1, 0, 2))
+    y = ops.ctc_loss(logits, *labels_and_lengths, blank=blank, reduction=kind, zero_infinity=zero_infinity)
+    return ops.squeeze(y, axis=0) if unbatched and kind == "none" else y

@@ -245,7 +245,20 @@ def _target(x: Any, output_size: Any, scale_factors: Any) -> tuple[int, ...]:
 @row("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def grid_sample(x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     mode = ("bilinear", "nearest", "bicubic")[interpolation_mode]
-    if mode == "bicubic":
-        raise UnsupportedError("grid_sample with mode='bicubic' is not supported", hint="mode='bilinear'")
     padding = ("zeros", "border", "reflection")[padding_mode]
     return ops.grid_sample(x, grid, mode=mode, padding_mode=padding, align_corners=bool(align_corners))
+
+
+@row("torchvision::roi_align")
+def roi_align(
+    x: Any, boxes: Any, scale: float, height: int, width: int, samples: int = -1, aligned: bool = False
+) -> Any:
+    """Return regions of fixed size; the first column of the boxes numbers their images."""
+    if samples < 1:
+        raise UnsupportedError(
+            "roi_align with sampling_ratio=-1 reads as many samples as the boxes are large", hint="sampling_ratio=2"
+        )
+    boxes = as_value(boxes)
+    image = ops.cast(boxes[:, 0], dtype="int32")
+    size = (height, width)
+    return ops.roi_align(x, boxes[:, 1:], image, size=size, scale=float(scale), samples=samples, aligned=aligned)
