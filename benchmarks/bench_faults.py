@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=50, help="of each engine")
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     parser.add_argument("--engines", default="torch,jax")
+    parser.add_argument("--characters", type=int, default=6000, help="of the error of a failed run")
     arguments = parser.parse_args()
     kinds = [kind for kind in KINDS if kind != "partition" or can_cut_networks()]
     for engine in arguments.engines.split(","):
@@ -30,7 +31,7 @@ def main() -> None:
                 print(f"{engine} {number} {kind}: others ended after {seconds[-1]:.1f} s, result equal", flush=True)
             except AssertionError as error:
                 failures += 1
-                print(f"{engine} {number} {kind}: FAILED {str(error)[:500]}", flush=True)
+                print(f"{engine} {number} {kind}: FAILED {str(error)[: arguments.characters]}", flush=True)
         slowest = max(seconds, default=0.0)
         print(f"{engine}: {len(seconds)} survived, {failures} failed, slowest end {slowest:.1f} s of {TIMEOUT} s")
 

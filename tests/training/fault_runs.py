@@ -19,6 +19,7 @@ from rank_programs import SECONDS, started
 
 STEPS = 18
 TIMEOUT = 3.0  # seconds, of the trainer
+HANGS = 30.0  # seconds after which a process counts as hanging
 GRACE = 3.0  # seconds for the end of an interpreter on a busy machine
 NAMED = re.compile(
     r"process(es)? [01] .*(stopped|ended|did not arrive|not answer|not reachable)|process 0, through which"
@@ -68,7 +69,7 @@ def run(engine: str, kind: str, seed: int) -> Outcome:
             out = processes[0].stdout
             assert out is not None
             while f"step {step}\n" != (line := out.readline()):
-                assert line or processes[0].poll() is None, processes[0].stderr.read()[-3000:]
+                assert line, "ended before the fault: " + "\n".join(_end_of(p) for p in processes)[-9000:]
             time.sleep(delay)
             begin = time.monotonic()
             if net is not None:
@@ -76,7 +77,7 @@ def run(engine: str, kind: str, seed: int) -> Outcome:
             else:
                 processes[victim].send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
             waiting = range(2) if net is not None else [1 - victim]
-            errors = [processes[k].communicate(timeout=SECONDS)[1] for k in waiting]
+            errors = [_end_of(processes[k]) for k in waiting]
             seconds = time.monotonic() - begin
             assert all(processes[k].returncode for k in waiting), errors
         return Outcome(seconds, errors, _to_the_end(folder, engine))
@@ -98,6 +99,16 @@ def _to_the_end(folder: Path, engine: str) -> list[str]:
     ends = [line for out, _ in results for line in out.splitlines() if line.startswith("end")]
     assert len(ends) == 2, results
     return ends
+
+
+def _end_of(process: subprocess.Popen[str]) -> str:
+    """Return the errors of a process that has to end; one that hangs is aborted, and says where it was."""
+    try:
+        return process.communicate(timeout=HANGS)[1]
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        stacks = process.communicate(timeout=SECONDS)[1]
+    raise AssertionError(f"a process hung for {HANGS:g} s:\n{stacks[-6000:]}")
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def started(
     file = folder / "program.py"
     file.write_text(PRELUDE + textwrap.dedent(text))
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": str(free_port())}
-    shared |= {"OMP_NUM_THREADS": "1", "NPROC": "4", "JAX_PLATFORMS": "cpu"}
+    shared |= {"OMP_NUM_THREADS": "1", "NPROC": "4", "JAX_PLATFORMS": "cpu", "PYTHONFAULTHANDLER": "1"}
     processes = []
     try:
         for rank in range(size):

@@ -268,6 +268,50 @@ def test_compiling_is_not_late(dogs, monkeypatch):
     assert not ended
 
 
+def ends(monkeypatch):
+    """Return the list of (rank, suspects) of watchdogs that end their process."""
+    ended = []
+    monkeypatch.setattr(Watchdog, "_end", lambda dog, suspects: (ended.append((dog.world.rank, suspects)), dog.stop()))
+    return ended
+
+
+def test_work_around_another_wait_is_still_watched(dogs, monkeypatch):
+    ended = ends(monkeypatch)
+    with dogs[0].waiting("the save of step 4"):
+        with dogs[0].waiting("reading results"):
+            pass
+        time.sleep(1.0)
+    assert [rank for rank, _ in ended] == [0]
+
+
+def test_exchange_through_a_frozen_store_ends(dogs, monkeypatch):
+    ended, thawed = ends(monkeypatch), threading.Event()
+
+    def frozen(*_):
+        thawed.wait()
+        raise RuntimeError("closed")
+
+    monkeypatch.setattr(Texts, "set", frozen)
+    with ThreadPoolExecutor(1) as pool:
+        exchange = pool.submit(dogs[1].world.exchange, 0, "the seed")
+        time.sleep(0.9)
+        thawed.set()
+        with pytest.raises(ml.BackendError, match="process 0, .* is not reachable"):
+            exchange.result()
+    assert (1, "process 0, through which the processes exchange messages, does not answer") in [
+        (rank, suspects[0]) for rank, suspects in ended
+    ]
+
+
+def test_time_in_which_this_process_stood_still_does_not_count(dogs):
+    dogs[0].stop()
+    with dogs[0].waiting("step 1"):
+        dogs[0]._since -= 0.6
+        assert dogs[0]._is_overdue()
+        dogs[0]._forgive(0.6)
+        assert not dogs[0]._is_overdue()
+
+
 def test_processes_stop_after_the_same_step(dogs):
     dogs[2].request_stop()
 

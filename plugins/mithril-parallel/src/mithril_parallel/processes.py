@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from mithril.base import BackendError, MithrilError
@@ -89,6 +90,7 @@ class World:
     ) -> None:
         self.rank, self.size, self.local_rank, self.timeout = rank, size, local_rank, timeout
         self.store = store
+        self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext  # of the watchdog
         self._rounds = itertools.count()
         self.numbers = itertools.count()  # for names that all processes choose in the same order
 
@@ -100,9 +102,10 @@ class World:
         if self.size == 1:
             return [value]
         number = next(self._rounds)
-        values = self.gather(f"round/{number}", {"purpose": purpose, "value": value}, purpose)
-        if self.rank == 0 and number:
-            self._forget(f"round/{number - 1}")  # all have read it, since all have sent their next value
+        with self.waiting(purpose):
+            values = self.gather(f"round/{number}", {"purpose": purpose, "value": value}, purpose)
+            if self.rank == 0 and number:
+                self._forget(f"round/{number - 1}")  # all have read it, since all have sent their next value
         purposes = {item["purpose"] for item in values}
         if len(purposes) > 1:
             raise BackendError(

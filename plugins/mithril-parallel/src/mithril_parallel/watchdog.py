@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from mithril.base import BackendError, MithrilError
@@ -22,6 +22,7 @@ from mithril_parallel.processes import World, named
 
 EXIT_CODE = 75  # of a temporary failure, after which launchers start the program again
 SLOWEST = 1.0  # seconds between two signs of life
+PATIENCE = 2.0  # seconds in addition to the timeout in which an exchange, which has its own, names who is missing
 
 
 class Watchdog:
@@ -38,6 +39,8 @@ class Watchdog:
         self._task = "the start"
         self._waits = False  # for other processes
         self._compiles = False
+        self._exchanges = False
+        self._explained: BackendError | None = None
         self._since = self._last_answer = time.monotonic()
         self._signs = 0
         self._signs_of_others: dict[int, tuple[dict[str, Any], float]] = {}  # last sign of life, and when it was new
@@ -47,11 +50,13 @@ class Watchdog:
     def start(self) -> None:
         self._stop_key = f"stop/{next(self.world.numbers)}"
         if self.world.size > 1:
+            self.world.waiting = self._exchanging
             for function in (self._keep_contact, self._keep_time):
                 threading.Thread(target=function, name="mithril watchdog", daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
+        self.world.waiting = nullcontext
 
     # -- calls of the thread that trains -------------------------------------------------------------------------------
     def begin_step(self) -> None:
@@ -63,27 +68,45 @@ class Watchdog:
     def waiting(self, task: str, *, compiles: bool = False, collective: bool = True) -> Iterator[None]:
         """Name the work inside the block, for which all processes are needed; ``compiles`` may take any time.
 
-        Errors of a ``collective`` do not name the process that is missing, and are explained.
+        Errors of a ``collective`` do not name the process that is missing, and are explained. Blocks may be nested:
+        after an inner one the outer one still waits.
         """
-        self._task, self._compiles, self._since, self._waits = task, compiles, time.monotonic(), True
+        outer = self._task, self._compiles, self._exchanges, self._waits
+        self._task, self._compiles, self._exchanges = task, compiles, False
+        self._since, self._waits = time.monotonic(), True
         try:
             yield
         except BackendError as error:
-            if not collective:
+            if not collective or error is self._explained:
                 raise
             raise self.explained(error) from error.__cause__
         finally:
-            self._waits, self._since, self._task = False, time.monotonic(), f"the work after {task}"
+            self._since = time.monotonic()
+            self._task, self._compiles, self._exchanges, self._waits = outer
+            if not self._waits:
+                self._task = f"the work after {task}"
+
+    @contextmanager
+    def _exchanging(self, purpose: str) -> Iterator[None]:
+        """Watch an exchange of the world: it ends by itself, unless the process of the store is frozen."""
+        with self.waiting(purpose, collective=False):
+            self._exchanges = True
+            yield
 
     def request_stop(self) -> None:
         """Ask all processes to stop after the same step; a handler of signals may call it."""
         self._stop_requested = True
 
+    def bound_exit(self) -> None:
+        """End the interpreter in time after an error: engines wait for lost processes when they shut down."""
+        if self.world.size > 1:
+            atexit.register(_exit_within, self.world.timeout)
+
     def explained(self, error: BackendError) -> BackendError:
         """Add the processes that have ended to the error of a collective."""
         if self.world.size == 1:
             return error
-        atexit.register(_exit_within, self.world.timeout)  # engines wait for lost processes when they shut down
+        self.bound_exit()
         self._signs_of_others = {}
         end = time.monotonic() + 3 * self.interval
         while time.monotonic() < end and not self._ended.is_set():
@@ -91,6 +114,7 @@ class Watchdog:
                 self._listen()
             time.sleep(self.interval / 2)
         error.with_facts(*self.suspects(2 * self.interval))
+        self._explained = error
         return error
 
     # -- threads -------------------------------------------------------------------------------------------------------
@@ -138,13 +162,34 @@ class Watchdog:
                 )
 
     def _keep_time(self) -> None:
-        while not self._ended.wait(min(self.interval, self.world.timeout / 10)):
-            if not self._waits or time.monotonic() - self._since < self.world.timeout:
-                continue
-            suspects = self.suspects(self.world.timeout / 2)
-            compiling = self._compiles or any(sign.get("compiles") for sign, _ in list(self._signs_of_others.values()))
-            if suspects or not compiling:
-                self._end(suspects)
+        period = min(self.interval, self.world.timeout / 10)
+        before = time.monotonic()
+        while not self._ended.wait(period):
+            now = time.monotonic()
+            if now - before > self.world.timeout / 4:  # the others were not silent, this process stood still
+                self._forgive(now - before)
+            elif self._is_overdue():
+                self._end(self.suspects(self.world.timeout / 2))
+            before = now
+
+    def _forgive(self, seconds: float) -> None:
+        self._since += seconds
+        self._last_answer += seconds
+        for k, (sign, last_sign) in list(self._signs_of_others.items()):
+            self._signs_of_others[k] = sign, last_sign + seconds
+
+    def _is_overdue(self) -> bool:
+        """Whether this process has waited too long. While one compiles, others end only if one of them is silent."""
+        timeout, waited = self.world.timeout, time.monotonic() - self._since
+        if not self._waits or waited < timeout:
+            return False
+        if self._exchanges and waited < timeout + PATIENCE and not self._store_is_silent(timeout / 2):
+            return False
+        compiling = self._compiles or any(sign.get("compiles") for sign, _ in list(self._signs_of_others.values()))
+        return not compiling or bool(self.suspects(timeout))
+
+    def _store_is_silent(self, seconds: float) -> bool:
+        return self.world.rank > 0 and time.monotonic() - self._last_answer > seconds
 
     def suspects(self, seconds: float) -> list[str]:
         """Describe the processes that others wait for: without a sign of life for so long, or busy outside of steps.
@@ -152,7 +197,7 @@ class Watchdog:
         It does not read the store, whose process may be the one that is frozen.
         """
         now, texts = time.monotonic(), []
-        if self.world.rank and now - self._last_answer > seconds:
+        if self._store_is_silent(seconds):
             texts.append("process 0, through which the processes exchange messages, does not answer")
         for k, (sign, last_sign) in sorted(self._signs_of_others.items()):
             if k in self._reasons:

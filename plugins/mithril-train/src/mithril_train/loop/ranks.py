@@ -39,6 +39,7 @@ def taking_part(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        trainer.watchdog.bound_exit()
         with trainer.watchdog.waiting("the end of training", collective=False):  # the store may not answer
             trainer.world.leave(f"{type(error).__name__}: {error}".partition("\n")[0])
         raise
@@ -56,9 +57,10 @@ def start(trainer: Trainer) -> None:
             "separately and write the same files",
             hint=f"use a backend with device_mesh=({task.size},), or start one process",
         )
-    trainer.world.enter()
     trainer.watchdog = Watchdog(trainer.world)
     trainer.watchdog.start()
+    with trainer.watchdog.waiting("the start of training", collective=False):
+        trainer.world.enter()
     trainer._agreed = trainer.world.size == 1
 
 

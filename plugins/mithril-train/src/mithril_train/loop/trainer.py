@@ -185,8 +185,8 @@ class Trainer(TrainerEvaluation):
             last = self._micro + 1 >= recipe.accumulate
         rates = {rate_name(p): r * self.rate_scale for p, r in recipe.optimizer.rates(self.steps).items()}
         compiles = not engine.has_run(batch)
-        self.watchdog.begin_step()
         with self.watchdog.waiting(f"step {self.steps + 1}", compiles=compiles):
+            self.watchdog.begin_step()
             reports = engine.step(batch, rates, last=last)
         finite = reports.values.pop(FINITE, None)
         if recipe.stops and finite is not None:
@@ -214,14 +214,15 @@ class Trainer(TrainerEvaluation):
         """Build the executables and initialize the parameters for such batches, without training."""
         self.join()
         columns = self._columns(batch)
-        self.engine.begin(columns, self.seed, *self._initial_values, saved=self._pending)
+        with self.watchdog.waiting("the initialization", compiles=True):
+            self.engine.begin(columns, self.seed, *self._initial_values, saved=self._pending)
         self._pending = None
 
     def check_finite(self) -> None:
         """Raise NotFiniteError if a step since the last check was not finite, naming the first layer affected."""
         window, self._window = self._window, []
         for batch, finite, step in window:
-            if not bool(self.engine.backend.to_numpy(finite)):
+            if not bool(self.to_numpy(finite)):
                 raise not_finite(self.engine, batch, step)
 
     def read(self, value: Any) -> float:
@@ -413,7 +414,8 @@ class Trainer(TrainerEvaluation):
         """
         self._require()
         self.check_finite()
-        checkpointing.save(self, path)
+        with self.watchdog.waiting(f"the save of step {self.steps}", collective=False):
+            checkpointing.save(self, path)
 
     @checked()
     def load(self, path: str | os.PathLike[str]) -> None:

@@ -40,7 +40,8 @@ class TrainerEvaluation(TrainerValues):
 
     def _columns(self, batch: Any) -> dict[str, Any]:
         if isinstance(batch, LocalRows):
-            return self.engine.joined_rows(named(batch.batch, self._inputs), self.world)
+            with self.watchdog.waiting("joining the rows of a batch", compiles=True):
+                return self.engine.joined_rows(named(batch.batch, self._inputs), self.world)
         return named(batch, self._inputs)
 
     @property
@@ -94,8 +95,9 @@ class TrainerEvaluation(TrainerValues):
                 raise InputError("nothing is trained yet", hint="trainer.fit(loader) first, or trainer.begin(batch)")
             params = self.engine.live(self.averaged if ema else None)
             state = self.engine.model_states()
-            outputs = self.compiled.evaluate(params, self.engine.as_inputs(columns), state=state, training=False)[0]
-            chunks.append({n: np.array(self.engine.backend.to_numpy(x)) for n, x in outputs.items()})
+            with self.watchdog.waiting("prediction", compiles=True):
+                outputs = self.compiled.evaluate(params, self.engine.as_inputs(columns), state=state, training=False)[0]
+                chunks.append({n: np.array(self.engine.backend.to_numpy(x)) for n, x in outputs.items()})
         if not chunks:
             raise InputError("nothing to predict: the loader yielded no batch")
         predictions = {n: joined([chunk[n] for chunk in chunks]) for n in chunks[0]}
@@ -107,7 +109,8 @@ class TrainerEvaluation(TrainerValues):
             if not self.compiled.programs:
                 prepare(self.compiled, self.engine)
             copied = self.engine.copied
-            self.compiled.bind(
-                {n: copied(n) for n in self.engine.parameters},
-                {n: copied(n) for n in self.engine.model_states()} or None,
-            )
+            with self.watchdog.waiting("the end of training", compiles=True):
+                self.compiled.bind(
+                    {n: copied(n) for n in self.engine.parameters},
+                    {n: copied(n) for n in self.engine.model_states()} or None,
+                )
