@@ -105,6 +105,13 @@ FUNCTIONS = {
     "scan": lambda x: ops.scan(lambda c, row: (c + row, c * row), x[0], x)[1],
     "loop": lambda x: ops.while_loop(lambda s: ops.sum(s) < 100.0, lambda s: s * 2.0 + 1.0, x),
     "if": lambda x: ops.cond(ops.sum(x) > 0.0, lambda: x + 1.0, lambda: x - 1.0),
+    "grid_sample": lambda x: ops.grid_sample(
+        x[None, None], ops.reshape(x, shape=(1, x.shape[0], 2, 2)), padding_mode="reflection"
+    ),
+    "grid_sample cubic": lambda x: ops.grid_sample(
+        x[None, None], ops.reshape(x, shape=(1, x.shape[0], 2, 2)), mode="bicubic", align_corners=True
+    ),
+    "roi_align": lambda x: ops.roi_align(x[None, None], ops.abs(x) * 2.0, np.zeros(3, np.int32), size=(2, 1)),
     "iota": lambda x: x + ops.cast(ops.iota(shape=x.shape, axis=0), dtype="float32"),
 }
 
@@ -112,7 +119,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("open_sizes", [False, True])
 def test_operations(tmp_path, name, open_sizes):
-    if open_sizes and name == "scatter":
+    if open_sizes and name in ("scatter", "roi_align"):
         pytest.skip("it indexes rows by number")
     x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
     exported(layer(FUNCTIONS[name]), {"x": x}, tmp_path / "m.onnx", 23, {"x": ["rows", 4]} if open_sizes else None)

@@ -29,8 +29,8 @@ def test_nodes_of_the_standard(part):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_cases_with_function_bodies_pass():
-    cases = list(node_tests.cases(expanded=True))[::12]
+def test_cases_with_function_bodies_and_simple_models_pass():
+    cases = [*list(node_tests.cases(expanded=True))[::12], *node_tests.cases("simple")]
     outcomes = [node_tests.run(case, "numpy") for case in cases]
     failing = [f"{o.name}: {o.status}, {o.detail}" for o in outcomes if o.status != "pass"]
     assert not failing, "\n".join(failing)

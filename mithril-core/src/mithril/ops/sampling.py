@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import OperationError, Shape, ShapeError, assume, product, shape_text, unknown
+from mithril.base import OperationError, Shape, ShapeError, Size, assume, product, shape_text, unknown
 from mithril.ir import composite, exactly, sample
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import stop_gradient
-from mithril.ops.creation import full
+from mithril.ops.creation import full, size_value
 from mithril.ops.elementwise import (
     abs as abs_,
     clip,
@@ -21,6 +21,8 @@ from mithril.ops.elementwise import (
     greater_equal,
     less_equal,
     logical_and,
+    maximum,
+    minimum,
     round as round_,
     where,
 )
@@ -97,7 +99,7 @@ def grid_sample(x, grid, *, mode: str = "bilinear", padding_mode: str = "zeros",
         if value not in accepted:
             message, facts, hint = unknown(f"{kind} of grid_sample", value, accepted)
             raise OperationError(message, facts=facts, hint=hint)
-    sizes = _checked_sizes("grid_sample", x)
+    sizes = [_extent(n, grid) for n in _checked_sizes("grid_sample", x)]
     _check_grid(x.shape, grid.shape)
     rank, places = len(sizes), product(grid.shape[1:-1])
     positions = reshape(upcast(grid), shape=(grid.shape[0], places, rank))
@@ -110,7 +112,7 @@ def grid_sample(x, grid, *, mode: str = "bilinear", padding_mode: str = "zeros",
     def read(point: list[Any]) -> Any:
         return gather_nd(pixels, cast(stack(*point, axis=2), dtype="int32"), batch_dims=1)
 
-    def place(p: Any, n: int) -> Any:  # only bicubic sampling needs padding of each element
+    def place(p: Any, n: Any) -> Any:  # only bicubic sampling needs padding of each element
         return _padded(p, n, padding_mode, align_corners) if mode == "bicubic" else p
 
     y = _interpolated(axes, sizes, read, place, mode)
@@ -118,11 +120,21 @@ def grid_sample(x, grid, *, mode: str = "bilinear", padding_mode: str = "zeros",
     return downcast(reshape(y, shape=(x.shape[0], x.shape[1], *grid.shape[1:-1])), x)
 
 
-def _checked_sizes(op: str, x: Any) -> list[int]:
+def _checked_sizes(op: str, x: Any) -> list[Size]:
     sizes = list(x.shape[2:])
-    if not sizes or any(type(n) is not int or n < 1 for n in sizes):
-        raise ShapeError(f"{op} requires images [batch, channels, ...] of static sizes, got {shape_text(x.shape)}")
+    if not sizes or any(isinstance(n, int) and n < 1 for n in sizes):
+        raise ShapeError(f"{op} requires images [batch, channels, ...] that are not empty, got {shape_text(x.shape)}")
     return sizes
+
+
+def _extent(size: Size, positions: Any) -> Any:
+    """Return a size as a number, an open one as a value."""
+    return size if isinstance(size, int) else cast(size_value(value=size), dtype=dtype_of(upcast(positions)))
+
+
+def _in_image(p: Any, n: Any) -> Any:
+    """Move positions to the nearest pixel of the image."""
+    return clip(p, low=0.0, high=n - 1.0) if isinstance(n, int) else minimum(maximum(p, 0.0), n - 1.0)
 
 
 def _check_grid(x: Any, grid: Any) -> None:
@@ -135,27 +147,26 @@ def _check_grid(x: Any, grid: Any) -> None:
         raise ShapeError(f"grid_sample got {x[0]} images and {grid[0]} grids")
 
 
-def _in_pixels(p: Any, n: int, align_corners: bool) -> Any:
+def _in_pixels(p: Any, n: Any, align_corners: bool) -> Any:
     """Convert positions from -1 to 1 to pixels."""
     return (p + 1.0) * ((n - 1) / 2) if align_corners else (p + 1.0) * (n / 2) - 0.5
 
 
-def _padded(p: Any, n: int, padding_mode: str, align_corners: bool) -> Any:
+def _padded(p: Any, n: Any, padding_mode: str, align_corners: bool) -> Any:
     """Move positions beyond the image into it."""
     if padding_mode == "reflection":
-        low, span = (0.0, n - 1.0) if align_corners else (-0.5, float(n))
-        if span == 0:
-            return p * 0.0
+        low, span = (0.0, n - 1.0) if align_corners else (-0.5, n * 1.0)
+        span = max(span, 1.0) if isinstance(n, int) else maximum(span, 1.0)  # an image of one pixel has no span
         distance = abs_(p - low)
         turns = floor(stop_gradient(distance) / span)
         rest = distance - turns * span
         is_odd = greater_equal(turns - floor(turns / 2.0) * 2.0, 0.5)
         p = where(is_odd, span - rest, rest) + low
-    return p if padding_mode == "zeros" else clip(p, low=0.0, high=n - 1.0)
+    return p if padding_mode == "zeros" else _in_image(p, n)
 
 
 def _interpolated(
-    axes: list[Any], sizes: list[int], read: Callable[..., Any], place: Callable[..., Any], mode: str
+    axes: list[Any], sizes: list[Any], read: Callable[..., Any], place: Callable[..., Any], mode: str
 ) -> Any:
     """Sum over the neighbors of each position: elements times the product of their weights along the axes."""
     neighbors = [[(place(q, n), w) for q, w in _neighbors(p, mode)] for p, n in zip(axes, sizes, strict=True)]
@@ -167,7 +178,7 @@ def _interpolated(
             in_image = logical_and(greater_equal(q, 0.0), less_equal(q, n - 1.0))
             w = where(in_image, w, 0.0)
             weight = w if weight is None else weight * w
-            point.append(clip(q, low=0.0, high=n - 1.0))
+            point.append(_in_image(q, n))
         term = read(point) * unsqueeze(weight, axis=(-1,))
         total = term if total is None else total + term
     return total
@@ -226,23 +237,24 @@ def roi_align(x, boxes, image, *, size: Shape, scale: float = 1.0, samples: int 
     count = boxes.shape[0]
     shape = (count, *(n * samples for n in size))
     axes, in_image = [], None
-    for k, n in enumerate(sizes):  # the rows of a box lie between y1 and y2, its columns between x1 and x2
+    extents = [_extent(n, boxes) for n in sizes]
+    for k, n in enumerate(extents):  # the rows of a box lie between y1 and y2, its columns between x1 and x2
         start = narrow(corners, 1, 1 - k, 2 - k)
         extent = narrow(corners, 1, 3 - k, 4 - k) - start
         if not aligned:
             extent = where(greater_equal(extent, 1.0), extent, 1.0)
         offsets = ((np.arange(shape[1 + k]) + 0.5) / shape[1 + k]).astype(dtype_of(corners).numpy)
         p = broadcast_to(unsqueeze(start + extent * offsets, axis=(2 - k,)), shape=shape)
-        within = logical_and(greater_equal(p, -1.0), less_equal(p, float(n)))
+        within = logical_and(greater_equal(p, -1.0), less_equal(p, n * 1.0))
         in_image = within if in_image is None else logical_and(in_image, within)
-        axes.append(clip(p, low=0.0, high=n - 1.0))
+        axes.append(_in_image(p, n))
     numbers = unsqueeze(cast(image, dtype="float32"), axis=(1, 2)) + full(shape=shape, value=0.0)
     pixels = transpose(upcast(x), perm=(0, 2, 3, 1))
 
     def read(point: list[Any]) -> Any:
         return gather_nd(pixels, cast(stack(numbers, *point, axis=3), dtype="int32"))
 
-    y = _interpolated(axes, sizes, read, lambda p, _: p, "bilinear")
+    y = _interpolated(axes, extents, read, lambda p, _: p, "bilinear")
     y = where(unsqueeze(in_image, axis=(3,)), y, 0.0)
     y = reshape(y, shape=(count, size[0], samples, size[1], samples, x.shape[1]))
     return downcast(transpose(mean(y, axis=(2, 4)), perm=(0, 3, 1, 2)), x)

@@ -168,6 +168,15 @@ def _dequantize(w, node, x, scale, zero):
     return w.node("DequantizeLinear", x, scale, zero, axis=node.attributes["axis"])
 
 
+# -- images at computed positions ----------------------------------------------------------------------------------
+@row("grid_sample", reads=("mode", "padding_mode", "align_corners"), since=16)
+def _grid_sample(w, node, x, grid):
+    a = node.attributes
+    mode = a["mode"] if w.opset < 20 else {"bilinear": "linear", "bicubic": "cubic"}.get(a["mode"], a["mode"])
+    settings = {"padding_mode": a["padding_mode"], "align_corners": int(a["align_corners"])}
+    return w.node("GridSample", x, grid, mode=mode, **settings)
+
+
 # -- control flow -------------------------------------------------------------------------------------------------
 def _body(w, region, names, extra=()):
     """Return a region as an ONNX graph; ``names`` are those of its inputs, ``extra`` leading outputs."""

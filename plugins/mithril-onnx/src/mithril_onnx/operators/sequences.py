@@ -68,15 +68,17 @@ def SplitToSequence(x: Item, split: Known = None, *, axis=0, keepdims=1):
     x = as_value(x)
     axis = axis % x.ndim
     size = x.shape[axis]
-    if type(size) is not int:
-        raise OperationError(f"SplitToSequence requires a static size, axis {axis} is {size}")
     if split is None or split.ndim == 0:
+        if type(size) is not int:
+            raise OperationError(f"SplitToSequence requires a static size or known sizes, axis {axis} is {size}")
         step = 1 if split is None else int(split)
         if step < 1:
             raise OperationError(f"SplitToSequence by {step}")
         sizes = [min(step, size - k) for k in range(0, size, step)]
     else:
         sizes = [int(n) for n in split]
+        if type(size) is not int:  # known sizes fix it
+            x = ops.reshape(x, shape=(*x.shape[:axis], sum(sizes), *x.shape[axis + 1 :]))
     parts = list(ops.split(x, sizes=tuple(sizes), axis=axis))
     return parts if keepdims or split is not None else [ops.squeeze(p, axis=(axis,)) for p in parts]
 

@@ -12,10 +12,6 @@ from mithril_onnx.operators.common import scalar, spatial
 from mithril_onnx.table import Sizes, Weight, operator
 
 
-def _sizes_float(size, like):
-    return float(size) if type(size) is int else ops.cast(ops.size_value(value=size), dtype=like.dtype)
-
-
 def sampled(x, places, in_bounds=None):
     """Return the elements of [batch, channels, *spatial] at integer places, a list of [batch, points] per axis."""
     n, c, *sizes = x.shape
@@ -62,86 +58,15 @@ def bilinear(x, points):
     return total
 
 
-def _folded(p, size, align, mode):
-    """Apply the padding mode to unnormalized positions."""
-    n = _sizes_float(size, p)
-    if mode == "border":
-        return ops.minimum(ops.maximum(p, scalar(0.0, p)), scalar(n - 1.0, p) if isinstance(n, float) else n - 1.0)
-    if mode == "reflection":
-        low, high = (0.0, n - 1.0) if align else (-0.5, n - 0.5)
-        span = high - low
-        if isinstance(span, float) and span <= 0:
-            return p * 0.0
-        d = ops.abs(p - low)
-        turns = ops.floor(d / span)
-        rest = d - turns * span
-        odd = ops.equal(turns - ops.floor(turns / 2.0) * 2.0, 1.0)
-        return ops.where(odd, high - rest, rest + low)
-    return p
-
-
 @operator
 def GridSample(x, grid, *, align_corners=0, mode="linear", padding_mode="zeros"):
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
-    n, c, *sizes = x.shape
-    count = len(sizes)
-    out = grid.shape[1:-1]
-    points = []
-    for axis in range(count):  # the last axis of the grid lists x, y, z
-        p = ops.reshape(ops.select(grid, index=(count - 1 - axis,), axes=(count + 1,)), shape=(n, product(out)))
-        size = _sizes_float(sizes[axis], p)
-        points.append((p + 1.0) * ((size - 1.0) / 2.0) if align_corners else ((p + 1.0) * size - 1.0) / 2.0)
-
-    def at(places):
-        in_bounds = _inside(places, sizes) if padding_mode == "zeros" else None
-        if padding_mode == "reflection":
-            floats = [ops.cast(p, dtype=grid.dtype) for p in places]
-            places = [
-                ops.cast(ops.round(_folded(p, s, align_corners, "reflection")), dtype="int64")
-                for p, s in zip(floats, sizes, strict=True)
-            ]
-        return sampled(x, places, in_bounds)
-
-    if mode != "cubic":
-        points = [_folded(p, s, align_corners, padding_mode) for p, s in zip(points, sizes, strict=True)]
-    if mode == "nearest":
-        y = at([ops.cast(ops.round(p), dtype="int64") for p in points])
-    else:
-        reach = (0, 1) if mode == "linear" else (-1, 0, 1, 2)
-        base = [ops.floor(p) for p in points]
-        total = None
-        for corner in itertools.product(reach, repeat=count):
-            weight = None
-            for p, b, k in zip(points, base, corner, strict=True):
-                d = ops.abs(p - b - float(k))
-                part = 1.0 - d if mode == "linear" else _cubic_weight(d, abs(k) > 1 or k == -1)
-                weight = part if weight is None else weight * part
-            places = [ops.cast(b, dtype="int64") + np.int64(k) for b, k in zip(base, corner, strict=True)]
-            value = at(places) * ops.unsqueeze(weight, axis=(1,))
-            total = value if total is None else total + value
-        y = total
-    return ops.reshape(ops.cast(y, dtype=x.dtype), shape=(n, c, *out))
-
-
-def _cubic_weight(d, far, a=-0.75):
-    if far:
-        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return ((a + 2) * d - (a + 3)) * d * d + 1.0
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    return ops.grid_sample(x, grid, mode=mode, padding_mode=padding_mode, align_corners=bool(align_corners))
 
 
 @operator
 def AffineGrid(theta, size: Sizes, *, align_corners=0):
-    sizes = tuple(size)[2:]
-    count = len(sizes)
-    lines = []
-    for n in sizes:
-        if type(n) is not int:
-            raise UnsupportedError("AffineGrid requires static sizes")
-        lines.append(np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1)
-    mesh = np.meshgrid(*lines, indexing="ij")
-    points = np.stack([*mesh[::-1], np.ones(sizes)], -1).reshape(-1, count + 1)
-    y = ops.matmul(points.astype(theta.dtype.numpy), ops.transpose(theta, perm=(0, 2, 1)))
-    return ops.reshape(y, shape=(theta.shape[0], *sizes, count))
+    return ops.affine_grid(theta, size=tuple(size)[2:], align_corners=bool(align_corners))
 
 
 @operator
@@ -150,6 +75,9 @@ def RoiAlign(
     sampling_ratio=0, spatial_scale=1.0, context,
 ):  # fmt: skip
     offset = 0.5 if coordinate_transformation_mode == "half_pixel" else 0.0
+    if sampling_ratio > 0 and mode == "avg":
+        settings = {"size": (output_height, output_width), "samples": sampling_ratio, "aligned": bool(offset)}
+        return ops.roi_align(x, rois, batch_indices, scale=spatial_scale, **settings)
     boxes = rois * spatial_scale - offset
     x1, y1, x2, y2 = (ops.select(boxes, index=(k,), axes=(1,)) for k in range(4))
     height, width = y2 - y1, x2 - x1
