@@ -295,7 +295,7 @@ class CompileOptions(TypedDict, total=False):
     save_intermediates: bool
     seed: int
     semantics: Literal["portable", "native"]
-    shapes: Mapping[str, Sequence[int | str | Dim | None]]
+    shapes: Mapping[str, Sequence[int | str | Dim | ellipsis | None]]
     static_inference: bool
     static_shapes: bool
     static_types: bool

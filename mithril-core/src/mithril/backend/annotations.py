@@ -6,7 +6,7 @@ import numbers
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType, UnionType
+from types import EllipsisType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from mithril.base import closest
@@ -146,4 +146,6 @@ def describe(annotation: Any) -> str:
         return "anything"
     if annotation is NoneType or annotation is None:
         return "None"
+    if annotation is EllipsisType:
+        return "..."
     return getattr(annotation, "__name__", str(annotation))

@@ -14,7 +14,9 @@ from mithril.base import (
     Shape,
     Size,
     TensorType,
+    declared_text,
     dtype as as_dtype,
+    expanded,
     is_static,
     unknown,
 )
@@ -36,11 +38,13 @@ def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputS
     for name, d in declared.items():
         if name in fixed:
             continue
-        shape = _merged(name, _shape(name, d.shape), _shape(name, shapes.get(name)))
+        pattern = _merged(name, _shape(name, d.shape), _shape(name, shapes.get(name)))
+        shape = None if pattern is None or ... in pattern else pattern
         if shape and batch is not None and _is_unbounded(shape[0]):
             shape = (Dim(str(shape[0]), *batch), *shape[1:])
         kind = as_dtype(types[name]) if name in types else d.dtype
-        specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required, d.alike)
+        free = pattern if shape is None else None
+        specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required, d.alike, free)
     return specs
 
 
@@ -60,38 +64,47 @@ def _batch_range(hints: Mapping[str, Any]) -> tuple[int, int] | None:
     return low, high
 
 
-def _shape(name: str, shape: Any) -> Shape | None:
-    """Convert ints, names, dims and None (a new symbol) to sizes."""
+def _shape(name: str, shape: Any) -> tuple[Any, ...] | None:
+    """Convert ints, names, dims and None (a new symbol) to sizes; ``...`` stays."""
     if shape is None:
         return None
-    sizes: list[Size] = []
+    if sum(size is ... for size in shape) > 1:
+        raise OptionError(f"shapes: the shape of '{name}' has more than one ...")
+    sizes: list[Any] = []
     for axis, size in enumerate(shape):
         if size is None:
             sizes.append(Dim(f"{re.sub(r'[^0-9A-Za-z_]', '_', name)}_{axis}"))
         elif isinstance(size, str):
             sizes.append(Dim(size))
-        elif isinstance(size, Dim) or (isinstance(size, int) and not isinstance(size, bool) and size >= 0):
+        elif isinstance(size, Dim) or size is ... or (type(size) is int and size >= 0):
             sizes.append(size)
         else:
             raise OptionError(
                 f"shapes: axis {axis} of '{name}' cannot be {size!r}",
-                facts=["accepted: an int, a name, a Dim, None for any size"],
+                facts=["accepted: an int, a name, a Dim, None for any size, ... for any axes"],
             )
     return tuple(sizes)
 
 
-def _merged(name: str, declared: Shape | None, requested: Shape | None) -> Shape | None:
+def _merged(name: str, declared: tuple[Any, ...] | None, requested: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
     """Merge the shape from the options with the declared shape; raise OptionError if they conflict."""
     if declared is None or requested is None:
         return requested if requested is not None else declared
+    model, option = declared, requested
+    declared, requested = _fitted(declared, requested), _fitted(requested, declared)
     if len(declared) != len(requested) or any(
         type(a) is int and type(b) is int and a != b for a, b in zip(declared, requested, strict=True)
     ):
         raise OptionError(
             f"shapes: '{name}' conflicts with the model",
-            facts=[f"model: [{', '.join(map(str, declared))}]", f"shapes=: [{', '.join(map(str, requested))}]"],
+            facts=[f"model: {declared_text(model)}", f"shapes=: {declared_text(option)}"],
         )
     return tuple(a if type(a) is int else b for a, b in zip(declared, requested, strict=True))
+
+
+def _fitted(shape: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a shape with the axes that its ``...`` has in the other one, if that has a known rank."""
+    return shape if any(size is ... for size in other) else expanded(shape, len(other), other) or shape
 
 
 def known_types(specs: Mapping[str, InputSpec], default: DType) -> dict[str, TensorType] | None:
@@ -144,9 +157,14 @@ def probe_types(specs: Mapping[str, InputSpec], source: Source, default: DType) 
         elif name == TRAINING_FLAG:
             types[name] = TensorType(as_dtype("bool"), ())
         elif spec.required:
-            if expected is None or expected[0] is None:
+            shape = None if expected is None else expected[0]
+            if spec.pattern is not None:  # without a rank that its user expects, ... is one axis
+                fits = shape is not None and expanded(spec.pattern, len(shape)) is not None
+                rank = len(shape) if fits and shape is not None else len(spec.pattern)
+                shape = _shape(name, expanded(spec.pattern, rank))
+            if shape is None:
                 raise _unknown(spec)
-            types[name] = TensorType(kind, expected[0])
+            types[name] = TensorType(kind, shape)
     return types
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from types import EllipsisType, MappingProxyType
 from typing import Annotated, Any, Literal
 
 from mithril.backend import BUILD_OPTIONS, Least, parse_bytes
@@ -53,9 +53,9 @@ MODEL_OPTIONS = (
     ),
     Option(
         "shapes",
-        Mapping[str, Sequence[int | str | Dim | None]],
+        Mapping[str, Sequence[int | str | Dim | EllipsisType | None]],
         EMPTY,
-        "Shapes of inputs: for each axis a size, a name, a Dim with bounds, or None for any size.",
+        "Shapes of inputs: for each axis a size, a name, a Dim with bounds, None for any size; `...` for any axes.",
     ),
     Option("static_shapes", bool, False, "Raise an error if a shape is symbolic."),
     Option("static_types", bool, False, "Raise an error if a dtype would be promoted."),

@@ -14,7 +14,8 @@ from mithril.compiler import TraceRequest, initialize
 from mithril.ir import Graph, Input
 from mithril.models.language.flatten import InputDecl, flatten
 from mithril.models.language.surgery import walk
-from mithril.models.language.trace import trace_model
+from mithril.models.language.trace import trace_model, weights_of
+from mithril.models.language.trace_context import shapes_of
 
 
 class LayerSource:
@@ -48,7 +49,7 @@ class LayerSource:
         return self.flat.pretrained
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return (self.flat,)
+        return self.flat, shapes_of(self.flat.pretrained)  # layers take sizes from them
 
     def expects(self, name: str) -> tuple[tuple[Any, ...] | None, Any] | None:
         """Return ``Layer.expects(terminal)`` of the first layer that uses the input, or None if no layer does."""
@@ -57,7 +58,8 @@ class LayerSource:
             terminals = (*call.layer.inputs, *call.layer.optional)
             for terminal, operand in zip(terminals, call.operands, strict=False):
                 if operand == slot:
-                    return call.layer.expects(terminal)
+                    with weights_of(call, self.flat):
+                        return call.layer.expects(terminal)
         return None
 
     def known_part(self, names: Collection[str]) -> LayerSource | None:

@@ -212,7 +212,7 @@ class CompiledModel:
         if self.decisions.strict:
             raise InputError("no parameters are bound to this model", hint=UNBOUND)
         seed = self.options["seed"]
-        self.bind(self.randomize_params(inputs={} if inputs is None else inputs))
+        self.bind(self.randomize_params())  # the sizes of the inputs are known by now
         params = self.params or {}
         drawn = params.keys() - self.compiler.pretrained.keys()
         which = "" if len(drawn) == len(params) else f" for {len(drawn)} of {len(params)} parameters"

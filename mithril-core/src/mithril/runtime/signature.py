@@ -21,7 +21,9 @@ from mithril.base import (
     TensorType,
     bind,
     closest,
+    declared_text,
     dtype as as_dtype,
+    expanded,
     int32,
 )
 
@@ -37,6 +39,7 @@ class InputSpec:
     declared: bool = False  # whether the user declared the dtype (types= or IOKey)
     required: bool = True  # False: the model has a default value
     alike: str = ""  # a similar name of a connection that a layer produces
+    pattern: tuple[Any, ...] | None = None  # of unknown rank: sizes around ``...``
 
     @property
     def misspelling(self) -> str | None:
@@ -139,6 +142,12 @@ def convert_input(
 def resolve_type(spec: InputSpec, actual: TensorType, default_float: DType) -> TensorType:
     """Return the type of a program's input: the declared type or, where undeclared, the type of the call."""
     shape: Shape = spec.shape if spec.shape is not None else actual.shape
+    if spec.pattern is not None:
+        of_rank = expanded(spec.pattern, len(shape), shape)
+        if of_rank is None:
+            expected = declared_text(spec.pattern)
+            raise InputError(f"input '{spec.name}' has {len(shape)} axes", facts=[f"expected {expected}, got {actual}"])
+        shape = of_rank
     if spec.dtype is not None and (spec.declared or spec.dtype.is_float == actual.dtype.is_float):
         return TensorType(spec.dtype, shape)
     if actual.dtype.is_float:

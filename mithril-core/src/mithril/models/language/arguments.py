@@ -6,21 +6,33 @@ from typing import Any
 
 from mithril.base import ModelError, ShapeError, Size, assume
 from mithril.ir import Value
+from mithril.models.language.layer import Layer
 
 
 def in_and_out(
     title: str, sizes: tuple[Any, ...], dimension: int | None, name: str = "features"
 ) -> tuple[int | None, int]:
     """Return input and output size: ``(64)`` is the output size, ``(128, 64)`` both; ``dimension=`` is the output."""
+    inner, out = in_and_out_or_weight(title, sizes, dimension, name)
+    if out is None:
+        raise ModelError(f"{title} needs its number of {name}", hint=f"write {title}(64)")
+    return inner, out
+
+
+def in_and_out_or_weight(
+    title: str, sizes: tuple[Any, ...], dimension: int | None, name: str
+) -> tuple[int | None, int | None]:
+    """Return the sizes as ``in_and_out`` does; None is the size of the layer's weight."""
     if len(sizes) > 2:
         raise ModelError(
             f"{title} takes at most 2 sizes, got {len(sizes)}", facts=[f"accepted: {title}(out) or {title}(in, out)"]
         )
-    for size in (*sizes, *([] if dimension is None else [dimension])):
-        positive(title, name, size)
-    out = sizes[-1] if sizes else dimension
-    if out is None:
+    for size in (*sizes, dimension):
+        if size is not None:
+            positive(title, name, size)
+    if not sizes and dimension is None:
         raise ModelError(f"{title} needs its number of {name}", hint=f"write {title}(64)")
+    out = sizes[-1] if sizes else dimension
     if dimension is not None and dimension != out:
         raise ModelError(
             f"{title}: dimension={dimension} conflicts with the positional {name}",
@@ -28,6 +40,22 @@ def in_and_out(
             hint="pass the output size only once",
         )
     return (sizes[0] if len(sizes) == 2 else None), out
+
+
+def size_or_weight(layer: Layer, size: int | None, axis: int, description: str) -> Size:
+    """Return the size, else that of the weight that the layer is given; raise ModelError without one."""
+    if size is not None:
+        return size
+    shape, title = layer.given_shape("weight"), type(layer).__name__
+    if shape is None:
+        raise ModelError(
+            f"{title}(None) takes its number of {description} from a weight, but has none",
+            hint=f"write the number, connect a weight ({title}(None)(x, weight=w)), or set model.pretrained",
+        )
+    if len(shape) <= axis:
+        raise ShapeError(f"the weight of {layer!r} has the shape {list(shape)}, without axis {axis}")
+    of_weight: Size = shape[axis]
+    return of_weight
 
 
 def positive(title: str, argument: str, value: Any) -> int:

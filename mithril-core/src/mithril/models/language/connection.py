@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import DType, ModelError, Operators, closest, dtype as as_dtype, operation
+from mithril.base import DType, ModelError, Operators, closest, declared_text, dtype as as_dtype, expanded, operation
 from mithril.ir import Op
 from mithril.models.language.source_location import NOWHERE, SourceLocation, user_location
 from mithril.models.language.symbolic_sizes import ShapeOf
@@ -138,8 +138,9 @@ class Connection(Operators):
 class IOKey(Connection):
     """A declaration of a named input or output of a model.
 
-    ``shape`` consists of ints, names, ``Dim``s and None (any size); ``trainable`` makes an input a parameter;
-    ``expose`` makes a terminal an output of the model; an input with a ``default`` can be omitted in calls.
+    ``shape`` consists of ints, names, ``Dim``s, None (any size) and at most one ``...`` (any number of axes);
+    ``trainable`` makes an input a parameter; ``expose`` makes a terminal an output of the model; an input with a
+    ``default`` can be omitted in calls.
     """
 
     __slots__ = ("declared_at", "default", "dtype_declared", "expose", "init", "shape_declared", "trainable")
@@ -195,24 +196,37 @@ def _check_shape(name: str, shape: tuple[Any, ...], declared_at: SourceLocation)
     from mithril.base import Dim
 
     for size in shape:
-        if isinstance(size, bool) or not (size is None or isinstance(size, (int, str, Dim))):
+        if isinstance(size, bool) or not (size is None or size is ... or isinstance(size, (int, str, Dim))):
             raise ModelError(
                 f"'{name}' cannot have the size {size!r}",
-                facts=[f"declared at {declared_at}", "accepted: ints, names, ml.Dim(...) and None for any size"],
+                facts=[
+                    f"declared at {declared_at}",
+                    "accepted: ints, names, ml.Dim(...), None for any size, ... for any axes",
+                ],
             )
+    if sum(size is ... for size in shape) > 1:
+        raise ModelError(f"the shape of '{name}' has more than one ...", facts=[f"declared at {declared_at}"])
 
 
 def _merged_shape(first: IOKey, later: IOKey) -> tuple[Any, ...] | None:
     a, b = first.shape_declared, later.shape_declared
     if a is None or b is None:
         return a if b is None else b
+    places = [f"{declared_text(a)} at {first.declared_at}", f"{declared_text(b)} at {later.declared_at}"]
+    if any(size is ... for size in a) and any(size is ... for size in b):
+        if a == b:
+            return a
+        raise ModelError(
+            f"'{first.name}' is declared with two shapes of unknown rank", facts=places, hint="declare one of them"
+        )
+    a, b = expanded(a, len(b)) or a, expanded(b, len(a)) or b
     fits = len(a) == len(b) and all(
         not (isinstance(m, int) and isinstance(n, int)) or m == n for m, n in zip(a, b, strict=True)
     )
     if not fits:
         raise ModelError(
             f"'{first.name}' is declared with two shapes",
-            facts=[f"{list(a)} at {first.declared_at}", f"{list(b)} at {later.declared_at}"],
+            facts=places,
         )
     return tuple(n if m is None else m for m, n in zip(a, b, strict=True))
 

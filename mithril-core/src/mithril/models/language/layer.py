@@ -11,12 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from mithril.backend import check_call, checked, constructor, is_ours
 from mithril.base import ModelError, OptionError
 from mithril.ir import Value, is_building
 from mithril.models.language.connection import Connection, Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
-from mithril.models.language.trace_context import Context, active
+from mithril.models.language.trace_context import Context, active, current, shapes_of
 from mithril.system import fields
 
 _layers_left: ContextVar[int | None] = ContextVar("layers_left", default=None)
@@ -91,8 +93,9 @@ class Layer(metaclass=LayerMeta):
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         # the fields repeat the arguments; the location, the names of children and the values of parameters do not
-        # affect programs
-        return fields(self, skip=("location", "arguments", "_children", "pretrained"))
+        # affect programs, but layers take sizes from their shapes
+        settings = fields(self, skip=("location", "arguments", "_children", "pretrained"))
+        return (*settings, shapes_of(self.pretrained)) if isinstance(self.pretrained, dict) else settings
 
     def build(self, *inputs: Any) -> Any:
         """Build the operations of the layer and return its outputs."""
@@ -116,6 +119,14 @@ class Layer(metaclass=LayerMeta):
     def param(self, name: str, shape: Iterable[Any], init: str = "zeros", dtype: Any = None) -> Value:
         """Return a parameter of this layer, with an initializer such as ``"normal(std=0.02)"``."""
         return self.context.param(self, name, tuple(shape), init, dtype)
+
+    def given_shape(self, name: str) -> tuple[Any, ...] | None:
+        """Return the shape of the array that this parameter has already: connected or pretrained; else None."""
+        context = current()
+        if context is not None:
+            return context.given_shape(self, name)
+        array = self.pretrained.get(name)
+        return None if array is None else tuple(np.shape(array))
 
     def state(self, name: str, shape: Iterable[Any], init: str = "zeros", dtype: Any = None) -> Value:
         """Return the current value of a state, a tensor that persists between calls."""

@@ -26,6 +26,9 @@ class Model(Layer):
     # Running a model inside a trace, and its summary; filled by ``trace`` and ``model_summary``.
     _run: ClassVar[Callable[[Model, Context, Sequence[Any]], tuple[Any, ...]]]
     _summarize: ClassVar[Callable[..., str]]
+    # Renaming and merging terminals; filled by ``terminals``.
+    _rename_terminal: ClassVar[Callable[..., None]]
+    _merge_terminals: ClassVar[Callable[..., None]]
 
     def __init__(self, *layers: Layer | Connection) -> None:
         self.steps: list[Step] = []
@@ -293,6 +296,24 @@ class Model(Layer):
             if isinstance(source, Connection) and source.origin.step is not None:
                 self.attach(source.origin.step)
             self.chosen_outputs[label] = self.terminal(source) if isinstance(source, str) else source.origin
+        return self
+
+    @checked()
+    def rename(self, terminal: str | Connection, name: str) -> Self:
+        """Give an input, an output or another named value a new name. Returns the model.
+
+        A model that contains this one as a block refers to terminals by name: rename before adding it.
+        """
+        Model._rename_terminal(self, terminal, name)
+        return self
+
+    @checked()
+    def merge(self, *terminals: str | Connection, name: str | None = None) -> Self:
+        """Make one terminal of several, named as the first or ``name``. Returns the model.
+
+        Inputs become one input. At most one terminal may be the result of a layer; it then replaces the inputs.
+        """
+        Model._merge_terminals(self, terminals, name)
         return self
 
     @checked()

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from mithril.backend import matches
-from mithril.base import Dim, DType, DTypeError, ModelError, ShapeError, TensorType, assume, closest
+from mithril.base import (
+    Dim,
+    DType,
+    DTypeError,
+    ModelError,
+    ShapeError,
+    TensorType,
+    assume,
+    closest,
+    declared_text,
+    expanded,
+)
 from mithril.ir import Builder, Graph, Value, as_results
 from mithril.models.language.connection import NO_DEFAULT, IOKey
 from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, LayerCall, flatten
 from mithril.models.language.model import Model
-from mithril.models.language.trace_context import Context, LazyParam
+from mithril.models.language.trace_context import Context, LazyParam, join_path
 
 
 def trace_model(
@@ -149,6 +161,16 @@ def run_flat(
     return {name: slots[slot] for name, slot in flat.outputs}
 
 
+@contextmanager
+def weights_of(call: LayerCall, flat: FlatModel) -> Iterator[None]:
+    """Within this context the layer of the call finds its pretrained arrays, without being traced."""
+    context = Context(Builder(flat.name), training=False, dtype=None, frozen={})
+    context.pretrained = {**{join_path(call.path, n): x for n, x in call.layer.pretrained.items()}, **flat.pretrained}
+    context.parameter_scopes[id(call.layer)] = call.path
+    with context.active():
+        yield
+
+
 def run_model(model: Model, context: Context, values: Sequence[Any]) -> tuple[Any, ...]:
     """Run a model that is used as a layer inside another layer's build."""
     flat = flatten(model)
@@ -202,6 +224,7 @@ def check_declared(name: str, value: Any, key: IOKey, sizes: dict[str, Any]) -> 
         )
     if shape is None:
         return
+    declared, shape = shape, expanded(shape, len(value.shape)) or ()
     fits = len(shape) == len(value.shape)
     if fits:
         for size, actual in zip(shape, value.shape, strict=True):
@@ -213,9 +236,8 @@ def check_declared(name: str, value: Any, key: IOKey, sizes: dict[str, Any]) -> 
             if isinstance(size, (int, Dim)) and not assume(size, "==", actual, f"the declared shape of '{name}'"):
                 fits = False
     if not fits:
-        expected = ", ".join("any" if s is None else str(s) for s in shape)
         raise ShapeError(
-            f"'{name}' has the shape [{', '.join(map(str, value.shape))}], declared as [{expected}]",
+            f"'{name}' has the shape [{', '.join(map(str, value.shape))}], declared as {declared_text(declared)}",
             facts=[declared_at],
         )
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
+
 from mithril.backend import plugin_of
 from mithril.base import (
     DEFAULT_FLOAT,
@@ -61,6 +63,16 @@ def active(layer: Builds) -> Context:
             hint="call layers on connections, or inside the build method of a layer",
         )
     return _active.context
+
+
+def current() -> Context | None:
+    """Return the current trace, or None outside of one."""
+    return _active.context
+
+
+def shapes_of(arrays: Mapping[str, Any]) -> dict[str, Shape]:
+    """Return the shapes of arrays by name."""
+    return {name: tuple(np.shape(array)) for name, array in arrays.items()}
 
 
 def join_path(path: str, name: str) -> str:
@@ -225,6 +237,25 @@ class Context:
             else:
                 self.reparametrized[id(layer), name] = outer
 
+    def given_shape(self, layer: Builds, name: str) -> Shape | None:
+        """Return the shape that a parameter has before the layer asks for it: connected, pretrained or declared."""
+        binding = self.bound.get(name) if layer is self._current else None
+        if isinstance(binding, LazyParam):
+            value = self.params.get(binding.name)
+            return self._shape_of(binding) if value is None else value.shape
+        if binding is not None:
+            return self.as_value(binding).shape  # type: ignore[no-any-return]
+        array = self.pretrained.get(join_path(self.parameter_scopes.get(id(layer), self.path), name))
+        return None if array is None else tuple(np.shape(array))
+
+    def _shape_of(self, lazy: LazyParam) -> Shape | None:
+        """Return the declared shape of a trainable input, else that of its pretrained array."""
+        declared = lazy.key.shape_declared
+        if declared is not None and is_static(declared):
+            return declared
+        array = self.pretrained.get(lazy.name)
+        return None if array is None else tuple(np.shape(array))
+
     def param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
         """Return the parameter of that name; a layer used twice gets the same parameter."""
         value = self._param(layer, name, shape, init, dtype)
@@ -255,15 +286,13 @@ class Context:
         existing = self.params.get(lazy.name)
         if existing is not None:
             return existing
-        declared = lazy.key.shape_declared
+        shape = self._shape_of(lazy) if shape is None else shape
         if shape is None:
-            if declared is None or not is_static(declared):
-                raise ShapeError(
-                    f"Cannot infer shape for tensor '{lazy.name}'",
-                    facts=[f"declared at {lazy.key.declared_at}"],
-                    hint="it is trainable: declare its shape with IOKey(shape=[...])",
-                )
-            shape = declared
+            raise ShapeError(
+                f"Cannot infer shape for tensor '{lazy.name}'",
+                facts=[f"declared at {lazy.key.declared_at}"],
+                hint="it is trainable: declare its shape with IOKey(shape=[...]), or set model.pretrained",
+            )
         kind = lazy.key.dtype_declared or dtype or self._dtype(None)
         self.owners[lazy.name] = id(lazy.key)
         return self._new_param(lazy.name, shape, kind, lazy.key.init or init or "normal(std=0.02)")

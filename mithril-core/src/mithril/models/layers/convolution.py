@@ -9,7 +9,15 @@ from typing import Any
 from mithril import ops
 from mithril.base import ModelError, Size
 from mithril.ir import Value
-from mithril.models.language.arguments import expect_rank, expect_size, in_and_out, paddings, per_axis, positive
+from mithril.models.language.arguments import (
+    expect_rank,
+    expect_size,
+    in_and_out_or_weight,
+    paddings,
+    per_axis,
+    positive,
+    size_or_weight,
+)
 from mithril.models.language.layer import Layer
 
 Build = Callable[[Any, Value], Any]
@@ -34,10 +42,11 @@ LAYOUT = {1: "[N, C, L] or [C, L]", 2: "[N, C, H, W] or [C, H, W]", 3: "[N, C, D
 class _Conv(Layer):
     rank = 0
     weights = ("weight", "bias")
+    axis_of_out = 0  # of the weight; the input channels have the other one of the first two axes
 
     def __init__(
         self,
-        *channels: int,
+        *channels: int | None,
         dimension: int | None = None,
         kernel_size: Any = None,
         stride: Any = 1,
@@ -51,7 +60,7 @@ class _Conv(Layer):
         if len(channels) == 3 and kernel_size is None:
             *sizes, kernel_size = channels
             channels = tuple(sizes)
-        self.in_channels, self.out_channels = in_and_out(title, channels, dimension, "channels")
+        self.in_channels, self.out_channels = in_and_out_or_weight(title, channels, dimension, "channels")
         if kernel_size is None:
             raise ModelError(f"{title} needs kernel_size", hint=f"write {title}(in, out, kernel_size=3)")
         self.kernel = per_axis(title, "kernel_size", kernel_size, self.rank)
@@ -66,7 +75,16 @@ class _Conv(Layer):
         self.init = init
 
     def expects(self, terminal: str) -> Any:
-        return ((None, self.in_channels, *(None,) * self.rank), None) if terminal == "input" else None
+        weight = self.given_shape("weight") if self.in_channels is None else None
+        per_group = weight[1 - self.axis_of_out] if weight and len(weight) > 1 else None
+        grouped = self.axis_of_out == 0 and per_group is not None
+        channels = self.in_channels if per_group is None else per_group * (self.groups if grouped else 1)
+        return ((None, channels, *(None,) * self.rank), None) if terminal == "input" else None
+
+    def _out(self) -> Size:
+        """Return the output channels, else those of the weight (of one group, for transposed convolutions)."""
+        out = size_or_weight(self, self.out_channels, self.axis_of_out, "channels")
+        return out * self.groups if self.out_channels is None and self.axis_of_out else out
 
     def _channels(self, x: Value) -> Size:
         return expect_size(x, 1, self.in_channels, "channels")
@@ -79,14 +97,15 @@ class _Conv(Layer):
     def _with_bias(self, y: Any, fan_in: Size) -> Any:
         if not self.bias:
             return y
-        b = self.param("bias", (self.out_channels,), f"fan_in_uniform(fan_in={fan_in})")
-        return ops.add(y, ops.reshape(b, shape=(1, self.out_channels, *(1,) * self.rank)))
+        out = y.shape[1]
+        b = self.param("bias", (out,), f"fan_in_uniform(fan_in={fan_in})")
+        return ops.add(y, ops.reshape(b, shape=(1, out, *(1,) * self.rank)))
 
     @or_one_image
     def build(self, x: Value) -> Any:
         per_group = self._channels(x) // self.groups
         fan_in = self._fan_in(per_group)
-        shape = (self.out_channels, per_group, *self.kernel)
+        shape = (self._out(), per_group, *self.kernel)
         w = self.param("weight", shape, self.init or f"fan_in_uniform(fan_in={fan_in})")
         y = ops.conv(x, w, stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups)
         return self._with_bias(y, fan_in)
@@ -111,13 +130,15 @@ class Conv3d(_Conv):
 
 
 class _ConvTranspose(_Conv):
-    def __init__(self, *channels: int, output_padding: Any = 0, **options: Any) -> None:
+    axis_of_out = 1
+
+    def __init__(self, *channels: int | None, output_padding: Any = 0, **options: Any) -> None:
         super().__init__(*channels, **options)
         self.output_padding = per_axis(type(self).__name__, "output_padding", output_padding, self.rank, low=0)
 
     @or_one_image
     def build(self, x: Value) -> Any:
-        per_group = self.out_channels // self.groups
+        per_group = self._out() // self.groups
         fan_in = self._fan_in(per_group)  # as in PyTorch, from the second axis of the weight
         shape = (self._channels(x), per_group, *self.kernel)
         w = self.param("weight", shape, self.init or f"fan_in_uniform(fan_in={fan_in})")

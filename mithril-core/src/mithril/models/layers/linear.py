@@ -8,49 +8,57 @@ from typing import Any
 from mithril import ops
 from mithril.base import ModelError, operation, unknown
 from mithril.ir import Value
-from mithril.models.language.arguments import expect_size, in_and_out, positive
+from mithril.models.language.arguments import expect_size, in_and_out_or_weight, positive, size_or_weight
 from mithril.models.language.layer import Layer
 from mithril.models.layers import operation_layers
 from mithril.models.layers.operation_layers import OperationLayer
 
 
 class Linear(Layer):
-    """``x @ weight.T + bias``: ``Linear(out)``, ``Linear(in, out)`` or ``Linear(dimension=out)``."""
+    """``x @ weight.T + bias``: ``Linear(out)``, ``Linear(in, out)`` or ``Linear(dimension=out)``.
+
+    ``Linear(None)`` takes the number of features from its weight: a connected one, or that in ``pretrained``.
+    """
 
     weights = ("weight", "bias")
 
     def __init__(
-        self, *features: int, dimension: int | None = None, bias: bool = True, init: str | None = None
+        self, *features: int | None, dimension: int | None = None, bias: bool = True, init: str | None = None
     ) -> None:
-        self.in_features, self.out_features = in_and_out("Linear", features, dimension)
+        self.in_features, self.out_features = in_and_out_or_weight("Linear", features, dimension, "features")
         self.bias = bias
         self.init = init
 
     def expects(self, terminal: str) -> Any:
-        return ((None, self.in_features), None) if terminal == "input" and self.in_features else None
+        weight = self.given_shape("weight") if self.in_features is None else None
+        size = weight[-1] if weight else self.in_features
+        return ((None, size), None) if terminal == "input" and size is not None else None
 
     def build(self, x: Value) -> Any:
         size = expect_size(x, -1, self.in_features, "features")
-        w = self.param("weight", (self.out_features, size), self.init or f"fan_in_uniform(fan_in={size})")
-        b = self.param("bias", (self.out_features,), f"fan_in_uniform(fan_in={size})") if self.bias else None
+        out = size_or_weight(self, self.out_features, 0, "features")
+        w = self.param("weight", (out, size), self.init or f"fan_in_uniform(fan_in={size})")
+        b = self.param("bias", (out,), f"fan_in_uniform(fan_in={size})") if self.bias else None
         return ops.linear(x, w, b)
 
 
 class Embedding(Layer):
-    """Rows of a table, selected by integer index: ``Embedding(vocabulary, size)``."""
+    """Rows of a table, selected by integer index: ``Embedding(vocabulary, size)``; None is the size of its weight."""
 
     weights = ("weight",)
 
-    def __init__(self, vocabulary: int, size: int, init: str = "normal") -> None:
-        self.vocabulary = positive("Embedding", "vocabulary", vocabulary)
-        self.size = positive("Embedding", "size", size)
+    def __init__(self, vocabulary: int | None, size: int | None, init: str = "normal") -> None:
+        self.vocabulary = None if vocabulary is None else positive("Embedding", "vocabulary", vocabulary)
+        self.size = None if size is None else positive("Embedding", "size", size)
         self.init = init
 
     def expects(self, terminal: str) -> Any:
         return ((None, None), "int32") if terminal == "input" else None
 
     def build(self, indices: Value) -> Any:
-        return ops.embedding(indices, self.param("weight", (self.vocabulary, self.size), self.init))
+        vocabulary = size_or_weight(self, self.vocabulary, 0, "rows")
+        size = size_or_weight(self, self.size, 1, "features")
+        return ops.embedding(indices, self.param("weight", (vocabulary, size), self.init))
 
 
 def activation_layer(name: str) -> Layer:
@@ -68,7 +76,7 @@ def activation_layer(name: str) -> Layer:
 class MLP(Layer):
     """Linear layers with activations between them: ``MLP([256, 64, 10], activation="relu")``."""
 
-    def __init__(self, sizes: Sequence[int], activation: str = "relu", bias: bool = True) -> None:
+    def __init__(self, sizes: Sequence[int | None], activation: str = "relu", bias: bool = True) -> None:
         if not sizes:
             raise ModelError("MLP needs at least one size")
         self.layers = [Linear(size, bias=bias) for size in sizes]
