@@ -7,8 +7,7 @@ HOMES = {
     "decisions": ("Decision", "Decisions"),
     "deprecation": ("deprecated", "removal"),
     "dims": (
-        *("Call", "Dim", "Shape", "Size", "Symbol", "at_most", "bounds", "declared_text", "dim_of_node", "equal"),
-        *("expanded", "floordiv"),
+        *("Call", "Dim", "Shape", "Size", "Symbol", "at_most", "bounds", "dim_of_node", "equal", "floordiv"),
         *("is_static", "maximum", "minimum", "mod", "numel", "parse_dim", "product"),
         *("shape_text", "substitute", "symbols"),
     ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -293,26 +293,6 @@ def product(sizes: Iterable[Size]) -> Size:
     for size in sizes:
         out = out * size
     return out
-
-
-def expanded(shape: tuple[Any, ...], rank: int, axes: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-    """Return a declared shape with its ``...`` replaced by ``axes`` (sizes of all axes; default: None) for a rank.
-
-    A shape without ``...`` is returned unchanged; None if the rank has too few axes.
-    """
-    if not any(size is ... for size in shape):
-        return shape
-    start = next(k for k, size in enumerate(shape) if size is ...)
-    stop = rank - (len(shape) - start - 1)
-    if stop < start:
-        return None
-    middle = tuple(axes[start:stop]) if axes else (None,) * (stop - start)
-    return (*shape[:start], *middle, *shape[start + 1 :])
-
-
-def declared_text(shape: Iterable[Any]) -> str:
-    """Return a declared shape as text: ``[B, ..., 5, any]``."""
-    return f"[{', '.join('any' if s is None else '...' if s is ... else str(s) for s in shape)}]"
 
 
 def is_static(shape: Iterable[Size]) -> bool:

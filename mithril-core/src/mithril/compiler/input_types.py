@@ -14,14 +14,12 @@ from mithril.base import (
     Shape,
     Size,
     TensorType,
-    declared_text,
     dtype as as_dtype,
-    expanded,
     is_static,
     unknown,
 )
 from mithril.compiler.frontend import Source, TraceRequest
-from mithril.runtime import InputSpec
+from mithril.runtime import InputSpec, declared_text, expanded
 
 
 def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputSpec]:

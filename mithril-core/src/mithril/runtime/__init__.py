@@ -16,6 +16,7 @@ HOMES = {
     "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results"),
     "pure_function": ("PureFunction", "PureProgram"),
     "runner": ("Runner",),
+    "declared_shapes": ("declared_text", "expanded"),
     "signature": ("InputSpec", "convert_input", "array_type", "as_numpy", "missing_or_unknown", "resolve_type"),
     "updated_states": ("with_updates",),
     "tables": ("columns", "format_si"),

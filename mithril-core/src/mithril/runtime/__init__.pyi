@@ -13,6 +13,10 @@ from mithril.runtime.bound_checks import (
 from mithril.runtime.call_options import CALL_OPTIONS as CALL_OPTIONS
 from mithril.runtime.capture import subgraph_to as subgraph_to
 from mithril.runtime.compiled_model import CompiledModel as CompiledModel
+from mithril.runtime.declared_shapes import (
+    declared_text as declared_text,
+    expanded as expanded,
+)
 from mithril.runtime.index_checks import (
     IndexCheckedExecutable as IndexCheckedExecutable,
     IndexInput as IndexInput,

@@ -21,11 +21,10 @@ from mithril.base import (
     TensorType,
     bind,
     closest,
-    declared_text,
     dtype as as_dtype,
-    expanded,
     int32,
 )
+from mithril.runtime.declared_shapes import declared_text, expanded
 
 
 @dataclass(frozen=True, slots=True)

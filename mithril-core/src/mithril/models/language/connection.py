@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import DType, ModelError, Operators, closest, declared_text, dtype as as_dtype, expanded, operation
+from mithril.base import DType, ModelError, Operators, closest, dtype as as_dtype, operation
 from mithril.ir import Op
 from mithril.models.language.source_location import NOWHERE, SourceLocation, user_location
 from mithril.models.language.symbolic_sizes import ShapeOf
+from mithril.runtime import declared_text, expanded
 
 _serial = count()
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
