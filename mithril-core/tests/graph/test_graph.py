@@ -87,6 +87,11 @@ def test_errors_name_operation_operands_and_origin():
         assert part in text
 
 
+def test_the_error_of_a_positional_attribute_names_it():
+    with pytest.raises(OperationError, match="pass by name: axis=, keepdims="):
+        sum(np.ones((2, 3)), 0)
+
+
 def test_node_without_builder_is_rejected():
     x = Value("x", TensorType(float32, (2,)))
     with pytest.raises(GraphError, match="no graph is being built here"):

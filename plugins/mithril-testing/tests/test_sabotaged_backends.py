@@ -24,7 +24,7 @@ from mithril.ir import Graph, iterate, to_text
 from mithril.ir.core import Op
 from mithril.ir.evaluation import substitute_sizes
 from mithril_testing import BackendConformance
-from mithril_testing.cases import backend_cases
+from mithril_testing.cases import backend_cases, gradient_graph
 from mithril_testing.selection import selected
 
 
@@ -682,3 +682,26 @@ def test_sabotage_is_found(name):
 @pytest.mark.parametrize("test", sorted({test for _, test in SABOTAGES.values()}))
 def test_honest_backend_passes(test):
     run(Honest, test)
+
+
+def test_with_ops_a_gradient_that_needs_other_rows_is_skipped_and_one_that_lacks_its_own_fails():
+    """A table is written row by row: the gradient of max calls cast, whose row comes later."""
+
+    class Partial(Honest):
+        name = "partial"
+        rows = frozenset(selected(None)) - {"cast"}
+
+        def lowers(self, node, options=None):
+            return super().lowers(node, options) and node.op.name in self.rows
+
+    def gradient(ops):
+        conformance = type("Kit", (BackendConformance,), {"backend": Partial, "ops": ops})()
+        for case in backend_cases(conformance.make().dtypes, ["max"]):
+            if case.sample.gradient and case.dtype is None:
+                conformance.start(gradient_graph(case.graph()))
+
+    with pytest.raises(pytest.skip.Exception, match="also needs rows for: cast"):
+        gradient(("max",))
+    for ops in (("max", "cast"), None):  # a row that is promised, and a table that is said to be complete
+        with pytest.raises(UnsupportedError, match="cast"):
+            gradient(ops)

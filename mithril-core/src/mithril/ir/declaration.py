@@ -126,6 +126,7 @@ class Declaration:
             raise OperationError(
                 f"operation '{self.name}' takes {len(self.operands)} operands, got {len(operands)}",
                 facts=[f"operands: {', '.join(self.operands)}", f"missing: {', '.join(missing)}" if missing else ""],
+                hint="" if missing or not self.attributes else f"pass by name: {'=, '.join(self.attributes)}=",
             )
         return slots
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions
-from mithril.ir import Graph, Op, decompose
+from mithril.ir import Graph, Op, decompose, iterate
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -55,6 +55,12 @@ class Program:
             for array in (arguments[name], self.backend.to_numpy(native[name])):
                 assert np.asarray(array).tobytes() == content, f"'{name}' was written to"
         return results
+
+
+def not_lowered(backend: Backend, options: BuildOptions, graph: Graph) -> set[str]:
+    """Return the names of the primitives of a graph that the backend does not lower."""
+    parts = decompose(graph, lambda node: backend.lowers(node, options) or not node.op.composite)
+    return {node.op.name for node, _ in iterate(parts) if not backend.lowers(node, options)}
 
 
 class ForbiddenReference:

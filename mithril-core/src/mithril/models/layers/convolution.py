@@ -62,7 +62,7 @@ class _Conv(Layer):
             channels = tuple(sizes)
         self.in_channels, self.out_channels = in_and_out_or_weight(title, channels, dimension, "channels")
         if kernel_size is None:
-            raise ModelError(f"{title} needs kernel_size", hint=f"write {title}(in, out, kernel_size=3)")
+            raise ModelError(f"{title} needs kernel_size", hint=f"write {title}(out, kernel_size=3)")
         self.kernel = per_axis(title, "kernel_size", kernel_size, self.rank)
         self.stride = per_axis(title, "stride", stride, self.rank)
         self.dilation = per_axis(title, "dilation", dilation, self.rank)
