@@ -5,7 +5,6 @@ KERAS_BACKEND=jax python benchmarks/bench_keras.py [layers|applications|malforme
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
+from mithril_testing.damaged_files import attempts
 
 TESTS = Path(__file__).parents[1] / "plugins/mithril-keras/tests"
 sys.path.insert(0, str(TESTS))
@@ -67,22 +67,32 @@ def compare(name: str, net: Any, inputs: dict[str, Any], backends: list[str]) ->
             print(f"{name:18} {backend:6} {error:8.1e}  {time.perf_counter() - start:6.1f} s", flush=True)
 
 
+def malformed(count: int) -> None:
+    from archives import NAMES, RECORDS
+    from damaged_archives import CHANGES
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "changed.keras"
+
+        def read(content: bytes) -> None:
+            path.unlink(missing_ok=True)
+            path.write_bytes(content)
+            ml.from_keras(path)
+
+        sources = [(RECORDS / f"{n}.keras").read_bytes() for n in NAMES]
+        tried = list(attempts(sources, CHANGES, read, seed=1, count=count))
+    foreign = [a for a in tried if a.is_foreign]
+    refused = sum(a.error is not None for a in tried)
+    print(f"{len(tried)} malformed archives, {refused} refused, {len(foreign)} foreign errors")
+    for a in foreign[:10]:
+        print(f"  {a}")
+
+
 def main() -> None:
     part, *backends = sys.argv[1:] or ["layers"]
     backends = backends or BACKENDS
     if part == "malformed":
-        from archives import NAMES, RECORDS
-
-        from mithril_keras.fuzzing import attempts
-
-        files = [RECORDS / f"{n}.keras" for n in NAMES]
-        with tempfile.TemporaryDirectory() as folder:
-            tried = list(attempts(files, random.Random(1), int(backends[0]) if sys.argv[2:] else 2000, Path(folder)))
-        foreign = [a for a in tried if not a.fine]
-        refused = sum(a.error is not None for a in tried)
-        print(f"{len(tried)} malformed archives, {refused} refused, {len(foreign)} foreign errors")
-        for a in foreign[:10]:
-            print(f"  {a.mutation}: {a.error!r}")
+        malformed(int(backends[0]) if sys.argv[2:] else 2000)
         return
     import keras
     from keras_models import MODELS, randomize

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import collections
 import importlib
-import random
 import resource
 import subprocess
 import sys
@@ -28,7 +27,8 @@ import numpy as np
 from interleaved import interleaved
 
 import mithril as ml
-from mithril_onnx import fuzzing, node_tests
+from mithril_onnx import node_tests
+from mithril_testing.damaged_files import attempts
 
 SIZES = {"batch": 1, "length": 128}
 
@@ -54,12 +54,18 @@ def suites() -> None:
 
 
 def fuzz(count: str = "2000") -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "plugins/mithril-onnx/tests"))
+    from damaged_models import CHANGES, sources
+
+    def read(content: bytes) -> None:
+        ml.compile(ml.from_onnx(content), "numpy", inference=True)
+
     tried = collections.Counter[str]()
-    for attempt in fuzzing.attempts(fuzzing.sources(), random.Random(1), int(count)):
-        outcome = "imports" if attempt.error is None else "error of mithril" if attempt.fine else "foreign error"
-        tried[f"{attempt.mutation}: {outcome}"] += 1
-        if not attempt.fine:
-            print(attempt.mutation, repr(attempt.error)[:200])
+    for attempt in attempts(sources(), CHANGES, read, seed=1, count=int(count)):
+        outcome = "foreign error" if attempt.is_foreign else "error of mithril" if attempt.error else "imports"
+        tried[f"{attempt.change}: {outcome}"] += 1
+        if attempt.is_foreign:
+            print(str(attempt)[:200])
     for outcome, number in sorted(tried.items()):
         print(f"{number:6} {outcome}")
 

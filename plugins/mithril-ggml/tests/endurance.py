@@ -5,6 +5,7 @@ Prints how many ended in which way; whatever is neither a result nor a mithril e
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from mithril.base.errors import MithrilError
 from mithril.base.tensor_type import TensorType
 from mithril.ir import Graph, Value, to_text
 from mithril_ggml.gguf.load import read_graph
+from mithril_testing.damaged_files import flipped, truncated
 
 QUANTIZE = (None, "q8_0", "q4_k", "q4_0", "tq2_0", "q2_k", "iq4_nl", "f16")
 HUGE = ("0", "1", "-1", "3", "17", "255", "65536", "2147483648", "9223372036854775807", "1e400", "nan", "B")
@@ -131,15 +133,9 @@ GOOD: list[bytes] = []
 def damaged_file(seed: int, rng: np.random.Generator) -> None:
     """Load a file with wrong bytes, mostly in its header, or truncated."""
     GOOD or GOOD.append(_good_file())
-    data = bytearray(GOOD[0])
-    if rng.random() < 0.2:
-        data = data[: int(rng.integers(0, len(data)))]
-    for _ in range(int(rng.integers(1, 12))):
-        if data:
-            offset = int(rng.integers(0, min(len(data), 3000)))
-            size = int(rng.choice([1, 4, 8]))
-            data[offset : offset + size] = rng.integers(0, 256, size, dtype=np.uint8).tobytes()
-    _FILE.write_bytes(bytes(data))
+    generator = random.Random(seed)
+    data = truncated(GOOD[0], generator) if rng.random() < 0.2 else GOOD[0]
+    _FILE.write_bytes(flipped(data, generator, first=3000) if data else data)
     loaded = ml.load(_FILE, mapped=False)
     loaded({"input": rng.integers(-100, 100, 3).astype(np.int32)})
 

@@ -1,6 +1,7 @@
 """GGUF files: round trips, other readers, and clear errors for damaged or hostile files."""
 
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from mithril.base.errors import InputError, MithrilError, OptionError
 from mithril.models import BatchNorm2d, Conv2d, Embedding, Linear, Relu, TransformerEncoderLayer
 from mithril_ggml.gguf.reader import read_gguf
 from mithril_testing.constants import EveryRole, difference
+from mithril_testing.damaged_files import attempts, check, flipped
 
 rng = np.random.default_rng(0)
 
@@ -282,6 +284,15 @@ def test_every_truncation_is_an_error(good):
         good.write_bytes(data[:end])
         with pytest.raises(InputError):
             ml.load(good, mapped=False)
+
+
+def test_changed_headers_give_errors_of_mithril(good):
+    def read(content):
+        good.write_bytes(content)
+        ml.load(good, mapped=False)
+
+    changes = {"flipped": partial(flipped, first=3000)}
+    check(list(attempts([good.read_bytes()], changes, read, seed=0, count=100)), refused=60)
 
 
 def entry(key, kind, payload):

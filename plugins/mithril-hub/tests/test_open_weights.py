@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 import mithril as ml
 from mithril import InputError
+from mithril_testing.damaged_files import attempts, check, flipped, truncated
 
 RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -69,6 +70,22 @@ def test_other_files_are_rejected(tmp_path):
     np.savez(tmp_path / "objects.npz", a=np.array([{}], dtype=object))
     with pytest.raises(InputError, match="Python objects"):
         ml.open_weights(tmp_path / "objects.npz")
+
+
+def test_changed_files_give_errors_of_mithril(tmp_path):
+    sources = {"npz": tmp_path / "source.npz", "safetensors": tmp_path / "source.safetensors"}
+    np.savez(sources["npz"], **ARRAYS)
+    save_file({n: np.array(x, order="C") for n, x in ARRAYS.items()}, sources["safetensors"])
+    for ending, source in sources.items():
+        path = tmp_path / f"changed.{ending}"
+
+        def read(content, path=path):
+            path.unlink(missing_ok=True)  # earlier attempts map the old file
+            path.write_bytes(content)
+            ml.open_weights(path)
+
+        changes = {"truncated": truncated, "flipped": flipped}
+        check(list(attempts([source.read_bytes()], changes, read, seed=0, count=300)), refused=150)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

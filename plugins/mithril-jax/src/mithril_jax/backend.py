@@ -166,7 +166,8 @@ class JaxBackend(SourceBackend):
             return text, self.loaded(Source(text, arrays))
 
         source, forward = pipeline_parallel.pipelined(build_task, graph, options, axes, specs)
-        executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        run = self.finish(forward, with_stored_operands(graph), options)
+        executable = SourceExecutable(graph, source, forward, run)
         executable.differentiated = True  # several generated functions cannot be cached as one
         return executable
 

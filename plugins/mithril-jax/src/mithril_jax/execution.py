@@ -300,7 +300,9 @@ class Jitted:
         self._params = _getter(self.params)
         self._inputs = _getter(self.inputs)
         arguments: dict[str, Any] = {}
-        self.compiler_options = _compiler_options(graph, running)
+        self.compiler_options = dict(running.compiler)
+        if running.platform == "cpu":
+            self.compiler_options = keeping_barriers(graph, self.compiler_options)
         if self.compiler_options:
             arguments["compiler_options"] = self.compiler_options
         donated = _donatable(graph, running.donated, self.params, self.inputs)
@@ -395,13 +397,13 @@ def analysis(executable: Any, sizes: Mapping[str, int]) -> Any:
         return call.jitted.lower(*arguments).compile().memory_analysis()
 
 
-def _compiler_options(graph: Graph, running: RunOptions) -> dict[str, Any]:
-    """Return the options of XLA; on CPUs disable the pass that removes barriers, as CSE would merge across them."""
-    compiler_options = dict(running.compiler)
-    if running.platform == "cpu" and any(node.op is ops.barrier for node, _ in iterate(graph)):
-        disabled = compiler_options.get("xla_disable_hlo_passes")
-        compiler_options["xla_disable_hlo_passes"] = f"{disabled},{BARRIER_PASS}" if disabled else BARRIER_PASS
-    return compiler_options
+def keeping_barriers(graph: Graph, compiler_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return options of XLA for CPUs that disable the pass which removes barriers: CSE and fusion would cross them."""
+    options = dict(compiler_options or {})
+    if any(node.op is ops.barrier for node, _ in iterate(graph)):
+        disabled = options.get("xla_disable_hlo_passes")
+        options["xla_disable_hlo_passes"] = f"{disabled},{BARRIER_PASS}" if disabled else BARRIER_PASS
+    return options
 
 
 def _check_alive(arguments: Mapping[str, Any]) -> None:

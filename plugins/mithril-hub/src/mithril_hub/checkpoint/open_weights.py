@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import lzma
+import math
 import os
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,10 @@ from mithril_hub.checkpoint.safetensors_file import read_safetensors
 
 Array = np.ndarray[Any, Any]
 LOCAL_HEADER = 30  # bytes of a zip member before its name
+UNREADABLE = (  # of the zip file (NotImplementedError: an unknown compression, RuntimeError: encrypted), then of arrays
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError),
+    *(ValueError, TypeError, SyntaxError, KeyError, struct.error, OverflowError, MemoryError),
+)
 
 
 @checked()
@@ -45,7 +53,7 @@ def _npz(file: Path) -> dict[str, Array]:
         with zipfile.ZipFile(file) as archive:
             members = [i for i in archive.infolist() if i.filename.endswith(".npy")]
             return {i.filename.removesuffix(".npy"): _member(file, archive, i) for i in members}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise InputError(f"'{file}' cannot be read", facts=[str(error)[:200]]) from None
 
 
@@ -66,7 +74,7 @@ def _member(file: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Arra
         header = raw.read(LOCAL_HEADER)
     name, extra = (int.from_bytes(header[k : k + 2], "little") for k in (26, 28))
     offset = info.header_offset + LOCAL_HEADER + name + extra + start
-    if offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64)) > file.stat().st_size:
+    if offset + dtype.itemsize * math.prod(shape) > file.stat().st_size:
         raise ValueError(f"'{info.filename}' exceeds the file")
     view = np.memmap(file, dtype, "r", offset=offset, shape=shape, order="F" if is_fortran else "C")
     array = np.asarray(view)

@@ -21,6 +21,7 @@ from mithril.base import BackendError, MemoryLimitError, TensorType
 from mithril.ir import Graph, Input, result_name
 from mithril.plugins import HardwareTarget
 from mithril.system import files
+from mithril_jax.execution import keeping_barriers
 from mithril_jax.mesh.mesh_execution import arranged
 from mithril_parallel.mesh import Split, replicated
 from mithril_parallel.placing.rules import sizes
@@ -356,7 +357,7 @@ class SimulatedProgram:
             i.name: NamedSharding(self.mesh, PartitionSpec(*strategy.of(i.name, len(i.type.shape))))
             for i in graph.arguments
         }
-        self._call = jax.jit(on_mesh(forward, self.mesh))
+        self._call = jax.jit(on_mesh(forward, self.mesh), compiler_options=keeping_barriers(graph) or None)
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with jax.enable_x64(True) if self._x64 else nullcontext():
