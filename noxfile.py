@@ -13,6 +13,7 @@ EVERYDAY = [
     "mithril-core",
     *(f"plugins/mithril-{name}" for name in ("passes", "tools", "numpy", "jax", "mlx", "torch")),
 ]
+SOAKED = [ROOT / "plugins" / name for name in ("mithril-cbackend", "mithril-train")]  # have tests marked soak
 PINNED = ["-c", "constraints.txt"]
 
 nox.options.sessions = ["lint", "types", "docs"]
@@ -83,7 +84,8 @@ def bench(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Tests that take minutes: every hostile name in every place, thousands of malformed calls."""
     install(session, *map(str, DISTRIBUTIONS), "pytest", "hypothesis")
-    session.run("pytest", "-q", "-m", "soak", *(session.posargs or ["tests"]))
+    for tests in [session.posargs] if session.posargs else [["tests"], *([str(d / "tests")] for d in SOAKED)]:
+        session.run("pytest", "-q", "-m", "soak", *tests)
 
 
 @nox.session(name="soak-graphs")

@@ -15,14 +15,6 @@ def everywhere(*without):
     return [n for n in sorted(ml.plugins.backends()) if n not in without]
 
 
-def pytest_collection_modifyitems(config, items):
-    """Run slow tests only on request."""
-    if "slow" not in (config.getoption("-m") or ""):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow: pytest -m slow"))
-
-
 @pytest.fixture
 def usable():
     """Skips where a backend is installed but cannot be made here (no device, no library, not finished)."""

@@ -107,7 +107,7 @@ def test_jax_reuses_donated_buffers(usable):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize(
-    ("backend", "jit"), [pytest.param("torch", True, marks=pytest.mark.slow), ("mlx", True), ("jax", False)]
+    ("backend", "jit"), [pytest.param("torch", True, marks=pytest.mark.soak), ("mlx", True), ("jax", False)]
 )
 def test_compiled_or_not(backend, jit, usable):
     usable(backend)
