@@ -14,6 +14,8 @@ from mithril.base import GradientError, InputError, UnsupportedError
 from mithril.models import (
     BatchNorm1d,
     Dropout,
+    Gelu,
+    Layer,
     LayerNorm,
     Linear,
     Model,
@@ -208,3 +210,66 @@ def test_the_pure_function_returns_new_states():
     with pytest.raises(InputError, match="parameters do not match"):
         function({}, {"x": x}, state)
     assert np.isfinite(outputs["y"].numpy()).all()
+
+
+# -- kernels under autograd ------------------------------------------------------------------------------------------
+def backward_nodes(y):
+    """Return the names of the functions through which autograd goes back."""
+    names, pending = set(), [y.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None:
+            names.add(type(node).__name__)
+            pending += [inner for inner, _ in node.next_functions]
+    return names
+
+
+def test_batch_norm_in_training_is_one_kernel():
+    module = ml.compile(model(), "torch", shapes={"x": ["B", 8]}).to_module()
+    x, _ = x_and_labels()
+    x = x * 3 + 1
+    h = module.get_submodule("first")
+    rows = torch.nn.functional.linear(x, h.weight, h.bias)
+    assert "NativeBatchNormBackward0" in backward_nodes(module(x))
+    batch = module.get_submodule("bn")
+    torch.testing.assert_close(batch.running_mean, 0.1 * rows.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(batch.running_var, 0.9 + 0.1 * rows.var(0), rtol=1e-5, atol=1e-6)
+
+
+class WithStatistics(Layer):
+    """Batch normalization whose statistics are outputs as well."""
+
+    outputs = ("y", "mean", "var")
+
+    def build(self, x):
+        return ops.batch_norm_training(x, self.param("weight", (8,), "ones"), self.param("bias", (8,)))
+
+
+def test_statistics_that_are_outputs_keep_their_gradients():
+    module = ml.compile(WithStatistics(), "torch", shapes={"input": ["B", 8]}).to_module()
+    x = x_and_labels()[0].requires_grad_()
+    results = module(x)
+    assert "NativeBatchNormBackward0" not in backward_nodes(results["var"])
+    (gradient,) = torch.autograd.grad((results["mean"] ** 2 + results["var"]).sum(), x)
+    twin = x.detach().requires_grad_()
+    (expected,) = torch.autograd.grad((twin.mean(0) ** 2 + twin.var(0, correction=0)).sum(), twin)
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_large_values_pass_through_gelu_in_every_way_to_run_it():
+    compiled = ml.compile(Gelu(), "torch", shapes={"input": [4, 16]})
+    ordinary = torch.linspace(-5, 5, 64).reshape(4, 16)
+    large = torch.full((4, 16), 3e38)
+    large[0, :2] = torch.tensor([float("inf"), -0.0])
+    pure, module = compiled.to_function(), compiled.to_module()
+    for x in (ordinary, large):
+        expected = torch.nn.functional.gelu(x.double()).float().where(x < 1e30, x)
+        rows = torch.func.vmap(lambda row: pure({}, {"input": row[None].expand(4, 16)})["output"][0])
+        for y in (compiled(x)["output"], module(x), rows(x)):
+            torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
+        value = x.clone().requires_grad_()
+        module(value).sum().backward()
+        finite = x.isfinite()
+        gradient = torch.func.grad(lambda z: pure({}, {"input": z})["output"].sum())(x)
+        torch.testing.assert_close(value.grad[finite], gradient[finite])
+    assert value.grad[1].eq(1).all()

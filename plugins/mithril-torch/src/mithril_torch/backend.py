@@ -31,6 +31,7 @@ from mithril_torch import stored  # noqa: F401  # defines the operation of barri
 from mithril_torch.autograd import DifferentiableProgram, Differentiated
 from mithril_torch.execution import RunOptions, read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
+from mithril_torch.fusion.batch_statistics import with_native_statistics
 from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
 from mithril_torch.lowering import table
@@ -117,6 +118,9 @@ class TorchBackend(SourceBackend):
         return not (options.jit or settings["torch_dynamo"] or captured)
 
     # -- building ----------------------------------------------------------------------------------------------------
+    def decomposed(self, graph: Graph, options: BuildOptions) -> Graph:
+        return super().decomposed(with_native_statistics(graph) if options.fuses else graph, options)
+
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
         mesh = program.mesh_for(self, options)

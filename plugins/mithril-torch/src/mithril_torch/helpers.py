@@ -1,6 +1,8 @@
 """Functions whose source is copied into generated files: they use PyTorch and the functions in ``needs`` only."""
 # mypy: ignore-errors
 
+import math
+
 import ml_dtypes
 import numpy
 import torch
@@ -42,8 +44,23 @@ def as_int64(function, *xs):
     return function(*[x.to(torch.int64) for x in xs])
 
 
+def reads_values(x):
+    """Whether Python can read the values of a tensor at once: it is on the CPU, and nothing traces or batches it."""
+    if torch.compiler.is_compiling() or type(x) is not torch.Tensor or x.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+@needs(reads_values, imports=("import math",))
 def gelu(x):
-    """Return x times the normal distribution function; PyTorch's kernel overflows above half the dtype's maximum."""
+    """Return x times the normal distribution function; oneDNN's kernel overflows above half the dtype's maximum.
+
+    A sum of the results shows whether one of them did, in a tenth of the time that avoiding it everywhere takes.
+    """
+    if reads_values(x):
+        y = F.gelu(x)
+        if math.isfinite(y.detach().sum().item()):
+            return y
     clamped = torch.clamp(x, max=torch.finfo(x.dtype).max / 2)
     return F.gelu(clamped) - (clamped - x)  # preserves the sign of zeros
 
@@ -149,6 +166,12 @@ def linear(x, w, b, attribute, algorithm):
     if attribute == "gelu":
         return gelu(y) if algorithm == "none" else F.gelu(y, approximate=algorithm)
     return {"relu": torch.relu, "swish": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}[attribute](y)
+
+
+def batch_norm_for_state(x, scale, bias, eps):
+    """Return the normalized batch, and its mean and variance, which have no gradient."""
+    y, mean, spread = torch.native_batch_norm(x, scale, bias, None, None, True, 0.0, eps)
+    return y, mean, (spread.pow(-2) - eps).clamp(min=0)
 
 
 def nan_where_masked(y, mask):

@@ -9,11 +9,12 @@ from mithril.backend import Call, dtype_of
 from mithril.base import Registry, TensorType
 from mithril.ir import Node
 from mithril_torch import helpers
-from mithril_torch.fusion import paired_ops, subgraph_fusion
+from mithril_torch.fusion import batch_statistics, paired_ops, subgraph_fusion
 from mithril_torch.lowering import has_onednn, table
 
 subgraph_fusion.add_rows(table)
 paired_ops.add_rows(table)
+batch_statistics.add_rows(table)
 
 UNARY: Registry[str] = Registry(
     "functions of PyTorch",
