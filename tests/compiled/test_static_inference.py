@@ -60,6 +60,31 @@ def test_binding_again_makes_another_program(backend):
     assert len([p for p in compiled.programs if p.request.binding]) == 1  # the old one is gone
 
 
+@pytest.mark.parametrize("shapes", [{"x": [4, 6]}, None], ids=["known sizes", "sizes of the first call"])
+def test_inspection_after_binding_shows_the_program_of_these_parameters(backend, shapes):
+    """Look at the program without a call in between, as ``export`` does."""
+    compiled = ml.compile(net(), backend, static_inference=True, **({} if shapes is None else {"shapes": shapes}))
+    params = compiled.randomize_params(0, inputs={"x": X})
+    for k in (1, 2):
+        compiled.bind({n: np.full_like(compiled.backend.to_numpy(a), 7.25 * k) for n, a in params.items()})
+        if shapes is None and k == 1:
+            compiled({"x": X})
+        embedded = {i.name: i.data for i in compiled.graph.with_role("constant")}
+        np.testing.assert_array_equal(embedded["last.bias"], 7.25 * k)
+        assert not compiled.graph.with_role("param")
+
+
+def test_exported_c_has_the_parameters_of_the_latest_binding(tmp_path):
+    pytest.importorskip("mithril_cbackend")
+    compiled = ml.compile(net(), "c", shapes={"x": [4, 6]}, static_inference=True)
+    params = compiled.randomize_params(0)
+    for k in (1, 2):
+        compiled.bind({n: np.full_like(np.asarray(a), 7.25 * k) for n, a in params.items()})
+        compiled.export(tmp_path / str(k), embed=False)
+        stored = np.fromfile(tmp_path / str(k) / "model.weights", np.float32)
+        assert np.count_nonzero(stored == 7.25 * k) > 16 and not np.any(stored == 7.25 * (3 - k))
+
+
 def test_large_parameters_are_stored_next_to_the_source(tmp_path):
     model = Model()
     model |= Linear(300, name="l")(input="x", output="output")

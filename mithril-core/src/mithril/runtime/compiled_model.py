@@ -346,7 +346,10 @@ class CompiledModel:
     # -- inspection --------------------------------------------------------------------------------------------------
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The cached programs, without evicted ones."""
+        """The cached programs, without evicted ones; one that embeds parameters is compiled after ``bind``."""
+        bound, types = self._parameters.bound, self._calls.latest_types
+        if bound is not None and bound.number and types and all(p.request.binding != bound.number for p in self._calls):
+            self.prepare(dict(types))
         return tuple(self._calls)
 
     @property
