@@ -56,7 +56,7 @@ def check(case: str, machine: Any) -> tuple[Any, Any, Any]:
     graph = graph_of(case)
     inputs = {"x": RNG.standard_normal(CASES[case][:2]).astype(np.float32)}
     reference = evaluate(graph, inputs)["y"]
-    executable = compile_graph.compiled(integer_products.fused(decomposed(graph)), machine, CompileTarget())
+    executable = compile_graph.compiled(integer_products.fused(decomposed(graph), machine), machine, CompileTarget())
     assert "groups_" in executable.source
     np.testing.assert_allclose(executable({}, inputs)["y"], reference, rtol=1e-5, atol=1e-5 * np.abs(reference).max())
     return executable, inputs, reference

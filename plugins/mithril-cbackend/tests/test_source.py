@@ -38,6 +38,9 @@ CASES = [
 ]
 
 
+MACHINE = compile_graph.machine(BuildOptions(), CompileTarget())
+
+
 class Compiled:
     """All cases in one C file, for which gcc starts once, in one of the processes that share the tests."""
 
@@ -57,9 +60,8 @@ class Compiled:
         self.library = ctypes.CDLL(str(folder / "k.so"))
 
     def build(self, folder):
-        machine = compile_graph.machine(BuildOptions(), CompileTarget())
-        printed = [programs.write(lowered(case), machine, smallest) for case in CASES]
-        in_c.library(folder / "k.so", printed, machine.lanes())
+        printed = [programs.write(lowered(case), MACHINE, smallest) for case in CASES]
+        in_c.library(folder / "k.so", printed, MACHINE.lanes())
 
     def run(self, case, inputs):
         """Return the results of the machine code and of the C."""
@@ -68,7 +70,7 @@ class Compiled:
 
 
 def lowered(case):
-    return integer_products.fused(decompose(case.graph(), CBackend().lowers))
+    return integer_products.fused(decompose(case.graph(), CBackend().lowers), MACHINE)
 
 
 @pytest.fixture(scope="module")

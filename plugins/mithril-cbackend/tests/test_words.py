@@ -20,6 +20,7 @@ from mithril.ir import Builder, Graph, Input, evaluate
 from mithril.models import Conv2d, Flatten, Linear, Relu
 from mithril.ops import cast, matmul, maximum, transpose
 from mithril_cbackend.compile_target import CompileTarget
+from mithril_cbackend.graph import integer_products
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.tir import machine_code
@@ -215,7 +216,8 @@ def checked_convolution(machine: Machine, case: str = "stride 2") -> Any:
     with Builder() as b:
         image, kernels = b.input("x", x.shape, "uint8"), b.constant(w, name="w")
         y = ops.conv(cast(image, dtype="int32"), cast(kernels, dtype="int32"), **settings)
-    executable = compile_graph.compiled(b.build({"y": y}), machine, CompileTarget())
+    graph = integer_products.fused(b.build({"y": y}), machine)
+    executable = compile_graph.compiled(graph, machine, CompileTarget())
     exact = ops.conv(x.astype(np.float64), w.astype(np.float64), **settings).astype(np.int32)
     np.testing.assert_array_equal(executable({}, {"x": x})["y"], exact)
     return executable, {"x": x}, exact

@@ -26,7 +26,7 @@ def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads
     if target.arch is not None:
         message = f"compiled for this CPU to be called here; compiled.export(folder) writes C for {target.arch}"
         options.decisions.record("choice", message)
-    graph = integer_products.fused(graph)
+    graph = integer_products.fused(graph, machine)
     if any(symbols(*i.type.shape) for i in graph.inputs):
         executable = any_size(graph, machine, target, options)
     else:

@@ -20,7 +20,6 @@ from mithril.ir import Graph, Node, Value
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention
-from mithril_cbackend.lowering.conv import word_convolution
 from mithril_cbackend.lowering.element import elementwise, vectorization
 from mithril_cbackend.lowering.element.element_reader import RULES, is_uniform, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
@@ -282,6 +281,8 @@ class FusionPlanner:
         if lowering is not None:
             if reads_narrow(kernel) and fuses_into_matmul_operand(node) and feeds_only(kernel, node):
                 return kernel
+            if lowering.computes_terms and is_term(kernel, node):
+                return kernel
             if not lowering.reads_once or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
                 return None
         if kernel.template is elementwise.update_in_place:
@@ -362,7 +363,15 @@ def is_producer(node: Node) -> bool:
 
 def reads_narrow(kernel: Kernel) -> bool:
     """Whether the template converts narrow operands as it reads them."""
-    return kernel.template is matmul.matmul or word_convolution.is_planned(kernel)
+    return kernel.template is matmul.matmul
+
+
+def is_term(kernel: Kernel, node: Node) -> bool:
+    """Whether an element-wise node has an element for each one that the epilogue of a kernel computes."""
+    is_operand = node.result in kernel.anchor.operands
+    return (
+        vectorization.is_plain(node) and shape_of(node.result) in ((), shape_of(kernel.outputs[0])) and not is_operand
+    )
 
 
 def feeds_only(kernel: Kernel, node: Node) -> bool:

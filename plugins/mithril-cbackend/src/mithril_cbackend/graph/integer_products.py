@@ -15,13 +15,18 @@ import numpy as np
 from mithril import ops
 from mithril.base import float32, int8, uint8
 from mithril.ir import Builder, Editor, Graph, Node, Value, decompose
-from mithril_cbackend.graph import fusion, small_floats
+from mithril_cbackend.graph import byte_images, fusion, small_floats
+from mithril_cbackend.graph.byte_pools import BytePools
 from mithril_cbackend.graph.group_products import GroupProducts
-from mithril_cbackend.lowering.conv import word_convolution
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.lowering.matmul import word_products
+from mithril_cbackend.lowering.words.byte_operations import quantize_bytes
+from mithril_cbackend.lowering.words.llvm_tiles import BYTES
 
 PAIRS = (ops.quantize, ops.dequantize, ops.dequantize_groups)
 MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
+TINY = 1e-30  # scales between it and its reciprocal have reciprocals
 OFFSET = 128  # from signed to unsigned codes
 Array = np.ndarray[Any, Any]
 
@@ -31,13 +36,14 @@ def is_kept(node: Node) -> bool:
     return node.op in PAIRS
 
 
-def fused(graph: Graph) -> Graph:
+def fused(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with integer products, divided into the operations that kernels compute."""
     graph = small_floats.widened(graph)
-    if not any(is_kept(node) for node in graph.nodes):
-        return graph
-    graph = IntegerProducts(graph).run()
-    return decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")
+    if any(is_kept(node) for node in graph.nodes):
+        graph = IntegerProducts(graph).run()
+        graph = decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")
+    has_words = word_products.instructions(BYTES, machine) is not None
+    return byte_images.rewritten(graph) if has_words else graph
 
 
 @dataclass(frozen=True)
@@ -65,17 +71,25 @@ class IntegerProducts:
 
     def run(self) -> Graph:
         groups = GroupProducts(self.editor, self.data, self.zero_of)
+        pools = BytePools(self.editor, self.data, self.zero_of)
+        for node in reversed([*self.editor.nodes()]):
+            if node.op is ops.quantize:
+                pools.before_rounding(node)
+        for node in self.editor.nodes():
+            pools.rewrite(node)
         for node in self.editor.nodes():
             if node.op is ops.matmul:
                 if not groups.product(node):
                     self.product(node)
             elif node.op is ops.take:
                 groups.rows(node)
-            elif word_convolution.is_supported(node):
+            elif node.op is ops.conv and len(node.result.shape) == 4:
                 self.convolution(node)
         for node in self.editor.nodes():
             if node.op is ops.dequantize:
                 self.fold(node)
+            elif node.op is ops.quantize:
+                self.rounding(node)
         return self.editor.freeze()
 
     def product(self, node: Node) -> None:
@@ -174,6 +188,30 @@ class IntegerProducts:
             result = ops.cast(ops.cast(codes, dtype="int32") + OFFSET, dtype="uint8")
         self.unsigned[codes] = result
         return result  # type: ignore[no-any-return]
+
+    def rounding(self, node: Node) -> None:
+        """Multiply by the reciprocal of a constant scale; saturation includes that of a rectifier."""
+        x, scale, zero = operand(node), self.data(operand(node, 1)), self.zero_of(node)
+        is_byte = node.result.dtype is uint8 and x.dtype is float32
+        if not is_byte or scale is None or scale.size != 1 or zero is None:
+            return
+        factor = np.float32(scale.reshape(()))
+        if not TINY < factor < 1 / TINY:
+            return
+        relu = self.editor.producer(x)
+        if zero == 0 and relu is not None and self.is_rectifier(relu):
+            x = operand(relu)
+        with self.editor.before(node):
+            result = quantize_bytes(x, scale=float(factor), zero=zero)
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+
+    def is_rectifier(self, node: Node) -> bool:
+        """Whether a node is the maximum of a value and 0."""
+        if node.op is ops.relu:
+            return True
+        bound = self.data(operand(node, 1)) if node.op is ops.maximum else None
+        return bound is not None and not bound.any() and node.result.shape == operand(node).shape
 
     # -- constants ------------------------------------------------------------------------------------------------
     def data(self, value: Value | None) -> Array | None:

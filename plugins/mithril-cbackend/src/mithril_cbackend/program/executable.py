@@ -85,7 +85,7 @@ def rewritten(graph: Graph, machine: Machine) -> LoweredProgram:
     from mithril_cbackend.graph import integer_products
     from mithril_cbackend.program.program import write
 
-    return LoweredProgram(write(integer_products.fused(graph), machine, machine.plan), machine)
+    return LoweredProgram(write(integer_products.fused(graph, machine), machine, machine.plan), machine)
 
 
 def executables(compiled: CompiledModel) -> list[Executable]:

@@ -16,7 +16,7 @@ from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd, word_convolution
+from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd
 from mithril_cbackend.lowering.conv.conv_weights import stream_cycles, transpose_weights, transposed_weights
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad, pad_channel
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
@@ -134,8 +134,6 @@ def _depth(node: Node) -> int:
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """Return the padded image and the other scratch buffers of the selected plan."""
     node, constant_weights = kernel.anchor, bool(kernel.prepared)
-    if word_convolution.is_planned(kernel):
-        return word_convolution.scratch(kernel, machine)
     if not is_supported(node):
         return []
     if node.op is ops.conv_weight_grad:
@@ -170,9 +168,6 @@ def buffers(node: Node, machine: Machine, constant_weights: bool) -> list[Value]
 def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
     """Return constant kernels in the order in which the plan reads them, or None if that is their own order."""
     node = kernel.anchor
-    panels = word_convolution.prepared(kernel, weights, machine)
-    if panels is not None:
-        return panels
     if not is_supported(node) or node.op is not ops.conv or weights.dtype != operand(node, 1).dtype.numpy:
         return None
     groups = node.attributes["groups"]
@@ -194,10 +189,6 @@ def _buffer(name: str, size: int) -> Value:
 def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``conv`` and ``conv_input_grad``."""
     node = kernel.anchor
-    if word_convolution.is_planned(kernel):
-        frame = KernelBuilder(kernel, name, machine)
-        word_convolution.write(frame)
-        return frame.finish()
     if not is_supported(node):
         simple = naive_contractions.conv if node.op is ops.conv else naive_contractions.conv_input_grad
         return simple(kernel, name, machine)

@@ -112,18 +112,24 @@ class Lowering:
     reads_once: bool  # reads each element of the operand once, so that its producers can be fused
     scratch: Callable[[Kernel, Any], list[Value]] | None
     prepare: Callable[[Kernel, np.ndarray[Any, Any], Any], np.ndarray[Any, Any] | None] | None
+    computes_terms: bool = False  # the epilogue computes its other operands, such as dequantized bytes
 
 
 LOWERINGS: Registry[Lowering] = Registry("kernels in C")
 
 
 def lowers(
-    *ops: Op, is_producer: bool = False, reads_once: bool = False, scratch: Any = None, prepare: Any = None
+    *ops: Op,
+    is_producer: bool = False,
+    reads_once: bool = False,
+    scratch: Any = None,
+    prepare: Any = None,
+    computes_terms: bool = False,
 ) -> Callable[[Template], Template]:
     """Register a template for operations. `prepare` packs a constant second operand."""
 
     def register(template: Template) -> Template:
-        LOWERINGS(*ops)(Lowering(template, is_producer, reads_once, scratch, prepare))
+        LOWERINGS(*ops)(Lowering(template, is_producer, reads_once, scratch, prepare, computes_terms))
         return template
 
     return register

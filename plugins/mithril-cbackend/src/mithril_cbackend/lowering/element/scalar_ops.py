@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from mithril import ops
 from mithril.base import DType, Registry, dtype as as_dtype
 from mithril.ir import Op
@@ -13,6 +15,7 @@ from mithril.ops import CENTRAL, TAIL
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math as m
 from mithril_cbackend.lowering.element.storage_dtypes import computed
+from mithril_cbackend.lowering.words.byte_operations import byte_limits, quantize_bytes
 
 # A rule gets the code builder, the operands, the dtype of the first operand, and the attributes.
 Rule = Callable[..., t.Expr]
@@ -388,6 +391,15 @@ def convert(code: t.Code, x: t.Expr, source: DType, target: DType) -> t.Expr:
 @rule(ops.cast)
 def _cast(code: t.Code, x: t.Expr, source: DType, *, dtype: DType, **_: Any) -> t.Expr:
     return convert(code, x, source, dtype)
+
+
+@rule(quantize_bytes)
+def _quantize_bytes(code: t.Code, x: t.Expr, dtype: DType, *, scale: float, zero: int, **_: Any) -> t.Expr:
+    low, high = (one(dtype, float(limit)) for limit in byte_limits(scale, zero))
+    x = code.let(t.select(x > low, x, low))
+    x = code.let(t.select(x < high, x, high))
+    q = t.intrinsic("nearbyint", x * one(dtype, float(np.float32(1) / np.float32(scale)))) + one(dtype, float(zero))
+    return t.cast(t.cast(q, "int32"), "uint8")
 
 
 def apply(code: t.Code, op: Op, operands: list[t.Expr], kind: DType, attributes: Mapping[str, Any]) -> t.Expr:

@@ -151,7 +151,7 @@ def scratch(word: WordProduct, machine: Machine) -> list[Value]:
 
 def piece(use: Instructions, rows: int, vectors: int = VECTORS) -> t.Piece:
     """Return the tile of a number of rows."""
-    name = f"dot_{use.kind}_{rows}x{vectors * use.lanes}"
+    name = use.name(rows, vectors * use.lanes)
     return t.Piece(name, llvm_tiles.tile(name, use, rows, vectors), c_tiles.tile(name, use, rows, vectors))
 
 
@@ -175,6 +175,8 @@ class Panels:
 
     def write(self) -> None:
         word, frame, p = self.word, self.frame, self.word.product
+        self.offsets = frame.code.alloc("offsets", 1, "int32")  # a row is one run
+        frame.code.store(self.offsets, 0, t.index(0))
         if word.copies_rows:
             buffer, start, stride = self.scratch["rows"], 0, word.depth * word.per
             element, is_contiguous = self.left()
@@ -272,14 +274,17 @@ class Panels:
             panel = t.address_of(packed, number * (word.columns * word.depth))
         else:
             panel = t.address_of(self.scratch["panel"], slot * (word.columns * word.depth))
-        total = code.alloc("tile", rows * word.columns, p.kind.name)
+        total, size = code.alloc("tile", rows * word.columns, p.kind.name), stride * word.element.itemsize
         code.call_piece(
             piece(word.use, rows),
             t.address_of(buffer, start + row * stride),
-            t.index(stride * word.element.itemsize),
+            t.index(size),
+            t.index(size * word.use.height),
             panel,
             t.address_of(total, 0),
             t.index(word.depth),
+            t.address_of(self.offsets, 0),
+            t.index(1),
         )
         column = number * word.columns
         width = p.n % word.columns

@@ -55,20 +55,25 @@ def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
     lines = [
         TYPES + (STEP_PAIRS if use.kind == PAIRS else STEP_BYTES),
         f"#ifndef {name.upper()}\n#define {name.upper()}\nstatic inline int32_t {name}(",
-        "    const void *restrict a, int32_t stride, const void *restrict b, void *restrict c, int32_t depth) {",
-        "  const char *left = a;",
-        *(["  (void)stride;"] if rows == 1 else []),
-        "  const int32_t *panel = b;",
+        "    const void *restrict a, int32_t stride, int32_t below, const void *restrict b, void *restrict c,",
+        "    int32_t depth, const void *restrict offsets, int32_t runs) {",
+        "  const int32_t *panel = b, *offset = offsets;",
         "  int32_t *sums = c;",
         f"  {kind} " + ", ".join(f"s{i}_{v} = {{0}}" for i, v in cells) + ";",
-        f"  for (int32_t k = 0; k < depth; ++k, left += 4, panel += {vectors * lanes}) {{",
-        "    int32_t word;",
-        *(f"    const words b{v} = *(const words *)(panel + {v * lanes});" for v in range(vectors)),
+        *(["  (void)below;"] if rows <= use.height else []),
+        *(["  (void)stride;"] if min(rows, use.height) == 1 else []),
+        "  for (int32_t r = 0; r < runs; ++r) {",
+        "    const char *left = (const char *)a + offset[r];",
+        f"    for (int32_t k = 0; k < depth; ++k, left += 4, panel += {vectors * lanes}) {{",
+        "      int32_t word;",
+        *(f"      const words b{v} = *(const words *)(panel + {v * lanes});" for v in range(vectors)),
     ]
     for i in range(rows):
-        lines.append(f"    memcpy(&word, left + {f'(int64_t)stride * {i}' if i else '0'}, 4);")
-        lines += [f"    {step}(s{i}_{v}, word, b{v});" for v in range(vectors)]
-    lines.append("  }")
+        block, row = divmod(i, use.height)
+        place = [f"(int64_t){name} * {n}" for name, n in (("below", block), ("stride", row)) if n]
+        lines.append(f"      memcpy(&word, left + {' + '.join(place) or '0'}, 4);")
+        lines += [f"      {step}(s{i}_{v}, word, b{v});" for v in range(vectors)]
+    lines += ["    }", "  }"]
     lines += [f"  *({kind} *)(sums + {(i * vectors + v) * lanes}) = s{i}_{v};" for i, v in cells]
     lines += ["  return 0;", "}", "#endif", ""]
     return "\n".join(lines).replace("LANES", str(lanes))

@@ -6,7 +6,7 @@ two bfloat16 or four 8-bit integers, unsigned on the left and signed on the righ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PAIRS, BYTES = "bf16", "u8s8"  # kinds of words
 AMX, NATIVE, PAIRWISE, PORTABLE = "amx", "native", "pairwise", "portable"
@@ -21,11 +21,26 @@ class Instructions:
     kind: str
     level: str
     lanes: int
+    block: int = AMX_WORDS  # words that an AMX tile has of each row
+    height: int = AMX_ROWS  # rows of an AMX tile
 
     @property
     def depth(self) -> int:
         """Return the number of words that the depth of a panel is a multiple of."""
-        return AMX_WORDS if self.level == AMX else 1
+        return self.block if self.level == AMX else 1
+
+    def of_runs(self, words: int) -> Instructions:
+        """Return the instructions whose blocks exceed runs of this length by as few words as possible."""
+        return replace(self, block=-(-words // -(-words // AMX_WORDS)))
+
+    def heights(self, rows: int) -> list[int]:
+        """Return the rows of each AMX tile."""
+        return [min(self.height, rows - first) for first in range(0, rows, self.height)]
+
+    def name(self, rows: int, columns: int) -> str:
+        """Return the name of a tile."""
+        shape = f"_{self.height}x{self.block}" if self.level == AMX else ""
+        return f"dot_{self.kind}_{rows}x{columns}{shape}"
 
     @property
     def rows(self) -> int:
@@ -73,16 +88,19 @@ class Text:
 
 
 def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
-    """Return a module with one function ``name(a, stride, b, c, words)``.
+    """Return a module with one function ``name(a, stride, below, b, c, words, offsets, runs)``.
 
-    ``a`` has rows at a distance of ``stride`` bytes, ``b`` is a panel, ``c`` an array of the sums.
+    ``a`` has rows at a distance of ``stride`` bytes, the rows of further AMX tiles ``below`` bytes after the first
+    ones. Each of the ``runs`` begins at an offset in bytes and has ``words`` words in every row and in the panel ``b``.
+    ``c`` is an array of the sums.
     """
     text = Text()
     if use.level == AMX:
         _amx(text, name, use, rows, vectors)
     else:
         _vectors(text, name, use, rows, vectors)
-    head = f"define linkonce_odr i32 @{name}(ptr noalias %a, i32 %stride, ptr noalias %b, ptr noalias %c, i32 %words)"
+    left, right = "ptr noalias %a, i32 %stride, i32 %below", "ptr noalias %b, ptr noalias %c, i32 %words"
+    head = f"define linkonce_odr i32 @{name}({left}, {right}, ptr noalias %offsets, i32 %runs)"
     body = "\n".join(text.lines)
     globals_ = [d for d in sorted(text.declared) if d.startswith("@")]
     declared = [d for d in sorted(text.declared) if not d.startswith("@")]
@@ -100,16 +118,23 @@ def _vectors(text: Text, name: str, use: Instructions, rows: int, vectors: int) 
     text.label("entry")
     text.do("%stride64 = sext i32 %stride to i64")
     text.do("%n = sext i32 %words to i64")
-    for i in range(rows):
-        offset = text.let(f"mul i64 %stride64, {i}")
-        text.do(f"%row{i} = getelementptr i8, ptr %a, i64 {offset}")
+    text.do("%last = sext i32 %runs to i64")
     text.do(f"%main = {'and i64 %n, ' + str(-unroll) if unroll > 1 else 'add i64 %n, 0'}")
     text.do("%any = icmp sgt i64 %main, 0")
+    text.do("br label %run")
+    text.label("run")
+    text.do("%r = phi i64 [ 0, %entry ], [ %r2, %next ]")
+    for u, i, v in sums:
+        text.do(f"%o{u}_{i}_{v} = phi {vector} [ zeroinitializer, %entry ], [ %d{u}_{i}_{v}, %next ]")
+    _start_run(text, 4 * vectors * lanes)
+    for i in range(rows):
+        offset = text.let(f"mul i64 %stride64, {i}")
+        text.do(f"%row{i} = getelementptr i8, ptr %first, i64 {offset}")
     text.do("br i1 %any, label %loop, label %join")
     text.label("loop")
-    text.do("%k = phi i64 [ 0, %entry ], [ %k2, %loop ]")
+    text.do("%k = phi i64 [ 0, %run ], [ %k2, %loop ]")
     for u, i, v in sums:
-        text.do(f"%s{u}_{i}_{v} = phi {vector} [ zeroinitializer, %entry ], [ %t{u}_{i}_{v}, %loop ]")
+        text.do(f"%s{u}_{i}_{v} = phi {vector} [ %o{u}_{i}_{v}, %run ], [ %t{u}_{i}_{v}, %loop ]")
     for u in range(unroll):
         position = "%k" if u == 0 else text.let(f"add i64 %k, {u}")
         _step(text, use, rows, vectors, position, f"%s{u}", f"%t{u}")
@@ -118,32 +143,57 @@ def _vectors(text: Text, name: str, use: Instructions, rows: int, vectors: int) 
     text.do("br i1 %more, label %loop, label %join")
     text.label("join")
     for u, i, v in sums:
-        text.do(f"%j{u}_{i}_{v} = phi {vector} [ zeroinitializer, %entry ], [ %t{u}_{i}_{v}, %loop ]")
-    total: dict[tuple[int, int], str] = {}
-    add = "fadd" if use.kind == PAIRS else "add"
-    for u, i, v in sums:
-        one = f"%j{u}_{i}_{v}"
-        total[i, v] = one if u == 0 else text.let(f"{add} {vector} {total[i, v]}, {one}")
+        text.do(f"%j{u}_{i}_{v} = phi {vector} [ %o{u}_{i}_{v}, %run ], [ %t{u}_{i}_{v}, %loop ]")
     if unroll > 1:
         text.do("%left = icmp slt i64 %main, %n")
-        text.do("br i1 %left, label %rest, label %end")
+        text.do("br i1 %left, label %rest, label %next")
         text.label("rest")
         text.do("%m = phi i64 [ %main, %join ], [ %m2, %rest ]")
         for i in range(rows):
             for v in range(vectors):
-                text.do(f"%p_{i}_{v} = phi {vector} [ {total[i, v]}, %join ], [ %q_{i}_{v}, %rest ]")
+                text.do(f"%p_{i}_{v} = phi {vector} [ %j0_{i}_{v}, %join ], [ %q_{i}_{v}, %rest ]")
         _step(text, use, rows, vectors, "%m", "%p", "%q")
         text.do("%m2 = add i64 %m, 1")
         text.do("%again = icmp slt i64 %m2, %n")
-        text.do("br i1 %again, label %rest, label %end")
-        text.label("end")
-        for i in range(rows):
-            for v in range(vectors):
-                text.do(f"%e{i}_{v} = phi {vector} [ {total[i, v]}, %join ], [ %q_{i}_{v}, %rest ]")
-                total[i, v] = f"%e{i}_{v}"
-    for (i, v), value in total.items():
-        place = text.let(f"getelementptr i32, ptr %c, i64 {(i * vectors + v) * lanes}")
-        text.do(f"store {vector} {value}, ptr {place}, align 4")
+        text.do("br i1 %again, label %rest, label %next")
+    else:
+        text.do("br label %next")
+    text.label("next")
+    for u, i, v in sums:
+        rest = f", [ %q_{i}_{v}, %rest ]" if u == 0 else f", [ %j{u}_{i}_{v}, %rest ]"
+        text.do(f"%d{u}_{i}_{v} = phi {vector} [ %j{u}_{i}_{v}, %join ]" + (rest if unroll > 1 else ""))
+    _end_run(text)
+    text.label("end")
+    _store_sums(text, use, rows, vectors, unroll)
+
+
+def _start_run(text: Text, word: int) -> None:
+    """Write the addresses of a run's first row and of its part of the panel, whose words have ``word`` bytes."""
+    place = text.let("getelementptr i32, ptr %offsets, i64 %r")
+    offset = text.let(f"load i32, ptr {place}, align 4")
+    distance = text.let(f"sext i32 {offset} to i64")
+    text.do(f"%first = getelementptr i8, ptr %a, i64 {distance}")
+    begin = text.let(f"mul i64 {text.let('mul i64 %r, %n')}, {word}")
+    text.do(f"%panel = getelementptr i8, ptr %b, i64 {begin}")
+
+
+def _end_run(text: Text) -> None:
+    text.do("%r2 = add i64 %r, 1")
+    text.do("%further = icmp slt i64 %r2, %last")
+    text.do("br i1 %further, label %run, label %end")
+
+
+def _store_sums(text: Text, use: Instructions, rows: int, vectors: int, unroll: int) -> None:
+    """Add the accumulators of each sum, and store it."""
+    lanes, add = use.lanes, "fadd" if use.kind == PAIRS else "add"
+    vector = f"<{lanes} x {'float' if use.kind == PAIRS else 'i32'}>"
+    for i in range(rows):
+        for v in range(vectors):
+            value = f"%d0_{i}_{v}"
+            for u in range(1, unroll):
+                value = text.let(f"{add} {vector} {value}, %d{u}_{i}_{v}")
+            place = text.let(f"getelementptr i32, ptr %c, i64 {(i * vectors + v) * lanes}")
+            text.do(f"store {vector} {value}, ptr {place}, align 4")
     text.do("ret i32 0")
 
 
@@ -155,7 +205,7 @@ def _step(text: Text, use: Instructions, rows: int, vectors: int, k: str, before
     panel = []
     for v in range(vectors):
         offset = start if v == 0 else text.let(f"add i64 {start}, {v * lanes}")
-        place = text.let(f"getelementptr i32, ptr %b, i64 {offset}")
+        place = text.let(f"getelementptr i32, ptr %panel, i64 {offset}")
         panel.append(text.let(f"load {words}, ptr {place}, align 4"))
     right = [_prepare_right(text, use, b) for b in panel]
     for i in range(rows):
@@ -263,15 +313,20 @@ def _multiply(text: Text, use: Instructions, total: str, left: list[str], right:
 
 # -- AMX ----------------------------------------------------------------------------------------------------------
 def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> None:
-    """Write a loop over blocks of 16 words: tiles 0 to 3 have the sums, 4 and 5 rows, 6 and 7 columns."""
-    heights = [min(AMX_ROWS, rows - first) for first in range(0, rows, AMX_ROWS)]
+    """Write a loop over blocks of words: tiles 0 to 3 have the sums, 4 and 5 rows, 6 and 7 columns."""
+    heights, depth = use.heights(rows), use.depth
     config = bytearray(64)
     config[0] = 1
+
+    def shape(number: int, height: int, width: int) -> None:
+        config[16 + 2 * number], config[48 + number] = width, height
+
     for i, height in enumerate(heights):
-        for number in (*(2 * i + v for v in range(vectors)), 4 + i):
-            config[16 + 2 * number], config[48 + number] = 64, height
+        shape(4 + i, height, 4 * depth)
+        for v in range(vectors):
+            shape(2 * i + v, height, 64)
     for v in range(vectors):
-        config[16 + 2 * (6 + v)], config[48 + 6 + v] = 64, AMX_WORDS
+        shape(6 + v, depth, 64)
     constant = ", ".join(f"i8 {x}" for x in config)
     text.declare(f"@{name}_shape = linkonce_odr constant [64 x i8] [{constant}], align 64")
     product = "tdpbf16ps" if use.kind == PAIRS else "tdpbusd"
@@ -285,32 +340,39 @@ def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> N
     cells = [(i, v) for i in range(len(heights)) for v in range(vectors)]
     text.label("entry")
     text.do("%stride64 = sext i32 %stride to i64")
+    text.do("%below64 = sext i32 %below to i64")
     text.do("%n = sext i32 %words to i64")
+    text.do("%last = sext i32 %runs to i64")
     text.do(f"call void @llvm.x86.ldtilecfg(ptr @{name}_shape)")
     for i, v in cells:
         text.do(f"call void @llvm.x86.tilezero(i8 {2 * i + v})")
-    text.do(f"%below = mul i64 %stride64, {AMX_ROWS}")
+    text.do("br label %run")
+    text.label("run")
+    text.do("%r = phi i64 [ 0, %entry ], [ %r2, %next ]")
+    _start_run(text, width)
     text.do("br label %loop")
     text.label("loop")
-    text.do("%k = phi i64 [ 0, %entry ], [ %k2, %loop ]")
+    text.do("%k = phi i64 [ 0, %run ], [ %k2, %loop ]")
     bytes_ = text.let("mul i64 %k, 4")
-    first = text.let(f"getelementptr i8, ptr %a, i64 {bytes_}")
+    first = text.let(f"getelementptr i8, ptr %first, i64 {bytes_}")
     start = text.let(f"mul i64 %k, {width}")
-    panel = text.let(f"getelementptr i8, ptr %b, i64 {start}")
+    panel = text.let(f"getelementptr i8, ptr %panel, i64 {start}")
     for v in range(vectors):
         place = text.let(f"getelementptr i8, ptr {panel}, i64 {64 * v}")
         text.do(f"call void @llvm.x86.tileloadd64(i8 {6 + v}, ptr {place}, i64 {width})")
     for i in range(len(heights)):
-        place = first if i == 0 else text.let(f"getelementptr i8, ptr {first}, i64 %below")
+        place = first if i == 0 else text.let(f"getelementptr i8, ptr {first}, i64 %below64")
         text.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {place}, i64 %stride64)")
         for v in range(vectors):
             text.do(f"call void @llvm.x86.{product}(i8 {2 * i + v}, i8 {4 + i}, i8 {6 + v})")
-    text.do(f"%k2 = add i64 %k, {AMX_WORDS}")
+    text.do(f"%k2 = add i64 %k, {depth}")
     text.do("%more = icmp slt i64 %k2, %n")
-    text.do("br i1 %more, label %loop, label %end")
+    text.do("br i1 %more, label %loop, label %next")
+    text.label("next")
+    _end_run(text)
     text.label("end")
     for i, v in cells:
-        place = text.let(f"getelementptr i8, ptr %c, i64 {i * AMX_ROWS * width + 64 * v}")
+        place = text.let(f"getelementptr i8, ptr %c, i64 {sum(heights[:i]) * width + 64 * v}")
         text.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + v}, ptr {place}, i64 {width})")
     text.do("call void @llvm.x86.tilerelease()")
     text.do("ret i32 0")

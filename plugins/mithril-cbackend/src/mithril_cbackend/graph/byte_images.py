@@ -1,0 +1,172 @@
+"""Images of bytes with their channels last, between convolutions of bytes.
+
+A convolution of unsigned bytes with constant signed ones becomes ``c.conv_bytes``, which reads and writes channels
+last. The transpose of its result moves behind the element-wise operations and pools that follow, until the next
+convolution cancels it: between convolutions nothing is transposed, and only bytes are stored.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mithril import ops
+from mithril.base import int32, uint8
+from mithril.ir import Builder, Editor, Graph, Node, Value
+from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
+from mithril_cbackend.lowering.element.vectorization import is_plain
+from mithril_cbackend.lowering.rows import reductions
+from mithril_cbackend.lowering.words.byte_operations import (
+    PER,
+    conv_bytes,
+    max_pool_bytes,
+    sum_pool_bytes,
+    words_of_pixels,
+)
+
+CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+MIN_PRODUCTS = 1 << 13
+
+
+def rewritten(graph: Graph) -> Graph:
+    """Return the graph with images of bytes."""
+    return ByteImages(graph).run()
+
+
+class ByteImages:
+    """Rewriter of one graph; regions are unchanged."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.editor: Editor = graph.edit()
+
+    def run(self) -> Graph:
+        for node in self.editor.nodes():
+            if node.op is ops.conv:
+                self.convolution(node)
+            elif node.op is ops.max_pool:
+                self.pool(node)
+            elif node.op is sum_pool_bytes:
+                self.cancel(node)
+            elif node.op in reductions.FOLDS:
+                self.fold(node)
+            elif is_plain(node) and len(node.results) == 1 and len(node.result.shape) == 4:
+                self.plain(node)
+        return self.editor.freeze()
+
+    # -- values with channels last --------------------------------------------------------------------------------
+    def last(self, value: Value | None) -> Value | None:
+        """Return the value that has the elements of an image with channels last, if there is one."""
+        producer = None if value is None else self.editor.producer(value)
+        if value is None or producer is None or len(value.shape) != 4:
+            return None
+        if producer.op is ops.transpose and producer.attributes["perm"] == CHANNELS_FIRST:
+            return operand(producer)
+        source = producer.operands[0] if producer.op is ops.reshape else None
+        is_pixel = source is not None and source.shape == (value.shape[0], 1, 1, value.shape[1])
+        return source if is_pixel and value.shape[2:] == (1, 1) else None
+
+    def moved(self, b: Builder, value: Value | None, rank: int = 4) -> Value | None:
+        """Return an operand of any rank with channels last."""
+        last = self.last(value)
+        if value is None or last is not None or not value.shape or is_uniform(self.editor.producer(value)):
+            return last if last is not None else value
+        shape = (1,) * (rank - len(value.shape)) + shape_of(value)
+        target = tuple(shape[k] for k in CHANNELS_LAST)
+        elements = self.editor.data_of(value)
+        if [n for n in shape if n != 1] == [n for n in target if n != 1]:
+            return ops.reshape(value, shape=target)  # type: ignore[no-any-return]
+        if elements is not None:
+            image = np.asarray(np.asarray(elements).reshape(shape).transpose(CHANNELS_LAST), order="C")
+            return b.constant(image, name=value.name)
+        aligned = value if len(value.shape) == rank else ops.reshape(value, shape=shape)
+        return ops.transpose(aligned, perm=CHANNELS_LAST)  # type: ignore[no-any-return]
+
+    def replace(self, node: Node, result: Value) -> None:
+        """Replace a node by the transpose of a value with channels last."""
+        with self.editor.before(node):
+            n, height, width, channels = shape_of(result)
+            is_pixel = height == width == 1
+            shape = (n, channels, 1, 1)
+            first = ops.reshape(result, shape=shape) if is_pixel else ops.transpose(result, perm=CHANNELS_FIRST)
+        self.editor.replace_value(node.result, first)
+        self.editor.erase_dead(node)
+
+    # -- operations -----------------------------------------------------------------------------------------------
+    def convolution(self, node: Node) -> None:
+        """Rewrite a convolution of unsigned bytes with constant signed bytes."""
+        image, weights = self.narrow(operand(node)), self.narrow(operand(node, 1))
+        elements = None if weights is None else self.editor.data_of(weights)
+        if node.result.dtype is not int32 or image is None or image.dtype is not uint8 or elements is None:
+            return
+        result, shape = shape_of(node.result), np.shape(elements)
+        products = int(np.prod(shape)) * result[0] * int(np.prod(result[2:]))
+        if len(shape) != 4 or elements.min() < -128 or elements.max() > 127 or products < MIN_PRODUCTS:
+            return
+        a, zero = dict(node.attributes), 0
+        pad = self.editor.producer(image)
+        if pad is not None and pad.op is ops.pad and pad.attributes["mode"] == "constant":
+            widths = pad.attributes["widths"]
+            if not any(n for pair in (*widths[:2], *a["padding"]) for n in pair):
+                image, a["padding"] = operand(pad), tuple(tuple(map(int, pair)) for pair in widths[2:])
+                zero = int(pad.attributes["value"])
+        with self.editor.before(node) as b:
+            last = self.last(image)
+            pixels = last if last is not None and shape_of(image)[1] % PER == 0 else words_of_pixels(image)
+            panel = b.constant(np.asarray(elements.transpose(2, 3, 1, 0), np.int8, order="C"), name="weights")
+            names = ("stride", "padding", "dilation", "groups")
+            sums = conv_bytes(pixels, panel, zero=zero, **{name: a[name] for name in names})
+        self.replace(node, sums)
+
+    def narrow(self, value: Value) -> Value | None:
+        """Return the bytes that were cast to int32."""
+        producer = self.editor.producer(value)
+        if producer is None or producer.op is not ops.cast:
+            return None
+        return operand(producer)
+
+    def plain(self, node: Node) -> None:
+        """Compute element-wise with channels last if an image is."""
+        lasts = [self.last(v) for v in node.operands]
+        if not any(v is not None and v.shape == tuple(node.result.shape[k] for k in CHANNELS_LAST) for v in lasts):
+            return
+        if any(v is not None and len(v.shape) > 4 for v in node.operands) or self.only_widens(node):
+            return
+        with self.editor.before(node) as b:
+            attributes = dict(node.attributes)
+            if node.op is ops.broadcast_to:
+                attributes["shape"] = tuple(node.result.shape[k] for k in CHANNELS_LAST)
+            result = node.op(*[self.moved(b, v) for v in node.operands], **attributes)
+        self.replace(node, result)
+
+    def only_widens(self, node: Node) -> bool:
+        """Whether a node casts bytes for convolutions, which read the bytes."""
+        is_cast = node.op is ops.cast and node.result.dtype is int32 and operand(node).dtype is uint8
+        return is_cast and all(user.op is ops.conv for user in self.editor.users(node.result))
+
+    def pool(self, node: Node) -> None:
+        """Rewrite the maximum of windows of bytes."""
+        last, a = self.last(operand(node)), node.attributes
+        if last is None or last.dtype is not uint8 or set(a["dilation"]) != {1}:
+            return
+        with self.editor.before(node):
+            result = max_pool_bytes(last, kernel=a["kernel"], stride=a["stride"], padding=a["padding"])
+        self.replace(node, result)
+
+    def cancel(self, node: Node) -> None:
+        """Read an image with channels last where it is transposed back."""
+        source = self.editor.producer(operand(node))
+        last = self.last(operand(source)) if source is not None and source.op is ops.transpose else None
+        if last is not None and source is not None and source.attributes["perm"] == CHANNELS_LAST:
+            self.editor.replace_node(node, node.replaced(operands=(last,)))
+            self.editor.erase_dead(source)
+
+    def fold(self, node: Node) -> None:
+        """Fold height and width where they are."""
+        last, axes = self.last(operand(node)), node.attributes["axis"]
+        if last is None or tuple(axes) != (2, 3):
+            return
+        with self.editor.before(node):
+            result = node.op(last, **{**node.attributes, "axis": (1, 2)})
+            if node.attributes.get("keepdims"):
+                result = ops.reshape(result, shape=node.result.shape)
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)

@@ -1,0 +1,91 @@
+"""Pools of dequantized bytes as pools of bytes.
+
+Rounding commutes with the maximum of a window: ``quantize(max_pool(x))`` becomes ``max_pool(quantize(x))``, and
+``max_pool(dequantize(q))`` becomes ``dequantize(max_pool(q))``, both exactly. Averages are sums of bytes, which are
+exact, times one factor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mithril import ops
+from mithril.base import float32, uint8
+from mithril.ir import Editor, Node, Value
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.words.byte_operations import sum_pool_bytes
+
+CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+
+
+class BytePools:
+    """Rewriter of the pools of one graph."""
+
+    def __init__(self, editor: Editor, data: Any, zero_of: Any) -> None:
+        self.editor, self.data, self.zero_of = editor, data, zero_of
+
+    def before_rounding(self, node: Node) -> None:
+        """Round before the maximum of windows of which nothing else is read."""
+        pool = self.editor.producer(operand(node))
+        scale = self.data(operand(node, 1))
+        if pool is None or pool.op is not ops.max_pool or scale is None or scale.size != 1 or scale.min() <= 0:
+            return
+        if self.editor.use_count(pool.result) != 1:
+            return
+        with self.editor.before(node):
+            codes = ops.quantize(operand(pool), *node.operands[1:], **node.attributes)
+            result = ops.max_pool(codes, **pool.attributes)
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+
+    def rewrite(self, node: Node) -> None:
+        """Rewrite a pool of dequantized bytes."""
+        if node.op not in (ops.max_pool, ops.avg_pool, ops.mean):
+            return
+        source = self.editor.producer(operand(node))
+        if source is None or source.op is not ops.dequantize or source.attributes["axis"] is not None:
+            return
+        codes, scale, zero = operand(source), self.data(operand(source, 1)), self.zero_of(source)
+        if scale is None or scale.size != 1 or scale.min() <= 0 or zero is None or node.result.dtype is not float32:
+            return
+        if node.op is ops.max_pool:
+            with self.editor.before(node):
+                pooled = ops.max_pool(codes, **node.attributes)
+                result = ops.dequantize(pooled, *source.operands[1:], axis=None)
+        elif codes.dtype is uint8 and len(codes.shape) == 4:
+            summed = self.average(node, codes, float(scale.reshape(())), zero)
+            if summed is None:
+                return
+            result = summed
+        else:
+            return
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+
+    def average(self, node: Node, codes: Value, scale: float, zero: int) -> Value | None:
+        """Return the mean of each window, or None if it is not one of height and width."""
+        a, (_, _, height, width) = node.attributes, shape_of(codes)
+        if node.op is ops.mean:
+            if tuple(a["axis"]) != (2, 3):
+                return None
+            kernel, stride, padding = (height, width), (1, 1), ((0, 0), (0, 0))
+        else:
+            kernel, stride, padding = a["kernel"], a["stride"], a["padding"]
+        size = math.prod(kernel)
+        with self.editor.before(node) as b:
+            pixels = ops.transpose(codes, perm=CHANNELS_LAST)
+            sums = sum_pool_bytes(pixels, kernel=kernel, stride=stride, padding=padding, zero=zero)
+            exact = ops.cast(ops.transpose(sums, perm=CHANNELS_FIRST), dtype="float32") - float(zero * size)
+            if node.op is ops.mean or a["count_include_pad"] or not any(n for pair in padding for n in pair):
+                result = exact * float(np.float32(scale) / np.float32(size))
+            else:
+                ones = np.ones((1, 1, height, width), np.float32)
+                shares = {k: a[k] for k in ("kernel", "stride", "padding")}
+                counts = np.asarray(ops.avg_pool(ones, **shares, count_include_pad=True)) * size
+                result = exact * b.constant((np.float32(scale) / counts).astype(np.float32), name="shares")
+            if node.op is ops.mean and shape_of(node.result) != shape_of(result):
+                result = ops.reshape(result, shape=node.result.shape)
+        return result  # type: ignore[no-any-return]

@@ -1,0 +1,218 @@
+"""Convolutions of unsigned by signed bytes with int32 sums, of images whose channels are neighbors.
+
+A tile multiplies pixels with a panel of output channels. Its rows are pixels of the image, padded in a copy where it
+has to be; a row of the kernel, or one of its elements, is a run of words, and a tile adds all runs. A panel reads the
+channels of its groups only, with zeros between groups. Sums are stored through the epilogue, channel by channel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mithril.base import TensorType, uint8
+from mithril.ir import Value
+from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.conv import byte_copies
+from mithril_cbackend.lowering.conv.byte_plan import Plan
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
+from mithril_cbackend.lowering.element.kernel import Kernel, lowers
+from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
+from mithril_cbackend.lowering.element.vectorization import vectorizable
+from mithril_cbackend.lowering.matmul import word_products
+from mithril_cbackend.lowering.matmul.microkernel import count
+from mithril_cbackend.lowering.words.byte_operations import PER, conv_bytes
+from mithril_cbackend.lowering.words.llvm_tiles import BYTES
+
+PIXELS = [[0, 1, 2], [3]]  # axes that are one if nothing is broadcast along only some of them
+
+
+def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any]:
+    """Return the panels of constant weights: [panels][runs][words][columns] words."""
+    plan = plan_of(kernel, machine)
+    height, width, group, channels = weights.shape
+    spread = np.zeros((plan.panels, height, width, plan.span * PER, plan.columns), np.int8)
+    if plan.groups == 1:
+        padded = np.zeros((height, width, group, plan.panels * plan.columns), np.int8)
+        padded[..., :channels] = weights
+        spread[:, :, :, :group] = padded.reshape(height, width, group, plan.panels, -1).transpose(3, 0, 1, 2, 4)
+    else:
+        for channel in range(channels):
+            panel, column = divmod(channel, plan.columns)
+            first = channel * plan.groups // channels * group - plan.first_word(panel) * PER
+            spread[panel, :, :, first : first + group, column] = weights[..., channel]
+    runs = spread.reshape(plan.panels, len(plan.offsets), plan.run * PER, plan.columns)
+    words = np.zeros((*runs.shape[:2], plan.depth * PER, plan.columns), np.int8)
+    words[:, :, : plan.run * PER] = runs
+    words = words.reshape(*runs.shape[:2], plan.depth, PER, plan.columns).swapaxes(-1, -2)
+    return np.asarray(words, order="C").reshape(-1).view(np.uint32)
+
+
+def plan_of(kernel: Kernel, machine: Machine) -> Plan:
+    use = word_products.instructions(BYTES, machine)
+    assert use is not None
+    return Plan.of(kernel.anchor, use)
+
+
+def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
+    """Return the copied image, if there is one."""
+    plan, image = plan_of(kernel, machine), operand(kernel.anchor)
+    size = plan.copied_words * (PER if image.dtype is uint8 else 1)
+    return [Value("copied", TensorType(image.dtype, (size,)))] if plan.is_copied else []
+
+
+@lowers(conv_bytes, is_producer=True, scratch=scratch, prepare=prepared, computes_terms=True)
+def byte_convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Lower ``c.conv_bytes``."""
+    frame = KernelBuilder(kernel, name, machine)
+    ByteConvolution(frame).write()
+    return frame.finish()
+
+
+class ByteConvolution:
+    """Loops over images, panels and tiles."""
+
+    def __init__(self, frame: KernelBuilder) -> None:
+        self.frame, self.node = frame, frame.kernel.anchor
+        self.plan = plan_of(frame.kernel, frame.machine)
+        image = operand(self.node)
+        self.source = frame.reader.buffers[image]
+        self.image = frame.outputs[frame.kernel.scratch[0]] if self.plan.is_copied else self.source
+        self.per = PER if image.dtype is uint8 else 1  # elements of a word of the image
+        self.panels = frame.reader.buffers[frame.kernel.prepared[operand(self.node, 1)][0]]
+        self.vector = vectorizable([n for n in frame.kernel.nodes if n is not self.node])
+        shape = shape_of(self.node.result)
+        values = aligned_values(frame.kernel)
+        groups = merged(values, shape, breaks=(3,))
+        self.is_merged = groups == PIXELS
+        if self.is_merged:
+            merge(frame, values, shape, groups)
+
+    def write(self) -> None:
+        p, reader, code = self.plan, self.frame.reader, self.frame.code
+        self.offsets = code.alloc("offsets", len(p.offsets), "int32")
+        for k, offset in enumerate(p.offsets):
+            code.store(self.offsets, k, t.index(offset * PER))
+        work = int(np.prod(p.result)) * len(p.offsets) * p.depth * PER // PRODUCTS // 4
+        with reader.loop("n", p.images) as n:
+            if p.is_copied:
+                byte_copies.copy(self.frame, p, self.source, self.image, n)
+            workers = self.frame.workers(work, p.panels * p.tiles)
+            chunks = 1 if p.panels % workers == 0 else workers
+            size = count(p.tiles, chunks)
+            with self.frame.share("item", p.panels * chunks, work) as (_, item):
+                panel, chunk = reader.split(item, (p.panels, chunks))
+                first = chunk * size
+                extent: Any = size
+                if p.tiles % size:
+                    left = p.tiles - t.index(first)
+                    extent = t.select(left < size, left, t.index(size))
+                with reader.loop("tile", extent) as i:
+                    self.rows_of(n, panel, first + i)
+
+    def rows_of(self, n: Any, panel: Any, tile: Any) -> None:
+        """Write one tile; the last one of an image that is read in place may have fewer rows."""
+        p, reader = self.plan, self.frame.reader
+        short = p.positions % p.rows
+        if p.is_copied or not short:
+            self.tile(n, panel, tile, p.rows)
+            return
+        last = t.equal(t.index(tile), p.tiles - 1)
+        reader.either(
+            p.tiles == 1 or last,
+            lambda: self.tile(n, panel, tile, short),
+            lambda: self.tile(n, panel, tile, p.rows),
+        )
+
+    def tile(self, n: Any, panel: Any, tile: Any, rows: int) -> None:
+        p, code, reader = self.plan, self.frame.code, self.frame.reader
+        words, width = p.image[3], p.size[1]
+        if p.is_flat:
+            line, part = 0, tile
+            start = tile * (p.rows * words)
+        else:
+            line, part = reader.split(tile, (count(p.result[1], p.lines), p.parts))
+            start = line * (p.lines * p.stride[0] * width * words) + part * (p.width * p.stride[1] * words)
+        below = p.stride[0] * width if p.lines > 1 else p.use.height * p.stride[1]
+        total = code.alloc("tile", rows * p.columns, "int32")
+        begin = reader.position(t.index(p.first_word(panel))) if p.groups > 1 else 0
+        code.call_piece(
+            word_products.piece(p.use, rows),
+            t.address_of(self.image, (start + begin) * self.per),
+            t.index(p.stride[1] * words * PER),
+            t.index(below * words * PER),
+            t.address_of(self.panels, panel * (len(p.offsets) * p.depth * p.columns)),
+            t.address_of(total, 0),
+            t.index(p.depth),
+            t.address_of(self.offsets, 0),
+            t.index(len(p.offsets)),
+        )
+        if p.is_flat:
+            with reader.loop("i", rows) as i:
+                self.flat_row(n, panel, tile * p.rows + i, total, i)
+            return
+        for k in range(p.lines):
+            with reader.loop("i", p.width) as i:
+                y, x = line * p.lines + k, part * p.width + i
+                fits = [t.index(x) < p.result[2]] if p.parts * p.width > p.result[2] else []
+                fits += [t.index(y) < p.result[1]] if k and p.result[1] % p.lines else []
+                self.row(n, panel, y, x, fits, total, i + k * p.width)
+
+    def flat_row(self, n: Any, panel: Any, position: Any, total: t.Buffer, row: Any) -> None:
+        """Write the result of a position that may lie between two rows, or after the last one."""
+        p, reader = self.plan, self.frame.reader
+        _, height, width, _ = p.result
+        if self.is_merged and p.size[1] == width and (not p.is_copied or p.positions % p.rows == 0):
+            self.channels(panel, (position + n * (height * width),), total, row)
+            return
+        if not p.is_copied:
+            n, position = reader.split(position, (p.result[0], height * width))
+        y, x = reader.position(t.index(position) // p.size[1]), reader.position(t.index(position) % p.size[1])
+        fits = [t.index(x) < width] if p.size[1] > width else []
+        fits += [t.index(y) < height] if p.is_copied and p.tiles * p.rows > p.positions else []
+        self.row(n, panel, y, x, fits, total, row)
+
+    def row(self, n: Any, panel: Any, y: Any, x: Any, fits: list[Any], total: t.Buffer, row: Any) -> None:
+        height, width = self.plan.result[1:3]
+        pixel = (n * (height * width) + (y * width + x),) if self.is_merged else (n, y, x)
+
+        def emit() -> None:
+            self.channels(panel, pixel, total, row)
+
+        if fits:
+            condition = fits[0] if len(fits) == 1 else fits[0] & fits[1]
+            self.frame.reader.either(condition, emit, lambda: None)
+        else:
+            emit()
+
+    def channels(self, panel: Any, pixel: tuple[Any, ...], total: t.Buffer, row: Any) -> None:
+        """Run the epilogue on the channels of a pixel; the last panel may have fewer."""
+        p, reader = self.plan, self.frame.reader
+        last = p.result[3] % p.columns
+
+        def emit(width: int) -> None:
+            for start, size in pieces(width, p.use.lanes):
+                kind = t.VECTORIZED if self.vector and size > 1 else t.SERIAL
+                with reader.loop("j", size, kind) as j:
+                    element = t.load(total, row * p.columns + (j + start))
+                    self.frame.emit((*pixel, panel * p.columns + (j + start)), element)
+
+        if not last:
+            emit(p.columns)
+        elif p.panels == 1:
+            emit(last)
+        else:
+            is_last = t.equal(t.index(panel), p.panels - 1)
+            reader.either(is_last, lambda: emit(last), lambda: emit(p.columns))
+
+
+def pieces(width: int, lanes: int) -> list[tuple[int, int]]:
+    """Divide elements into vectors whose lengths are powers of two; return where each starts and its length."""
+    parts, start = [], 0
+    while start < width:
+        size = min(lanes, 1 << (width - start).bit_length() - 1)
+        parts.append((start, size))
+        start += size
+    return parts

@@ -1,0 +1,65 @@
+"""Copies of images of bytes whose channels are neighbors: padded, or of the pixels that a kernel of one pixel reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mithril.base import uint8
+from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.conv.byte_plan import Plan
+from mithril_cbackend.lowering.element.element_reader import operand
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder
+
+
+def copy(frame: KernelBuilder, plan: Plan, source: t.Buffer, target: t.Buffer, n: Any) -> None:
+    """Copy image ``n``."""
+    Copy(frame, plan, source, target).write(n)
+
+
+class Copy:
+    def __init__(self, frame: KernelBuilder, plan: Plan, source: t.Buffer, target: t.Buffer) -> None:
+        self.frame, self.plan, self.source, self.target = frame, plan, source, target
+        dtype = operand(frame.kernel.anchor).dtype
+        self.pixel = plan.image[3] * (4 if dtype is uint8 else 1)  # elements
+        self.lanes = frame.machine.lanes(dtype.bits)
+        zero = frame.kernel.anchor.attributes["zero"]
+        self.zero = t.const(zero if dtype is uint8 else zero * 0x01010101, dtype.name)
+
+    def write(self, n: Any) -> None:
+        p, reader = self.plan, self.frame.reader
+        (height, width), (top, left) = p.size, p.before
+        image = n * (p.image[1] * p.image[2] * self.pixel)
+        if p.is_single and (p.full_stride != (1, 1)) and not p.is_padded:
+            with reader.loop("y", height) as y, reader.loop("x", width) as x:
+                start = image + (y * p.full_stride[0] * p.image[2] + x * p.full_stride[1]) * self.pixel
+                self.line(self.pixel, (y * width + x) * self.pixel, start)
+            return
+        rows, columns = min(p.image[1], height - top), min(p.image[2], width - left)
+        right, bottom, line = width - left - columns, height - top - rows, width * self.pixel
+        if columns == width == p.image[2]:
+            self.line(rows * line, top * line, image)
+        else:
+            with reader.loop("y", rows) as y:
+                begin = (y + top) * line
+                self.line(left * self.pixel, begin)
+                self.line(columns * self.pixel, begin + left * self.pixel, image + y * (p.image[2] * self.pixel))
+                self.line(right * self.pixel, begin + (left + columns) * self.pixel)
+        self.line(top * line, 0)
+        self.line(bottom * line, (top + rows) * line)
+
+    def line(self, size: int, place: Any, start: Any = None) -> None:
+        """Copy elements that follow each other, or store zeros; the last vector may repeat elements."""
+        reader, lanes = self.frame.reader, self.lanes
+        while lanes > max(size, 1):
+            lanes //= 2
+        vectors, rest = divmod(size, lanes)
+        if vectors:
+            with reader.loop("v", vectors) as v:
+                self.vector(lanes, place, start, v * lanes)
+        if rest:
+            self.vector(lanes, place, start, size - lanes)
+
+    def vector(self, lanes: int, place: Any, start: Any, offset: Any) -> None:
+        with self.frame.reader.loop("j", lanes, t.VECTORIZED) as j:
+            element = self.zero if start is None else t.load(self.source, start + (offset + j))
+            self.frame.code.store(self.target, place + (offset + j), element)

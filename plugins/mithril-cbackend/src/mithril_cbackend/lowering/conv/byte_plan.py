@@ -1,0 +1,178 @@
+"""Sizes of convolutions of bytes: the copied image, runs of words, tiles of pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from mithril.base import uint32
+from mithril.ir import Node
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.matmul import word_products
+from mithril_cbackend.lowering.matmul.microkernel import count
+from mithril_cbackend.lowering.words.byte_operations import PER
+from mithril_cbackend.lowering.words.llvm_tiles import AMX, Instructions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of the copied image, of runs and of tiles."""
+
+    machine_use: Instructions
+    image: tuple[int, ...]  # [batch, height, width, words]
+    group: int  # channels of a group of the image
+    groups: int
+    kernel: tuple[int, int]
+    result: tuple[int, ...]  # [batch, height, width, channels]
+    full_stride: tuple[int, int]
+    dilation: tuple[int, int]
+    before: tuple[int, int]
+    is_padded: bool
+
+    @staticmethod
+    def of(node: Node, use: Instructions) -> Plan:
+        a, weights, image = node.attributes, shape_of(operand(node, 1)), shape_of(operand(node))
+        words = image[3] if operand(node).dtype is uint32 else image[3] // PER
+        kernel, padding = (weights[0], weights[1]), a["padding"]
+        pairs = tuple(a["stride"]), tuple(a["dilation"]), (padding[0][0], padding[1][0])
+        is_padded = any(n for pair in padding for n in pair)
+        shapes = (*image[:3], words), weights[2], a["groups"], kernel, shape_of(node.result)
+        return Plan(use, *shapes, *pairs, is_padded)
+
+    # -- the image ------------------------------------------------------------------------------------------------
+    @property
+    def is_single(self) -> bool:
+        """Whether the kernel is one pixel."""
+        return self.kernel == (1, 1)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether tiles read a copy of the image: padded, with fewer pixels, or with words after the last pixel."""
+        is_exact = self.depth == self.run and not self.is_padded
+        return not (self.is_single and self.full_stride == (1, 1) and is_exact)
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Return the distance of pixels in the copy, which has only those that a kernel of one pixel reads."""
+        return (1, 1) if self.is_single else self.full_stride
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Return the height and width of the copy."""
+        sizes = zip(self.result[1:3], self.stride, self.kernel, self.dilation, strict=True)
+        height, width = ((n - 1) * s + (k - 1) * d + 1 for n, s, k, d in sizes)
+        return height, width
+
+    @property
+    def copied_words(self) -> int:
+        """Return the words of the copy, and those that tiles read after its last pixel."""
+        height, width = self.size
+        words = self.image[3]
+        after = (self.rows + self.kernel[1]) * self.stride[1] * words + self.depth
+        return height * width * words + (self.lines - 1) * self.stride[0] * width * words + after
+
+    # -- runs -----------------------------------------------------------------------------------------------------
+    @property
+    def columns(self) -> int:
+        return word_products.columns_of(self.machine_use)
+
+    @property
+    def panels(self) -> int:
+        return count(self.result[3], self.columns)
+
+    def first_word(self, panel: Any) -> Any:
+        """Return the first word of a pixel that a panel reads."""
+        if self.groups == 1:
+            return 0
+        group = panel * self.columns * self.groups // self.result[3]
+        return group * self.group // PER
+
+    @cached_property
+    def span(self) -> int:
+        """Return the number of words of a pixel that each panel reads."""
+        if self.groups == 1:
+            return self.image[3]
+        channels = self.result[3]
+        last = [min((p + 1) * self.columns, channels) - 1 for p in range(self.panels)]
+        ends = [count((c * self.groups // channels + 1) * self.group, PER) for c in last]
+        return max(end - int(self.first_word(p)) for p, end in enumerate(ends))
+
+    @property
+    def joins_row(self) -> bool:
+        """Whether a row of the kernel is one run."""
+        return self.groups == 1 and self.dilation[1] == 1
+
+    @property
+    def run(self) -> int:
+        """Return the words of a run."""
+        return self.span * self.kernel[1] if self.joins_row else self.span
+
+    @cached_property
+    def use(self) -> Instructions:
+        use = self.machine_use.of_runs(self.run)
+        return use if self.lines == 1 and len(use.heights(self.rows)) == 1 else replace(use, height=self.height)
+
+    @property
+    def depth(self) -> int:
+        """Return the words of a run, rounded up to whole blocks."""
+        block = self.machine_use.of_runs(self.run).depth
+        return count(self.run, block) * block
+
+    @property
+    def offsets(self) -> list[int]:
+        """Return the distance of each run from the first one, in words."""
+        row, words = self.dilation[0] * self.size[1] * self.image[3], self.image[3]
+        columns = range(1 if self.joins_row else self.kernel[1])
+        return [y * row + x * self.dilation[1] * words for y in range(self.kernel[0]) for x in columns]
+
+    # -- tiles ----------------------------------------------------------------------------------------------------
+    @property
+    def is_flat(self) -> bool:
+        """Whether tiles run over the ends of rows, at the cost of unused pixels between them."""
+        return self.stride == (1, 1)
+
+    @property
+    def images(self) -> int:
+        """Return the number of images that tiles do not cross."""
+        return self.result[0] if self.is_copied else 1
+
+    @property
+    def positions(self) -> int:
+        """Return the positions of all tiles of an image, or of one row."""
+        batch, height, width = self.result[:3]
+        if not self.is_copied:
+            return batch * height * width
+        return (height - 1) * self.size[1] + width if self.is_flat else width
+
+    @property
+    def parts(self) -> int:
+        """Return the number of tiles of all positions."""
+        return count(self.positions, self.machine_use.rows)
+
+    @property
+    def lines(self) -> int:
+        """Return the rows of the result that a tile has."""
+        is_short = self.machine_use.level == AMX and not self.is_flat and self.positions <= self.machine_use.height
+        return 2 if is_short and self.result[1] > 1 else 1
+
+    @property
+    def width(self) -> int:
+        """Return the neighboring pixels of a tile."""
+        if self.is_flat:
+            return min(self.positions, self.machine_use.rows)
+        return count(self.positions, self.parts)
+
+    @property
+    def rows(self) -> int:
+        return self.lines * self.width
+
+    @property
+    def height(self) -> int:
+        """Return the rows of an AMX tile."""
+        return self.width if self.lines > 1 else min(self.machine_use.height, count(self.rows, 2))
+
+    @property
+    def tiles(self) -> int:
+        """Return the tiles of an image."""
+        return self.parts if self.is_flat else self.parts * count(self.result[1], self.lines)

@@ -1,0 +1,111 @@
+"""Pooling of images of bytes whose channels are neighbors, and copies of images to words of channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mithril.base import uint8
+from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.conv.byte_convolution import pieces
+from mithril_cbackend.lowering.element.element_reader import between, clamped, conjunction, operand, shape_of
+from mithril_cbackend.lowering.element.kernel import Kernel, lowers
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
+from mithril_cbackend.lowering.element.vectorization import vectorizable
+from mithril_cbackend.lowering.words.byte_operations import PER, max_pool_bytes, sum_pool_bytes, words_of_pixels
+
+
+@lowers(max_pool_bytes, sum_pool_bytes, is_producer=True, computes_terms=True)
+def byte_pooling(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Lower ``c.max_pool_bytes`` and ``c.sum_pool_bytes``: vectors of channels."""
+    frame = KernelBuilder(kernel, name, machine)
+    node, reader = kernel.anchor, frame.reader
+    height, width, channels = shape_of(node.result)[1:]
+    is_alone = kernel.outputs == [node.result] and node.result.dtype is uint8
+    lanes = machine.lanes(8 if is_alone else 32)
+    vector = vectorizable([n for n in kernel.nodes if n is not node])
+    loops = (shape_of(node.result)[0], height, width)
+    work = math.prod(shape_of(node.result)) * math.prod(node.attributes["kernel"])
+    with reader.nest("nyx", loops, frame.kinds(loops, work)) as pixel:
+        vectors = channels // lanes
+        if vectors:
+            with reader.loop("v", vectors) as v:
+                _window(frame, pixel, v * lanes, lanes if vector else 1, lanes)
+        for start, size in pieces(channels - vectors * lanes, lanes):
+            _window(frame, pixel, vectors * lanes + start, size if vector else 1, size)
+    return frame.finish()
+
+
+def _window(frame: KernelBuilder, pixel: Any, start: Any, lanes: int, size: int) -> None:
+    """Combine the bytes of the window of a pixel in ``size`` channels."""
+    node, reader, code = frame.kernel.anchor, frame.reader, frame.code
+    a, is_max = node.attributes, node.op is max_pool_bytes
+    dtype = "uint8" if is_max else "int32"
+    _, height, width, _ = shape = shape_of(operand(node))
+    image = reader.buffers[operand(node)]
+    total = code.alloc("total", size, dtype)
+    kind = t.VECTORIZED if lanes > 1 else t.SERIAL
+    with reader.loop("j", size, kind) as j:
+        code.store(total, j, t.const(0, dtype))
+    with reader.several("ab", a["kernel"]) as taps:
+        for tap in taps:
+            positions, conditions = [], []
+            for i, k, n, s, (before, after) in zip(
+                pixel[1:], tap, (height, width), a["stride"], a["padding"], strict=True
+            ):
+                position: Any = i * s + k - before
+                if before or after:
+                    position = reader.position(position)
+                    conditions.append(between(position, 0, n))
+                    position = clamped(reader, position, 0, n - 1)  # inside the window, so that a maximum is the same
+                positions.append(position)
+            is_inside = code.let(conjunction(conditions), "inside") if conditions and not is_max else None
+            place = reader.position(t.index(reader.flat((pixel[0], *positions, 0), shape)))
+            with reader.loop("j", size, kind) as j:
+                element, best = t.load(image, place + (start + j)), t.load(total, j)
+                if is_max:
+                    code.store(total, j, t.select(element > best, element, best))
+                    continue
+                number = t.cast(element, dtype)
+                if is_inside is not None:
+                    number = t.select(is_inside, number, t.const(a["zero"], dtype))
+                code.store(total, j, best + number)
+    with reader.loop("j", size, kind) as j:
+        frame.emit((*pixel, start + j), t.load(total, j))
+
+
+@lowers(words_of_pixels, reads_once=True)
+def pixel_words(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Lower ``c.words_of_pixels``: vectors of pixels, of which each word has up to four channels."""
+    frame = KernelBuilder(kernel, name, machine)
+    node, reader = kernel.anchor, frame.reader
+    x = operand(node)
+    (batch, channels, height, width), words = shape_of(x), shape_of(node.result)[3]
+    lanes = machine.lanes() if vectorizable([n for n in kernel.nodes if n is not node]) else 1
+    loops = (batch, height)
+    full = channels // PER
+
+    def word(index: Any, first: Any, elements: int) -> t.Expr:
+        result: Any = None
+        for k in range(elements):
+            byte = t.cast(reader.at(x, (index[0], first + k, *index[1:])), "uint32")
+            byte = byte << t.const(8 * k, "uint32") if k else byte
+            result = byte if result is None else result | byte
+        assert isinstance(result, t.Expr)
+        return result
+
+    def emit(n: Any, y: Any, w: Any, elements: int) -> None:
+        aligned = width // lanes * lanes
+        for start, size, step in ((0, aligned, lanes), (aligned, width - aligned, 1)):
+            if size:
+                with reader.loop("v", size // step) as v, reader.loop("j", step, t.VECTORIZED) as j:
+                    column = v * step + (j + start)
+                    frame.write(node.result, (n, y, column, w), word((n, y, column), w * PER, elements))
+
+    with reader.nest("ny", loops, frame.kinds(loops, batch * channels * height * width)) as (n, y):
+        if full:
+            with reader.loop("w", full) as w:
+                emit(n, y, w, PER)
+        if words > full:
+            emit(n, y, full, channels - full * PER)
+    return frame.finish()

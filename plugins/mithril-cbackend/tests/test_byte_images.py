@@ -1,0 +1,173 @@
+"""Convolutions and pools of bytes with channels last: equal to integer NumPy on every set of instructions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_words import MACHINES, runs
+
+import mithril as ml
+from mithril import ops
+from mithril.ir import Builder, Graph, evaluate
+from mithril.ops import cast
+from mithril_cbackend.compile_target import CompileTarget
+from mithril_cbackend.graph import integer_products
+from mithril_cbackend.lowering.words import byte_operations
+from mithril_cbackend.program import compile_graph
+
+RNG = np.random.default_rng(0)
+Array = np.ndarray[Any, Any]
+
+# image, weights, stride, padding, dilation, groups
+CONVOLUTIONS = [
+    ((2, 64, 9, 9), (40, 64, 3, 3), 1, 1, 1, 1),
+    ((1, 24, 17, 20), (70, 24, 3, 3), 2, 1, 1, 1),
+    ((1, 3, 37, 32), (32, 3, 7, 7), 2, 3, 1, 1),  # the first one of a network
+    ((2, 64, 14, 14), (16, 64, 1, 1), 1, 0, 1, 1),  # read in place, with tiles across images
+    ((1, 92, 7, 7), (40, 92, 1, 1), 1, 0, 1, 1),  # 23 words, no whole blocks
+    ((1, 64, 13, 14), (70, 64, 1, 1), 2, 0, 1, 1),
+    ((1, 130, 5, 40), (33, 130, 3, 3), 1, 1, 1, 1),
+    ((1, 8, 70, 40), (16, 8, 3, 3), 1, 0, 1, 1),
+    ((1, 64, 15, 15), (64, 64, 3, 3), 2, 1, 1, 1),  # tiles of two rows, of which the last is outside
+    ((1, 32, 20, 20), (32, 32, 3, 3), 1, 2, 2, 1),
+    ((1, 48, 13, 13), (48, 1, 3, 3), 1, 1, 1, 48),  # one channel per group
+    ((2, 64, 13, 13), (96, 16, 3, 3), 2, 1, 1, 4),
+    ((1, 40, 9, 9), (40, 4, 5, 5), 1, 2, 1, 10),
+]
+
+
+def integer_program(case: Any, zero: int) -> tuple[Any, Array, Array, dict[str, Any]]:
+    """Return a function that builds a convolution of codes, its inputs, and attributes."""
+    image, weights, stride, padding, dilation, groups = case
+    x, w = RNG.integers(0, 256, image, np.uint8), RNG.integers(-128, 128, weights, np.int8)
+    a: dict[str, Any] = {"stride": (stride, stride), "dilation": (dilation, dilation), "groups": groups}
+    pads = ((padding, padding),) * 2
+
+    def build(codes: Any, kernels: Any) -> Any:
+        if zero:
+            codes = ops.pad(codes, widths=((0, 0), (0, 0), *pads), value=zero)
+        return ops.conv(
+            cast(codes, dtype="int32"), cast(kernels, dtype="int32"), padding=no(pads) if zero else pads, **a
+        )
+
+    return build, x, w, a | {"padding": pads}
+
+
+def no(pads: Any) -> Any:
+    return tuple((0, 0) for _ in pads)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_convolutions_equal_integers(name: str) -> None:
+    """Compare all convolutions in one program, padded with 0 and with another zero point."""
+    machine, zero = MACHINES[name], 7 if name in ("all", "32 bytes") else 0
+    if not runs(machine):
+        pytest.skip(f"this machine cannot run code for {machine.cpu}")
+    cases = [integer_program(case, zero) for case in (CONVOLUTIONS if name == "all" else CONVOLUTIONS[1::2])]
+    with Builder() as b:
+        inputs = [b.input(f"x{k}", x.shape, "uint8") for k, (_, x, _, _) in enumerate(cases)]
+        results = {
+            f"y{k}": build(i, b.constant(w)) for k, (i, (build, _, w, _)) in enumerate(zip(inputs, cases, strict=True))
+        }
+    graph = integer_products.fused(b.build(results), machine)
+    assert sum(node.op is byte_operations.conv_bytes for node in graph.nodes) == len(cases)
+    sums = compile_graph.compiled(graph, machine, CompileTarget())(
+        {}, {f"x{k}": x for k, (_, x, _, _) in enumerate(cases)}
+    )
+    for k, (_, x, w, a) in enumerate(cases):
+        padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *a["padding"]), constant_values=zero)
+        exact = ops.conv(padded, w.astype(np.float64), **{**a, "padding": no(a["padding"])}).astype(np.int32)
+        np.testing.assert_array_equal(sums[f"y{k}"], exact, err_msg=f"case {k} on {name}")
+
+
+POOLS = [((3, 3), (2, 2), ((1, 1), (1, 1))), ((2, 2), (2, 2), ((0, 0), (0, 0))), ((7, 6), (1, 1), ((0, 0), (0, 0)))]
+
+
+@pytest.mark.parametrize("name", ["all", "16 bytes", "two threads"])
+def test_pools_equal_integers(name: str) -> None:
+    machine = MACHINES[name]
+    if not runs(machine):
+        pytest.skip(f"this machine cannot run code for {machine.cpu}")
+    x, expected = RNG.integers(0, 256, (2, 7, 6, 91), np.uint8), {}
+    with Builder() as b:
+        image = b.input("x", x.shape, "uint8")
+        results = {}
+        for k, (kernel, stride, padding) in enumerate(POOLS):
+            a: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
+            results[f"max{k}"] = byte_operations.max_pool_bytes(image, **a)
+            results[f"sum{k}"] = byte_operations.sum_pool_bytes(image, zero=9, **a)
+            for kind, value in (("max", 0), ("sum", 9)):
+                padded = np.pad(x, ((0, 0), *padding, (0, 0)), constant_values=value).astype(np.int64)
+                view = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(1, 2))
+                expected[f"{kind}{k}"] = getattr(view[:, :: stride[0], :: stride[1]], kind)(axis=(-2, -1))
+    sums = compile_graph.compiled(b.build(results), machine, CompileTarget())({}, {"x": x})
+    for key, exact in expected.items():
+        np.testing.assert_array_equal(sums[key], exact, err_msg=key)
+
+
+def test_words_of_pixels_and_rounding() -> None:
+    x = RNG.integers(0, 256, (2, 6, 5, 37), np.uint8)
+    numbers = RNG.standard_normal((3, 50)).astype(np.float32) * 100
+    numbers[0, :4] = np.nan, np.inf, -np.inf, 0.0
+    with Builder() as b:
+        words = byte_operations.words_of_pixels(b.input("x", x.shape, "uint8"))
+        codes = byte_operations.quantize_bytes(b.input("v", numbers.shape, "float32"), scale=0.37, zero=100)
+    results = compile_graph.compiled(b.build({"w": words, "q": codes}), MACHINES["all"], CompileTarget())(
+        {}, {"x": x, "v": numbers}
+    )
+    pixels = results["w"].view(np.uint8)
+    np.testing.assert_array_equal(pixels[..., :6], x.transpose(0, 2, 3, 1))
+    assert not pixels[..., 6:].any()
+    exact = np.clip(np.rint(np.nan_to_num(numbers, nan=-1e9, posinf=1e9, neginf=-1e9) / np.float32(0.37)) + 100, 0, 255)
+    assert np.abs(results["q"] - exact).max() <= 1
+    assert (results["q"] == exact).mean() > 0.98  # ties
+    assert results["q"][0, :4].tolist() == [0, 255, 0, 100]
+
+
+def network(zero: int) -> Graph:
+    """Return convolutions with pools, a residual addition, groups and an average between them."""
+    scale, point = 0.05, np.int32(zero)
+
+    def weights(b: Builder, *shape: int) -> Any:
+        codes = b.constant(RNG.integers(-127, 128, shape, np.int8), name="w")
+        steps = RNG.uniform(0.002, 0.004, shape[0]) * (9 * 48 / np.prod(shape[1:])) ** 0.5
+        return ops.dequantize(codes, b.constant(steps.astype(np.float32), name="steps"), axis=0)
+
+    with Builder() as b:
+        s, z = b.constant(scale, "float32"), b.constant(point, "int32")
+
+        def bytes_of(x: Any) -> Any:
+            return ops.dequantize(ops.quantize(x, s, z, dtype="uint8"), s, z)
+
+        def conv(x: Any, w: Any, stride: int = 1, groups: int = 1) -> Any:
+            pads = ((w.shape[2] // 2,) * 2,) * 2
+            y = ops.conv(x, w, stride=(stride, stride), padding=pads, dilation=(1, 1), groups=groups)
+            return y + b.constant(RNG.standard_normal((1, w.shape[0], 1, 1)).astype(np.float32), name="bias")
+
+        x = bytes_of(b.input("x", (1, 3, 33, 33), "float32"))
+        x = ops.relu(conv(x, weights(b, 48, 3, 5, 5), 2))
+        x = bytes_of(ops.max_pool(x, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)), dilation=(1, 1)))
+        y = bytes_of(ops.relu(conv(x, weights(b, 48, 1, 3, 3), groups=48)))
+        x = bytes_of(ops.relu(conv(y, weights(b, 48, 48, 1, 1)) + x))
+        y = ops.avg_pool(x, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)), count_include_pad=False)
+        pooled = bytes_of(y)
+        y = ops.mean(bytes_of(conv(pooled, weights(b, 40, 48, 3, 3))), axis=(2, 3))
+    return b.build({"y": y, "pooled": pooled})
+
+
+@pytest.mark.parametrize("zero", [0, 120])
+def test_networks_store_bytes_only(zero: int) -> None:
+    graph = network(zero)
+    inputs = {"x": RNG.standard_normal((1, 3, 33, 33)).astype(np.float32)}
+    reference, compiled = evaluate(graph, inputs), ml.compile(graph, "c")
+    results = compiled(inputs)
+    for name, array in reference.items():
+        assert np.abs(results[name] - array).max() <= 0.051, name
+        assert np.abs(results[name] - array).mean() < 0.01, name  # a fifth of a step: rounded ties
+    kernels = compiled.programs[-1].executable.program.kernels.values()
+    inner = [k for k in kernels if k.outputs[0].shape != graph.outputs[1].shape]  # all but the one of the result
+    stored = {v.dtype.name for k in inner for v in k.outputs if v.ndim == 4 and v.shape[1:3] != (1, 1)}
+    assert stored <= {"uint8", "uint32"}
+    assert not any(node.op is ops.transpose for k in inner for node in k.nodes)
