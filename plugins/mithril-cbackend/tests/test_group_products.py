@@ -14,6 +14,7 @@ from test_words import MACHINES, runs
 
 import mithril as ml
 from mithril import ops
+from mithril.base import Dim
 from mithril.ir import Builder, Graph, decompose, evaluate
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products
@@ -128,6 +129,25 @@ def test_computed_codes_are_converted() -> None:
     inputs = {"x": RNG.standard_normal((4, 64)).astype(np.float32), "codes": RNG.integers(0, 256, (40, 32), np.uint8)}
     inputs["s"] = RNG.uniform(0.1, 1, (40, 2)).astype(np.float32)
     np.testing.assert_allclose(ml.compile(graph, "c")(inputs)["y"], evaluate(graph, inputs)["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_open_batches_get_a_program_for_each_size() -> None:
+    """Products of 4-bit codes have tiles of a fixed number of rows, as the decision says."""
+    rng = np.random.default_rng(0)
+    codes, table = rng.integers(0, 256, (48, 32), np.uint8), np.arange(-8, 8, dtype=np.float32)
+    scale = rng.standard_normal((48, 2)).astype(np.float16)
+    with Builder() as b:
+        x = b.input("x", (Dim("n", 1), 64))
+        parts = {"codes": codes, "table": table, "scale": scale}
+        w = ops.dequantize_groups(*(b.constant(array, name=name) for name, array in parts.items()))
+        compiled = ml.compile(b.build({"y": ops.linear(x, w)}), "c", inference=True)
+    halves = np.stack([codes & 15, codes >> 4], axis=-1).reshape(48, 2, 32)
+    numbers = (table[halves] * scale.astype(np.float32)[..., None]).reshape(48, 64)
+    for n in (1, 3, 9, 3):
+        x = rng.standard_normal((n, 64)).astype(np.float32)
+        np.testing.assert_allclose(compiled({"x": x})["y"], x @ numbers.T, rtol=1e-4, atol=1e-4)
+    assert "tiles of products with 4-bit weights have a fixed number of rows" in str(compiled.decisions)
+    assert len(compiled.programs) == 3
 
 
 @pytest.mark.parametrize("zero", [False, True])

@@ -9,8 +9,8 @@ from typing import Any, Never
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions, LazyGraph
-from mithril.base import Decisions, InputError, MithrilError, TensorType
-from mithril.compiler import initialize, make_backend, resolve_options
+from mithril.base import Decisions, InputError, MithrilError, OptionError, TensorType
+from mithril.compiler import compile, initialize, make_backend, resolve_options
 from mithril.ir import Graph, Input, parse
 from mithril.passes import PassContext, PassManager
 from mithril.runtime import CompiledModel, InputSpec, Interface, Program, ProgramKey, Results
@@ -36,9 +36,10 @@ def load_gguf(
     """Load the model from a file that ``compiled.export`` wrote, with bound parameters: call it with inputs.
 
     Without ``backend`` it runs on GGML with the weights as they are in the file (``mapped``: read from the disk as they
-    are needed; the file must then not be changed); on other backends they are unpacked. A file that is damaged, or
-    made to do harm, is an ``InputError``. Files of llama.cpp load if a plugin (mithril-hub) provides their family;
-    ``context`` is the number of positions in their cache, for ``ml.generate``.
+    are needed; the file must then not be changed); on other backends they are unpacked, and compiled with ``options``.
+    With ``static_inference=True``, ``quantization={"weights": "int4", "group": 32}`` returns to the codes of q4_0. A
+    file that is damaged, or made to do harm, is an ``InputError``. Files of llama.cpp load if a plugin (mithril-hub)
+    provides their family; ``context`` is the number of positions in their cache, for ``ml.generate``.
     """
     file = read_gguf(path, mapped=mapped)
     if file.metadata.get("general.architecture", ARCHITECTURE) != ARCHITECTURE:
@@ -50,9 +51,29 @@ def load_gguf(
     if isinstance(runner, GGMLBackend):
         packed = {name: x.kind for name, x in values.items() if isinstance(x, PackedArray)}
         runner.recipe = QuantizationRecipe(None, exact=packed)
+        compiled = _as_in_the_file(file, graph, runner, settings, options)
+    else:
+        compiled = compile(graph, runner, **{"inference": True, **options})
+    roles = {i.name: i.role for i in graph.arguments}
+    arrays = {name: runner.array(x if runner.is_array(x) else np.asarray(x)) for name, x in values.items()}
+    params = {name: x for name, x in arrays.items() if roles[name] == "param"}
+    state = {name: x for name, x in arrays.items() if roles[name] == "state"}
+    return compiled.bind(params, state or None)
+
+
+def _as_in_the_file(
+    file: GGUFFile, graph: Graph, runner: GGMLBackend, settings: Any, options: Mapping[str, Any]
+) -> CompiledModel:
+    """Return the model without passes: the file names the packed weights of the graph that it has."""
+    for name in ("static_inference", "quantization"):
+        if options.get(name):
+            raise OptionError(
+                f"{name}={options[name]!r} changes weights that GGML runs as they are in the file",
+                hint=f"omit it, or load the file for another backend: ml.load(path, backend='c', {name}=...)",
+            )
     compiler = GraphCompiler(graph, runner, settings)
     specs = {i.name: InputSpec(i.name, i.type.shape, i.type.dtype, "the file", True) for i in graph.with_role("input")}
-    compiled = CompiledModel(
+    return CompiledModel(
         runner,
         specs,
         compiler,
@@ -60,11 +81,6 @@ def load_gguf(
         options={**settings.as_dict(), "inference": True},
         name=str(file.metadata.get("general.name", "model")),
     )
-    roles = {i.name: i.role for i in graph.arguments}
-    arrays = {name: runner.array(x if runner.is_array(x) else np.asarray(x)) for name, x in values.items()}
-    params = {name: x for name, x in arrays.items() if roles[name] == "param"}
-    state = {name: x for name, x in arrays.items() if roles[name] == "state"}
-    return compiled.bind(params, state or None)
 
 
 class GraphCompiler:

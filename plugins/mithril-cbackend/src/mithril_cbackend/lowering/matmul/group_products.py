@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mithril.backend import ExactSizesRequired
 from mithril.base import TensorType, float32, int32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
@@ -32,7 +33,10 @@ def form_of(node: Node, machine: Machine) -> GroupForm:
 def sizes(node: Node) -> tuple[int, int, int]:
     """Return the rows, the columns, and the terms of a sum."""
     *lead, terms = shape_of(operand(node))
-    return math.prod(lead), node.attributes["columns"], terms
+    rows = math.prod(lead)
+    if not isinstance(rows, int):
+        raise ExactSizesRequired("tiles of products with 4-bit weights have a fixed number of rows")
+    return rows, node.attributes["columns"], terms
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:

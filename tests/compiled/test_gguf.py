@@ -1,0 +1,50 @@
+"""GGUF files on other backends than GGML: compiled with all options, 4-bit codes recovered."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.models import Linear, Relu
+
+pytest.importorskip("mithril_ggml")
+X = {"input": np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Return a file whose weights are q4_0, and the results of its numbers."""
+    model = ml.Model()
+    model += Linear(64, name="first")
+    model += Relu()
+    model += Linear(32, name="second")
+    compiled = ml.compile(model, "ggml", shapes={"input": [None, 64]}, inference=True)
+    path = tmp_path_factory.mktemp("files") / "model.gguf"
+    compiled.export(path, params=compiled.randomize_params(0), quantize="q4_0")
+    return path
+
+
+def test_static_programs_of_a_file(file, backend):
+    """Embed the weights of the file, unpacked."""
+    if backend == "ggml":
+        for name, value in (("static_inference", True), ("quantization", {"weights": "int4"})):
+            with pytest.raises(ml.OptionError, match=f"{name}=.* changes weights"):
+                ml.load(file, **{name: value})
+        return
+    expected = ml.load(file, backend=backend)
+    embedded = ml.load(file, backend=backend, static_inference=True, shapes={"input": [3, 64]})
+    results = [compiled.backend.to_numpy(compiled(X)["output"]) for compiled in (expected, embedded)]
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-6)
+    assert not embedded.graph.with_role("param")
+
+
+@pytest.mark.parametrize("name", ["numpy", "c"])
+def test_codes_of_a_file_are_recovered(file, name):
+    """Multiply 4-bit codes that stand for exactly the numbers of the file: nothing is quantized again."""
+    setting = {"weights": "int4", "group": 32}
+    shapes = {"input": [3, 64]}
+    coded = ml.load(file, backend=name, static_inference=True, quantization=setting, shapes=shapes)
+    expected = ml.load(file, backend="numpy")(X)["output"]
+    np.testing.assert_allclose(np.asarray(coded(X)["output"]), np.asarray(expected), rtol=1e-5, atol=1e-5)
+    assert "2 weights are int4 in groups of 32" in str(coded.decisions)
