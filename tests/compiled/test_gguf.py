@@ -41,7 +41,7 @@ def test_static_programs_of_a_file(file, backend):
 
 @pytest.mark.parametrize("name", ["numpy", "c"])
 def test_codes_of_a_file_are_recovered(file, name):
-    """Multiply 4-bit codes that stand for exactly the numbers of the file: nothing is quantized again."""
+    """Multiply 4-bit codes whose numbers equal those of the file: nothing is quantized again."""
     setting = {"weights": "int4", "group": 32}
     shapes = {"input": [3, 64]}
     coded = ml.load(file, backend=name, static_inference=True, quantization=setting, shapes=shapes)
