@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
-from mithril.base import float32
+from mithril.base import Size, float32
 from mithril.ir import Op, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.attention.attention_match import Attention, causal_limits
@@ -25,6 +27,8 @@ from mithril_cbackend.lowering.rows import reductions
 BLOCK = 32  # queries per block, at most
 SCORES = 1 << 15  # elements of a block's scores, which share the L2 cache with keys and values
 ROWS_AT_ONCE = 4  # rows of scores in one softmax loop
+LAST = (2, 8, 16)  # tiles for the last queries of a symbolic number
+MANY_KEYS = 1 << 10  # tiles for a symbolic number of keys are those for this number
 MAX_DECODE_QUERIES = 3  # up to this number of queries, packing the keys does not pay off
 
 
@@ -37,8 +41,8 @@ class Sizes:
 
     heads: tuple[int, ...]
     sharing: tuple[int, ...]
-    queries: int
-    keys: int
+    queries: Size
+    keys: Size
     inner: int  # size of queries and keys
     outer: int  # size of values
     block: int
@@ -55,17 +59,18 @@ class Sizes:
             lead = shape_of(operand(product, 1))[:-2]
             lead = (*[1] * (len(batch) - len(lead)), *lead)
             head_axes = max([head_axes, *(k + 1 for k, n in enumerate(lead) if n != 1)])
-        max_block = min(BLOCK, max(8, SCORES // keys // 8 * 8))
-        block = min(queries, -(-queries // -(-queries // max_block) // 8) * 8)
-        tiles = tile_for(block, keys, machine), tile_for(block, outer, machine)
+        block = block_of(queries, keys)
+        rows = block if isinstance(queries, int) else queries
+        tiles = tile_for(rows, keys if isinstance(keys, int) else MANY_KEYS, machine), tile_for(rows, outer, machine)
         lanes = machine.lanes()
         strides = [view(kernel.producers, operand(product, 1)) for product in (attention.first, attention.second)]
         unit_strides = [
             operand_view is not None and operand_view[1][k] == 1
             for operand_view, k in zip(strides, (-2, -1), strict=True)
         ]
-        full_vectors = lanes > 1 and keys >= lanes and inner % lanes == outer % lanes == 0
-        reads_unpacked = queries <= MAX_DECODE_QUERIES and full_vectors and all(unit_strides)
+        is_short = isinstance(queries, int) and isinstance(keys, int) and queries <= MAX_DECODE_QUERIES
+        full_vectors = lanes > 1 and is_short and keys >= lanes and inner % lanes == outer % lanes == 0
+        reads_unpacked = full_vectors and all(unit_strides)
         return Sizes(
             tuple(batch[:head_axes]),
             tuple(batch[head_axes:]),
@@ -79,17 +84,32 @@ class Sizes:
         )
 
     @property
-    def row(self) -> int:
+    def row(self) -> Size:
         """Elements of a row of scores, rounded up to whole panels."""
         return count(self.keys, self.keys_tile.columns) * self.keys_tile.columns
 
-    def parts(self, machine: Machine) -> dict[str, int]:
+    def parts(self, machine: Machine) -> dict[str, Size]:
         """Return the buffers of a thread with their sizes in elements, rounded up to whole vectors."""
         columns, lanes = self.values_tile.columns, machine.lanes()
         sizes = {"query": self.block * self.inner, "scores": self.block * self.row, "factors": self.block}
         if not self.reads_unpacked:
             sizes |= {"keys": self.row * self.inner, "values": count(self.outer, columns) * columns * self.keys}
-        return {name: -(-n // lanes) * lanes for name, n in sizes.items()}
+        return {name: count(n, lanes) * lanes for name, n in sizes.items()}
+
+
+def block_of(queries: Size, keys: Size) -> int:
+    """Return the number of queries in a block, equal for all blocks if the number of queries is known."""
+    max_block = min(BLOCK, max(8, SCORES // keys // 8 * 8)) if isinstance(keys, int) else BLOCK
+    if not isinstance(queries, int):
+        return max_block
+    return min(queries, count(count(queries, count(queries, max_block)), 8) * 8)
+
+
+def whole_and_rest(size: Size, parts: int) -> tuple[Any, Any]:
+    """Return quotient and remainder, of a symbolic size as expressions."""
+    if isinstance(size, int):
+        return divmod(size, parts)
+    return t.index(size) // parts, t.index(size) % parts
 
 
 class BlockedAttention:
@@ -118,26 +138,41 @@ class BlockedAttention:
 
     def write(self) -> None:
         s, frame = self.sizes, self.frame
-        heads, blocks = math.prod(s.heads), s.queries // s.block
+        heads, blocks, is_exact = math.prod(s.heads), s.queries // s.block, isinstance(s.queries, int)
         products = heads * math.prod(s.sharing) * s.queries * s.keys * (s.inner + s.outer)
         work = products // PRODUCTS
         threads = frame.workers(work, frame.machine.threads)
-        parts = threads if heads % threads and blocks >= threads else 1  # split heads if uneven
+        parts = threads if is_exact and heads % threads and blocks >= threads else 1  # split heads if uneven
         with frame.share("head", heads * parts, work) as (worker, item):
             *head, part = self.reader.split(item, (*s.heads, parts))
             start = worker * sum(self.parts.values())
             self.offsets: dict[str, Any] = {}
             for name, elements in self.parts.items():
-                self.offsets[name], start = start, start + elements
+                self.offsets[name], start = start, self.reader.position(start + elements)
             self.prepare(tuple(head))
             with self.reader.nest("", s.sharing) as sharing:
                 lead = (*head, *sharing)
-                num_blocks = blocks // parts if blocks % parts == 0 else (blocks + parts - 1 - part) // parts
-                with self.reader.loop("block", num_blocks) as k:
-                    first = (k * parts + part) * s.block
-                    self.block(lead, self.reader.position(first), s.block)
-                if s.queries % s.block:
-                    self.last_block(lead, part, parts)
+                if is_exact:
+                    self.equal_blocks(lead, blocks, part, parts)
+                else:
+                    self.blocks_of_any_number(lead)
+
+    def equal_blocks(self, lead: Index, blocks: int, part: Any, parts: int) -> None:
+        s = self.sizes
+        num_blocks = blocks // parts if blocks % parts == 0 else (blocks + parts - 1 - part) // parts
+        with self.reader.loop("block", num_blocks) as k:
+            first = (k * parts + part) * s.block
+            self.block(lead, self.reader.position(first), s.block)
+        if s.queries % s.block:
+            self.last_block(lead, part, parts)
+
+    def blocks_of_any_number(self, lead: Index) -> None:
+        """Compute blocks whose number of queries is known when the program runs."""
+        s = self.sizes
+        with self.reader.loop("block", count(s.queries, s.block)) as k:
+            first = self.reader.position(k * s.block)
+            left = t.index(s.queries) - first
+            self.block(lead, first, self.reader.position(t.select(left < s.block, left, t.index(s.block))))
 
     def last_block(self, lead: Index, part: Any, parts: int) -> None:
         """Compute the last, smaller block in the last part."""
@@ -178,12 +213,22 @@ class BlockedAttention:
             matrix = None if stored is None else stored.from_column(first)
             copy_panel(self.frame, element, matrix, rows, width, panel)
 
-        full_panels, rest = divmod(columns, tile.columns)
-        if full_panels:
+        full_panels, rest = whole_and_rest(columns, tile.columns)
+        if full_panels != 0:
             with self.reader.loop("panel", full_panels) as number:
                 copy(number, tile.columns)
-        if rest:
-            copy(full_panels, rest)
+        if rest != 0:
+            with self.present(rest):
+                copy(full_panels, rest)
+
+    @contextmanager
+    def present(self, rest: Any) -> Iterator[None]:
+        """Write code that runs if there is a rest."""
+        if isinstance(rest, int):
+            yield
+            return
+        with self.code.when(rest > 0), self.reader.loop("last", 1):
+            yield
 
     def prepare(self, head: Index) -> None:
         s, full = self.sizes, (*head, *[0] * len(self.sizes.sharing))
@@ -202,7 +247,7 @@ class BlockedAttention:
     def mask_tail(self, rows: int) -> None:
         """Mask the columns after the last key with minus infinity."""
         s = self.sizes
-        if s.row > s.keys:
+        if s.row != s.keys:
             with self.reader.loop("row", rows) as row, self.reader.loop("j", s.row - s.keys) as j:
                 offset = self.offsets["scores"] + row * s.row + (j + s.keys)
                 self.code.store(self.buffer, offset, t.const(-math.inf, "float32"))
@@ -211,16 +256,16 @@ class BlockedAttention:
         """Return the number of panels visible up to a query; at least one, so that fully masked rows give nan."""
         s, columns = self.sizes, self.sizes.keys_tile.columns
         total = s.row // columns
-        panels: Any = total
+        panels: Any = total if isinstance(total, int) else None
         for value, extra in self.limits:
             keys = self.reader.broadcast(value, (*lead, query, 0))
             last = clamped(self.reader, keys + (extra - 1), 0, s.keys - 1)
             visible = self.reader.position(last // columns + 1)
-            if isinstance(panels, int):
+            if panels is None or isinstance(panels, int):
                 panels = visible
             else:
                 panels = self.reader.position(t.select(visible < panels, visible, panels))
-        return panels
+        return self.reader.position(t.index(total)) if panels is None else panels
 
     def copy_queries(self, lead: Index, first: Any, rows: int) -> None:
         shape, inner = shape_of(self.query), self.sizes.inner
@@ -261,17 +306,17 @@ class BlockedAttention:
                 target = self.offsets["scores"] + row * s.row + key
                 self.code.store(self.buffer, target, self.reader.at(self.attention.scores, index))
 
-            multiply(self.frame, rows, (s.inner,), tile, left, panel, width, emit, self.vector)
+            multiply(self.frame, rows, (s.inner,), tile, left, panel, width, emit, self.vector, LAST)
 
-        full_panels, rest = divmod(s.keys, tile.columns)
-        if isinstance(panels, int) or not rest:
+        full_panels, rest = whole_and_rest(s.keys, tile.columns)
+        if isinstance(panels, int) or (isinstance(rest, int) and not rest):
             if full_panels:
                 with self.reader.loop("panel", full_panels if isinstance(panels, int) else panels) as number:
                     score_panel(number, tile.columns)
             if rest:
                 score_panel(full_panels, rest)
             return
-        if full_panels:
+        if full_panels != 0:
             num_panels = t.select(panels < full_panels, panels, t.index(full_panels))
             with self.reader.loop("panel", self.reader.position(num_panels)) as number:
                 score_panel(number, tile.columns)
@@ -352,7 +397,7 @@ class BlockedAttention:
                     scaled = t.select(t.isnan(factor), t.const(0.0, "float32"), scaled)
                 self.code.store(result.buffer, result.offset(row, begin + column), scaled)
 
-            multiply(self.frame, rows, (keys,), tile, left, panel, width, emit, column_step == 1)
+            multiply(self.frame, rows, (keys,), tile, left, panel, width, emit, column_step == 1, LAST)
 
         full_panels, rest = divmod(s.outer, tile.columns)
         if full_panels:

@@ -148,7 +148,10 @@ class Reader:
 
     def position(self, index: Any) -> Any:
         """Name a position that is used more than once, unless it is affine: vector loads must analyze it."""
-        return index if isinstance(index, int) or t.is_affine(index) else self.code.let(index, "at")
+        if isinstance(index, int):
+            return index
+        index = t.index(index)
+        return index if t.is_affine(index) else self.code.let(index, "at")
 
     def broadcast(self, value: Value, index: Index) -> t.Expr:
         """Return the element that is broadcast to an index of a larger shape."""

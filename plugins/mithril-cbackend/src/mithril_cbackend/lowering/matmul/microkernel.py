@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,9 @@ def tile_for(m: Size, n: int, machine: Machine, bits: int = 32) -> Tile:
     return Tile(-(-m // -(-m // rows)), vectors * lanes)
 
 
-def count(n: int, columns: int) -> int:
-    return -(-n // columns)
+def count(n: Any, columns: int) -> Any:
+    """Return the number of parts of ``columns`` that hold ``n``."""
+    return (n + (columns - 1)) // columns
 
 
 def pack(matrix: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:
@@ -104,10 +106,11 @@ def copy_panel(
     def copy_element(i: Any, j: Any) -> None:
         code.store(panel.buffer, panel.offset(i, j), element(i, j))
 
+    k = k if isinstance(k, int) else t.index(k)
     is_transposed = (
         matrix is not None and matrix.row == 1 and matrix.column != 1 and lanes > 1 and panel.kind is float32
     )
-    squares, left = divmod(k, lanes) if is_transposed else (0, k)
+    squares, left = (k // lanes, k % lanes) if is_transposed else (0, k)
     full_width = width // lanes * lanes
     if squares and full_width:
         assert matrix is not None
@@ -124,7 +127,8 @@ def copy_panel(
     if width > full_width:
         with reader.loop("j", width - full_width) as j, reader.loop("k", k) as i:
             copy_element(i, j + full_width)
-        with reader.loop("j", -width % lanes) as j, reader.loop("k", k) as i:
+        padding = -width % lanes if isinstance(width, int) else panel.row - width
+        with reader.loop("j", padding) as j, reader.loop("k", k) as i:
             code.store(panel.buffer, panel.offset(i, j + width), t.const(0, panel.kind.name))
 
 
@@ -176,20 +180,21 @@ class PartialSums:
 
 def multiply(
     frame: KernelBuilder,
-    m: int,
-    inner: Sequence[int],
+    m: Any,
+    inner: Sequence[Any],
     tile: Tile,
     left: Left | PackedRows,
     panel: Matrix,
     width: int,
     emit: Emit,
     vector: bool,
+    last: Sequence[int] = (1, 2, 4, 8, 16),
 ) -> None:
     """Multiply all rows with one panel. ``emit`` gets vectors if ``vector`` is set, else elements.
 
     ``inner`` has the sizes of the contracted axes, by which ``left`` is indexed.
     """
-    for first, rows in tiles(frame, m, tile):
+    for first, rows in tiles(frame, m, tile, last):
         with first as row:
             multiply_tile(frame, row, rows, inner, left, panel, width, emit, vector)
 
@@ -199,19 +204,27 @@ class LastRows:
 
     def __init__(self, frame: KernelBuilder, first: t.Expr, last: t.Expr, rows: int) -> None:
         let = frame.code.let
-        first, last = let(first, "row"), let(last, "row")
-        self.rows = [first, *(let(t.select(first + i < last, first + i, last), "row") for i in range(1, rows))]
+        self.frame, self.first, self.last = frame, let(first, "row"), let(last, "row")
+        self.rows = [self.first, *(let(self._row(i), "row") for i in range(1, rows))]
 
-    def __add__(self, i: int) -> t.Expr:
-        return self.rows[i]
+    def _row(self, i: Any) -> t.Expr:
+        return t.select(self.first + i < self.last, self.first + i, self.last)
+
+    def __add__(self, i: Any) -> t.Expr:
+        return self.rows[i] if isinstance(i, int) else self.frame.code.let(self._row(i), "row")
 
     def __radd__(self, other: int) -> LastRows:
         assert other == 0
         return self
 
 
-def tiles(frame: KernelBuilder, m: Size, tile: Tile) -> Iterator[tuple[AbstractContextManager[Any], int]]:
-    """Yield loops over tiles of rows with the number of rows in each tile; a loop returns the first row."""
+def tiles(
+    frame: KernelBuilder, m: Any, tile: Tile, last: Sequence[int] = (1, 2, 4, 8, 16)
+) -> Iterator[tuple[AbstractContextManager[Any], int]]:
+    """Yield loops over tiles of rows with the number of rows in each tile; a loop returns the first row.
+
+    The last rows of a symbolic size are computed by the smallest tile of ``last`` that fits them.
+    """
     full_tiles, rest = m // tile.rows, m % tile.rows
 
     @contextmanager
@@ -220,18 +233,18 @@ def tiles(frame: KernelBuilder, m: Size, tile: Tile) -> Iterator[tuple[AbstractC
             yield i * tile.rows
 
     @contextmanager
-    def over_some(rows: int) -> Iterator[Any]:
-        """Compute the last rows if this tile is the smallest that fits them."""
-        fits = (t.index(rest) > rows // 2) & (t.index(rest) <= rows)
+    def over_some(smaller: int, rows: int) -> Iterator[Any]:
+        """Compute the last rows if they fit this tile, and not the smaller one."""
+        fits = (t.index(rest) > smaller) & (t.index(rest) <= rows)
         with frame.code.when(fits), frame.reader.loop("last", 1):
             yield LastRows(frame, t.index(full_tiles) * tile.rows, t.index(m) - 1, rows)
 
     if full_tiles != 0:
         yield over_full_tiles(), tile.rows
     if not isinstance(rest, int):
-        for rows in (1, 2, 4, 8, 16):
-            if rows < 2 * tile.rows:
-                yield over_some(rows), rows
+        for smaller, rows in pairwise((0, *last)):
+            if smaller < tile.rows - 1:
+                yield over_some(smaller, rows), rows
     elif rest:
         yield nullcontext(full_tiles * tile.rows), rest
 
@@ -251,7 +264,7 @@ def multiply_tile(
     """Multiply the rows from ``row`` on with one panel."""
     code, reader, kind = frame.code, frame.reader, panel.kind
     lanes = frame.machine.lanes(kind.bits)
-    vectors = count(width, lanes)
+    vectors = count(width if isinstance(width, int) else panel.row, lanes)
     total = code.alloc("tile", rows * vectors * lanes, kind.name)
     cells = [(i, v, (i * vectors + v) * lanes) for i in range(rows) for v in range(vectors)]
 
@@ -261,6 +274,10 @@ def multiply_tile(
                 code.store(total, j + slot, t.const(0, kind.name))
 
     def each(action: Callable[[Any, Any, Any], None], vector: bool) -> None:
+        if not isinstance(width, int):
+            with reader.loop("i", rows) as i, reader.loop("j", width) as j:
+                action(row + i, j, i * (vectors * lanes) + j)
+            return
         for i, v, slot in cells:
             size = min(lanes, width - v * lanes)
             with reader.loop("j", size, t.VECTORIZED if vector and size == lanes else t.SERIAL) as j:
