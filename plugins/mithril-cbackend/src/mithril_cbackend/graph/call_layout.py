@@ -52,7 +52,7 @@ class Layout:
     @property
     def callable(self) -> bool:
         """Whether the program has the entry function ``call``."""
-        return len(self.inputs) + len(self.results) <= MAX_ARRAYS and not self.sizes
+        return len(self.inputs) + len(self.results) <= MAX_ARRAYS
 
     @property
     def expected(self) -> int:

@@ -44,7 +44,7 @@ class AnySizeExecutable(Executable):
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {**params, **inputs}
-        key = tuple([arguments[name].shape for name in self.shapes])
+        key = self.key(arguments)
         with self.choosing:
             sized = self.plans.get(key)
             if sized is None:
@@ -54,6 +54,9 @@ class AnySizeExecutable(Executable):
             if sized is not self.selected:
                 self.select(sized)
             return super().__call__(params, inputs)
+
+    def key(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple([arguments[name].shape for name in self.shapes])
 
     def planned(self, sizes: dict[str, int]) -> Sized:
         """Plan the memory for these sizes."""
@@ -96,4 +99,8 @@ class AnySizeExecutable(Executable):
         return sized.arena + sum(r.size for r in sized.results)
 
     def repeated(self, params: Mapping[str, Any], inputs: Mapping[str, Any], otherwise: Repeated) -> Repeated:
-        return otherwise
+        """Generate a fast call for the sizes of these inputs; others take the way that selects sizes."""
+        with self.choosing:
+            if self.selected is None or self.plans.get(self.key({**params, **inputs})) is not self.selected:
+                return otherwise
+            return super().repeated(params, inputs, otherwise)

@@ -38,6 +38,8 @@ def call(graph: Graph, layout: Layout) -> Any:
     results = [t.number(f"result{k}") for k in range(len(layout.results))]
     code = t.Code()
     table = code.view("table", "int64", t.int_to_pointer(address), layout.slots + layout.expected)
+    for name, slot in layout.sizes.items():
+        code.bind(t.size(name), t.cast(t.load(table, slot), "int32"))
     for k, ((name, slot), x) in enumerate(zip(layout.inputs, objects, strict=True)):
         shape = shapes[name]
         words = code.view("words", "int64", t.int_to_pointer(x), SIZE // 8)

@@ -210,7 +210,7 @@ class Executable:
         ):
             return otherwise
         table = np.concatenate([self.table, np.zeros(self.layout.expected, np.int64)])
-        keep_alive = [self, table, self.write_addresses(table.data, self.params, params)]
+        keep_alive = [self, self.arena, table, self.write_addresses(table.data, self.params, params)]
         kinds = [np.ndarray, *(inputs[name].dtype for name, _ in self.inputs)]
         table[self.layout.slots :] = list(map(id, kinds))
         run = self.code[CALL]
@@ -228,7 +228,7 @@ class Executable:
                 f"    y{k}, address{k} = allocate{k}()",
             ]
             arguments += f", address{k}"
-        if self.short:  # the GIL is held, so no other call runs concurrently
+        if self.short and not self.layout.sizes:  # the GIL is held, so no other call runs concurrently
             lines.append(f"if run(table, {arguments}):")
         else:
             names |= {"acquire": self.lock.acquire, "release": self.lock.release}

@@ -86,6 +86,10 @@ class Code:
         self.emit(stmt.DeclBuffer(buffer, data=parameter))
         return buffer
 
+    def bind(self, variable: Expr, value: Expr) -> None:
+        """Define a variable for the statements that follow."""
+        self.emit(stmt.Bind(variable.node, value.node))
+
     def store(self, buffer: Buffer, position: Any, value: Expr) -> None:
         self.emit(stmt.BufferStore(buffer, value.node, [index(position).node]))
 

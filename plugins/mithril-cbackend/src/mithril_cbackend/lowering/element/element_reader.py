@@ -140,6 +140,8 @@ class Reader:
         """Return the index of a row-major offset."""
         out: list[Any] = []
         stride = math.prod(shape)
+        if flat != 0 and not isinstance(stride, int):
+            flat = t.index(flat)
         for k, n in enumerate(shape):
             stride //= n
             i = self.position(flat) // stride

@@ -6,6 +6,8 @@ is scaled by elements of the left operand and added to accumulators of all colum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from mithril_cbackend import tir as t
@@ -16,27 +18,47 @@ from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Mach
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.matmul_form import Product, strided_operand
+from mithril_cbackend.lowering.matmul.microkernel import count
 
 MAX_ROWS = 8  # rows of the left operand that this template takes at most
+VARIANTS = (1, 2, 3, 4, 6, 8)  # rows for which a symbolic number of rows has code of its own
+COLUMNS = 4  # columns per block if their number is symbolic
 UNROLL = 8  # rows of the right operand per iteration
 ACCUMULATOR_BYTES = 1 << 14  # bytes of accumulators, which fit the L1 cache
 
 
 def is_supported(kernel: Kernel, product: Product, machine: Machine) -> bool:
     """Whether this template supports the product: few rows, and a right operand with contiguous rows or columns."""
-    if not isinstance(product.m, int) or product.m > MAX_ROWS or product.right.value in kernel.prepared:
+    if (isinstance(product.m, int) and product.m > MAX_ROWS) or product.right.value in kernel.prepared:
         return False
     right, lanes = strided_operand(product.right, kernel.producers), machine.lanes(product.kind.bits)
     if right is None:
         return False
-    return (right.summed == 1 and product.k >= lanes) or (right.free == 1 and product.n >= 4 * lanes)
+    if right.summed == 1 and product.k >= lanes:
+        return True
+    return isinstance(product.n, int) and right.free == 1 and product.n >= 4 * lanes
 
 
 def write(frame: KernelBuilder, product: Product) -> None:
     """Emit the product, by columns or by rows of the right operand."""
+    _write(frame, product, range(product.m))
+
+
+def write_few(frame: KernelBuilder, product: Product) -> None:
+    """Emit variants for a symbolic number of rows up to MAX_ROWS, of which one runs."""
+    m = t.index(product.m)
+    for smaller, rows in pairwise((0, *VARIANTS)):
+        fits = t.equal(m, rows) if rows == smaller + 1 else (m > smaller) & (m <= rows)
+        with frame.code.when(fits), frame.reader.loop("few", 1):
+            last = [frame.reader.position(t.select(m > i, t.index(i), m - 1)) for i in range(smaller + 1, rows)]
+            _write(frame, product, [*range(smaller + 1), *last])
+
+
+def _write(frame: KernelBuilder, product: Product, rows: Sequence[Any]) -> None:
     right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
-    (by_column if right.summed == 1 and product.k >= frame.machine.lanes(product.kind.bits) else by_row)(frame, product)
+    write_rows = by_column if right.summed == 1 and product.k >= frame.machine.lanes(product.kind.bits) else by_row
+    write_rows(frame, product, rows)
 
 
 # -- results ------------------------------------------------------------------------------------------------------
@@ -67,16 +89,21 @@ def _left(frame: KernelBuilder, product: Product, batch_index: Index) -> Any:
 
 
 # -- columns ------------------------------------------------------------------------------------------------------
-def by_column(frame: KernelBuilder, product: Product) -> None:
-    """Compute dot products of contiguous rows and columns, for blocks of columns that reuse the rows."""
-    code, reader, kind, rows = frame.code, frame.reader, product.kind, product.m
+def by_column(frame: KernelBuilder, product: Product, rows: Sequence[Any]) -> None:
+    """Compute dot products of contiguous rows and columns, for blocks of columns that reuse the rows.
+
+    The last block of a symbolic number of columns computes the last column repeatedly.
+    """
+    code, reader, kind, is_exact = frame.code, frame.reader, product.kind, isinstance(product.n, int)
     lanes = frame.machine.lanes(kind.bits)
-    block = next(b for b in (8, 4, 2, 1) if product.n % b == 0 and rows * b <= 2 * MAX_ROWS)
-    cells = [(i, c) for i in range(rows) for c in range(block)]
+    block = COLUMNS
+    if is_exact:
+        block = next(b for b in (8, 4, 2, 1) if product.n % b == 0 and len(rows) * b <= 2 * MAX_ROWS)
+    cells = [(i, c) for i in range(len(rows)) for c in range(block)]
     num_vectors, rest = divmod(product.k, lanes)
     right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
-    blocks = product.n // block
+    blocks = count(product.n, block)
     kinds = frame.kinds((product.matrices, blocks), product.work)
     with (
         reader.loop("m", product.matrices, kinds.get(0, t.SERIAL)) as m,
@@ -84,12 +111,14 @@ def by_column(frame: KernelBuilder, product: Product) -> None:
     ):
         batch_index = reader.split(m, product.batch)
         matrix, left = right.matrix(batch_index, kind, reader), _left(frame, product, batch_index)
-        column = n * block
+        columns = [n * block + c for c in range(block)]
+        if not is_exact:
+            columns = [reader.position(t.select(c < product.n, c, t.index(product.n) - 1)) for c in columns]
         total = code.alloc("total", len(cells) * lanes, kind.name)
 
         def add(slot: int, lane: Any, i: int, c: int, k: Any) -> None:
             offset = slot * lanes + lane
-            term = scalar_ops.mul(code, left(i, k), matrix.element(column + c, k), kind)
+            term = scalar_ops.mul(code, left(rows[i], k), matrix.element(columns[c], k), kind)
             code.store(total, offset, scalar_ops.add(code, t.load(total, offset), term, kind))
 
         for slot in range(len(cells)):
@@ -104,9 +133,8 @@ def by_column(frame: KernelBuilder, product: Product) -> None:
                 for slot, (i, c) in enumerate(cells):
                     add(slot, 0, i, c, num_vectors * lanes + r)
         for slot, (i, c) in enumerate(cells):
-            emit(
-                frame, product, batch_index, i, column + c, _horizontal_sum(frame, total, slot * lanes, lanes, product)
-            )
+            total_sum = _horizontal_sum(frame, total, slot * lanes, lanes, product)
+            emit(frame, product, batch_index, rows[i], columns[c], total_sum)
 
 
 def _horizontal_sum(frame: KernelBuilder, total: t.Buffer, first: int, lanes: int, product: Product) -> t.Expr:
@@ -122,20 +150,22 @@ def _horizontal_sum(frame: KernelBuilder, total: t.Buffer, first: int, lanes: in
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------
-def by_row(frame: KernelBuilder, product: Product) -> None:
+def by_row(frame: KernelBuilder, product: Product, rows: Sequence[Any]) -> None:
     """Add scaled rows of the right operand to accumulators of as many columns as fit the L1 cache."""
     lanes, threads = frame.machine.lanes(product.kind.bits), frame.workers(product.work, product.n)
-    max_width = ACCUMULATOR_BYTES * 8 // product.kind.bits // product.m
+    max_width = ACCUMULATOR_BYTES * 8 // product.kind.bits // len(rows)
     splits = threads if product.matrices < threads else 1
     width = -(-product.n // max(-(-product.n // max_width), splits))
     width = -(-width // lanes) * lanes
     full_chunks, rest = divmod(product.n, width)
     for first, chunks, size in ((0, full_chunks, width), (full_chunks * width, 1, rest)):
         if chunks and size:
-            _chunks(frame, product, first, chunks, size)
+            _chunks(frame, product, rows, first, chunks, size)
 
 
-def _chunks(frame: KernelBuilder, product: Product, first: int, chunks: int, size: int) -> None:
+def _chunks(
+    frame: KernelBuilder, product: Product, rows: Sequence[Any], first: int, chunks: int, size: int
+) -> None:
     code, reader, kind, lanes = frame.code, frame.reader, product.kind, frame.machine.lanes(product.kind.bits)
     right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
@@ -148,15 +178,15 @@ def _chunks(frame: KernelBuilder, product: Product, first: int, chunks: int, siz
         begin = first + chunk * size
         matrix = right.matrix(tuple(batch_index), kind, reader).transposed().from_column(begin)
         left = _left(frame, product, tuple(batch_index))
-        total = code.alloc("total", product.m * row_stride, kind.name)
+        total = code.alloc("total", len(rows) * row_stride, kind.name)
 
         def add(k: Any, count: int) -> None:
             """Add ``count`` rows, beginning with row ``k``."""
-            factors = [[code.let(left(i, k + u), "a") for u in range(count)] for i in range(product.m)]
+            factors = [[code.let(left(i, k + u), "a") for u in range(count)] for i in rows]
             for start, vectors, width, loop_kind in segments:
                 with reader.loop("v", vectors) as v, reader.loop("j", width, loop_kind) as j:
                     column = v * lanes + start + j
-                    for i in range(product.m):
+                    for i in range(len(rows)):
                         accumulated = t.load(total, i * row_stride + column)
                         for u in range(count):
                             b = matrix.element(k + u, column)
@@ -165,7 +195,7 @@ def _chunks(frame: KernelBuilder, product: Product, first: int, chunks: int, siz
                             )
                         code.store(total, i * row_stride + column, accumulated)
 
-        with reader.loop("v", product.m * row_stride // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
+        with reader.loop("v", len(rows) * row_stride // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
             code.store(total, v * lanes + j, t.const(0, kind.name))
         full_groups, rest = divmod(product.k, UNROLL)
         with reader.loop("k", full_groups) as k:
@@ -173,9 +203,9 @@ def _chunks(frame: KernelBuilder, product: Product, first: int, chunks: int, siz
         if rest:
             with reader.loop("k", 1) as _:
                 add(full_groups * UNROLL, rest)
-        for i in range(product.m):
-            for start, count, width, loop_kind in segments:
+        for i, row in enumerate(rows):
+            for start, vectors, width, loop_kind in segments:
                 store_kind = loop_kind if vector and is_contiguous(product, frame.kernel) else t.SERIAL
-                with reader.loop("v", count) as v, reader.loop("j", width, store_kind) as j:
+                with reader.loop("v", vectors) as v, reader.loop("j", width, store_kind) as j:
                     column = v * lanes + start + j
-                    emit(frame, product, tuple(batch_index), i, begin + column, t.load(total, i * row_stride + column))
+                    emit(frame, product, tuple(batch_index), row, begin + column, t.load(total, i * row_stride + column))

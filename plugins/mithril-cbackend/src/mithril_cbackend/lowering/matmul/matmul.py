@@ -118,7 +118,7 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     word = word_products.form(kernel, product, machine)
     if word is not None:
         return word_products.scratch(word, machine)
-    if gemv.is_supported(kernel, product, machine):
+    if gemv.is_supported(kernel, product, machine) and isinstance(product.m, int):
         return []
     plan, threads = plan_of(product, kernel, machine), machine.threads
     needs_sums = plan.depth < product.k and result_for_sums(kernel, product) is None
@@ -166,10 +166,14 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
     word = word_products.form(kernel, product, machine)
     if word is not None:
         word_products.write(frame, word)
-    elif gemv.is_supported(kernel, product, machine):
+    elif not gemv.is_supported(kernel, product, machine):
+        Tiles(frame, product).write()
+    elif isinstance(product.m, int):
         gemv.write(frame, product)
     else:
-        Tiles(frame, product).write()
+        gemv.write_few(frame, product)
+        with frame.code.when(t.index(product.m) > gemv.MAX_ROWS), frame.reader.loop("many", 1):
+            Tiles(frame, product).write()
     return frame.finish()
 
 
@@ -342,10 +346,11 @@ class Part:
         s = self.tiles
         if s.plan.packed_rows:
             return s.reader.code.let(self.copy().element(row, k))
-        row, k = self.row + row, self.begin + k
+        row = self.row + row
         if s.left is None:
-            return s.product.left.element(s.reader, self.batch_index, row, k)
-        return s.reader.code.let(s.left.matrix(self.batch_index, s.product.kind, s.reader).element(row, k))
+            return s.product.left.element(s.reader, self.batch_index, row, self.begin + k)
+        matrix = s.left.matrix(self.batch_index, s.product.kind, s.reader)
+        return s.reader.code.let(matrix.part(row, self.begin).element(0, k))  # what the loop over k varies comes last
 
     # -- the right operand ----------------------------------------------------------------------------------------
     def reads_unpacked(self, width: int, rows: int) -> bool:

@@ -114,9 +114,8 @@ def product_of(node: Node) -> Product | None:
         product = replace(product, left=product.right, right=product.left, transposed=True)
     if (
         0 in (product.m, product.n, product.k, product.matrices)
-        or not isinstance(product.n, int)
-        or product.n < 4
-        or typical(product.m) * product.n * product.k < MIN_PRODUCTS
+        or typical(product.n) < 4
+        or typical(product.m * product.n * product.k) < MIN_PRODUCTS
     ):
         return None
     return product
