@@ -230,7 +230,7 @@ class FusionPlanner:
         if (
             kernel.template not in (elementwise.elementwise, fused_rows.rows)
             or not shape
-            or shape[-1] < self.machine.lanes()
+            or (isinstance(shape[-1], int) and shape[-1] < self.machine.lanes())
         ):
             return None
         if (

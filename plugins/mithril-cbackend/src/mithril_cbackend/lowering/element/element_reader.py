@@ -13,7 +13,7 @@ from itertools import product as cartesian
 from typing import Any
 
 from mithril import ops
-from mithril.base import Dim, Registry, Size, substitute, symbols
+from mithril.base import Dim, Registry, ShapeError, Size, substitute, symbols
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
@@ -261,9 +261,18 @@ def _slice(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, source_index = operand(node), list(index)
     a = node.attributes
     for start, stop, step, axis in zip(a["starts"], a["stops"], a["steps"], a["axes"], strict=True):
-        first = slice(int(start), int(stop), step).indices(shape_of(x)[axis])[0]
+        first = first_position(start, stop, step, shape_of(x)[axis])
         source_index[axis] = reader.position(index[axis] * step + first)
     return reader.at(x, tuple(source_index))
+
+
+def first_position(start: Size, stop: Size, step: int, size: Size) -> Any:
+    """Return the position of a slice's first element; those of symbolic sizes are within the axis."""
+    if all(isinstance(n, int) for n in (start, stop, size)):
+        return slice(start, stop, step).indices(size)[0]
+    if step < 0:
+        raise ShapeError(f"a slice of the symbolic size '{size}' has a negative step")
+    return t.index(start + size if isinstance(start, int) and start < 0 else start)
 
 
 @rule(ops.flip)

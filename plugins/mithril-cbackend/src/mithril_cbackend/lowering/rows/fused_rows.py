@@ -154,8 +154,10 @@ class Rows:
         shortcuts = self.passes.shortcuts[k]
         factors = {n: self.reciprocal(operand(n, 1), index) for n in shortcuts if n.op is ops.div}
         saved = [v for values in self.passes.saved[:k] for v in values]
-        num_vectors = self.width // self.lanes if self.lanes > 1 else 0
-        unroll = UNROLL if num_vectors >= 2 * UNROLL and folds and not self.is_compute_bound(k) else 1
+        is_exact, width = isinstance(self.width, int), self.width if isinstance(self.width, int) else t.index(self.width)
+        num_vectors = width // self.lanes if self.lanes > 1 else 0
+        is_long = not is_exact or num_vectors >= 2 * UNROLL
+        unroll = UNROLL if self.lanes > 1 and is_long and folds and not self.is_compute_bound(k) else 1
         totals = [code.alloc("total", unroll * self.lanes, reductions.accumulator(operand(n).dtype)) for n in folds]
         for node, total in zip(folds, totals, strict=True):
             for slot in range(unroll):
@@ -190,8 +192,8 @@ class Rows:
                         with reader.loop("j", self.lanes, t.VECTORIZED) as j:
                             vector = i * group + (offset + slot)
                             element(vector * self.lanes + j, j + slot * self.lanes)
-        if self.width - num_vectors * self.lanes:
-            with reader.loop("r", self.width - num_vectors * self.lanes) as r:
+        if width - num_vectors * self.lanes:
+            with reader.loop("r", width - num_vectors * self.lanes) as r:
                 element(r + num_vectors * self.lanes, 0)
         for node, total in zip(folds, totals, strict=True):
             result = reductions.reduce_lanes(

@@ -105,13 +105,15 @@ def _along(
     op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
     outer_axes = [k for k in range(len(shape)) if k not in axes]
     reduced_outer, inner = [k for k in axes if k != len(shape) - 1], shape[-1] if shape else 1
+    is_exact = isinstance(inner, int)
+    inner = inner if is_exact else t.index(inner)
     count = math.prod(shape[k] for k in axes)
     work = math.prod(shape) * len(frame.kernel.nodes)
-    lanes = lanes if inner >= lanes else 0
+    lanes = lanes if not is_exact or inner >= lanes else 0
     sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
         coordinates = dict(zip(outer_axes, positions, strict=True))
-        unroll = UNROLL if lanes and inner >= 2 * UNROLL * lanes else 1
+        unroll = UNROLL if lanes and (not is_exact or inner >= 2 * UNROLL * lanes) else 1
         width = unroll * max(lanes, 1)
         total = code.alloc("total", width, accumulator(dtype))
         with reader.loop("l", width, t.VECTORIZED if lanes else t.SERIAL) as lane:
@@ -122,7 +124,7 @@ def _along(
             element = reader.at(x, tuple(full[k] for k in range(len(shape))))
             code.store(total, lane, to_stored(fold(code, op, load_element(total, lane, dtype), element, dtype)))
 
-        if count:
+        if count != 0:
             with reader.nest("", [shape[k] for k in reduced_outer]) as rest:
                 num_vectors = inner // lanes if lanes else 0
                 for first, num_groups, group in (
@@ -180,7 +182,10 @@ def over_blocks(
     outer_axes, inner = [k for k in range(last) if k not in axes], shape[-1]
     if 0 in [shape[k] for k in (*outer_axes, last)]:
         return
-    width = lanes * max(1, min(UNROLL, inner // lanes)) if lanes and inner >= lanes else 0
+    if isinstance(inner, int):
+        width = lanes * max(1, min(UNROLL, inner // lanes)) if lanes and inner >= lanes else 0
+    else:
+        inner, width = t.index(inner), lanes
     blocks = inner // width if width else 0
     sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
@@ -267,7 +272,7 @@ def _search_across(frame: KernelBuilder, node: Node, shape: tuple[int, ...], axi
 
 def _search_along(frame: KernelBuilder, node: Node, shape: tuple[int, ...], axis: int, lanes: int) -> None:
     reader, x, lead = frame.reader, operand(node), shape[:-1]
-    lanes = lanes if shape[axis] >= lanes else 1
+    lanes = lanes if isinstance(shape[axis], int) and shape[axis] >= lanes else 1
     num_vectors = shape[axis] // lanes
     with reader.nest("", lead, frame.kinds(lead, math.prod(shape))) as index:
         extreme = Extreme(frame, lanes)
