@@ -5,7 +5,19 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.models import Conv2d, Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention, Relu, Softmax
+from mithril.models import (
+    Conv2d,
+    Embedding,
+    Gelu,
+    IOKey,
+    LayerNorm,
+    Linear,
+    Model,
+    MultiHeadAttention,
+    PositionalEmbedding,
+    Relu,
+    Softmax,
+)
 
 pytest.importorskip("mithril_cbackend")
 SIZES = (1, 2, 5, 7, 8, 9, 15, 16, 17, 33, 64, 200, 0, 3)
@@ -116,3 +128,101 @@ def test_reductions_over_a_symbolic_axis():
         np.testing.assert_allclose(results["total"], values.sum(0), rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(results["mean"], values.mean(0), rtol=1e-5, atol=1e-5)
     assert len(compiled.programs) == 1
+
+
+def decoder(cache=None):
+    tokens, position = IOKey("input", dtype="int32"), IOKey("position", dtype="int32", shape=[])
+    x = Embedding(20, 32)(tokens)
+    attention = MultiHeadAttention(32, 4, causal=True, cache=cache)
+    x = x + (attention(x, position) if cache else attention(PositionalEmbedding(64)(x)))
+    return Model.create(outputs={"output": Linear(20)(LayerNorm(32)(x))})
+
+
+def test_one_program_runs_all_batches_and_lengths():
+    any_size, reference = (
+        ml.compile(decoder(), b, shapes={"input": [None, None]}, inference=True) for b in "c numpy".split()
+    )
+    params = {any_size: any_size.randomize_params(0), reference: reference.randomize_params(0)}
+    for shape in ((1, 1), (2, 3), (1, 7), (3, 16), (1, 17), (2, 31), (1, 32), (2, 33), (1, 64), (0, 5), (2, 0)):
+        x = {"input": np.random.default_rng(0).integers(0, 20, shape).astype(np.int32)}
+        result, expected = (c.evaluate(params[c], x)["output"] for c in (any_size, reference))
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5, err_msg=str(shape))
+    assert len(any_size.programs) == 1
+    assert not fallbacks(any_size)
+
+
+def test_encoder_of_any_length_reads_the_mask_and_no_further():
+    x, mask = IOKey("input"), IOKey("mask", dtype="bool")
+    model = Model.create(outputs={"output": MultiHeadAttention(32, 4)(x, mask=mask)})
+    shapes = {"input": ["n", "l", 32], "mask": ["n", 1, 1, "l"]}
+    any_size, reference = (ml.compile(model, b, shapes=shapes, inference=True) for b in "c numpy".split())
+    rng = np.random.default_rng(0)
+    for n, length in ((1, 5), (2, 40), (1, 100)):
+        mask = rng.random((n, 1, 1, length)) < 0.7
+        mask[..., 0] = True
+        inputs = {"input": rng.normal(size=(n, length, 32)).astype(np.float32), "mask": mask}
+        result, expected = (c.evaluate(c.randomize_params(0), inputs)["output"] for c in (any_size, reference))
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    assert len(any_size.programs) == 1
+
+
+def test_one_program_reads_the_prompt_and_generates():
+    runners = []
+    for backend in ("c", "numpy"):
+        compiled = ml.compile(decoder(cache=64), backend, shapes={"input": [None, None]}, inference=True)
+        runners.append((compiled, compiled.runner(compiled.randomize_params(0))))
+    position, rng = 0, np.random.default_rng(0)
+    for length in (5, 1, 9, 1, 17, 3):
+        x = {"input": rng.integers(0, 20, (2, length)).astype(np.int32), "position": np.int32(position)}
+        result, expected = (run(x)["output"] for _, run in runners)
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5, err_msg=str(position))
+        position += length
+    assert len(runners[0][0].programs) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ops.softmax(x, axis=-1),
+        lambda x: ops.max(x, axis=-1),
+        lambda x: ops.mean(x, axis=1),
+        lambda x: ops.logsumexp(x, axis=-1),
+        lambda x: ops.argmax(x, axis=-1),
+        lambda x: ops.argmax(x, axis=0),
+        lambda x: ops.sum(x),
+        lambda x: x[:, 1:],
+        lambda x: x[:, ::2],
+    ],
+)
+def test_operations_along_a_symbolic_last_axis(function):
+    model = Model.create(outputs={"output": function(IOKey("input"))})
+    any_size, reference = (compiled_on(backend, model, (None, None)) for backend in ("c", "numpy"))
+    for shape in ((1, 3), (2, 16), (3, 50), (1, 200)):
+        x = {"input": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+        np.testing.assert_allclose(any_size(x)["output"], reference(x)["output"], rtol=1e-5, atol=1e-6)
+    assert len(any_size.programs) == 1
+
+
+@pytest.mark.parametrize("width", [1, 3, 10])
+@pytest.mark.parametrize("depth", [5, 40])
+def test_few_rows_and_few_columns(width, depth):
+    any_size, reference = (compiled_on(b, Linear(width), (None, depth)) for b in ("c", "numpy"))
+    params = any_size.randomize_params(0)
+    for n in range(10):
+        x = {"input": np.random.default_rng(0).normal(size=(n, depth)).astype(np.float32)}
+        for _ in range(2):
+            result, expected = (
+                any_size.evaluate(params, x)["output"],
+                reference.evaluate(reference.randomize_params(0), x)["output"],
+            )
+            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert len(any_size.programs) == 1
+
+
+def test_repeated_calls_check_the_sizes_again():
+    compiled = compiled_on("c", perceptron(), (None, 24))
+    params = compiled.randomize_params(0)
+    arrays = [np.random.default_rng(n).normal(size=(n, 24)).astype(np.float32) for n in (3, 7)]
+    expected = [compiled.evaluate(params, {"input": x})["output"] for x in arrays]
+    for k in (0, 0, 0, 1, 1, 1, 0, 1, 0, 0):
+        np.testing.assert_array_equal(compiled.evaluate(params, {"input": arrays[k]})["output"], expected[k])

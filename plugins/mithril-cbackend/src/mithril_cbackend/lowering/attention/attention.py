@@ -12,7 +12,8 @@ from typing import Any
 
 from mithril.base import TensorType, float32
 from mithril.ir import Value
-from mithril_cbackend.lowering.attention.attention_match import attention_of
+from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.attention.attention_match import Attention, attention_of
 from mithril_cbackend.lowering.attention.blocked_attention import BlockedAttention, Sizes
 from mithril_cbackend.lowering.attention.decode_attention import DecodeAttention
 from mithril_cbackend.lowering.element.kernel import Kernel
@@ -33,5 +34,14 @@ def attention(kernel: Kernel, name: str, machine: Machine) -> Any:
     match = attention_of(kernel.producers, kernel.anchor)
     assert match is not None
     sizes = Sizes.of(kernel, match, machine)
-    (DecodeAttention if sizes.reads_unpacked else BlockedAttention)(frame, match, sizes).write()
+    one = Sizes.of(kernel, match, machine, 1)
+    if isinstance(sizes.queries, int) or not one.reads_unpacked:
+        write(frame, match, sizes)
+    else:  # generation continues a sequence token by token
+        is_one = t.equal(t.index(sizes.queries), 1)
+        frame.reader.either(is_one, lambda: write(frame, match, one), lambda: write(frame, match, sizes))
     return frame.finish()
+
+
+def write(frame: KernelBuilder, match: Attention, sizes: Sizes) -> None:
+    (DecodeAttention if sizes.reads_unpacked else BlockedAttention)(frame, match, sizes).write()

@@ -51,8 +51,10 @@ class Sizes:
     reads_unpacked: bool  # keys and values are read unpacked
 
     @staticmethod
-    def of(kernel: Kernel, attention: Attention, machine: Machine) -> Sizes:
-        *batch, queries, keys = shape_of(attention.scores)
+    def of(kernel: Kernel, attention: Attention, machine: Machine, queries: int | None = None) -> Sizes:
+        """Return the sizes of an attention, or those of its variant for a number of queries."""
+        *batch, any_queries, keys = shape_of(attention.scores)
+        queries = any_queries if queries is None else queries
         inner, outer = shape_of(operand(attention.first))[-1], shape_of(attention.second.result)[-1]
         head_axes = 0  # leading axes on which keys or values depend
         for product in (attention.first, attention.second):

@@ -163,9 +163,7 @@ def by_row(frame: KernelBuilder, product: Product, rows: Sequence[Any]) -> None:
             _chunks(frame, product, rows, first, chunks, size)
 
 
-def _chunks(
-    frame: KernelBuilder, product: Product, rows: Sequence[Any], first: int, chunks: int, size: int
-) -> None:
+def _chunks(frame: KernelBuilder, product: Product, rows: Sequence[Any], first: int, chunks: int, size: int) -> None:
     code, reader, kind, lanes = frame.code, frame.reader, product.kind, frame.machine.lanes(product.kind.bits)
     right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
@@ -208,4 +206,6 @@ def _chunks(
                 store_kind = loop_kind if vector and is_contiguous(product, frame.kernel) else t.SERIAL
                 with reader.loop("v", vectors) as v, reader.loop("j", width, store_kind) as j:
                     column = v * lanes + start + j
-                    emit(frame, product, tuple(batch_index), row, begin + column, t.load(total, i * row_stride + column))
+                    emit(
+                        frame, product, tuple(batch_index), row, begin + column, t.load(total, i * row_stride + column)
+                    )

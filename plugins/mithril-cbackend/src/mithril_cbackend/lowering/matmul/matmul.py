@@ -350,7 +350,7 @@ class Part:
         if s.left is None:
             return s.product.left.element(s.reader, self.batch_index, row, self.begin + k)
         matrix = s.left.matrix(self.batch_index, s.product.kind, s.reader)
-        return s.reader.code.let(matrix.part(row, self.begin).element(0, k))  # what the loop over k varies comes last
+        return s.reader.code.let(matrix.part(row, self.begin).element(0, k))  # the loop variable comes last
 
     # -- the right operand ----------------------------------------------------------------------------------------
     def reads_unpacked(self, width: int, rows: int) -> bool:
