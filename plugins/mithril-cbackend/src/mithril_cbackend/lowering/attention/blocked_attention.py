@@ -41,8 +41,8 @@ class Sizes:
 
     heads: tuple[int, ...]
     sharing: tuple[int, ...]
-    queries: Size
-    keys: Size
+    queries: Any  # an int or symbolic, like the number of keys
+    keys: Any
     inner: int  # size of queries and keys
     outer: int  # size of values
     block: int
@@ -86,11 +86,11 @@ class Sizes:
         )
 
     @property
-    def row(self) -> Size:
+    def row(self) -> Any:
         """Elements of a row of scores, rounded up to whole panels."""
         return count(self.keys, self.keys_tile.columns) * self.keys_tile.columns
 
-    def parts(self, machine: Machine) -> dict[str, Size]:
+    def parts(self, machine: Machine) -> dict[str, Any]:
         """Return the buffers of a thread with their sizes in elements, rounded up to whole vectors."""
         columns, lanes = self.values_tile.columns, machine.lanes()
         sizes = {"query": self.block * self.inner, "scores": self.block * self.row, "factors": self.block}
@@ -99,7 +99,7 @@ class Sizes:
         return {name: count(n, lanes) * lanes for name, n in sizes.items()}
 
 
-def block_of(queries: Size, keys: Size) -> int:
+def block_of(queries: Any, keys: Any) -> int:
     """Return the number of queries in a block, equal for all blocks if the number of queries is known."""
     max_block = min(BLOCK, max(8, SCORES // keys // 8 * 8)) if isinstance(keys, int) else BLOCK
     if not isinstance(queries, int):

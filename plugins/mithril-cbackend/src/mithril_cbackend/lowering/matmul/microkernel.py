@@ -46,8 +46,8 @@ def tile_for(m: Size, n: int, machine: Machine, bits: int = 32) -> Tile:
     return Tile(-(-m // -(-m // rows)), vectors * lanes)
 
 
-def count(n: Any, columns: int) -> Any:
-    """Return the number of parts of ``columns`` that hold ``n``."""
+def count(n: int, columns: int) -> int:
+    """Return the number of parts of ``columns`` that hold ``n``, which may be symbolic."""
     return (n + (columns - 1)) // columns
 
 

@@ -154,10 +154,7 @@ class Rows:
         shortcuts = self.passes.shortcuts[k]
         factors = {n: self.reciprocal(operand(n, 1), index) for n in shortcuts if n.op is ops.div}
         saved = [v for values in self.passes.saved[:k] for v in values]
-        is_exact, width = (
-            isinstance(self.width, int),
-            self.width if isinstance(self.width, int) else t.index(self.width),
-        )
+        is_exact, width = isinstance(self.width, int), reductions.last_size(self.shape)
         num_vectors = width // self.lanes if self.lanes > 1 else 0
         is_long = not is_exact or num_vectors >= 2 * UNROLL
         unroll = UNROLL if self.lanes > 1 and is_long and folds and not self.is_compute_bound(k) else 1

@@ -99,14 +99,19 @@ def _result_index(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], coo
     return tuple(coordinates[k] for k in range(len(shape)) if k not in axes)
 
 
+def last_size(shape: tuple[Any, ...]) -> Any:
+    """Return the size of the last axis, as an expression if it is symbolic."""
+    size = shape[-1] if shape else 1
+    return size if isinstance(size, int) else t.index(size)
+
+
 def _along(
     frame: KernelBuilder, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int
 ) -> None:
     op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
     outer_axes = [k for k in range(len(shape)) if k not in axes]
-    reduced_outer, inner = [k for k in axes if k != len(shape) - 1], shape[-1] if shape else 1
+    reduced_outer, inner = [k for k in axes if k != len(shape) - 1], last_size(shape)
     is_exact = isinstance(inner, int)
-    inner = inner if is_exact else t.index(inner)
     count = math.prod(shape[k] for k in axes)
     work = math.prod(shape) * len(frame.kernel.nodes)
     lanes = lanes if not is_exact or inner >= lanes else 0
@@ -179,13 +184,13 @@ def over_blocks(
 ) -> None:
     """Loop over all axes but ``axes``, the last one in blocks of vectors and a scalar remainder."""
     reader, last = frame.reader, len(shape) - 1
-    outer_axes, inner = [k for k in range(last) if k not in axes], shape[-1]
+    outer_axes, inner = [k for k in range(last) if k not in axes], last_size(shape)
     if 0 in [shape[k] for k in (*outer_axes, last)]:
         return
     if isinstance(inner, int):
         width = lanes * max(1, min(UNROLL, inner // lanes)) if lanes and inner >= lanes else 0
     else:
-        inner, width = t.index(inner), lanes
+        width = lanes
     blocks = inner // width if width else 0
     sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
