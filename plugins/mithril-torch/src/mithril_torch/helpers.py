@@ -46,7 +46,9 @@ def as_int64(function, *xs):
 
 def reads_values(x):
     """Whether Python can read the values of a tensor at once: it is on the CPU, and nothing traces or batches it."""
-    if torch.compiler.is_compiling() or type(x) is not torch.Tensor or x.device.type != "cpu":
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if type(x) is not torch.Tensor or x.device.type != "cpu" or torch._C._len_torch_dispatch_stack():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
