@@ -190,6 +190,27 @@ def causal_mask(mask, n, m, like):
     return mask & allowed if mask.dtype == torch.bool else torch.where(allowed, mask.to(like.dtype), float("-inf"))
 
 
+def ctc(logits, labels, steps, counts, blank, reduction, zero_infinity, dtype):
+    """Return the loss of each row or their mean or sum; rows without an alignment are infinite, without a gradient."""
+    p = torch.log_softmax(logits.to(dtype), -1).transpose(0, 1)
+    rows = torch.ones(labels.shape[0], dtype=torch.int64, device=labels.device)
+    steps = rows * p.shape[0] if steps is None else steps.to(torch.int64).clamp(max=p.shape[0])
+    counts = rows * labels.shape[1] if counts is None else counts.to(torch.int64).clamp(min=0, max=labels.shape[1])
+    losses = torch._ctc_loss(p, labels.to(torch.int64), steps.cpu(), counts.cpu(), blank, True)[0]
+    losses = torch.where(torch.isinf(losses), 0.0 if zero_infinity else float("inf"), losses)
+    if reduction == "mean":
+        losses = (losses / counts.clamp(min=1)).mean()
+    elif reduction == "sum":
+        losses = losses.sum()
+    return losses.to(logits.dtype)
+
+
+def sampled(x, grid, mode, padding_mode, align_corners, dtype):
+    """Return the elements of images at positions from -1 to 1."""
+    y = F.grid_sample(x.to(dtype), grid.to(dtype), mode, padding_mode, align_corners)
+    return y.to(x.dtype)
+
+
 # -- indexing -----------------------------------------------------------------------------------------------------
 def reduced(x):
     """Return a DTensor with its pending sums reduced: rows of a split table can be read only once before."""

@@ -16,7 +16,7 @@ from mithril_torch.random_words import add_rows as add_random_rows
 subgraph_fusion.add_rows(table)
 paired_ops.add_rows(table)
 batch_statistics.add_rows(table)
-add_random_rows(table)
+add_random_rows(table)  # type: ignore[no-untyped-call]  # a module of helpers
 
 UNARY: Registry[str] = Registry(
     "functions of PyTorch",
@@ -164,6 +164,31 @@ def _of_images(node: Node) -> bool:
 def _max_pool_grad(call: Call) -> str:
     rest = ", ".join(call.literal(call.attributes[n]) for n in ("kernel", "stride", "padding", "dilation"))
     return f"{call.helper(helpers.max_pool_grad)}({call.g}, {call.x}, {rest})"
+
+
+# -- sequences and images ------------------------------------------------------------------------------------------
+@table.function("ctc_loss", when=lambda node: node.operands[0] is not None and node.operands[0].dtype.is_float)
+def _ctc_loss(call: Call) -> str:
+    operands = _operands(call, "logits", "labels", "logit_lengths", "label_lengths")
+    settings = f'{call.blank}, "{call.reduction}", {call.zero_infinity}'
+    return f"{call.helper(helpers.ctc)}({operands}, {settings}, {_computed(call)})"
+
+
+def _has_sampler(node: Node) -> bool:
+    """Whether PyTorch samples such images: in two or three dimensions, bicubic in two."""
+    rank = node.operands[1].type.rank if node.operands[1] is not None else 0
+    return is_float(node) and (rank == 4 or (rank == 5 and node.attributes["mode"] != "bicubic"))
+
+
+@table.function("grid_sample", when=_has_sampler)
+def _grid_sample(call: Call) -> str:
+    settings = f'"{call.mode}", "{call.padding_mode}", {call.align_corners}'
+    return f"{call.helper(helpers.sampled)}({_operands(call, 'x', 'grid')}, {settings}, {_computed(call)})"
+
+
+def _computed(call: Call) -> str:
+    """Return the dtype in which a float result is computed."""
+    return "torch.float64" if call.type.dtype.name == "float64" else "torch.float32"
 
 
 # -- attention ----------------------------------------------------------------------------------------------------
