@@ -146,9 +146,13 @@ print("tvm" in sys.modules)
 if "tvm" not in sys.modules:  # and the compiler can still come later
     other = ml.compile(Linear(3, name="l"), "c", shapes={"input": [2, 256]})
     other.evaluate(other.randomize_params(), {"input": x[:2]})
-assert "tvm" in sys.modules and not {"tvm.relax", "tvm.runtime.disco"} & sys.modules.keys()  # most of TVM's import time
+unused = {"tvm.relax", "tvm.runtime.disco", "tvm.backend.cuda.ptx"}  # most of TVM's import time
+assert "tvm" in sys.modules and not unused & sys.modules.keys()
+assert "TVM_DEVICE_BACKEND_AUTOLOAD" not in os.environ
 import tvm
-assert tvm.relax.op.add  # for other users in the process
+from tvm.backend import is_loaded
+assert not is_loaded("cuda") and tvm.relax.op.add and tvm.compile and is_loaded("cuda")  # for others in the process
+assert tvm.tirx.cuda is tvm.backend.cuda and not hasattr(tvm, "absent")
 """
 
 

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.base import bfloat16, int32
 from mithril.ir import Builder, Graph, Input
 from mithril.models import Conv2d, IOKey, Linear, Model, Relu
 from mithril.ops import (
     conv,
     conv_input_grad,
     conv_weight_grad,
+    dynamic_update_slice,
     exp,
     matmul,
     max,
@@ -267,6 +269,14 @@ def test_exported_c_has_the_same_schedules(tmp_path: Path, constant: bool) -> No
 
 
 # -- the driver ---------------------------------------------------------------------------------------------------
+def llvm(graph: Graph) -> tuple[programs.Program, str]:
+    """Return the program of a graph and its optimized LLVM IR."""
+    machine = Machine(machine_code.host_cpu(), 1)
+    program = programs.write(graph, machine)
+    functions = {n: f.primfunc for n, f in program.functions.items()} | {programs.DRIVE: program.driver}
+    return program, machine_code.listing(machine_code.compiled(functions, {}, machine.cpu, 1), "ll")
+
+
 def test_kernels_are_called_not_inlined() -> None:
     """A driver into which every call's kernel was copied took LLVM quadratic time."""
 
@@ -276,9 +286,15 @@ def test_kernels_are_called_not_inlined() -> None:
         return x
 
     graph = graph_of(layers, {"x": random(8, 16), "w": random(16, 16)})
-    machine = Machine(machine_code.host_cpu(), 1)
-    program = programs.write(graph, machine)
-    functions = {n: f.primfunc for n, f in program.functions.items()} | {programs.DRIVE: program.driver}
-    built = machine_code.compiled(functions, {}, machine.cpu, 1)
+    program, listing = llvm(graph)
     (name,) = program.kernels
-    assert len(re.findall(rf"call [^\n]*@{name}\(", machine_code.listing(built, "ll"))) == 30
+    assert len(re.findall(rf"call [^\n]*@{name}\(", listing)) == 30
+
+
+def test_llvm_interleaves_no_short_vectors() -> None:
+    """LLVM ended the process for lack of an instruction that joins selections of short vectors."""
+    with Builder() as b:
+        x, update = (b.input(n, shape, bfloat16) for n, shape in (("x", (4, 5)), ("update", (2, 3))))
+        result = dynamic_update_slice(x, update, b.input("starts", (2,), int32))
+    _, listing = llvm(b.build({"y": result}))
+    assert "interleaved.vec" not in listing

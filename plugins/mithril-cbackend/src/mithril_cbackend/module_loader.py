@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,10 @@ INSTALL = "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
 
 # Parts of TVM that this backend never uses; importing them takes most of the time of ``import tvm``.
 UNUSED = ("tvm.relax", "tvm.runtime.disco")
+# The setting by which TVM loads its code generators for accelerators, and the attributes through which others use them.
+AUTOLOAD = "TVM_DEVICE_BACKEND_AUTOLOAD"
+ACCELERATORS = ("cuda", "metal", "rocm", "trn", "opencl", "vulkan", "webgpu", "hexagon", "adreno")
+COMPILERS = {"tvm": ("compile", "build"), "tvm.driver": ("compile", "build"), "tvm.tirx": ("build",)}
 
 
 @contextmanager
@@ -43,26 +47,62 @@ def without_torch() -> Iterator[None]:
 @contextmanager
 def without_unused_parts() -> Iterator[None]:
     """Import TVM without its unused parts, which are imported when another library first accesses them."""
-    absent = [] if "tvm" in sys.modules else [name for name in UNUSED if name not in sys.modules]
+    if "tvm" in sys.modules:
+        yield
+        return
+    absent = [name for name in UNUSED if name not in sys.modules]
     for name in absent:
         sys.modules[name] = types.ModuleType(name)
+    autoload = os.environ.get(AUTOLOAD)
+    os.environ[AUTOLOAD] = "0"
     try:
         yield
     finally:
+        if autoload is None:
+            del os.environ[AUTOLOAD]
+        else:
+            os.environ[AUTOLOAD] = autoload
         for name in absent:
             placeholder = sys.modules.pop(name)
             package, _, part = name.rpartition(".")
-            owner = sys.modules.get(package)
-            if owner is not None and vars(owner).get(part) is placeholder:
-                delattr(owner, part)
-                owner.__dict__["__getattr__"] = partial(_import_part, owner.__name__, part)
+            if vars(sys.modules.get(package, placeholder)).get(part) is placeholder:
+                delattr(sys.modules[package], part)
+                _defer(package, {part: partial(importlib.import_module, name)})
+        if autoload != "0" and "tvm.backend" in sys.modules:
+            _defer_accelerators()
 
 
-def _import_part(package: str, part: str, name: str) -> Any:
-    """Import the part of a package that is missing, as the package's ``__getattr__``."""
-    if name != part:
+def _defer_accelerators() -> None:
+    """Load the code generators for accelerators when another library accesses them or a compiler of TVM."""
+    loader: Any = importlib.import_module("tvm.backend._autoload_backends")
+    loader._AUTO_LOAD_DONE = False
+
+    def loaded(find: Callable[[], Any]) -> Any:
+        loader._autoload_backends()
+        return find()
+
+    for package in ("tvm.backend", "tvm.tirx"):
+        modules = {n: partial(importlib.import_module, f"tvm.backend.{n}") for n in ACCELERATORS}
+        _defer(package, {n: partial(loaded, find) for n, find in modules.items()})
+    for package, names in COMPILERS.items():
+        functions: dict[str, Any] = {n: vars(sys.modules[package]).pop(n) for n in names}
+        _defer(package, {n: partial(loaded, partial(functions.get, n)) for n in names})
+
+
+def _defer(package: str, parts: Mapping[str, Callable[[], Any]]) -> None:
+    """Set attributes of a package when they are first accessed."""
+    otherwise = vars(sys.modules[package]).get("__getattr__")
+
+    def access(name: str) -> Any:
+        if name in parts:
+            value = parts[name]()
+            setattr(sys.modules[package], name, value)
+            return value
+        if otherwise is not None:
+            return otherwise(name)
         raise AttributeError(f"module '{package}' has no attribute '{name}'")
-    return importlib.import_module(f"{package}.{part}")
+
+    vars(sys.modules[package])["__getattr__"] = access
 
 
 def load(library: bytes, threads: int) -> Any:

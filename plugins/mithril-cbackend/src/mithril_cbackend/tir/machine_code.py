@@ -59,16 +59,20 @@ def selected_features(cpu: str | None) -> tuple[str, ...]:
     return tuple(f for f in SELECTED if f in names and (tiles or not f.startswith("amx")))
 
 
-# Of LLVM's optimization. Level 2 takes half the time, but LLVM 22 ends the process for a slice update of bfloat16
-# ("Cannot select: v8i1 = bitcast"), as it knows no way back from its choice of instructions.
-LEVEL = 3
+# Of LLVM's optimization. Level 3 differs by unrolling loops that kernels leave rolled, up to four times as much code.
+LEVEL = 2
+
+# Without UNSOUND, LLVM 22 cannot select instructions for shuffles that join selections of short vectors ("Cannot
+# select: v8i1 = bitcast"), and ends the process. Kernels have none; LLVM writes them, at every level, where it turns
+# a loop over interleaved elements into vectors.
+NO_INTERLEAVING = "-max-interleave-group-factor:uint=1"
 
 
 def _target(cpu: str, threads: int, **options: Any) -> Any:
     # TVM assigns every buffer its own alias class, which is invalid once a kernel is inlined into the driver, where
     # buffers of two kernels overlap. Inlining is not worthwhile anyway: a driver with hundreds of inlined calls took
     # LLVM half a minute.
-    plain = ["-enable-tbaa:bool=false", "-inline-instr-cost:int=10000"]
+    plain = ["-enable-tbaa:bool=false", "-inline-instr-cost:int=10000", NO_INTERLEAVING]
     settings = {"mcpu": cpu, "num-cores": max(threads, 1), "opt-level": LEVEL, "cl-opt": plain, **options}
     return tvm.target.Target({"kind": "llvm", **settings})
 
