@@ -130,6 +130,12 @@ def test_a_damaged_entry_is_rebuilt(tmp_path, monkeypatch):
     assert "recompiled, as the entry cannot be read" in str(compiled_model.decisions)
 
 
+def test_machine_code_for_the_cache_is_generated_once(tmp_path):
+    executable = compiled(tmp_path).programs[-1].executable
+    assert executable.code.kind == "library"
+    assert executable.library is None  # stored, no longer in memory
+
+
 SCRIPT = """
 import os, sys
 os.environ["TVM_NUM_THREADS"] = "2"

@@ -31,7 +31,7 @@ def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads
         executable = any_size(graph, machine, target, options)
     else:
         machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
-        executable = compile_graph.compiled(graph, machine, target)
+        executable = compile_graph.compiled(graph, machine, target, options.settings["cache"])
     executable.plugins = options.plugins
     compile_graph.write_source(executable, graph, options)
     return executable

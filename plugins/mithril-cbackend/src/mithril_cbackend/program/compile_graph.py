@@ -10,11 +10,12 @@ from mithril.backend import BuildOptions, LazyGraph
 from mithril.base import BackendError, OptionError, UnsupportedError, unknown
 from mithril.ir import Graph, decompose
 from mithril.system import files
+from mithril_cbackend import module_loader
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.cpu_info import l2_bytes, processors, vector_bytes
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element.kernel_builder import Machine
-from mithril_cbackend.program import call_entry, kernel_errors, program as programs
+from mithril_cbackend.program import call_entry, kernel_errors, program as programs, program_cache
 from mithril_cbackend.program.any_size import AnySizeExecutable
 from mithril_cbackend.program.executable import Executable, LoweredProgram, rewritten
 from mithril_cbackend.tir import machine_code
@@ -77,8 +78,8 @@ def rebuild(graph: Graph, executable: Executable) -> Executable:
     return result
 
 
-def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executable:
-    """Compile kernels and driver to machine code in this process."""
+def compiled(graph: Graph, machine: Machine, target: CompileTarget, is_stored: bool = False) -> Executable:
+    """Compile kernels and driver to machine code in this process; for the cache, to a shared library."""
     program = programs.write(graph, machine, machine.plan)
     if not program.sizes and programs.elements(program) >= 1 << 31:
         raise UnsupportedError("cannot compile for backend 'c': a value of this graph has 2**31 elements or more")
@@ -95,7 +96,11 @@ def compiled(graph: Graph, machine: Machine, target: CompileTarget) -> Executabl
         raise (first_failing_kernel(program, machine) or error) from error.__cause__
     lowered = LoweredProgram(program, machine)
     kind = AnySizeExecutable if program.sizes else Executable
-    executable = kind(LazyGraph(graph), layout, target, built, lambda: lowered)
+    storable = is_stored and not program.sizes and not program.host_steps
+    library = program_cache.shared_library(built) if storable else None
+    code = module_loader.load(library, machine.threads) if library is not None else built
+    executable = kind(LazyGraph(graph), layout, target, code, lambda: lowered)
+    executable.library = library
     executable.host_steps = program.host_steps
     return executable
 

@@ -105,6 +105,7 @@ class Executable:
     ) -> None:
         self.layout, self.target = layout, target
         self.code = code  # the module of machine code, which must live as long as its functions
+        self.library: bytes | None = None  # the same code as a shared library, until the cache has stored it
         self.run = code[RUN]
         self.short: bool | None = None  # whether runs keep the GIL; None before the first run
         self._graph, self._write = graph, write

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mithril.backend import BuildOptions, LazyGraph
 from mithril_cbackend import cpu_info, module_loader
@@ -17,22 +18,29 @@ from mithril_cbackend.program.executable import Executable, LoweredProgram
 from mithril_cbackend.toolchains import HOST
 
 
-def dump(executable: Executable) -> dict[str, bytes] | None:
-    """Serialize a program, or return None if it cannot be cached or no linker is installed."""
+def shared_library(code: Any) -> bytes | None:
+    """Link a module of machine code, or return None if no linker is installed."""
     compiler = HOST.compiler()
-    in_process = bool(executable.host_steps)  # the machine code holds addresses of this process
-    if executable.layout.sizes:
-        return None
-    if compiler is None or in_process or callable(executable.machine.plan):
+    if compiler is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        code, library = Path(folder) / "code.o", Path(folder) / "code.so"
-        executable.code.write_to_file(str(code), "o")
-        linked = subprocess.run([compiler, "-shared", "-o", library, code, "-lm"], capture_output=True, check=False)
-        if linked.returncode != 0:
-            return None
-        machine = json.dumps(asdict(executable.machine)).encode()
-        return {**executable.layout.dump(), "library": library.read_bytes(), "machine": machine}
+        parts, library = Path(folder) / "code.o", Path(folder) / "code.so"
+        code.write_to_file(str(parts), "o")
+        linked = subprocess.run([compiler, "-shared", "-o", library, parts, "-lm"], capture_output=True, check=False)
+        return library.read_bytes() if linked.returncode == 0 else None
+
+
+def dump(executable: Executable) -> dict[str, bytes] | None:
+    """Serialize a program, or return None if it cannot be cached."""
+    in_process = bool(executable.host_steps)  # the machine code holds addresses of this process
+    if executable.layout.sizes or in_process or callable(executable.machine.plan):
+        return None
+    library = executable.library or shared_library(executable.code)
+    executable.library = None
+    if library is None:
+        return None
+    machine = json.dumps(asdict(executable.machine)).encode()
+    return {**executable.layout.dump(), "library": library, "machine": machine}
 
 
 def revive(parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Executable:
