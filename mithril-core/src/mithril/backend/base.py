@@ -194,6 +194,10 @@ class Backend(metaclass=CheckedType):
             f"backend '{self.name}' has no automatic differentiation of its own", hint='use autodiff="graph" instead'
         )
 
+    def differentiates(self, options: BuildOptions) -> bool:
+        """Whether gradients must be those of ``build_with_gradients``, also in a step of training."""
+        return False
+
     def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Callable[..., dict[str, Any]]:
         """Return ``forward(params, inputs)`` of a graph, in operations that the framework differentiates."""
         raise UnsupportedError(

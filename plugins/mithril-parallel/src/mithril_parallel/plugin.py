@@ -46,9 +46,12 @@ def mithril_options() -> Sequence[Option]:
 
 @hookimpl
 def mithril_ops() -> Sequence[OpsSpec]:
-    """Return the collective operations."""
+    """Return the collective operations, and the gradients that a framework computes."""
     names = ("mesh.all_gather", "mesh.all_reduce", "mesh.chunk_sum", "mesh.constrain", "mesh.reduce_scatter")
-    return [OpsSpec("mithril_parallel.sharding.collectives", names)]
+    return [
+        OpsSpec("mithril_parallel.sharding.collectives", names),
+        OpsSpec("mithril_parallel.sharding.framework_gradients", ("mesh.gradients",)),
+    ]
 
 
 @hookimpl

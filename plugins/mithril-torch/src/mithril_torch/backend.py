@@ -17,6 +17,7 @@ from mithril.backend import (
     Form,
     Forward,
     Lowerings,
+    Source,
     SourceBackend,
     SourceExecutable,
     as_numpy,
@@ -36,9 +37,10 @@ from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
 from mithril_torch.lowering import table
 from mithril_torch.native_semantics import DIFFERENT, native_table
-from mithril_torch.parallel import collectives, program  # noqa: F401  # add their rows to the table
+from mithril_torch.parallel import collectives, meshes  # noqa: F401  # add their rows to the table
 
 OWN_COMPARISONS = frozenset({ops.max, ops.min})  # PyTorch's own gradients compare the operand with the result
+DEVICES_HINT = "replace the operation, or train on one device"
 MISSING = ("uint16", "uint64")  # PyTorch stores these but supports hardly any operation on them
 
 
@@ -73,7 +75,7 @@ class TorchBackend(SourceBackend):
         self.cudnn_benchmark = cudnn_benchmark
         self.enable_amp = enable_amp
         self.passes = ("mixed-precision",) if enable_amp else ()
-        self.device_mesh = None if device_mesh is None else program.parse_mesh(device_mesh)
+        self.device_mesh = None if device_mesh is None else meshes.parse_mesh(device_mesh)
 
     def with_precision(self, precision: str) -> TorchBackend:
         return type(self)(
@@ -117,35 +119,67 @@ class TorchBackend(SourceBackend):
         captured = settings["torch_fx"] or settings["torch_options"].get("graph_mode")
         return not (options.jit or settings["torch_dynamo"] or captured)
 
+    def lowers(self, node: Node, options: BuildOptions) -> bool:
+        if node.op.name == meshes.GRADIENTS:
+            return self.differentiates(options)
+        return super().lowers(node, options)
+
     # -- building ----------------------------------------------------------------------------------------------------
     def decomposed(self, graph: Graph, options: BuildOptions) -> Graph:
         return super().decomposed(with_native_statistics(graph) if options.fuses else graph, options)
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
-        mesh = program.mesh_for(self, options)
+        mesh = meshes.mesh_for(self, options)
+        if mesh is not None:
+            return self._build_on(mesh, graph, options)
         if _compiles(options):
             graph = with_stored_operands(graph)
-        return super().build(graph, options) if mesh is None else program.build(self, graph, options, mesh)
+        return super().build(graph, options)
+
+    def _build_on(self, mesh: tuple[int, ...], graph: Graph, options: BuildOptions) -> SourceExecutable:
+        from mithril_torch.parallel import pipeline_program, program
+
+        if meshes.is_pipeline(mesh, options):
+            return pipeline_program.build_pipeline(self, graph, options, mesh)
+
+        def load(part: Graph, differentiated: bool) -> tuple[Source, Forward]:
+            if differentiated:
+                source = self._differentiable_source(part, options, "PyTorch on several devices", DEVICES_HINT)
+            else:
+                source = self._source(part, options)
+            return source, self.loaded(source)
+
+        return program.build(self, graph, options, mesh, load)
+
+    def differentiates(self, options: BuildOptions) -> bool:
+        """Whether PyTorch computes gradients: on several devices its engines distribute them."""
+        mesh = meshes.mesh_for(self, options)
+        return mesh is not None and not meshes.is_pipeline(mesh, options)
 
     def join_processes(self) -> None:
         """Start the processes of the mesh unless a launcher has, and join their group."""
         if self.device_mesh is not None:
-            program.require_processes(self.device_mesh)
-            program.join_group(self.torch_device)
+            meshes.require_processes(self.device_mesh)
+            meshes.join_group(self.torch_device)
 
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:
-        mesh = program.mesh_for(self, options or BuildOptions())
+        options = options or BuildOptions()
+        mesh = meshes.mesh_for(self, options)
+        if mesh is not None and meshes.is_pipeline(mesh, options):
+            raise meshes.native_autodiff_error(mesh)
         if mesh is not None:
-            raise program.native_autodiff_error(mesh)
-        if options is not None and _compiles(options):
+            from mithril_torch.parallel import program
+
+            return self._build_on(mesh, program.with_gradients(graph, of, wrt), options)
+        if _compiles(options):
             graph = with_stored_operands(graph, OWN_COMPARISONS)
         return super().build_with_gradients(graph, of, wrt, options)
 
     def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Forward:
-        if program.mesh_for(self, options or BuildOptions()) is not None:
+        if meshes.mesh_for(self, options or BuildOptions()) is not None:
             raise UnsupportedError(
                 "a program over several devices has no function for PyTorch's autograd",
                 hint="compile without device_mesh=, and distribute the module by torch.distributed",
@@ -155,8 +189,8 @@ class TorchBackend(SourceBackend):
     def check_options(self, options: BuildOptions) -> None:
         super().check_options(options)
         self._run_options(options)
-        if (mesh := program.mesh_for(self, options)) is not None:
-            program.require_processes(mesh)
+        if (mesh := meshes.mesh_for(self, options)) is not None:
+            meshes.require_processes(mesh)
 
     def _run_options(self, options: BuildOptions) -> RunOptions:
         return read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)

@@ -40,12 +40,20 @@ def shard_unbucketed(
     return partition_graph(graph, axes, strategy.splits, outputs=_like_inputs(graph, strategy.splits)), strategy.unsplit
 
 
-def placement(graph: Graph, axes: Mapping[str, int]) -> tuple[dict[str, Split], dict[str, str]]:
-    """Return the splits of the arguments, for engines whose compiler partitions the graph.
+def placement(
+    graph: Graph,
+    axes: Mapping[str, int],
+    *,
+    splits: Mapping[str, int] | None = None,
+    fsdp: bool = False,
+    uneven: bool = False,
+) -> tuple[dict[str, Split], dict[str, str]]:
+    """Return the splits of the arguments, for engines that partition the graph themselves.
 
-    The second result maps inputs that should be split, but cannot be, to the reason.
+    The second result maps inputs that should be split, but cannot be, to the reason. With ``uneven`` a batch that
+    cannot be divided is one of these; otherwise it is an error.
     """
-    strategy = choose(graph, Mesh(axes))
+    strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp, uneven=uneven)
     return strategy.splits, strategy.unsplit
 
 

@@ -1,45 +1,132 @@
-"""Lowering of collectives to ``torch.distributed`` calls on the group of a mesh axis."""
+"""Lowering of collectives to ``torch.distributed`` calls on the group of a mesh axis, with their transposes.
+
+Autograd of a program of several processes is exact if each collective is differentiated as the linear function of the
+values of all processes that it is: a gradient is then the sum over the objectives of all processes.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from mithril.backend import needs
 from mithril_torch.lowering import table
-from mithril_torch.parallel.worker import group_of
+from mithril_torch.parallel.meshes import group_of
 
-WORKER_IMPORTS = ("from mithril_torch.parallel.worker import group_of",)
+IMPORTS = ("from mithril_torch.parallel.collectives import reduced, gathered, scattered",)
+STORED = {torch.bool: torch.uint8, torch.uint32: torch.int32}  # collectives lack these dtypes
 
 
-@needs(imports=WORKER_IMPORTS)
+@needs(imports=IMPORTS)
 def all_reduce(x, mesh, kind):  # type: ignore[no-untyped-def]
     """Return the sum, maximum or minimum over the group; 16-bit floats travel as 16 bits."""
-    buffer = x.to(torch.uint8 if x.dtype == torch.bool else x.dtype, copy=True).contiguous()
-    op = {"sum": torch.distributed.ReduceOp.SUM, "max": torch.distributed.ReduceOp.MAX}.get(kind)
-    torch.distributed.all_reduce(buffer, op or torch.distributed.ReduceOp.MIN, group_of(mesh))
-    return buffer.to(x.dtype)
+    return reduced(x, mesh, kind)
 
 
-@needs(imports=WORKER_IMPORTS)
+@needs(imports=IMPORTS)
 def all_gather(x, mesh, parts, axis):  # type: ignore[no-untyped-def]
     """Return the shards of the group, concatenated along ``axis``."""
-    local = x.contiguous()
-    stored = {torch.bool: torch.uint8, torch.uint32: torch.int32}.get(x.dtype)  # collectives lack these dtypes
-    local = local if stored is None else local.view(stored)
-    shards = [torch.empty_like(local) for _ in range(parts)]
-    torch.distributed.all_gather(shards, local, group_of(mesh))
-    full = torch.cat(shards, axis)
-    return full if stored is None else full.view(x.dtype)
+    return gathered(x, mesh, parts, axis)
 
 
-@needs(imports=WORKER_IMPORTS)
+@needs(imports=IMPORTS)
 def reduce_scatter(x, mesh, parts, axis):  # type: ignore[no-untyped-def]
     """Return this process's shard of the sum over the group."""
-    shards = [part.contiguous() for part in x.chunk(parts, axis)]
-    result = torch.empty_like(shards[0])
-    torch.distributed.reduce_scatter(result, shards, torch.distributed.ReduceOp.SUM, group_of(mesh))
-    return result
+    return scattered(x, mesh, parts, axis)
 
 
 for _function in (all_reduce, all_gather, reduce_scatter):
     table.helper(_function, op=f"mesh.{_function.__name__}")
+
+
+def reduced(x: Any, mesh: str, kind: str) -> Any:
+    return _on_local(_Reduced, x, group_of(mesh), kind)
+
+
+def gathered(x: Any, mesh: str, parts: int, axis: int) -> Any:
+    return _on_local(_Gathered, x, group_of(mesh), parts, axis)
+
+
+def scattered(x: Any, mesh: str, parts: int, axis: int) -> Any:
+    return _on_local(_Scattered, x, group_of(mesh), parts, axis)
+
+
+def _on_local(function: Any, x: Any, *arguments: Any) -> Any:
+    """Apply a collective; a tensor that is split over another axis of the mesh exchanges its local part."""
+    if not hasattr(x, "to_local"):
+        return function.apply(x, *arguments)
+    from torch.distributed.tensor import DTensor, Replicate
+
+    placements = [Replicate() if p.is_partial() else p for p in x.placements]
+    local = x.redistribute(placements=placements).to_local()
+    return DTensor.from_local(function.apply(local, *arguments), x.device_mesh, placements, run_check=False)
+
+
+def _all_reduce(x: torch.Tensor, group: Any, kind: str = "sum") -> torch.Tensor:
+    buffer = x.to(STORED.get(x.dtype, x.dtype), copy=True).contiguous()
+    op = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[kind]
+    dist.all_reduce(buffer, op, group)
+    return buffer.to(x.dtype)
+
+
+def _all_gather(x: torch.Tensor, group: Any, parts: int, axis: int) -> torch.Tensor:
+    local, stored = x.contiguous(), STORED.get(x.dtype)
+    local = local if stored is None else local.view(stored)
+    shards = [torch.empty_like(local) for _ in range(parts)]
+    dist.all_gather(shards, local, group)
+    full = torch.cat(shards, axis)
+    return full if stored is None else full.view(x.dtype)
+
+
+def _reduce_scatter(x: torch.Tensor, group: Any, parts: int, axis: int) -> torch.Tensor:
+    shards = [part.contiguous() for part in x.chunk(parts, axis)]
+    result = torch.empty_like(shards[0])
+    dist.reduce_scatter(result, shards, dist.ReduceOp.SUM, group)
+    return result
+
+
+class _Reduced(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx, x, group, kind):  # type: ignore[no-untyped-def]
+        y = _all_reduce(x, group, kind)
+        ctx.group, ctx.kind = group, kind
+        if kind != "sum":
+            ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        total = _all_reduce(gradient, ctx.group)
+        if ctx.kind != "sum":  # equal extrema share the gradient
+            x, y = ctx.saved_tensors
+            is_extremum = (x == y).to(gradient.dtype)
+            total = total * is_extremum / _all_reduce(is_extremum, ctx.group)
+        return total, None, None
+
+
+class _Gathered(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx, x, group, parts, axis):  # type: ignore[no-untyped-def]
+        ctx.arguments = (group, parts, axis)
+        return _all_gather(x, *ctx.arguments)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return _reduce_scatter(gradient, *ctx.arguments), None, None, None
+
+
+class _Scattered(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx, x, group, parts, axis):  # type: ignore[no-untyped-def]
+        ctx.arguments = (group, parts, axis)
+        return _reduce_scatter(x, *ctx.arguments)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return _all_gather(gradient, *ctx.arguments), None, None, None

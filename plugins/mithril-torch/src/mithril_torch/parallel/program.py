@@ -1,105 +1,34 @@
-"""``TorchBackend(device_mesh=...)``: one program on several processes, of ``torchrun`` or started by the backend.
+"""``TorchBackend(device_mesh=...)``: programs on several processes, of ``torchrun`` or started by the backend.
 
-The graph is partitioned before its source is generated (``ml.shard``, ``ml.staged``): each process runs ordinary
-generated code on its shards, and calls ``torch.distributed`` for collectives.
+A program consists of forward passes, which PyTorch differentiates and distributes (``sharded_module``), and of other
+parts, mainly the optimizer's update: each process computes those for the arrays that it holds.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from math import prod
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import mithril as ml
 from mithril.backend import BuildOptions, Source, SourceExecutable
-from mithril.base import BackendError, OptionError, TensorType
-from mithril.ir import Graph
-from mithril.system import launched_task
+from mithril.base import OptionError
+from mithril.ir import Graph, Input, Node, Output, Value
 from mithril_torch.execution import read
-from mithril_torch.parallel.launcher import launch_others
-from mithril_torch.parallel.worker import AXES, Spec, TaskText, WorkerProgram, mesh_of
+from mithril_torch.parallel.arrays import MeshArrays, connection_error
+from mithril_torch.parallel.meshes import AXES, DATA, GRADIENTS, MeshBackend, Split, require_processes, select
+from mithril_torch.parallel.sharded_module import ShardedModule
 
-Results = dict[torch.dtype, list[tuple[str, tuple[int, ...]]]]  # names and shapes
-
-
-class MeshBackend(Protocol):
-    """The interface of ``mithril_torch.backend.TorchBackend`` that mesh programs use."""
-
-    torch_device: torch.device
-    device_mesh: tuple[int, ...] | None
-    cudnn_benchmark: bool | None
-    enable_amp: bool | None
-
-    def check(self, graph: Graph, /) -> None: ...
-    def generate(self, graph: Graph, options: BuildOptions, /) -> Any: ...
-    def array(self, data: Any, /) -> torch.Tensor: ...
+Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd differentiates it
+Values = dict[str, torch.Tensor]  # local parts by name
 
 
-def parse_mesh(device_mesh: int | Sequence[int]) -> tuple[int, ...]:
-    """Normalize ``device_mesh`` to a (data, model, pipeline) tuple, possibly shortened."""
-    sizes = (device_mesh,) if isinstance(device_mesh, int) else tuple(device_mesh)
-    if not 1 <= len(sizes) <= len(AXES) or any(not isinstance(n, int) or n < 1 for n in sizes):
-        raise OptionError(
-            f"device_mesh={device_mesh!r} is not a valid mesh of devices",
-            facts=["(4,) splits batches; (2, 4) batches over 2 and weights over 4 devices; (1, 1, 4) layers over 4"],
-        )
-    return sizes
-
-
-def launched_world_size() -> int | None:
-    """Return the number of processes that ``torchrun`` or another launcher started, or None without a launcher."""
-    if dist.is_available() and dist.is_initialized():
-        return int(dist.get_world_size())
-    task = launched_task()
-    return None if task is None else task.size
-
-
-def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | None:
-    """Return the mesh selected by the backend and the options together, or None for a single device."""
-    settings = options.settings
-    mesh, kind, stages = backend.device_mesh, settings.get("parallelism"), settings.get("pipeline_stages")
-    if mesh is None:
-        count = launched_world_size() or stages
-        if kind is None and stages is None:
-            return None
-        if count is None:
-            options.decisions.record(
-                "ignored", f"parallelism='{kind}' requires the number of devices: TorchBackend(device_mesh=(4,))"
-            )
-            return None
-        mesh = (count,)
-    mesh = (*mesh, 1, 1)[:3]
-    if kind == "pipeline" or stages is not None:
-        mesh = _with_stages(mesh, stages)
-    elif mesh[2] > 1 and kind not in (None, "fsdp"):
-        raise OptionError(f"parallelism='{kind}' conflicts with device_mesh={mesh}, which has {mesh[2]} stages")
-    if kind == "model" and mesh[1] == 1:
-        raise OptionError(
-            "parallelism='model' requires a mesh with a model axis",
-            facts=[f"device_mesh={mesh}"],
-            hint=f"use device_mesh=(1, {prod(mesh)})",
-        )
-    return mesh
-
-
-def _with_stages(mesh: tuple[int, ...], stages: int | None) -> tuple[int, ...]:
-    if mesh[2] == 1:  # the mesh specifies the number of devices only
-        count = stages or prod(mesh)
-        if prod(mesh) % count:
-            raise OptionError(f"{prod(mesh)} devices cannot be divided into {count} stages")
-        return (prod(mesh) // count, 1, count)
-    if stages not in (None, mesh[2]):
-        raise OptionError(f"pipeline_stages={stages} conflicts with device_mesh={mesh}", hint="omit one of them")
-    return mesh
-
-
-def build(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...]) -> SourceExecutable:
-    """Build the executable of a graph on a mesh."""
+def check_run_options(backend: MeshBackend, options: BuildOptions) -> None:
+    """Raise OptionError for options that programs of several processes do not have."""
     running = read(
         options, backend.torch_device, cudnn_benchmark=backend.cudnn_benchmark, enable_amp=backend.enable_amp
     )
@@ -110,229 +39,322 @@ def build(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple
             facts=["processes run their programs eagerly, with collectives in between"],
             hint=f"omit {option.partition('=')[0]} or device_mesh",
         )
-    spec = spec_of(backend, graph, options, mesh)
+
+
+def build(
+    backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...], load: Callable[..., Any]
+) -> SourceExecutable:
+    """Build the executable of a graph on a mesh; ``load`` returns the source and the function of a part."""
+    check_run_options(backend, options)
     require_processes(mesh)
-    call = DistributedProgram(spec, backend)
-    texts = "\n\n".join(f"# -- task {k} of stage {task.stage} --\n{task.text}" for k, task in enumerate(spec.tasks))
-    executable = SourceExecutable(graph, Source(texts), call, call)
+    texts: list[str] = []
+
+    def loaded(part: Graph, differentiated: bool) -> Forward:
+        source, forward = load(part, differentiated)
+        texts.append(source.text)
+        return forward  # type: ignore[no-any-return]
+
+    call = MeshProgram(graph, mesh, options, backend, loaded)
+    executable = SourceExecutable(graph, Source("\n\n".join(texts)), call, call)
     executable.differentiated = True  # several programs cannot be cached as one
     return executable
 
 
-def require_processes(mesh: tuple[int, ...]) -> None:
-    """Start the processes of the mesh unless a launcher has; raise BackendError if their number differs."""
-    count = launched_world_size()
-    if count is None:
-        launch_others(prod(mesh))
-    elif count != prod(mesh):
-        raise BackendError(
-            f"device_mesh={mesh} requires {prod(mesh)} processes, got {count}",
-            hint=f"use torchrun --nproc-per-node {prod(mesh)}, or a mesh of {count} devices",
-        )
+def with_gradients(graph: Graph, of: Sequence[str], wrt: Sequence[str]) -> Graph:
+    """Return a graph with gradients of a forward graph by PyTorch; cotangents are inputs."""
+    from mithril_parallel.sharding.framework_gradients import with_framework_gradients
+
+    return with_framework_gradients(graph, of, wrt, cotangents=True)
 
 
-def join_group(device: torch.device) -> None:
-    """Create the group of the processes unless the program has done so."""
-    if not dist.is_initialized():
-        if (task := launched_task()) is not None:
-            os.environ.update(task.torch_environment())
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+# -- parts of a program -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Part:
+    """Consecutive operations: a forward pass with its gradients, or other operations.
 
-
-def native_autodiff_error(mesh: tuple[int, ...]) -> OptionError:
-    """Return the error for autograd on a mesh, which cannot differentiate collectives."""
-    return OptionError(
-        "autodiff='native' conflicts with a mesh of devices",
-        facts=[f"device_mesh={mesh}: the graph is partitioned together with its gradients"],
-        hint="omit autodiff",
-    )
-
-
-def spec_of(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...]) -> Spec:
-    """Build the programs of all processes as text and numbers."""
-    shard, stage = ml.shard, ml.staged  # of mithril-parallel, which declares the options that follow
-    settings = options.settings
-    axes = dict(zip(AXES[:2], mesh[:2], strict=True))
-    splits, fsdp = dict(settings["tensor_split_dims"]), settings["parallelism"] == "fsdp"
-    chunks = settings["pipeline_chunks"]
-    if mesh[2] == 1 and chunks == 1:
-        sharded, replicated = shard(graph, axes, splits=splits, fsdp=fsdp)
-        for name, reason in replicated.items():
-            options.decisions.record("choice", f"'{name}' is replicated: {reason}")
-        staged: Any = None
-        tasks: tuple[TaskText, ...] = (_text(backend, sharded.graph, options),)
-        steps: tuple[tuple[int, int | None], ...] = ((0, 0),)
-    else:
-        schedule: Any = settings["pipeline_schedule"]
-        staged = stage(graph, mesh[2], chunks, schedule, axes=axes, splits=splits, fsdp=fsdp)
-        sharded = staged.sharded
-        tasks = tuple(
-            replace(_text(backend, t.graph, options, t.takes), stage=t.stage, sums=t.sums, once=t.once)
-            for t in staged.tasks
-        )
-        steps = tuple((s.task, s.chunk) for s in staged.steps)
-        loads = ", ".join(f"{share:.0%}" for share in staged.shares)
-        options.decisions.record("choice", f"{mesh[2]} pipeline stages with {loads} of the work, {chunks} chunk(s)")
-    types = {i.name: _plain(i.type) for i in graph.arguments}
-    results = {f"result {name}": _plain(v.type) for name, v in zip(graph.output_names, graph.outputs, strict=True)}
-    return Spec(
-        mesh,
-        tasks,
-        steps,
-        {n: split for n, split in sharded.inputs.items() if n in types},
-        {name: part.split for name, part in sharded.outputs.items()},
-        {**types, **results},
-        chunks,
-        staged.axes if staged is not None else {},
-        staged.index if staged is not None else None,
-        sharded.indices,
-        options.num_threads,
-    )
-
-
-def _text(
-    backend: MeshBackend, graph: Graph, options: BuildOptions, takes: Mapping[str, tuple[int, str]] | None = None
-) -> TaskText:
-    takes = dict(takes or {})
-    backend.check(graph)
-    text, arrays = backend.generate(graph, options)
-    params = tuple(i.name for i in graph.with_role("param"))
-    inputs = tuple(i.name for i in graph.arguments if i.role != "param")
-    types = {i.name: _plain(i.type) for i in graph.arguments if i.name in takes}
-    return TaskText(0, text, dict(arrays), params, inputs, takes, types)
-
-
-def _plain(t: TensorType) -> tuple[tuple[int, ...], str]:
-    return tuple(int(n) for n in t.shape), t.dtype.name  # static, as partitioning requires
-
-
-def connection_error(error: Exception) -> BackendError:
-    """Return a readable error for a failed collective; PyTorch itself reports only addresses and ports."""
-    return BackendError(
-        "a collective failed: another process of this program has exited",
-        facts=[str(error).splitlines()[0], f"this is process {dist.get_rank()} of {dist.get_world_size()}"],
-        hint="read the output of that process for the reason",
-    )
-
-
-class DistributedProgram:
-    """Program of one process among several that all run the user's script.
-
-    Arguments are full tensors, equal in every process, or ``DTensor``; sharded results are ``DTensor``.
+    ``takes`` names the operands of a forward pass in order; ``gives`` names all results.
     """
 
-    def __init__(self, spec: Spec, backend: MeshBackend) -> None:
-        device = backend.torch_device
-        join_group(device)
-        self.spec = spec
-        self.array = backend.array
-        self.program = WorkerProgram(spec, device)
-        self.mesh = mesh_of(spec.mesh, device.type)
-        self.stages: dict[int, Results] = {}
+    graph: Graph
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    node: Node | None = None  # that computes gradients
+
+
+def parts_of(graph: Graph) -> tuple[list[Part], dict[str, str]]:
+    """Cut a graph at its forward passes; also return the name of the value of each result."""
+    calls = [node for node in graph.nodes if node.op.name == GRADIENTS]
+    if not calls:
+        forward, node = _as_call(graph)
+        return _Cutter(forward, [node]).run()
+    return _Cutter(graph, calls).run()
+
+
+def _as_call(graph: Graph) -> tuple[Graph, Node]:
+    """Return a graph whose only operation is this forward pass, without gradients."""
+    from mithril_parallel.sharding.framework_gradients import with_framework_gradients
+
+    called = with_framework_gradients(graph, (), ())
+    return called, called.nodes[-1]
+
+
+class _Cutter:
+    def __init__(self, graph: Graph, calls: Sequence[Node]) -> None:
+        self.graph, self.calls = graph, calls
+        self.names: dict[Value, str] = {i.value: i.name for i in graph.inputs}
+        used = set(self.names.values())
+        for node in graph.nodes:
+            for v in node.results:
+                name, n = v.name, 1
+                while name in used:
+                    name, n = f"{v.name}_{n}", n + 1
+                used.add(name)
+                self.names[v] = name
+
+    def run(self) -> tuple[list[Part], dict[str, str]]:
+        level: dict[Value, int] = {}  # the number of forward passes before a value
+        groups: list[list[Node]] = [[] for _ in range(len(self.calls) + 1)]
+        for node in self.graph.nodes:
+            if node in self.calls:
+                k = self.calls.index(node) + 1
+            else:
+                k = max((level.get(v, 0) for v in node.operands if v is not None), default=0)
+                groups[k].append(node)
+            level.update(dict.fromkeys(node.results, k))
+        read = {v for node in self.graph.nodes for v in node.operands if v is not None} | set(self.graph.outputs)
+        parts: list[Part] = []
+        for k, nodes in enumerate(groups):
+            if nodes:
+                parts.append(self._operations(nodes, read))
+            if k < len(self.calls):
+                node = self.calls[k]
+                takes = tuple(self.names[v] for v in node.operands if v is not None)
+                parts.append(Part(node.regions[0], takes, tuple(self.names[v] for v in node.results), node))
+        return parts, {r.name: self.names[r.value] for r in self.graph.results}
+
+    def _operations(self, nodes: Sequence[Node], read: set[Value]) -> Part:
+        inner = {v for node in nodes for v in node.results}
+        outside = {v for node in self.graph.nodes if node not in set(nodes) for v in node.operands if v is not None}
+        outside |= set(self.graph.outputs)
+        inputs: dict[Value, Input] = {}
+        new: dict[Value, Value] = {}
+        for v in (v for node in nodes for v in node.operands if v is not None and v not in inner):
+            if v in self.graph.input_of:
+                inputs[v] = self.graph.input_of[v]
+            elif v not in new:
+                new[v] = Value(self.names[v], v.type)
+                inputs[v] = Input(new[v], "input")
+        renamed = [
+            node.replaced(operands=tuple(v if v is None else new.get(v, v) for v in node.operands)) for node in nodes
+        ]
+        gives = [v for node in nodes for v in node.results if v in outside]
+        results = tuple(Output(v, self.names[v]) for v in gives)
+        graph = Graph(tuple(inputs.values()), tuple(renamed), results, self.graph.name)
+        return Part(graph, tuple(i.name for i in inputs.values()), graph.output_names)
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+class MeshProgram(MeshArrays):
+    """Program of one process among several that all run the user's script.
+
+    Arguments are full tensors, equal in every process, or ``DTensor``; results that are split are ``DTensor``. Values
+    of arguments tagged ``donated`` are overwritten.
+    """
+
+    def __init__(
+        self, graph: Graph, shape: tuple[int, ...], options: BuildOptions, backend: MeshBackend, load: Loader
+    ) -> None:
+        parts, self.results = parts_of(graph)
+        splits = _argument_splits(graph, parts, shape, options)
+        super().__init__(shape, splits, backend)
+        self.donated = [i.name for i in graph.arguments if i.tags.get("donated")]
+        self.shapes = {r.name: tuple(map(int, r.value.shape)) for r in graph.results}
+        known = dict(splits)  # of all values between parts
+        self.steps: list[Callable[[Values], Values]] = []
+        for part in parts:
+            step: Any = (_Operations if part.node is None else _ForwardPass)(self, part, known, options, load)
+            known.update(step.splits)
+            self.steps.append(step)
+        self.splits_of_results = {name: known[value] for name, value in self.results.items()}
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        select(self.mesh)
         arguments = {**params, **inputs}
         try:
-            results = self.program({name: self._local(name, arguments[name]) for name in self.program.needs})
-            if self.spec.mesh[2] > 1:
-                results = self._broadcast_stages(results)
+            values = {name: self.local(name, arguments[name]) for name in self.splits}
+            for step in self.steps:
+                values.update(step(values))
         except RuntimeError as error:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise connection_error(error) from error
             raise
-        return {name: self._to_global(name, results[name]) for name in self.spec.outputs}
+        results = {name: values[value] for name, value in self.results.items()}
+        kept = self._overwritten(arguments, results)
+        return {
+            name: kept[name] if name in kept else self.joined(x, self.splits_of_results[name], self.shapes[name])
+            for name, x in results.items()
+        }
 
-    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters as ``DTensor``, of which every process holds its shard."""
-        from torch.distributed.tensor import DTensor
+    def _overwritten(self, arguments: Mapping[str, Any], results: Values) -> dict[str, Any]:
+        """Store new values in the memory of donated arguments, which modules of other programs share."""
+        old = {n: arguments[n] for n in self.donated if n in results}
+        memory = {n: x.to_local() if hasattr(x, "to_local") else x for n, x in old.items()}
+        fits = [n for n, x in memory.items() if x.shape == results[n].shape and x.dtype == results[n].dtype]
+        owned = {memory[n].untyped_storage().data_ptr(): n for n in fits}
+        new = {}
+        for n in fits:
+            owner = owned.get(results[n].untyped_storage().data_ptr())
+            new[n] = results[n] if owner in (None, n) else results[n].clone()
+        for n, x in new.items():
+            if x.data_ptr() != memory[n].data_ptr():
+                memory[n].copy_(x)
+        return {n: old[n] for n in new}
 
-        shards = {}
-        for name, x in params.items():
-            local = self._local(name, x).clone()
-            shards[name] = DTensor.from_local(
-                local, self.mesh, self._placements(self.spec.splits[name]), shape=x.shape, stride=_strides(x.shape)
-            )
-        return shards
 
-    def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> torch.Tensor:
-        """Build a parameter whose local shard is ``read(index)`` of this process's region."""
-        from torch.distributed.tensor import DTensor
-
-        split = self.spec.splits[name]
-        index = []
-        for n, axis in zip(shape, split, strict=True):
-            size = n // (self.mesh.size(AXES.index(axis)) if axis is not None else 1)
-            start = self.program.coordinates[axis] * size if axis is not None else 0
-            index.append(slice(start, start + size))
-        local = self.array(read(tuple(index)))
-        return DTensor.from_local(
-            local, self.mesh, self._placements(split), shape=torch.Size(shape), stride=_strides(shape)
+def _argument_splits(
+    graph: Graph, parts: Sequence[Part], shape: tuple[int, ...], options: BuildOptions
+) -> dict[str, Split]:
+    """Return the splits of all arguments: those of the forward passes, and for optimizer values those of parameters."""
+    settings = options.settings
+    axes = dict(zip(AXES[:2], shape, strict=False))
+    fsdp = settings["parallelism"] == "fsdp"
+    chosen: dict[str, Split] = {}
+    for part in (p for p in parts if p.node is not None):
+        splits, unsplit = ml.placement(
+            part.graph, axes, splits=dict(settings["tensor_split_dims"]), fsdp=fsdp, uneven=True
         )
-
-    def _local(self, name: str, x: Any) -> torch.Tensor:
-        if not hasattr(x, "to_local"):
-            return self.program.local_shard(name, x)
-        if name in self.spec.axes or x.device_mesh != self.mesh:  # chunks, or split over a mesh of the caller
-            return self.program.local_shard(name, x.full_tensor())
-        placements = self._placements(self.spec.splits[name])
-        if tuple(x.placements) != placements:
-            x = x.redistribute(self.mesh, placements)
-        local: torch.Tensor = x.to_local()
-        return local
-
-    def _placements(self, split: tuple[str | None, ...]) -> tuple[Any, ...]:
-        from torch.distributed.tensor import Replicate, Shard
-
-        return tuple(Shard(split.index(axis)) if axis in split else Replicate() for axis in AXES[: len(self.spec.mesh)])
-
-    def _to_global(self, name: str, x: torch.Tensor) -> Any:
-        from torch.distributed.tensor import DTensor
-
-        split = self.spec.outputs[name]
-        shape = torch.Size(self.spec.types[f"result {name}"][0])
-        chunk_axis = self.spec.axes.get(name)
-        if chunk_axis is not None and any(split):
-            chunks = [self._gather(piece, split) for piece in x.chunk(self.spec.chunks, chunk_axis)]
-            return torch.cat(chunks, chunk_axis)
-        if not any(split):
-            return x
-        return DTensor.from_local(x, self.mesh, self._placements(split), shape=shape, stride=_strides(shape))
-
-    def _gather(self, x: torch.Tensor, split: tuple[str | None, ...]) -> torch.Tensor:
-        from torch.distributed.tensor import DTensor
-
-        full: torch.Tensor = DTensor.from_local(x.contiguous(), self.mesh, self._placements(split)).full_tensor()
-        return full
-
-    def _broadcast_stages(self, local: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Broadcast the results of every stage to all processes, in one flat buffer per dtype and stage."""
-        group, results_of_all = self.mesh.get_group("pipeline"), dict(local)
-        for stage, rank in enumerate(dist.get_process_group_ranks(group)):
-            for dtype, results in self._stage_results(stage, rank, local).items():
-                is_sender = stage == self.program.stage
-                sizes = [prod(shape) for _, shape in results]
-                buffer = (
-                    torch.cat([local[name].reshape(-1) for name, _ in results])
-                    if is_sender
-                    else torch.empty(sum(sizes), dtype=dtype, device=self.program.device)
-                )
-                dist.broadcast(buffer.view(torch.uint8) if dtype == torch.bool else buffer, rank, group)
-                if not is_sender:
-                    parts = buffer.split(sizes)
-                    results_of_all.update({n: x.view(shape) for (n, shape), x in zip(results, parts, strict=True)})
-        return results_of_all
-
-    def _stage_results(self, stage: int, rank: int, local: Mapping[str, torch.Tensor]) -> Results:
-        """Return names and shapes of a stage's results, broadcast by the stage at the first call."""
-        if stage not in self.stages:
-            message: list[Results] = [{}]
-            if stage == self.program.stage:
-                for name, x in local.items():
-                    message[0].setdefault(x.dtype, []).append((name, tuple(x.shape)))
-            dist.broadcast_object_list(message, rank, self.mesh.get_group("pipeline"))
-            self.stages[stage] = message[0]
-        return self.stages[stage]
+        for name, reason in unsplit.items():
+            options.decisions.record("choice", f"'{name}' is replicated: {reason}")
+        for name, i in zip(part.takes, part.graph.arguments, strict=False):
+            split = splits.get(i.name, (None,) * i.value.ndim)
+            chosen.setdefault(name, _along_first(i, split, axes[DATA]) if i.role == "param" else _rows(split))
+    result: dict[str, Split] = {}
+    types = {i.name: i.type for i in graph.arguments}
+    for name, t in types.items():
+        owner = name
+        while owner not in chosen and "/" in owner:  # an optimizer's value is named after its parameter
+            owner = owner.partition("/")[2]
+        fits = owner in chosen and (owner == name or types[owner].shape == t.shape)
+        result[name] = chosen[owner] if fits else (None,) * len(t.shape)
+    return result
 
 
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
+def _rows(split: Split) -> Split:
+    """Return the split of an input of a module, which is complete along the model axis."""
+    return tuple(a if a == DATA else None for a in split)
+
+
+def _along_first(i: Input, split: Split, parts: int) -> Split:
+    """Move the split over ``data`` to the first axis if possible: parts are contiguous there."""
+    if DATA not in split or split[0] is not None or int(i.type.shape[0]) % parts:
+        return split
+    return (DATA, *(None if a == DATA else a for a in split[1:]))
+
+
+class _Operations:
+    """Operations that every process runs on its parts, with collectives where they need others."""
+
+    def __init__(
+        self, program: MeshProgram, part: Part, known: Mapping[str, Split], options: BuildOptions, load: Loader
+    ) -> None:
+        from mithril_parallel.sharding.spmd import partition_graph
+
+        axes = dict(zip(AXES, program.mesh.shape, strict=False))
+        inputs = {name: known[name] for name in part.takes if name in known}
+        like = {value: program.splits[name] for name, value in program.results.items() if name in program.splits}
+        outputs = {name: like[name] for name in part.gives if name in like}
+        device_graph = partition_graph(part.graph, axes, inputs, outputs=outputs)
+        self.splits: dict[str, Split] = {name: p.split for name, p in device_graph.outputs.items()}
+        self.index = _indices(program, device_graph)
+        arguments = device_graph.graph.arguments
+        self.params = [i.name for i in arguments if i.role == "param"]
+        self.inputs = [i.name for i in arguments if i.role != "param"]
+        self.forward = load(device_graph.graph, False)
+
+    def __call__(self, values: Values) -> Values:
+        known = {**values, **self.index}
+        with torch.no_grad():
+            return self.forward({n: known[n] for n in self.params}, {n: known[n] for n in self.inputs})
+
+
+class _ForwardPass:
+    """A forward pass and its gradients, run and distributed by PyTorch."""
+
+    def __init__(
+        self, program: MeshProgram, part: Part, known: Mapping[str, Split], options: BuildOptions, load: Loader
+    ) -> None:
+        from mithril_parallel.sharding.spmd import partition_graph
+
+        assert part.node is not None
+        self.part, forward = part, part.graph
+        self.of, self.wrt = part.node.attributes["of"], part.node.attributes["wrt"]
+        arguments = forward.arguments
+        names = [i.name for i in arguments]
+        self.operands = dict(zip(names, part.takes, strict=False))
+        self.cotangents = part.takes[len(names) :]
+        self.params = [i.name for i in arguments if i.role == "param"]
+        self.inputs = [i.name for i in arguments if i.role != "param"]
+        self.trained = [names[k] for k in self.wrt]
+        self.data = program.mesh[DATA].size()
+        splits = {n: known.get(self.operands[n], (None,) * forward.input(n).value.ndim) for n in names}
+        device_graph = partition_graph(forward, {DATA: self.data}, {n: splits[n] for n in self.inputs})
+        self.index = _indices(program, device_graph)
+        self.module = ShardedModule(
+            device_graph.graph,
+            lambda graph: load(graph, bool(self.wrt)),
+            {n: splits[n] for n in self.params},
+            [n for n in self.trained if n in self.params],
+            program.mesh,
+            reshard=options.settings["fsdp_reshard"],
+        )
+        self.group = program.mesh.get_group(DATA)
+        self.outputs = {name: p.split for name, p in device_graph.outputs.items()}
+        self.splits = dict(zip(part.gives, [*self.outputs.values(), *(splits[n] for n in self.trained)], strict=True))
+        self.input_splits = splits
+        for k, name in zip(self.of, self.cotangents, strict=True):
+            if name in program.splits:
+                program.splits[name] = list(self.outputs.values())[k]
+        self.program = program
+
+    def __call__(self, values: Values) -> Values:
+        self.module.assign({n: values[self.operands[n]] for n in self.params})
+        inputs = {n: values[self.operands[n]] for n in self.inputs} | self.index
+        if not self.wrt:
+            with torch.no_grad():
+                return dict(zip(self.part.gives, self._ordered(self.module(inputs)), strict=True))
+        leaves = {n: inputs[n].detach().requires_grad_() for n in self.trained if n in inputs}
+        with torch.enable_grad():
+            results = self._ordered(self.module({**inputs, **leaves}))
+            seeds = {k: self._seed(k, values[name]) for k, name in zip(self.of, self.cotangents, strict=True)}
+            reached = [k for k in self.of if results[k].requires_grad]
+            if reached:
+                torch.autograd.backward([results[k] for k in reached], [seeds[k] for k in reached])
+        gradients = self.module.gradients() | {n: self._of_input(n, x) for n, x in leaves.items()}
+        found = [*(x.detach() for x in results), *(gradients[n] for n in self.trained)]
+        return dict(zip(self.part.gives, found, strict=True))
+
+    def _ordered(self, results: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        return [results[name] for name in self.outputs]
+
+    def _seed(self, k: int, cotangent: torch.Tensor) -> torch.Tensor:
+        """Return the cotangent of a result: engines average the gradients of objectives over the data axis.
+
+        A result that all processes have counts once in this average; of one that is split, each has other rows.
+        """
+        is_split = DATA in list(self.outputs.values())[k]
+        return cotangent * self.data if is_split else cotangent
+
+    def _of_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        gradient = torch.zeros_like(x) if x.grad is None else x.grad / self.data
+        if self.data > 1 and DATA not in self.input_splits[name]:
+            dist.all_reduce(gradient, group=self.group)
+        return gradient
+
+
+def _indices(program: MeshProgram, device_graph: Any) -> Values:
+    """Return the inputs of a device's graph that hold its position in the mesh."""
+    device = program.array([0]).device
+    return {
+        name: torch.tensor(program.coordinates[axis], dtype=torch.int32, device=device)
+        for name, axis in device_graph.indices.items()
+    }

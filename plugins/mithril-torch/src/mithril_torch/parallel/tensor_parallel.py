@@ -32,7 +32,7 @@ def model_splits(graph: Graph, devices: int) -> dict[str, int]:
 
 def distribute_parameters(module: torch.nn.Module, mesh: DeviceMesh, splits: Mapping[str, int]) -> None:
     """Replace the parameters of a module by ``DTensor``; those without a split are replicated."""
-    _prepare()
+    prepare()
     for path, parameter in list(module.named_parameters(remove_duplicate=False)):
         owner, _, name = path.rpartition(".")
         placement = Shard(splits[path]) if path in splits else Replicate()
@@ -41,7 +41,7 @@ def distribute_parameters(module: torch.nn.Module, mesh: DeviceMesh, splits: Map
 
 
 @cache
-def _prepare() -> None:
+def prepare() -> None:
     """Configure DTensor for generated code, once per process.
 
     Tensors that the code creates, such as masks and positions, count as replicated, forward and backward; PyTorch has

@@ -12,14 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
-AXES = ("data", "model", "pipeline")
-Split = tuple[str | None, ...]
+from mithril_torch.parallel.meshes import AXES, Split
 
 Link = tuple[int, int | None, str]  # a value: producing task, chunk (None: all chunks), name
-
-_current: dict[str, DeviceMesh] = {}
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,6 @@ class Spec:
     axes: Mapping[str, int] = field(default_factory=dict)  # axis that is split into chunks
     index: str | None = None
     indices: Mapping[str, str] = field(default_factory=dict)  # inputs that hold the process index along an axis
-    threads: int | None = None
 
     def chunk_of(self, source: tuple[int, str], reader: TaskText, chunk: int | None) -> int | None:
         """Return the chunk whose value ``reader`` uses at ``chunk``, or None if the value exists once."""
@@ -70,27 +66,12 @@ class Spec:
         return [task.stage for task in steps]
 
 
-def group_of(axis: str) -> Any:
-    """Return the process group along an axis of the current mesh."""
-    return _current["mesh"].get_group(axis)
-
-
-def mesh_of(shape: tuple[int, ...], device: str) -> DeviceMesh:
-    """Return the mesh of all processes, created once because creation is collective."""
-    key = f"{device} {shape}"
-    if key not in _current:
-        _current[key] = init_device_mesh(device, shape, mesh_dim_names=AXES[: len(shape)])
-    return _current[key]
-
-
 class WorkerProgram:
     """Per-process program; arguments and results are local shards."""
 
-    def __init__(self, spec: Spec, device: torch.device) -> None:
-        self.spec = spec
-        self.device = device
-        self.mesh = mesh_of(spec.mesh, device.type)
-        coordinate = self.mesh.get_coordinate()
+    def __init__(self, spec: Spec, mesh: DeviceMesh, device: torch.device) -> None:
+        self.spec, self.mesh, self.device = spec, mesh, device
+        coordinate = mesh.get_coordinate()
         assert coordinate is not None
         self.coordinates = dict(zip(AXES, coordinate, strict=False))
         self.stage = self.coordinates.get("pipeline", 0)
@@ -128,32 +109,8 @@ class WorkerProgram:
         """Whether ``stage`` sends this value to the stage of this process."""
         return self.spec.tasks[link[0]].stage == stage != self.stage and self.stage in self.readers[link]
 
-    # -- arguments and results ----------------------------------------------------------------------------------------
-    def local_shard(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """Return this process's shard of a full argument; a chunked batch is sharded within each chunk."""
-        axis = self.spec.axes.get(name)
-        if axis is None:
-            return self._shard(self.spec.splits[name], x)
-        return torch.cat([self._shard(self.spec.splits[name], c) for c in x.chunk(self.spec.chunks, axis)], axis)
-
-    def _shard(self, split: Split, x: torch.Tensor) -> torch.Tensor:
-        for k, axis in enumerate(split):
-            if axis is not None:
-                x = x.chunk(self.mesh.size(AXES.index(axis)), k)[self.coordinates[axis]]
-        return x
-
     # -- running ------------------------------------------------------------------------------------------------------
     def __call__(self, arguments: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        _current["mesh"] = self.mesh
-        if len(self.forwards) == 1 and self.spec.chunks == 1:
-            forward, task = self.forwards[0], self.spec.tasks[0]
-            assert forward is not None
-            values = {**arguments, **self.fixed}
-            with torch.no_grad():
-                results: dict[str, torch.Tensor] = forward(
-                    {n: values[n] for n in task.params}, {n: values[n] for n in task.inputs}
-                )
-            return results
         with torch.no_grad():
             return _Run(self, arguments).run()
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril import plugins
+from mithril.autodiff import require_framework_gradients, value_and_gradients
 from mithril.backend import Backend, BuildOptions, Executable, to_numpy
 from mithril.base import BackendError, DType, InputError, OptionError, TensorType, closest
 from mithril.compiler import Compiler, check_memory
@@ -30,6 +31,7 @@ from mithril.runtime import (
     with_bounds,
 )
 from mithril_parallel.processes import World
+from mithril_parallel.sharding.framework_gradients import with_framework_gradients
 from mithril_train.augment.stages import PREFIX, Augmentations, augmented
 from mithril_train.engine.carried_arrays import CarriedArrays
 from mithril_train.step.broadcasts import broadcasts
@@ -308,16 +310,32 @@ class Engine(CarriedArrays):
 
     def differentiated(self, forward: Graph) -> Graph:
         """Return the graph of the forward and backward part, before the passes."""
-        fused, _ = self.compiler.optimize(forward, only="fuse", then_gradients=True)
-        return with_gradients(fused, self.recipe, self.trained)
+        return with_gradients(self._fused(forward), self.recipe, self.trained, value_and_gradients)
+
+    def _fused(self, forward: Graph) -> Graph:
+        """Fuse a forward pass first: the gradient of a composite is better than that of its decomposition."""
+        return self.compiler.optimize(forward, only="fuse", then_gradients=True)[0]
+
+    def _differentiated(self, forward: Graph, with_gradients: Callable[..., Graph], *arguments: Any) -> Graph:
+        """Return the optimized graph of a forward pass and its gradients, which the backend or the graph computes."""
+        fused = self._fused(forward)
+        if not self.backend.differentiates(BuildOptions(self.compiler.settings)):
+            return self._passes(with_gradients(fused, *arguments, value_and_gradients), first=True)
+
+        def by_framework(graph: Graph, loss: str, names: Iterable[str]) -> Graph:
+            optimized = self._passes(graph, first=True)
+            hint = "replace the operation, or train on one device"
+            require_framework_gradients(optimized, f"'{self.backend.name}' on several devices", hint)
+            return with_framework_gradients(optimized, [loss], names)
+
+        return with_gradients(fused, *arguments, by_framework)
 
     def _differentiator(self, forward: Graph) -> Callable[[str, tuple[str, ...]], Graph]:
         """Return a function that builds the optimized forward and backward part for a loss, once for each."""
 
         @cache
         def differentiate(loss: str, names: tuple[str, ...]) -> Graph:
-            fused, _ = self.compiler.optimize(forward, only="fuse", then_gradients=True)
-            return self._passes(with_gradients_of(fused, loss, names), first=True)
+            return self._differentiated(forward, with_gradients_of, loss, names)
 
         return differentiate
 
@@ -327,7 +345,7 @@ class Engine(CarriedArrays):
         if self.recipe.program is not None:
             step_graph = written(forward, self.recipe, self.trained, self._differentiator(forward))
         else:
-            inner = self._passes(self.differentiated(forward), first=True)
+            inner = self._differentiated(forward, with_gradients, self.recipe, self.trained)
             step_graph = with_update(inner, self.recipe, self.trained, branch=self._branches())
         graph = self._passes(step_graph, first=False)
         add = None

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from mithril import ops
-from mithril.autodiff import value_and_gradients
 from mithril.base import GradientError, OptionError, TensorType, bool_, float32, int32, unknown
 from mithril.ir import Builder, Graph, Input, Output, Value, result, result_name
 from mithril_train.optim.optimizers import Scalars, toward
@@ -31,6 +30,7 @@ SCALE, GOOD = "training/loss_scale", "training/good_steps"
 SOUND = "training/finite"  # carried: whether all steps so far were finite
 UPDATE = {"phase": "update"}
 
+Differentiate = Callable[[Graph, str, Iterable[str]], Graph]  # of a loss, for inputs
 Update = Callable[[], dict[str, Value]]  # emits operations, returns new values by name
 
 
@@ -135,24 +135,24 @@ def trained_names(graph: Graph, recipe: StepConfig) -> tuple[str, ...]:
     return names
 
 
-def with_gradients(graph: Graph, recipe: StepConfig, trained: Iterable[str]) -> Graph:
+def with_gradients(forward: Graph, recipe: StepConfig, trained: Iterable[str], differentiate: Differentiate) -> Graph:
     """Add the gradients of the parameters, of the scaled loss if there is a loss scale."""
-    scaled = graph
+    scaled = forward
     if recipe.loss_scale is not None:
-        builder = continued(graph)
+        builder = continued(forward)
         with builder, builder.at(builder.origin, {"phase": "loss"}):
             scale = builder.input(SCALE, (), float32, "state")
-            loss = next(r.value for r in graph.results if r.name == LOSS)
-            scaled = builder.build((*graph.results, Output(loss * scale, SCALED)))
-    differentiated = value_and_gradients(scaled, SCALED if scaled is not graph else LOSS, trained)
+            loss = next(r.value for r in forward.results if r.name == LOSS)
+            scaled = builder.build((*forward.results, Output(loss * scale, SCALED)))
+    differentiated = differentiate(scaled, SCALED if scaled is not forward else LOSS, trained)
     return differentiated.replaced(results=tuple(r for r in differentiated.results if r.name != SCALED))
 
 
-def with_gradients_of(graph: Graph, loss: str, trained: Iterable[str]) -> Graph:
+def with_gradients_of(graph: Graph, loss: str, trained: Iterable[str], differentiate: Differentiate) -> Graph:
     """Add the gradients of one of several losses and of the penalties, for some parameters."""
     reports = {r.of: r for r in graph.results_of("report")}
     if loss == TOTAL:
-        return value_and_gradients(graph, reports[TOTAL].name, trained)
+        return differentiate(graph, reports[TOTAL].name, trained)
     if loss not in reports:
         message, facts, hint = unknown("loss", loss, [n for n in reports if n.endswith(TOTAL)])
         raise OptionError(f"train_step: {message}", facts=facts, hint=hint)
@@ -162,7 +162,7 @@ def with_gradients_of(graph: Graph, loss: str, trained: Iterable[str]) -> Graph:
         for name in ("regularization", "added_loss"):
             total = total + reports[name].value if name in reports else total
         objective = builder.build((*graph.results, Output(total, SCALED)))
-    differentiated = value_and_gradients(objective, SCALED, trained)
+    differentiated = differentiate(objective, SCALED, trained)
     return differentiated.replaced(results=tuple(r for r in differentiated.results if r.name != SCALED))
 
 

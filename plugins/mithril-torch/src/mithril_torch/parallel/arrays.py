@@ -1,0 +1,82 @@
+"""Arrays of a program on a mesh: every process holds its parts of those that are split, as ``DTensor``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from mithril.base import BackendError
+from mithril_torch.parallel.meshes import AXES, MeshBackend, Split, join_group, mesh_of
+
+
+class MeshArrays:
+    """The splits of a program's arguments, and conversions between complete arrays, ``DTensor`` and local parts."""
+
+    def __init__(self, shape: tuple[int, ...], splits: Mapping[str, Split], backend: MeshBackend) -> None:
+        device = backend.torch_device
+        join_group(device)
+        self.array, self.splits = backend.array, splits
+        self.mesh = mesh_of(shape, device.type)
+        coordinate = self.mesh.get_coordinate()
+        assert coordinate is not None
+        self.coordinates = dict(zip(AXES, coordinate, strict=False))
+
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters as ``DTensor``, of which every process holds its part."""
+        return {
+            name: self.joined(self.local(name, x).clone(), self.splits[name], tuple(x.shape))
+            for name, x in params.items()
+        }
+
+    def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> torch.Tensor:
+        """Build a parameter whose local part is ``read(index)`` of this process's region."""
+        index = []
+        for n, axis in zip(shape, self.splits[name], strict=True):
+            size = n // (self.mesh.size(AXES.index(axis)) if axis is not None else 1)
+            start = self.coordinates[axis] * size if axis is not None else 0
+            index.append(slice(start, start + size))
+        return self.joined(self.array(read(tuple(index))), self.splits[name], shape)
+
+    def local(self, name: str, x: Any) -> torch.Tensor:
+        """Return this process's part of an argument."""
+        if not isinstance(x, DTensor):
+            return self.part(self.splits[name], x)
+        if x.device_mesh != self.mesh:  # split over a mesh of the caller
+            return self.part(self.splits[name], x.full_tensor())
+        placements = self.placements(self.splits[name])
+        if tuple(x.placements) != placements:
+            x = x.redistribute(self.mesh, placements)
+        local: torch.Tensor = x.to_local()
+        return local
+
+    def part(self, split: Split, x: torch.Tensor) -> torch.Tensor:
+        for k, axis in enumerate(split):
+            if axis is not None:
+                x = x.chunk(self.mesh.size(AXES.index(axis)), k)[self.coordinates[axis]]
+        return x
+
+    def joined(self, local: torch.Tensor, split: Split, shape: Sequence[int]) -> torch.Tensor:
+        """Return the array with this local part; one that is not split is a plain tensor."""
+        if not any(split):
+            return local
+        stride = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
+        return DTensor.from_local(
+            local, self.mesh, self.placements(split), run_check=False, shape=torch.Size(shape), stride=stride
+        )
+
+    def placements(self, split: Split) -> tuple[Any, ...]:
+        return tuple(Shard(split.index(a)) if a in split else Replicate() for a in AXES[: self.mesh.ndim])
+
+
+def connection_error(error: Exception) -> BackendError:
+    """Return a readable error for a failed collective; PyTorch itself reports only addresses and ports."""
+    return BackendError(
+        "a collective failed: another process of this program has exited",
+        facts=[str(error).splitlines()[0], f"this is process {dist.get_rank()} of {dist.get_world_size()}"],
+        hint="read the output of that process for the reason",
+    )

@@ -1,0 +1,147 @@
+"""The mesh of a program: its shape from the options, its processes and their groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from mithril.backend import BuildOptions
+from mithril.base import BackendError, OptionError
+from mithril.ir import Graph
+from mithril.system import launched_task
+from mithril_torch.parallel.launcher import launch_others
+
+DATA, MODEL, PIPELINE = AXES = ("data", "model", "pipeline")
+GRADIENTS = "mesh.gradients"  # the operation of a forward pass that PyTorch differentiates
+Split = tuple[str | None, ...]
+
+_meshes: dict[str, DeviceMesh] = {}
+
+
+class MeshBackend(Protocol):
+    """The interface of ``mithril_torch.backend.TorchBackend`` that mesh programs use."""
+
+    torch_device: torch.device
+    device_mesh: tuple[int, ...] | None
+    cudnn_benchmark: bool | None
+    enable_amp: bool | None
+
+    def check(self, graph: Graph, /) -> None: ...
+    def generate(self, graph: Graph, options: BuildOptions, /) -> Any: ...
+    def array(self, data: Any, /) -> torch.Tensor: ...
+
+
+def parse_mesh(device_mesh: int | Sequence[int]) -> tuple[int, ...]:
+    """Normalize ``device_mesh`` to a (data, model, pipeline) tuple, possibly shortened."""
+    sizes = (device_mesh,) if isinstance(device_mesh, int) else tuple(device_mesh)
+    if not 1 <= len(sizes) <= len(AXES) or any(not isinstance(n, int) or n < 1 for n in sizes):
+        raise OptionError(
+            f"device_mesh={device_mesh!r} is not a valid mesh of devices",
+            facts=["(4,) splits batches; (2, 4) batches over 2 and weights over 4 devices; (1, 1, 4) layers over 4"],
+        )
+    return sizes
+
+
+def launched_world_size() -> int | None:
+    """Return the number of processes that ``torchrun`` or another launcher started, or None without a launcher."""
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_world_size())
+    task = launched_task()
+    return None if task is None else task.size
+
+
+def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | None:
+    """Return the mesh selected by the backend and the options together, or None for a single device."""
+    settings = options.settings
+    mesh, kind, stages = backend.device_mesh, settings.get("parallelism"), settings.get("pipeline_stages")
+    if mesh is None:
+        count = launched_world_size() or stages
+        if kind is None and stages is None:
+            return None
+        if count is None:
+            options.decisions.record(
+                "ignored", f"parallelism='{kind}' requires the number of devices: TorchBackend(device_mesh=(4,))"
+            )
+            return None
+        mesh = (count,)
+    mesh = (*mesh, 1, 1)[:3]
+    if kind == "pipeline" or stages is not None:
+        mesh = _with_stages(mesh, stages)
+    elif mesh[2] > 1 and kind not in (None, "fsdp"):
+        raise OptionError(f"parallelism='{kind}' conflicts with device_mesh={mesh}, which has {mesh[2]} stages")
+    if kind == "model" and mesh[1] == 1:
+        raise OptionError(
+            "parallelism='model' requires a mesh with a model axis",
+            facts=[f"device_mesh={mesh}"],
+            hint=f"use device_mesh=(1, {prod(mesh)})",
+        )
+    return mesh
+
+
+def _with_stages(mesh: tuple[int, ...], stages: int | None) -> tuple[int, ...]:
+    if mesh[2] == 1:  # the mesh specifies the number of devices only
+        count = stages or prod(mesh)
+        if prod(mesh) % count:
+            raise OptionError(f"{prod(mesh)} devices cannot be divided into {count} stages")
+        return (prod(mesh) // count, 1, count)
+    if stages not in (None, mesh[2]):
+        raise OptionError(f"pipeline_stages={stages} conflicts with device_mesh={mesh}", hint="omit one of them")
+    return mesh
+
+
+def require_processes(mesh: tuple[int, ...]) -> None:
+    """Start the processes of the mesh unless a launcher has; raise BackendError if their number differs."""
+    count = launched_world_size()
+    if count is None:
+        launch_others(prod(mesh))
+    elif count != prod(mesh):
+        raise BackendError(
+            f"device_mesh={mesh} requires {prod(mesh)} processes, got {count}",
+            hint=f"use torchrun --nproc-per-node {prod(mesh)}, or a mesh of {count} devices",
+        )
+
+
+def join_group(device: torch.device) -> None:
+    """Create the group of the processes unless the program has done so."""
+    if not dist.is_initialized():
+        if (task := launched_task()) is not None:
+            os.environ.update(task.torch_environment())
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
+
+def mesh_of(shape: tuple[int, ...], device: str) -> DeviceMesh:
+    """Return the mesh of all processes, created once because creation is collective."""
+    key = f"{device} {shape}"
+    if key not in _meshes:
+        _meshes[key] = init_device_mesh(device, shape, mesh_dim_names=AXES[: len(shape)])
+    return _meshes[key]
+
+
+def select(mesh: DeviceMesh) -> None:
+    """Let the collectives of the program that runs next use the groups of this mesh."""
+    _meshes["current"] = mesh
+
+
+def group_of(axis: str) -> Any:
+    """Return the process group along an axis of the current mesh."""
+    return _meshes["current"].get_group(axis)
+
+
+def is_pipeline(mesh: tuple[int, ...], options: BuildOptions) -> bool:
+    """Whether a program runs in stages, or its batch in chunks."""
+    return mesh[2] > 1 or options.settings["pipeline_chunks"] > 1
+
+
+def native_autodiff_error(mesh: tuple[int, ...]) -> OptionError:
+    """Return the error for autograd of a pipeline, whose stages contain their gradients."""
+    return OptionError(
+        "autodiff='native' conflicts with a pipeline",
+        facts=[f"device_mesh={mesh}: the graph is cut together with its gradients"],
+        hint="omit autodiff",
+    )

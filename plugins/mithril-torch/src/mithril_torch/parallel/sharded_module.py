@@ -1,0 +1,162 @@
+"""A forward graph as a module whose parameters PyTorch's engines distribute.
+
+``fully_shard`` or ``replicate`` divide the rows of a batch and exchange parameters and gradients, block by block;
+``DTensor`` splits weights. The graph is that of the rows of one process: sums over all rows are collectives in it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from mithril.ir import Graph
+from mithril_torch.blocks import Block, Step, name_clash, run_step, submodule_of
+from mithril_torch.parallel.meshes import DATA, MODEL, Split
+from mithril_torch.parallel.tensor_parallel import prepare
+from mithril_torch.segments import load_segments, repeated_blocks, segmented
+
+# Nothing modifies results of these modules in place.
+OURS = r".*FSDP2-wrapped module \((FSDP|Replicate)(Block|ShardedModule)\) returned a view tensor"
+warnings.filterwarnings("ignore", message=OURS, category=UserWarning)
+
+
+class ShardedModule(torch.nn.Module):  # type: ignore[misc]
+    """A forward graph of one process's rows; ``splits`` tell how each parameter is divided over the mesh."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        load: Callable[[Graph], Callable[..., dict[str, Any]]],
+        splits: Mapping[str, Split],
+        trained: Sequence[str],
+        mesh: DeviceMesh,
+        *,
+        reshard: bool = True,
+    ) -> None:
+        super().__init__()
+        self.mesh, self.splits, self.trained = mesh, splits, frozenset(trained)
+        inputs = graph.with_role("param")
+        self.paths = tuple(i.name for i in inputs)
+        self._blocks = repeated_blocks({i.name: i.type for i in inputs})
+        for i in inputs:
+            owner, name = submodule_of(
+                self, i.name, lambda prefix: Block() if prefix in self._blocks else torch.nn.Module()
+            )
+            if hasattr(owner, name):
+                raise name_clash(i.name, name)
+            shape, dtype = tuple(map(int, i.type.shape)), getattr(torch, i.type.dtype.name)
+            owner.register_parameter(name, self._empty(i.name, shape, dtype))
+        cut = segmented(graph, self._blocks)
+        self._results = cut.results
+        self._steps: list[Step] = []
+        for segment, code in zip(cut.segments, load_segments(cut.segments, load), strict=True):
+            codes = self.get_submodule(segment.block)._segments[True] if segment.block else []
+            self._steps.append(Step(segment, len(codes), code))
+            codes.append(code)
+        self._distribute(reshard)
+
+    # -- engines ------------------------------------------------------------------------------------------------------
+    def _empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Parameter:
+        """Return a parameter without elements, a ``DTensor`` if the mesh has a model axis."""
+        tensor: Any = torch.empty(shape, dtype=dtype, device="meta")
+        if self.mesh[MODEL].size() > 1:
+            prepare()
+            split = self.splits[name]
+            placement = Shard(split.index(MODEL)) if MODEL in split else Replicate()
+            local = [n // self.mesh[MODEL].size() if a == MODEL else n for n, a in zip(shape, split, strict=True)]
+            part = torch.empty(local, dtype=dtype, device="meta")
+            tensor = DTensor.from_local(
+                part, self.mesh[MODEL], [placement], run_check=False, shape=tensor.shape, stride=tensor.stride()
+            )
+        return torch.nn.Parameter(tensor, requires_grad=name in self.trained)
+
+    def _distribute(self, reshard: bool) -> None:
+        """Let ``fully_shard`` or ``replicate`` manage each block, then the rest."""
+        self._whole: list[str] = []  # trained parameters that fully_shard cannot divide
+        data = self.mesh[DATA]
+        if data.size() == 1:
+            return
+        options: dict[str, Any] = {"mesh": data}
+        engine: Any = replicate
+        if any(DATA in self.splits[n] for n in self.paths):
+            engine = fully_shard
+            parameters = {self.get_parameter(n): self.splits[n] for n in self.paths}
+            whole = {p for p, split in parameters.items() if DATA not in split}
+            self._whole = [n for n in self.paths if self.get_parameter(n) in whole and n in self.trained]
+            options |= {
+                "ignored_params": whole,
+                "reshard_after_forward": reshard,
+                "shard_placement_fn": lambda p: Shard(parameters[p].index(DATA)),
+            }
+        for path in self._blocks:
+            engine(self.get_submodule(path), **options)
+        engine(self, **options)
+
+    def assign(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Let the parameters have the memory of these local parts."""
+        new: dict[str, torch.Tensor] = {}
+        for name in self.paths:
+            parameter, x = self.get_parameter(name), values[name]
+            old = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if old.is_meta or old.data_ptr() != x.data_ptr() or old.shape != x.shape:
+                new[name] = like(parameter, x.contiguous())
+        if new:
+            self.load_state_dict(new, strict=False, assign=True)
+
+    # -- running ------------------------------------------------------------------------------------------------------
+    def forward(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run the segments on the inputs of this process; results are complete along the model axis."""
+        values = dict(values)
+        for step in self._steps:
+            run_step(self, step, values)
+            for name in step.segment.ends:
+                del values[name]
+        results = {name: values[value] for name, value in self._results.items()}
+        return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in results.items()}
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Remove the gradients of the trained parameters, averaged over the data axis, and return their local parts."""
+        found: dict[str, torch.Tensor] = {}
+        for name in self.paths:
+            if name not in self.trained:
+                continue
+            parameter = self.get_parameter(name)
+            gradient, parameter.grad = parameter.grad, None
+            if isinstance(parameter, DTensor):
+                local = torch.zeros_like(parameter.to_local()) if gradient is None else _local(gradient, parameter)
+            else:
+                local = torch.zeros_like(parameter) if gradient is None else gradient
+            found[name] = local.detach()
+        for name in self._whole:
+            found[name] = found[name] / self.mesh[DATA].size()
+            dist.all_reduce(found[name], group=self.mesh.get_group(DATA))
+        return found
+
+
+def like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with this local part that is distributed like a parameter."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _local(gradient: Any, parameter: DTensor) -> torch.Tensor:
+    if tuple(gradient.placements) != tuple(parameter.placements):
+        gradient = gradient.redistribute(placements=parameter.placements)
+    local: torch.Tensor = gradient.to_local()
+    return local
