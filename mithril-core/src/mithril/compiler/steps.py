@@ -313,7 +313,8 @@ class Compiler:
         graph, checks = self._with_checks(traced if kind.training or kind.of or for_framework else with_updates(traced))
         derivatives: Sequence[Output] = ()
         wrt = kind.wrt if kind.wrt is not None else self._default_wrt(traced) if kind.of else ()
-        native = for_framework or (self._framework_differentiates() and bool(kind.of))
+        is_native = self.settings["autodiff"] == "native"
+        native = for_framework or (bool(kind.of) and (is_native or self.backend.differentiates(BuildOptions(self.settings))))
         if kind.of:
             if native:
                 derivatives = [result("gradient", name, traced.input(name).value) for name in wrt]
@@ -330,18 +331,9 @@ class Compiler:
             subject, hint = f"the autodiff of '{self.backend.name}'", "pass output_gradients= to evaluate instead"
             require_framework_gradients(graph, subject, hint)
         elif native:
-            require_framework_gradients(graph, *self._native_subject())
+            subject = "autodiff='native'" if is_native else f"'{self.backend.name}' on several devices"
+            require_framework_gradients(graph, subject, f"omit {subject}" if is_native else "train on one device")
         return _Optimized(traced, graph, Results.of(traced, derivatives), wrt, native, report, checks)
-
-    def _framework_differentiates(self) -> bool:
-        native: bool = self.settings["autodiff"] == "native"
-        return native or self.backend.differentiates(BuildOptions(self.settings))
-
-    def _native_subject(self) -> tuple[str, str]:
-        """Return the name of the differentiation, and a remedy."""
-        if self.settings["autodiff"] == "native":
-            return "autodiff='native'", "omit autodiff='native'"
-        return f"'{self.backend.name}' on several devices", "replace the operation, or train on one device"
 
     def _with_checks(self, traced: Graph) -> tuple[Graph, list[Any]]:
         """Add the results of run-time checks to the graph: loop bounds and, with ``checks=True``, indices."""

@@ -69,11 +69,11 @@ ONEDNN = {
     "tanh": ("tanh", ""),
 }
 ACTIVATION_TEMPLATES = {
-    "relu": "torch.relu_({y})",
+    "relu": "torch.relu({y})",
     "gelu_tanh": 'F.gelu({y}, approximate="tanh")',
     "silu": "F.silu({y})",
-    "sigmoid": "torch.sigmoid_({y})",
-    "tanh": "torch.tanh_({y})",
+    "sigmoid": "torch.sigmoid({y})",
+    "tanh": "torch.tanh({y})",
 }
 
 

@@ -19,8 +19,9 @@ from mithril.base import OptionError
 from mithril.ir import Graph, Input, Node, Output, Value
 from mithril_torch.execution import read
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
-from mithril_torch.parallel.meshes import AXES, DATA, GRADIENTS, MeshBackend, Split, require_processes, select
+from mithril_torch.parallel.meshes import AXES, DATA, GRADIENTS, MODEL, MeshBackend, Split, require_processes, select
 from mithril_torch.parallel.sharded_module import ShardedModule
+from mithril_torch.parallel.tensor_parallel import unsupported
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd differentiates it
@@ -223,6 +224,10 @@ def _argument_splits(
         splits, unsplit = ml.placement(
             part.graph, axes, splits=dict(settings["tensor_split_dims"]), fsdp=fsdp, uneven=True
         )
+        split = {i.name for i in part.graph.with_role("param") if MODEL in splits.get(i.name, ())}
+        for name, op in unsupported(part.graph, split).items():
+            splits[name] = tuple(None if a == MODEL else a for a in splits[name])
+            unsplit[name] = f"DTensor cannot split the weights of '{op}'"
         for name, reason in unsplit.items():
             options.decisions.record("choice", f"'{name}' is replicated: {reason}")
         for name, i in zip(part.takes, part.graph.arguments, strict=False):

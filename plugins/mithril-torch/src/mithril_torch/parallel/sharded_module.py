@@ -114,13 +114,19 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
     # -- running ------------------------------------------------------------------------------------------------------
     def forward(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the segments on the inputs of this process; results are complete along the model axis."""
-        values = dict(values)
+        values = {name: self._replicated(x) for name, x in values.items()}
         for step in self._steps:
             run_step(self, step, values)
             for name in step.segment.ends:
                 del values[name]
         results = {name: values[value] for name, value in self._results.items()}
         return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in results.items()}
+
+    def _replicated(self, x: torch.Tensor) -> torch.Tensor:
+        """Return an input as ``DTensor`` if the mesh has a model axis: some operations require it of all operands."""
+        if self.mesh[MODEL].size() == 1 or not x.is_floating_point():
+            return x
+        return DTensor.from_local(x, self.mesh[MODEL], [Replicate()], run_check=False)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Remove the gradients of the trained parameters, averaged over the data axis, and return their local parts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -17,17 +17,60 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication, register_sharding
 
 import mithril as ml
-from mithril.ir import Graph
+from mithril import ops
+from mithril.axes import is_layout
+from mithril.ir import Graph, Node, Value
 
 MODEL = "model"
+DIVISIBLE = ("dot", "linear", "matmul", "take")  # operations with weights that DTensor computes on parts
 _replicating = ExitStack()  # open until the process ends
 
 
 def model_splits(graph: Graph, devices: int) -> dict[str, int]:
     """Return the axis along which each parameter is split over the devices of a model axis."""
     splits, _ = ml.placement(graph, {MODEL: devices})
-    params = {i.name for i in graph.with_role("param")}
-    return {name: split.index(MODEL) for name, split in splits.items() if name in params and MODEL in split}
+    split = {i.name for i in graph.with_role("param") if MODEL in splits.get(i.name, ())}
+    return {name: splits[name].index(MODEL) for name in split - set(unsupported(graph, split))}
+
+
+def unsupported(graph: Graph, split: Set[str]) -> dict[str, str]:
+    """Return which of these parameters DTensor cannot split, with the operation that reads them.
+
+    It computes products, lookups and element-wise operations on parts; kernels for images and their normalization
+    receive sizes of complete tensors.
+    """
+    values = {i.value: i.name for i in graph.with_role("param") if i.name in split}
+    reasons: dict[str, str] = {}
+    for v, name in values.items():
+        for node in _readers(graph, v):
+            if not (node.op.name in DIVISIBLE or (node.op.elementwise and _follows_product(graph, node))):
+                reasons[name] = node.op.name
+    return reasons
+
+
+def _readers(graph: Graph, v: Value) -> Iterator[Node]:
+    """Yield the operations that compute with a value, in any layout."""
+    for node in graph.users.get(v, ()):
+        if is_layout(node) or node.op is ops.cast:
+            yield from _readers(graph, node.result)
+        else:
+            yield node
+
+
+def _follows_product(graph: Graph, node: Node) -> bool:
+    """Whether an operand of an element-wise operation comes from a product with a matrix."""
+    waiting, seen = [node], {node}
+    while waiting:
+        for v in waiting.pop().operands:
+            producer = graph.producers.get(v) if v is not None else None
+            if producer is None or producer in seen:
+                continue
+            if producer.op.name in DIVISIBLE:
+                return True
+            if producer.op.elementwise or is_layout(producer):
+                seen.add(producer)
+                waiting.append(producer)
+    return False
 
 
 def distribute_parameters(module: torch.nn.Module, mesh: DeviceMesh, splits: Mapping[str, int]) -> None:
