@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from functools import cache
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from module_cases import SIZES, gpt
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 import mithril as ml
-from mithril.models import Dropout, Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
+from mithril.models import (
+    LSTM,
+    BatchNorm2d,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Gelu,
+    IOKey,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    Model,
+    MultiHeadAttention,
+    Relu,
+)
 
 X = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
 G = np.random.default_rng(1).standard_normal((8, 6, 16), np.float32)
@@ -56,11 +73,14 @@ MESHES = {
 }
 
 
-def collectives(mesh, **options):
-    compiled, _, _ = stepped(ml.TorchBackend(device_mesh=mesh), **options)
-    lines = [line for line in compiled.source.splitlines() if not line.startswith("def ")]
-    names = ("all_reduce", "all_gather", "reduce_scatter")
-    return {n: sum(len(re.findall(rf"(?<![.\w]){n}(?:_of)?\(", line)) for line in lines) for n in names}
+def counts(function):
+    """Return the number of collectives of each kind that a call issues."""
+    with CommDebugMode() as mode:
+        function()
+    totals = Counter()
+    for op, n in mode.get_comm_counts().items():
+        totals[re.search("reduce_?scatter|all_?gather|all_?reduce", str(op))[0].replace("all", "all_", 1)] += n
+    return {kind.replace("__", "_"): n for kind, n in totals.items()}
 
 
 def trainer(mesh, options, **recipe):
@@ -89,9 +109,14 @@ def equal_to_one_process():
 
 def collectives_are_those_expected():
     """Count collectives: one bucket of gradients; for a pair of weights an all-reduce forward and one backward."""
-    assert collectives((2,)) == {"all_reduce": 1, "all_gather": 0, "reduce_scatter": 0}
-    assert collectives((1, 2)) == {"all_reduce": 4, "all_gather": 0, "reduce_scatter": 0}
-    assert collectives((2,), parallelism="fsdp") == {"all_reduce": 0, "all_gather": 1, "reduce_scatter": 1}
+    expected = [
+        ((2,), {}, {"all_reduce": 1}),
+        ((2,), {"parallelism": "fsdp"}, {"all_gather": 1, "reduce_scatter": 1}),
+        ((1, 2), {}, {"all_reduce": 5}),
+    ]
+    for mesh, options, collectives in expected:
+        compiled, params, _ = stepped(ml.TorchBackend(device_mesh=mesh), **options)
+        assert counts(lambda c=compiled, p=params: c.evaluate(p, X, G)) == collectives, (mesh, options)
 
 
 RECIPES = {
@@ -122,12 +147,76 @@ def training():
 def a_training_step_reduces_gradients_once():
     """Sharded parameters are updated in shards: a step gathers parameters, not gradients."""
     fsdp = trainer((2,), {"parallelism": "fsdp"}, clip_norm=0.5)
-    fsdp.begin({**X, "target": G})
-    source = next(iter(fsdp.engine._steps.values())).run.source
-    lines = [line for line in source.splitlines() if not line.startswith("def ")]
-    names = ("all_reduce", "all_gather", "reduce_scatter")
-    counts = {n: sum(len(re.findall(rf"(?<![.\w]){n}\(", line)) for line in lines) for n in names}
-    assert counts == {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}, "the loss and the norm are reduced too"
+    batch = {**X, "target": G}
+    fsdp.step(batch)
+    # the norm; the loss, and its cotangent
+    assert counts(lambda: fsdp.step(batch)) == {"all_gather": 1, "all_reduce": 3, "reduce_scatter": 1}
+    model, batch, loss = language("small")
+    compiled = ml.compile(model, ml.TorchBackend(device_mesh=(2,)), parallelism="fsdp")
+    blocks = ml.Trainer(compiled, ml.SGD(0.1), loss=loss, progress=False)
+    blocks.step(batch)
+    # both blocks forward and backward, the rest once; sum and number of losses, a cotangent, the check of gradients
+    collectives = counts(lambda: blocks.step(batch))
+    assert collectives == {"all_gather": 5, "all_reduce": 4, "reduce_scatter": 3}, collectives
+
+
+def language(size):
+    """Return a transformer, for which the processes have different numbers of targets."""
+    numbers, count = np.random.default_rng(2), SIZES[size]["vocabulary"]
+    tokens, targets = numbers.integers(0, count, (2, 8, 6)).astype(np.int32)
+    targets[:3, 2:] = targets[4] = -100
+    batch = {"tokens": tokens, "target": targets}
+    return gpt(**SIZES[size]), batch, lambda y, t: ml.ops.cross_entropy(y, t, ignore_index=-100)
+
+
+def images(size):
+    """Return a network whose statistics are those of the whole batch."""
+    count = {"small": 4, "medium": 16}[size]
+    h = Relu()(BatchNorm2d(count, name="n1")(Conv2d(3, count, kernel_size=3, padding=1, name="c1")(IOKey("x"))))
+    h = h + Relu()(BatchNorm2d(count, name="n2")(Conv2d(count, count, kernel_size=3, padding=1, name="c2")(h)))
+    hidden = Dropout(0.3)(Relu()(Linear(2 * count, name="hidden")(Flatten()(MaxPool2d(2)(h)))))
+    numbers = np.random.default_rng(3)
+    batch = {"x": numbers.standard_normal((8, 3, 8, 8), np.float32), "target": numbers.integers(0, 4, 8)}
+    return Model.create(outputs={"y": Linear(4, name="out")(hidden)}), batch, "cross_entropy"
+
+
+def recurrent(size):
+    width = {"small": 6, "medium": 16}[size]
+    numbers = np.random.default_rng(4)
+    batch = {n: numbers.standard_normal((8, 4, k), np.float32) for n, k in (("x", 5), ("target", 3))}
+    states, *_ = LSTM(width, name="lstm")(IOKey("x"))
+    return Model.create(outputs={"y": Linear(3, name="out")(states)}), batch, "mse_loss"
+
+
+def changes(make, size, mesh, **options):
+    """Return the changes of the parameters, the new state and the loss after a step of gradient descent."""
+    model, batch, loss = make(size)
+    backend = ml.TorchBackend(device_mesh=mesh)
+    trainer = ml.Trainer(model, ml.SGD(1.0), loss=loss, backend=backend, progress=False, seed=0, **options)
+    trainer.begin(batch)
+    before = trainer.engine.to_numpy()
+    loss_value = float(trainer.step(batch)["loss"])
+    after = trainer.engine.to_numpy()
+    trained = trainer.engine.trained
+    return {"loss": loss_value, **{n: after[n] - x if n in trained else after[n] for n, x in before.items()}}
+
+
+def gradients_of_several_kinds_of_models():
+    """Compare gradients, running statistics and losses with one process, at two sizes."""
+    ways = {
+        2: [((2,), {}), ((2,), {"parallelism": "fsdp"}), ((1, 2), {})],
+        4: [((2, 2), {}), ((2, 2), {"parallelism": "fsdp"})],
+    }
+    for make in (language, images, recurrent):
+        for size in SIZES:
+            expected = changes(make, size, None)
+            for mesh, options in ways[dist.get_world_size()]:
+                actual = changes(make, size, mesh, **options)
+                assert actual.keys() == expected.keys()
+                for name, right in expected.items():
+                    error = np.abs(np.asarray(actual[name], np.float64) - right).max()
+                    message = f"{make.__name__}, {size}, {mesh} {options}: {name} differs by {error}"
+                    assert error <= 3e-6 * max(1.0, np.abs(right).max()), message
 
 
 def sharded_parameters():

@@ -29,7 +29,7 @@ ON_TWO = (
     "sharded_parameters",
 )
 REJECTED = ("conflicting_options_are_rejected",)
-TRAINED = ("training", "dropout_draws_the_numbers_of_one_device")
+TRAINED = ("training", "gradients_of_several_kinds_of_models", "dropout_draws_the_numbers_of_one_device")
 CASES = {2: (*ON_TWO, *REJECTED), 4: ("equal_to_one_process",)}
 TRAINING_CASES = {2: (*TRAINED, "a_training_step_reduces_gradients_once"), 4: TRAINED}
 

@@ -204,3 +204,16 @@ def note_target_memory(graph: Graph, target: HardwareTarget | None, decisions: D
             f"target_hardware='{target.name}' has {format_bytes(target.memory)} of memory, "
             f"inputs and outputs alone take {format_bytes(size)}",
         )
+
+
+def framework_subject(
+    backend: Backend, settings: Settings, of: Sequence[str], for_framework: bool
+) -> tuple[str, str] | None:
+    """Return the differentiation by the backend's framework and a remedy, or None if the graph is differentiated."""
+    if for_framework:
+        return f"the autodiff of '{backend.name}'", "pass output_gradients= to evaluate instead"
+    if of and settings["autodiff"] == "native":
+        return "autodiff='native'", "omit autodiff='native'"
+    if of and backend.differentiates(BuildOptions(settings)):
+        return f"'{backend.name}' on several devices", "replace the operation, or train on one device"
+    return None

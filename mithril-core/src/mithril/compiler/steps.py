@@ -43,6 +43,7 @@ from mithril.compiler.requirements import (
     check_sizes,
     check_trainable,
     defer,
+    framework_subject,
     note_graph,
     note_planning,
     note_precision,
@@ -313,8 +314,8 @@ class Compiler:
         graph, checks = self._with_checks(traced if kind.training or kind.of or for_framework else with_updates(traced))
         derivatives: Sequence[Output] = ()
         wrt = kind.wrt if kind.wrt is not None else self._default_wrt(traced) if kind.of else ()
-        is_native = self.settings["autodiff"] == "native"
-        native = for_framework or (bool(kind.of) and (is_native or self.backend.differentiates(BuildOptions(self.settings))))
+        subject = framework_subject(self.backend, self.settings, kind.of, for_framework)
+        native = subject is not None
         if kind.of:
             if native:
                 derivatives = [result("gradient", name, traced.input(name).value) for name in wrt]
@@ -327,12 +328,8 @@ class Compiler:
         graph, report = self.optimize(graph, then_gradients=native)
         self._stage("optimize", graph)
         note_target_memory(graph, self.context.target, self.decisions)
-        if for_framework:
-            subject, hint = f"the autodiff of '{self.backend.name}'", "pass output_gradients= to evaluate instead"
-            require_framework_gradients(graph, subject, hint)
-        elif native:
-            subject = "autodiff='native'" if is_native else f"'{self.backend.name}' on several devices"
-            require_framework_gradients(graph, subject, f"omit {subject}" if is_native else "train on one device")
+        if subject is not None:
+            require_framework_gradients(graph, *subject)
         return _Optimized(traced, graph, Results.of(traced, derivatives), wrt, native, report, checks)
 
     def _with_checks(self, traced: Graph) -> tuple[Graph, list[Any]]:

@@ -119,9 +119,9 @@ class TorchBackend(SourceBackend):
         captured = settings["torch_fx"] or settings["torch_options"].get("graph_mode")
         return not (options.jit or settings["torch_dynamo"] or captured)
 
-    def lowers(self, node: Node, options: BuildOptions) -> bool:
+    def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         if node.op.name == meshes.GRADIENTS:
-            return self.differentiates(options)
+            return options is not None and self.differentiates(options)
         return super().lowers(node, options)
 
     # -- building ----------------------------------------------------------------------------------------------------

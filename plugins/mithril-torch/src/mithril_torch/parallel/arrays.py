@@ -17,7 +17,7 @@ from mithril_torch.parallel.meshes import AXES, MeshBackend, Split, join_group, 
 class MeshArrays:
     """The splits of a program's arguments, and conversions between complete arrays, ``DTensor`` and local parts."""
 
-    def __init__(self, shape: tuple[int, ...], splits: Mapping[str, Split], backend: MeshBackend) -> None:
+    def __init__(self, shape: tuple[int, ...], splits: dict[str, Split], backend: MeshBackend) -> None:
         device = backend.torch_device
         join_group(device)
         self.array, self.splits = backend.array, splits

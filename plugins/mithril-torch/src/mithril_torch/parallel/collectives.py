@@ -98,7 +98,7 @@ class _Reduced(torch.autograd.Function):  # type: ignore[misc]
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         total = _all_reduce(gradient, ctx.group)
         if ctx.kind != "sum":  # equal extrema share the gradient
@@ -115,7 +115,7 @@ class _Gathered(torch.autograd.Function):  # type: ignore[misc]
         return _all_gather(x, *ctx.arguments)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         return _reduce_scatter(gradient, *ctx.arguments), None, None, None
 
@@ -127,6 +127,6 @@ class _Scattered(torch.autograd.Function):  # type: ignore[misc]
         return _reduce_scatter(x, *ctx.arguments)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         return _all_gather(gradient, *ctx.arguments), None, None, None

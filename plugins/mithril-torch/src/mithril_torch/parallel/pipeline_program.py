@@ -44,6 +44,7 @@ def spec_of(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tup
     chunks: int = settings["pipeline_chunks"]
     schedule: Any = settings["pipeline_schedule"]
     staged = ml.staged(graph, mesh[2], chunks, schedule, axes=axes, splits=splits, fsdp=fsdp)
+    sharded: Any = staged.sharded
     tasks = tuple(
         replace(_text(backend, t.graph, options, t.takes), stage=t.stage, sums=t.sums, once=t.once)
         for t in staged.tasks
@@ -56,13 +57,13 @@ def spec_of(backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tup
         mesh,
         tasks,
         tuple((s.task, s.chunk) for s in staged.steps),
-        {n: split for n, split in staged.sharded.inputs.items() if n in types},
-        {name: part.split for name, part in staged.sharded.outputs.items()},
+        {n: split for n, split in sharded.inputs.items() if n in types},
+        {name: part.split for name, part in sharded.outputs.items()},
         {**types, **results},
         chunks,
         staged.axes,
         staged.index,
-        staged.sharded.indices,
+        sharded.indices,
     )
 
 

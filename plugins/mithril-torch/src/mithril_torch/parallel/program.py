@@ -122,21 +122,21 @@ class _Cutter:
                 k = max((level.get(v, 0) for v in node.operands if v is not None), default=0)
                 groups[k].append(node)
             level.update(dict.fromkeys(node.results, k))
-        read = {v for node in self.graph.nodes for v in node.operands if v is not None} | set(self.graph.outputs)
         parts: list[Part] = []
         for k, nodes in enumerate(groups):
             if nodes:
-                parts.append(self._operations(nodes, read))
+                parts.append(self._operations(nodes))
             if k < len(self.calls):
                 node = self.calls[k]
                 takes = tuple(self.names[v] for v in node.operands if v is not None)
                 parts.append(Part(node.regions[0], takes, tuple(self.names[v] for v in node.results), node))
         return parts, {r.name: self.names[r.value] for r in self.graph.results}
 
-    def _operations(self, nodes: Sequence[Node], read: set[Value]) -> Part:
+    def _operations(self, nodes: Sequence[Node]) -> Part:
         inner = {v for node in nodes for v in node.results}
-        outside = {v for node in self.graph.nodes if node not in set(nodes) for v in node.operands if v is not None}
-        outside |= set(self.graph.outputs)
+        members = set(nodes)
+        live = {v for node in self.graph.nodes if node not in members for v in node.operands if v is not None}
+        live |= set(self.graph.outputs)
         inputs: dict[Value, Input] = {}
         new: dict[Value, Value] = {}
         for v in (v for node in nodes for v in node.operands if v is not None and v not in inner):
@@ -148,7 +148,7 @@ class _Cutter:
         renamed = [
             node.replaced(operands=tuple(v if v is None else new.get(v, v) for v in node.operands)) for node in nodes
         ]
-        gives = [v for node in nodes for v in node.results if v in outside]
+        gives = [v for node in nodes for v in node.results if v in live]
         results = tuple(Output(v, self.names[v]) for v in gives)
         graph = Graph(tuple(inputs.values()), tuple(renamed), results, self.graph.name)
         return Part(graph, tuple(i.name for i in inputs.values()), graph.output_names)
@@ -170,13 +170,13 @@ class MeshProgram(MeshArrays):
         super().__init__(shape, splits, backend)
         self.donated = [i.name for i in graph.arguments if i.tags.get("donated")]
         self.shapes = {r.name: tuple(map(int, r.value.shape)) for r in graph.results}
-        known = dict(splits)  # of all values between parts
+        value_splits = dict(splits)  # also of the values between parts
         self.steps: list[Callable[[Values], Values]] = []
         for part in parts:
-            step: Any = (_Operations if part.node is None else _ForwardPass)(self, part, known, options, load)
-            known.update(step.splits)
+            step: Any = (_Operations if part.node is None else _ForwardPass)(self, part, value_splits, options, load)
+            value_splits.update(step.splits)
             self.steps.append(step)
-        self.splits_of_results = {name: known[value] for name, value in self.results.items()}
+        self.splits_of_results = {name: value_splits[value] for name, value in self.results.items()}
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         select(self.mesh)
@@ -190,9 +190,9 @@ class MeshProgram(MeshArrays):
                 raise connection_error(error) from error
             raise
         results = {name: values[value] for name, value in self.results.items()}
-        kept = self._overwritten(arguments, results)
+        donated = self._overwritten(arguments, results)
         return {
-            name: kept[name] if name in kept else self.joined(x, self.splits_of_results[name], self.shapes[name])
+            name: donated[name] if name in donated else self.joined(x, self.splits_of_results[name], self.shapes[name])
             for name, x in results.items()
         }
 
@@ -219,28 +219,28 @@ def _argument_splits(
     settings = options.settings
     axes = dict(zip(AXES[:2], shape, strict=False))
     fsdp = settings["parallelism"] == "fsdp"
-    chosen: dict[str, Split] = {}
+    selected: dict[str, Split] = {}
     for part in (p for p in parts if p.node is not None):
         splits, unsplit = ml.placement(
             part.graph, axes, splits=dict(settings["tensor_split_dims"]), fsdp=fsdp, uneven=True
         )
-        split = {i.name for i in part.graph.with_role("param") if MODEL in splits.get(i.name, ())}
-        for name, op in unsupported(part.graph, split).items():
+        weights = {i.name for i in part.graph.with_role("param") if MODEL in splits.get(i.name, ())}
+        for name, op in unsupported(part.graph, weights).items():
             splits[name] = tuple(None if a == MODEL else a for a in splits[name])
             unsplit[name] = f"DTensor cannot split the weights of '{op}'"
         for name, reason in unsplit.items():
             options.decisions.record("choice", f"'{name}' is replicated: {reason}")
         for name, i in zip(part.takes, part.graph.arguments, strict=False):
             split = splits.get(i.name, (None,) * i.value.ndim)
-            chosen.setdefault(name, _along_first(i, split, axes[DATA]) if i.role == "param" else _rows(split))
+            selected.setdefault(name, _along_first(i, split, axes[DATA]) if i.role == "param" else _rows(split))
     result: dict[str, Split] = {}
     types = {i.name: i.type for i in graph.arguments}
     for name, t in types.items():
         owner = name
-        while owner not in chosen and "/" in owner:  # an optimizer's value is named after its parameter
+        while owner not in selected and "/" in owner:  # an optimizer's value is named after its parameter
             owner = owner.partition("/")[2]
-        fits = owner in chosen and (owner == name or types[owner].shape == t.shape)
-        result[name] = chosen[owner] if fits else (None,) * len(t.shape)
+        fits = owner in selected and (owner == name or types[owner].shape == t.shape)
+        result[name] = selected[owner] if fits else (None,) * len(t.shape)
     return result
 
 
@@ -260,14 +260,14 @@ class _Operations:
     """Operations that every process runs on its parts, with collectives where they need others."""
 
     def __init__(
-        self, program: MeshProgram, part: Part, known: Mapping[str, Split], options: BuildOptions, load: Loader
+        self, program: MeshProgram, part: Part, value_splits: Mapping[str, Split], options: BuildOptions, load: Loader
     ) -> None:
         from mithril_parallel.sharding.spmd import partition_graph
 
         axes = dict(zip(AXES, program.mesh.shape, strict=False))
-        inputs = {name: known[name] for name in part.takes if name in known}
-        like = {value: program.splits[name] for name, value in program.results.items() if name in program.splits}
-        outputs = {name: like[name] for name in part.gives if name in like}
+        inputs = {name: value_splits[name] for name in part.takes if name in value_splits}
+        requested = {value: program.splits[name] for name, value in program.results.items() if name in program.splits}
+        outputs = {name: requested[name] for name in part.gives if name in requested}
         device_graph = partition_graph(part.graph, axes, inputs, outputs=outputs)
         self.splits: dict[str, Split] = {name: p.split for name, p in device_graph.outputs.items()}
         self.index = _indices(program, device_graph)
@@ -277,16 +277,16 @@ class _Operations:
         self.forward = load(device_graph.graph, False)
 
     def __call__(self, values: Values) -> Values:
-        known = {**values, **self.index}
+        values = {**values, **self.index}
         with torch.no_grad():
-            return self.forward({n: known[n] for n in self.params}, {n: known[n] for n in self.inputs})
+            return self.forward({n: values[n] for n in self.params}, {n: values[n] for n in self.inputs})
 
 
 class _ForwardPass:
     """A forward pass and its gradients, run and distributed by PyTorch."""
 
     def __init__(
-        self, program: MeshProgram, part: Part, known: Mapping[str, Split], options: BuildOptions, load: Loader
+        self, program: MeshProgram, part: Part, value_splits: Mapping[str, Split], options: BuildOptions, load: Loader
     ) -> None:
         from mithril_parallel.sharding.spmd import partition_graph
 
@@ -301,7 +301,7 @@ class _ForwardPass:
         self.inputs = [i.name for i in arguments if i.role != "param"]
         self.trained = [names[k] for k in self.wrt]
         self.data = program.mesh[DATA].size()
-        splits = {n: known.get(self.operands[n], (None,) * forward.input(n).value.ndim) for n in names}
+        splits = {n: value_splits.get(self.operands[n], (None,) * forward.input(n).value.ndim) for n in names}
         device_graph = partition_graph(forward, {DATA: self.data}, {n: splits[n] for n in self.inputs})
         self.index = _indices(program, device_graph)
         self.module = ShardedModule(
@@ -335,8 +335,8 @@ class _ForwardPass:
             if reached:
                 torch.autograd.backward([results[k] for k in reached], [seeds[k] for k in reached])
         gradients = self.module.gradients() | {n: self._of_input(n, x) for n, x in leaves.items()}
-        found = [*(x.detach() for x in results), *(gradients[n] for n in self.trained)]
-        return dict(zip(self.part.gives, found, strict=True))
+        arrays = [*(x.detach() for x in results), *(gradients[n] for n in self.trained)]
+        return dict(zip(self.part.gives, arrays, strict=True))
 
     def _ordered(self, results: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         return [results[name] for name in self.outputs]

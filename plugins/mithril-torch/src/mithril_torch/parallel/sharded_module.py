@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from mithril.base import TensorType
 from mithril.ir import Graph
 from mithril_torch.blocks import Block, Step, name_clash, run_step, submodule_of
 from mithril_torch.parallel.meshes import DATA, MODEL, Split
@@ -26,6 +28,9 @@ from mithril_torch.segments import load_segments, repeated_blocks, segmented
 # Nothing modifies results of these modules in place.
 OURS = r".*FSDP2-wrapped module \((FSDP|Replicate)(Block|ShardedModule)\) returned a view tensor"
 warnings.filterwarnings("ignore", message=OURS, category=UserWarning)
+
+
+LARGE = 1 << 20  # elements of a layer that are worth exchanges of their own
 
 
 class ShardedModule(torch.nn.Module):  # type: ignore[misc]
@@ -45,7 +50,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         self.mesh, self.splits, self.trained = mesh, splits, frozenset(trained)
         inputs = graph.with_role("param")
         self.paths = tuple(i.name for i in inputs)
-        self._blocks = repeated_blocks({i.name: i.type for i in inputs})
+        self._blocks = _large_blocks({i.name: i.type for i in inputs})
         for i in inputs:
             owner, name = submodule_of(
                 self, i.name, lambda prefix: Block() if prefix in self._blocks else torch.nn.Module()
@@ -80,7 +85,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
 
     def _distribute(self, reshard: bool) -> None:
         """Let ``fully_shard`` or ``replicate`` manage each block, then the rest."""
-        self._whole: list[str] = []  # trained parameters that fully_shard cannot divide
+        self._undivided: list[str] = []  # trained parameters that fully_shard cannot divide
         data = self.mesh[DATA]
         if data.size() == 1:
             return
@@ -89,11 +94,11 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         if any(DATA in self.splits[n] for n in self.paths):
             engine = fully_shard
             parameters = {self.get_parameter(n): self.splits[n] for n in self.paths}
-            whole = {p for p, split in parameters.items() if DATA not in split}
-            self._whole = [n for n in self.paths if self.get_parameter(n) in whole and n in self.trained]
+            undivided = {p for p, split in parameters.items() if DATA not in split}
+            self._undivided = [n for n in self.paths if self.get_parameter(n) in undivided and n in self.trained]
             options |= {
-                "ignored_params": whole,
-                "reshard_after_forward": reshard,
+                "ignored_params": undivided,
+                "reshard_after_forward": None if reshard else False,  # None: all but the last
                 "shard_placement_fn": lambda p: Shard(parameters[p].index(DATA)),
             }
         for path in self._blocks:
@@ -130,7 +135,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Remove the gradients of the trained parameters, averaged over the data axis, and return their local parts."""
-        found: dict[str, torch.Tensor] = {}
+        gradients: dict[str, torch.Tensor] = {}
         for name in self.paths:
             if name not in self.trained:
                 continue
@@ -140,11 +145,21 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
                 local = torch.zeros_like(parameter.to_local()) if gradient is None else _local(gradient, parameter)
             else:
                 local = torch.zeros_like(parameter) if gradient is None else gradient
-            found[name] = local.detach()
-        for name in self._whole:
-            found[name] = found[name] / self.mesh[DATA].size()
-            dist.all_reduce(found[name], group=self.mesh.get_group(DATA))
-        return found
+            gradients[name] = local.detach()
+        for name in self._undivided:
+            gradients[name] = gradients[name] / self.mesh[DATA].size()
+            dist.all_reduce(gradients[name], group=self.mesh.get_group(DATA))
+        return gradients
+
+
+def _large_blocks(types: Mapping[str, TensorType]) -> list[str]:
+    """Return the repeated blocks of several layers, and large repeated layers: each is exchanged at once."""
+    blocks = []
+    for path in repeated_blocks(types):
+        inner = {name[len(path) + 1 :]: t for name, t in types.items() if name.startswith(f"{path}.")}
+        if any("." in name for name in inner) or sum(prod(map(int, t.shape)) for t in inner.values()) >= LARGE:
+            blocks.append(path)
+    return blocks
 
 
 def like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

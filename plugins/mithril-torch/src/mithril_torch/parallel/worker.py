@@ -44,7 +44,7 @@ class Spec:
     mesh: tuple[int, ...]
     tasks: tuple[TaskText, ...]
     steps: tuple[tuple[int, int | None], ...]
-    splits: Mapping[str, Split]
+    splits: dict[str, Split]
     outputs: Mapping[str, Split]
     types: Mapping[str, tuple[tuple[int, ...], str]]  # full shapes and dtypes of arguments and outputs
     chunks: int = 1

@@ -307,13 +307,15 @@ class _Update:
         """
         dynamic = self.recipe.loss_scale is not None and self.recipe.loss_scale.dynamic
         short = [g for g in gradients.values() if len(g.shape) < 2]
-        total: Any = reports[LOSS].value
+        loss: Any = reports[LOSS].value
         if NORM in reports:
-            total = total + reports[NORM].value
-        else:
+            total = reports[NORM].value
+        else:  # added up first: of parameters in parts, this is one sum over devices
+            total = None
             for g in gradients.values() if dynamic or not short else short:
-                total = total + cast_to(ops.sum(g), total)
-        good: Value = is_finite(total)
+                part = cast_to(ops.sum(g), loss)
+                total = part if total is None else total + part
+        good: Value = is_finite(total + loss)
         if self.recipe.stops:  # later steps change nothing either, so that the failed step can be inspected
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
         return good

@@ -180,7 +180,7 @@ class TrainStep(metaclass=CheckedType):
             if self.recipe.guarded:
                 total: Any = None
                 scalars = [r.value for r in self._reports.values() if r.role == "report" and r.of.endswith("loss")]
-                for x in (*scalars, *self._sound):
+                for x in (*self._sound, *scalars):
                     x = x if x.dtype is float32 else ops.cast(x, dtype=float32)
                     total = x if total is None else total + x
                 good = is_finite(total)
