@@ -333,3 +333,15 @@ def test_error_of_a_collective_names_the_lost_process(dogs):
         raise ml.BackendError("a collective failed")
     assert "process 1 has stopped: no sign of life" in str(caught.value)
     assert "process 2 ended: InputError: no data" in str(caught.value)
+
+
+def test_waits_after_an_error_are_short(dogs, monkeypatch):
+    ended = ends(monkeypatch)
+    with pytest.raises(ml.BackendError), dogs[0].waiting("step 2", collective=False):
+        raise ml.BackendError("a collective failed")
+    start = time.monotonic()
+    with dogs[0].waiting("the end of the last save"):
+        while not ended and time.monotonic() < start + 1.0:
+            time.sleep(0.01)
+    assert time.monotonic() - start < 0.4  # the timeout is 0.5
+    assert ended[0][0] == 0

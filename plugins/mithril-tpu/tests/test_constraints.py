@@ -55,11 +55,34 @@ def test_parameters_are_gathered_again_only_on_request():
 def test_constraints_name_the_splits_of_tensor_parallelism():
     graph = ml.compile(block(), "jax", shapes={"x": [8, 16, 128]}).graph
     axes = {"data": 4, "model": 2}
-    with_splits = constrained(graph, axes, choose(graph, Mesh(axes)).splits)
+    with_splits = fully_sharded(graph, axes)
     texts = {n.operands[0].name: n.attributes["split"] for n in with_splits.nodes if n.op.name == "mesh.constrain"}
     assert texts["fc.weight"] == "model ."
     assert texts["proj.weight"] == ". model"
     assert {text for name, text in texts.items() if "." not in name} <= {"data . .", "data . model", "data model . ."}
+
+
+def fully_sharded(graph, axes):
+    splits, stored = (choose(graph, Mesh(axes), fsdp=fsdp).splits for fsdp in (False, True))
+    return constrained(graph, axes, splits, stored)
+
+
+@pytest.mark.parametrize(("rows", "whole"), [(2, False), (256, True)])
+def test_pairs_of_weights_stay_in_parts_if_activations_are_smaller(rows, whole):
+    """With few rows the pair is not gathered, and its gradients are not exchanged; with many rows they are."""
+    shapes = {"x": [4, rows, 128]}
+    x = np.random.default_rng(0).normal(size=shapes["x"]).astype(np.float32)
+    plain = ml.compile(block(), ml.JaxBackend(), shapes=shapes)
+    fully = ml.compile(block(), ml.JaxBackend(device_mesh=(4,)), shapes=shapes, parallelism="fsdp")
+    params = plain.randomize_params(0)
+    expected, gradients = (compiled.evaluate(params, {"x": x}, {"y": x})[1] for compiled in (plain, fully))
+    for name, a in expected.items():
+        scale = np.abs(np.asarray(a)).max()
+        np.testing.assert_allclose(gradients[name], a, rtol=0, atol=3e-6 * scale + 3e-6, err_msg=name)
+    graph = fully_sharded(plain.programs[-1].executable.graph, {"data": 4})
+    constraints = {n.operands[0].name: n.attributes["split"] for n in graph.nodes if n.op.name == "mesh.constrain"}
+    assert ("fc.weight" in constraints) == whole
+    assert (". . data" in constraints.values()) != whole
 
 
 @pytest.mark.parametrize("reshard", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -117,3 +119,12 @@ def test_non_finite_step_is_detected_in_a_pipeline():
     for name in training.engine.trained:
         np.testing.assert_array_equal(training.engine.to_numpy()[name], before[name])
     assert len(jax.devices()) >= 4
+
+
+def test_updates_of_fully_sharded_parameters_gather_no_optimizer_value():
+    training = trainer((4,), {"parallelism": "fsdp"}, ml.Adam(0.01), clip_norm=0.5, ema=0.9)
+    losses(training, BATCHES[:1])
+    source = next(iter(training.engine._steps.values())).run.source
+    constrained = re.findall(r"mesh_constrain_kernel, (\w+),", source)
+    assert "attn_query_weight" in constrained
+    assert not [name for name in constrained if name.startswith(("optimizer", "ema"))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from mithril_parallel.processes import World, named
 
 EXIT_CODE = 75  # of a temporary failure, after which launchers start the program again
 SLOWEST = 1.0  # seconds between two signs of life
+ENDING = 1 / 3  # of the timeout, in which a process ends after an error
 PATIENCE = 2.0  # seconds in addition to the timeout in which an exchange, which has its own, names who is missing
 
 
@@ -40,7 +42,8 @@ class Watchdog:
         self._waits = False  # for other processes
         self._compiles = False
         self._exchanges = False
-        self._explained: BackendError | None = None
+        self._failure: BackendError | None = None
+        self._deadline = math.inf  # of the waits after a failure
         self._since = self._last_answer = time.monotonic()
         self._signs = 0
         self._signs_of_others: dict[int, tuple[dict[str, Any], float]] = {}  # last sign of life, and when it was new
@@ -77,9 +80,11 @@ class Watchdog:
         try:
             yield
         except BackendError as error:
-            if not collective or error is self._explained:
-                raise
-            raise self.explained(error) from error.__cause__
+            if self._failure is None:
+                self.failed(error)
+                if collective:
+                    self._explain(error)
+            raise
         finally:
             self._since = time.monotonic()
             self._task, self._compiles, self._exchanges, self._waits = outer
@@ -97,16 +102,17 @@ class Watchdog:
         """Ask all processes to stop after the same step; a handler of signals may call it."""
         self._stop_requested = True
 
-    def bound_exit(self) -> None:
-        """End the interpreter in time after an error: engines wait for lost processes when they shut down."""
-        if self.world.size > 1:
-            atexit.register(_exit_within, self.world.timeout)
+    def failed(self, error: BaseException) -> None:
+        """Bound the time to the end of this process: engines and saves would wait for the lost processes again."""
+        if self.world.size > 1 and self._failure is None:
+            atexit.register(_exit_within, self.world.timeout * ENDING)
+            if isinstance(error, BackendError):
+                self._failure, self._deadline = error, time.monotonic() + self.world.timeout * ENDING
 
-    def explained(self, error: BackendError) -> BackendError:
+    def _explain(self, error: BackendError) -> None:
         """Add the processes that have ended to the error of a collective."""
         if self.world.size == 1:
-            return error
-        self.bound_exit()
+            return
         self._signs_of_others = {}
         end = time.monotonic() + 3 * self.interval
         while time.monotonic() < end and not self._ended.is_set():
@@ -114,8 +120,6 @@ class Watchdog:
                 self._listen()
             time.sleep(self.interval / 2)
         error.with_facts(*self.suspects(2 * self.interval))
-        self._explained = error
-        return error
 
     # -- threads -------------------------------------------------------------------------------------------------------
     def _keep_contact(self) -> None:
@@ -181,6 +185,8 @@ class Watchdog:
     def _is_overdue(self) -> bool:
         """Whether this process has waited too long. While one compiles, others end only if one of them is silent."""
         timeout, waited = self.world.timeout, time.monotonic() - self._since
+        if self._waits and time.monotonic() > self._deadline:
+            return True
         if not self._waits or waited < timeout:
             return False
         if self._exchanges and waited < timeout + PATIENCE and not self._store_is_silent(timeout / 2):
@@ -211,11 +217,15 @@ class Watchdog:
         return texts
 
     def _end(self, suspects: list[str]) -> None:
-        error = BackendError(
-            f"process {self.world.rank} has waited {self.world.timeout:g} s in {self._task}",
-            facts=suspects or [f"{named(range(self.world.size))} wait for each other"],
-            hint="resume training from the latest checkpoint; Trainer(timeout=...) sets the time to wait",
-        )
+        error = self._failure
+        if error is not None:
+            error.with_facts(*(text for text in suspects if text not in str(error)))
+        else:
+            error = BackendError(
+                f"process {self.world.rank} has waited {self.world.timeout:g} s in {self._task}",
+                facts=suspects or [f"{named(range(self.world.size))} wait for each other"],
+                hint="resume training from the latest checkpoint; Trainer(timeout=...) sets the time to wait",
+            )
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_CODE)
 

@@ -114,8 +114,8 @@ class AheadBackend(JaxBackend):
         if not request.fsdp or request.data == 1:
             return graph
         mesh = Mesh({DATA: request.data, MODEL: request.model})
-        splits = choose(graph, mesh, request.splits).splits
-        return constrained(graph, mesh.axes, splits, reshard=options.settings["fsdp_reshard"])
+        splits, stored = (choose(graph, mesh, request.splits, fsdp=fsdp).splits for fsdp in (False, True))
+        return constrained(graph, mesh.axes, splits, stored, reshard=options.settings["fsdp_reshard"])
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         """Return the TPU compiler's program, or with ``simulate`` the same function on CPU devices."""

@@ -121,11 +121,13 @@ def constrained(mesh: Mesh, graph: Graph, settings: Mapping[str, Any]) -> Graph:
     """
     if mesh.shape["data"] == 1 or not all(i.type.is_static for i in graph.arguments):
         return graph
-    without_fsdp = ArgumentShardings(mesh, graph, {**settings, "parallelism": None}, Decisions())
-    splits = {i.name: _padded(without_fsdp.specs[i.name], len(i.type.shape)) for i in graph.arguments}
-    axes = dict(mesh.shape)
+    splits, stored = (
+        {i.name: _padded(shardings.specs[i.name], len(i.type.shape)) for i in graph.arguments}
+        for parallelism in (None, "fsdp")
+        for shardings in [ArgumentShardings(mesh, graph, {**settings, "parallelism": parallelism}, Decisions())]
+    )
     constrain = cast("Callable[..., Graph]", ml.constrain_placement)
-    return constrain(graph, axes, splits, reshard=settings["fsdp_reshard"])
+    return constrain(graph, dict(mesh.shape), splits, stored, reshard=settings["fsdp_reshard"])
 
 
 def _padded(spec: PartitionSpec, rank: int) -> tuple[str | None, ...]:
@@ -150,6 +152,7 @@ class ArgumentShardings:
             )
         self._check_names(graph)
         self.pairs = self._pairs(graph)
+        self.stored_pairs = self._stored_pairs(graph)
         self.specs = {i.name: self._spec(i) for i in graph.arguments}
         self._device_params: dict[str, tuple[Any, Any]] = {}  # parameters: the user's array, the placed array
 
@@ -171,7 +174,7 @@ class ArgumentShardings:
         if i.role == "param":
             spec = self._weight_spec(i)
             if self.parallelism == "fsdp":
-                spec = self._divided(i, spec, "data")
+                spec = self.stored_pairs.get(i.name) or self._divided(i, spec, "data")
             return self._divided(i, spec, "pipeline")
         if i.role == "state" or not i.type.shape or self.mesh.shape["data"] == 1:
             return PartitionSpec()
@@ -198,6 +201,20 @@ class ArgumentShardings:
         for name, reason in replicated.items():
             self.decisions.record("choice", f"'{name}' is replicated: {reason}")
         return pairs
+
+    def _stored_pairs(self, graph: Graph) -> Mapping[str, PartitionSpec]:
+        """Return the specs over ``data`` of pairs of fully sharded weights, which can then stay in parts."""
+        if self.parallelism != "fsdp" or self.mesh.size > self.mesh.shape["data"] or self.mesh.size == 1:
+            return {}
+        if not all(i.type.is_static for i in graph.arguments):
+            return {}
+        try:
+            pairs, _ = ml.placement(graph, {"model": self.mesh.size})
+        except (AttributeError, ml.MithrilError):
+            return {}
+        return {
+            n: PartitionSpec(*("data" if axis == "model" else axis for axis in s)) for n, s in pairs.items() if any(s)
+        }
 
     def _divided(self, i: Input, spec: PartitionSpec, over: str) -> PartitionSpec:
         """Shard over another axis of the mesh as well, along the longest axis that is not sharded yet."""

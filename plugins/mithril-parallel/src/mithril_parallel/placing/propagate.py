@@ -13,7 +13,7 @@ from math import prod
 from mithril.axes import axes_of, is_addition, is_permutation, is_source
 from mithril.ir import Graph, Node, Value
 from mithril.ops import scan_op
-from mithril_parallel.mesh import DATA, Mesh, Split, replicated
+from mithril_parallel.mesh import Mesh, Split, replicated
 from mithril_parallel.placing.rules import OpSharding, broadcast_split, op_sharding, sizes
 
 _FAR = 100  # length of the longest path, in operations, after which XLA gathers a value again
@@ -86,32 +86,6 @@ def propagate(graph: Graph, mesh: Mesh, input_splits: Mapping[str, Split], carri
             _reduce_pending(sharding, v, graph.producers.get(v))
     _propagate_backward(sharding, graph)
     return sharding
-
-
-def propagate_fully_sharded(
-    graph: Graph, mesh: Mesh, splits: Mapping[str, Split], stored: Mapping[str, Split], *, reshard: bool
-) -> GraphSharding:
-    """Propagate the splits without fsdp, and add the gathers of parameters that are stored in more parts.
-
-    A parameter is gathered at its first use and, with ``reshard``, at each use in the backward pass.
-    """
-    sharding = propagate(graph, mesh, splits)
-    for i in graph.with_role("param"):
-        parts = stored.get(i.name, sharding.splits[i.value])
-        if parts == sharding.splits[i.value]:
-            continue
-        nbytes = sharding.bytes(i.value)
-        sharding.stored[i.value] = parts
-        for node in gathering_nodes(graph, i.value, reshard=reshard):
-            sharding.exchanges.append(Collective("all-gather", DATA, nbytes, node, gathered_value=i.value))
-    return sharding
-
-
-def gathering_nodes(graph: Graph, parameter: Value, *, reshard: bool) -> list[Node]:
-    """Return the nodes before which a fully sharded parameter is gathered."""
-    readers = graph.users.get(parameter, ())
-    again = [n for n in readers if reshard and n.tags.get("phase") == "backward"]
-    return [n for n in readers if n not in again][:1] + again
 
 
 def _propagate_backward(sharding: GraphSharding, graph: Graph) -> None:

@@ -45,8 +45,9 @@ def choose(
 ) -> Strategy:
     """Choose splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
 
-    With ``fsdp`` every parameter is also split over ``data``, along its longest divisible axis, and always over the
-    stages of a pipeline. With ``chunked`` the axis ``data`` counts chunks of the batch instead of devices, and error
+    With ``fsdp`` parameters are split over ``data``, too: on a mesh without ``model`` along the axis that ``model``
+    would split, so that pairs can stay in parts, otherwise along its longest divisible axis. It is always split over
+    the stages of a pipeline. With ``chunked`` the axis ``data`` counts chunks of the batch, not devices, and error
     messages say so. With ``uneven`` every device computes a batch whole that cannot be divided, such as the last one of
     an epoch.
     """
@@ -60,6 +61,7 @@ def choose(
             _WeightPairs(graph, strategy).run()
     _split_slots(graph, strategy)
     if fsdp:
+        _split_pairs_over_data(graph, strategy)
         _split_parameters(graph, strategy, DATA)
     _split_parameters(graph, strategy, PIPELINE)
     _split_cotangents(graph, strategy)
@@ -366,6 +368,18 @@ def _split_slots(graph: Graph, strategy: Strategy) -> None:
             owner = owner.partition("/")[2]
         if owner in strategy.splits and parameters.get(owner) == shape:
             strategy.splits[name] = strategy.splits[owner]
+
+
+def _split_pairs_over_data(graph: Graph, strategy: Strategy) -> None:
+    mesh = strategy.mesh
+    if mesh.size(MODEL) > 1 or mesh.size(PIPELINE) > 1 or mesh.size(DATA) == 1:
+        return
+    pairs = Strategy(Mesh({MODEL: mesh.size(DATA)}))
+    _WeightPairs(graph, pairs).run()
+    _split_slots(graph, pairs)
+    for i in graph.with_role("param"):
+        if i.name in pairs.splits and i.name not in strategy.splits:
+            strategy.splits[i.name] = tuple(DATA if axis == MODEL else axis for axis in pairs.splits[i.name])
 
 
 def _split_parameters(graph: Graph, strategy: Strategy, over: str) -> None:

@@ -13,7 +13,8 @@ from mithril.plugins import HardwareTarget
 from mithril.runtime import ProgramKey, ProgramKind
 from mithril.system import notebook
 from mithril_parallel.mesh import DATA, MODEL, Mesh
-from mithril_parallel.placing.propagate import propagate, propagate_fully_sharded
+from mithril_parallel.placing.fully_sharded import propagate_fully_sharded
+from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import Strategy, choose
 from mithril_parallel.planning.memory_estimate import MemoryEstimate, estimate_memory
 from mithril_parallel.planning.pipeline_estimate import estimate_pipeline

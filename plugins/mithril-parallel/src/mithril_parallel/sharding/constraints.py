@@ -11,37 +11,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.axes import axes_of
+from mithril.axes import axes_of, is_product
 from mithril.base import operation
 from mithril.ir import Graph, Node, Op, Value
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
+from mithril_parallel.placing.fully_sharded import is_update, pairs_in_parts
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.sharding.collectives import constrain, split_text
 
 
-def constrained(graph: Graph, axes: Mapping[str, int], splits: Mapping[str, Split], *, reshard: bool = True) -> Graph:
+def constrained(
+    graph: Graph,
+    axes: Mapping[str, int],
+    splits: Mapping[str, Split],
+    stored: Mapping[str, Split],
+    *,
+    reshard: bool = True,
+) -> Graph:
     """Return the graph with the splits of products, reductions, lookups and parameters as operations.
 
-    ``splits`` are those of the arguments without fsdp: a parameter that is stored in more parts is gathered where it
-    is first read. With ``reshard`` the backward pass gathers it again, so that it need not be stored in between.
+    ``splits`` are those of the arguments without fsdp: a parameter that is ``stored`` in more parts is gathered where
+    it is first read. With ``reshard`` the backward pass gathers it again, so that it need not be stored in between.
+    Pairs of weights whose activations are smaller stay in parts. Updates of parameters work on the parts.
     """
-    return _Constraints(graph, Mesh(axes), splits, reshard).run()
+    return _Constraints(graph, Mesh(axes), splits, stored, reshard).run()
 
 
 class _Constraints:
     """One pass over the nodes of a graph."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, splits: Mapping[str, Split], reshard: bool) -> None:
+    def __init__(
+        self, graph: Graph, mesh: Mesh, splits: Mapping[str, Split], stored: Mapping[str, Split], reshard: bool
+    ) -> None:
         self.graph, self.reshard = graph, reshard
-        self.splits = propagate(graph, mesh, splits).splits
-        self.parameters = {i.value for i in graph.with_role("param")}
+        pairs = pairs_in_parts(graph, mesh, splits, stored, reshard=reshard)
+        self.splits = {**propagate(graph, mesh, splits).splits, **pairs.splits}
+        self.in_parts = set(pairs.splits)
+        self.gathered: dict[Value, Value] = {}  # values split along the batch, for products with weights in parts
+        self.parameters = {i.value for i in graph.with_role("param") if i.value not in pairs.splits}
         self.replacements: dict[Value, Value] = {}
         self.nodes: list[Node] = []
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
             self._add(node)
-            if _is_free(node):
+            if _is_free(node) or is_update(node):
                 continue
             for v in node.results:
                 if any(self.splits[v]) and not any(axis is not None and BLOCKS in axis for axis in self.splits[v]):
@@ -53,13 +67,29 @@ class _Constraints:
         self.nodes.append(node if operands == node.operands else node.replaced(operands=operands))
 
     def _operand(self, v: Value, reader: Node) -> Value:
-        if v not in self.parameters or not v.ndim:
-            return self.replacements.get(v, v)
+        if v not in self.parameters or not v.ndim or is_update(reader):
+            return self._gather(v, reader) if self._enters(v, reader) else self.replacements.get(v, v)
         if self.reshard and reader.tags.get("phase") == "backward":
             return self._constrain(v, self._behind_barrier(v, reader), reader)
         if v not in self.replacements:
             self.replacements[v] = self._constrain(v, v, reader)
         return self.replacements[v]
+
+    def _enters(self, v: Value, reader: Node) -> bool:
+        """Whether a value split along the batch is read by a product of values split along features."""
+        values = (*reader.operands, *reader.results)
+        return (
+            is_product(reader)
+            and any(self.splits.get(v, ()))
+            and v not in self.in_parts
+            and bool(self.in_parts.intersection(values))
+        )
+
+    def _gather(self, v: Value, reader: Node) -> Value:
+        if v not in self.gathered:
+            stored = self.replacements.get(v, v)
+            self.gathered[v] = self._emit(constrain, (stored,), {"split": split_text(replicated(v.ndim))}, reader)[0]
+        return self.gathered[v]
 
     def _behind_barrier(self, parameter: Value, reader: Node) -> Value:
         """Return the parameter behind a barrier with another operand, so that no earlier gather is used again."""

@@ -39,7 +39,7 @@ def taking_part(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        trainer.watchdog.bound_exit()
+        trainer.watchdog.failed(error)
         with trainer.watchdog.waiting("the end of training", collective=False):  # the store may not answer
             trainer.world.leave(f"{type(error).__name__}: {error}".partition("\n")[0])
         raise
