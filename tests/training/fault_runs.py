@@ -47,7 +47,7 @@ class Outcome:
     """The result of a run: seconds until the others had ended, their errors, and the results after resuming."""
 
     seconds: float
-    slowness: float  # of the machine meanwhile: seconds per second of computing
+    slowness: float  # of the machine: seconds per second of computing
     errors: list[str]
     results: list[str]
 

@@ -67,8 +67,8 @@ def fully_sharded(graph, axes):
     return constrained(graph, axes, splits, stored)
 
 
-@pytest.mark.parametrize(("rows", "whole"), [(2, False), (256, True)])
-def test_pairs_of_weights_stay_in_parts_if_activations_are_smaller(rows, whole):
+@pytest.mark.parametrize(("rows", "gathers"), [(2, False), (256, True)])
+def test_pairs_of_weights_stay_in_parts_if_activations_are_smaller(rows, gathers):
     """With few rows the pair is not gathered, and its gradients are not exchanged; with many rows they are."""
     shapes = {"x": [4, rows, 128]}
     x = np.random.default_rng(0).normal(size=shapes["x"]).astype(np.float32)
@@ -81,8 +81,8 @@ def test_pairs_of_weights_stay_in_parts_if_activations_are_smaller(rows, whole):
         np.testing.assert_allclose(gradients[name], a, rtol=0, atol=3e-6 * scale + 3e-6, err_msg=name)
     graph = fully_sharded(plain.programs[-1].executable.graph, {"data": 4})
     constraints = {n.operands[0].name: n.attributes["split"] for n in graph.nodes if n.op.name == "mesh.constrain"}
-    assert ("fc.weight" in constraints) == whole
-    assert (". . data" in constraints.values()) != whole
+    assert ("fc.weight" in constraints) == gathers
+    assert (". . data" in constraints.values()) != gathers
 
 
 @pytest.mark.parametrize("reshard", [True, False])

@@ -74,25 +74,25 @@ def pairs_in_parts(
     if mesh.size(DATA) == 1 or mesh.devices > mesh.size(DATA):
         return PairsInParts()
     # An axis of the same devices under a second name: values split along features, and those split along the batch.
-    both = Mesh({DATA: mesh.size(DATA), MODEL: mesh.size(DATA)})
-    chosen = choose(graph, Mesh({MODEL: mesh.size(DATA)})).splits
-    chosen = {i.name: chosen[i.name] for i in graph.with_role("param") if MODEL in chosen.get(i.name, ())}
-    if not chosen:
+    aliased = Mesh({DATA: mesh.size(DATA), MODEL: mesh.size(DATA)})
+    weights = choose(graph, Mesh({MODEL: mesh.size(DATA)})).splits
+    weights = {i.name: weights[i.name] for i in graph.with_role("param") if MODEL in weights.get(i.name, ())}
+    if not weights:
         return PairsInParts()
-    groups = _Groups(graph, propagate(graph, both, {**splits, **chosen}))
+    groups = _Groups(graph, propagate(graph, aliased, {**splits, **weights}))
     cheaper = {
-        i.name: chosen[i.name]
+        i.name: weights[i.name]
         for group in groups.members()
-        if all(_over_data(chosen[i.name]) == stored.get(i.name) for i in group.parameters)
+        if all(_over_data(weights[i.name]) == stored.get(i.name) for i in group.parameters)
         and sum(e.bytes for e in group.exchanges)
         < sum(_gathered_bytes(graph, i.value, reshard) for i in group.parameters)
         for i in group.parameters
     }
     if not cheaper:
         return PairsInParts()
-    groups = _Groups(graph, propagate(graph, both, {**splits, **cheaper}))
-    found = {v: _over_data(split) for v, split in groups.sharding.splits.items() if MODEL in map(_axis, split)}
-    return PairsInParts(found, [e for group in groups.members() for e in group.exchanges])
+    groups = _Groups(graph, propagate(graph, aliased, {**splits, **cheaper}))
+    by_features = {v: _over_data(split) for v, split in groups.sharding.splits.items() if MODEL in map(_axis, split)}
+    return PairsInParts(by_features, [e for group in groups.members() for e in group.exchanges])
 
 
 def _axis(entry: str | None) -> str | None:
@@ -142,13 +142,13 @@ class _Groups:
                 groups.setdefault(self._root(i.value), _Group()).parameters.append(i)
         ends = {r.value for r in self.graph.results if r.role not in ("gradient", "state") and self._is_split(r.value)}
         rejected = {self._root(v) for v in ends}
-        gathered: set[tuple[Value, Value]] = set()
+        seen: set[tuple[Value, Value]] = set()
         for node, values in self.nodes:
             root = self._root(values[0])
             if self._loses_split(node):
                 rejected.add(root)
             if root in groups:
-                groups[root].exchanges += self._entering(node, root, gathered)
+                groups[root].exchanges += self._entering(node, root, seen)
                 groups[root].exchanges += self._leaving(node)
         yield from (group for root, group in groups.items() if root not in rejected)
 
@@ -170,14 +170,14 @@ class _Groups:
             for v, need in zip(node.operands, needs, strict=True)
         )
 
-    def _entering(self, node: Node, root: Value, gathered: set[tuple[Value, Value]]) -> Iterator[Collective]:
+    def _entering(self, node: Node, root: Value, seen: set[tuple[Value, Value]]) -> Iterator[Collective]:
         """Yield the gathers of operands that are split along the batch, one for each value."""
         for v in node.operands:
             if v is None or self._is_split(v) or DATA not in map(_axis, self.sharding.splits[v]):
                 continue
             key = root, self.sharding.roots.get(v, v)
-            if key not in gathered:
-                gathered.add(key)
+            if key not in seen:
+                seen.add(key)
                 yield Collective("all-gather", DATA, _bytes(v), node, gathered_value=v)
 
     def _leaving(self, node: Node) -> Iterator[Collective]:

@@ -47,7 +47,7 @@ class _Constraints:
         pairs = pairs_in_parts(graph, mesh, splits, stored, reshard=reshard)
         self.splits = {**propagate(graph, mesh, splits).splits, **pairs.splits}
         self.in_parts = set(pairs.splits)
-        self.gathered: dict[Value, Value] = {}  # values split along the batch, for products with weights in parts
+        self.full_operands: dict[Value, Value] = {}  # values split along the batch, for products with weights in parts
         self.parameters = {i.value for i in graph.with_role("param") if i.value not in pairs.splits}
         self.replacements: dict[Value, Value] = {}
         self.nodes: list[Node] = []
@@ -86,10 +86,12 @@ class _Constraints:
         )
 
     def _gather(self, v: Value, reader: Node) -> Value:
-        if v not in self.gathered:
+        if v not in self.full_operands:
             stored = self.replacements.get(v, v)
-            self.gathered[v] = self._emit(constrain, (stored,), {"split": split_text(replicated(v.ndim))}, reader)[0]
-        return self.gathered[v]
+            self.full_operands[v] = self._emit(constrain, (stored,), {"split": split_text(replicated(v.ndim))}, reader)[
+                0
+            ]
+        return self.full_operands[v]
 
     def _behind_barrier(self, parameter: Value, reader: Node) -> Value:
         """Return the parameter behind a barrier with another operand, so that no earlier gather is used again."""
