@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from mithril_hub.generation.source import Source
 from mithril_hub.model import Decoder
 
 Tokens = np.ndarray[Any, Any]
+KEYS = ("key_cache", "cache_key")  # ends of the names of states with keys
 LARGE, SMALL = 64, 8  # tokens of a step over a prompt: few programs serve prompts of every length
 
 
@@ -29,14 +30,14 @@ class Session(metaclass=CheckedType):
         self.text = model.text if isinstance(model, Network) else self.config
         self.source: Source | None = None
         self.reads_source = False  # whether the next call begins a text with the input of the encoder
-        names = set(self.runner.model.specs)
-        self.tokens = "decoder_input_ids" if "decoder_input_ids" in names else "input_ids"
-        if not {self.tokens, "position"} <= names:
+        names, tokens = set(self.runner.model.specs), token_input(self.runner.model.specs)
+        if tokens is None or "position" not in names:
             raise InputError(
                 "this model has no cache, which generation requires",
                 facts=[f"its inputs: {', '.join(sorted(names))}"],
-                hint="ml.from_pretrained(folder, cache=1024)",
+                hint="ml.from_pretrained(folder, cache=1024), or a model that reads tokens and their position",
             )
+        self.tokens = tokens
 
     @property
     def backend(self) -> Any:
@@ -46,7 +47,7 @@ class Session(metaclass=CheckedType):
     @property
     def capacity(self) -> int:
         """The number of positions in the cache."""
-        return min(shape[2] for name, shape in self._shapes(len(self.rows)).items() if name.endswith("key_cache"))
+        return min(shape[2] for name, shape in self._shapes(len(self.rows)).items() if name.endswith(KEYS))
 
     @property
     def encoder_capacity(self) -> int:
@@ -97,12 +98,15 @@ class Session(metaclass=CheckedType):
         while offset < ends.max():
             piece, starts, last = self._piece(rows, offset, int(ends.max()) - offset)
             inputs = self._inputs(piece, starts, totals)
-            if piece.shape[1] > 1:
+            selects = "last" in self.runner.model.specs
+            if selects and piece.shape[1] > 1:
                 inputs["last"] = last
             if self.source is not None and self.reads_source:
                 inputs |= self.source.arrays
                 self.reads_source = False
-            results = self.runner(inputs)["logits"]
+            results = self._logits(inputs)
+            if not selects:
+                results = to_numpy(results)[np.arange(len(rows)), last][:, None]
             reads = (ends > offset)[:, None, None]  # other rows have ended before
             logits = results if reads.all() else np.where(reads, to_numpy(results), to_numpy(logits))
             offset += piece.shape[1]
@@ -138,12 +142,17 @@ class Session(metaclass=CheckedType):
             inputs["length"] = _one_or_all(np.array(totals, np.int32))
         return inputs
 
+    def _logits(self, inputs: dict[str, Any]) -> Any:
+        """Run a step, and return its only output, or that named ``logits``."""
+        results = self.runner(inputs)
+        return results["logits"] if "logits" in results else next(iter(results.values()))
+
     def verify(self, rows: Sequence[Sequence[int]]) -> Any:
         """Read as many tokens in each row, and return the logits after every one: [batch, length, vocabulary]."""
         self.check(len(rows[0]))
         starts = np.array([len(r) for r in self.rows], np.int32)
         inputs = self._inputs(np.array(rows, np.int32), starts, [int(n) + len(rows[0]) for n in starts])
-        logits = self.runner(inputs)["logits"]
+        logits = self._logits(inputs)
         self.rows = [old + list(new) for old, new in zip(self.rows, rows, strict=True)]
         return logits
 
@@ -165,6 +174,18 @@ class Session(metaclass=CheckedType):
                 f"the cache holds {self.capacity} positions, and {longest} + {count} are required",
                 hint=f"ml.from_pretrained(folder, cache={longest + count}), or a shorter prompt",
             )
+
+
+def token_input(specs: Mapping[str, Any]) -> str | None:
+    """Return the input that reads tokens: by its name in checkpoints, else the only integers that are required."""
+    named = [name for name in ("decoder_input_ids", "input_ids") if name in specs]
+    integers = [
+        name
+        for name, spec in specs.items()
+        if spec.required and name != "position" and spec.dtype is not None and spec.dtype.is_integer
+        if spec.shape is None or len(spec.shape) == 2
+    ]
+    return named[0] if named else integers[0] if len(integers) == 1 else None
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
