@@ -1,4 +1,4 @@
-"""Generation by a model of the user's on every backend: greedy tokens equal those of the whole text read anew."""
+"""Generation by a model of the user on every backend: greedy tokens equal those of reading the whole text again."""
 
 from __future__ import annotations
 

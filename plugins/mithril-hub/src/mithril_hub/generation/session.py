@@ -178,14 +178,14 @@ class Session(metaclass=CheckedType):
 
 def token_input(specs: Mapping[str, Any]) -> str | None:
     """Return the input that reads tokens: by its name in checkpoints, else the only integers that are required."""
-    named = [name for name in ("decoder_input_ids", "input_ids") if name in specs]
+    in_checkpoints = [name for name in ("decoder_input_ids", "input_ids") if name in specs]
     integers = [
         name
         for name, spec in specs.items()
         if spec.required and name != "position" and spec.dtype is not None and spec.dtype.is_integer
         if spec.shape is None or len(spec.shape) == 2
     ]
-    return named[0] if named else integers[0] if len(integers) == 1 else None
+    return in_checkpoints[0] if in_checkpoints else integers[0] if len(integers) == 1 else None
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
