@@ -18,6 +18,7 @@ from mithril.backend import memory_plan
 from mithril.base import DType, TensorType, dtype as as_dtype
 from mithril.ir import Graph, Node, Value
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
+from mithril_cbackend.graph.index_ranges import IndexRanges
 from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention
 from mithril_cbackend.lowering.element import elementwise, vectorization
@@ -85,6 +86,7 @@ class FusionPlanner:
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph = graph
         self.machine = machine
+        self.ranges = IndexRanges(graph)
         self.users: dict[Value, list[Kernel | None]] = {}  # None: must be stored
         self.steps: list[Kernel | Step] = []
         self.views: dict[Value, Value] = {}
@@ -120,6 +122,7 @@ class FusionPlanner:
         for step in self.steps:
             if isinstance(step, Kernel):
                 step.read_stored()
+                step.in_bounds = frozenset(n for n in step.nodes if self.ranges.within_bounds(n))
                 if step.template is attention.attention:
                     step.scratch = attention.scratch(step, self.machine)
                 if step.template is fused_rows.rows:

@@ -41,8 +41,15 @@ def shape_of(value: Value) -> tuple[Any, ...]:
 class Reader:
     """Builder of element expressions, each evaluated once per block of code."""
 
-    def __init__(self, code: t.Code, producers: Mapping[Value, Node], buffers: dict[Value, t.Buffer]) -> None:
+    def __init__(
+        self,
+        code: t.Code,
+        producers: Mapping[Value, Node],
+        buffers: dict[Value, t.Buffer],
+        in_bounds: frozenset[Node] = frozenset(),  # gathers whose positions need no clamps
+    ) -> None:
         self.code = code
+        self.in_bounds = in_bounds
         self.producers = producers
         self.buffers = buffers
         self.shapes: dict[Value, tuple[int, ...]] = {}  # shapes of values with merged axes
@@ -383,18 +390,25 @@ def position_in(reader: Reader, positions: Value, index: Index, size: int) -> An
     return reader.code.let(t.cast(position, "int32"), "at")
 
 
+def _position_of(reader: Reader, node: Node, index: Index) -> Any:
+    """Read the position of an element along the axis of a gather."""
+    if node in reader.in_bounds:
+        return reader.code.let(t.cast(reader.at(operand(node, 1), index), "int32"), "at")
+    return position_in(reader, operand(node, 1), index, shape_of(operand(node))[node.attributes["axis"]])
+
+
 @rule(ops.take)
 def _take(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, indices, axis = operand(node), operand(node, 1), node.attributes["axis"]
     rank = len(indices.shape)
-    position = position_in(reader, indices, index[axis : axis + rank], shape_of(x)[axis])
+    position = _position_of(reader, node, index[axis : axis + rank])
     return reader.at(x, (*index[:axis], position, *index[axis + rank :]))
 
 
 @rule(ops.take_along_axis)
 def _take_along_axis(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, axis = operand(node), node.attributes["axis"]
-    position = position_in(reader, operand(node, 1), index, shape_of(x)[axis])
+    position = _position_of(reader, node, index)
     return reader.at(x, (*index[:axis], position, *index[axis + 1 :]))
 
 

@@ -33,6 +33,7 @@ class Kernel:
     prepared: dict[Value, Prepared] = field(default_factory=dict)  # operand of the anchor -> its packed constant
     kind: str = ""
     narrow: DType | None = None  # the dtype that the anchor's first operand was widened from without loss, if any
+    in_bounds: frozenset[Node] = frozenset()  # gathers whose positions are known to be within bounds
 
     @property
     def parameters(self) -> list[Value]:
@@ -89,7 +90,8 @@ class Kernel:
         for node in self.nodes:
             read = ",".join(map(number, node.operands))
             results = ",".join(f"{number(v)}:{v.type}" for v in node.results)
-            parts.append(f"{results}={node.op.name}({read}|{attributes_text(node.attributes, {})})")
+            mark = "!" if node in self.in_bounds else ""
+            parts.append(f"{results}={node.op.name}{mark}({read}|{attributes_text(node.attributes, {})})")
         parts.append(">" + ",".join(map(number, self.outputs)) + "@" + number(self.anchor.results[0]))
         return ";".join(parts)
 

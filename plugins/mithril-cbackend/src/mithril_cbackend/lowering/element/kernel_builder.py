@@ -53,7 +53,7 @@ class KernelBuilder:
             pair = t.pointer(self.code.name(v.name), stored(v.dtype), math.prod(shape_of(v)))
             self.parameters.append(pair)
             (buffers if k < len(kernel.inputs) else self.outputs)[v] = pair[1]
-        self.reader = Reader(self.code, kernel.producers, buffers)
+        self.reader = Reader(self.code, kernel.producers, buffers, kernel.in_bounds)
         self.sizes = [t.size(name) for name in kernel.sizes]
 
     def parallel(self, work: int) -> Any:

@@ -15,14 +15,15 @@ from mithril_onnx.values import as_value
 
 Array = np.ndarray[Any, Any]
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
-LEAF = MODES.index("LEAF")
+LEAF, EQUAL, UNEQUAL = (MODES.index(mode) for mode in ("LEAF", "BRANCH_EQ", "BRANCH_NEQ"))
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")  # TreeEnsemble refers to them by position
+ROUNDS = 6  # of a kernel: the ways of several rows through several trees overlap in the processor
 DEEPEST = 1024  # deeper trees are refused
 
 
 @dataclass
 class Trees:
-    """The nodes of all trees; leaves are their own children."""
+    """The nodes of all trees."""
 
     roots: Array
     features: Array
@@ -33,37 +34,65 @@ class Trees:
     members: Array | None = None  # [nodes, most members]: the sets of BRANCH_MEMBER, filled up with nan
 
     def __post_init__(self) -> None:
-        leaves = self.modes == LEAF
-        self.children[leaves] = np.flatnonzero(leaves)[:, None]
-        if self.children.size and (self.children.min() < 0 or self.children.max() >= len(self.modes)):
+        inner = self.modes != LEAF
+        children = self.children[inner]
+        if children.size and (children.min() < 0 or children.max() >= len(self.modes)):
             raise InputError("a tree refers to a node that does not exist")
-        self.features[leaves] = 0
+        differs = self.modes == UNEQUAL  # the opposite of a test that is false for nan, as all others are
+        self.modes = np.where(differs, EQUAL, self.modes)
+        self.children[differs] = self.children[differs, ::-1]
+        self.missing = self.missing & inner & ~differs
+        self.thresholds = np.where(inner, self.thresholds, np.nan)
+        self.features = np.where(inner, self.features, 0)
 
-    def depth(self) -> int:
-        """Return the longest way from a node to a leaf."""
-        rounds, level = 0, np.arange(len(self.modes))  # all nodes: cycles that no root reaches are damage as well
-        while (level := level[self.modes[level] != LEAF]).size:
-            rounds += 1
-            if rounds > DEEPEST:
-                raise InputError(f"a tree is deeper than {DEEPEST} nodes, or a node is below itself")
-            level = np.unique(self.children[level])
-        return rounds
+    def arranged(self) -> tuple[Array, Array, int]:
+        """Return the node of each place, the place of its first child, and the depth; siblings have adjacent places.
+
+        Leaves are their own child, since no test holds for the threshold nan.
+        """
+        inner = self.modes != LEAF
+        limit = 2 * int(inner.sum()) + len(self.roots)
+        levels, firsts, count = [self.roots], [], len(self.roots)
+        while True:
+            level = levels[-1]
+            starts = count - len(level)
+            descends = inner[level]
+            after = np.cumsum(2 * descends) - 2 * descends
+            firsts.append(np.where(descends, count + after, starts + np.arange(len(level))))
+            if not descends.any():
+                if not np.isin(np.flatnonzero(inner), np.concatenate(levels)).all():
+                    raise InputError("a node is below itself, and no root leads to it")
+                return np.concatenate(levels), np.concatenate(firsts), len(levels) - 1
+            levels.append(self.children[level[descends]].reshape(-1))
+            count += len(levels[-1])
+            if count > limit:
+                raise InputError("a node is below two others, or below itself")
+            if len(levels) > DEEPEST:
+                raise InputError(f"a tree is deeper than {DEEPEST} nodes")
 
 
-COMPARISONS = (ops.less_equal, ops.less, ops.greater_equal, ops.greater, ops.equal, ops.not_equal)
+COMPARISONS = (ops.less_equal, ops.less, ops.greater_equal, ops.greater, ops.equal)
 
 
-def leaves_of(x: Any, trees: Trees) -> Any:
-    """Return the leaf that each row of x reaches in each tree."""
+def leaves_of(x: Any, trees: Trees) -> tuple[Any, Array]:
+    """Return the place of the leaf that each row of x reaches in each tree, and the node of each place.
+
+    The tables have one more row, so that a sum of a first child and a test is always a place.
+    """
     if trees.features.size and trees.features.max() >= x.shape[1]:
         raise InputError(f"a tree tests column {trees.features.max()}, the input has {x.shape[1]}")
+    order, firsts, depth = trees.arranged()
+    order = np.append(order, order[-1:])
     kind = as_dtype(x.dtype).numpy
-    features, children = (as_value(a.astype(np.int32)) for a in (trees.features, trees.children.reshape(-1)))
-    thresholds = as_value(trees.thresholds.astype(kind))
-    missing = as_value(trees.missing) if trees.missing.any() else None
-    tests = _tests(trees, kind)
-    node = ops.broadcast_to(as_value(trees.roots.astype(np.int32)), shape=(x.shape[0], trees.roots.size))
-    for _ in range(trees.depth()):
+    features, children = (as_value(a.astype(np.int32)) for a in (trees.features[order], np.append(firsts, 0)))
+    thresholds = as_value(trees.thresholds[order].astype(kind))
+    missing = as_value(trees.missing[order]) if trees.missing.any() else None
+    tests = _tests(trees, order, kind)
+    roots = np.arange(len(trees.roots), dtype=np.int32)
+    node = ops.broadcast_to(as_value(roots), shape=(x.shape[0], roots.size))
+    for round_number in range(depth):
+        if round_number and round_number % ROUNDS == 0:
+            (node,) = ops.barrier(node)
         value = ops.take_along_axis(x, ops.take(features, node, axis=0), axis=1)
         threshold = ops.take(thresholds, node, axis=0)
         holds = None
@@ -73,19 +102,19 @@ def leaves_of(x: Any, trees: Trees) -> Any:
         if missing is not None:
             goes = ops.take(missing, node, axis=0)
             holds = ops.logical_or(holds, ops.logical_and(goes, ops.isnan(value)))
-        node = ops.take(children, node * 2 + ops.cast(holds, dtype="int32"), axis=0)
-    return node
+        node = ops.take(children, node, axis=0) + ops.cast(holds, dtype="int32")
+    return node, order
 
 
-def _tests(trees, kind):
-    """Return the tests that occur, each with the nodes that have it; both ways of a leaf lead to itself."""
+def _tests(trees, order, kind):
+    """Return the tests that occur, each with the nodes that have it."""
     tests = []
     for mode in np.unique(trees.modes[trees.modes != LEAF]):
         if mode < len(COMPARISONS):
             test = _comparison(COMPARISONS[mode])
         else:
-            test = _membership(as_value(trees.members.astype(kind)))
-        tests.append((as_value(trees.modes == mode), test))
+            test = _membership(as_value(trees.members[order].astype(kind)))
+        tests.append((as_value(trees.modes[order] == mode), test))
     return tests
 
 
@@ -100,8 +129,10 @@ def _membership(members):
     return test
 
 
-def aggregated(node: Any, table: Array, present: Array, aggregate: str) -> Any:
+def aggregated(leaves: tuple[Any, Array], table: Array, present: Array, aggregate: str) -> Any:
     """Return the score of each target: the weights of the leaves, aggregated over the trees."""
+    node, order = leaves
+    table, present = table[order], present[order]
     if aggregate not in AGGREGATES:
         raise OperationError(f"aggregate_function is '{aggregate}'", facts=[f"expected: {', '.join(AGGREGATES)}"])
     if aggregate in ("SUM", "AVERAGE"):
@@ -169,8 +200,7 @@ def TreeEnsembleRegressor(
     )  # fmt: skip
     weights = target_weights if target_weights_as_tensor is None else target_weights_as_tensor
     table, present = _table(positions, target_treeids, target_nodeids, target_ids, weights, n_targets)
-    node = leaves_of(as_matrix(as_float(x)), trees)
-    scores = aggregated(node, table, present, aggregate_function)
+    scores = aggregated(leaves_of(as_matrix(as_float(x)), trees), table, present, aggregate_function)
     base = base_values if base_values_as_tensor is None else base_values_as_tensor
     if base is not None and len(base):
         scores = scores + np.asarray(base, table.dtype)
@@ -194,9 +224,12 @@ def TreeEnsembleClassifier(
     base = base_values if base_values_as_tensor is None else base_values_as_tensor
     base = np.asarray(() if base is None else base, np.float32)
     table, present = _table(positions, class_treeids, class_nodeids, class_ids, weights, count)
+    is_binary = count == 2 and len(set(class_ids)) == 1
+    if is_binary:
+        table, present = table[:, class_ids[:1]], present[:, class_ids[:1]]
     scores = aggregated(leaves_of(as_matrix(as_float(x)), trees), table, present, "SUM")
-    if count == 2 and len(set(class_ids)) == 1:
-        classes, scores = _binary(scores, class_ids[0], base, min(weights) >= 0, post_transform)
+    if is_binary:
+        classes, scores = _binary(scores, base, min(weights) >= 0, post_transform)
     else:
         scores = scores + base.astype(table.dtype) if base.size else scores
         classes = ops.argmax(scores, axis=1)
@@ -204,12 +237,11 @@ def TreeEnsembleClassifier(
     return labels_of(classes, classlabels_strings, classlabels_int64s), ops.cast(scores, dtype="float32")
 
 
-def _binary(scores, column, base, is_positive, post_transform):
+def _binary(score, base, is_positive, post_transform):
     """Return class and both scores of a model whose leaves weigh only one of the two classes.
 
     Weights that are all positive are probabilities of the second class; others are decisions around zero.
     """
-    score = ops.slice(scores, starts=(column,), stops=(column + 1,), steps=(1,), axes=(1,))
     if base.size:
         score = score + base[-1].astype(as_dtype(score.dtype).numpy)
     is_second = ops.greater(score, 0.5 if is_positive else 0.0)
