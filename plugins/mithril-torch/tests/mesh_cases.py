@@ -203,14 +203,15 @@ def changes(make, size, mesh, **options):
 
 def gradients_of_several_kinds_of_models():
     """Compare gradients, running statistics and losses with one process, at two sizes."""
+    data, fsdp, model = ((2,), {}), ((2,), {"parallelism": "fsdp"}), ((1, 2), {})
     ways = {
-        2: [((2,), {}), ((2,), {"parallelism": "fsdp"}), ((1, 2), {})],
-        4: [((2, 2), {}), ((2, 2), {"parallelism": "fsdp"})],
+        2: {language: (fsdp, model), images: (data, model), recurrent: (fsdp,)},
+        4: {language: [((2, 2), {"parallelism": "fsdp"})]},
     }
-    for make in (language, images, recurrent):
+    for make, rows in ways[dist.get_world_size()].items():
         for size in SIZES:
             expected = changes(make, size, None)
-            for mesh, options in ways[dist.get_world_size()]:
+            for mesh, options in rows:
                 actual = changes(make, size, mesh, **options)
                 assert actual.keys() == expected.keys()
                 for name, right in expected.items():

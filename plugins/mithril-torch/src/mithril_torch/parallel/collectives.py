@@ -67,8 +67,7 @@ def _on_local(function: Any, x: Any, *arguments: Any) -> Any:
 
 def _all_reduce(x: torch.Tensor, group: Any, kind: str = "sum") -> torch.Tensor:
     buffer = x.to(STORED.get(x.dtype, x.dtype), copy=True).contiguous()
-    op = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[kind]
-    dist.all_reduce(buffer, op, group)
+    dist.all_reduce(buffer, getattr(dist.ReduceOp, kind.upper()), group)
     return buffer.to(x.dtype)
 
 

@@ -19,7 +19,7 @@ from mithril.base import OptionError
 from mithril.ir import Graph, Input, Node, Output, Value
 from mithril_torch.execution import read
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
-from mithril_torch.parallel.meshes import AXES, DATA, GRADIENTS, MODEL, MeshBackend, Split, require_processes, select
+from mithril_torch.parallel.meshes import AXES, DATA, MODEL, MeshBackend, Split, require_processes, select
 from mithril_torch.parallel.sharded_module import ShardedModule
 from mithril_torch.parallel.tensor_parallel import unsupported
 
@@ -84,7 +84,9 @@ class Part:
 
 def parts_of(graph: Graph) -> tuple[list[Part], dict[str, str]]:
     """Cut a graph at its forward passes; also return the name of the value of each result."""
-    calls = [node for node in graph.nodes if node.op.name == GRADIENTS]
+    from mithril_parallel.sharding.framework_gradients import framework_gradients
+
+    calls = [node for node in graph.nodes if node.op is framework_gradients]
     if not calls:
         forward, node = _as_call(graph)
         return _Cutter(forward, [node]).run()

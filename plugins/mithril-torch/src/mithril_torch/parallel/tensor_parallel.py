@@ -22,7 +22,9 @@ from mithril.axes import is_layout
 from mithril.ir import Graph, Node, Value
 
 MODEL = "model"
-DIVISIBLE = ("dot", "linear", "matmul", "take")  # operations with weights that DTensor computes on parts
+DIVISIBLE = frozenset(
+    {ops.dot, ops.linear, ops.matmul, ops.take}
+)  # operations with weights that DTensor computes on parts
 _replicating = ExitStack()  # open until the process ends
 
 
@@ -43,7 +45,7 @@ def unsupported(graph: Graph, split: Set[str]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for v, name in values.items():
         for node in _readers(graph, v):
-            if not (node.op.name in DIVISIBLE or (node.op.elementwise and _follows_product(graph, node))):
+            if not (node.op in DIVISIBLE or (node.op.elementwise and _follows_product(graph, node))):
                 reasons[name] = node.op.name
     return reasons
 
@@ -65,7 +67,7 @@ def _follows_product(graph: Graph, node: Node) -> bool:
             producer = graph.producers.get(v) if v is not None else None
             if producer is None or producer in seen:
                 continue
-            if producer.op.name in DIVISIBLE:
+            if producer.op in DIVISIBLE:
                 return True
             if producer.op.elementwise or is_layout(producer):
                 seen.add(producer)
