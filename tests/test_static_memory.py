@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.runtime.weight_files import save_file
 
 PROGRAM = """
 import ctypes, gc, sys
@@ -43,6 +46,31 @@ assert program.memory_report().parameters
 print((resident() - before) / sum(np.asarray(p).nbytes for p in params.values()))
 assert np.allclose(y, 4096**2 * 0.01 * 0.02, rtol=1e-4)
 """
+CODES = """
+import sys
+import numpy as np
+import mithril as ml
+from mithril.models import Linear
+
+def anonymous():
+    return next(1024 * int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon"))
+
+def compiled(size):
+    model = ml.Model()
+    for k in range(8):
+        model += Linear(size, size, bias=False, name=f"l{k}")
+    setting = {"weights": "int4", "activations": "dynamic"}
+    return ml.compile(model, "c", shapes={"input": [1, size]}, static_inference=True, quantization=setting)
+
+small = compiled(64)  # imports the compiler
+small.bind({f"l{k}.weight": np.ones((64, 64), np.float32) for k in range(8)})
+small({"input": np.ones((1, 64), np.float32)})
+before = anonymous()
+model = compiled(2048)
+model.bind(ml.open_weights(sys.argv[1]))
+model({"input": np.ones((1, 2048), np.float32)})
+print(anonymous() - before, model.memory_report().weights.in_memory)
+"""
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -54,3 +82,19 @@ def test_static_inference_costs_one_copy_of_the_weights(backend: str) -> None:
     called, shown = map(float, done.stdout.split()[-2:])
     assert called < 1.3
     assert shown < 1.3, "graphs with weights that were compiled again to be shown stayed in memory"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_codes_are_the_only_weights_in_memory(tmp_path: Path) -> None:
+    """Compare the report with the process; of a weight, float32 has 4 bytes, codes and panels of 4 bits 0.56 each."""
+    pytest.importorskip("mithril_cbackend")
+    pytest.importorskip("mithril_hub")
+    rng = np.random.default_rng(0)
+    weights = {f"l{k}.weight": rng.standard_normal((2048, 2048), dtype=np.float32) for k in range(8)}
+    save_file(weights, tmp_path / "w.safetensors", {})
+    command = [sys.executable, "-c", CODES, str(tmp_path / "w.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    measured, reported = map(int, done.stdout.split())
+    assert measured < 1.4 * 8 * 2048 * 2048
+    assert abs(measured - reported) < 0.15 * measured

@@ -54,6 +54,7 @@ HOMES = {
     "patterns": ("matches", "require_match"),
     "plugin_lowering": ("Label", "PluginLowering", "applicable", "lowering_error_context", "plugin_lowerings"),
     "stored_operands": ("compared_with_itself", "with_stored_operands"),
+    "weight_memory": ("HeldWeights", "held_weights"),
     "source_backend": ("Forward", "SourceBackend", "SourceExecutable"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -138,3 +138,7 @@ from mithril.backend.stored_operands import (
     compared_with_itself as compared_with_itself,
     with_stored_operands as with_stored_operands,
 )
+from mithril.backend.weight_memory import (
+    HeldWeights as HeldWeights,
+    held_weights as held_weights,
+)

@@ -226,6 +226,10 @@ class Backend(metaclass=CheckedType):
         """Return the bytes in memory of weights that a program holds in a form of its own, by name of the input."""
         return {}
 
+    def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:
+        """Return the NumPy arrays of the constants that a program reads, or None if they are in another memory."""
+        return None
+
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         """Run once and return the peak bytes of values and results, including a persistent arena."""
         results = run()  # warm up; held, so that the next call cannot reuse the memory of these results

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import Backend, format_bytes, nbytes
+from mithril.backend import Backend, HeldWeights, format_bytes, held_weights, nbytes
 from mithril.base import InputError, bind, symbols
 from mithril.ir import Graph
 from mithril.runtime.compiled_protocol import Compiled
@@ -40,6 +40,7 @@ class MemoryReport:
     use: MemoryUse
     values: int  # bytes of all intermediate values without reuse
     largest: list[tuple[str, int]] = field(default_factory=list)
+    weights: HeldWeights | None = None  # of a program in which parameters are embedded
 
     @property
     def workspace(self) -> int:
@@ -74,6 +75,7 @@ class MemoryReport:
                 f"state {format_bytes(self.state)}"
             ),
             values,
+            *([str(self.weights)] if self.weights is not None else []),
             "largest: " + ", ".join(f"'{name}' {format_bytes(size)}" for name, size in self.largest),
             f"peak {format_bytes(self.peak)}, {self.use.label}",
         ]
@@ -107,7 +109,11 @@ def memory_report(
     elif any(n in (inputs or {}) and shapes[n] != t.shape for n, t in program.types.items()):
         graph = model.concrete(program, shapes)
         return report(graph, model.backend, memory_use(graph, model.backend), sizes)
-    return report(graph, model.backend, program.memory.at(sizes), sizes, program.executable)
+    result = report(graph, model.backend, program.memory.at(sizes), sizes, program.executable)
+    embedded = model.backend.embedded_arrays(program.executable)
+    if program.request.binding and embedded is not None:
+        result.weights = held_weights([*(model.params or {}).values(), *embedded])
+    return result
 
 
 def _shape(x: Any) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,10 @@ class ArrayCache:
     A result of a writable array is not stored, because the array may change.
     """
 
+    _all: ClassVar[weakref.WeakSet[ArrayCache]] = weakref.WeakSet()
+
     def __init__(self) -> None:
+        self._all.add(self)
         self._results: dict[tuple[int, Hashable], tuple[weakref.ref[Any], Any]] = {}
         self._lock = threading.RLock()
 
@@ -35,3 +38,8 @@ class ArrayCache:
             reference = weakref.ref(array, lambda _: self._results.pop(entry_key, None))
             self._results[entry_key] = reference, result
         return result
+
+    @classmethod
+    def results_of(cls, array: np.ndarray[Any, Any]) -> list[Any]:
+        """Return the results of all tables for an array."""
+        return [result for cache in cls._all for ref, result in [*cache._results.values()] if ref() is array]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, ClassVar
@@ -102,6 +102,10 @@ class CBackend(Backend):
         return program_cache.revive(parts, graph, options)
 
     # -- memory ------------------------------------------------------------------------------------------------------
+    def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:
+        layout = getattr(executable, "layout", None)  # a program of several backends, or of a plugin, has none
+        return None if layout is None else [*layout.constants.values()]
+
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
         from mithril_cbackend.program.any_size import AnySizeExecutable
         from mithril_cbackend.program.executable import Executable
