@@ -67,6 +67,8 @@ def mithril_exports() -> Sequence[Export]:
         Export("staged", "mithril_parallel.sharding.pipeline_schedule:staged"),
         Export("plan", "mithril_parallel.planning.plan:plan"),
         Export("constrain_placement", "mithril_parallel.sharding.constraints:constrained"),
+        Export("export_checkpoint", "mithril_parallel.sharding.interchange:export_checkpoint"),
+        Export("import_checkpoint", "mithril_parallel.sharding.interchange:import_checkpoint"),
         Export("load_sharded", "mithril_parallel.sharding.checkpoint:load_sharded"),
         Export("placement", "mithril_parallel.sharding.api:placement"),
         Export("save_sharded", "mithril_parallel.sharding.checkpoint:save_sharded"),
