@@ -48,6 +48,8 @@ def QuantizeLinear(
 def quantized(x, scale, zero_point, kind, bounds, axis=1, block=0):
     if not kind.is_integer:
         raise OperationError(f"QuantizeLinear to {kind} is not supported")
+    if x.dtype is as_dtype("float32") and not block and kind.bits == 8 and tuple(bounds) == tuple(kind.limits):
+        return rounded(x, scale, zero_point, kind, axis)
     work = as_dtype("float32") if x.dtype.bits <= 32 else x.dtype
     s = spread(ops.cast(scale, dtype=x.dtype if x.dtype.is_float else work), x, axis, block)
     y = ops.cast(x, dtype=s.dtype) / s
@@ -55,6 +57,13 @@ def quantized(x, scale, zero_point, kind, bounds, axis=1, block=0):
     if zero_point is not None:
         y = y + ops.cast(spread(zero_point, x, axis, block), dtype=work)
     return ops.cast(ops.clip(y, low=float(bounds[0]), high=float(bounds[1])), dtype=kind)
+
+
+def rounded(x, scale, zero_point, kind, axis):
+    """Round to bytes by the operation that backends with integer kernels know."""
+    one = scale.ndim == 0 or scale.shape[0] == 1
+    s, z = (p if p is None or not one else ops.reshape(p, shape=()) for p in (scale, zero_point))
+    return ops.quantize(x, ops.cast(s, dtype=x.dtype), z, dtype=kind, axis=None if one else axis % x.ndim)
 
 
 @operator(folds=False)

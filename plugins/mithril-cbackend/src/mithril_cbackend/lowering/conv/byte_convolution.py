@@ -57,10 +57,11 @@ def plan_of(kernel: Kernel, machine: Machine) -> Plan:
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """Return the copied image, if there is one."""
+    """Return the copied image, if there is one, and the sums of tiles."""
     plan, image = plan_of(kernel, machine), operand(kernel.anchor)
     size = plan.copied_words * (PER if image.dtype is uint8 else 1)
-    return [Value("copied", TensorType(image.dtype, (size,)))] if plan.is_copied else []
+    copied = [Value("copied", TensorType(image.dtype, (size,)))] if plan.is_copied else []
+    return [*copied, *word_products.sums(plan.use, plan.rows * plan.columns, machine)]
 
 
 @lowers(conv_bytes, is_producer=True, scratch=scratch, prepare=prepared, computes_terms=True)
@@ -79,7 +80,10 @@ class ByteConvolution:
         self.plan = plan_of(frame.kernel, frame.machine)
         image = operand(self.node)
         self.source = frame.reader.buffers[image]
-        self.image = frame.outputs[frame.kernel.scratch[0]] if self.plan.is_copied else self.source
+        scratch = {v.name: frame.outputs[v] for v in frame.kernel.scratch}
+        self.image = scratch.get("copied", self.source)
+        self.sums: t.Buffer | None = scratch.get("sums")
+        self.first_sum: Any = 0
         self.per = PER if image.dtype is uint8 else 1  # elements of a word of the image
         self.panels = frame.reader.buffers[frame.kernel.prepared[operand(self.node, 1)][0]]
         self.vector = vectorizable([n for n in frame.kernel.nodes if n is not self.node])
@@ -102,7 +106,8 @@ class ByteConvolution:
             workers = self.frame.workers(work, p.panels * p.tiles)
             chunks = 1 if p.panels % workers == 0 else workers
             size = count(p.tiles, chunks)
-            with self.frame.share("item", p.panels * chunks, work) as (_, item):
+            with self.frame.share("item", p.panels * chunks, work) as (worker, item):
+                self.first_sum = worker * (p.rows * p.columns)
                 panel, chunk = reader.split(item, (p.panels, chunks))
                 first = chunk * size
                 extent: Any = size
@@ -136,7 +141,9 @@ class ByteConvolution:
             line, part = reader.split(tile, (count(p.result[1], p.lines), p.parts))
             start = line * (p.lines * p.stride[0] * width * words) + part * (p.width * p.stride[1] * words)
         below = p.stride[0] * width if p.lines > 1 else p.use.height * p.stride[1]
-        total = code.alloc("tile", rows * p.columns, "int32")
+        sums, first = self.sums, self.first_sum
+        if sums is None:
+            sums, first = code.alloc("tile", rows * p.columns, "int32"), 0
         begin = reader.position(t.index(p.first_word(panel))) if p.groups > 1 else 0
         code.call_piece(
             word_products.piece(p.use, rows),
@@ -144,42 +151,42 @@ class ByteConvolution:
             t.index(p.stride[1] * words * PER),
             t.index(below * words * PER),
             t.address_of(self.panels, panel * (len(p.offsets) * p.depth * p.columns)),
-            t.address_of(total, 0),
+            t.address_of(sums, first),
             t.index(p.depth),
             t.address_of(self.offsets, 0),
             t.index(len(p.offsets)),
         )
         if p.is_flat:
             with reader.loop("i", rows) as i:
-                self.flat_row(n, panel, tile * p.rows + i, total, i)
+                self.flat_row(n, panel, tile * p.rows + i, sums, first + i * p.columns)
             return
         for k in range(p.lines):
             with reader.loop("i", p.width) as i:
                 y, x = line * p.lines + k, part * p.width + i
                 fits = [t.index(x) < p.result[2]] if p.parts * p.width > p.result[2] else []
                 fits += [t.index(y) < p.result[1]] if k and p.result[1] % p.lines else []
-                self.row(n, panel, y, x, fits, total, i + k * p.width)
+                self.row(n, panel, y, x, fits, sums, first + (i + k * p.width) * p.columns)
 
-    def flat_row(self, n: Any, panel: Any, position: Any, total: t.Buffer, row: Any) -> None:
+    def flat_row(self, n: Any, panel: Any, position: Any, sums: t.Buffer, first: Any) -> None:
         """Write the result of a position that may lie between two rows, or after the last one."""
         p, reader = self.plan, self.frame.reader
         _, height, width, _ = p.result
         if self.is_merged and p.size[1] == width and (not p.is_copied or p.positions % p.rows == 0):
-            self.channels(panel, (position + n * (height * width),), total, row)
+            self.channels(panel, (position + n * (height * width),), sums, first)
             return
         if not p.is_copied:
             n, position = reader.split(position, (p.result[0], height * width))
         y, x = reader.position(t.index(position) // p.size[1]), reader.position(t.index(position) % p.size[1])
         fits = [t.index(x) < width] if p.size[1] > width else []
         fits += [t.index(y) < height] if p.is_copied and p.tiles * p.rows > p.positions else []
-        self.row(n, panel, y, x, fits, total, row)
+        self.row(n, panel, y, x, fits, sums, first)
 
-    def row(self, n: Any, panel: Any, y: Any, x: Any, fits: list[Any], total: t.Buffer, row: Any) -> None:
+    def row(self, n: Any, panel: Any, y: Any, x: Any, fits: list[Any], sums: t.Buffer, first: Any) -> None:
         height, width = self.plan.result[1:3]
         pixel = (n * (height * width) + (y * width + x),) if self.is_merged else (n, y, x)
 
         def emit() -> None:
-            self.channels(panel, pixel, total, row)
+            self.channels(panel, pixel, sums, first)
 
         if fits:
             condition = fits[0] if len(fits) == 1 else fits[0] & fits[1]
@@ -187,7 +194,7 @@ class ByteConvolution:
         else:
             emit()
 
-    def channels(self, panel: Any, pixel: tuple[Any, ...], total: t.Buffer, row: Any) -> None:
+    def channels(self, panel: Any, pixel: tuple[Any, ...], sums: t.Buffer, first: Any) -> None:
         """Run the epilogue on the channels of a pixel; the last panel may have fewer."""
         p, reader = self.plan, self.frame.reader
         last = p.result[3] % p.columns
@@ -196,7 +203,7 @@ class ByteConvolution:
             for start, size in pieces(width, p.use.lanes):
                 kind = t.VECTORIZED if self.vector and size > 1 else t.SERIAL
                 with reader.loop("j", size, kind) as j:
-                    element = t.load(total, row * p.columns + (j + start))
+                    element = t.load(sums, first + (j + start))
                     self.frame.emit((*pixel, panel * p.columns + (j + start)), element)
 
         if not last:

@@ -146,7 +146,13 @@ def scratch(word: WordProduct, machine: Machine) -> list[Value]:
     if word.copies_rows:
         size = word.product.m * word.depth * word.per
         values.append(Value("rows", TensorType(word.element, (size,))))
-    return values
+    return [*values, *sums(word.use, word.rows * word.columns, machine)]
+
+
+def sums(use: Instructions, size: int, machine: Machine) -> list[Value]:
+    """Return the sums of one AMX tile per thread: whole cache lines, to which the stack is not aligned."""
+    dtype = float32 if use.kind == PAIRS else int32
+    return [Value("sums", TensorType(dtype, (machine.threads * size,)))] if use.level == AMX else []
 
 
 def piece(use: Instructions, rows: int, vectors: int = VECTORS) -> t.Piece:
@@ -167,6 +173,7 @@ class Panels:
     def __init__(self, frame: KernelBuilder, word: WordProduct, batch_index: Index) -> None:
         self.frame, self.word, self.batch_index = frame, word, batch_index
         self.scratch = {v.name: frame.outputs[v] for v in frame.kernel.scratch}
+        self.first_sum: Any = 0
         follow = [n for n in frame.kernel.nodes if n is not frame.kernel.anchor]
         p = word.product
         feeding = {p.left.value, p.right.value}
@@ -199,6 +206,7 @@ class Panels:
                 left = word.panels - first
                 size = t.select(left < group, left, t.index(group))
             slot = worker * group
+            self.first_sum = worker * (word.rows * word.columns)
             if not word.is_packed:
                 self.pack(first, size, slot)
             blocks = tiles // splits
@@ -274,14 +282,17 @@ class Panels:
             panel = t.address_of(packed, number * (word.columns * word.depth))
         else:
             panel = t.address_of(self.scratch["panel"], slot * (word.columns * word.depth))
-        total, size = code.alloc("tile", rows * word.columns, p.kind.name), stride * word.element.itemsize
+        total, begin = self.scratch.get("sums"), self.first_sum
+        if total is None:
+            total, begin = code.alloc("tile", rows * word.columns, p.kind.name), 0
+        size = stride * word.element.itemsize
         code.call_piece(
             piece(word.use, rows),
             t.address_of(buffer, start + row * stride),
             t.index(size),
             t.index(size * word.use.height),
             panel,
-            t.address_of(total, 0),
+            t.address_of(total, begin),
             t.index(word.depth),
             t.address_of(self.offsets, 0),
             t.index(1),
@@ -295,7 +306,7 @@ class Panels:
                     size = min(lanes, width - v * lanes)
                     kind = t.VECTORIZED if self.vector and size == lanes else t.SERIAL
                     with reader.loop("j", size, kind) as j:
-                        element = t.load(total, i * word.columns + (j + v * lanes))
+                        element = t.load(total, begin + i * word.columns + (j + v * lanes))
                         gemv.emit(frame, p, self.batch_index, row + i, column + (j + v * lanes), element)
 
         if not width:
