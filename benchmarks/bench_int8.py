@@ -72,7 +72,7 @@ def openvino_request(file: str, inputs: Inputs) -> Any:
 def engines(file: str, inputs: Inputs) -> dict[str, Any]:
     """Return a function of the inputs for each engine."""
     shapes = {n: list(x.shape) for n, x in inputs.items()}
-    compiled = ml.compile(ml.from_onnx(file), "c", inference=True, shapes=shapes, num_threads=THREADS)
+    compiled = ml.compile(ml.from_onnx(file), "c", static_inference=True, shapes=shapes, num_threads=THREADS)
     request, runtime = openvino_request(file, inputs), session(file)
     (output,) = [o.name for o in runtime.get_outputs()][:1]
     return {
@@ -101,9 +101,9 @@ def measure(path: str, is_dynamic: bool) -> None:
         for name, call in calls.items():
             results = [np.array(call(x)) for x in tested]
             errors = [np.linalg.norm(y - r) / np.linalg.norm(r) for y, r in zip(results, references, strict=True)]
-            same = np.mean([np.argmax(y) == np.argmax(r) for y, r in zip(results, references, strict=True)])
+            agreement = np.mean([np.argmax(y) == np.argmax(r) for y, r in zip(results, references, strict=True)])
             print(
-                f"  {name:12} {seconds[name] * 1e6:8.0f} us, error {np.mean(errors):.2%}, same largest {same:.0%}",
+                f"  {name:12} {seconds[name] * 1e6:8.0f} us, error {np.mean(errors):.2%}, same largest {agreement:.0%}",
                 flush=True,
             )
 

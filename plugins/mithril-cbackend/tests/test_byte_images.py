@@ -147,7 +147,7 @@ def network(zero: int) -> Graph:
             return y + b.constant(RNG.standard_normal((1, w.shape[0], 1, 1)).astype(np.float32), name="bias")
 
         x = bytes_of(b.input("x", (1, 3, 33, 33), "float32"))
-        x = ops.relu(conv(x, weights(b, 48, 3, 5, 5), 2))
+        x = bytes_of(ops.relu(conv(x, weights(b, 48, 3, 5, 5), 2)))  # rounded again behind the pool
         x = bytes_of(ops.max_pool(x, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)), dilation=(1, 1)))
         y = bytes_of(ops.relu(conv(x, weights(b, 48, 1, 3, 3), groups=48)))
         x = bytes_of(ops.relu(conv(y, weights(b, 48, 48, 1, 1)) + x))
@@ -171,3 +171,5 @@ def test_networks_store_bytes_only(zero: int) -> None:
     stored = {v.dtype.name for k in inner for v in k.outputs if v.ndim == 4 and v.shape[1:3] != (1, 1)}
     assert stored <= {"uint8", "uint32"}
     assert not any(node.op is ops.transpose for k in inner for node in k.nodes)
+    rounded = [node for k in kernels for node in k.nodes if node.op is byte_operations.quantize_bytes]
+    assert len(rounded) == 6, "one for the image, and one for each of five results"

@@ -199,12 +199,22 @@ class IntegerProducts:
         if not TINY < factor < 1 / TINY:
             return
         relu = self.editor.producer(x)
+        if relu is not None and relu.op is ops.dequantize and self.is_inverse(relu, node, zero):
+            self.editor.replace_value(node.result, operand(relu))
+            self.editor.erase_dead(node)
+            return
         if zero == 0 and relu is not None and self.is_rectifier(relu):
             x = operand(relu)
         with self.editor.before(node):
             result = quantize_bytes(x, scale=float(factor), zero=zero)
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
+
+    def is_inverse(self, source: Node, node: Node, zero: int) -> bool:
+        """Whether rounding returns the bytes that were dequantized."""
+        scale = self.data(operand(source, 1))
+        is_equal = scale is not None and scale.size == 1 and (scale == self.data(operand(node, 1))).all()
+        return bool(is_equal) and operand(source).dtype is uint8 and self.zero_of(source) == zero
 
     def is_rectifier(self, node: Node) -> bool:
         """Whether a node is the maximum of a value and 0."""
