@@ -203,6 +203,34 @@ def test_metric_that_is_not_a_scalar_is_rejected():
         trainer.evaluate((LOGITS, LABELS))
 
 
+def test_a_metric_per_class_has_a_column_for_each_class(backend):
+    recall = ml.models.ClassRecall(4, average="none")
+    trainer = ml.Trainer(
+        _linear(), ml.SGD(0.1), loss="cross_entropy", metrics={"recall": recall}, backend=backend, progress=False
+    )
+    seen = []
+    history = trainer.fit((LOGITS, LABELS), 2, batch_size=4, callbacks=[Steps(seen)])
+    logits = np.asarray(trainer.predict(LOGITS))
+    rows = trainer.evaluate((LOGITS, LABELS), batch_size=3)
+    for k in range(4):
+        actual = LABELS == k
+        hits = (logits.argmax(-1) == LABELS) & actual
+        expected = hits.sum() / actual.sum() if actual.any() else 0.0
+        assert rows[f"recall/{k}"] == pytest.approx(expected)
+        assert len(history[f"recall/{k}"]) == 2
+    assert set(seen[0]) >= {"loss", "recall/0", "recall/3"}
+
+
+class Steps(ml.StepLogger):
+    """Collects the values of each step."""
+
+    def __init__(self, rows):
+        self.every, self.rows = 1, rows
+
+    def log(self, values, step):
+        self.rows.append(values)
+
+
 def test_thresholded_metrics_by_name_ask_for_the_threshold():
     with pytest.raises(ml.OptionError, match=r"ml.models.Recall\(threshold=0.5\) for probabilities, 0.0 for logits"):
         ml.Trainer(_linear(), ml.SGD(0.1), loss="cross_entropy", metrics="recall", backend="numpy")

@@ -103,8 +103,9 @@ class Totals:
         """Return loss and metrics of all batches together."""
         self.read_reports()
         row = {n: total / self.weights[n] if self.weights[n] else 0.0 for n, total in self.sums.items()}
-        results = {n: self.metrics[n].result(statistics) for n, statistics in self.statistics.items()}
-        return {**row, **results}
+        for name, statistics in self.statistics.items():
+            row |= self.metrics[name].results(name, statistics)
+        return row
 
     def tensors(self) -> Tensors:
         """Return the statistics as tensors of a checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,17 @@ class Report(Mapping[str, float]):
         """Return the loss and averaged metrics as arrays of the backend, without waiting for the device."""
         return dict(self.reports.values)
 
+    @cached_property
+    def _of_statistics(self) -> dict[str, float]:
+        """The metrics with statistics; a metric per class has one value for each class."""
+        values: dict[str, float] = {}
+        for name, statistics in statistics_of(self._metrics, self.reports.statistics, self._read).items():
+            values |= self._metrics[name].results(name, statistics)
+        return values
+
     def __getitem__(self, name: str) -> float:
-        if name in self._metrics:
-            statistics = statistics_of({name: self._metrics[name]}, self.reports.statistics, self._read)
-            return self._metrics[name].result(statistics[name])
+        if name not in self.reports.values and name in self._of_statistics:
+            return self._of_statistics[name]
         if name not in list(self):
             raise KeyError(f"'{name}'; reported: {', '.join(self)}")
         value = float(self._read(self.reports.values[name]))
@@ -53,7 +61,7 @@ class Report(Mapping[str, float]):
         return value
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.values_on_device, *self._metrics])
+        return iter([*self.values_on_device, *self._of_statistics])
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -83,17 +83,17 @@ class ScalarFunction:
             )
         return dict(statistics)
 
-    def result(self, totals: Mapping[str, np.ndarray[Any, Any]]) -> float:
-        """Return the metric for merged statistics."""
+    def results(self, name: str, totals: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, float]:
+        """Return the metric of merged statistics by ``name``; a vector, such as one per class, by ``name/0`` and on."""
         assert self.metric is not None
         with np.errstate(divide="ignore", invalid="ignore"):  # nan if a metric is undefined
             result = np.asarray(self.metric.result(**totals))
-        if result.shape != ():
+        if result.ndim > 1:
             raise OptionError(
-                f"metric '{self.name}' is an array of shape {list(result.shape)}, not a number",
+                f"metric '{self.name}' is an array of shape {list(result.shape)}, not a number or a vector",
                 hint=f"compute {type(self.metric).__name__} from trainer.predict(inputs) instead",
             )
-        return float(result)
+        return {f"{name}/{k}": float(x) for k, x in enumerate(result)} if result.ndim else {name: float(result)}
 
     def _operands(
         self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]
