@@ -182,7 +182,7 @@ class CallRecords:
         self._programs: OrderedDict[ProgramKey, tuple[int, Program]] = OrderedDict()  # with the number of each
         self._calls: OrderedDict[Hashable, Record] = OrderedDict()
         self._making: dict[ProgramKey, threading.Event] = {}
-        self.latest_types: tuple[tuple[str, TensorType], ...] = ()  # of the newest program, also after ``drop_bound``
+        self.latest_types: tuple[tuple[str, TensorType], ...] = ()  # of the latest program, also after ``drop_bound``
 
     def __len__(self) -> int:
         return len(self._programs)
