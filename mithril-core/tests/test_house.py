@@ -31,7 +31,7 @@ FLOORS = [
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2050, "system": 900, "axes": 900},
     {"ops": 8200},
-    {"backend": 4240, "autodiff": 700},
+    {"backend": 4260, "autodiff": 700},
     {"runtime": 3520, "transforms": 1500},
     {"compiler": 3450},
     {"models": 7150},
