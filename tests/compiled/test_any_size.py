@@ -1,5 +1,8 @@
 """Programs of the C backend with symbolic sizes: one program runs all of them, or a decision says why not."""
 
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 
@@ -178,6 +181,11 @@ def test_one_program_reads_the_prompt_and_generates():
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5, err_msg=str(position))
         position += length
     assert len(runners[0][0].programs) == 1
+    source = runners[0][0].source
+    assert "int64_t size_input_1;" in source
+    if shutil.which("gcc"):
+        check = ["gcc", "-std=c11", "-fsyntax-only", "-Werror", "-xc", "-"]
+        subprocess.run(check, input=source, text=True, check=True)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from mithril_cbackend.program.c_printer import (
 )
 from mithril_cbackend.program.c_text import c_visible
 from mithril_cbackend.program.program import Program
+from mithril_cbackend.tir.expr import kind_of
 from mithril_cbackend.tir.tvm_api import nodes as n
 
 ARGUMENTS = {**TYPES, "bool": "uint8_t", "bfloat16": "uint16_t"}  # dtype -> element type of an argument
@@ -37,14 +38,15 @@ _ELEMENT = {ELEMENTS[dtype]: name for dtype, name in TYPES.items()}  # element t
 
 @dataclass(frozen=True)
 class Field:
-    """An address in the struct: its name, and the element type, with const if the program only reads the array."""
+    """A word of the struct: an address of elements, const if the program only reads them, or a symbolic size."""
 
     name: str
     element: str
+    is_address: bool = True
 
     @property
     def declaration(self) -> str:
-        return f"{self.element} *{self.name};"
+        return f"{self.element} {'*' * self.is_address}{self.name};"
 
 
 def fields(program: Program) -> dict[int, Field]:
@@ -53,19 +55,24 @@ def fields(program: Program) -> dict[int, Field]:
     result = {ARENA: Field("arena", "unsigned char")}
     used = {"arena"}
 
-    def add(slot: int, name: str, element: str) -> None:
+    def add(slot: int, name: str, element: str, is_address: bool = True) -> None:
         while name in used:
             name += "_"
         used.add(name)
-        result[slot] = Field(name, element)
+        result[slot] = Field(name, element, is_address)
 
     for name, slot in program.arguments.items():
-        element = ARGUMENTS[program.graph.input(name).type.dtype.name]
-        add(slot, f"{roles[name]}_{identifier(name)}", f"const {element}")
+        argument = program.graph.input(name)
+        const = "" if argument.tags.get("donated") else "const "
+        add(slot, f"{roles[name]}_{identifier(name)}", const + ARGUMENTS[argument.type.dtype.name])
     for (name, slot), value in zip(program.results, program.graph.outputs, strict=True):
         add(slot, f"result_{identifier(name)}", ARGUMENTS[value.dtype.name])
     for k, (slot, array) in enumerate(program.constants.items()):
         add(slot, f"constant_{k}", f"const {ARGUMENTS[as_dtype(array.dtype).name]}")
+    for name, slot in program.sizes.items():
+        add(slot, f"size_{identifier(name)}", "int64_t", is_address=False)
+    for value, slot in program.places.items():
+        add(slot, f"buffer_{identifier(value.name)}", ARGUMENTS[value.dtype.name])
     return result
 
 
@@ -105,8 +112,9 @@ class DriverPrinter(Printer):
         if slot is None:
             return super().term(x)
         field = self.fields.get(slot)
-        text = self.counter(slot) if field is None else f"(int64_t)(intptr_t)self->{field.name}"
-        return text, ATOM
+        if field is None:
+            return self.counter(slot), ATOM
+        return f"{'(int64_t)(intptr_t)' * field.is_address}self->{field.name}", ATOM
 
     def call(self, x: Any) -> tuple[str, int]:
         function = str(x.args[0].value) if str(x.op.name).endswith(("call_extern", "call_pure_extern")) else ""
@@ -125,6 +133,8 @@ class DriverPrinter(Printer):
 
     def pointer(self, x: Any, element_type: str) -> str:
         """Return an address of the struct, moved by bytes, as a pointer to elements of a type (any if empty)."""
+        if kind_of(x) != "handle":  # a symbolic size
+            return self.expr(x)
         address = x.args[0]
         base, offset = (address.a, address.b) if isinstance(address, n.Add) else (address, None)
         slot = self.slot(base)
