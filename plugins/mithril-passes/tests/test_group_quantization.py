@@ -91,6 +91,15 @@ def test_models_read_codes(exact: Any, codebook: str, activations: str) -> None:
     assert f"3 weights are {codebook} in groups of 32: 11,808 bytes instead of 83,968" in str(model.decisions)
 
 
+def test_parameters_of_a_call_are_not_quantized_and_the_decision_says_so(exact: Any) -> None:
+    setting = {"weights": "int4"}
+    model = ml.compile(exact.model, "numpy", shapes=SHAPES, static_inference=True, quantization=setting)
+    result = model.evaluate(exact.params, {"input": X})["output"]
+    assert error(result, exact({"input": X})["output"]) < 1e-6
+    assert "deferred: quantization waits for bind(params): this program computes in float32" in str(model.decisions)
+    assert error(model.bind(exact.params)({"input": X})["output"], result) > 1e-3
+
+
 def test_layers_stay_in_float(exact: Any) -> None:
     result = exact({"input": X})["output"]
     model = quantized(exact, weights="nf4", keep="l1", group=64)

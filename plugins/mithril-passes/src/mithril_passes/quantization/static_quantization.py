@@ -38,7 +38,8 @@ def static_quantization(graph: Graph, context: PassContext) -> Graph:
             hint="pass static_inference=True, and bind the parameters",
         )
     if any(i.role == "param" for i in graph.inputs):
-        return graph  # the parameters are not bound yet
+        context.record("deferred", "quantization waits for bind(params): this program computes in float32")
+        return graph
     graph = constant_folding(graph, context)
     if setting.observe is not None:
         products = {node: node.operands[0] for node in graph.nodes if weight_of(graph, node) is not None}
