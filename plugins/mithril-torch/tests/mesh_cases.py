@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import mithril as ml
+from mithril.base import MithrilError
 from mithril.models import (
     LSTM,
     BatchNorm2d,
@@ -218,6 +219,35 @@ def gradients_of_several_kinds_of_models():
                     error = np.abs(np.asarray(actual[name], np.float64) - right).max()
                     message = f"{make.__name__}, {size}, {mesh} {options}: {name} differs by {error}"
                     assert error <= 3e-6 * max(1.0, np.abs(right).max()), message
+
+
+def a_step_of_several_passes():
+    """Move the parameters up the gradient, and update them by the gradients there."""
+
+    class Sharpness(ml.Trainer):
+        def train_step(self, step):
+            gradients = step.gradients()
+            scale = 0.05 / (step.norm(gradients) + 1e-6)
+            ascent = {n: step.params[n] + g * scale for n, g in gradients.items()}
+            step.update(step.gradients(params=ascent))
+
+    weights = []
+    for mesh in (None, (2,)):
+        options = {"parallelism": "fsdp"} if mesh else {}
+        compiled = ml.compile(block(), ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
+        trainer = Sharpness(compiled, ml.SGD(0.1), loss="mse_loss", progress=False)
+        trainer.step({**X, "target": G})
+        weights.append(trainer.engine.to_numpy())
+    assert_same(weights[1:], weights[:1])
+
+
+def the_layer_that_is_not_finite_is_named():
+    for mesh, options in (((2,), {"parallelism": "fsdp"}), ((1, 2), {})):
+        compiled = ml.compile(block(), ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
+        trainer = ml.Trainer(compiled, ml.SGD(1e30), loss="mse_loss", progress=False)
+        for _ in range(2):
+            trainer.step({**X, "target": G})
+        raises(MithrilError, "layer 'attn.query' is not finite", trainer.check_finite)
 
 
 def sharded_parameters():

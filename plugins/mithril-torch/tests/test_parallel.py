@@ -31,7 +31,12 @@ ON_TWO = (
 REJECTED = ("conflicting_options_are_rejected",)
 TRAINED = ("training", "gradients_of_several_kinds_of_models", "dropout_draws_the_numbers_of_one_device")
 CASES = {2: (*ON_TWO, *REJECTED), 4: ("equal_to_one_process",)}
-TRAINING_CASES = {2: (*TRAINED, "a_training_step_reduces_gradients_once"), 4: TRAINED}
+TRAINED_ON_TWO = (
+    "a_training_step_reduces_gradients_once",
+    "a_step_of_several_passes",
+    "the_layer_that_is_not_finite_is_named",
+)
+TRAINING_CASES = {2: (*TRAINED, *TRAINED_ON_TWO), 4: TRAINED}
 
 
 @pytest.mark.parametrize("count", CASES)

@@ -70,7 +70,7 @@ def _first_bad(
     """Return the first node with a value that is not finite, and the range of its operands."""
     builder = continued(graph)
     watched: list[Node] = []
-    with builder:
+    with builder, builder.at(builder.origin, {"phase": "backward"}):  # after the passes whose values it watches
         flags = {}
         for node in graph.nodes:
             floats = [v for v in node.results if v.dtype.is_float]
