@@ -148,11 +148,13 @@ from mithril_parallel.sharding.checkpoint import (
     save_sharded as save_sharded,
 )
 from mithril_parallel.sharding.constraints import constrained as _constrain_placement
+from mithril_parallel.sharding.framework_gradients import with_framework_gradients as with_framework_gradients
 from mithril_parallel.sharding.interchange import (
     export_checkpoint as export_checkpoint,
     import_checkpoint as import_checkpoint,
 )
 from mithril_parallel.sharding.pipeline_schedule import staged as staged
+from mithril_parallel.sharding.spmd import partition_graph as partition_graph
 from mithril_passes.quantization.calibration import calibrate_ranges as calibrate_ranges
 from mithril_passes.quantization.ranges import Ranges as Ranges
 from mithril_tools.batching import (

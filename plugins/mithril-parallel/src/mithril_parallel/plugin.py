@@ -70,7 +70,9 @@ def mithril_exports() -> Sequence[Export]:
         Export("export_checkpoint", "mithril_parallel.sharding.interchange:export_checkpoint"),
         Export("import_checkpoint", "mithril_parallel.sharding.interchange:import_checkpoint"),
         Export("load_sharded", "mithril_parallel.sharding.checkpoint:load_sharded"),
+        Export("partition_graph", "mithril_parallel.sharding.spmd:partition_graph"),
         Export("placement", "mithril_parallel.sharding.api:placement"),
         Export("save_sharded", "mithril_parallel.sharding.checkpoint:save_sharded"),
         Export("shard", "mithril_parallel.sharding.api:shard"),
+        Export("with_framework_gradients", "mithril_parallel.sharding.framework_gradients:with_framework_gradients"),
     ]

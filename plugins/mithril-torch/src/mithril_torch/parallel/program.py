@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 import mithril as ml
 from mithril.backend import BuildOptions, Source, SourceExecutable
-from mithril.base import OptionError
+from mithril.base import OptionError, operation
 from mithril.ir import Graph, Input, Node, Output, Value
 from mithril_torch.execution import read
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
-from mithril_torch.parallel.meshes import AXES, DATA, MODEL, MeshBackend, Split, require_processes, select
+from mithril_torch.parallel.meshes import AXES, DATA, GRADIENTS, MODEL, MeshBackend, Split, require_processes, select
 from mithril_torch.parallel.sharded_module import ShardedModule
 from mithril_torch.parallel.tensor_parallel import unsupported
 
@@ -63,9 +63,8 @@ def build(
 
 def with_gradients(graph: Graph, of: Sequence[str], wrt: Sequence[str]) -> Graph:
     """Return a graph with gradients of a forward graph by PyTorch; cotangents are inputs."""
-    from mithril_parallel.sharding.framework_gradients import with_framework_gradients
-
-    return with_framework_gradients(graph, of, wrt, cotangents=True)
+    differentiated: Graph = ml.with_framework_gradients(graph, of, wrt, cotangents=True)
+    return differentiated
 
 
 # -- parts of a program -----------------------------------------------------------------------------------------------
@@ -84,9 +83,8 @@ class Part:
 
 def parts_of(graph: Graph) -> tuple[list[Part], dict[str, str]]:
     """Cut a graph at its forward passes; also return the name of the value of each result."""
-    from mithril_parallel.sharding.framework_gradients import framework_gradients
-
-    calls = [node for node in graph.nodes if node.op is framework_gradients]
+    op = operation(GRADIENTS)
+    calls = [node for node in graph.nodes if node.op is op]
     if not calls:
         forward, node = _as_call(graph)
         return _Cutter(forward, [node]).run()
@@ -95,9 +93,7 @@ def parts_of(graph: Graph) -> tuple[list[Part], dict[str, str]]:
 
 def _as_call(graph: Graph) -> tuple[Graph, Node]:
     """Return a graph whose only operation is this forward pass, without gradients."""
-    from mithril_parallel.sharding.framework_gradients import with_framework_gradients
-
-    called = with_framework_gradients(graph, (), ())
+    called = ml.with_framework_gradients(graph, (), ())
     return called, called.nodes[-1]
 
 
@@ -264,13 +260,11 @@ class _Operations:
     def __init__(
         self, program: MeshProgram, part: Part, value_splits: Mapping[str, Split], options: BuildOptions, load: Loader
     ) -> None:
-        from mithril_parallel.sharding.spmd import partition_graph
-
         axes = dict(zip(AXES, program.mesh.shape, strict=False))
         inputs = {name: value_splits[name] for name in part.takes if name in value_splits}
         requested = {value: program.splits[name] for name, value in program.results.items() if name in program.splits}
         outputs = {name: requested[name] for name in part.gives if name in requested}
-        device_graph = partition_graph(part.graph, axes, inputs, outputs=outputs)
+        device_graph = ml.partition_graph(part.graph, axes, inputs, outputs=outputs)
         self.splits: dict[str, Split] = {name: p.split for name, p in device_graph.outputs.items()}
         self.index = _indices(program, device_graph)
         arguments = device_graph.graph.arguments
@@ -290,8 +284,6 @@ class _ForwardPass:
     def __init__(
         self, program: MeshProgram, part: Part, value_splits: Mapping[str, Split], options: BuildOptions, load: Loader
     ) -> None:
-        from mithril_parallel.sharding.spmd import partition_graph
-
         assert part.node is not None
         self.part, forward = part, part.graph
         self.of, self.wrt = part.node.attributes["of"], part.node.attributes["wrt"]
@@ -304,7 +296,7 @@ class _ForwardPass:
         self.trained = [names[k] for k in self.wrt]
         self.data = program.mesh[DATA].size()
         splits = {n: value_splits.get(self.operands[n], (None,) * forward.input(n).value.ndim) for n in names}
-        device_graph = partition_graph(forward, {DATA: self.data}, {n: splits[n] for n in self.inputs})
+        device_graph = ml.partition_graph(forward, {DATA: self.data}, {n: splits[n] for n in self.inputs})
         self.index = _indices(program, device_graph)
         self.module = ShardedModule(
             device_graph.graph,
