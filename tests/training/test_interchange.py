@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ SAVE = """
 RESUME = """
     t = trainer() if size > 1 else trainer(("jax" if engine == "jax" else "torch"))
     t.fit(loader(), 2, resume=sys.argv[2])
-    say(t.steps, [round(x, 4) for x in t.history.steps])
+    say(t.history.steps)
 """
 
 
@@ -78,8 +80,9 @@ def test_training_of_two_processes_continues_on_the_other_engine(saving, loading
     ml.export_checkpoint(saved, tmp_path / form, form)
     ml.import_checkpoint(tmp_path / form, tmp_path / "again")
     continued = [
-        outputs(tmp_path, engine, RESUME, str(folder), size=size)[0]
+        json.loads(outputs(tmp_path, engine, RESUME, str(folder), size=size)[0].splitlines()[-1])
         for folder in (saved, tmp_path / "again")
         for engine, size in ((saving, 2), (loading, 2), (loading, 1))
     ]
-    assert len(set(continued)) == 1, continued
+    assert len(continued[0]) == 18
+    np.testing.assert_allclose(continued, [continued[0]] * len(continued), rtol=1e-4)
