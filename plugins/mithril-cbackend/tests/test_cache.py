@@ -8,7 +8,7 @@ import pytest
 
 import mithril as ml
 from mithril.models import Linear, Model, Relu
-from mithril_cbackend import toolchains
+from mithril_cbackend import module_loader, toolchains
 from mithril_cbackend.graph.call_layout import Layout
 from mithril_cbackend.program import compile_graph, program_cache
 
@@ -115,7 +115,7 @@ def test_another_processor_makes_another_program(tmp_path, monkeypatch):
 
 
 def test_without_a_linker_the_model_runs_and_says_that_nothing_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(program_cache, "HOST", toolchains.Toolchain(("no-such-compiler",), "", ""))
+    monkeypatch.setattr(module_loader, "HOST", toolchains.Toolchain(("no-such-compiler",), "", ""))
     compiled_model = compiled(tmp_path)
     assert compiled_model({"input": X})["output"].shape == (5, 10)
     assert "backend 'c' cannot save this program" in str(compiled_model.decisions)

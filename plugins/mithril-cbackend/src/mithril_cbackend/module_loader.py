@@ -1,4 +1,4 @@
-"""Loading of machine code from disk with tvm_ffi only: TVM's compiler is not imported."""
+"""Machine code as shared libraries, loaded from disk with tvm_ffi only: TVM's compiler is not imported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import subprocess
 import sys
 import tempfile
 import types
@@ -17,6 +18,7 @@ from typing import Any
 
 from mithril.base import BackendError
 from mithril_cbackend.cpu_info import processors
+from mithril_cbackend.toolchains import HOST
 
 INSTALL = "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
 
@@ -103,6 +105,18 @@ def _defer(package: str, parts: Mapping[str, Callable[[], Any]]) -> None:
         raise AttributeError(f"module '{package}' has no attribute '{name}'")
 
     vars(sys.modules[package])["__getattr__"] = access
+
+
+def shared_library(code: Any) -> bytes | None:
+    """Link a module of machine code, or return None if no linker is installed."""
+    compiler = HOST.compiler()
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        parts, library = Path(folder) / "code.o", Path(folder) / "code.so"
+        code.write_to_file(str(parts), "o")
+        linked = subprocess.run([compiler, "-shared", "-o", library, parts, "-lm"], capture_output=True, check=False)
+        return library.read_bytes() if linked.returncode == 0 else None
 
 
 def load(library: bytes, threads: int) -> Any:

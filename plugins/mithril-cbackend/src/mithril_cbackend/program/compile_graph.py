@@ -15,7 +15,7 @@ from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.cpu_info import l2_bytes, processors, vector_bytes
 from mithril_cbackend.graph import fusion
 from mithril_cbackend.lowering.element.kernel_builder import Machine
-from mithril_cbackend.program import call_entry, kernel_errors, program as programs, program_cache
+from mithril_cbackend.program import call_entry, kernel_errors, program as programs
 from mithril_cbackend.program.any_size import AnySizeExecutable
 from mithril_cbackend.program.executable import Executable, LoweredProgram, rewritten
 from mithril_cbackend.tir import machine_code
@@ -97,7 +97,7 @@ def compiled(graph: Graph, machine: Machine, target: CompileTarget, is_stored: b
     lowered = LoweredProgram(program, machine)
     kind = AnySizeExecutable if program.sizes else Executable
     storable = is_stored and not program.sizes and not program.host_steps
-    library = program_cache.shared_library(built) if storable else None
+    library = module_loader.shared_library(built) if storable else None
     code = module_loader.load(library, machine.threads) if library is not None else built
     executable = kind(LazyGraph(graph), layout, target, code, lambda: lowered)
     executable.library = library

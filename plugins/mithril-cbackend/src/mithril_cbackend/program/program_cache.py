@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from mithril.backend import BuildOptions, LazyGraph
 from mithril_cbackend import cpu_info, module_loader
 from mithril_cbackend.compile_target import resolve_target
 from mithril_cbackend.graph.call_layout import Layout
 from mithril_cbackend.program.executable import Executable, LoweredProgram
-from mithril_cbackend.toolchains import HOST
-
-
-def shared_library(code: Any) -> bytes | None:
-    """Link a module of machine code, or return None if no linker is installed."""
-    compiler = HOST.compiler()
-    if compiler is None:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        parts, library = Path(folder) / "code.o", Path(folder) / "code.so"
-        code.write_to_file(str(parts), "o")
-        linked = subprocess.run([compiler, "-shared", "-o", library, parts, "-lm"], capture_output=True, check=False)
-        return library.read_bytes() if linked.returncode == 0 else None
 
 
 def dump(executable: Executable) -> dict[str, bytes] | None:
@@ -35,7 +18,7 @@ def dump(executable: Executable) -> dict[str, bytes] | None:
     in_process = bool(executable.host_steps)  # the machine code holds addresses of this process
     if executable.layout.sizes or in_process or callable(executable.machine.plan):
         return None
-    library = executable.library or shared_library(executable.code)
+    library = executable.library or module_loader.shared_library(executable.code)
     executable.library = None
     if library is None:
         return None
