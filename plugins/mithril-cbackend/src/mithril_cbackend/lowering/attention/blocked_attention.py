@@ -28,6 +28,7 @@ BLOCK = 32  # queries per block, at most
 SCORES = 1 << 15  # elements of a block's scores, which share the L2 cache with keys and values
 ROWS_AT_ONCE = 4  # rows of scores in one softmax loop
 LAST = (2, 8, 16)  # tiles for the last queries of a symbolic number
+LIKELY = 64  # queries and keys, for which the number of threads is selected if they are symbolic
 MANY_KEYS = 1 << 10  # tiles for a symbolic number of keys are those for this number
 MAX_DECODE_QUERIES = 3  # up to this number of queries, packing the keys does not pay off
 
@@ -141,7 +142,8 @@ class BlockedAttention:
     def write(self) -> None:
         s, frame = self.sizes, self.frame
         heads, blocks, is_exact = math.prod(s.heads), s.queries // s.block, isinstance(s.queries, int)
-        products = heads * math.prod(s.sharing) * s.queries * s.keys * (s.inner + s.outer)
+        queries, keys = (n if isinstance(n, int) else LIKELY for n in (s.queries, s.keys))
+        products = heads * math.prod(s.sharing) * queries * keys * (s.inner + s.outer)
         work = products // PRODUCTS
         threads = frame.workers(work, frame.machine.threads)
         parts = threads if is_exact and heads % threads and blocks >= threads else 1  # split heads if uneven
