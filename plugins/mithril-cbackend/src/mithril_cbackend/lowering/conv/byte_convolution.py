@@ -20,7 +20,7 @@ from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
-from mithril_cbackend.lowering.element.vectorization import vectorizable
+from mithril_cbackend.lowering.element.vectorization import pieces, vectorizable
 from mithril_cbackend.lowering.matmul import word_products
 from mithril_cbackend.lowering.matmul.microkernel import count
 from mithril_cbackend.lowering.words.byte_operations import PER, conv_bytes
@@ -213,13 +213,3 @@ class ByteConvolution:
         else:
             is_last = t.equal(t.index(panel), p.panels - 1)
             reader.either(is_last, lambda: emit(last), lambda: emit(p.columns))
-
-
-def pieces(width: int, lanes: int) -> list[tuple[int, int]]:
-    """Divide elements into vectors whose lengths are powers of two; return where each starts and its length."""
-    parts, start = [], 0
-    while start < width:
-        size = min(lanes, 1 << (width - start).bit_length() - 1)
-        parts.append((start, size))
-        start += size
-    return parts

@@ -31,3 +31,13 @@ def _is_vector_code(node: Node) -> bool:
         return False
     first = node.operands[0] if node.operands else None
     return first is None or not scalar_ops.calls_library(node.op, first.dtype)
+
+
+def pieces(width: int, lanes: int) -> list[tuple[int, int]]:
+    """Divide elements into vectors whose lengths are powers of two; return where each starts and its length."""
+    parts, start = [], 0
+    while start < width:
+        size = min(lanes, 1 << (width - start).bit_length() - 1)
+        parts.append((start, size))
+        start += size
+    return parts

@@ -7,11 +7,10 @@ from typing import Any
 
 from mithril.base import uint8
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.conv.byte_convolution import pieces
 from mithril_cbackend.lowering.element.element_reader import between, clamped, conjunction, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
-from mithril_cbackend.lowering.element.vectorization import vectorizable
+from mithril_cbackend.lowering.element.vectorization import pieces, vectorizable
 from mithril_cbackend.lowering.words.byte_operations import PER, max_pool_bytes, sum_pool_bytes, words_of_pixels
 
 
