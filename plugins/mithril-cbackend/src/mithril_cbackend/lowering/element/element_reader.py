@@ -274,12 +274,12 @@ def _slice(reader: Reader, node: Node, index: Index) -> t.Expr:
 
 
 def first_position(start: Size, stop: Size, step: int, size: Size) -> Any:
-    """Return the position of a slice's first element; those of symbolic sizes are within the axis."""
+    """Return the position of a slice's first element; on a symbolic axis, of slices from the beginning or the end."""
     if all(isinstance(n, int) for n in (start, stop, size)):
         return slice(start, stop, step).indices(size)[0]
-    if step < 0:
-        raise ShapeError(f"a slice of the symbolic size '{size}' has a negative step")
-    return t.index(start + size if isinstance(start, int) and start < 0 else start)
+    if step < 0 or (start != 0 and size - start != 1):
+        raise ShapeError(f"a slice of the symbolic size '{size}' begins at '{start}'")
+    return t.index(start)
 
 
 @rule(ops.flip)
