@@ -17,7 +17,7 @@ from mesh_cases import block, stepped
 from processes import run_cases
 
 import mithril as ml
-from mithril_torch.parallel import program
+from mithril_torch.parallel import meshes
 
 pytest.importorskip("mithril_parallel", reason="graphs are cut by mithril-parallel")
 SECONDS = 120
@@ -159,7 +159,7 @@ def test_invalid_mesh_is_rejected(mesh):
 def test_parallelism_without_devices_is_ignored():
     compiled = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]}, parallelism="data")
     assert "device_mesh=(4,)" in str(compiled.decisions)
-    assert program.launched_world_size() is None
+    assert meshes.launched_world_size() is None
 
 
 SLURM_SCRIPT = """
