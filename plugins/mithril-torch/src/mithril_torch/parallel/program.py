@@ -320,7 +320,9 @@ class _ForwardPass:
         inputs = {n: values[self.operands[n]] for n in self.inputs} | self.index
         if not self.wrt:
             with torch.no_grad():
-                return dict(zip(self.part.gives, self._ordered(self.module(inputs)), strict=True))
+                results = self._ordered(self.module(inputs))
+            self.module.release()
+            return dict(zip(self.part.gives, results, strict=True))
         leaves = {n: inputs[n].detach().requires_grad_() for n in self.trained if n in inputs}
         with torch.enable_grad():
             results = self._ordered(self.module({**inputs, **leaves}))

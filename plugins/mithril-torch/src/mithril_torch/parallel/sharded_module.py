@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mithril.base import TensorType
@@ -115,6 +115,11 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
                 new[name] = like(parameter, x.contiguous())
         if new:
             self.load_state_dict(new, strict=False, assign=True)
+
+    def release(self) -> None:
+        """Release parameters that a forward pass without a backward pass has gathered."""
+        if isinstance(self, FSDPModule):
+            self.reshard()
 
     # -- running ------------------------------------------------------------------------------------------------------
     def forward(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
