@@ -183,7 +183,8 @@ def test_sharded_parameters_are_gathered_again_for_the_backward_pass():
         for k in range(layers):
             h = Linear(256, bias=False, name=f"fc{k}")(ml.ops.tanh(h))
         model = Model.create(inputs=x, outputs={"y": h})
-        plan = ml.plan(model, "tpu_v5e", shapes={"x": [64, 256]}, devices=8, of="y")
+        rows = 8192  # activations are larger than weights, which are therefore gathered
+        plan = ml.plan(model, "tpu_v5e", shapes={"x": [rows, 256]}, devices=8, of="y")
         entry = next(w for w in plan if w.fsdp and w.mesh.size(DATA) == 8)
         return entry.work.exchanged / (layers * 4 * 256 * 256)
 
