@@ -69,7 +69,7 @@ def fully_sharded(graph, axes):
 
 @pytest.mark.parametrize(("rows", "gathers"), [(2, False), (256, True)])
 def test_pairs_of_weights_stay_in_parts_if_activations_are_smaller(rows, gathers):
-    """With few rows the pair is not gathered, and its gradients are not exchanged; with many rows they are."""
+    """Gather the pair and exchange its gradients with many rows only."""
     shapes = {"x": [4, rows, 128]}
     x = np.random.default_rng(0).normal(size=shapes["x"]).astype(np.float32)
     plain = ml.compile(block(), ml.JaxBackend(), shapes=shapes)
