@@ -6,6 +6,7 @@ The backend computes every operation by its reference, one node after the other;
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -673,12 +674,15 @@ def run(backend, test: str) -> None:
 
 
 @pytest.mark.parametrize("name", SABOTAGES)
-def test_sabotage_is_found(name):
+def test_sabotage_is_found(name, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # with it the kit cannot count threads, and skips
     build, test = SABOTAGES[name]
     try:
         with pytest.raises((Exception, pytest.fail.Exception)):  # a crash is found, too
             run(build(), test)
     except pytest.skip.Exception as skipped:  # it would skip this test, as if nothing had to be found
+        if not sys.platform.startswith("linux"):
+            raise  # no threads to count
         pytest.fail(f"the kit skipped it: {skipped}")
 
 
