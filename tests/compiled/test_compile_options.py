@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import numpy as np
@@ -293,6 +294,26 @@ def test_timeout_stops_a_slow_pass():
     start = time.monotonic()
     with pytest.raises(CompileTimeoutError, match="Compilation timed out after 0.2 seconds"):
         ml.compile(mlp(), "numpy", shapes={"x": [2, 3]}, custom_passes=[slow], timeout=0.2)
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("swallows", ("finalizer", "except"))
+def test_timeout_in_code_that_drops_errors_stops_the_next_code(swallows):
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGALRM)
+
+    def slow(graph):
+        try:
+            Finalized() if swallows == "finalizer" else signal.raise_signal(signal.SIGALRM)
+        except Exception:
+            assert swallows == "except"
+        time.sleep(60)
+        return graph
+
+    start = time.monotonic()
+    with pytest.raises(CompileTimeoutError, match="Compilation timed out after 100 seconds"):
+        ml.compile(mlp(), "numpy", shapes={"x": [2, 3]}, custom_passes=[slow], timeout=100)
     assert time.monotonic() - start < 30
 
 

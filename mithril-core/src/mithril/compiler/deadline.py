@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Any
+from types import FrameType
 
 from mithril.base import CompileTimeoutError
 from mithril.compiler.plugin_watch import PluginWatch
+
+AGAIN = 0.05  # seconds until an alarm that could not stop the compilation rings again
 
 
 class Deadline:
@@ -55,8 +58,10 @@ class Deadline:
         if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
             return
 
-        def ring(number: int, frame: Any) -> None:
-            raise self._error(*self.watch.describe(frame))
+        def ring(number: int, frame: FrameType | None) -> None:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+            if not _is_finalizer(frame) and not isinstance(sys.exception(), CompileTimeoutError):
+                raise self._error(*self.watch.describe(frame))
 
         if seconds:
             self._before = signal.signal(signal.SIGALRM, ring)
@@ -64,3 +69,12 @@ class Deadline:
         else:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._before)
+
+
+def _is_finalizer(frame: FrameType | None) -> bool:
+    """Return whether ``frame`` runs in a finalizer, where Python prints and drops an exception."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") in ("weakref", "_weakrefset"):
+            return True
+        frame = frame.f_back
+    return False
