@@ -240,12 +240,25 @@ def dogs():
         dog.stop()
 
 
-def test_process_that_others_wait_for_is_named(dogs, monkeypatch):
+def ends(monkeypatch):
+    """Return the list of (rank, suspects) of watchdogs that end their process."""
     ended = []
     monkeypatch.setattr(Watchdog, "_end", lambda dog, suspects: (ended.append((dog.world.rank, suspects)), dog.stop()))
+    return ended
+
+
+def wait_for(ended, count=1):
+    """Wait until processes have ended; on a slow machine this takes longer than their timeout."""
+    start = time.monotonic()
+    while len(ended) < count and time.monotonic() < start + 30:
+        time.sleep(0.01)
+
+
+def test_process_that_others_wait_for_is_named(dogs, monkeypatch):
+    ended = ends(monkeypatch)
     dogs[1].stop()  # as if it were killed
     with dogs[0].waiting("step 3"), dogs[2].waiting("step 3"):
-        time.sleep(1.0)
+        wait_for(ended, 2)
     assert sorted(rank for rank, _ in ended) == [0, 2]
     for _, suspects in ended:
         assert len(suspects) == 1
@@ -253,11 +266,10 @@ def test_process_that_others_wait_for_is_named(dogs, monkeypatch):
 
 
 def test_process_that_is_busy_elsewhere_is_named(dogs, monkeypatch):
-    ended = []
-    monkeypatch.setattr(Watchdog, "_end", lambda dog, suspects: (ended.append(suspects), dog.stop()))
+    ended = ends(monkeypatch)
     with dogs[0].waiting("step 3"), dogs[2].waiting("step 3"):
-        time.sleep(1.0)
-    assert ended[0][0].startswith("process 1 is late: it has been in the start for")
+        wait_for(ended)
+    assert ended[0][1][0].startswith("process 1 is late: it has been in the start for")
 
 
 def test_compiling_is_not_late(dogs, monkeypatch):
@@ -268,19 +280,12 @@ def test_compiling_is_not_late(dogs, monkeypatch):
     assert not ended
 
 
-def ends(monkeypatch):
-    """Return the list of (rank, suspects) of watchdogs that end their process."""
-    ended = []
-    monkeypatch.setattr(Watchdog, "_end", lambda dog, suspects: (ended.append((dog.world.rank, suspects)), dog.stop()))
-    return ended
-
-
 def test_work_around_another_wait_is_still_watched(dogs, monkeypatch):
     ended = ends(monkeypatch)
     with dogs[0].waiting("the save of step 4"):
         with dogs[0].waiting("reading results"):
             pass
-        time.sleep(1.0)
+        wait_for(ended)
     assert [rank for rank, _ in ended] == [0]
 
 
@@ -294,7 +299,7 @@ def test_exchange_through_a_frozen_store_ends(dogs, monkeypatch):
     monkeypatch.setattr(Texts, "set", frozen)
     with ThreadPoolExecutor(1) as pool:
         exchange = pool.submit(dogs[1].world.exchange, 0, "the seed")
-        time.sleep(0.9)
+        wait_for(ended)
         thawed.set()
         with pytest.raises(ml.BackendError, match="process 0, .* is not reachable"):
             exchange.result()
@@ -335,13 +340,14 @@ def test_error_of_a_collective_names_the_lost_process(dogs):
     assert "process 2 ended: InputError: no data" in str(caught.value)
 
 
-def test_waits_after_an_error_are_short(dogs, monkeypatch):
+def test_waits_after_an_error_are_short(monkeypatch):
     ended = ends(monkeypatch)
-    with pytest.raises(ml.BackendError), dogs[0].waiting("step 2", collective=False):
+    dog = Watchdog(worlds(3, timeout=4.5)[0])
+    dog.start()
+    with pytest.raises(ml.BackendError), dog.waiting("step 2", collective=False):
         raise ml.BackendError("a collective failed")
     start = time.monotonic()
-    with dogs[0].waiting("the end of the last save"):
-        while not ended and time.monotonic() < start + 1.0:
-            time.sleep(0.01)
-    assert time.monotonic() - start < 0.4  # the timeout is 0.5
+    with dog.waiting("the end of the last save"):
+        wait_for(ended)
+    assert time.monotonic() - start < 4  # a third of the timeout is 1.5
     assert ended[0][0] == 0
