@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-SECONDS = 120
+SECONDS = 600
 PRELUDE = """
 import os, sys
 engine, rank, size = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -40,7 +40,7 @@ def backend():
 def model():
     return Model.create(outputs={"y": Linear(1, name="b")(Relu()(Linear(8, name="a")(IOKey("x"))))})
 
-def trainer(on=None, timeout=20.0, **options):
+def trainer(on=None, timeout=120.0, **options):
     choice = {} if on else {"parallelism": "fsdp"}
     return ml.Trainer(
         model(), ml.Adam(0.01), loss="mse_loss", backend=on or backend(), progress=False, timeout=timeout,
