@@ -9,12 +9,15 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.models import (
+    AvgPool2d,
     Conv2d,
     Embedding,
+    Flatten,
     Gelu,
     IOKey,
     LayerNorm,
     Linear,
+    MaxPool2d,
     Model,
     MultiHeadAttention,
     PositionalEmbedding,
@@ -86,16 +89,33 @@ def test_memory_is_that_of_the_size():
     assert peaks[1] > 32 * peaks[0] / 2
 
 
-def test_convolutions_get_a_program_for_each_size_and_a_decision():
-    model = Conv2d(3, 8, kernel_size=3)
-    compiled = ml.compile(model, "c", shapes={"input": [None, 3, 16, 16]}, inference=True)
-    reference = ml.compile(model, "numpy", shapes={"input": [None, 3, 16, 16]}, inference=True)
+def convolutions():
+    x = Relu()(Conv2d(4, 8, kernel_size=3, padding=1)(IOKey("input")))
+    x = MaxPool2d(2)(Conv2d(8, 8, kernel_size=1)(x))
+    x = Conv2d(8, 16, kernel_size=5, stride=2, padding=2)(Conv2d(8, 8, kernel_size=3, padding=1, groups=8)(x))
+    return Model.create(outputs={"output": Linear(3)(Flatten()(AvgPool2d(2)(x)))})
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_convolutions_run_any_batch(threads):
+    compiled = compiled_on("c", convolutions(), (None, 4, 16, 16), num_threads=threads)
+    reference = compiled_on("numpy", convolutions(), (None, 4, 16, 16))
     params = reference.randomize_params(0)
-    for n in (1, 3):
-        x = {"input": np.random.default_rng(n).normal(size=(n, 3, 16, 16)).astype(np.float32)}
-        np.testing.assert_allclose(
-            compiled.evaluate(params, x)["output"], reference.evaluate(params, x)["output"], rtol=1e-4, atol=1e-5
-        )
+    for n in (1, 3, 8, 0):
+        x = {"input": np.random.default_rng(n).normal(size=(n, 4, 16, 16)).astype(np.float32)}
+        result, expected = compiled.evaluate(params, x)["output"], reference.evaluate(params, x)["output"]
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    assert len(compiled.programs) == 1
+
+
+def test_open_image_sizes_get_a_program_for_each_size_and_a_decision():
+    model = Conv2d(3, 8, kernel_size=3)
+    compiled, reference = (compiled_on(b, model, (1, 3, None, None)) for b in ("c", "numpy"))
+    params = reference.randomize_params(0)
+    for n in (9, 12):
+        x = {"input": np.random.default_rng(n).normal(size=(1, 3, n, n)).astype(np.float32)}
+        result, expected = compiled.evaluate(params, x)["output"], reference.evaluate(params, x)["output"]
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     assert len(compiled.programs) == 2
     assert len(fallbacks(compiled)) == 1
 

@@ -34,6 +34,10 @@ def ops_of(compiled):
     return [n.op.name for n in compiled.graph.nodes]
 
 
+def params_of(compiled):
+    return [i.value for i in compiled.graph.inputs]
+
+
 def state_of(compiled):
     rng = np.random.default_rng(1)
     return {n: rng.uniform(0.5, 1.5, np.shape(a)).astype(np.float32) for n, a in compiled.initial_state().items()}
@@ -52,6 +56,20 @@ def test_batch_norm_goes_into_the_convolution(bias):
     expected = plain.evaluate(params, {"x": IMAGE}, state=state)[0]["output"]
     actual = folded.evaluate(params, {"x": IMAGE}, state=state)[0]["output"]
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_open_batch_counts_as_one_image():
+    """One program runs all batches: scaled weights must pay off for the least of them."""
+    model = Model()
+    model |= Conv2d(64, 64, kernel_size=3, padding=1, name="c")(input="x", output="h")
+    model |= BatchNorm2d(64, name="n")(input="h", output="output")
+    for pixels, folded in ((8, False), (32, True)):
+        for batch in (None, 1):
+            compiled = ml.compile(model, "numpy", shapes={"x": [batch, 64, pixels, pixels]}, inference=True)
+            scaled = [
+                n for n in compiled.graph.nodes if n.op.name == "conv" and n.operands[1] not in params_of(compiled)
+            ]
+            assert bool(scaled) is folded
 
 
 def test_batch_norm_goes_into_the_linear():

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import is_static, numel
+from mithril.base import Size, substitute, symbols
 from mithril.ir import Value
 from mithril.ops import add, batch_norm, conv, linear, reshape, rsqrt
 from mithril.rewrite import RuleSet, rule
 
 
 def _is_profitable(weights: Value, data: Value) -> bool | str:
-    """Whether folding is profitable: scaling costs one pass over the weights, and saves two over the result."""
-    if not is_static((*weights.shape, *data.shape)):
-        return True
-    saved = 2 * int(numel(data.shape[:1])) * int(numel(data.shape[2:]))  # per channel, roughly as many as in the result
-    return saved > int(numel(weights.shape[1:])) or "its weights are larger than what would be saved"
+    """Whether folding is profitable: scaling costs one pass over the weights, and saves two over the result.
+
+    A symbolic size counts as its least: one program runs all sizes, and few images save little.
+    """
+    saved = 2 * _least(data.shape[:1]) * _least(data.shape[2:])  # per channel, roughly as many as in the result
+    return saved > _least(weights.shape[1:]) or "its weights are larger than what would be saved"
+
+
+def _least(sizes: Sequence[Size]) -> int:
+    """Return the number of elements of a shape of the least sizes."""
+    return math.prod(int(substitute(n, {s.name: max(s.low, 1) for s in symbols(n)})) for n in sizes)
 
 
 def _reshape_for_outputs(factor: Value, weights: Value) -> Any:

@@ -18,8 +18,8 @@ from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd
 from mithril_cbackend.lowering.conv.conv_weights import stream_cycles, transpose_weights, transposed_weights
-from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad, pad_channel
-from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad, pad_channel, planned_batch
+from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
@@ -47,9 +47,9 @@ def _channels(node: Node) -> int:
     name, first = node.op.name, shape_of(operand(node))
     if name == "conv_weight_grad":
         shape = shape_of(node.result)
-        return int(shape[0] * shape[1] * first[0])
+        return typical(shape[0] * shape[1] * first[0])
     weights = shape_of(operand(node, 1))
-    return int(weights[0] * weights[1] * first[0])
+    return typical(weights[0] * weights[1] * first[0])
 
 
 def _width(layout: Layout, machine: Machine, rows: int) -> int:
@@ -117,10 +117,11 @@ def cheaper_plan(kernel: Kernel, machine: Machine, constant_weights: bool) -> Pl
         return smallest if sizes[smallest] < elements(buffers(node, machine, constant_weights)) else None
     layout, cheapest = layout_of(node), min(plans, key=lambda p: p.cost(machine, constant_weights))
     width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
-    batch, depth = shape_of(node.result)[0], _depth(node)
+    batch, depth = planned_batch(shape_of(node.result)[0]), _depth(node)
     waste = count(layout.pixels, width) * width / pixels
     ordering = 0 if constant_weights else 2 * depth / (pixels * batch)
-    kernels = stream_cycles(math.prod(shape_of(operand(node, 1)))) / math.prod(shape_of(node.result))
+    results = batch * math.prod(shape_of(node.result)[1:])
+    kernels = stream_cycles(math.prod(shape_of(operand(node, 1)))) / results
     direct = 1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1
     return cheapest if cheapest.cost(machine, constant_weights) < direct else None
 

@@ -19,7 +19,7 @@ from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad
-from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of, typical
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
@@ -171,7 +171,8 @@ def plans_for(
 ) -> list[Plan]:
     """Return the possible plans for a convolution of these sizes."""
     height, depth, width = layout.result[0], in_channels * math.prod(layout.kernel), math.prod(layout.result[1:])
-    image_groups = [(height, d) for d in range(2, batch + 1) if batch % d == 0 and d * height * width <= 128]
+    several = range(2, batch + 1) if isinstance(batch, int) else ()
+    image_groups = [(height, d) for d in several if batch % d == 0 and d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
     fitting = [(r, d) for r, d in slabs + image_groups if r * d * width * depth <= CACHED_ELEMENTS] or [(1, 1)]
     return [
@@ -223,7 +224,7 @@ class Columns:
         work = p.batch * p.groups * p.out_channels * p.depth * pixels // PRODUCTS
         items = (p.batch // p.images) * p.groups * p.slabs
         threads = frame.workers(work, p.out_channels)
-        parts = threads if items < threads and p.out_channels % (threads * self.step) == 0 else 1
+        parts = threads if typical(items) < threads and p.out_channels % (threads * self.step) == 0 else 1
         with frame.share("slab", items * parts, work) as (worker, item):
             grid = (p.batch // p.images, p.groups, p.slabs, parts)
             image, group, slab, part = reader.split(item, grid)

@@ -20,8 +20,8 @@ from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
-from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
-from mithril_cbackend.lowering.element.element_reader import operand, shape_of
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, planned_batch
+from mithril_cbackend.lowering.element.element_reader import operand, shape_of, typical
 from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
@@ -112,12 +112,14 @@ class Plan:
             self.tiles * POINTS * (self.inner + self.tile(machine).columns),
             POINTS * self.inner * self.out_channels,
         )
-        traffic = 2 * working_set * self.blocks * read_cycles(working_set)
-        traffic += kernels * (self.blocks - 1) * (read_cycles(kernels) - 0.05)  # sequential reads are prefetched
+        batch = planned_batch(self.batch)
+        blocks = (batch // self.images) * (self.grid[0] // self.rows)
+        traffic = 2 * working_set * blocks * read_cycles(working_set)
+        traffic += kernels * (blocks - 1) * (read_cycles(kernels) - 0.05)  # sequential reads are prefetched
         packed = 0 if constant_weights else POINTS if self.backward else POINTS + 9 + 64 / lanes
         traffic += self.inner * self.out_channels * (3 + packed)
         traffic += stream_cycles(kernels, count(self.tiles, self.tile(machine).rows))
-        return 1.05 * products + image + back + traffic / (self.batch * self.out_channels * pixels) + 1
+        return 1.05 * products + image + back + traffic / (batch * self.out_channels * pixels) + 1
 
     # -- buffers --------------------------------------------------------------------------------------------------
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
@@ -156,7 +158,8 @@ def plans(node: Node, machine: Machine) -> list[Plan]:
     )
     height = image_plan.rows
     slabs = [replace(image_plan, rows=r) for r in range(1, height + 1) if height % r == 0]
-    return slabs + [replace(image_plan, images=d) for d in range(2, batch + 1) if batch % d == 0]
+    several = range(2, batch + 1) if isinstance(batch, int) else ()
+    return slabs + [replace(image_plan, images=d) for d in several if batch % d == 0]
 
 
 class Winograd:
@@ -183,7 +186,7 @@ class Winograd:
         pad(frame, p.padded, self.x, self.padded, p.inner, p.overread(self.machine))
         panels, columns = p.panels(self.machine), self.tile.columns
         threads = frame.workers(work, p.blocks * panels)
-        parts = threads if p.blocks < threads and p.out_channels % (threads * columns) == 0 else 1
+        parts = threads if typical(p.blocks) < threads and p.out_channels % (threads * columns) == 0 else 1
         with frame.share("block", p.blocks * parts, work) as (worker, item):
             image, slab, part = self.reader.split(item, (p.batch // p.images, p.grid[0] // p.rows, parts))
             image = image * p.images
