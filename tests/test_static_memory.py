@@ -72,6 +72,34 @@ model({"input": np.ones((1, 2048), np.float32)})
 print(anonymous() - before, model.memory_report().weights.in_memory)
 """
 
+SHARED = """
+import ctypes, gc, sys
+import numpy as np
+import mithril as ml
+from mithril.backend import held_weights
+from mithril.models import Linear
+
+def anonymous():
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return next(1024 * int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon"))
+
+def compiled(size, params, quantization):
+    model = ml.Model()
+    for k in range(2):
+        model += Linear(size, size, bias=False, name=f"l{k}")
+    options = {"static_inference": True, "cache": True, "cache_dir": sys.argv[2], "quantization": quantization}
+    program = ml.compile(model, "c", shapes={"input": [1, size]}, **options)
+    return program.bind(params), program({"input": np.ones((1, size), np.float32)})["output"]
+
+for quantization in (None, {"weights": "int4", "activations": "dynamic"}):
+    warm = compiled(64, {f"l{k}.weight": np.ones((64, 64), np.float32) for k in range(2)}, quantization)
+    before = anonymous()
+    program, result = compiled(2048, ml.open_weights(sys.argv[1]), quantization)
+    constants = program.programs[-1].executable.layout.constants.values()
+    print(anonymous() - before, held_weights(constants).mapped, float(result.sum()))
+"""
+
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("backend", sorted(ml.plugins.backends()))
@@ -98,3 +126,24 @@ def test_codes_are_the_only_weights_in_memory(tmp_path: Path) -> None:
     measured, reported = map(int, done.stdout.split())
     assert measured < 1.4 * 8 * 2048 * 2048
     assert abs(measured - reported) < 0.15 * measured
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_processes_share_the_packed_weights_of_the_cache(tmp_path: Path) -> None:
+    """Neither the process that packs weights nor the next one holds a copy next to the cache's file."""
+    pytest.importorskip("mithril_cbackend")
+    pytest.importorskip("mithril_hub")
+    rng = np.random.default_rng(0)
+    weights = {f"l{k}.weight": rng.standard_normal((2048, 2048), dtype=np.float32) for k in range(2)}
+    save_file(weights, tmp_path / "w.safetensors", {})
+    command = [sys.executable, "-c", SHARED, str(tmp_path / "w.safetensors"), str(tmp_path / "cache")]
+    runs = []
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        runs.append([[float(x) for x in line.split()] for line in done.stdout.splitlines()])
+    for bytes_per_weight, (first, mapped, result), (second, mapped_again, again) in zip((4, 0.56), *runs, strict=True):
+        packed = bytes_per_weight * 2 * 2048 * 2048
+        assert result == again
+        assert min(mapped, mapped_again) > 0.9 * packed
+        assert max(first, second) < packed / 4, "a process holds packed weights of its own"

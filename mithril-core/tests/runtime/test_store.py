@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from mithril.base.errors import OptionError
@@ -23,6 +24,21 @@ def test_parts_round_trip(tmp_path):
     store.put(KEY, {"a": b"new"})
     assert store.get(KEY) == {"a": b"new"}
     assert store.info().entries == 1 and store.clear() == 1 and store.get(KEY) is None
+
+
+def test_the_first_part_is_mapped_on_request(tmp_path):
+    store = Store(tmp_path)
+    store.put(KEY, {"a": b"x" * 1000, "b": b"y"})
+    parts = store.get(KEY, "a")
+    assert isinstance(parts["a"], memoryview) and parts["a"].readonly and parts == {"a": b"x" * 1000, "b": b"y"}
+    assert np.frombuffer(parts["a"], np.uint8).ctypes.data % 64 == 0
+    assert isinstance(store.get(KEY, "b")["b"], bytes)
+    store.put(KEY, {"a": b"new"})
+    assert parts["a"] == b"x" * 1000  # an entry is replaced, not changed
+    raw = bytearray(store._file(KEY).read_bytes())
+    raw[-1] ^= 1
+    store._file(KEY).write_bytes(raw)
+    assert store.get(KEY, "a") is None
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "noise", "header", "negative", "deep line", "long line"])

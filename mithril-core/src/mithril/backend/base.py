@@ -175,13 +175,19 @@ class Backend(metaclass=CheckedType):
         """Build the executable of a single operation, for timing or inspection."""
         return self.build(graph, BuildOptions(jit=False))
 
-    def dump(self, executable: Any) -> Mapping[str, bytes] | None:
-        """Serialize an executable for the disk cache, or return None if that is not possible; see ``revive``."""
+    def dump(self, executable: Any) -> Mapping[str, bytes | bytearray] | None:
+        """Serialize an executable for the disk cache, or return None if that is not possible; see ``revive``.
+
+        The part "constants" is mapped when it is revived, at a multiple of 64 bytes, so that processes share it.
+        """
         return None
 
-    def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Executable:
+    def revive(self, parts: Mapping[str, Any], graph: LazyGraph, options: BuildOptions) -> Executable:
         """Restore an executable from the bytes of ``dump``; ``graph`` is the graph that it was built from."""
         raise BackendError(f"backend '{self.name}' does not implement revive()")
+
+    def adopt(self, executable: Any, constants: Any) -> None:
+        """Read the constants of a program that was just dumped from their mapped file, and release its own."""
 
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None

@@ -33,11 +33,13 @@ from mithril.compiler.option_table import declared_options
 from mithril.ir import Graph, parse, to_text
 from mithril.passes import PassRecord, PipelineReport
 from mithril.runtime import KINDS, IndexCheckedExecutable, Interface, Program, ProgramKey, Results
-from mithril.system import Store, UnhashableObject, fingerprint, package_version_key
+from mithril.system import ArrayCache, Store, UnhashableObject, fingerprint, package_version_key
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext
 
+PREFIX = "executable/"
+ARRAYS = PREFIX + "constants"  # the part that is mapped
 Graphs = tuple[Callable[[], Graph], Callable[[], Graph], Callable[[], Graph]]  # traced, optimized, lowered
 
 
@@ -97,7 +99,7 @@ class ProgramCache:
     def load(self, request: ProgramKey, graphs: Graphs) -> Program | None:
         """Return the cached program, or None; ``graphs`` compile those again that the entry does not contain."""
         key = self.key(request) if self.reads else None
-        parts = self.store.get(key) if key is not None else None
+        parts = self.store.get(key, ARRAYS) if key is not None else None
         if parts is None:
             return None
         try:
@@ -129,15 +131,21 @@ class ProgramCache:
         }
         inputs = program.traced.with_role("input", "cotangent")
         guards = Graph(inputs, (), (), "guards", program.traced.guards)
-        self.store.put(
-            key,
-            {
-                "about": json.dumps(description).encode(),
-                "guards": to_text(guards, origins=False).encode(),
-                **{name: to_text(graph).encode() for name, graph in self._graphs(program).items()},
-                **{f"executable/{name}": data for name, data in executable.items()},
-            },
-        )
+        binary = {PREFIX + name: data for name, data in executable.items()}
+        parts = {
+            **({ARRAYS: binary[ARRAYS]} if ARRAYS in binary else {}),  # the first part can be mapped
+            **binary,
+            "about": json.dumps(description).encode(),
+            "guards": to_text(guards, origins=False).encode(),
+            **{name: to_text(graph).encode() for name, graph in self._graphs(program).items()},
+        }
+        self.store.put(key, parts)
+        if parts.get(ARRAYS):
+            del executable, binary, parts
+            stored = self.store.get(key, ARRAYS)
+            if stored is not None:
+                self.backend.adopt(program.executable, stored[ARRAYS])
+                ArrayCache.forget(program.request.constants.values())
 
     def _graphs(self, program: Program) -> dict[str, Graph]:
         """Return the graphs to save; of those with embedded weights only the one that restores an executable."""
@@ -145,7 +153,7 @@ class ProgramCache:
             return {"traced": program.traced, "graph": program.graph, "lowered": program.executable.graph}
         return {} if self.backend.capabilities.keeps == "binary" else {"lowered": program.executable.graph}
 
-    def _read(self, parts: Mapping[str, bytes], request: ProgramKey, graphs: Graphs) -> Program:
+    def _read(self, parts: Mapping[str, Any], request: ProgramKey, graphs: Graphs) -> Program:
         description = json.loads(parts["about"])
         limits = {name: (low, high) for name, low, high in description["limits"]}
         interface = Interface(
@@ -159,9 +167,8 @@ class ProgramCache:
             LazyGraph(parts[name].decode() if name in parts else compile_again)
             for name, compile_again in zip(("traced", "graph", "lowered"), graphs, strict=True)
         )
-        prefix = "executable/"
         executable = self.backend.revive(
-            {name.removeprefix(prefix): data for name, data in parts.items() if name.startswith(prefix)},
+            {name.removeprefix(PREFIX): data for name, data in parts.items() if name.startswith(PREFIX)},
             lowered,
             self._options,
         )

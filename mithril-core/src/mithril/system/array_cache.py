@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -38,6 +38,15 @@ class ArrayCache:
             reference = weakref.ref(array, lambda _: self._results.pop(entry_key, None))
             self._results[entry_key] = reference, result
         return result
+
+    @classmethod
+    def forget(cls, arrays: Iterable[Any]) -> None:
+        """Release the results for these arrays."""
+        released = {id(x) for x in arrays}
+        for cache in [*cls._all]:
+            with cache._lock:
+                for key in [key for key in cache._results if key[0] in released]:
+                    cache._results.pop(key, None)
 
     @classmethod
     def results_of(cls, array: np.ndarray[Any, Any]) -> list[Any]:

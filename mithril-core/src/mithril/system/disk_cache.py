@@ -2,7 +2,8 @@
 
 Each entry is one file: a line of JSON with the names and sizes of its parts and a digest of these, the key and the
 bytes, then the bytes. The digest is keyed by a secret of the user: a file that is truncated, modified, renamed or
-written by another user is a cache miss and is deleted. Several processes can share the folder.
+written by another user is a cache miss and is deleted. Several processes can share the folder, and the memory of the
+first part, which can be mapped: an entry is replaced or removed, but never changed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import mmap
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mithril.base import OptionError
 from mithril.system import files
@@ -25,6 +27,7 @@ SUFFIX = ".mithril"
 LIMIT = 2 << 30  # total bytes; least recently used entries are evicted first
 HEADER = 1 << 20  # maximal bytes of the first line
 SECRET = 32  # bytes
+ALIGNMENT = 64  # of the first part in the file
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,15 @@ class Store:
         self.folder = Path(folder) if folder is not None else default_folder()
         self.limit = limit
 
-    def get(self, key: str) -> dict[str, bytes] | None:
-        """Return the parts of an entry, or None if no intact entry of this user exists."""
+    def get(self, key: str, mapped: str | None = None) -> dict[str, Any] | None:
+        """Return the parts of an entry, or None if no intact entry of this user exists.
+
+        If the first part is named ``mapped``, it is a view of the file, which all processes share.
+        """
         file = self._file(key)
         try:
             with file.open("rb") as opened:
-                parts = _read(opened, key)
+                parts = _read(opened, key, mapped)
         except OSError:
             return None
         self.secure()
@@ -61,13 +67,15 @@ class Store:
             os.utime(file)
         return parts
 
-    def put(self, key: str, parts: Mapping[str, bytes]) -> None:
+    def put(self, key: str, parts: Mapping[str, bytes | bytearray]) -> None:
         """Write an entry atomically: concurrent readers see the old or the new one."""
         sizes = [(name, len(data)) for name, data in parts.items()]
         header = {"parts": sizes, "digest": _digest(key, sizes, parts.values())}
+        line = json.dumps(header).encode()
+        line += b" " * (-(len(line) + 1) % ALIGNMENT) + b"\n"
         file = self._file(key)
         self.secure()
-        files.write(file, [json.dumps(header).encode() + b"\n", *parts.values()], "cache_dir", mode=0o600)
+        files.write(file, [line, *parts.values()], "cache_dir", mode=0o600)
         self._trim()
 
     def secure(self) -> None:
@@ -114,7 +122,7 @@ class Store:
                 total -= size
 
 
-def _read(file: BinaryIO, key: str) -> dict[str, bytes] | None:
+def _read(file: BinaryIO, key: str, mapped: str | None) -> dict[str, Any] | None:
     """Return the parts of an entry, or None if they were not written for this key by this user."""
     status = os.fstat(file.fileno())
     if not files.is_private(status):
@@ -127,13 +135,22 @@ def _read(file: BinaryIO, key: str) -> dict[str, bytes] | None:
             line
         ):
             return None
-        parts = {name: file.read(size) for name, size in sizes}  # each once: a part can hold all weights of a model
+        parts: dict[str, Any] = {}
+        for name, size in sizes:  # each once: a part can hold all weights of a model
+            if (
+                name == mapped and not parts and size and os.name == "posix"
+            ):  # elsewhere mapped files cannot be replaced
+                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                parts[name] = memoryview(view)[len(line) : len(line) + size]
+                file.seek(size, os.SEEK_CUR)
+            else:
+                parts[name] = file.read(size)
         return parts if hmac.compare_digest(_digest(key, sizes, parts.values()), str(header["digest"])) else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def _digest(key: str, sizes: Sequence[tuple[str, int]], parts: Iterable[bytes]) -> str:
+def _digest(key: str, sizes: Sequence[tuple[str, int]], parts: Iterable[bytes | bytearray]) -> str:
     """Sign an entry's key, the names and sizes of its parts and their bytes."""
     signed = hmac.new(_secret(key_file()), json.dumps([key, sizes]).encode() + b"\n", "sha256")
     for part in parts:

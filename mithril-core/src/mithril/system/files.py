@@ -19,13 +19,15 @@ PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 PathLike = str | os.PathLike[str]
 
 
-def write(path: PathLike, data: bytes | str | Sequence[bytes], option: str = "", mode: int = 0o666) -> Path:
+def write(
+    path: PathLike, data: bytes | bytearray | str | Sequence[bytes | bytearray], option: str = "", mode: int = 0o666
+) -> Path:
     """Write a file, of several parts in turn, and create its folders; ``option`` names it in messages."""
     encoded = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     with parts(path, option) as folder:
         part = folder / "part"
         with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
-            file.writelines([encoded] if isinstance(encoded, bytes) else encoded)
+            file.writelines([encoded] if isinstance(encoded, (bytes, bytearray)) else encoded)
         return move(part, path)
 
 

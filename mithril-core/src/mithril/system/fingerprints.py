@@ -79,7 +79,7 @@ class _Writer:
             self.text("set", *sorted(map(repr, thing)))
         elif isinstance(thing, np.ndarray):
             self.text("array", thing.dtype.name, str(thing.shape))
-            self.text(hashlib.sha256(np.asarray(thing, order="C").tobytes()).hexdigest())
+            self.text(hashlib.sha256(np.asarray(thing, order="C").reshape(-1).view(np.uint8).data).hexdigest())
         elif isinstance(thing, (np.generic, Path)):
             self.text(kind.__name__, repr(str(thing)))
         elif isinstance(thing, ast.AST):

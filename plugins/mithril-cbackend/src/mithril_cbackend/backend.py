@@ -91,15 +91,18 @@ class CBackend(Backend):
         check_sizes(graph)
         return build(graph, options or BuildOptions(), self.schedules, self.num_threads)
 
-    def dump(self, executable: Any) -> Mapping[str, bytes] | None:
+    def dump(self, executable: Any) -> Mapping[str, bytes | bytearray] | None:
         from mithril_cbackend.program import program_cache
 
         return program_cache.dump(executable)
 
-    def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Any:
+    def revive(self, parts: Mapping[str, Any], graph: LazyGraph, options: BuildOptions) -> Any:
         from mithril_cbackend.program import program_cache
 
         return program_cache.revive(parts, graph, options)
+
+    def adopt(self, executable: Any, constants: Any) -> None:
+        executable.adopt(constants)
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,24 @@ def aligned(size: int) -> Array:
     return buffer[-buffer.ctypes.data % ALIGNMENT :][:size]
 
 
-def packed(arrays: Iterable[Array]) -> tuple[bytes, list[int]]:
+def packed(arrays: Iterable[Array]) -> tuple[bytearray, list[int]]:
     """Concatenate arrays, each 64-byte aligned, and return their offsets."""
     data, offsets = bytearray(), []
     for array in arrays:
         data += bytes(-len(data) % ALIGNMENT)
         offsets.append(len(data))
-        data += array.tobytes()
-    return bytes(data), offsets
+        data.extend(array.reshape(-1).view(np.uint8).data)
+    return data, offsets
+
+
+def in_place(data: Any) -> Array:
+    """Return bytes as an array that is 64-byte aligned: those of a mapped file without a copy."""
+    array = np.frombuffer(data, np.uint8)
+    if array.ctypes.data % ALIGNMENT == 0:
+        return array
+    copy = aligned(len(data))
+    copy[:] = array
+    return copy
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class Layout:
         """Number of words that ``call`` reads after the addresses: a class, and a dtype for each input."""
         return 1 + len(self.inputs)
 
-    def dump(self) -> dict[str, bytes]:
+    def dump(self) -> dict[str, bytes | bytearray]:
         """Serialize the layout and its constants."""
         constants, offsets = packed(self.constants.values())
         header = {
@@ -77,12 +87,20 @@ class Layout:
         }
         return {"layout": json.dumps(header).encode(), "constants": constants}
 
+    def moved(self, data: Any) -> Layout:
+        """Return the layout with its constants read from ``data``, in the order of ``dump``."""
+        constants, start = {}, 0
+        buffer = in_place(data)
+        for slot, x in self.constants.items():
+            start += -start % ALIGNMENT
+            constants[slot] = buffer[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+            start += x.nbytes
+        return replace(self, constants=constants)
+
     @staticmethod
-    def load(parts: Mapping[str, bytes]) -> Layout:
+    def load(parts: Mapping[str, Any]) -> Layout:
         header = json.loads(parts["layout"])
-        constants, data = {}, parts["constants"]
-        buffer = aligned(len(data))
-        buffer[:] = np.frombuffer(data, np.uint8)
+        constants, buffer = {}, in_place(parts["constants"])
         for slot, offset, kind, shape in header["constants"]:
             dtype = as_dtype(kind).numpy
             constants[slot] = buffer[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)

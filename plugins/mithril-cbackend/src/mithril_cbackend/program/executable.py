@@ -137,6 +137,12 @@ class Executable:
         self._write = lambda: rewritten(self.graph, machine)
         self.__dict__.pop("written", None)
 
+    def adopt(self, constants: Any) -> None:
+        """Read the constants from a mapped file from now on."""
+        self.layout = self.layout.moved(constants)
+        for slot, array in self.layout.constants.items():
+            self.slots[slot] = array.ctypes.data
+
     @cached_property
     def written(self) -> LoweredProgram:
         return self._write()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from mithril.backend import BuildOptions, LazyGraph
 from mithril_cbackend import cpu_info, module_loader
@@ -13,7 +14,7 @@ from mithril_cbackend.graph.call_layout import Layout
 from mithril_cbackend.program.executable import Executable, LoweredProgram
 
 
-def dump(executable: Executable) -> dict[str, bytes] | None:
+def dump(executable: Executable) -> dict[str, bytes | bytearray] | None:
     """Serialize a program, or return None if it cannot be cached."""
     in_process = bool(executable.host_steps)  # the machine code holds addresses of this process
     if executable.layout.sizes or in_process or callable(executable.machine.plan):
@@ -26,7 +27,7 @@ def dump(executable: Executable) -> dict[str, bytes] | None:
     return {**executable.layout.dump(), "library": library, "machine": machine}
 
 
-def revive(parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> Executable:
+def revive(parts: Mapping[str, Any], graph: LazyGraph, options: BuildOptions) -> Executable:
     """Load a dumped program. Kernels are generated again only for ``source`` and for export."""
     machine = json.loads(parts["machine"])
     cpu_info.enable_tiles()
