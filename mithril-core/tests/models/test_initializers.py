@@ -94,3 +94,24 @@ def test_mistakes(init):
 def test_unknown_shapes():
     with pytest.raises(ShapeError, match="Cannot infer shape for tensor 'w'"):
         initial("w", TensorType(float32, (Dim("B"),)), "zeros", 0)
+
+
+PARTS = (
+    ("normal(std=0.02)", (40, 60)),
+    ("trunc_normal", (7, 9)),
+    ("uniform(low=1.0, high=3.0)", (33,)),
+    ("xavier_uniform", (6, 4, 3)),
+    ("identity", (9, 9)),
+    ("orthogonal", (8, 12)),
+    ("constant(value=2.0)", (5, 3)),
+    ("normal", ()),
+    ("norms(parameter='v', sizes=[12, 7], init='trunc_normal', axis=1)", (1, 7)),
+)
+
+
+@pytest.mark.parametrize(("init", "shape"), PARTS, ids=[init.partition("(")[0] for init, _ in PARTS])
+def test_a_region_has_the_numbers_of_the_complete_array(init, shape):
+    t = TensorType(float32, shape)
+    complete = initial("w", t, init, 3)
+    for index in (tuple(slice(n // 3, n - n // 4) for n in shape), tuple(slice(n // 2, None) for n in shape)):
+        np.testing.assert_array_equal(initial("w", t, init, 3, index), complete[index])

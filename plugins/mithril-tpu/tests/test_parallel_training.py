@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 
 import jax
 import numpy as np
@@ -128,3 +129,27 @@ def test_updates_of_fully_sharded_parameters_gather_no_optimizer_value():
     constrained = re.findall(r"mesh_constrain_kernel, (\w+),", source)
     assert "attn_query_weight" in constrained
     assert not [name for name in constrained if name.startswith(("optimizer", "ema"))]
+
+
+def test_initial_values_are_drawn_in_parts():
+    width = 2048  # one weight has 16 MiB
+    batch = {"x": np.zeros((8, width), np.float32), "target": np.zeros((8, 8), np.float32)}
+    model = Model.create(outputs={"y": Linear(8, name="head")(Linear(width, name="wide")(IOKey("x")))})
+
+    def begun(mesh, **options):
+        compiled = ml.compile(model, ml.JaxBackend(device_mesh=mesh), shapes={"x": [8, width]}, **options)
+        training = ml.Trainer(compiled, ml.Adam(1e-3), loss="mse_loss", ema=0.9, progress=False)
+        tracemalloc.start()
+        training.begin(batch)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return training.engine, peak
+
+    many, peak = begun((8,), parallelism="fsdp")
+    one, complete = begun(None)
+    assert peak < 0.75 * 4 * width * width  # a part of 2 MiB, its copy, blocks of random words; never the weight
+    assert complete > 4 * width * width
+    for name, x in many.arrays.items():
+        np.testing.assert_array_equal(np.asarray(x), one.backend.to_numpy(one.arrays[name]), err_msg=name)
+        if "wide.weight" in name:
+            assert {s.data.nbytes for s in x.addressable_shards} == {4 * width * width // 8}, name

@@ -7,7 +7,7 @@ HOMES = {
     "graph_functions": ("gradients", "parse"),
     "frontend": ("InputDeclaration", "Source", "TraceRequest", "source_of"),
     "graph_source": ("GraphSource",),
-    "initializers": ("initialize", "norms_of"),
+    "initializers": ("Array", "Index", "initialize", "norms_of"),
     "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
     "memory_remedy": ("check_memory",),
     "model_transforms": ("grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),

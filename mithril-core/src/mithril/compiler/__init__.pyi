@@ -13,6 +13,8 @@ from mithril.compiler.graph_functions import (
 )
 from mithril.compiler.graph_source import GraphSource as GraphSource
 from mithril.compiler.initializers import (
+    Array as Array,
+    Index as Index,
     initialize as initialize,
     norms_of as norms_of,
 )

@@ -14,11 +14,10 @@ from os.path import isdir
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
-import numpy as np
-
 from mithril import plugins
 from mithril.backend import attributed
 from mithril.base import DType, PluginError, TensorType
+from mithril.compiler.initializers import Array, Index
 from mithril.ir import Graph, Input
 from mithril.plugins import FrontendSpec
 from mithril.runtime import read_model_file
@@ -83,8 +82,8 @@ class Source(Protocol):
     def graph(self, types: Mapping[str, TensorType], request: TraceRequest) -> Graph:
         """Return the typed graph for inputs of these types."""
 
-    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        """Return initial values of parameters and states."""
+    def initial(self, inputs: Iterable[Input], seed: int, index: Index | None = None) -> dict[str, Array]:
+        """Return initial values of parameters and states, or a region of each."""
 
     def __fingerprint__(self) -> tuple[Any, ...]: ...
 
@@ -144,6 +143,6 @@ class PluginSource:
         with self._attributed():
             return self._source.graph(types, request)
 
-    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    def initial(self, inputs: Iterable[Input], seed: int, index: Index | None = None) -> dict[str, Array]:
         with self._attributed():
-            return self._source.initial(inputs, seed)
+            return self._source.initial(inputs, seed, index)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mithril.base import DTypeError, ModelError, ShapeError, TensorType, bind, is_static, unknown
 from mithril.compiler.frontend import TraceRequest
-from mithril.compiler.initializers import initialize
+from mithril.compiler.initializers import Array, Index, initialize
 from mithril.ir import Builder, Graph, Input, substitute_sizes
 
 
@@ -74,8 +74,8 @@ class GraphSource:
             graph = substitute_sizes(graph, sizes)
         return with_constants(graph, request.constants) if request.constants else graph
 
-    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        return initialize(inputs, seed, self.pretrained)
+    def initial(self, inputs: Iterable[Input], seed: int, index: Index | None = None) -> dict[str, Array]:
+        return initialize(inputs, seed, self.pretrained, index)
 
 
 def with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -15,27 +14,32 @@ import numpy as np
 from mithril.backend import to_numpy
 from mithril.base import ModelError, ShapeError, TensorType, equal, float32, is_static, unknown
 from mithril.ir import Input
-from mithril.ops import threefry
-from mithril.system import files
+from mithril.ops import Draws
 
 Array = np.ndarray[Any, Any]
-BLOCK = 1 << 15  # pairs of words per block, sized for the cache of a core
+Index = tuple[slice, ...]
+SLICE = 1 << 20  # elements of a parameter that ``norms`` of a region draws at once
 Initializer = Callable[..., Array]
 INITIALIZERS: dict[str, Initializer] = {}
 
 
-def initialize(inputs: Iterable[Input], seed: int, pretrained: Mapping[str, Any] | None = None) -> dict[str, Array]:
-    """Return arrays for inputs by name: pretrained, else drawn with a key derived from seed and name."""
+def initialize(
+    inputs: Iterable[Input], seed: int, pretrained: Mapping[str, Any] | None = None, index: Index | None = None
+) -> dict[str, Array]:
+    """Return arrays for inputs by name: pretrained, else drawn with a key derived from seed and name.
+
+    With ``index`` only this region of each is loaded or drawn.
+    """
     arrays = pretrained or {}
     return {
-        i.name: _loaded(i, arrays[i.name])
+        i.name: _loaded(i, arrays[i.name], index)
         if i.name in arrays
-        else initial(i.name, i.type, str(i.tags.get("init", "zeros")), seed)
+        else initial(i.name, i.type, str(i.tags.get("init", "zeros")), seed, index)
         for i in inputs
     }
 
 
-def _loaded(declared: Input, array: Any) -> Array:
+def _loaded(declared: Input, array: Any, index: Index | None) -> Array:
     """Return a pretrained array with the dtype of the input, without a copy if possible."""
     loaded = to_numpy(array)
     shape = declared.type.shape
@@ -44,11 +48,11 @@ def _loaded(declared: Input, array: Any) -> Array:
             f"the pretrained array of '{declared.name}' has shape {list(loaded.shape)}, expected {list(shape)}",
             hint="replace or remove it in the pretrained mapping of the layer",
         )
-    return np.asarray(loaded, dtype=declared.type.dtype.numpy, order="C")
+    return np.asarray(loaded[index or ...], dtype=declared.type.dtype.numpy, order="C")
 
 
-def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
-    """Return one array; ``init`` is the name of an initializer with optional arguments: ``"normal(std=0.02)"``."""
+def initial(name: str, type: TensorType, init: str, seed: int, index: Index | None = None) -> Array:
+    """Return one array, or a region; ``init`` names an initializer, with optional arguments: ``"normal(std=0.02)"``."""
     if not is_static(type.shape):
         raise ShapeError(
             f"Cannot infer shape for tensor '{name}'",
@@ -57,8 +61,9 @@ def initial(name: str, type: TensorType, init: str, seed: int) -> Array:
         )
     shape: tuple[int, ...] = type.shape  # type: ignore[assignment]
     function, arguments = parse(init)
-    array = function(Rng(seed, name), shape, **dict(arguments))
-    return np.asarray(array, dtype=type.dtype.numpy, order="C").reshape(shape)
+    draws = Draws(seed, name, shape, index)
+    array = function(draws, shape, **dict(arguments))
+    return np.asarray(array, dtype=type.dtype.numpy, order="C").reshape(draws.part)
 
 
 @lru_cache(maxsize=4096)
@@ -85,55 +90,8 @@ def parse(init: str) -> tuple[Initializer, tuple[tuple[str, Any], ...]]:
     return function, arguments
 
 
-class Rng:
-    """The random generator of one parameter."""
-
-    def __init__(self, seed: int, name: str) -> None:
-        words = np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
-        raw = files.utf8(name)
-        mark = np.array([zlib.crc32(raw)], np.uint32), np.array([zlib.adler32(raw)], np.uint32)
-        first, second = threefry(words, *mark)
-        self.key = np.concatenate([first, second])
-        self.seed = seed
-
-    def next(self) -> Rng:
-        """Return an independent generator."""
-        child = object.__new__(Rng)
-        a, b = threefry(self.key, np.full(1, 0xFFFFFFFF, np.uint32), np.zeros(1, np.uint32))
-        child.key, child.seed = np.concatenate([a, b]), self.seed
-        return child
-
-    def _blocks(self, pairs: int) -> Iterable[tuple[slice, Array, Array]]:
-        for start in range(0, pairs, BLOCK):
-            stop = min(start + BLOCK, pairs)
-            count = np.arange(start, stop, dtype=np.uint64)
-            high, low = (count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32)
-            yield slice(start, stop), *threefry(self.key, high, low)
-
-    def uniform(self, n: int) -> Array:
-        """Return 24-bit floats in [0, 1)."""
-        pairs = (n + 1) // 2
-        out = np.empty((2, pairs), np.float32)
-        for block, a, b in self._blocks(pairs):
-            for row, word in enumerate((a, b)):
-                np.multiply(word >> np.uint32(8), np.float32(2.0**-24), out=out[row, block], casting="unsafe")
-        return out.reshape(-1)[:n]
-
-    def normal(self, n: int) -> Array:
-        """Return normal floats, two from each pair of words (Box-Muller)."""
-        pairs = (n + 1) // 2
-        out = np.empty((2, pairs), np.float32)
-        scale, turn = np.float32(2.0**-24), np.float32(2.0**-24 * 2 * math.pi)
-        for block, a, b in self._blocks(pairs):
-            radius = np.sqrt(np.float32(-2) * np.log(((a >> np.uint32(8)) + np.uint32(1)).astype(np.float32) * scale))
-            angle = (b >> np.uint32(8)).astype(np.float32) * turn
-            np.multiply(radius, np.cos(angle), out=out[0, block])
-            np.multiply(radius, np.sin(angle), out=out[1, block])
-        return out.reshape(-1)[:n]
-
-
 def initializer(function: Initializer) -> Initializer:
-    """Register a function ``(draws, shape, **arguments) -> array`` under its name."""
+    """Register a function ``(draws, shape, **arguments) -> array`` of the drawn region under its name."""
     INITIALIZERS[function.__name__] = function
     return function
 
@@ -148,31 +106,31 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 @initializer
-def zeros(draws: Rng, shape: tuple[int, ...]) -> Array:
-    return np.zeros(shape, np.float32)
+def zeros(draws: Draws, shape: tuple[int, ...]) -> Array:
+    return np.zeros(draws.part, np.float32)
 
 
 @initializer
-def ones(draws: Rng, shape: tuple[int, ...]) -> Array:
-    return np.ones(shape, np.float32)
+def ones(draws: Draws, shape: tuple[int, ...]) -> Array:
+    return np.ones(draws.part, np.float32)
 
 
 @initializer
-def constant(draws: Rng, shape: tuple[int, ...], value: float = 0.0) -> Array:
-    return np.full(shape, value)
+def constant(draws: Draws, shape: tuple[int, ...], value: float = 0.0) -> Array:
+    return np.full(draws.part, value)
 
 
 @initializer
-def uniform(draws: Rng, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Array:
-    out = draws.uniform(math.prod(shape))
+def uniform(draws: Draws, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Array:
+    out = draws.uniform()
     out *= np.float32(high - low)
     out += np.float32(low)
     return out
 
 
 @initializer
-def normal(draws: Rng, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
-    out = draws.normal(math.prod(shape))
+def normal(draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
+    out = draws.normal()
     if std != 1.0:
         out *= np.float32(std)
     if mean:
@@ -182,16 +140,16 @@ def normal(draws: Rng, shape: tuple[int, ...], mean: float = 0.0, std: float = 1
 
 @initializer
 def trunc_normal(
-    draws: Rng, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
+    draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
 ) -> Array:
     """Return normal numbers between ``low`` and ``high`` standard deviations, by rejection."""
     if high - low < 0.1:
         raise ModelError(f"trunc_normal: the range {low} to {high} is too narrow", hint="use uniform")
-    out = draws.normal(math.prod(shape))
+    out = draws.normal()
     bad = np.flatnonzero((out < low) | (out > high))
     while bad.size:
         draws = draws.next()
-        out[bad] = draws.normal(bad.size)
+        out[bad] = draws.normal_at(bad)
         bad = bad[(out[bad] < low) | (out[bad] > high)]
     out *= np.float32(std)
     out += np.float32(mean)
@@ -199,69 +157,78 @@ def trunc_normal(
 
 
 @initializer
-def fan_in_uniform(draws: Rng, shape: tuple[int, ...], fan_in: int) -> Array:
+def fan_in_uniform(draws: Draws, shape: tuple[int, ...], fan_in: int) -> Array:
     """Return uniform numbers in +-1 / sqrt(fan_in), torch's default for linear layers and convolutions."""
     bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
     return uniform(draws, shape, -bound, bound)
 
 
 @initializer
-def xavier_uniform(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+def xavier_uniform(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     bound = gain * math.sqrt(6.0 / sum(fans(shape)))
     return uniform(draws, shape, -bound, bound)
 
 
 @initializer
-def xavier_normal(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+def xavier_normal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     return normal(draws, shape, 0.0, gain * math.sqrt(2.0 / sum(fans(shape))))
 
 
 @initializer
-def kaiming_uniform(draws: Rng, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
+def kaiming_uniform(draws: Draws, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
     bound = math.sqrt(6.0 / ((1 + a * a) * fans(shape)[mode == "fan_out"]))
     return uniform(draws, shape, -bound, bound)
 
 
 @initializer
-def kaiming_normal(draws: Rng, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
+def kaiming_normal(draws: Draws, shape: tuple[int, ...], a: float = 0.0, mode: str = "fan_in") -> Array:
     return normal(draws, shape, 0.0, math.sqrt(2.0 / ((1 + a * a) * fans(shape)[mode == "fan_out"])))
 
 
 @initializer
-def lecun_normal(draws: Rng, shape: tuple[int, ...]) -> Array:
+def lecun_normal(draws: Draws, shape: tuple[int, ...]) -> Array:
     return normal(draws, shape, 0.0, math.sqrt(1.0 / fans(shape)[0]))
 
 
 @initializer
-def orthogonal(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
-    """Return orthonormal rows or columns of the matrix [first axis, all reduced]."""
+def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+    """Return orthonormal rows or columns of the matrix [first axis, all reduced], which is drawn completely."""
     if len(shape) < 2:
         raise ModelError("orthogonal needs at least two axes", facts=[f"shape {list(shape)}"])
     rows, columns = shape[0], math.prod(shape[1:])
-    flat = draws.normal(rows * columns).astype(np.float64).reshape(max(rows, columns), min(rows, columns))
+    flat = draws.complete().normal().astype(np.float64).reshape(max(rows, columns), min(rows, columns))
     q, r = np.linalg.qr(flat)
     q = q * np.sign(np.diagonal(r))
     matrix: Array = gain * (q if rows >= columns else q.T)
-    return matrix
+    return draws.cut(matrix)
 
 
 @initializer
-def identity(draws: Rng, shape: tuple[int, ...], gain: float = 1.0) -> Array:
+def identity(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
     if len(shape) != 2:
         raise ModelError("identity needs two axes", facts=[f"shape {list(shape)}"])
-    return gain * np.eye(*shape)
+    diagonal: Array = gain * np.equal.outer(*draws.ranges)
+    return diagonal
 
 
 @initializer
-def key(draws: Rng, shape: tuple[int, ...]) -> Array:
+def key(draws: Draws, shape: tuple[int, ...]) -> Array:
     """Return a random key, for the state ``rng``."""
     return draws.key
 
 
 @initializer
-def norms(draws: Rng, shape: tuple[int, ...], parameter: str, sizes: list[int], init: str, axis: int = 0) -> Array:
-    """Return the norms along an axis of the initial values of another parameter."""
-    return norms_of(initial(parameter, TensorType(float32, tuple(sizes)), init, draws.seed), axis)
+def norms(draws: Draws, shape: tuple[int, ...], parameter: str, sizes: list[int], init: str, axis: int = 0) -> Array:
+    """Return the norms along an axis of the initial values of another parameter, of which a slice is drawn at once."""
+    type = TensorType(float32, tuple(sizes))
+    if not sizes:
+        return norms_of(initial(parameter, type, init, draws.seed), axis)
+    rows = draws.ranges[axis]
+    step = max(1, SLICE * sizes[axis] // max(1, math.prod(sizes)))
+    starts = range(rows.start, rows.stop, step) or [rows.start]
+    slices = [slice(start, min(start + step, rows.stop)) for start in starts]
+    indices = [tuple(s if k == axis else slice(None) for k in range(len(sizes))) for s in slices]
+    return np.concatenate([norms_of(initial(parameter, type, init, draws.seed, i), axis) for i in indices], axis)
 
 
 def norms_of(array: Array, axis: int) -> Array:

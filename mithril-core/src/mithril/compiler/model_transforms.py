@@ -14,6 +14,7 @@ import numpy as np
 from mithril.backend import checked, matches
 from mithril.base import Dim, GraphError, Size, TensorType, assume, collect_guards
 from mithril.compiler.frontend import Source, is_model
+from mithril.compiler.initializers import Array, Index
 from mithril.compiler.transformed_source import InputOf, Transformed, Types
 from mithril.ir import Graph, Input, Value, cotangent_name
 from mithril.transforms import (
@@ -118,11 +119,11 @@ class Rows:
         mapped = vmap_graph(graph, _from_hashable(self.in_axes), _from_hashable(self.out_axes), rows)
         return mapped.replaced(guards=(*mapped.guards, *guards)) if guards else mapped
 
-    def initial(self, inner: Source, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    def initial(self, inner: Source, inputs: Iterable[Input], seed: int, index: Index | None) -> dict[str, Array]:
         """Initialize each row of a parameter that has rows as a separate model would be, by the next seed."""
-        values: dict[str, np.ndarray[Any, Any]] = {}
+        values: dict[str, Array] = {}
         axes = {i: self._axis(i.name, None) for i in inputs}
-        values |= inner.initial([i for i, axis in axes.items() if axis is None], seed)
+        values |= inner.initial([i for i, axis in axes.items() if axis is None], seed, index)
         for i, axis in axes.items():
             if axis is None:
                 continue
@@ -135,7 +136,9 @@ class Rows:
                 raise GraphError(
                     f"the number of rows of '{i.name}' is '{shape[place]}'", hint="say it: ml.vmap(..., size=8)"
                 )
-            rows = [inner.initial([row], seed + k)[i.name] for k in range(int(shape[place]))]
+            region = (slice(None),) * i.type.rank if index is None else index
+            rest = (*region[:place], *region[place + 1 :])
+            rows = [inner.initial([row], seed + k, rest)[i.name] for k in range(int(shape[place]))[region[place]]]
             values[i.name] = np.stack(rows, axis=place)
         return values
 
@@ -191,8 +194,8 @@ class Derivative:
                 raise GraphError(f"'{i.name}' is {t}, expected {i.type}")
         return derived
 
-    def initial(self, inner: Source, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        return inner.initial(inputs, seed)
+    def initial(self, inner: Source, inputs: Iterable[Input], seed: int, index: Index | None) -> dict[str, Array]:
+        return inner.initial(inputs, seed, index)
 
 
 @checked()

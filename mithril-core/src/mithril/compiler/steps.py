@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mithril import plugins
 from mithril.autodiff import gradients, require_framework_gradients, with_marked_surrogates
 from mithril.backend import Backend, BuildOptions, Executable, LazyGraph, checked
@@ -30,6 +28,7 @@ from mithril.compiler.backend_choice import backend_names, make_backend
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.frontend import TraceRequest, model_of, source_of
 from mithril.compiler.graph_source import with_fixed_parameters
+from mithril.compiler.initializers import Array, Index
 from mithril.compiler.input_types import check_known_part, input_specs, known_types, probe_types
 from mithril.compiler.memory_remedy import check_arguments, check_memory
 from mithril.compiler.observers import Observers
@@ -375,9 +374,9 @@ class Compiler:
         with self._quietly():
             return self.trace(input_types, training=training and not self.inference)
 
-    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the model's initial values of parameters and states."""
-        return self.source.initial(inputs, seed)
+    def initial(self, inputs: Iterable[Input], seed: int, index: Index | None = None) -> dict[str, Array]:
+        """Return the model's initial values of parameters and states, or a region of each."""
+        return self.source.initial(inputs, seed, index)
 
     @property
     def pretrained(self) -> Mapping[str, Any]:

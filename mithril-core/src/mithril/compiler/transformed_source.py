@@ -11,6 +11,7 @@ import numpy as np
 from mithril.base import DType, ModelError, TensorType, unknown
 from mithril.compiler.frontend import Source, TraceRequest, source_of
 from mithril.compiler.graph_source import with_constants
+from mithril.compiler.initializers import Array, Index
 from mithril.ir import Graph, Input
 
 Types = Mapping[str, TensorType]
@@ -43,7 +44,7 @@ class Change(Protocol):
     def apply(self, graph: Graph, types: Types) -> Graph:
         """Return the graph of the transformed model."""
 
-    def initial(self, inner: Source, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    def initial(self, inner: Source, inputs: Iterable[Input], seed: int, index: Index | None) -> dict[str, Array]:
         """Return initial values of parameters and states."""
 
 
@@ -102,8 +103,8 @@ class TransformedSource:
         values = {n: x for n, x in fixed.items() if n not in flags}
         return with_constants(graph, values) if values else graph
 
-    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        return self.change.initial(self.inner, inputs, seed)
+    def initial(self, inputs: Iterable[Input], seed: int, index: Index | None = None) -> dict[str, Array]:
+        return self.change.initial(self.inner, inputs, seed, index)
 
 
 def _default(x: np.ndarray[Any, Any]) -> DType:

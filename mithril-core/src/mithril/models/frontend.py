@@ -7,10 +7,8 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from mithril.base import TensorType
-from mithril.compiler import TraceRequest, initialize
+from mithril.compiler import Array, Index, TraceRequest, initialize
 from mithril.ir import Graph, Input
 from mithril.models.language.flatten import InputDecl, flatten
 from mithril.models.language.surgery import walk
@@ -90,5 +88,5 @@ class LayerSource:
             dtype=request.dtype,
         )
 
-    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-        return initialize(inputs, seed, self.flat.pretrained)
+    def initial(self, inputs: Iterable[Input], seed: int, index: Index | None = None) -> dict[str, Array]:
+        return initialize(inputs, seed, self.flat.pretrained, index)

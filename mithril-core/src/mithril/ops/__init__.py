@@ -45,6 +45,7 @@ from mithril.ops import (  # noqa: F401
 )
 from mithril.ops.control_flow import BOUNDED, PLACES, cond, if_op, scan, scan_op, while_loop, while_op
 from mithril.ops.creation import size_value
+from mithril.ops.draws import Draws
 from mithril.ops.elementwise import CENTRAL, TAIL
 from mithril.ops.nn import ACTIVATIONS
 from mithril.ops.python_indexing import getitem
@@ -60,6 +61,7 @@ __all__ = [
     "PLACES",
     "TAIL",
     "Body",
+    "Draws",
     "Op",
     "Region",
     "as_tuple",

@@ -9,6 +9,7 @@ from mithril.ops.nn import ACTIVATIONS as ACTIVATIONS
 from mithril.ops.control_flow import BOUNDED as BOUNDED
 from mithril.ops.regions import Body as Body
 from mithril.ops.elementwise import CENTRAL as CENTRAL
+from mithril.ops.draws import Draws as Draws
 from mithril.ir import Op as Op
 from mithril.ops.control_flow import PLACES as PLACES
 from mithril.ops.regions import Region as Region

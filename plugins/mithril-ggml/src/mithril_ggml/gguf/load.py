@@ -128,9 +128,11 @@ class GraphCompiler:
         """Empty: the loader binds the arrays of the file."""
         return {}
 
-    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    def initial(
+        self, inputs: Iterable[Input], seed: int, index: tuple[slice, ...] | None = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """Initial states; parameters come from the file."""
-        return initialize(inputs, seed)
+        return initialize(inputs, seed, index=index)
 
     def buckets(self, training: bool, *, recompiles: bool) -> None:
         """Return sizes unchanged: the file declares which are open."""

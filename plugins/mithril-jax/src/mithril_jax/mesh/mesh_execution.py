@@ -275,8 +275,21 @@ class ArgumentShardings:
         return {name: put(x, self.sharding(name)) for name, x in params.items()}
 
     def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> jax.Array:
-        """Build a parameter from ``read(index)`` for the regions of this process."""
-        return jax.make_array_from_callback(shape, self.sharding(name), read)
+        """Build a parameter from ``read(index)`` for the regions of this process.
+
+        One region at a time is in the memory of the host, for all devices that hold it.
+        """
+        sharding = self.sharding(name)
+        devices: dict[tuple[tuple[int, int, int], ...], list[Any]] = {}
+        for device, index in sharding.addressable_devices_indices_map(shape).items():
+            assert index is not None
+            region = tuple(s.indices(n) for s, n in zip(index, shape, strict=True))
+            devices.setdefault(region, []).append(device)
+        arrays = []
+        for region, holders in devices.items():
+            part = read(tuple(slice(*bounds) for bounds in region))
+            arrays += [jax.device_put(part, device) for device in holders]
+        return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
         if keep and (cached := self._device_params.get(name)) is not None and cached[0] is x:

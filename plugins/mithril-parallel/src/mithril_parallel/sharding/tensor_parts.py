@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,18 @@ def in_memory(name: str, x: Any, rank: int, *, replicas: bool = False) -> Parted
     ]
     dtype = parts[0].load().dtype if parts else _dtype(x)
     return PartedTensor(name, tuple(x.shape), dtype, parts)
+
+
+def held(name: str, x: Any) -> PartedTensor:
+    """Return the parts of an array that this process holds, each of which is copied to the host when it is read."""
+    if not hasattr(x, "addressable_shards"):
+        return in_memory(name, x, 0, replicas=True)
+    parts = {
+        start: Part(start, shard.data.shape, partial(np.asarray, shard.data))
+        for shard in x.addressable_shards
+        for start in [tuple(s.start or 0 for s in shard.index)]
+    }
+    return PartedTensor(name, tuple(x.shape), _dtype(x), tuple(parts.values()))
 
 
 def _dtype(x: Any) -> np.dtype[Any]:

@@ -15,9 +15,11 @@ from mithril.backend import Backend, to_numpy
 from mithril.base import Decisions, InputError, MithrilError, unknown
 from mithril.ir import Graph
 from mithril.runtime import missing_or_unknown
-from mithril_parallel.sharding.tensor_parts import PartedTensor, complete, in_memory
+from mithril_parallel.sharding.tensor_parts import PartedTensor, held, in_memory
 from mithril_train.step.step import TrainState, carried_values, parameter_names, trained_names
 from mithril_train.step.step_config import StepConfig
+
+Region = Callable[["tuple[slice, ...] | None"], np.ndarray[Any, Any]]  # the elements of a region, or all
 
 
 def _expect_names(kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
@@ -75,16 +77,19 @@ class CarriedArrays:
 
     def placed(self, name: str, source: Any) -> Any:
         """Copy an array of any framework, or a tensor in parts, to the devices that the step expects."""
-        if self._assemble is None or name not in self._split:
-            return self.to_backend(complete(source))
-        tensor = source if isinstance(source, PartedTensor) else self._numpy(source)
+        if isinstance(source, PartedTensor):
+            return self.assembled(name, source.shape, source.read)
+        tensor = self._numpy(source)
+        return self.assembled(name, tensor.shape, lambda index: tensor[index or ...])
 
-        def read(index: Any) -> np.ndarray[Any, Any]:
-            region = tensor.read(index) if isinstance(tensor, PartedTensor) else tensor[index]
-            return np.array(region, order="C")  # the engine may use the memory, which the step overwrites
-
-        array = self._assemble(name, tuple(tensor.shape), read)
-        return self.to_backend(complete(source)) if array is None else array
+    def assembled(self, name: str, shape: Sequence[int], read: Region) -> Any:
+        """Build an array from its regions, of which each device gets its own; on one device from all of it."""
+        if self._assemble is not None and name in self._split:
+            # The engine may use the memory, which the step overwrites: it must not be that of others.
+            array = self._assemble(name, tuple(shape), lambda index: np.array(read(index), order="C"))
+            if array is not None:
+                return array
+        return self.to_backend(read(None))
 
     def to_backend(self, array: Any) -> Any:
         """Copy an array of any framework to the backend: steps overwrite their arrays."""
@@ -106,11 +111,18 @@ class CarriedArrays:
             if name in self.arrays:
                 continue
             if entry.initial is None:
-                value = self.backend.to_numpy(self.arrays[entry.parameter]).astype(entry.type.dtype.numpy)
-            else:
-                number = np.asarray(entry.initial, entry.type.dtype.numpy)
-                value = np.broadcast_to(number, tuple(map(int, entry.type.shape)))
-            self.arrays[name] = self.placed(name, value)
+                self.arrays[name] = self._average_of(name, entry)
+                continue
+            number = np.asarray(entry.initial, entry.type.dtype.numpy)
+            self.arrays[name] = self.placed(name, np.broadcast_to(number, tuple(map(int, entry.type.shape))))
+
+    def _average_of(self, name: str, entry: TrainState) -> Any:
+        """Return a copy of a parameter in the dtype of its average."""
+        dtype, parameter = entry.type.dtype.numpy, self.arrays[entry.parameter]
+        if not self.is_distributed:
+            return self.to_backend(self.backend.to_numpy(parameter).astype(dtype))
+        parts = held(name, parameter)
+        return self.assembled(name, parts.shape, lambda index: parts.read(index).astype(dtype))
 
     def refreeze(self, recipe: StepConfig) -> None:
         """Continue with another set of frozen parameters; steps for sets used before are not compiled again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from mithril.autodiff import require_framework_gradients, value_and_gradients
 from mithril.backend import Backend, BuildOptions, Executable, to_numpy
 from mithril.base import BackendError, DType, InputError, OptionError, TensorType, closest
 from mithril.compiler import Compiler, check_memory
-from mithril.ir import Graph, Node, Output, Value
+from mithril.ir import Graph, Input, Node, Output, Value
 from mithril.passes import PassManager
 from mithril.runtime import (
     Bound,
@@ -160,11 +160,18 @@ class Engine(CarriedArrays):
         for i in (*traced.with_role("param"), *traced.with_role("state")):
             array = {**initial_values, **state}.get(i.name)
             if array is None:
-                array = self.compiler.initial([i], seed)[i.name]
+                self.arrays[i.name] = self.assembled(
+                    i.name, tuple(map(int, i.type.shape)), partial(self._initial, i, seed)
+                )
+                continue
             if tuple(array.shape) != i.type.shape:
                 raise InputError(f"'{i.name}' has shape {list(array.shape)}, expected {list(i.type.shape)}")
             self.arrays[i.name] = self.placed(i.name, array)
         self.initialize_extra()
+
+    def _initial(self, declared: Input, seed: int, index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
+        """Draw or load the region of a parameter that a device holds."""
+        return self.compiler.initial([declared], seed, index)[declared.name]
 
     # -- running -----------------------------------------------------------------------------------------------------
     def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> Reports:
