@@ -134,3 +134,8 @@ def test_reference_is_compared_with_the_shape_rule(reference, message):
         op(np.ones((2, 3)))
     assert message in str(caught.value)
     assert f"declared at {__file__}" in str(caught.value)
+
+
+def test_a_misspelled_required_attribute_is_named():
+    with Builder() as b, pytest.raises(OperationError, match="unknown attribute 'pads' of 'pad'"):
+        ml.ops.pad(b.input("x", (2, 3)), pads=[(0, 0), (1, 1)])

@@ -69,6 +69,7 @@ def run(conformance: PassConformance) -> None:
     conformance.test_changes_something()
     for graph in conformance.all_graphs().values():
         conformance.test_keeps_the_meaning(graph)
+        conformance.test_keeps_gradients(graph)
 
 
 def of_pass(function: Callable, **members: Any) -> PassConformance:
@@ -138,6 +139,7 @@ def try_rule(before: Callable, after: Callable, types: Any, exact: bool = True) 
     kit.test_both_sides_fit()
     kit.test_both_sides_agree_on_random_values()
     kit.test_both_sides_agree_on_special_values()
+    kit.test_both_sides_have_equal_gradients()
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -145,6 +147,45 @@ def test_false_rule_is_found(name):
     before, after, types = RULES[name]
     with pytest.raises(AssertionError):
         try_rule(before, after, types)
+
+
+GRADIENTS = {
+    "max(x, 0) is relu": (lambda x: ops.maximum(x, 0.0), lambda x: ops.relu(x), ONE),
+    "max(a, b) is where": (lambda a, b: ops.maximum(a, b), lambda a, b: ops.where(ops.greater(a, b), a, b), TWO),
+    "x + 1 lets no gradient pass": (lambda x: x + 1.0, lambda x: ops.stop_gradient(x) + 1.0, ONE),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_rule_with_another_gradient_is_found(name):
+    before, after, types = GRADIENTS[name]
+    members = {"rule": rule(before, after, exact=False, name="tried"), "types": types}
+    kit = type("Kit", (RuleConformance,), members)()
+    kit.test_both_sides_agree_on_random_values()
+    kit.test_both_sides_agree_on_special_values()
+    with pytest.raises(AssertionError, match="gradient"):
+        kit.test_both_sides_have_equal_gradients()
+    type("Kit", (RuleConformance,), {**members, "gradients": False})().test_both_sides_have_equal_gradients()
+
+
+def blocked(graph):
+    editor = graph.edit()
+    for node in editor.nodes():
+        if node.op.name == "neg":
+            with editor.before(node):
+                editor.replace_value(node.result, ops.stop_gradient(ops.mul(node.operands[0], -1.0)))
+            editor.erase_dead(node)
+    return editor.freeze()
+
+
+def test_pass_with_another_gradient_is_found():
+    sabotaged = of_pass(blocked)
+    sabotaged.test_keeps_the_meaning(negations())
+    with pytest.raises(AssertionError, match="gradient"):
+        sabotaged.test_keeps_gradients(negations())
+    of_pass(lambda graph, context: graph if context.gradients_follow else blocked(graph)).test_keeps_gradients(
+        negations()
+    )
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -160,6 +160,11 @@ class Declaration:
     # -- attributes --------------------------------------------------------------------------------------------------
     def complete(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return all attributes in declared order, checked and converted, including defaults."""
+        if not attributes.keys() <= self.attributes.keys():
+            extra = next(name for name in attributes if name not in self.attributes)
+            accepted = [*self.attributes, *(() if self.variadic else self.operands)]
+            message, facts, hint = unknown(f"attribute of '{self.name}'", extra, accepted)
+            raise OperationError(message, facts=facts, hint=hint)
         out = {}
         for name, declared in self.attributes.items():
             if name in attributes:
@@ -174,11 +179,6 @@ class Declaration:
                 raise OperationError(f"operation '{self.name}' needs the attribute '{name}' ({declared.annotation})")
             else:
                 out[name] = declared.default
-        if len(attributes) > len(out) or any(name not in out for name in attributes):
-            extra = next(name for name in attributes if name not in out)
-            accepted = [*self.attributes, *(() if self.variadic else self.operands)]
-            message, facts, hint = unknown(f"attribute of '{self.name}'", extra, accepted)
-            raise OperationError(message, facts=facts, hint=hint)
         return out
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 
 from mithril.base import MithrilError, PassError, RewriteError, TensorType, dtype as as_dtype
 from mithril.compiler import installed
-from mithril.ir import Graph, as_results, evaluate, parse, structurally_equal, verify
+from mithril.ir import Graph, evaluate, parse, structurally_equal, verify
 from mithril.passes import Pass, PassContext, PassManager, as_pass, random_arguments
 from mithril_testing import xfail
 from mithril_testing.compare import assert_close, tolerance
+from mithril_testing.rewritten_gradients import assert_equal_gradients, largest_value
 from mithril_testing.sample_arrays import special_array
 from mithril_testing.sample_graphs import operation_graphs, sample_graphs
 
@@ -23,8 +25,9 @@ class PassConformance:
 
     ``graphs`` adds graphs by name, on which the pass should do something. Checked on these and on the kit's own, which
     hold every operation with its gradient, control flow, symbolic sizes, constants and randomness: that results stay
-    the same (bit for bit if the pass says that it is exact) for random arguments and for special values, that the graph
-    given is not touched, that the pass is deterministic, its result can be printed and parsed, and repeated runs end.
+    the same (bit for bit if the pass says that it is exact) for random arguments and for special values, that gradients
+    stay the same (``context.gradients_follow`` is True where they are derived later), that the graph given is not
+    touched, that the pass is deterministic, its result can be printed and parsed, and repeated runs end.
     A pass that changes none of the graphs has not been checked, and fails. Not checked: that the result is faster or
     smaller, and options of the pass other than those it has.
 
@@ -61,7 +64,7 @@ class PassConformance:
             except MithrilError as error:
                 raise pytest.Collector.CollectError(str(error)) from error
             cls = metafunc.cls
-            every = metafunc.function.__name__ == "test_keeps_the_meaning"
+            every = metafunc.function.__name__ in ("test_keeps_the_meaning", "test_keeps_gradients")
             rows = cls.all_graphs() if every else {**dict(sample_graphs()), **cls.graphs}
             metafunc.parametrize("graph", list(rows.values()), ids=list(rows))
 
@@ -106,6 +109,17 @@ class PassConformance:
 
         self.check(graph, action)
 
+    def test_keeps_gradients(self, graph: Graph) -> None:
+        """Same gradients where they are derived after the pass, at kinks and ties as well."""
+
+        def action() -> None:
+            context = replace(self.context or PassContext(), gradients_follow=True)
+            after = PassManager([self.instance()]).run(graph, context)[0]
+            if after is not graph:
+                assert_equal_gradients(graph, after, pairs_of_kinks=1)
+
+        self.check(graph, action)
+
     def test_does_not_modify_its_input(self, graph: Graph) -> None:
         before = str(graph)
         self.run(graph)
@@ -134,10 +148,13 @@ class RuleConformance:
 
     Both sides are evaluated on random values, and on all combinations of special values: signed zeros, infinities, nan,
     extremes, denormal numbers. An exact rule must agree bit for bit; an approximate one within the tolerance wherever
-    both sides are finite. Not checked: where the rule matches, and its condition.
+    both sides are finite. Gradients of both sides must agree at kinks and ties as well; ``gradients = False`` is for a
+    rule that a pass applies only if ``context.gradients_follow`` is False. Not checked: where the rule matches, and its
+    condition.
     """
 
     rule: ClassVar[Any] = None
+    gradients: ClassVar[bool] = True
     types: ClassVar[Sequence[tuple[str, tuple[int, ...]]]] = ()
 
     @classmethod
@@ -183,20 +200,16 @@ class RuleConformance:
                     operands = np.where(ordinary, other, 0), np.where(ordinary, array, 0)
                     assert_close(*operands, allowed, name, unsure=rounding)
 
+    def test_both_sides_have_equal_gradients(self) -> None:
+        if self.gradients:
+            assert_equal_gradients(*self.sides())
+
     def compare(self, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
         for (name, array), other in zip(expected.items(), actual.values(), strict=True):
             if self.instance().exact:
                 assert same_bits(other, array), f"{name}: {array} and {other} are not equal bit for bit"
             else:
                 assert_close(other, array, tolerance(as_dtype(array.dtype), 16.0), name)
-
-
-def largest_value(graph: Graph, arguments: Mapping[str, Any]) -> float:
-    """Return the largest finite magnitude among a graph's values, to which rounding errors are relative."""
-    values = [v for node in graph.nodes for v in node.results if v.dtype.is_float]
-    every = graph.replaced(results=as_results(values))
-    arrays = [np.abs(np.asarray(x, np.float64)) for x in evaluate(every, arguments).values()]
-    return max((float(np.max(x[np.isfinite(x)], initial=0.0)) for x in arrays), default=0.0)
 
 
 def same_bits(a: Any, b: Any) -> bool:

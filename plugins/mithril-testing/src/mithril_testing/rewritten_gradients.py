@@ -1,0 +1,68 @@
+"""Gradients of a graph before and after a rewrite, which training differentiates if the rewrite comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mithril.autodiff import gradients
+from mithril.base import GradientError, dtype as as_dtype
+from mithril.ir import Graph, as_results, evaluate
+from mithril.passes import random_arguments
+from mithril_testing.compare import assert_close, tolerance
+
+KINKS = np.array([0.0, 1.0, -1.0, 0.5, 0.0, -2.0, 2.0, -0.5, 3.0, 0.0, -3.0])  # its own size is prime: all pairs occur
+
+
+def assert_equal_gradients(before: Graph, after: Graph, pairs_of_kinks: int = len(KINKS)) -> None:
+    """Compare the gradients of all outputs, at random values, at kinks and at ties.
+
+    Where the gradient before is not finite, that after is not compared. Graphs without a gradient are not checked.
+    """
+    try:
+        expected_graph = _differentiated(before)
+    except GradientError:
+        return
+    actual_graph = _differentiated(after)
+    if expected_graph is before:
+        return
+    for values in _trials(expected_graph, pairs_of_kinks):
+        arguments = dict(zip((i.name for i in expected_graph.arguments), values, strict=True))
+        expected = evaluate(expected_graph, arguments)
+        actual = evaluate(actual_graph, dict(zip((i.name for i in actual_graph.arguments), values, strict=True)))
+        largest = largest_value(expected_graph, arguments)
+        pairs = zip(expected.items(), actual.values(), strict=True)
+        for (name, array), other in list(pairs)[len(before.results) :]:
+            is_finite = np.isfinite(array)
+            allowed = tolerance(as_dtype(array.dtype), 64.0)
+            rounding = tolerance(as_dtype(array.dtype)).relative * largest
+            operands = np.where(is_finite, other, 0), np.where(is_finite, array, 0)
+            assert_close(*operands, allowed, f"gradient '{name}'", unsure=rounding)
+
+
+def _differentiated(graph: Graph) -> Graph:
+    """Return the graph with the gradients for all float inputs; outputs that are gradients are not differentiated."""
+    wrt = [i.name for i in graph.arguments if i.type.dtype.is_float]
+    names = [r.name for r in graph.results if r.value.dtype.is_float and r.role == "output"]
+    return gradients(graph, names, wrt) if wrt and names else graph
+
+
+def _trials(graph: Graph, pairs: int) -> Iterator[list[Any]]:
+    """Yield random arguments, then rows of values at kinks, rolled by argument so that all pairs occur."""
+    arrays = list(random_arguments(graph).values())
+    yield arrays
+    for shift in range(pairs):
+        yield [
+            np.resize(np.roll(KINKS, shift * k), a.shape).astype(a.dtype) if as_dtype(a.dtype).is_float else a
+            for k, a in enumerate(arrays)
+        ]
+
+
+def largest_value(graph: Graph, arguments: Mapping[str, Any]) -> float:
+    """Return the largest finite magnitude among a graph's values, to which rounding errors are relative."""
+    values = [v for node in graph.nodes for v in node.results if v.dtype.is_float]
+    every = graph.replaced(results=as_results(values))
+    arrays = [np.abs(np.asarray(x, np.float64)) for x in evaluate(every, arguments).values()]
+    return max((float(np.max(x[np.isfinite(x)], initial=0.0)) for x in arrays), default=0.0)
