@@ -12,10 +12,21 @@ TEXTS = [
 
 
 def train(kind, size=330):
-    """Return a tokenizer: split as by ``gpt-2`` or one of PATTERNS, or ``spaces`` with bytes as fallback."""
+    """Return a tokenizer: ``gpt-2`` or one of PATTERNS, ``spaces`` with bytes as fallback, or ``wordpiece``."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+    if kind == "wordpiece":
+        t = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        t.decoder = decoders.WordPiece()
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        trainer = trainers.WordPieceTrainer(vocab_size=size - 150, special_tokens=special, show_progress=False)
+        t.train_from_iterator(TEXTS[:2] * 3, trainer)
+        ends = [(name, t.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
+        t.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=ends)
+        return t
     if kind == "spaces":
         t = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
         t.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])

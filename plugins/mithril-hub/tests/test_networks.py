@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from checkpoints import read_record
+from checkpoints import read_record, write_folder
 from record import GENERATORS, NETWORKS, START, generation_source, network_inputs, selected
 
 import mithril as ml
@@ -78,3 +78,13 @@ def test_the_source_of_an_encoder(folders):
 def test_an_encoder_has_no_cache(folders):
     with pytest.raises(InputError, match="have no cache"):
         ml.from_pretrained(folders("bert"), cache=8)
+
+
+@pytest.mark.parametrize("family", ["xlm-roberta", "camembert"])
+def test_relatives_of_roberta_have_its_outputs(family, tmp_path):
+    record = read_record("roberta")
+    folder = write_folder(tmp_path / "m", record["config"] | {"model_type": family}, record["shapes"])
+    model = ml.from_pretrained(folder)
+    inputs = network_inputs(model)
+    results = ml.compile(model, "numpy", inference=True)(inputs)
+    assert [*results] == ["last_hidden_state", "pooler_output"] and results["pooler_output"].shape == (2, 32)

@@ -63,6 +63,26 @@ def test_vocabularies_of_gguf_files(kind, tmp_path):
         assert again.decode(tokens) == original.decode(tokens)
 
 
+def test_vocabulary_of_bert_in_gguf_files(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    original = train("wordpiece")
+    original.save(str(tmp_path / "tokenizer.json"))
+    size = original.get_vocab_size()
+    entries = vocabulary_entries(tmp_path, size + 2)
+    numbers = {k.split(".")[2].removesuffix("_token_id"): v for k, v in entries.items() if k.endswith("_token_id")}
+    assert numbers == {"padding": 0, "unknown": 1, "bos": 2, "cls": 2, "eos": 3, "seperator": 3, "mask": 4}
+    again = tokenizers.Tokenizer.from_str(tokenizer_json(entries, tmp_path))
+    for text in (*SAMPLES, "[MASK] dog ##s \u2581x"):
+        assert again.encode(text).ids == original.encode(text).ids
+        assert again.encode(text, "a fox").type_ids == original.encode(text, "a fox").type_ids
+        assert again.decode(original.encode(text).ids) == original.decode(original.encode(text).ids)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["normalizer"]["lowercase"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ml.UnsupportedError, match="keeps upper case"):
+        vocabulary_entries(tmp_path, size)
+
+
 def test_tokenizers_without_a_form_in_gguf(folder):
     with pytest.raises(ml.UnsupportedError, match="splits texts by nothing has no form in GGUF files"):
         vocabulary_entries(folder, 200)

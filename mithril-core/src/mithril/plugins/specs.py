@@ -258,8 +258,8 @@ class Architecture(_Named):
     """A model family in GGUF files, by its ``general.architecture``.
 
     ``loads(metadata, tensors, *, context)`` returns the model and the tensor of each parameter, ``saves(model)`` the
-    metadata and the tensor of each parameter: its name, the order of the rows that it stores or None, and the number
-    added to its elements.
+    metadata and the tensor of each parameter: its name, the order of the rows that it stores or None, the number added
+    to its elements, and the index of the part that is the parameter: () for all of it, (3,) for the fourth expert.
     """
 
     name: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mithril import Architecture, Command, Export, hookimpl
 
-GGUF = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
+GGUF = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "phi3")
 
 
 @hookimpl
@@ -27,7 +27,7 @@ def mithril_architectures() -> Sequence[Architecture]:
     return [
         Architecture(name, loads="mithril_hub.gguf.reading:load", saves="mithril_hub.gguf.writing:save")
         for name in GGUF
-    ]
+    ] + [Architecture("bert", loads="mithril_hub.gguf.bert:load", saves="mithril_hub.gguf.bert:save")]
 
 
 @hookimpl

@@ -26,6 +26,10 @@ from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 Array = np.ndarray[Any, Any]
 
 
+# Tensors that llama.cpp adds to others, or compares, as they are in the file: they stay floats.
+FLOATS = ("position_embd.weight", "token_types.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+
+
 class FileTensor:
     """A tensor of a file, which NumPy converts to float32 when it is used."""
 
@@ -35,6 +39,17 @@ class FileTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self.floats(), dtype)
+
+    def part(self, index: tuple[int | None, ...]) -> FileTensor:
+        """Return the part at this index of the first axes; None is a new axis of size 1."""
+        t = self.stored
+        shape, data = t.shape, t.data
+        for i in index:
+            if i is None:
+                shape = (1, *shape)
+            else:
+                data, shape = data.reshape(shape[0], -1)[i], shape[1:]
+        return FileTensor(StoredTensor(t.name, shape, t.code, data))
 
     def floats(self) -> Array:
         """Return the elements as float32."""
@@ -70,17 +85,18 @@ def load_architecture(
     except InputError as error:
         raise error.with_facts(f"in '{file.path}'") from None
     runner: Backend = GGMLBackend() if backend is None else make_backend(backend, resolve_options(dict(options)))
+    parts = {p: (tensors[name].part(index), order, offset) for p, (name, order, offset, index) in sources.items()}
     matrices: dict[str, PackedArray | Array] = {}
     if isinstance(runner, GGMLBackend):
-        for parameter, (tensor, order, offset) in sources.items():
-            if len(tensors[tensor].shape) == 2 and tensors[tensor].stored.code != 0 and not offset:
-                matrices[parameter] = tensors[tensor].packed(order)
+        for parameter, (tensor, order, offset) in parts.items():
+            if len(tensor.shape) == 2 and tensor.stored.code != 0 and not offset:
+                matrices[parameter] = tensor.packed(order)
         kinds = {p: matrix.kind for p, matrix in matrices.items() if isinstance(matrix, PackedArray)}
         runner.recipe = QuantizationRecipe(None, exact=kinds)
     compiled = compile(model, runner, inference=True, **options)
-    for parameter, (tensor, order, offset) in sources.items():
+    for parameter, (tensor, order, offset) in parts.items():
         if parameter not in matrices:
-            array = tensors[tensor].floats()
+            array = tensor.floats()
             array = array if order is None else array[order]
             matrices[parameter] = array + np.float32(offset) if offset else array
     return compiled.bind({p: x if isinstance(x, PackedArray) else runner.array(x) for p, x in matrices.items()})
@@ -100,10 +116,20 @@ def export_architecture(
         writer.add_string("general.name", compiled.name)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _add_metadata(writer, metadata)
-        for parameter, (tensor, order, offset) in sources.items():
+        stacked: dict[str, dict[tuple[int, ...], Array]] = {}  # parts of a tensor
+        kinds: dict[str, Any] = {}
+        for parameter, (tensor, order, offset, index) in sources.items():
             array = np.asarray(compiled.backend.to_numpy(parameters[parameter]), np.float32)
             array = array + np.float32(offset) if offset else array
-            _add(writer, tensor, array if order is None else array[order], recipe.requested_type(parameter))
+            array = array if order is None else array[order]
+            kind = None if tensor.endswith(FLOATS) else recipe.requested_type(parameter)
+            if index:
+                stacked.setdefault(tensor, {})[index] = array
+                kinds[tensor] = kind
+            else:
+                _add(writer, tensor, array, kind)
+        for tensor, arrays in stacked.items():
+            _add(writer, tensor, np.stack([arrays[index] for index in sorted(arrays)]), kinds[tensor])
         for tensor, array in extra.items():
             writer.add_tensor(tensor, array)
         writer.write_header_to_file()
@@ -116,11 +142,14 @@ def export_architecture(
 def _add(writer: Any, tensor: str, array: Array, kind: Any) -> None:
     if len(tensor) > MAX_NAME:
         raise InputError(f"the name '{tensor}' is too long for a GGUF file")
-    if kind is None or array.ndim != 2:
+    if kind is None or array.ndim < 2:
         writer.add_tensor(tensor, np.asarray(array, order="C"))
         return
-    packed = pack(array, compatible_type(kind, array.shape[1]), name=f"'{tensor}'")
-    writer.add_tensor(tensor, packed.data, raw_dtype=gguf.GGMLQuantizationType(packed.kind.code))
+    rows = array.reshape(-1, array.shape[-1])
+    packed = pack(rows, compatible_type(kind, array.shape[-1]), name=f"'{tensor}'")
+    writer.add_tensor(
+        tensor, packed.data.reshape(*array.shape[:-1], -1), raw_dtype=gguf.GGMLQuantizationType(packed.kind.code)
+    )
 
 
 def _add_metadata(writer: Any, metadata: Mapping[str, Any]) -> None:

@@ -17,6 +17,17 @@ GEMMA_NORMS = {
     "before_mlp": "pre_feedforward_layernorm",
     "after_mlp": "post_feedforward_layernorm",
 }
+MIXTRAL_EXPERTS = Experts(
+    count=8,
+    active=2,
+    size=14336,
+    normalized=True,
+    router="block_sparse_moe.gate",
+    expert="block_sparse_moe.experts.{}.",
+    gate="w1",
+    up="w3",
+    down="w2",
+)
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
@@ -239,16 +250,11 @@ def _gpt2(settings: Settings) -> DecoderConfig:
 
 
 def _mixtral(settings: Settings) -> DecoderConfig:
-    experts = Experts(
-        _size(settings, "num_local_experts", 8),
-        _size(settings, "num_experts_per_tok", 2),
-        _size(settings, "intermediate_size"),
-        normalized=True,
-        router="block_sparse_moe.gate",
-        expert="block_sparse_moe.experts.{}.",
-        gate="w1",
-        up="w3",
-        down="w2",
+    experts = replace(
+        MIXTRAL_EXPERTS,
+        count=_size(settings, "num_local_experts", 8),
+        active=_size(settings, "num_experts_per_tok", 2),
+        size=_size(settings, "intermediate_size"),
     )
     config = _mistral(settings)
     return replace(config, experts=experts, sparse=(True,) * config.layers)

@@ -47,6 +47,15 @@ class TextConfig:
     classes: int  # of a classifier; 0 without
     pooler: bool
     tower: Tower
+    pooling: str = ""  # how "embedding" follows from the hidden states: "mean" of the tokens, or the first ("cls")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        if self.classes:
+            return ("logits",)
+        further = {"pooler_output": self.pooler, "embedding": bool(self.pooling)}
+        return ("last_hidden_state", *(name for name, exists in further.items() if exists))
 
 
 def text_network(settings: Mapping[str, Any], dtype: str) -> Network:
@@ -76,17 +85,20 @@ def text_network(settings: Mapping[str, Any], dtype: str) -> Network:
         0 if distilled else settings.get("type_vocab_size", 2),
         settings.get("pad_token_id", 1) if kind in ("roberta", "xlm-roberta", "camembert") else None,
         classes,
-        pooler=kind == "bert" or (not classes and kind == "roberta"),
+        pooler=kind == "bert" or (not classes and not distilled),
         tower=tower,
     )
-    outputs = ("logits",) if classes else ("last_hidden_state", "pooler_output")
-    outputs = outputs[:1] if distilled else outputs
-    optional = ("attention_mask",) if distilled else ("attention_mask", "token_type_ids")
-    return Network(text, config, {"input_ids": ((None, None), "int32")}, outputs, optional, dtype)
+    return text_encoder(config, dtype)
+
+
+def text_encoder(config: TextConfig, dtype: str = "float32") -> Network:
+    """Return the encoder of a configuration."""
+    optional = ("attention_mask", "token_type_ids") if config.types else ("attention_mask",)
+    return Network(text, config, {"input_ids": ((None, None), "int32")}, config.outputs, optional, dtype)
 
 
 def text(layer: Any, config: TextConfig, inputs: Mapping[str, Any], dtype: str) -> Any:
-    """Return hidden states and the pooled one, or the logits of a classifier."""
+    """Return hidden states, the pooled one and the embedding of each text, or the logits of a classifier."""
     tower, tokens = config.tower, inputs["input_ids"]
     root = {"bert": "bert.", "distilbert": "distilbert."}.get(config.family, "roberta.") if config.classes else ""
     weights = Weights(layer, dtype, root, tower)
@@ -97,7 +109,9 @@ def text(layer: Any, config: TextConfig, inputs: Mapping[str, Any], dtype: str) 
     if config.pooler:
         pooled = ops.tanh(weights.linear("pooler.dense", first, tower.hidden, bias=True))
     if not config.classes:
-        return x if pooled is None else (x, pooled)
+        embedding = _embedding(config.pooling, x, inputs["attention_mask"]) if config.pooling else None
+        values = tuple(value for value in (x, pooled, embedding) if value is not None)
+        return values if len(values) > 1 else x
     outer = Weights(layer, dtype, "", tower)
     if config.family == "distilbert":
         first = ops.relu(outer.linear("pre_classifier", first, tower.hidden, bias=True))
@@ -105,6 +119,16 @@ def text(layer: Any, config: TextConfig, inputs: Mapping[str, Any], dtype: str) 
         first = ops.tanh(outer.linear("classifier.dense", first, tower.hidden, bias=True))
         return outer.linear("classifier.out_proj", first, config.classes, bias=True)
     return outer.linear("classifier", first if pooled is None else pooled, config.classes, bias=True)
+
+
+def _embedding(pooling: str, x: Any, mask: Any) -> Any:
+    """Return one vector for each text: that of the first token, or the mean of those that are not padding."""
+    if pooling == "cls":
+        return x[:, 0]
+    if mask is None:
+        return ops.mean(x, axis=1)
+    counted = ops.cast(ops.reshape(ops.not_equal(mask, 0), shape=(*mask.shape, 1)), dtype=x.dtype)
+    return ops.sum(x * counted, axis=1) / ops.sum(counted, axis=1)
 
 
 def _embedded(weights: Weights, config: TextConfig, tokens: Any, segments: Any) -> Any:

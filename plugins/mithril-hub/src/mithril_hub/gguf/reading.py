@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,13 @@ import numpy as np
 
 from mithril.base import InputError, UnsupportedError
 from mithril_hub.checkpoint.parameters import parameter_types
-from mithril_hub.decoder.config import DecoderConfig, Names
-from mithril_hub.decoder.families import GEMMA_NORMS
+from mithril_hub.decoder.config import DecoderConfig, Experts, Names
+from mithril_hub.decoder.families import GEMMA_NORMS, MIXTRAL_EXPERTS
 from mithril_hub.decoder.rope import Rope, rope_of
 from mithril_hub.gguf.tensor_names import Tensor, tensors_by_parameter
-from mithril_hub.model import Decoder
+from mithril_hub.model import Decoder, Pretrained
+
+EXPERT_FAMILIES = {"llama": "mixtral", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
 
 
 def load(
@@ -24,28 +26,40 @@ def load(
 
     ``tensors`` are objects with a shape that NumPy converts to arrays. ``context`` positions are cached.
     """
-    config = _config(_Metadata(metadata), tensors)
+    values = Metadata(metadata)
+    config = _config(values, tensors)
     model = Decoder(config, cache=context)
+    sources = tensors_by_parameter(config, list(parameter_types(model)), values.architecture == "llama")
+    factors = {"rope_freqs.weight", *(f"rope_factors_{length}.weight" for length in ("short", "long"))}
+    return model, fitting(model, sources, tensors, factors)
+
+
+def fitting(
+    model: Pretrained, sources: Mapping[str, Tensor], tensors: Mapping[str, Any], optional: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Return the sources for reading; raise InputError if tensors are missing, unknown or of other shapes."""
     types = parameter_types(model)
-    sources = tensors_by_parameter(config, list(types), config.family == "llama")
-    wrong = [f"missing: '{name}'" for name, _, _ in sources.values() if name not in tensors]
-    wrong += [
-        f"'{name}' is {list(tensors[name].shape)}, expected {list(types[parameter].shape)}"
-        for parameter, (name, _, _) in sources.items()
-        if name in tensors and tuple(tensors[name].shape) != types[parameter].shape
-    ]
-    used = {name for name, _, _ in sources.values()} | {"rope_freqs.weight"}
-    used |= {f"rope_factors_{length}.weight" for length in ("short", "long")}
-    wrong += [f"unknown: '{name}'" for name in sorted(set(tensors) - used)]
+    read: dict[str, Tensor] = {}
+    wrong: list[str] = []
+    for parameter, (name, order, _, part) in sources.items():
+        read[parameter] = name, None if order is None else np.argsort(order), 0.0, part
+        if name not in tensors:
+            wrong.append(f"missing: '{name}'")
+            continue
+        stored, expected = tuple(tensors[name].shape), types[parameter].shape
+        if not part and expected == (1, *stored):  # files may store one row as a vector
+            read[parameter] = name, None, 0.0, (None,)
+        elif stored[len(part) :] != expected or len(stored) != len(part) + len(expected):
+            wrong.append(f"'{name}' is {list(stored)}, expected {['experts'] * len(part) + list(expected)}")
+    wrong += [f"unknown: '{name}'" for name in sorted(set(tensors) - {s[0] for s in sources.values()} - set(optional))]
     if wrong:
+        wrong = list(dict.fromkeys(wrong))
         more = [f"({len(wrong)} in total)"] if len(wrong) > 8 else []
         raise InputError("the tensors of the GGUF file do not fit its metadata", facts=[*wrong[:8], *more])
-    return model, {
-        p: (name, None if order is None else np.argsort(order), 0.0) for p, (name, order, _) in sources.items()
-    }
+    return read
 
 
-class _Metadata:
+class Metadata:
     """The entries of one architecture."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -64,17 +78,23 @@ class _Metadata:
             raise InputError(f"the GGUF file has {value!r} for '{self.architecture}.{key}', expected a size")
         return value
 
+    def check_layers(self, layers: int, tensors: Mapping[str, Any]) -> None:
+        """Raise InputError for more layers than tensors, before anything of that size exists."""
+        if layers > len(tensors):
+            raise InputError(f"the GGUF file has {len(tensors)} tensors for {layers} layers")
+
     def text(self, key: str) -> str:
         return str(self.values.get(f"{self.architecture}.{key}", "none"))
 
 
-def _config(metadata: _Metadata, tensors: Mapping[str, Any]) -> DecoderConfig:
+def _config(metadata: Metadata, tensors: Mapping[str, Any]) -> DecoderConfig:
     hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
     layers, longest = metadata.size("block_count"), metadata.size("context_length", 2048)
     head = metadata.size("attention.key_length", hidden // heads)
     family = metadata.architecture
     if "token_embd.weight" not in tensors:
         raise InputError("the GGUF file has no tensor 'token_embd.weight'")
+    metadata.check_layers(layers, tensors)
     end = metadata.values.get("tokenizer.ggml.eos_token_id")
     config = DecoderConfig(
         family=family,
@@ -114,10 +134,36 @@ def _config(metadata: _Metadata, tensors: Mapping[str, Any]) -> DecoderConfig:
         names = Names(joint="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
         reach = int(metadata.number("attention.sliding_window", 0)) or None
         config = replace(config, names=names, windows=(reach,) * layers)
-    return config
+    return _with_experts(config, metadata, tensors)
 
 
-def _rope(metadata: _Metadata, tensors: Mapping[str, Any], head: int, longest: int) -> Rope:
+def _with_experts(config: DecoderConfig, metadata: Metadata, tensors: Mapping[str, Any]) -> DecoderConfig:
+    count = metadata.number("expert_count", 0)
+    if not count:
+        return config
+    family = EXPERT_FAMILIES.get(metadata.architecture)
+    if family is None:
+        raise UnsupportedError(f"experts in GGUF files of the architecture '{metadata.architecture}' are not supported")
+    count, active = metadata.size("expert_count"), metadata.size("expert_used_count")
+    shape = tuple(getattr(tensors.get("blk.0.ffn_gate_exps.weight"), "shape", ()))
+    if len(shape) != 3 or shape[0] != count or active > count:
+        raise InputError(
+            "the experts of the GGUF file do not fit its metadata",
+            facts=[f"{count} experts, of which {active} are active", f"'blk.0.ffn_gate_exps.weight' is {list(shape)}"],
+        )
+    wrong = [n for n, t in tensors.items() if "_exps." in n and (len(t.shape) != 3 or t.shape[0] != count)]
+    if wrong:
+        raise InputError(f"'{wrong[0]}' is {list(tensors[wrong[0]].shape)}, expected {count} experts")
+    if family == "mixtral":
+        experts = replace(MIXTRAL_EXPERTS, count=count, active=active, size=shape[1])
+    else:
+        shared = tensors.get("blk.0.ffn_gate_shexp.weight")
+        size = shared.shape[0] if shared is not None else 0
+        experts = Experts(count, active, shape[1], normalized=family == "qwen3_moe", shared=size)
+    return replace(config, family=family, experts=experts, sparse=(True,) * config.layers)
+
+
+def _rope(metadata: Metadata, tensors: Mapping[str, Any], head: int, longest: int) -> Rope:
     """Return the rotation, whose frequencies are divided by the factors in a tensor if there is one."""
     kind = metadata.text("rope.scaling.type")
     if kind not in ("none", "linear", "yarn", "longrope"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mithril.base import InputError, UnsupportedError
+from mithril_hub.gguf.wordpiece import wordpiece_entries, wordpiece_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PREFIX = "tokenizer.ggml."
@@ -39,7 +40,7 @@ def vocabulary_entries(folder: Path, size: int) -> dict[str, Any]:
 
 def _entries(content: Any, settings: Any, folder: Path, size: int) -> dict[str, Any]:
     model = content["model"]
-    if model.get("type", "BPE") != "BPE":
+    if model.get("type", "BPE") not in ("BPE", "WordPiece"):
         raise _unsupported(f"a tokenizer of the type {model.get('type')}")
     vocabulary = {**model["vocab"], **{t["content"]: t["id"] for t in content.get("added_tokens") or ()}}
     if max(vocabulary.values()) >= size:
@@ -55,6 +56,10 @@ def _entries(content: Any, settings: Any, folder: Path, size: int) -> dict[str, 
     for t in content.get("added_tokens") or ():
         types[t["id"]] = CONTROL if t.get("special") else USER_DEFINED
     entries: dict[str, Any] = {"tokens": tokens, "token_type": types}
+    if model.get("type") == "WordPiece":
+        control = {n for n, kind in enumerate(types) if kind != NORMAL}
+        entries |= wordpiece_entries(content, tokens, control)
+        return {PREFIX + key: value for key, value in entries.items()}
     if fallback:
         types[vocabulary[model["unk_token"]]] = UNKNOWN
         entries |= {"model": "llama", "scores": _scores(tokens, merges)}
@@ -128,7 +133,8 @@ def _unsupported(tokenizer: str) -> UnsupportedError:
     return UnsupportedError(
         f"{tokenizer} has no form in GGUF files",
         facts=[
-            f"written: byte-level BPE split as by {', '.join(['gpt-2', *PATTERNS])}, and BPE with bytes as fallback"
+            f"written: byte-level BPE split as by {', '.join(['gpt-2', *PATTERNS])}",
+            "written: BPE with bytes as fallback, WordPiece in lower case",
         ],
         hint="export a copy of the folder without tokenizer.json: the file then evaluates numbers of tokens",
     )
@@ -154,10 +160,10 @@ def tokenizer_json(entries: Mapping[str, Any], path: Path) -> str:
     """Return the ``tokenizer.json`` of the entries of a GGUF file."""
     values = {k.removeprefix(PREFIX): v for k, v in entries.items()}
     kind, tokens, types = values.get("model", "none"), values.get("tokens"), values.get("token_type")
-    if kind not in ("gpt2", "llama") or not isinstance(tokens, list):
+    if kind not in ("gpt2", "llama", "bert") or not isinstance(tokens, list):
         raise UnsupportedError(
             f"'{path}' has no vocabulary that is supported",
-            facts=[f"tokenizer.ggml.model: {kind!r}", "read: 'gpt2', 'llama'"],
+            facts=[f"tokenizer.ggml.model: {kind!r}", "read: 'gpt2', 'llama', 'bert'"],
             hint="pass numbers of tokens: mithril run FILE '5 17 42' --tokens",
         )
     types = types if isinstance(types, list) and len(types) == len(tokens) else [NORMAL] * len(tokens)
@@ -167,6 +173,9 @@ def tokenizer_json(entries: Mapping[str, Any], path: Path) -> str:
         for n, t in enumerate(tokens)
         if types[n] in (CONTROL, USER_DEFINED)
     ]
+    if kind == "bert":
+        special = {n for n, t in enumerate(types) if t != NORMAL}
+        return json.dumps({"version": "1.0", "added_tokens": added, **wordpiece_json(values, tokens, special)})
     model: dict[str, Any] = {"type": "BPE", "vocab": vocabulary, "unk_token": None}
     content: dict[str, Any] = {"version": "1.0", "added_tokens": added, "model": model}
     if kind == "gpt2":

@@ -23,15 +23,21 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "phi3": "phi3",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "bert": "bert",
 }
 
 
 def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, np.ndarray[Any, Any]]]:
     """Return the architecture and metadata, the tensor of each parameter, and further tensors."""
     architecture = architecture_of(model)
+    if not isinstance(model, Decoder):
+        return architecture, {}, {}, {}
     config: DecoderConfig = model.config
     scaling, extra = _scaling(config)
-    metadata = {**_sizes(config), **scaling}
+    metadata = {**_sizes(config), **scaling, **_experts(config)}
     tensors = tensors_by_parameter(config, list(parameter_types(model)), architecture == "llama")
     entries = {f"{architecture}.{key}": value for key, value in metadata.items()}
     folder = model.pretrained.folder if isinstance(model.pretrained, CheckpointWeights) else None
@@ -42,7 +48,7 @@ def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, 
 
 def architecture_of(model: Any) -> str:
     """Return the name of the model's family in GGUF files."""
-    family = model.config.family if isinstance(model, Decoder) else type(model).__name__
+    family = getattr(getattr(model, "config", None), "family", type(model).__name__)
     if family not in ARCHITECTURES:
         raise UnsupportedError(
             f"models of the type '{family}' cannot be exported to GGUF",
@@ -79,6 +85,24 @@ def _sizes(config: DecoderConfig) -> dict[str, Any]:
         expected = (config.hidden // config.heads if config.layers == 46 else config.head_size) ** -0.5
         if not np.isclose(config.attention_scale or 0.0, expected):
             raise UnsupportedError("this query_pre_attn_scalar has no form in GGUF files")
+    return metadata
+
+
+def _experts(config: DecoderConfig) -> dict[str, Any]:
+    """Return the metadata of a mixture of experts; llama.cpp decides by architecture whether weights sum to 1."""
+    if config.experts is None:
+        return {}
+    experts = config.experts
+    if not all(config.sparse) or experts.normalized != (config.family != "qwen2_moe"):
+        raise UnsupportedError(
+            f"this mixture of experts of '{config.family}' has no form in GGUF files",
+            facts=["layers without experts" if not all(config.sparse) else f"norm_topk_prob: {experts.normalized}"],
+        )
+    metadata = {"expert_count": experts.count, "expert_used_count": experts.active}
+    if config.family != "mixtral":
+        metadata["expert_feed_forward_length"] = experts.size
+    if experts.shared:
+        metadata["expert_shared_feed_forward_length"] = experts.shared
     return metadata
 
 
