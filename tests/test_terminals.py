@@ -12,6 +12,7 @@ from mithril.models import (
     ConvTranspose2d,
     Embedding,
     IOKey,
+    Layer,
     Linear,
     Model,
     Multiply,
@@ -245,3 +246,55 @@ def test_cached_programs_depend_on_the_sizes_of_weights(tmp_path):
 
 def test_a_plain_array_binds_random_parameters():
     assert ml.compile(Linear(4), "numpy")(X[0, 0])["output"].shape == (6, 4)
+
+
+# -- sizes from weights that are loaded ------------------------------------------------------------------------------
+LATE = arrays(conv__weight=(4, 3, 3, 3), conv__bias=(4,), head__weight=(5, 24), head__bias=(5,))
+
+
+def late():
+    """Return a model that is compiled before any of its sizes is known."""
+    return Model(Conv2d(None, kernel_size=3, name="conv"), Relu(), Pick(), Linear(None, name="head"))
+
+
+class Pick(Layer):
+    def build(self, x):
+        return ml.ops.reshape(x[:, :, :2, :3], shape=(x.shape[0], -1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_loaded_weights_determine_sizes(backend, tmp_path):
+    reference = late()
+    reference.pretrained = LATE
+    expected = reference(X)
+    loaded, bound, passed, read = (ml.compile(late(), backend) for _ in range(4))
+    assert loaded.load_state_dict(LATE).complete
+    assert loaded.get_shapes()["output"][1] == 5
+    loaded.save(tmp_path / "weights.safetensors")
+    read.load(tmp_path / "weights.safetensors")
+    calls = [loaded(X), bound.bind(LATE)(X), passed.evaluate(LATE, {"input": X}), read(X)]
+    for outputs in calls:
+        np.testing.assert_allclose(loaded.backend.to_numpy(outputs["output"]), expected, rtol=2e-5, atol=1e-5)
+
+
+def test_tensors_that_determine_no_size_are_named():
+    compiled = ml.compile(late(), "numpy")
+    with pytest.raises(ModelError, match=r"takes its number of channels from a weight(.|\n)*tensors: cov.weight, cov"):
+        compiled.load_state_dict({name.replace("conv", "cov"): x for name, x in LATE.items()})
+    with pytest.raises(InputError, match="missing: head.bias"):
+        compiled.load_state_dict({name: x for name, x in LATE.items() if name != "head.bias"})
+    tall = {**LATE, "conv.bias": np.ones(3, np.float32)}
+    with pytest.raises(InputError, match=r"mismatched: conv.bias: expected \[4\], got \[3\]"):
+        compiled.load_state_dict(tall)
+    compiled.load_state_dict(LATE)  # no size of the refused tensors is left
+    assert compiled(X)["output"].shape == (2, 5)
+    compiled.load_state_dict({**LATE, "head.weight": np.ones((5, 25), np.float32)})  # depends on the size of images
+    with pytest.raises(InputError, match=r"parameter 'head.weight' has shape \[5, 25\], expected \[5, 24\]"):
+        compiled(X)
+
+
+def test_cached_programs_depend_on_loaded_sizes(tmp_path):
+    for features in (3, 5):
+        compiled = ml.compile(Linear(None), "numpy", cache=True, cache_dir=str(tmp_path))
+        compiled.load_state_dict(arrays(weight=(features, 6), bias=(features,)))
+        assert compiled(X[0, 0])["output"].shape == (6, features)

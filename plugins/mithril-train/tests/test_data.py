@@ -1,5 +1,7 @@
 """Transforms on every kind of data set, tables, streams of tar files, padding and buckets; all of it resumes."""
 
+import importlib
+import importlib.util
 import io
 import json
 import tarfile
@@ -95,6 +97,34 @@ def test_tables():
     reference.fit(X, Y, 2, validation=(X, Y))
     assert subject.history.rows == reference.history.rows
     np.testing.assert_array_equal(subject.predict(features), reference.predict(X))
+
+
+class Rows(Samples):
+    """A table by its interface, as data sets of Hugging Face have it."""
+
+    column_names = ("input", "target")
+    shape = (96, 2)
+
+    def __getitem__(self, k):
+        return {"input": X[k].tolist(), "target": int(Y[k])}
+
+
+def test_tables_without_a_loader():
+    reference = trainer(metrics="accuracy")
+    reference.fit(X, Y, epochs=2, validation_data=(X, Y))
+    tables = [Rows()]
+    if importlib.util.find_spec("pyarrow"):
+        tables.append(importlib.import_module("pyarrow").table({"input": list(X), "target": Y}))
+    if importlib.util.find_spec("datasets"):
+        tables.append(importlib.import_module("datasets").Dataset.from_dict({"input": X.tolist(), "target": Y}))
+    for table in tables:
+        subject = trainer(metrics="accuracy")
+        subject.fit(table, epochs=2, validation_data=table)
+        assert subject.history.rows[-1]["loss"] == reference.history.rows[-1]["loss"]
+        np.testing.assert_allclose(subject.predict(table), reference.predict(X), rtol=1e-5)
+        assert subject.evaluate(table)["accuracy"] == reference.evaluate((X, Y))["accuracy"]
+        with pytest.raises(OptionError, match=r"(?s)y belongs to arrays.*columns: input, target.*name its columns"):
+            subject.fit(table, Y)
 
 
 def test_hugging_face_rows():

@@ -465,3 +465,15 @@ def test_loaders_that_cannot_be():
     with pytest.raises(InputError, match="nothing is trained yet"):
         trainer().predict(X)
     assert Path(__file__).exists()
+
+
+def test_methods_for_parameters():
+    subject = trainer()
+    with pytest.raises(InputError, match="there are no parameters yet"):
+        subject.get_params()
+    subject.step((X[:8], Y[:8]))
+    doubled = {n: 2 * np.asarray(x) for n, x in subject.get_params().items()}
+    subject.set_params({"last.bias": doubled["last.bias"]})
+    np.testing.assert_array_equal(subject.params["last.bias"], doubled["last.bias"])
+    with pytest.raises(InputError, match="did you mean 'last.bias'"):
+        subject.set_params({"last.bia": doubled["last.bias"]})

@@ -123,6 +123,14 @@ def source_of(model: Any, *, outputs: Sequence[str] | None, inference: bool) -> 
     return source
 
 
+def learn(source: Source, shapes: Mapping[str, Any]) -> bool:
+    """Tell a model with layers the shapes of its parameters; return whether it has layers."""
+    method = getattr(source, "learn", None)
+    if method is not None:
+        method(shapes)
+    return method is not None
+
+
 class PluginSource:
     """The source of a frontend of a plugin, which is named in errors of the frontend."""
 

@@ -55,6 +55,7 @@ class ProgramCache:
         self.declared = declared_options()
         self.reads = not any(options[option.name] for option in self.declared if option.needs_steps)
         self._base = self._fingerprint(source, passes)
+        self._model = source, passes
         self._options = BuildOptions(options, inference=source.inference, decisions=self.decisions)
 
     def _fingerprint(self, source: Source, passes: Sequence[Any]) -> str | None:
@@ -76,6 +77,11 @@ class ProgramCache:
         except UnhashableObject as what:
             self.decisions.record("ignored", f"cache: {what} has no fingerprint, so programs are not cached")
             return None
+
+    def refresh(self) -> None:
+        """Take the fingerprint of the model again, after it has learned sizes."""
+        if self._base is not None:
+            self._base = self._fingerprint(*self._model)
 
     def _input_files(self) -> list[Any]:
         """Return the contents of files that options read, so that an edited file changes the key."""

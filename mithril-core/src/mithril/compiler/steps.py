@@ -26,7 +26,7 @@ from mithril.base import (
 )
 from mithril.compiler.backend_choice import backend_names, make_backend
 from mithril.compiler.deadline import Deadline
-from mithril.compiler.frontend import TraceRequest, model_of, source_of
+from mithril.compiler.frontend import TraceRequest, learn, model_of, source_of
 from mithril.compiler.graph_source import with_fixed_parameters
 from mithril.compiler.initializers import Array, Index
 from mithril.compiler.input_types import check_known_part, input_specs, known_types, probe_types
@@ -213,16 +213,9 @@ class Compiler:
             executable = self.build(optimized.graph, (request.kind.of, optimized.wrt) if optimized.native else None)
             self._note_file("gradients" if request.kind.of else "", request)
         interface = Interface.of(optimized.traced, optimized.graph)
-        program = Program(
-            request,
-            LazyGraph(optimized.traced),
-            LazyGraph(optimized.graph),
-            interface,
-            executable,
-            optimized.results,
-            optimized.report,
-            backend=self.backend,
-        )
+        graphs = LazyGraph(optimized.traced), LazyGraph(optimized.graph)
+        results, report = optimized.results, optimized.report
+        program = Program(request, *graphs, interface, executable, results, report, backend=self.backend)
         self.observers.built(program)
         check_memory(program.memory, self.settings)
         self._report_unused()
@@ -377,6 +370,13 @@ class Compiler:
     def initial(self, inputs: Iterable[Input], seed: int, index: Index | None = None) -> dict[str, Array]:
         """Return the model's initial values of parameters and states, or a region of each."""
         return self.source.initial(inputs, seed, index)
+
+    def learn(self, shapes: Mapping[str, Any]) -> bool:
+        """Let layers take unknown sizes from parameters of these shapes; return whether the model has layers."""
+        has_layers = learn(self.source, shapes)
+        if self.cache is not None:
+            self.cache.refresh()
+        return has_layers
 
     @property
     def pretrained(self) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mithril.base import DType, ModelError, TensorType, unknown
-from mithril.compiler.frontend import Source, TraceRequest, source_of
+from mithril.compiler.frontend import Source, TraceRequest, learn, source_of
 from mithril.compiler.graph_source import with_constants
 from mithril.compiler.initializers import Array, Index
 from mithril.ir import Graph, Input
@@ -80,6 +80,10 @@ class TransformedSource:
     @property
     def pretrained(self) -> Mapping[str, Any]:
         return self.inner.pretrained
+
+    def learn(self, shapes: Mapping[str, Any]) -> None:
+        """Let layers take sizes from the shapes of parameters that are not pretrained."""
+        learn(self.inner, shapes)
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         return (self.inner, self.change, tuple(self.requested_outputs or ()))

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from mithril.base import TensorType
+from mithril.base import Shape, TensorType
 from mithril.compiler import Array, Index, TraceRequest, initialize
 from mithril.ir import Graph, Input
 from mithril.models.language.flatten import InputDecl, flatten
@@ -45,6 +45,10 @@ class LayerSource:
     @property
     def pretrained(self) -> Mapping[str, Any]:
         return self.flat.pretrained
+
+    def learn(self, shapes: Mapping[str, Shape]) -> None:
+        """Let layers take sizes from the shapes of parameters that are not pretrained."""
+        self.flat.learned = shapes
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         return self.flat, shapes_of(self.flat.pretrained)  # layers take sizes from them

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mithril.backend import Backend, ExactSizesRequired, to_numpy
-from mithril.base import Decisions, InputError, MithrilError, ShapeError, TensorType, substitute, unknown
+from mithril.base import Decisions, InputError, MithrilError, ModelError, ShapeError, TensorType, substitute, unknown
 from mithril.ir import Graph, cotangent_name
 from mithril.runtime.batch_buckets import BucketedExecutable, Buckets
 from mithril.runtime.call_records import CallRecords
@@ -128,7 +128,12 @@ class Evaluation:
         self, arguments: Arrays, params: Arrays, state: Arrays | None, kind: ProgramKind, bound: Bound | None = None
     ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
         """Return the program for a call, its inputs as the backend's arrays, its parameters, its other arguments."""
-        program, types = self.program(arguments, kind, bound)
+        try:
+            program, types = self.program(arguments, kind, bound)
+        except ModelError:
+            if not self.parameters.learn(params):
+                raise
+            program, types = self.program(arguments, kind, bound)
         arrays = {name: self._convert(name, arguments[name], t) for name, t in types.items()}
         checked = self.parameters.checked(program, params)
         return program, arrays, checked, {**arrays, **self.parameters.checked_state(program, state)}

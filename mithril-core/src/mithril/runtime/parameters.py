@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from mithril.backend import Backend, to_numpy
-from mithril.base import Decisions, DType, InputError, ShapeError, TensorType
+from mithril.base import Decisions, DType, InputError, MithrilError, ModelError, ShapeError, TensorType
 from mithril.ir import Graph, Input
 from mithril.runtime import weight_files
 from mithril.runtime.call_records import CallRecords
@@ -32,6 +33,8 @@ class Initial(Protocol):
     def pretrained(self) -> Arrays: ...
 
     def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]: ...
+
+    def learn(self, shapes: Mapping[str, Any]) -> bool: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +76,29 @@ class Parameters:
     def refresh_interface(self) -> None:
         """Discard the interface, as the types of inputs are now known."""
         self._interface = None
+
+    def learn(self, arrays: Arrays) -> bool:
+        """Let layers take sizes that are unknown so far from parameters; return whether they may do so."""
+        if self._interface is not None or self.input_types is not None or not isinstance(arrays, Mapping):
+            return False
+        try:
+            return self.interface is None
+        except (ModelError, ShapeError):
+            return self.source.learn({n: tuple(x.shape) for n, x in arrays.items() if hasattr(x, "shape")})
+
+    @contextmanager
+    def _learning(self, arrays: Arrays) -> Iterator[None]:
+        """Within this context layers take unknown sizes from the arrays, and afterwards, too, unless it fails."""
+        learned = self.learn(arrays)
+        try:
+            yield
+        except MithrilError as error:
+            if learned:
+                self.source.learn({})
+                self.refresh_interface()
+            if learned and isinstance(error, (ModelError, ShapeError)):
+                raise error.with_facts(f"tensors: {', '.join(map(str, [*arrays][:8]))}") from None
+            raise
 
     @property
     def types(self) -> dict[str, TensorType]:
@@ -186,6 +212,10 @@ class Parameters:
 
     def bind(self, params: Arrays, state: Arrays | None = None) -> None:
         """Bind parameters and, with ``static_inference``, embed them in the programs."""
+        with self._learning(params):
+            self._bind(params, state)
+
+    def _bind(self, params: Arrays, state: Arrays | None) -> None:
         try:
             expected = self.types
         except ShapeError:
@@ -229,6 +259,10 @@ class Parameters:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Bind the tensors of a file; names and shapes must match."""
         tensors = weight_files.load_file(path)
+        with self._learning(tensors):
+            self._load(path, tensors)
+
+    def _load(self, path: str | os.PathLike[str], tensors: Arrays) -> None:
         states = self.state_types
         saved = weight_files.saved_states(path)  # an inference model has less state than the training model
         read = {n: t for n, t in tensors.items() if n not in (saved or ()) or n in states}
@@ -244,12 +278,18 @@ class Parameters:
 
     def load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:
         """Bind the tensors whose names and shapes match the model."""
+        with self._learning(tensors):
+            return self._load_state_dict(tensors, strict)
+
+    def _load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:
         expected, states = self.types, self.state_types
         declared = {**expected, **self.statistics, **{n: t for n, t in states.items() if n in tensors}}
         arrays, report = weight_files.match(declared, tensors)
         if strict and not report.complete:
             raise _mismatch_error("the state dictionary", report, "tensors")
-        base = self.bound.values if self.bound is not None else self.initial("param", None)
+        base: Arrays = self.bound.values if self.bound is not None else {}
+        if not base and expected.keys() - arrays:
+            base = self.initial("param", None)
         array = self.backend.array
         params = {n: array(arrays[n]) if n in arrays else base[n] for n in expected}
         self._bind_loaded(params, {n: arrays[n] for n in states if n in arrays})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import InputError, TensorType, closest
+from mithril.base import InputError, Shape, TensorType, closest
 from mithril.system import files
 
 COUNTERS = ("num_batches_tracked",)  # name suffixes in torch's state dictionaries that are not weights
@@ -92,7 +92,7 @@ def match(
             report.missing.append(name + (f" (is it '{similar[0]}'?)" if similar else ""))
             continue
         array = to_numpy(actual[name])
-        if array.shape != expected.shape:
+        if not _fits(array.shape, expected.shape):
             report.mismatched.append(f"{name}: expected {list(expected.shape)}, got {list(array.shape)}")
             continue
         out[name] = array.astype(expected.dtype.numpy, copy=False)
@@ -101,3 +101,8 @@ def match(
         if name not in declared:
             (report.ignored if name.endswith(COUNTERS) else report.unexpected).append(name)
     return out, report
+
+
+def _fits(shape: Shape, expected: Shape) -> bool:
+    """Whether sizes are equal; the first call checks those that depend on sizes of its inputs."""
+    return len(shape) == len(expected) and all(not isinstance(d, int) or d == n for n, d in zip(shape, expected))

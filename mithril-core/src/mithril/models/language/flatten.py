@@ -73,6 +73,7 @@ class FlatModel:
     declared: dict[int, IOKey] = field(default_factory=dict)  # shapes and dtypes to check
     owned: dict[tuple[int, str], int] = field(default_factory=dict)  # a model used twice has one slot per parameter
     pretrained: dict[str, Any] = field(default_factory=dict)  # arrays of parameters and states by full name
+    learned: Mapping[str, Any] = field(default_factory=dict)  # shapes of parameters that a call or a file has
     watched: dict[str, int] = field(default_factory=dict)  # path of a layer inside another one -> slot of its result
     slots: int = 0
 

@@ -47,7 +47,7 @@ def trace_model(
     constants = constants or {}
     _check_names("constant", constants, flat)
     context = Context(builder, training=training and not flat.inference, dtype=dtype, frozen=_Frozen(trainable))
-    context.pretrained = flat.pretrained  # layers within layers add theirs
+    context.pretrained, context.learned = flat.pretrained, flat.learned  # layers within layers add their arrays
     with builder, context.active():
         slots: list[Any] = [None] * flat.slots
         for decl in flat.inputs:
@@ -165,7 +165,7 @@ def weights_of(call: LayerCall, flat: FlatModel) -> Iterator[None]:
     """Within this context the layer of the call finds its pretrained arrays, without being traced."""
     context = Context(Builder(flat.name), training=False, dtype=None, frozen={})
     context.pretrained = {**{join_path(call.path, n): x for n, x in call.layer.pretrained.items()}, **flat.pretrained}
-    context.parameter_scopes[id(call.layer)] = call.path
+    context.learned, context.parameter_scopes[id(call.layer)] = flat.learned, call.path
     with context.active():
         yield
 

@@ -110,6 +110,7 @@ class Context:
         ] = {}  # id of a layer -> prefix of its parameters: the path of its first use
         self.states: dict[str, Value] = {}  # current values
         self.pretrained: dict[str, Any] = {}  # arrays by full name
+        self.learned: Mapping[str, Shape] = {}  # shapes of parameters, where no array determines them
         self.inputs_of_states: dict[str, Value] = {}  # their values before this call
         self.updated: dict[str, Value] = {}
         self.draws = 0
@@ -245,16 +246,18 @@ class Context:
             return self._shape_of(binding) if value is None else value.shape
         if binding is not None:
             return self.as_value(binding).shape  # type: ignore[no-any-return]
-        array = self.pretrained.get(join_path(self.parameter_scopes.get(id(layer), self.path), name))
-        return None if array is None else tuple(np.shape(array))
+        return self._shape_named(join_path(self.parameter_scopes.get(id(layer), self.path), name))
+
+    def _shape_named(self, name: str) -> Shape | None:
+        array = self.pretrained.get(name)
+        return self.learned.get(name) if array is None else tuple(np.shape(array))
 
     def _shape_of(self, lazy: LazyParam) -> Shape | None:
         """Return the declared shape of a trainable input, else that of its pretrained array."""
         declared = lazy.key.shape_declared
         if declared is not None and is_static(declared):
             return declared
-        array = self.pretrained.get(lazy.name)
-        return None if array is None else tuple(np.shape(array))
+        return self._shape_named(lazy.name)
 
     def param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
         """Return the parameter of that name; a layer used twice gets the same parameter."""

@@ -7,6 +7,11 @@ from typing import Any
 import numpy as np
 
 
+def is_table(data: Any) -> bool:
+    """Whether data holds named columns of samples: an Arrow table or a Hugging Face data set."""
+    return hasattr(data, "column_names") and hasattr(data, "__len__")
+
+
 def columns_of_table(dataset: Any) -> dict[str, np.ndarray[Any, Any]] | None:
     """Return the columns of a pandas frame or an Arrow table by name, or None for anything else."""
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):

@@ -12,6 +12,7 @@ from mithril.compiler import Transformed
 from mithril.models import Layer
 from mithril.runtime import CompiledModel
 from mithril_train.data.loader import DataLoader
+from mithril_train.data.tables import is_table
 from mithril_train.engine.adapters import Loader, as_loader
 from mithril_train.engine.batches import is_batch, named
 from mithril_train.step.loss_binding import SAMPLE_WEIGHT
@@ -40,6 +41,21 @@ def _table(x: Any) -> Any:
     return x.to_numpy("float32" if len(x.shape) > 1 else None) if hasattr(x, "iloc") else x
 
 
+def _samples(x: Any, y: Any, inputs: Sequence[str], sample_weight: Any) -> Any:
+    """Return the data set of fit's arguments: arrays as columns, or a table; None for a loader of batches."""
+    if is_table(x):
+        if y is not None or sample_weight is not None:
+            surplus = "y" if y is not None else SAMPLE_WEIGHT
+            raise OptionError(
+                f"{surplus} belongs to arrays, and this is a table with columns",
+                facts=[f"columns: {', '.join(x.column_names)}"],
+                hint=f"name its columns after the model: {', '.join(inputs)}, target"
+                + (f", {SAMPLE_WEIGHT}" if sample_weight is not None else ""),
+            )
+        return x
+    return columns_of(x, y, inputs, sample_weight) if is_batch(x) or hasattr(x, "iloc") else None
+
+
 def source_of(
     x: Any,
     y: Any,
@@ -55,10 +71,10 @@ def source_of(
         raise InputError(
             "fit takes arrays or a loader of batches", hint="fit(x, y), or ml.DataLoader((x, y), batch_size=32)"
         )
-    if is_batch(x) or hasattr(x, "iloc"):
-        columns = columns_of(x, y, inputs, sample_weight)
+    samples = _samples(x, y, inputs, sample_weight)
+    if samples is not None:
         order = True if shuffle is None else shuffle
-        return as_loader(DataLoader(columns, batch_size=batch_size or BATCH_SIZE, shuffle=order, seed=seed), seed)
+        return as_loader(DataLoader(samples, batch_size=batch_size or BATCH_SIZE, shuffle=order, seed=seed), seed)
     options = {"y": y, "batch_size": batch_size, "shuffle": shuffle, "sample_weight": sample_weight}
     surplus = next((n for n, option in options.items() if option is not None), None)
     if surplus is not None:
@@ -71,11 +87,11 @@ def evaluation_source(
     x: Any, y: Any, inputs: Sequence[str], batch_size: int | None = None, sample_weight: Any = None
 ) -> Any:
     """Return the batches to evaluate: of arrays all at once unless there is a batch size, or those of a loader."""
-    if is_batch(x) or hasattr(x, "iloc"):
-        columns = columns_of(x, y, inputs, sample_weight)
-        if batch_size is None:
-            return [columns]
-        return DataLoader(columns, batch_size=batch_size).evaluation_batches()
+    samples = _samples(x, y, inputs, sample_weight)
+    if samples is not None:
+        if batch_size is None and samples is not x:
+            return [samples]
+        return DataLoader(samples, batch_size=batch_size or BATCH_SIZE).evaluation_batches()
     if y is not None:
         raise OptionError(f"y belongs to arrays, and x is a {type(x).__name__} of batches", hint="yield it as a column")
     return as_loader(x, 0).evaluation_batches()

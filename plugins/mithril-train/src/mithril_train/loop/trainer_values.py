@@ -70,19 +70,19 @@ class TrainerValues(metaclass=CheckedType):
         self.recipe = replace(self.recipe, optimizer=self.optimizer.with_rate(rate))
         self._rate = rate
 
-    @property
-    def params(self) -> dict[str, Any]:
-        """Copies of the parameters, as arrays of the backend.
-
-        Assign a dictionary of arrays, of any framework, to replace some or all: ``trainer.params = {"head.bias": b}``.
-        The optimizer state of these parameters is kept.
-        """
+    def get_params(self) -> dict[str, Any]:
+        """Return copies of the parameters, as arrays of the backend: ``trainer.params``."""
         self._require()
         return {n: self.engine.copied(n) for n in self.engine.parameters}
 
-    @params.setter
-    def params(self, params: Mapping[str, Any]) -> None:
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Replace some or all parameters by arrays of any framework: ``trainer.params = {"head.bias": b}``.
+
+        The optimizer state of these parameters is kept.
+        """
         self._assign("parameter", self.engine.parameters, params, 0)
+
+    params = property(get_params, set_params)
 
     @property
     def averaged(self) -> dict[str, Any]:
