@@ -148,6 +148,7 @@ from mithril_parallel.sharding.checkpoint import (
     save_sharded as save_sharded,
 )
 from mithril_parallel.sharding.constraints import constrained as _constrain_placement
+from mithril_parallel.sharding.forward_pipeline import forward_pipeline as forward_pipeline
 from mithril_parallel.sharding.framework_gradients import with_framework_gradients as with_framework_gradients
 from mithril_parallel.sharding.interchange import (
     export_checkpoint as export_checkpoint,
@@ -289,7 +290,7 @@ class CompileOptions(TypedDict, total=False):
     outputs: Sequence[str] | None
     parallelism: Literal["data", "fsdp", "model", "pipeline"] | None
     pipeline_chunks: int
-    pipeline_schedule: Literal["1f1b", "gpipe"]
+    pipeline_schedule: Literal["1f1b", "gpipe", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"]
     pipeline_stages: int | None
     pjit: bool
     plugin_patience: float | None

@@ -323,7 +323,5 @@ def raises(error, message, function):
 
 def conflicting_options_are_rejected():
     mesh = ml.TorchBackend(device_mesh=(2,))
-    pipeline = {"autodiff": "native", "pipeline_stages": 2}
-    raises(ml.OptionError, "conflicts with a pipeline", lambda: stepped(mesh, **pipeline))
     raises(ml.OptionError, "conflicts with a mesh", lambda: stepped(mesh, jit=True))
     raises(ml.BackendError, "requires 4 processes, got 2", lambda: stepped(ml.TorchBackend(device_mesh=(4,))))

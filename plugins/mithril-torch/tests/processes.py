@@ -12,7 +12,10 @@ import torch.multiprocessing as mp
 
 
 def run_cases(module, names, count, folder):
-    """Run functions of a test module in ``count`` processes; return the error of each case, or an empty text."""
+    """Run functions of a test module in ``count`` processes; return the error of each case, or an empty text.
+
+    A name may have the form ``module.function``.
+    """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["mithril_torch.module", "mithril_parallel.sharding.api", "torch.distributed.fsdp"])
     processes = [context.Process(target=_work, args=(module, names, k, count, str(folder))) for k in range(count)]
@@ -38,11 +41,11 @@ def _work(module, names, rank, count, folder):
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank))
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
-    cases = import_module(module)
     for name in names:
         start = time.perf_counter()
         try:
-            getattr(cases, name)()
+            owner, _, function = name.rpartition(".")
+            getattr(import_module(owner or module), function)()
             error = ""
         except BaseException:
             error = f"process {rank}: {traceback.format_exc()}"

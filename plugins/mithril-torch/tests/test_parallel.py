@@ -36,6 +36,10 @@ TRAINED_ON_TWO = (
     "a_step_of_several_passes",
     "the_layer_that_is_not_finite_is_named",
 )
+PIPELINES = {
+    2: ("every_schedule", "transformers", "statistics_of_the_whole_batch", "combined", "native_gradients"),
+    4: ("combined",),
+}
 TRAINING_CASES = {2: (*TRAINED, *TRAINED_ON_TWO), 4: TRAINED}
 
 
@@ -43,6 +47,7 @@ TRAINING_CASES = {2: (*TRAINED, *TRAINED_ON_TWO), 4: TRAINED}
 def test_cases_in_processes(count, tmp_path):
     trains = importlib.util.find_spec("mithril_train") is not None
     names = (*CASES[count], *(TRAINING_CASES[count] if trains else ()))
+    names += tuple(f"pipeline_cases.{name}" for name in PIPELINES[count] if trains)
     errors = run_cases("mesh_cases", names, count, tmp_path)
     assert not any(errors.values()), "\n".join(f"-- {name} --\n{error}" for name, error in errors.items() if error)
 

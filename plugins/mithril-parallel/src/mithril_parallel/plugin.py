@@ -8,6 +8,10 @@ from typing import Any, Literal
 
 from mithril import Export, Lowering, OpsSpec, Option, hookimpl
 
+Schedule = Literal[
+    "1f1b", "gpipe", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"
+]
+
 
 @hookimpl
 def mithril_options() -> Sequence[Option]:
@@ -31,9 +35,10 @@ def mithril_options() -> Sequence[Option]:
         Option("pipeline_chunks", int, 1, "Number of chunks of the batch in a pipeline."),
         Option(
             "pipeline_schedule",
-            Literal["1f1b", "gpipe"],
+            Schedule,
             "1f1b",
-            "Schedule of the backward steps: as early as possible (1f1b), or after the last forward step (gpipe).",
+            "Schedule of the backward steps: as early as possible (1f1b), after the last forward step (gpipe); PyTorch "
+            "has others, with several stages in each process.",
         ),
         Option(
             "tensor_split_dims",
@@ -70,6 +75,7 @@ def mithril_exports() -> Sequence[Export]:
         Export("export_checkpoint", "mithril_parallel.sharding.interchange:export_checkpoint"),
         Export("import_checkpoint", "mithril_parallel.sharding.interchange:import_checkpoint"),
         Export("load_sharded", "mithril_parallel.sharding.checkpoint:load_sharded"),
+        Export("forward_pipeline", "mithril_parallel.sharding.forward_pipeline:forward_pipeline"),
         Export("partition_graph", "mithril_parallel.sharding.spmd:partition_graph"),
         Export("placement", "mithril_parallel.sharding.api:placement"),
         Export("save_sharded", "mithril_parallel.sharding.checkpoint:save_sharded"),

@@ -37,7 +37,7 @@ from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
 from mithril_torch.lowering import table
 from mithril_torch.native_semantics import DIFFERENT, native_table
-from mithril_torch.parallel import collectives, meshes  # noqa: F401  # add their rows to the table
+from mithril_torch.parallel import collectives, meshes, program_parts  # noqa: F401  # add their rows to the table
 
 OWN_COMPARISONS = frozenset({ops.max, ops.min})  # PyTorch's own gradients compare the operand with the result
 DEVICES_HINT = "replace the operation, or train on one device"
@@ -120,7 +120,7 @@ class TorchBackend(SourceBackend):
         return not (options.jit or settings["torch_dynamo"] or captured)
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
-        if node.op.name == meshes.GRADIENTS:
+        if node.op.name == program_parts.GRADIENTS:
             return options is not None and self.differentiates(options)
         return super().lowers(node, options)
 
@@ -138,10 +138,7 @@ class TorchBackend(SourceBackend):
         return super().build(graph, options)
 
     def _build_on(self, mesh: tuple[int, ...], graph: Graph, options: BuildOptions) -> SourceExecutable:
-        from mithril_torch.parallel import pipeline_program, program
-
-        if meshes.is_pipeline(mesh, options):
-            return pipeline_program.build_pipeline(self, graph, options, mesh)
+        from mithril_torch.parallel import program
 
         def load(part: Graph, differentiated: bool) -> tuple[Source, Forward]:
             if differentiated:
@@ -154,8 +151,7 @@ class TorchBackend(SourceBackend):
 
     def differentiates(self, options: BuildOptions) -> bool:
         """Whether PyTorch computes gradients: on several devices its engines distribute them."""
-        mesh = meshes.mesh_for(self, options)
-        return mesh is not None and not meshes.is_pipeline(mesh, options)
+        return meshes.mesh_for(self, options) is not None
 
     def join_processes(self) -> None:
         """Start the processes of the mesh unless a launcher has, and join their group."""
@@ -168,8 +164,6 @@ class TorchBackend(SourceBackend):
     ) -> SourceExecutable:
         options = options or BuildOptions()
         mesh = meshes.mesh_for(self, options)
-        if mesh is not None and meshes.is_pipeline(mesh, options):
-            raise meshes.native_autodiff_error(mesh)
         if mesh is not None:
             from mithril_torch.parallel import program
 

@@ -46,6 +46,12 @@ def pipeline_mesh(mesh: Mesh | None, options: BuildOptions, platform: str) -> Me
             facts=[f"pipeline_stages = {requested}, device_mesh has {available} along '{AXIS}'"],
             hint="use a device_mesh of (data, model, pipeline) to combine all three",
         )
+    if (schedule := settings["pipeline_schedule"]) not in ("1f1b", "gpipe"):
+        raise OptionError(
+            f"pipeline_schedule='{schedule}' is a schedule of PyTorch",
+            facts=["on JAX: '1f1b', 'gpipe'"],
+            hint="omit pipeline_schedule, or compile for TorchBackend",
+        )
     if mesh is None:
         mesh = mesh_execution.make(platform, (1, 1, requested or len(jax.devices(platform))))
         available = mesh.shape[AXIS]

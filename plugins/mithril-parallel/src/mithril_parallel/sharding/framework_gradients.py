@@ -25,14 +25,15 @@ def _types(
 
 
 @op(name=GRADIENTS, infer=_types, results=(), opaque=True, no_axes="its region decides")
-def framework_gradients(*operands: Any, of: Ints, wrt: Ints, regions: Any) -> Any:
-    """The results of the forward graph in the region, then gradients of its results ``of`` for its arguments ``wrt``.
+def framework_gradients(*operands: Any, objectives: Ints, wrt: Ints, regions: Any) -> Any:
+    """The results of the forward graph in the region, then gradients of ``objectives`` for its arguments ``wrt``.
 
-    The operands are the arguments of the graph, then the cotangents of the results ``of``.
+    Both are numbers; objectives are results. The operands are the arguments of the graph, then the cotangents of the
+    objectives.
     """
     (forward,) = regions
     names = [i.name for i in forward.arguments]
-    graph = gradients(forward, [forward.output_names[k] for k in of], [names[k] for k in wrt])
+    graph = gradients(forward, [forward.output_names[k] for k in objectives], [names[k] for k in wrt])
     values = dict(zip((i.name for i in graph.arguments), operands, strict=True))
     return tuple(evaluate(graph, values).values())
 
@@ -41,11 +42,11 @@ framework_gradients.no_vjp("it computes gradients")
 
 
 def with_framework_gradients(
-    forward: Graph, of: Sequence[str], wrt: Iterable[str], *, cotangents: bool = False
+    forward: Graph, objectives: Sequence[str], wrt: Iterable[str], *, cotangents: bool = False
 ) -> Graph:
-    """Return a graph with the results of ``forward`` and gradients of ``of`` for ``wrt``, by one operation.
+    """Return a graph with the results of ``forward`` and gradients of ``objectives`` for ``wrt``, by one operation.
 
-    With ``cotangents`` those of ``of`` are additional inputs, otherwise 1.
+    With ``cotangents`` those of the objectives are additional inputs, otherwise 1.
     """
     builder, names, wrt = Builder(forward.name), [i.name for i in forward.arguments], tuple(wrt)
     with builder:
@@ -53,14 +54,14 @@ def with_framework_gradients(
             builder.input(i.name, i.type.shape, i.type.dtype, i.role, tags=i.tags, of=i.of) for i in forward.arguments
         ]
         outputs = dict(zip(forward.output_names, forward.outputs, strict=True))
-        for name in of:
+        for name in objectives:
             t = outputs[name].type
             if cotangents:
                 operands.append(builder.input(cotangent_name(name), t.shape, t.dtype, "cotangent", of=name))
             else:
                 operands.append(builder.constant(1.0, t.dtype))
         numbers = {
-            "of": tuple(forward.output_names.index(n) for n in of),
+            "objectives": tuple(forward.output_names.index(n) for n in objectives),
             "wrt": tuple(names.index(n) for n in wrt),
         }
         values = builder.emit(framework_gradients, operands, numbers, [forward])

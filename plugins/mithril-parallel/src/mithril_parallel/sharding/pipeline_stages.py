@@ -58,12 +58,7 @@ def split_stages(graph: Graph, stages: int) -> list[Task]:
     once = _update_nodes(graph)
     forward = [n for n in forward_nodes(graph) if n not in once]
     movable = [n for n in forward if not is_source(n)]
-    if not 1 <= stages <= max(1, len(movable)):
-        raise OptionError(
-            f"pipeline_stages={stages} is out of range: this model has {len(movable)} operations to distribute",
-            hint=f"set pipeline_stages between 1 and {max(1, len(movable))}",
-        )
-    ends = _stage_ends(movable, graph, stages)
+    ends = stage_ends(movable, graph, stages)
     stage_of = {node: k for k, (a, b) in enumerate(pairwise((0, *ends))) for node in movable[a:b]}
     homes = _assign_backward(graph, stage_of, once, stages)
     rounds = _assign_once(graph, once, stage_of, homes)
@@ -83,8 +78,13 @@ def _update_nodes(graph: Graph) -> dict[Node, None]:
 
 
 # -- cuts of the forward pass -----------------------------------------------------------------------------------------
-def _stage_ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
-    """Return the end of each stage in ``nodes``."""
+def stage_ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
+    """Return the end of each stage in ``nodes``; raise OptionError if there are fewer nodes than stages."""
+    if not 1 <= stages <= max(1, len(nodes)):
+        raise OptionError(
+            f"pipeline_stages={stages} is out of range: this model has {len(nodes)} operations to distribute",
+            hint=f"set pipeline_stages between 1 and {max(1, len(nodes))}",
+        )
     sums = [0.0, *accumulate(cost(n) for n in nodes)]
     limit = SLACK * _minimax_load(sums, stages)
     width = _live_bytes(nodes, graph)

@@ -18,7 +18,6 @@ from mithril.system import launched_task
 from mithril_torch.parallel.launcher import launch_others
 
 DATA, MODEL, PIPELINE = AXES = ("data", "model", "pipeline")
-GRADIENTS = "mesh.gradients"  # the operation of a forward pass that PyTorch differentiates
 Split = tuple[str | None, ...]
 
 _meshes: dict[str, DeviceMesh] = {}
@@ -131,17 +130,3 @@ def select(mesh: DeviceMesh) -> None:
 def group_of(axis: str) -> Any:
     """Return the process group along an axis of the current mesh."""
     return _meshes["current"].get_group(axis)
-
-
-def is_pipeline(mesh: tuple[int, ...], options: BuildOptions) -> bool:
-    """Whether a program runs in stages, or its batch in chunks."""
-    return mesh[2] > 1 or options.settings["pipeline_chunks"] > 1
-
-
-def native_autodiff_error(mesh: tuple[int, ...]) -> OptionError:
-    """Return the error for autograd of a pipeline, whose stages contain their gradients."""
-    return OptionError(
-        "autodiff='native' conflicts with a pipeline",
-        facts=[f"device_mesh={mesh}: the graph is cut together with its gradients"],
-        hint="omit autodiff",
-    )

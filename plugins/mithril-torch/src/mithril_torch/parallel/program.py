@@ -7,7 +7,6 @@ parts, mainly the optimizer's update: each process computes those for the arrays
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +14,13 @@ import torch.distributed as dist
 
 import mithril as ml
 from mithril.backend import BuildOptions, Source, SourceExecutable
-from mithril.base import OptionError, operation
-from mithril.ir import Graph, Input, Node, Output, Value
+from mithril.base import OptionError
+from mithril.ir import Graph, Input
 from mithril_torch.execution import read
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
-from mithril_torch.parallel.meshes import AXES, DATA, GRADIENTS, MODEL, MeshBackend, Split, require_processes, select
+from mithril_torch.parallel.meshes import AXES, DATA, MODEL, MeshBackend, Split, require_processes, select
+from mithril_torch.parallel.pipeline_pass import PipelinePass
+from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
 from mithril_torch.parallel.sharded_module import ShardedModule
 from mithril_torch.parallel.tensor_parallel import unsupported
 
@@ -61,95 +62,10 @@ def build(
     return executable
 
 
-def with_gradients(graph: Graph, of: Sequence[str], wrt: Sequence[str]) -> Graph:
+def with_gradients(graph: Graph, objectives: Sequence[str], wrt: Sequence[str]) -> Graph:
     """Return a graph with gradients of a forward graph by PyTorch; cotangents are inputs."""
-    differentiated: Graph = ml.with_framework_gradients(graph, of, wrt, cotangents=True)
+    differentiated: Graph = ml.with_framework_gradients(graph, objectives, wrt, cotangents=True)
     return differentiated
-
-
-# -- parts of a program -----------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Part:
-    """Consecutive operations: a forward pass with its gradients, or other operations.
-
-    ``takes`` names the operands of a forward pass in order; ``gives`` names all results.
-    """
-
-    graph: Graph
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
-    node: Node | None = None  # that computes gradients
-
-
-def parts_of(graph: Graph) -> tuple[list[Part], dict[str, str]]:
-    """Cut a graph at its forward passes; also return the name of the value of each result."""
-    op = operation(GRADIENTS)
-    calls = [node for node in graph.nodes if node.op is op]
-    if not calls:
-        forward, node = _as_call(graph)
-        return _Cutter(forward, [node]).run()
-    return _Cutter(graph, calls).run()
-
-
-def _as_call(graph: Graph) -> tuple[Graph, Node]:
-    """Return a graph whose only operation is this forward pass, without gradients."""
-    called = ml.with_framework_gradients(graph, (), ())
-    return called, called.nodes[-1]
-
-
-class _Cutter:
-    def __init__(self, graph: Graph, calls: Sequence[Node]) -> None:
-        self.graph, self.calls = graph, calls
-        self.names: dict[Value, str] = {i.value: i.name for i in graph.inputs}
-        used = set(self.names.values())
-        for node in graph.nodes:
-            for v in node.results:
-                name, n = v.name, 1
-                while name in used:
-                    name, n = f"{v.name}_{n}", n + 1
-                used.add(name)
-                self.names[v] = name
-
-    def run(self) -> tuple[list[Part], dict[str, str]]:
-        level: dict[Value, int] = {}  # the number of forward passes before a value
-        groups: list[list[Node]] = [[] for _ in range(len(self.calls) + 1)]
-        for node in self.graph.nodes:
-            if node in self.calls:
-                k = self.calls.index(node) + 1
-            else:
-                k = max((level.get(v, 0) for v in node.operands if v is not None), default=0)
-                groups[k].append(node)
-            level.update(dict.fromkeys(node.results, k))
-        parts: list[Part] = []
-        for k, nodes in enumerate(groups):
-            if nodes:
-                parts.append(self._operations(nodes))
-            if k < len(self.calls):
-                node = self.calls[k]
-                takes = tuple(self.names[v] for v in node.operands if v is not None)
-                parts.append(Part(node.regions[0], takes, tuple(self.names[v] for v in node.results), node))
-        return parts, {r.name: self.names[r.value] for r in self.graph.results}
-
-    def _operations(self, nodes: Sequence[Node]) -> Part:
-        inner = {v for node in nodes for v in node.results}
-        members = set(nodes)
-        live = {v for node in self.graph.nodes if node not in members for v in node.operands if v is not None}
-        live |= set(self.graph.outputs)
-        inputs: dict[Value, Input] = {}
-        new: dict[Value, Value] = {}
-        for v in (v for node in nodes for v in node.operands if v is not None and v not in inner):
-            if v in self.graph.input_of:
-                inputs[v] = self.graph.input_of[v]
-            elif v not in new:
-                new[v] = Value(self.names[v], v.type)
-                inputs[v] = Input(new[v], "input")
-        renamed = [
-            node.replaced(operands=tuple(v if v is None else new.get(v, v) for v in node.operands)) for node in nodes
-        ]
-        gives = [v for node in nodes for v in node.results if v in live]
-        results = tuple(Output(v, self.names[v]) for v in gives)
-        graph = Graph(tuple(inputs.values()), tuple(renamed), results, self.graph.name)
-        return Part(graph, tuple(i.name for i in inputs.values()), graph.output_names)
 
 
 # -- the program ------------------------------------------------------------------------------------------------------
@@ -171,7 +87,13 @@ class MeshProgram(MeshArrays):
         value_splits = dict(splits)  # also of the values between parts
         self.steps: list[Callable[[Values], Values]] = []
         for part in parts:
-            step: Any = (_Operations if part.node is None else _ForwardPass)(self, part, value_splits, options, load)
+            step: Any
+            if not isinstance(part, ForwardPart):
+                step = _Operations(self, part, value_splits, options, load)
+            elif shape[2] > 1 or options.settings["pipeline_chunks"] > 1:
+                step = PipelinePass(self, part, value_splits, options, load)
+            else:
+                step = _ForwardPass(self, part, value_splits, options, load)
             value_splits.update(step.splits)
             self.steps.append(step)
         self.splits_of_results = {name: value_splits[value] for name, value in self.results.items()}
@@ -215,10 +137,10 @@ def _argument_splits(
 ) -> dict[str, Split]:
     """Return the splits of all arguments: those of the forward passes, and for optimizer values those of parameters."""
     settings = options.settings
-    axes = dict(zip(AXES[:2], shape, strict=False))
+    axes = dict(zip(AXES, shape, strict=False))
     fsdp = settings["parallelism"] == "fsdp"
     selected: dict[str, Split] = {}
-    for part in (p for p in parts if p.node is not None):
+    for part in (p for p in parts if isinstance(p, ForwardPart)):
         splits, unsplit = ml.placement(
             part.graph, axes, splits=dict(settings["tensor_split_dims"]), fsdp=fsdp, uneven=True
         )
@@ -282,25 +204,24 @@ class _ForwardPass:
     """A forward pass and its gradients, run and distributed by PyTorch."""
 
     def __init__(
-        self, program: MeshProgram, part: Part, value_splits: Mapping[str, Split], options: BuildOptions, load: Loader
+        self,
+        program: MeshProgram,
+        part: ForwardPart,
+        value_splits: Mapping[str, Split],
+        options: BuildOptions,
+        load: Loader,
     ) -> None:
-        assert part.node is not None
         self.part, forward = part, part.graph
-        self.of, self.wrt = part.node.attributes["of"], part.node.attributes["wrt"]
-        arguments = forward.arguments
-        names = [i.name for i in arguments]
-        self.operands = dict(zip(names, part.takes, strict=False))
-        self.cotangents = part.takes[len(names) :]
-        self.params = [i.name for i in arguments if i.role == "param"]
-        self.inputs = [i.name for i in arguments if i.role != "param"]
-        self.trained = [names[k] for k in self.wrt]
+        self.operands, self.cotangents = part.operands, part.cotangents
+        self.params, self.inputs, self.trained = part.params, part.inputs, part.trained
+        names = list(self.operands)
         self.data = program.mesh[DATA].size()
         splits = {n: value_splits.get(self.operands[n], (None,) * forward.input(n).value.ndim) for n in names}
         device_graph = ml.partition_graph(forward, {DATA: self.data}, {n: splits[n] for n in self.inputs})
         self.index = _indices(program, device_graph)
         self.module = ShardedModule(
             device_graph.graph,
-            lambda graph: load(graph, bool(self.wrt)),
+            lambda graph: load(graph, bool(self.trained)),
             {n: splits[n] for n in self.params},
             [n for n in self.trained if n in self.params],
             program.mesh,
@@ -310,7 +231,7 @@ class _ForwardPass:
         self.outputs = {name: p.split for name, p in device_graph.outputs.items()}
         self.splits = dict(zip(part.gives, [*self.outputs.values(), *(splits[n] for n in self.trained)], strict=True))
         self.input_splits = splits
-        for k, name in zip(self.of, self.cotangents, strict=True):
+        for k, name in zip(self.part.objectives, self.cotangents, strict=True):
             if name in program.splits:
                 program.splits[name] = list(self.outputs.values())[k]
         self.program = program
@@ -318,7 +239,7 @@ class _ForwardPass:
     def __call__(self, values: Values) -> Values:
         self.module.assign({n: values[self.operands[n]] for n in self.params})
         inputs = {n: values[self.operands[n]] for n in self.inputs} | self.index
-        if not self.wrt:
+        if not self.trained:
             with torch.no_grad():
                 results = self._ordered(self.module(inputs))
             self.module.release()
@@ -326,8 +247,10 @@ class _ForwardPass:
         leaves = {n: inputs[n].detach().requires_grad_() for n in self.trained if n in inputs}
         with torch.enable_grad():
             results = self._ordered(self.module({**inputs, **leaves}))
-            seeds = {k: self._seed(k, values[name]) for k, name in zip(self.of, self.cotangents, strict=True)}
-            reached = [k for k in self.of if results[k].requires_grad]
+            seeds = {
+                k: self._seed(k, values[name]) for k, name in zip(self.part.objectives, self.cotangents, strict=True)
+            }
+            reached = [k for k in self.part.objectives if results[k].requires_grad]
             if reached:
                 torch.autograd.backward([results[k] for k in reached], [seeds[k] for k in reached])
         gradients = self.module.gradients() | {n: self._of_input(n, x) for n, x in leaves.items()}

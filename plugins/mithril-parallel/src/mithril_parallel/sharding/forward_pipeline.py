@@ -1,0 +1,95 @@
+"""``ml.forward_pipeline``: a forward pass as stages and chunks, for engines that differentiate each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mithril.base import OptionError
+from mithril.ir import Graph
+from mithril_parallel.mesh import DATA, Mesh, Split
+from mithril_parallel.placing.rules import sizes
+from mithril_parallel.sharding.api import CHUNK
+from mithril_parallel.sharding.forward_chunks import ForwardChunks, forward_chunks
+from mithril_parallel.sharding.forward_stages import ForwardStage, forward_stages
+from mithril_parallel.sharding.local_graph import INDEX
+from mithril_parallel.sharding.spmd import SpmdPartitioner
+
+
+@dataclass(frozen=True)
+class ForwardPipeline:
+    """The stages of one chunk and of the rows of one process, and the operations after all chunks.
+
+    The last stage computes the ends ``objectives``, which have cotangents. ``splits`` are those of the ends over
+    ``data``; the ends in ``partial`` are terms of a sum over it. ``indices`` name the inputs that hold the numbers of
+    the chunk and of the process, which graphs may read.
+    """
+
+    stages: list[ForwardStage]
+    cut: ForwardChunks
+    objectives: tuple[str, ...]
+    ahead: Graph | None
+    splits: Mapping[str, Split]
+    partial: frozenset[str]
+    indices: tuple[str, str] = (INDEX + CHUNK, INDEX + DATA)
+
+
+def forward_pipeline(
+    graph: Graph,
+    objectives: Sequence[str],
+    stages: int,
+    chunks: int = 1,
+    *,
+    data: int = 1,
+    splits: Mapping[str, Split] | None = None,
+) -> ForwardPipeline:
+    """Cut a forward graph into stages and its batch into chunks; ``objectives`` are results that have cotangents.
+
+    Each stage is that of one of ``data`` processes, which divide the inputs as ``splits`` says. ``ends`` of the chunks,
+    not the results, have cotangents: see ``ForwardChunks``.
+    """
+    if chunks < 1:
+        raise OptionError(f"pipeline_chunks={chunks} must be at least 1")
+    cut = forward_chunks(graph, objectives, chunks)
+    over_data = dict(splits or {})
+    _check_rows(cut.body, over_data, chunks, data)
+    mesh = Mesh({DATA: data} if data > 1 else {})
+    read = {i.name for i in cut.finish.arguments} if cut.finish is not None else set()
+    complete = {
+        name: (None,) * v.ndim
+        for name, v in zip(cut.body.output_names, cut.body.outputs, strict=True)
+        if name in read and name not in cut.sums
+    }
+    body = SpmdPartitioner(cut.body, mesh, frozenset()).run(over_data, complete, cut.sums)
+    ahead = None
+    if cut.ahead is not None:
+        ahead = SpmdPartitioner(cut.ahead, mesh, frozenset()).run(over_data, {}, cut.sums).graph
+    ends = _objectives(cut, objectives)
+    return ForwardPipeline(
+        forward_stages(body.graph, stages, ends),
+        cut,
+        ends,
+        ahead,
+        {name: part.split for name, part in body.outputs.items()},
+        frozenset(name for name, part in body.outputs.items() if part.sums),
+    )
+
+
+def _objectives(cut: ForwardChunks, results: Sequence[str]) -> tuple[str, ...]:
+    """Return the ends that have cotangents."""
+    names = [cut.results[name] for name in results if name in cut.results]
+    names += cut.seeds.output_names if cut.seeds is not None else ()
+    return tuple(dict.fromkeys(names))
+
+
+def _check_rows(body: Graph, splits: Mapping[str, Split], chunks: int, data: int) -> None:
+    """Raise OptionError if the rows of a chunk cannot be divided over the processes."""
+    for i in body.arguments:
+        for n, axis in zip(sizes(i.value), splits.get(i.name, ()), strict=False):
+            if axis == DATA and n % data:
+                possible = [m for m in range(1, chunks) if (n * chunks) % (m * data) == 0]
+                raise OptionError(
+                    f"{n * chunks} items of input '{i.name}' cannot be cut into {chunks} chunks on {data} processes",
+                    facts=[f"a chunk has {n} items"],
+                    hint=f"use a batch of {n * chunks * data}, or set pipeline_chunks={max(possible, default=1)}",
+                )

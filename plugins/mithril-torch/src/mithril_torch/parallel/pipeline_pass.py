@@ -1,0 +1,284 @@
+"""A forward pass of a program, and its gradients, in stages and chunks.
+
+Between steps, parameters and optimizer values are split over the stages. In a step each process gathers the parameters
+of its stages and distributes their gradients. Every process has all inputs: stages exchange only activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import mithril as ml
+from mithril.backend import BuildOptions
+from mithril.base import OptionError
+from mithril.ir import Graph, cotangent_name
+from mithril_torch.parallel.exchange import Form, exchange
+from mithril_torch.parallel.meshes import DATA, PIPELINE, Split
+from mithril_torch.parallel.pipelines import ZERO_BUBBLE, Pipeline, StageModule, num_stages, owners
+from mithril_torch.parallel.program_parts import ForwardPart
+
+Values = dict[str, torch.Tensor]  # local parts by name
+Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+
+
+class Item(NamedTuple):
+    """A result of a stage, or its gradient for an argument."""
+
+    stage: int
+    name: str
+    is_result: bool
+
+
+class PipelinePass:
+    """A forward pass and its gradients, run in stages by PyTorch."""
+
+    def __init__(
+        self,
+        program: Any,
+        part: ForwardPart,
+        value_splits: Mapping[str, Split],
+        options: BuildOptions,
+        load: Callable[[Graph, bool], Forward],
+    ) -> None:
+        self.part, self.mesh, self.device = part, program.mesh, program.array([0]).device
+        graph, operands = part.graph, part.operands
+        self.input_splits = {
+            i.name: value_splits.get(operands[i.name], (None,) * i.value.ndim) for i in graph.arguments
+        }
+        self.data, self.processes = self.mesh[DATA].size(), self.mesh[PIPELINE].size()
+        self.chunks = options.settings["pipeline_chunks"]
+        schedule, requested = options.settings["pipeline_schedule"], options.settings["pipeline_stages"]
+        count = num_stages(schedule, self.processes, requested)
+        if not part.trained:  # stages that run forward only have no use for another schedule
+            schedule, count = "gpipe", self.processes
+        if schedule == "1f1b" and self.chunks < count:
+            schedule = "gpipe"  # PyTorch requires as many chunks as stages
+        self.names = graph.output_names
+        objectives = [self.names[k] for k in part.objectives]
+        rows = {n: self.input_splits[n] for n in part.inputs}
+        self.plan = ml.forward_pipeline(graph, objectives, count, self.chunks, data=self.data, splits=rows)
+        self.cut = self.plan.cut
+        self.owners = owners(schedule, self.processes, count)
+        self.rank = self.mesh[PIPELINE].get_local_rank()
+        self._record(options, schedule)
+        self._load(load, schedule)
+        self.finish = None if self.cut.finish is None else _function(load, self.cut.finish)
+        self.seeds = None if self.cut.seeds is None else _function(load, self.cut.seeds)
+        self.ahead = None if self.plan.ahead is None else _function(load, self.plan.ahead)
+        self.outputs = {n: self.plan.splits[self.cut.results[n]] if n in self.cut.results else () for n in self.names}
+        splits = [*self.outputs.values(), *(self.input_splits[n] for n in part.trained)]
+        ranks = [v.ndim for v in graph.outputs] + [len(self.input_splits[n]) for n in part.trained]
+        self.splits = {n: s or (None,) * r for n, s, r in zip(part.gives, splits, ranks, strict=True)}
+        for k, name in zip(part.objectives, part.cotangents, strict=True):
+            if name in program.splits:
+                program.splits[name] = self.splits[part.gives[k]]
+
+    def _record(self, options: BuildOptions, schedule: str) -> None:
+        loads = ", ".join(f"{stage.share:.0%}" for stage in self.plan.stages)
+        message = (
+            f"{len(self.plan.stages)} pipeline stages with {loads} of the work, {self.chunks} chunk(s), {schedule}"
+        )
+        options.decisions.record("choice", message)
+
+    def _load(self, load: Callable[[Graph, bool], Forward], schedule: str) -> None:
+        stages, trained = self.plan.stages, self.part.trained
+        self.leaves = [n for n in trained if n in self.part.inputs]
+        if self.leaves and schedule in ZERO_BUBBLE:
+            raise OptionError(
+                f"pipeline_schedule='{schedule}' computes gradients of parameters only",
+                facts=[f"gradients are requested for '{', '.join(self.leaves)}'"],
+                hint="set pipeline_schedule='interleaved1f1b'",
+            )
+        objectives = self.plan.objectives if trained else ()
+        modules: dict[int, StageModule] = {}
+        for k, stage in enumerate(stages):
+            if self.owners[k] == self.rank:
+                gives = stage.gives if k < len(stages) - 1 else objectives
+                modules[k] = StageModule(
+                    stage, lambda graph: load(graph, bool(trained)), self.input_splits, trained, self.mesh, gives
+                )
+        self.modules = modules
+        self.pipeline = Pipeline(
+            stages, modules, objectives, self.mesh, self.device, chunks=self.chunks, schedule=schedule
+        )
+        self.divided = [
+            (k, i.name)
+            for k, stage in enumerate(stages)
+            for i in stage.graph.with_role("param")
+            if PIPELINE in self.input_splits[i.name]
+        ]
+        self.complete: dict[tuple[int, str], torch.Tensor] = {}  # gathered parameters
+
+    # -- running ------------------------------------------------------------------------------------------------------
+    def __call__(self, values: Values) -> Values:
+        arguments = {name: values[value] for name, value in self.part.operands.items()}
+        cotangents = {
+            self.names[k]: values[name] for k, name in zip(self.part.objectives, self.part.cotangents, strict=True)
+        }
+        with torch.no_grad():
+            self._gather(arguments)
+            chunks = [self._chunk(c, arguments) for c in range(self.chunks)]
+            seeds = self._seeds(cotangents, arguments, chunks) if self.part.trained else []
+        inputs, leaves = self._inputs(chunks)
+        self.pipeline.run(inputs, seeds)
+        with torch.no_grad():
+            return self._results(arguments, leaves)
+
+    def _gather(self, values: Values) -> None:
+        """Let the stages of this process have their parameters, which are split over the stages between steps."""
+        messages: list[list[torch.Tensor]] = [[] for _ in range(self.processes)]
+        for k, name in self.divided:
+            messages[self.owners[k]].append(values[name])
+        slots = [slot for slot in self.divided if slot[0] in self.modules]
+        forms = [_form(values[name]) for _, name in slots]
+        received = exchange(messages, [forms] * self.processes, self.mesh.get_group(PIPELINE), self.device)
+        for j, (k, name) in enumerate(slots):
+            parts, axis = [message[j] for message in received], self.input_splits[name].index(PIPELINE)
+            if (k, name) in self.complete:
+                torch.cat(parts, axis, out=self.complete[k, name])
+            else:
+                self.complete[k, name] = torch.cat(parts, axis)
+        for k, module in self.modules.items():
+            module.assign({n: self.complete.get((k, n), values[n]) for n in module.paths})
+
+    def _chunk(self, c: int, values: Values) -> Values:
+        """Return the inputs of one chunk of this process's rows."""
+        chunk = {}
+        for name in self.part.inputs:
+            axis = self.cut.axes.get(name)
+            chunk[name] = values[name] if axis is None else values[name].chunk(self.chunks, axis)[c]
+        # rows are in the order of the processes, but operations count them in the order of the chunks
+        number = self.mesh[DATA].get_local_rank() * self.chunks + c
+        for name, position in zip(self.plan.indices, divmod(number, self.data), strict=True):
+            chunk[name] = torch.tensor(position, dtype=torch.int32, device=self.device)
+        return chunk
+
+    def _seeds(self, cotangents: Values, arguments: Values, chunks: Sequence[Values]) -> list[Values]:
+        """Return for each chunk the cotangents of its ends, which engines average over the data axis."""
+        seeds = {self.cut.results[n]: x for n, x in cotangents.items() if n in self.cut.results}
+        if self.seeds is not None:
+            totals: Values = {}
+            if self.ahead is not None:
+                results = [self.ahead(chunk) for chunk in chunks]
+                totals = {n: self._total(n, [r[n] for r in results]) for n in results[0]}
+            inputs = {**arguments, **totals, **{cotangent_name(n): x for n, x in cotangents.items()}}
+            for name, x in self.seeds(inputs).items():
+                seeds[name] = seeds[name] + x if name in seeds else x
+        per_chunk: list[Values] = [{} for _ in chunks]
+        for name, x in seeds.items():
+            axis = self.cut.axes.get(name)
+            if name in self.plan.partial or DATA in self.plan.splits[name]:
+                x = x * self.data
+            if axis is None and name not in self.cut.sums:
+                x = x / self.chunks  # equal in all chunks
+            parts = [x] * self.chunks if axis is None else x.chunk(self.chunks, axis)
+            for values, value in zip(per_chunk, parts, strict=True):
+                values[name] = value
+        return per_chunk
+
+    def _total(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the value of an end for all chunks and, if it is a sum, for all processes with rows."""
+        if name in self.cut.axes:
+            return torch.cat(list(parts), self.cut.axes[name])
+        if name not in self.cut.sums:
+            return parts[-1]
+        total = torch.stack(list(parts)).sum(0, dtype=parts[0].dtype)
+        if name in self.plan.partial:
+            dist.all_reduce(total, group=self.mesh.get_group(DATA))
+        return total
+
+    def _inputs(self, chunks: Sequence[Values]) -> tuple[list[dict[int, Values]], dict[tuple[int, str], list[Any]]]:
+        """Return the inputs of each stage by chunk, and those that have gradients by stage and name."""
+        inputs: list[dict[int, Values]] = [{} for _ in chunks]
+        leaves: dict[tuple[int, str], list[Any]] = {}
+        for k, module in self.modules.items():
+            for stage_inputs, chunk in zip(inputs, chunks, strict=True):
+                stage_inputs[k] = {n: chunk[n] for n in module.reads}
+                for name in self.leaves:
+                    if name in stage_inputs[k]:
+                        leaf = stage_inputs[k][name] = chunk[name].detach().requires_grad_()
+                        leaves.setdefault((k, name), []).append(leaf)
+        return inputs, leaves
+
+    # -- results ---------------------------------------------------------------------------------------------------
+    def _results(self, arguments: Values, leaves: Mapping[tuple[int, str], Sequence[Any]]) -> Values:
+        """Return results and gradients, which all processes of the pipeline exchange at once."""
+        local: dict[Item, torch.Tensor] = {}
+        for k, module in self.modules.items():
+            for name in module.ends:
+                local[Item(k, name, True)] = self._total(name, [results[name] for results in module.results])
+            if self.part.trained:
+                local.update({Item(k, n, False): x for n, x in module.gradients().items()})
+            module.results, module.inputs = [], []
+        for (k, name), parts in leaves.items():
+            local[Item(k, name, False)] = self._of_input(name, parts)
+        ends: Values = {}
+        gradients: Values = {}
+        for item, x in self._exchanged(local, arguments):
+            if item.is_result:
+                ends[item.name] = x
+            else:  # a parameter of several stages has a gradient in each
+                gradients[item.name] = gradients[item.name] + x if item.name in gradients else x
+        results = {n: ends[end] for n, end in self.cut.results.items()}
+        if self.finish is not None:
+            results.update(self.finish({**arguments, **ends}))
+        missing = {n: torch.zeros_like(arguments[n]) for n in self.part.trained if n not in gradients}
+        ordered = [results[n] for n in self.names] + [{**gradients, **missing}[n] for n in self.part.trained]
+        return dict(zip(self.part.gives, ordered, strict=True))
+
+    def _of_input(self, name: str, parts: Sequence[Any]) -> torch.Tensor:
+        """Return the gradient of an input from its parts in the chunks."""
+        gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in parts]
+        axis = self.cut.axes.get(name)
+        gradient = torch.stack(gradients).sum(0) if axis is None else torch.cat(gradients, axis)
+        gradient = gradient / self.data
+        if self.data > 1 and DATA not in self.input_splits[name]:
+            dist.all_reduce(gradient, group=self.mesh.get_group(DATA))
+        return gradient
+
+    def _exchanged(self, local: Mapping[Item, torch.Tensor], arguments: Values) -> Iterator[tuple[Item, torch.Tensor]]:
+        """Send the results of each stage to all processes, and to each its part of the gradients."""
+        messages: list[list[torch.Tensor]] = [[] for _ in range(self.processes)]
+        expected: list[list[Form]] = [[] for _ in range(self.processes)]
+        items: list[list[Item]] = [[] for _ in range(self.processes)]
+        for item, form in self._items(arguments):
+            owner = self.owners[item.stage]
+            items[owner].append(item)
+            expected[owner].append(form)
+            if owner == self.rank:
+                split = () if item.is_result else self.input_splits[item.name]
+                x = local[item]
+                parts = x.chunk(self.processes, split.index(PIPELINE)) if PIPELINE in split else [x] * self.processes
+                for message, part in zip(messages, parts, strict=True):
+                    message.append(part)
+        received = exchange(messages, expected, self.mesh.get_group(PIPELINE), self.device)
+        for row, tensors in zip(items, received, strict=True):
+            yield from zip(row, tensors, strict=True)
+
+    def _items(self, arguments: Values) -> Iterator[tuple[Item, Form]]:
+        """Yield the results and gradients of all stages with their forms in each process."""
+        for k, stage in enumerate(self.plan.stages):
+            types = {r.name: r.value.type for r in stage.graph.results}
+            for name in stage.results:
+                axis, t = self.cut.axes.get(name), types[name]
+                shape = tuple(int(n) * (self.chunks if j == axis else 1) for j, n in enumerate(t.shape))
+                yield Item(k, name, True), (shape, getattr(torch, t.dtype.name))
+            arguments_of_stage = {i.name for i in stage.graph.arguments}
+            for name in self.part.trained:
+                if name in arguments_of_stage:
+                    yield Item(k, name, False), _form(arguments[name])
+
+
+def _form(x: torch.Tensor) -> Form:
+    return tuple(x.shape), x.dtype
+
+
+def _function(load: Callable[[Graph, bool], Forward], graph: Graph) -> Callable[[Values], Values]:
+    """Return a function of one dictionary for a graph without parameters."""
+    forward = load(graph, False)
+    names = [i.name for i in graph.arguments]
+    return lambda values: forward({}, {n: values[n] for n in names})

@@ -1,0 +1,172 @@
+"""The stages of a forward pass in this process, run by a schedule of ``torch.distributed.pipelining``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+from mithril.base import OptionError, TensorType
+from mithril.ir import Graph
+from mithril_torch.parallel.collectives import STORED
+from mithril_torch.parallel.meshes import PIPELINE, Split
+from mithril_torch.parallel.sharded_module import ShardedModule
+
+Values = dict[str, torch.Tensor]
+ONE_STAGE = ("gpipe", "1f1b")
+V_SHAPED = ("zbvzerobubble", "dualpipev")  # the first process has the last stage, too
+ZERO_BUBBLE = ("interleavedzerobubble", *V_SHAPED)  # gradients of parameters are computed after those of activations
+
+
+def num_stages(schedule: str, processes: int, requested: int | None) -> int:
+    """Return the number of stages of a pipeline; raise OptionError if the schedule cannot divide them."""
+    per_process = 1 if schedule in ONE_STAGE else 2
+    count = requested or processes * per_process
+    fits = count == processes * per_process or (schedule not in (*ONE_STAGE, *V_SHAPED) and count % processes == 0)
+    if not fits:
+        stages = "one stage" if per_process == 1 else "two stages" if schedule in V_SHAPED else "the same number"
+        raise OptionError(
+            f"pipeline_stages={count} conflicts with pipeline_schedule='{schedule}' on {processes} processes",
+            facts=[f"each process runs {stages} of it"],
+            hint=f"set pipeline_stages={processes * per_process}, or omit it",
+        )
+    return count
+
+
+def owners(schedule: str, processes: int, stages: int) -> list[int]:
+    """Return the process of each stage: in turn, or back from the last process to the first."""
+    turns = [divmod(k, processes) for k in range(stages)]
+    return [processes - 1 - k if turn % 2 and schedule in V_SHAPED else k for turn, k in turns]
+
+
+class StageModule(ShardedModule):
+    """One stage for the rows of one process; ``inputs`` are the inputs of the model for each chunk."""
+
+    def __init__(
+        self,
+        stage: Any,
+        load: Callable[[Graph], Callable[..., dict[str, Any]]],
+        splits: Mapping[str, Split],
+        trained: Sequence[str],
+        mesh: DeviceMesh,
+        gives: Sequence[str],
+    ) -> None:
+        names = [i.name for i in stage.graph.with_role("param")]
+        splits = {n: tuple(None if a == PIPELINE else a for a in splits[n]) for n in names}
+        # parameters are gathered once for all chunks
+        super().__init__(stage.graph, load, splits, [n for n in trained if n in names], mesh, reshard=False)
+        self.takes, self.gives, self.ends = stage.takes, tuple(gives), stage.results
+        self.reads = [i.name for i in stage.graph.arguments if i.role != "param" and i.name not in stage.takes]
+        self.dtypes = [getattr(torch, stage.graph.input(n).type.dtype.name) for n in stage.takes]
+        self.inputs: list[Values] = []
+        self.results: list[Values] = []
+
+    def forward(  # type: ignore[override]
+        self, *received: torch.Tensor, chunk: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Run one chunk; results of the model stay in this process."""
+        values = [_decoded(x, dtype) for x, dtype in zip(received, self.dtypes, strict=True)]
+        results = super().forward({**dict(zip(self.takes, values, strict=True)), **self.inputs[int(chunk)]})
+        self.results.append({n: results[n].detach() for n in self.ends})
+        return tuple([_encoded(results[n]) for n in self.gives])
+
+    def release(self) -> None:
+        """Release the parameters of all blocks that a forward pass without a backward pass has gathered."""
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def _encoded(x: torch.Tensor) -> torch.Tensor:
+    """Return a value in a form that can be sent; a copy, which schedules detach in place."""
+    x = x.view(STORED[x.dtype]) if x.dtype in STORED else x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _decoded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype == dtype else x.view(dtype)
+
+
+class Pipeline:
+    """The stages of this process, and their schedule.
+
+    ``stages`` are those of ``ml.forward_pipeline``. The results ``objectives`` of the last stage are differentiated,
+    multiplied by their cotangents; without objectives the stages run forward only.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Any],
+        modules: Mapping[int, StageModule],
+        objectives: Sequence[str],
+        mesh: DeviceMesh,
+        device: torch.device,
+        *,
+        chunks: int,
+        schedule: str,
+    ) -> None:
+        self.modules, self.objectives = modules, objectives
+        self.has_last = len(stages) - 1 in modules
+        self.cotangents: Sequence[Values] = ()
+        self.numbers = torch.arange(chunks)
+        group = mesh.get_group(PIPELINE)
+        parts = [_engine_stage(k, stages, module, device, group) for k, module in modules.items()]
+        scheduler: Any = get_schedule_class(schedule)
+        several = issubclass(scheduler, PipelineScheduleMulti)
+        loss = self._objective if objectives else None
+        try:
+            self.schedule = scheduler(parts if several else parts[0], chunks, loss_fn=loss, scale_grads=False)
+        except ValueError as error:
+            raise OptionError(
+                f"pipeline_schedule='{schedule}' cannot run pipeline_chunks={chunks} in {len(stages)} stages",
+                facts=[str(error)],
+                hint=f"set pipeline_chunks={-(-chunks // len(stages)) * len(stages)}, or pipeline_schedule='1f1b'",
+            ) from None
+
+    def run(self, inputs: Sequence[Mapping[int, Values]], cotangents: Sequence[Values]) -> None:
+        """Run all chunks on the inputs of each stage, and backward with the cotangents of the objectives."""
+        for k, module in self.modules.items():
+            module.inputs = [chunk[k] for chunk in inputs]
+            module.results = []
+        self.cotangents = cotangents
+        targets = {"target": self.numbers} if self.has_last and self.objectives else {}
+        with torch.set_grad_enabled(bool(self.objectives)):
+            self.schedule.step(return_outputs=False, chunk=self.numbers, **targets)
+        if not self.objectives:
+            for module in self.modules.values():
+                module.release()
+
+    def _objective(self, results: Any, chunk: torch.Tensor) -> torch.Tensor:
+        """Return a number whose gradients for the results are their cotangents."""
+        cotangents = self.cotangents[int(chunk)]
+        results = results if isinstance(results, tuple) else (results,)
+        terms = [(x * cotangents[n]).sum() for n, x in zip(self.objectives, results, strict=True) if x.requires_grad]
+        return torch.stack([torch.zeros((), requires_grad=True), *(x.float().cpu() for x in terms)]).sum()
+
+
+def _engine_stage(
+    k: int, stages: Sequence[Any], module: StageModule, device: torch.device, group: Any
+) -> PipelineStage:
+    graph = stages[k].graph
+    outputs = {r.name: r.value.type for r in graph.results}
+    return PipelineStage(
+        module,
+        k,
+        len(stages),
+        device,
+        input_args=tuple(_example(graph.input(n).type) for n in module.takes),
+        output_args=tuple(_example(outputs[n]) for n in module.gives),
+        group=group,
+    )
+
+
+def _example(t: TensorType) -> torch.Tensor:
+    """Return a tensor without elements that tells shape and dtype of a value between stages."""
+    dtype = getattr(torch, t.dtype.name)
+    shape = tuple(map(int, t.shape))
+    return torch.empty(shape, dtype=STORED.get(dtype, dtype), device="meta", requires_grad=t.dtype.is_float)
