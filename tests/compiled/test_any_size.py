@@ -108,6 +108,29 @@ def test_convolutions_run_any_batch(threads):
     assert len(compiled.programs) == 1
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_small_maps_are_multiplied_by_several_images(threads):
+    """The plan depends on the batch, and the last block of images is smaller."""
+    from mithril_cbackend.lowering.conv.direct_convolution import BySize, cheaper_plan
+
+    x = Relu()(Conv2d(48, 48, kernel_size=3, padding=1)(IOKey("input")))  # 5x5: odd
+    x = Relu()(Conv2d(48, 64, kernel_size=3)(x))  # 3x3
+    x = Conv2d(256, 32, kernel_size=3, padding=1)(Conv2d(64, 256, kernel_size=2)(x))  # 2x2
+    model = Model.create(outputs={"output": x})
+    compiled = compiled_on("c", model, (None, 48, 5, 5), num_threads=threads)
+    reference = compiled_on("numpy", model, (None, 48, 5, 5))
+    executable = compiled.programs[-1].executable
+    kernels = [k for k in executable.program.kernels.values() if k.anchor.op is ops.conv]
+    plans = [cheaper_plan(k, executable.machine, False) for k in kernels]
+    assert any(isinstance(p, BySize) for p in plans)
+    params = reference.randomize_params(0)
+    for n in (1, 2, 3, 5, 6, 8, 9, 23, 0):
+        x = {"input": np.random.default_rng(n).normal(size=(n, 48, 5, 5)).astype(np.float32)}
+        result, expected = compiled.evaluate(params, x)["output"], reference.evaluate(params, x)["output"]
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+    assert len(compiled.programs) == 1
+
+
 def test_open_image_sizes_get_a_program_for_each_size_and_a_decision():
     model = Conv2d(3, 8, kernel_size=3)
     compiled, reference = (compiled_on(b, model, (1, 3, None, None)) for b in ("c", "numpy"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from mithril import ops
 from mithril.base import TensorType, float32
 from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, strided_conv_grad, winograd
+from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, image_blocks, strided_conv_grad, winograd
 from mithril_cbackend.lowering.conv.conv_weights import stream_cycles, transpose_weights, transposed_weights
-from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad, pad_channel, planned_batch
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad, pad_channel
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
@@ -27,7 +28,6 @@ from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import PREFETCH, count
 
 Dense = im2col.Plan | winograd.Plan
-Plan = Dense | strided_conv_grad.Plan
 MIN_PRODUCTS = 1 << 13  # smaller convolutions use simple loops
 
 
@@ -99,7 +99,9 @@ def schedules(node: Node, machine: Machine, max_per_kind: int = 3) -> list[str]:
     return [DIRECT, *cheapest(by_pixel), *cheapest(by_channel), *cheapest(winograd.plans(node, machine))]
 
 
-def cheaper_plan(kernel: Kernel, machine: Machine, constant_weights: bool) -> Plan | None:
+def cheaper_plan(
+    kernel: Kernel, machine: Machine, constant_weights: bool
+) -> Dense | strided_conv_grad.Plan | BySize | None:
     """Return a plan of another template that costs less than direct tiles, or None if there is none."""
     node = kernel.anchor
     if not im2col.is_supported(kernel):
@@ -115,15 +117,58 @@ def cheaper_plan(kernel: Kernel, machine: Machine, constant_weights: bool) -> Pl
         sizes = {p: elements(p.scratch(machine, constant_weights)) for p in plans}
         smallest = min(plans, key=lambda p: (sizes[p], p.cost(machine, constant_weights)))
         return smallest if sizes[smallest] < elements(buffers(node, machine, constant_weights)) else None
-    layout, cheapest = layout_of(node), min(plans, key=lambda p: p.cost(machine, constant_weights))
+    selection: list[Dense | None] = [None, *plans]  # None: direct tiles
+    batch = shape_of(node.result)[0]
+    batches = (batch,) if isinstance(batch, int) else image_blocks.BATCHES
+    costs = {n: [_cost(p, node, n, machine, constant_weights) for p in selection] for n in batches}
+    one: Dense | None
+    loss, one = _least_loss(selection, [costs[n] for n in batches])
+    if constant_weights or len(batches) == 1:  # constant weights are packed for one plan
+        return one
+    pairs = []
+    for k, limit in enumerate(batches[:-1], 1):
+        few, many = (_least_loss(plans, [costs[n][1:] for n in part]) for part in (batches[:k], batches[k:]))
+        pairs.append((few[0] + many[0], BySize(limit, few[1], many[1])))
+    pair_loss, pair = min(pairs, key=lambda row: row[0])
+    return pair if 1.15 * pair_loss < loss else one
+
+
+def _least_loss(plans: Sequence[Any], costs: Sequence[Sequence[float]]) -> tuple[float, Any]:
+    """Return the plan whose costs are nearest to the least ones, for costs by batch, and the sum of their ratios."""
+    loss = [sum(row[k] / min(row) for row in costs) for k in range(len(plans))]
+    return min(loss), plans[loss.index(min(loss))]
+
+
+def _cost(plan: Dense | None, node: Node, batch: int, machine: Machine, constant_weights: bool) -> float:
+    """Estimate the cycles per element of the result of a plan, or of direct tiles, for a batch."""
+    if plan is not None:
+        return float(replace(plan, batch=batch, images=min(plan.images, batch)).cost(machine, constant_weights))
+    layout, depth = layout_of(node), _depth(node)
     width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
-    batch, depth = planned_batch(shape_of(node.result)[0]), _depth(node)
     waste = count(layout.pixels, width) * width / pixels
     ordering = 0 if constant_weights else 2 * depth / (pixels * batch)
-    results = batch * math.prod(shape_of(node.result)[1:])
-    kernels = stream_cycles(math.prod(shape_of(operand(node, 1)))) / results
-    direct = 1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1
-    return cheapest if cheapest.cost(machine, constant_weights) < direct else None
+    kernels = stream_cycles(math.prod(shape_of(operand(node, 1)))) / (batch * math.prod(shape_of(node.result)[1:]))
+    return 1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1
+
+
+@dataclass(frozen=True)
+class BySize:
+    """Two plans for a symbolic batch, selected at run time."""
+
+    limit: int  # images of the first plan
+    few: Dense
+    many: Dense
+
+    def __str__(self) -> str:
+        return f"{self.few} up to {self.limit} images, else {self.many}"
+
+    def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
+        return [v for plan in (self.few, self.many) for v in plan.scratch(machine, constant_weights)]
+
+    def write(self, frame: KernelBuilder) -> None:
+        first = len(self.few.scratch(frame.machine, False))
+        few = t.index(self.few.batch) <= self.limit
+        frame.reader.either(few, lambda: self.few.write(frame), lambda: self.many.write(frame, first))
 
 
 def _depth(node: Node) -> int:
@@ -174,7 +219,7 @@ def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) ->
     groups = node.attributes["groups"]
     plan = cheaper_plan(kernel, machine, True)
     if plan is not None:
-        assert not isinstance(plan, strided_conv_grad.Plan)
+        assert isinstance(plan, Dense)
         return plan.prepared(weights, machine)
     out_channels, depth = weights.shape[0] // groups, math.prod(weights.shape[1:])
     rows = _rows(node)

@@ -18,6 +18,7 @@ from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
+from mithril_cbackend.lowering.conv.image_blocks import block_at, last_tiles, several
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of, typical
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
@@ -120,7 +121,8 @@ class Plan:
         run = self.layout.result[-1]
         columns = 0 if self.reads_image else 10 * self.depth * count(run, lanes) / run / self.out_channels
         kernels = read_cycles(self.out_channels * self.depth) * self.depth / self.pixels  # once per slab
-        kernels += stream_cycles(self.out_channels * self.depth) / (self.out_channels * math.prod(self.layout.result))
+        results = self.batch * self.out_channels * math.prod(self.layout.result)
+        kernels += stream_cycles(self.out_channels * self.depth) / results
         if not self.by_channel:
             scattered = 2 * self.depth / self.pixels if self.backward else 0  # strided: stored by image channel
             return cycles * count(self.pixels, lanes) * lanes / self.pixels + columns + kernels + scattered
@@ -147,7 +149,8 @@ class Plan:
         blocks = [range(k, min(k + self.block, self.depth)) for k in range(0, self.depth, self.block)]
         return np.concatenate([pack_rows(m[:, b.start : b.stop], tile.rows) for m in matrices for b in blocks])
 
-    def write(self, frame: KernelBuilder) -> None:
+    def write(self, frame: KernelBuilder, first: int = 0) -> None:
+        """Write the loops; their buffers are those of the kernel from ``first`` on."""
         node = frame.kernel.anchor
         shape = shape_of(node.result)
         merge(frame, aligned_values(frame.kernel), shape, [[0], [1], list(range(2, len(shape)))])
@@ -156,7 +159,8 @@ class Plan:
             frame.emit((image, channel, pixel), element)
 
         vector = vectorizable([n for n in frame.kernel.nodes if n is not node])
-        Columns(frame, self, WeightMatrix(frame, self.out_channels, self.inner, self.elements), emit, vector).write()
+        kernels = WeightMatrix(frame, self.out_channels, self.inner, self.elements)
+        Columns(frame, self, kernels, emit, vector, first).write()
 
 
 def plans(node: Node) -> list[Plan]:
@@ -171,8 +175,7 @@ def plans_for(
 ) -> list[Plan]:
     """Return the possible plans for a convolution of these sizes."""
     height, depth, width = layout.result[0], in_channels * math.prod(layout.kernel), math.prod(layout.result[1:])
-    several = range(2, batch + 1) if isinstance(batch, int) else ()
-    image_groups = [(height, d) for d in several if batch % d == 0 and d * height * width <= 128]
+    image_groups = [(height, d) for d in several(batch) if d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
     fitting = [(r, d) for r, d in slabs + image_groups if r * d * width * depth <= CACHED_ELEMENTS] or [(1, 1)]
     return [
@@ -208,13 +211,18 @@ class DepthBlock:
 class Columns:
     """Loops over slabs, groups and tiles."""
 
-    def __init__(self, frame: KernelBuilder, plan: Plan, kernels: WeightMatrix, emit: Emit, vector: bool) -> None:
+    def __init__(
+        self, frame: KernelBuilder, plan: Plan, kernels: WeightMatrix, emit: Emit, vector: bool, first: int = 0
+    ) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.kernels, self.emit, self.vector = kernels, emit, vector and not plan.by_channel
         self.x, self.w = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
-        self.padded, self.columns, self.panel_buffer, self.sums = (frame.outputs[v] for v in frame.kernel.scratch[:4])
+        self.padded, self.columns, self.panel_buffer, self.sums = (
+            frame.outputs[v] for v in frame.kernel.scratch[first : first + 4]
+        )
         self.tile, self.length = plan.tile(frame.machine), plan.length(frame.machine)
         self.lanes = frame.machine.lanes()
+        self.images: Any = plan.images  # of the current slab
 
     def write(self) -> None:
         p, frame, reader = self.plan, self.frame, self.reader
@@ -222,13 +230,12 @@ class Columns:
             pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, p.overread(frame.machine))
         pixels = math.prod(p.layout.result)
         work = p.batch * p.groups * p.out_channels * p.depth * pixels // PRODUCTS
-        items = (p.batch // p.images) * p.groups * p.slabs
+        items = count(p.batch, p.images) * p.groups * p.slabs
         threads = frame.workers(work, p.out_channels)
         parts = threads if typical(items) < threads and p.out_channels % (threads * self.step) == 0 else 1
         with frame.share("slab", items * parts, work) as (worker, item):
-            grid = (p.batch // p.images, p.groups, p.slabs, parts)
-            image, group, slab, part = reader.split(item, grid)
-            image = image * p.images
+            number, group, slab, part = reader.split(item, (count(p.batch, p.images), p.groups, p.slabs, parts))
+            image, self.images = block_at(frame, number, p.batch, p.images)
             if not p.reads_image:
                 self.pack_columns(worker, image, group, slab)
             first = part * (p.out_channels // parts)
@@ -249,7 +256,7 @@ class Columns:
         layout, base = p.layout, worker * (p.depth * self.length)
         *outer, run = layout.result if len(layout.result) > 1 else (1, p.rows)
         outer_sizes = (p.rows, *outer[1:]) if len(layout.result) > 1 else ()
-        with reader.loop("c", p.inner) as c, reader.loop("d", p.images) as d:
+        with reader.loop("c", p.inner) as c, reader.loop("d", self.images) as d:
             channel = (image + d) * (p.groups * p.inner) + (group * p.inner + c)
             source = channel * layout.channel
             with reader.nest("abc", layout.kernel) as tap:
@@ -383,6 +390,8 @@ class Columns:
                 out_channel = group * p.out_channels + (channel + column)
                 self.emit(image + d, out_channel, slab * pixels_per_image + pixel, element)
 
-            multiply(self.frame, p.pixels, self.kernels.inner, self.tile, left, panel, width, emit, False)
+            last = last_tiles(pixels_per_image, self.tile)
+            rows = self.images * pixels_per_image
+            multiply(self.frame, rows, self.kernels.inner, self.tile, left, panel, width, emit, False, last)
 
         self.blocks(num_channels, block)

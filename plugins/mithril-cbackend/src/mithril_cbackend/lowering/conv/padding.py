@@ -67,11 +67,6 @@ class Layout:
         return total
 
 
-def planned_batch(batch: Any) -> int:
-    """Return the number of images for which a convolution is planned: one if it is symbolic."""
-    return batch if isinstance(batch, int) else 1
-
-
 def layout_of(node: Node) -> Layout:
     a = node.attributes
     if node.op is ops.conv_input_grad:

@@ -20,7 +20,8 @@ from mithril.base import TensorType, float32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
-from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad, planned_batch
+from mithril_cbackend.lowering.conv.image_blocks import block_at, last_tiles, several
+from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of, typical
 from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
@@ -61,7 +62,7 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        return (self.batch // self.images) * (self.grid[0] // self.rows)
+        return count(self.batch, self.images) * (self.grid[0] // self.rows)
 
     @property
     def padded(self) -> Layout:
@@ -112,14 +113,12 @@ class Plan:
             self.tiles * POINTS * (self.inner + self.tile(machine).columns),
             POINTS * self.inner * self.out_channels,
         )
-        batch = planned_batch(self.batch)
-        blocks = (batch // self.images) * (self.grid[0] // self.rows)
-        traffic = 2 * working_set * blocks * read_cycles(working_set)
-        traffic += kernels * (blocks - 1) * (read_cycles(kernels) - 0.05)  # sequential reads are prefetched
-        packed = 0 if constant_weights else POINTS if self.backward else POINTS + 9 + 64 / lanes
+        traffic = 2 * working_set * self.blocks * read_cycles(working_set)
+        traffic += kernels * (self.blocks - 1) * (read_cycles(kernels) - 0.05)  # sequential reads are prefetched
+        packed = 0 if constant_weights else POINTS / 2 if self.backward else POINTS / 2 + 64 / lanes
         traffic += self.inner * self.out_channels * (3 + packed)
         traffic += stream_cycles(kernels, count(self.tiles, self.tile(machine).rows))
-        return 1.05 * products + image + back + traffic / (batch * self.out_channels * pixels) + 1
+        return 1.05 * products + image + back + traffic / (self.batch * self.out_channels * pixels) + 1
 
     # -- buffers --------------------------------------------------------------------------------------------------
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
@@ -142,8 +141,9 @@ class Plan:
         packed = [pack(m, columns).reshape(-1, self.inner, columns) for m in transformed.reshape(shape)]
         return np.asarray(np.stack(packed, axis=1), order="C").reshape(-1)
 
-    def write(self, frame: KernelBuilder) -> None:
-        Winograd(frame, self).write()
+    def write(self, frame: KernelBuilder, first: int = 0) -> None:
+        """Write the loops; their buffers are those of the kernel from ``first`` on."""
+        Winograd(frame, self, first).write()
 
 
 def plans(node: Node, machine: Machine) -> list[Plan]:
@@ -158,20 +158,20 @@ def plans(node: Node, machine: Machine) -> list[Plan]:
     )
     height = image_plan.rows
     slabs = [replace(image_plan, rows=r) for r in range(1, height + 1) if height % r == 0]
-    several = range(2, batch + 1) if isinstance(batch, int) else ()
-    return slabs + [replace(image_plan, images=d) for d in several if batch % d == 0]
+    return slabs + [replace(image_plan, images=d) for d in several(batch)]
 
 
 class Winograd:
     """Loops over blocks, panels of channels and points."""
 
-    def __init__(self, frame: KernelBuilder, plan: Plan) -> None:
+    def __init__(self, frame: KernelBuilder, plan: Plan, first: int) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.node, self.machine, self.lanes = frame.kernel.anchor, frame.machine, frame.machine.lanes()
         self.tile = plan.tile(self.machine)
+        self.images: Any = plan.images  # of the current block
         self.x, self.w = operand(self.node), operand(self.node, 1)
         self.padded, self.transformed, self.products, self.lines, self.kernels, self.panel_buffer = (
-            frame.outputs[v] for v in frame.kernel.scratch[:6]
+            frame.outputs[v] for v in frame.kernel.scratch[first : first + 6]
         )
         if self.w in frame.kernel.prepared:
             self.kernels = self.reader.buffers[frame.kernel.prepared[self.w][0]]
@@ -188,8 +188,9 @@ class Winograd:
         threads = frame.workers(work, p.blocks * panels)
         parts = threads if typical(p.blocks) < threads and p.out_channels % (threads * columns) == 0 else 1
         with frame.share("block", p.blocks * parts, work) as (worker, item):
-            image, slab, part = self.reader.split(item, (p.batch // p.images, p.grid[0] // p.rows, parts))
-            image = image * p.images
+            grid = (count(p.batch, p.images), p.grid[0] // p.rows, parts)
+            number, slab, part = self.reader.split(item, grid)
+            image, self.images = block_at(frame, number, p.batch, p.images)
             self.transform_image(worker, image, slab)
             full_panels, rest = divmod(p.out_channels // parts, columns)
             first = part * full_panels
@@ -238,7 +239,7 @@ class Winograd:
         """Transform vectors of tiles for every channel; the next row overwrites the overrun of a row's last vector."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         width, across, point = p.padded.sizes[1], p.grid[1], p.point(self.machine)
-        with reader.loop("c", p.inner) as c, reader.loop("d", p.images) as d, reader.loop("r", p.rows) as r:
+        with reader.loop("c", p.inner) as c, reader.loop("d", self.images) as d, reader.loop("r", p.rows) as r:
             channel = (image + d) * p.inner + c
             first = channel * p.padded.channel + (slab * p.rows + r) * (2 * width)
             row = worker * (POINTS * point) + c * p.length(self.machine)
@@ -280,7 +281,9 @@ class Winograd:
 
             constant = operand(self.frame.kernel.anchor, 1) in self.frame.kernel.prepared
             panel = Matrix(self.kernels, start, columns, 1, constant=constant)
-            multiply(self.frame, p.tiles, (p.inner,), self.tile, left, panel, width, store, True)
+            rows = p.rows * p.grid[1]
+            last = last_tiles(rows, self.tile)
+            multiply(self.frame, self.images * rows, (p.inner,), self.tile, left, panel, width, store, True, last)
         full_vectors, rest = divmod(width, self.lanes)
         first = number * columns
         if full_vectors:
@@ -294,7 +297,7 @@ class Winograd:
         p, reader, lanes = self.plan, self.reader, self.lanes
         size = p.squares(self.machine) * lanes
         base = worker * (2 * lanes * size)
-        with reader.loop("d", p.images) as d:
+        with reader.loop("d", self.images) as d:
             self.pixels(worker, d * (p.rows * p.grid[1]), lane, base)
             with reader.loop("s", p.squares(self.machine)) as s:
                 source_offset = base + s * (lanes * lanes)

@@ -146,12 +146,10 @@ class Reader:
     def split(self, flat: Any, shape: Sequence[int]) -> Index:
         """Return the index of a row-major offset."""
         out: list[Any] = []
-        stride = math.prod(shape)
-        if flat != 0 and not isinstance(stride, int):
+        if flat != 0 and not all(isinstance(n, int) for n in shape):
             flat = t.index(flat)
         for k, n in enumerate(shape):
-            stride //= n
-            i = self.position(flat) // stride
+            i = self.position(flat) // math.prod(shape[k + 1 :])
             out.append(self.position(i % n if k and n != 1 else (i if n != 1 else 0)))
         return tuple(out)
 
