@@ -9,13 +9,14 @@ import mithril as ml
 from mithril.ir import Op, result_name
 from mithril.ir.evaluation import evaluate
 from mithril.models import Conv1d, Conv2d, Gelu, LayerNorm, MaxPool2d, Model, Relu
-from mithril_torch.fusion import paired_ops, subgraph_fusion
+from mithril_torch.fusion import batch_statistics, foreach, norm_gradients, paired_ops, subgraph_fusion
 
 # operation: its text in the source, layers that give it, the shape of their input
 CASES = {
     "torch.relu_grad": ("threshold_backward(", [Relu], (5, 70)),
     "torch.gelu_grad": ("gelu_backward(", [Gelu], (3, 65)),
-    "torch.layer_norm_grad": ("native_layer_norm_backward(", [LayerNorm], (4, 9, 33)),
+    "torch.layer_norm_grads": ("native_layer_norm_backward(", [LayerNorm], (4, 9, 33)),
+    "torch.layer_norm_saving": ("native_layer_norm(", [LayerNorm], (4, 9, 33)),
     "torch.conv_bias": (" conv(", [lambda: Conv1d(3, 4, kernel_size=3, stride=2, padding=1)], (2, 3, 17)),
     "torch.conv_bias_relu": (
         "relu=True)",
@@ -32,9 +33,14 @@ CASES = {
 }
 
 
+OF_STEPS = {"torch.lerp", "torch.each", "torch.batch_norm_for_state", "torch.batch_norm_saving"}  # test_step_kernels.py
+OF_STEPS |= {f"torch.{kind}_norm_grad{s}" for kind in ("layer", "batch") for s in ("", "s")}
+
+
 def test_every_private_operation_has_a_case():
-    declared = {x.name for module in (subgraph_fusion, paired_ops) for x in vars(module).values() if isinstance(x, Op)}
-    assert {name for name in declared if name.startswith("torch.")} == CASES.keys()
+    modules = (batch_statistics, foreach, norm_gradients, paired_ops, subgraph_fusion)
+    declared = {x.name for module in modules for x in vars(module).values() if isinstance(x, Op)}
+    assert {name for name in declared if name.startswith("torch.")} == CASES.keys() | OF_STEPS
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])

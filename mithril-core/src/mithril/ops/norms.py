@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril.base import ShapeError, Size, mod, product
-from mithril.ir import Axes, Axis, composite, per_input, positive, sample
+from mithril.ir import Axes, Axis, Builder, composite, per_input, positive, sample
 from mithril.ops.elementwise import rsqrt, square
 from mithril.ops.reduction import mean, size_as_divisor, sum
 from mithril.ops.shape import reshape
@@ -158,6 +158,12 @@ def batch_norm_training(x, scale, bias, *, eps: float = 1e-5):
     )
 
 
+def _is_zero(c: Any) -> bool:
+    """Whether a cotangent is the constant 0, as for a result that the outputs do not depend on."""
+    node = next((n for n in reversed(Builder.current().nodes) if c in n.results), None)
+    return node is not None and node.op.name == "full" and node.attributes["value"] == 0
+
+
 @batch_norm_training.vjp
 def _(g, y, x, scale, bias, *, eps):
     """Add the cotangents of the statistics, which are results, to that of x."""
@@ -169,8 +175,9 @@ def _(g, y, x, scale, bias, *, eps):
     normal = center * spread
     t = gy * upcast(_per_channel(scale, x))
     gx = spread * (t - mean(t, axis=axes, keepdims=True) - normal * mean(t * normal, axis=axes, keepdims=True))
-    count = size_as_divisor(product(x.shape[k] for k in axes), z.dtype)
-    gx = gx + (_per_channel(gm, x) + center * _per_channel(gv, x) * 2.0) / count
+    if any(not _is_zero(c) for c in g[1:]):
+        count = size_as_divisor(product(x.shape[k] for k in axes), z.dtype)
+        gx = gx + (_per_channel(gm, x) + center * _per_channel(gv, x) * 2.0) / count
     return downcast(gx, x), downcast(sum(gy * normal, axis=axes), scale), downcast(sum(gy, axis=axes), bias)
 
 

@@ -33,6 +33,8 @@ from mithril_torch.autograd import DifferentiableProgram, Differentiated
 from mithril_torch.execution import RunOptions, read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
 from mithril_torch.fusion.batch_statistics import with_native_statistics
+from mithril_torch.fusion.foreach import with_lists
+from mithril_torch.fusion.norm_gradients import join_norms
 from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
 from mithril_torch.lowering import table
@@ -199,7 +201,9 @@ class TorchBackend(SourceBackend):
         return runner(forward, graph, self._run_options(options), options, lambda node: self.falls_back(node, options))
 
     def generate(self, graph: Graph, options: BuildOptions) -> Any:
-        return super().generate(pair_operations(fuse_subgraphs(graph)) if options.fuses else graph, options)
+        if options.fuses:
+            graph = with_lists(pair_operations(join_norms(fuse_subgraphs(graph))))
+        return super().generate(graph, options)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)

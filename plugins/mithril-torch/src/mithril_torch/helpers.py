@@ -139,14 +139,29 @@ def exceeds_call_overhead(rows, inner, columns):
     return rows >= 8 and rows * inner * columns >= 1 << 20
 
 
-@needs(exceeds_call_overhead)
+def mkl_is_fast():
+    """Whether MKL runs on a processor of its maker; on others it takes twice the time of oneDNN."""
+    if not hasattr(mkl_is_fast, "answer"):
+        try:
+            with open("/proc/cpuinfo") as info:
+                mkl_is_fast.answer = "GenuineIntel" in info.read(4096)
+        except OSError:
+            mkl_is_fast.answer = False
+    return mkl_is_fast.answer
+
+
+@needs(exceeds_call_overhead, mkl_is_fast)
 def onednn_pays(x, rows, inner, columns):
     """Whether to multiply by oneDNN: far faster where MKL is slow on this CPU, hardly slower elsewhere.
 
+    Where MKL is fast, small products and those of a transposed operand, which oneDNN copies, are faster without it.
     Its operation has no gradient, and torch.compile supports it with packed weights only.
     """
-    is_large = exceeds_call_overhead(rows, inner, columns)
-    return is_large and x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if not exceeds_call_overhead(rows, inner, columns) or x.device.type != "cpu":
+        return False
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return not mkl_is_fast() or (x.is_contiguous() and rows * inner * columns >= 1 << 23)
 
 
 @needs(onednn_pays)
@@ -174,6 +189,20 @@ def batch_norm_for_state(x, scale, bias, eps):
     """Return the normalized batch, and its mean and variance, which have no gradient."""
     y, mean, spread = torch.native_batch_norm(x, scale, bias, None, None, True, 0.0, eps)
     return y, mean, (spread.pow(-2) - eps).clamp(min=0)
+
+
+def batch_norm_saving(x, scale, bias, eps):
+    """Return ``batch_norm_for_state`` and the statistics in the shape that its gradient reads."""
+    y, mean, spread = torch.native_batch_norm(x, scale, bias, None, None, True, 0.0, eps)
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    return y, mean, (spread.pow(-2) - eps).clamp(min=0), mean.reshape(shape), spread.reshape(shape)
+
+
+def batch_norm_grads(g, x, mean, spread, scale, has_scale, has_bias):
+    """Return the cotangents of the operand, scale and bias of a batch norm in training."""
+    statistics = mean.reshape(-1), spread.reshape(-1)
+    mask = [True, has_scale, has_bias]
+    return torch.ops.aten.native_batch_norm_backward(g, x, scale.reshape(-1), None, None, *statistics, True, 0.0, mask)
 
 
 def nan_where_masked(y, mask):

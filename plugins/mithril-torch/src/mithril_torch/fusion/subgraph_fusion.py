@@ -42,9 +42,12 @@ def _like_conv(types: Sequence[TensorType | None], attributes: Any) -> Any:
     return op("conv").infer(types[:2], attributes)
 
 
+lerp = backend_op("lerp", "a", "b", "weight", infer=_like_first)
+lerp.elementwise = True  # a constant weight is a literal in the source
 relu_grad = backend_op("relu_grad", "g", "y", infer=_like_first)
 gelu_grad = backend_op("gelu_grad", "g", "x", infer=_like_first)
 layer_norm_grad = backend_op("layer_norm_grad", "g", "x", "mean", "spread", "scale", infer=_like_first)
+batch_norm_grad = backend_op("batch_norm_grad", "g", "x", "mean", "spread", "scale", infer=_like_first)
 conv_bias = backend_op("conv_bias", "x", "w", "b", infer=_like_conv, **SETTINGS)
 conv_bias_relu = backend_op("conv_bias_relu", "x", "w", "b", infer=_like_conv, **SETTINGS)
 
@@ -83,8 +86,25 @@ def _is_trailing(g: Value, x: Value, mean: Value, spread: Value, scale: Value, *
     return types_match and tuple(axis) == axes and scale_matches
 
 
+def _is_channel(g: Value, x: Value, mean: Value, spread: Value, scale: Value, *, axis: Any) -> bool:
+    """Whether the statistics are those of axis 1, as are the entries of the scale."""
+    if x.ndim < 2 or tuple(axis) != tuple(k for k in range(x.ndim) if k != 1):
+        return False
+    channels = (x.shape[1], *[1] * (x.ndim - 2))
+    types_match = g.type == x.type and mean.type == spread.type == TensorType(x.dtype, (1, *channels))
+    return types_match and scale.type == TensorType(x.dtype, channels) and x.dtype.name in ("float32", "float64")
+
+
 def _same_floats(g: Value, y: Value) -> bool:
     return g.type == y.type and g.dtype.is_float
+
+
+def _toward(a: Any, b: Any, weight: Any) -> Any:
+    return op("add")(op("mul")(op("sub")(b, a), weight), a)
+
+
+def _is_weighted(a: Value, b: Value, weight: Value) -> bool:
+    return a.type == b.type and a.dtype.name in ("float32", "float64") and weight.type == TensorType(a.dtype, ())
 
 
 # relu leaves its gradient at nan unspecified, where PyTorch passes the cotangent through. For other values that are
@@ -106,6 +126,7 @@ RELU = (
     ),
 )
 RULES = (
+    Rule(_toward, lerp, exact=False, name="lerp", when=_is_weighted),
     Rule(_gelu_grad_graph, gelu_grad, exact=False, name="gelu", when=_same_floats, shared=True),
     Rule(
         _layer_norm_grad_graph,
@@ -113,6 +134,14 @@ RULES = (
         exact=False,
         name="layer norm",
         when=_is_trailing,
+        shared=True,
+    ),
+    Rule(
+        _layer_norm_grad_graph,
+        lambda g, x, mean, spread, scale: batch_norm_grad(g, x, mean, spread, scale),
+        exact=False,
+        name="batch norm",
+        when=_is_channel,
         shared=True,
     ),
     Rule(
@@ -147,6 +176,7 @@ def fuse_subgraphs(graph: Graph) -> Graph:
 # -- lowering -----------------------------------------------------------------------------------------------------
 def add_rows(table: Lowerings) -> None:
     """Add the lowering rows of the private operations to ``table``."""
+    table.row(lerp, "torch.lerp({a}, {b}, {weight})")
     table.row(relu_grad, "torch.ops.aten.threshold_backward({g}, {y}, 0)")
     table.row(gelu_grad, "torch.ops.aten.gelu_backward({g}, {x})")
     table.function(layer_norm_grad)(_layer_norm_grad)

@@ -1,0 +1,122 @@
+"""Operations of training steps that share a kernel: updates of many parameters, normalizations and their gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril import ops
+from mithril.autodiff import value_and_gradients
+from mithril.backend import BuildOptions
+from mithril.ir import Builder, Output
+from mithril.ir.evaluation import evaluate
+
+SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 3, 4), "large": (100, 100), "row": (1, 7)}
+
+
+def results_of(graph, arrays):
+    """Return the source of a graph and its results on PyTorch; check that the arguments are as before."""
+    backend = ml.TorchBackend()
+    options = BuildOptions()
+    executable = backend.build(backend.decomposed(graph, options), options)
+    params = {i.name: backend.array(arrays[i.name]) for i in graph.with_role("param")}
+    inputs = {i.name: backend.array(arrays[i.name]) for i in graph.with_role("input")}
+    results = {n: np.array(backend.to_numpy(x)) for n, x in executable(params, inputs).items()}
+    for name, x in {**params, **inputs}.items():
+        np.testing.assert_array_equal(backend.to_numpy(x), arrays[name], err_msg=name)
+    return executable.source, results
+
+
+def compare(graph, arrays, rtol=1e-5):
+    source, results = results_of(graph, arrays)
+    expected = evaluate(graph, arrays)
+    assert results.keys() == expected.keys()
+    for name, x in expected.items():
+        np.testing.assert_allclose(results[name], x, rtol=rtol, atol=rtol * max(np.abs(x).max(), 1), err_msg=name)
+    return source
+
+
+def adam(p, g, m, v, rate):
+    m_new, v_new = (g - m) * 0.1 + m, (g * g - v) * 0.001 + v
+    return p * (1.0 - rate * 0.01) - rate * (m_new / (ops.sqrt(v_new) + 1e-8)), m_new, v_new
+
+
+def momentum(p, g, m, v, rate):
+    m_new = m * 0.9 + g
+    return p - rate * m_new, m_new, ops.maximum(v, 0.25)
+
+
+def update(rule, chained=False):
+    with Builder() as b:
+        good, rate = b.input("good", (), "bool"), b.input("rate", ())
+        outputs, previous = {}, None
+        for name, shape in SHAPES.items():
+            p, m, v = (b.param(f"{kind}_{name}", shape) for kind in "pmv")
+            g = b.input(f"g_{name}", shape)
+            if chained and previous is not None:
+                g = g + ops.mean(previous)
+            new = ops.cond(good, lambda: rule(p, g, m, v, rate), lambda: (p, m, v))
+            outputs.update(zip((f"new_{kind}_{name}" for kind in "pmv"), new, strict=True))
+            previous = new[0]
+    return b.build(outputs)
+
+
+def arrays_of(graph, good=True):
+    rng = np.random.default_rng(0)
+    arrays = {i.name: rng.uniform(0.1, 1.0, i.type.shape).astype("float32") for i in graph.inputs}
+    return {**arrays, "good": np.asarray(good), "rate": np.float32(0.1)}
+
+
+@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize("rule", [adam, momentum])
+def test_small_parameters_are_updated_by_calls_on_lists(rule, good):
+    graph = update(rule)
+    source = compare(graph, arrays_of(graph, good))
+    assert source.count("def if_") == 4, "the small parameters share an if, the large one has its own"
+    assert "torch._foreach_" in source
+    assert "p_large_1, " not in source.split("torch._foreach_")[1].split("\n")[0]
+
+
+def test_updates_that_read_others_are_not_merged_with_them():
+    graph = update(adam, chained=True)
+    assert "_foreach_" not in compare(graph, arrays_of(graph))
+
+
+def test_values_with_two_readers_are_not_overwritten():
+    def rule(p, g, m, v, rate):
+        d = ops.exp(g)
+        return d + 1.0, d * rate, p - d
+
+    graph = update(rule)
+    assert "torch._foreach_exp(" in compare(graph, arrays_of(graph))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5, 6), (6, 4)])
+def test_batch_norm_of_a_step_computes_its_statistics_once(shape):
+    with Builder() as b:
+        x = b.param("x", shape)
+        scale, bias = b.param("scale", (4,)), b.param("bias", (4,))
+        y, mean, var = ops.batch_norm_training(ops.sin(x), scale, bias, eps=1e-4)
+        loss = ops.mean(ops.sin(y))
+    graph = value_and_gradients(
+        b.build([Output(loss, "loss"), Output(mean, "mean", "state"), Output(var, "var", "state")]), "loss"
+    )
+    roles = {"gradient": "report"}
+    graph = graph.replaced(results=tuple(Output(r.value, r.name, roles.get(r.role, r.role)) for r in graph.results))
+    source = compare(graph, arrays_of(graph), rtol=2e-5)
+    assert "batch_norm_saving(" in source
+    assert "batch_norm_grads(" in source
+    assert source.count("torch.mean(") <= 1, "of the loss"
+
+
+def test_normalizations_with_one_cotangent_have_their_own_sums():
+    with Builder() as b:
+        x = b.param("x", (2, 3, 8))
+        parts = [b.param(n, (8,)) for n in ("s", "c", "t", "d")]
+        y = ops.layer_norm(x, *parts[:2]) + ops.layer_norm(ops.sin(x), *parts[2:], eps=1e-3)
+        loss = ops.mean(ops.sin(y))
+    graph = value_and_gradients(b.build([loss]))
+    source = compare(graph, arrays_of(graph), rtol=2e-5)
+    assert source.count("native_layer_norm_backward(") == 2
+    assert source.count("native_layer_norm(") == 2
