@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 
@@ -18,6 +19,7 @@ from mithril.base.errors import (
     ShapeError,
     StrictError,
 )
+from mithril.compiler.deadline import Deadline
 from mithril.models import Add, BatchNorm2d, Conv2d, Dropout, Flatten, If, IOKey, Linear, Model, Relu
 
 
@@ -315,6 +317,17 @@ def test_timeout_in_code_that_drops_errors_stops_the_next_code(swallows):
     with pytest.raises(CompileTimeoutError, match="Compilation timed out after 100 seconds"):
         ml.compile(mlp(), "numpy", shapes={"x": [2, 3]}, custom_passes=[slow], timeout=100)
     assert time.monotonic() - start < 30
+
+
+def test_no_alarm_is_left_whenever_it_rings():
+    """Alarms ring while they are set, while they are ended, and between."""
+    for seconds in np.geomspace(1e-9, 1e-3, 600):
+        with contextlib.suppress(CompileTimeoutError), Deadline(float(seconds)):
+            end = time.perf_counter() + 1e-4
+            while time.perf_counter() < end:
+                pass
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 def test_custom_passes_run_and_are_checked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from types import FrameType
@@ -36,9 +37,9 @@ class Deadline:
     def __exit__(self, *exc: object) -> None:
         self.depth -= 1
         if self.depth == 0:
-            self.watch.stop()
             if self.seconds is not None:
                 self._alarm(0)
+            self.watch.stop()
 
     def check(self, where: str) -> None:
         if self.seconds is not None and self.depth and time.monotonic() > self.end:
@@ -59,8 +60,10 @@ class Deadline:
             return
 
         def ring(number: int, frame: FrameType | None) -> None:
+            if not self.depth:  # it rang while the alarm was switched off
+                return
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
-            if not _is_finalizer(frame) and not isinstance(sys.exception(), CompileTimeoutError):
+            if not _cannot_raise(frame) and not isinstance(sys.exception(), CompileTimeoutError):
                 raise self._error(*self.watch.describe(frame))
 
         if seconds:
@@ -71,10 +74,13 @@ class Deadline:
             signal.signal(signal.SIGALRM, self._before)
 
 
-def _is_finalizer(frame: FrameType | None) -> bool:
-    """Return whether ``frame`` runs in a finalizer, where Python prints and drops an exception."""
+def _cannot_raise(frame: FrameType | None) -> bool:
+    """Return whether ``frame`` runs in a finalizer, where Python drops exceptions, or while an alarm is set."""
+    modules = ("weakref", "_weakrefset", __name__)
+    callbacks = [getattr(function, "__code__", None) for function in gc.callbacks]
     while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") in ("weakref", "_weakrefset"):
+        code = frame.f_code
+        if code.co_name == "__del__" or code in callbacks or frame.f_globals.get("__name__") in modules:
             return True
         frame = frame.f_back
     return False
