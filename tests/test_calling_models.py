@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril.base import MithrilError
-from mithril.models import BatchNorm1d, Dropout, Layer, Linear, Model, Relu
+from mithril.models import BatchNorm1d, Dropout, If, Layer, Linear, Model, Relu
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
@@ -31,6 +31,33 @@ def test_a_call_returns_the_numbers_of_the_compiled_model() -> None:
     expected = compiled.evaluate(compiled.randomize_params(0), {"input": X})["output"]
     np.testing.assert_allclose(model(X), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(model(input=X), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", sorted(ml.plugins.backends()))
+def test_a_call_computes_on_a_backend(backend: str) -> None:
+    model = Model(Linear(8), BatchNorm1d(), Dropout(0.5), Shown(), Linear(2))
+    compiled = ml.compile(model, backend, shapes={"input": [3, 4]})
+    expected = compiled.evaluate(compiled.randomize_params(0), {"input": X})["output"]
+    actual = model(X, backend=backend)
+    assert type(actual) is type(expected)
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(Shown.seen[0] * 3, np.asarray(Shown()(Shown.seen[0] / 2, backend=backend)), rtol=1e-5)
+
+
+def test_arguments_of_a_call_on_a_backend() -> None:
+    with pytest.raises(ml.PluginError, match="did you mean 'torch'" if "torch" in ml.plugins.backends() else "unknown"):
+        Linear(2)(X, backend="torhc")
+    with pytest.raises(ml.OptionError, match=r"backend: expected .*, got 3 \(int\)"):
+        Linear(2)(X, backend=3)
+    with pytest.raises(ml.ModelError, match="has no terminal 'backend'"):
+        Linear(2)("x", backend="numpy")
+    model = Model()
+    model |= Linear(2)(input="backend", output="y")
+    assert model(backend=X).shape == (3, 2)
+    flagged = Model()
+    flagged |= Linear(4)(input="x", output="h")
+    flagged += If("is_training", Dropout(0.5)(input="h", output="y"), Relu()(input="h", output="y"))
+    assert flagged(X).min() == 0.0
 
 
 def test_pretrained_values_are_used_and_values_are_visible() -> None:

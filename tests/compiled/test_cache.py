@@ -10,7 +10,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.models import BatchNorm1d, Layer, Linear, Model, Relu
+from mithril.models import BatchNorm1d, Layer, Linear, Model, MultiHeadAttention, Relu
 from mithril.system.disk_cache import Store
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -57,6 +57,47 @@ def made_backend(backend):
     from mithril import plugins
 
     return plugins.backend_class(backend)()
+
+
+SCRIPT = """
+import sys
+{comments}
+import mithril as ml
+from mithril.models import Layer, Linear, Model
+
+class Twice(Layer):
+    def build(self, x):
+        return x * 2.0
+
+model = Model(Linear(3), Twice())
+compiled = ml.compile(model, sys.argv[1], shapes={{"input": [2, 4]}}, cache=True, cache_dir=sys.argv[2])
+print(str(compiled.graph.nodes[-1].origin).rpartition("/")[2])
+"""
+
+
+def test_the_key_holds_no_line_of_the_user(tmp_path):
+    places = []
+    for k, name in enumerate(("first.py", "second.py")):
+        path = tmp_path / name
+        path.write_text(SCRIPT.format(comments="# a comment\n" * k))
+        command = [sys.executable, str(path), "numpy", str(tmp_path / "cache")]
+        places.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    assert places == ["first.py:11", "second.py:12"]  # messages name the lines of the running program
+    entries = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "key" not in path.name]
+    assert len(entries) == 1
+
+
+def test_entries_whose_messages_name_moved_lines_are_not_used(tmp_path, monkeypatch):
+    shapes = {"query": [1, 4, 16], "position": []}
+    seen = stages(monkeypatch)
+    attention, copy = Model(), Model()  # the check of the cache's size names a line
+    attention |= MultiHeadAttention(16, 2, cache=8)(query="query", position="position", output="output")
+    copy |= MultiHeadAttention(16, 2, cache=8)(query="query", position="position", output="output")
+    for model, is_cached in ((attention, False), (attention, True), (copy, False), (copy, True)):
+        seen.clear()
+        compiled = made("numpy", tmp_path, model, shapes=shapes)
+        assert ("cached" in seen) is is_cached
+        assert ("lines that moved" in str(compiled.decisions)) is (model is copy and not is_cached)
 
 
 def test_a_second_compile_finds_the_program_and_it_is_the_same(backend, rows, tmp_path, monkeypatch):

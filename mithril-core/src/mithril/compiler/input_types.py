@@ -36,11 +36,13 @@ def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputS
     for name, d in declared.items():
         if name in fixed:
             continue
-        pattern = _merged(name, _shape(name, d.shape), _shape(name, shapes.get(name)))
+        primal = getattr(d, "primal", "")  # a tangent has the type of its input
+        requested = shapes.get(name, shapes.get(primal))
+        pattern = _merged(name, _shape(name, d.shape), _shape(primal if name not in shapes else name, requested))
         shape = None if pattern is None or ... in pattern else pattern
         if shape and batch is not None and _is_unbounded(shape[0]):
             shape = (Dim(str(shape[0]), *batch), *shape[1:])
-        kind = as_dtype(types[name]) if name in types else d.dtype
+        kind = as_dtype(types.get(name, types.get(primal))) if {name, primal} & {*types} else d.dtype
         free = pattern if shape is None else None
         specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required, d.alike, free)
     return specs

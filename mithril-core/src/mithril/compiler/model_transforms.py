@@ -167,7 +167,7 @@ class Derivative:
         for x in self.wrt:
             d = declared.get(x)
             shape, kind = (None, None) if d is None else (d.shape, d.dtype)
-            seeds[tangent_name(x)] = InputOf(tangent_name(x), shape, kind, f"ml.{self.kind} by '{x}'")
+            seeds[tangent_name(x)] = InputOf(tangent_name(x), shape, kind, f"ml.{self.kind} by '{x}'", primal=x)
         return seeds
 
     def inputs(self, inner: Source) -> list[InputOf]:

@@ -3,6 +3,9 @@
 The key covers the model layer by layer, input types, options, passes with versions, plugins, libraries, the files of
 the packages involved, and templates. An entry holds graphs and generated source as text, machine code, names and
 decisions, signed with the user's key (system/disk_cache.py). Nothing is unpickled.
+
+The user's lines are not in the key. If they moved, graphs of the entry, whose nodes name them, are compiled again where
+they are read, and an entry whose other parts name them is not used.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ class ProgramCache:
         self.reads = not any(options[option.name] for option in self.declared if option.needs_steps)
         self._base = self._fingerprint(source, passes)
         self._model = source, passes
+        self._places: Sequence[str] = getattr(source, "places", ())
         self._options = BuildOptions(options, inference=source.inference, decisions=self.decisions)
 
     def _fingerprint(self, source: Source, passes: Sequence[Any]) -> str | None:
@@ -124,7 +128,7 @@ class ProgramCache:
             return
         report: PipelineReport | None = program.report
         interface = program.interface
-        description = {
+        description: dict[str, Any] = {
             "results": asdict(program.results),
             "bounds": [[type(b).__name__, *astuple(b)] for b in (program.checked.checks if program.checked else ())],
             "params": _rows(interface.params),
@@ -136,6 +140,8 @@ class ProgramCache:
             "report": [[r.name, r.seconds, r.before, r.after, r.changed] for r in (report.records if report else [])],
         }
         inputs = program.traced.with_role("input", "cotangent")
+        description["places"] = fingerprint(self._places)
+        description["quotes"] = _quotes(self._places, [json.dumps(description).encode(), *executable.values()])
         guards = Graph(inputs, (), (), "guards", program.traced.guards)
         binary = {PREFIX + name: data for name, data in executable.items()}
         parts = {
@@ -161,6 +167,9 @@ class ProgramCache:
 
     def _read(self, parts: Mapping[str, Any], request: ProgramKey, graphs: Graphs) -> Program:
         description = json.loads(parts["about"])
+        has_moved = description["places"] != fingerprint(self._places)
+        if has_moved and description["quotes"]:
+            raise ValueError("its messages name lines that moved")
         limits = {name: (low, high) for name, low, high in description["limits"]}
         interface = Interface(
             _types(description["params"], limits),
@@ -170,7 +179,7 @@ class ProgramCache:
             tuple(description["donated"]),
         )
         before, after, lowered = (
-            LazyGraph(parts[name].decode() if name in parts else compile_again)
+            LazyGraph(parts[name].decode() if name in parts and not has_moved else compile_again)
             for name, compile_again in zip(("traced", "graph", "lowered"), graphs, strict=True)
         )
         executable = self.backend.revive(
@@ -193,6 +202,12 @@ class ProgramCache:
         if bounds := [KINDS[kind](*fields) for kind, *fields in description["bounds"]]:
             program.checked = IndexCheckedExecutable(executable, bounds, program.types, self.backend)
         return program
+
+
+def _quotes(places: Sequence[str], parts: Sequence[bytes]) -> bool:
+    """Whether parts of an entry name lines of the files of the user."""
+    files = {file.encode() for place in places if (file := re.sub(r"^.* at |:\d+$", "", place))}
+    return any(file + b":" in part for file in files for part in parts)
 
 
 def _results(description: Mapping[str, Any]) -> Results:

@@ -27,6 +27,7 @@ class InputOf:
     where: str
     required: bool = True
     alike: str = ""
+    primal: str = ""  # the input of a tangent, which has the same type
 
 
 class Change(Protocol):
@@ -80,6 +81,11 @@ class TransformedSource:
     @property
     def pretrained(self) -> Mapping[str, Any]:
         return self.inner.pretrained
+
+    @property
+    def places(self) -> Sequence[str]:
+        """The user's lines that messages about the model name."""
+        return getattr(self.inner, "places", ())
 
     def learn(self, shapes: Mapping[str, Any]) -> None:
         """Let layers take sizes from the shapes of parameters that are not pretrained."""

@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from mithril.backend import is_ours
 from mithril.base import Shape, TensorType
 from mithril.compiler import Array, Index, TraceRequest, initialize
 from mithril.ir import Graph, Input
@@ -45,6 +46,16 @@ class LayerSource:
     @property
     def pretrained(self) -> Mapping[str, Any]:
         return self.flat.pretrained
+
+    @property
+    def places(self) -> list[str]:
+        """The user's lines that messages about the model name; they do not affect programs."""
+        builds = [
+            getattr(kind.__dict__.get("build"), "__code__", None) for kind in self.layer_types if not is_ours(kind)
+        ]
+        methods = {f"{code.co_filename}:{code.co_firstlineno}" for code in builds if code is not None}
+        calls = [str(call.location) for call in self.flat.layer_calls]
+        return [*calls, *(d.where for d in self.flat.inputs), *sorted(methods)]
 
     def learn(self, shapes: Mapping[str, Shape]) -> None:
         """Let layers take sizes from the shapes of parameters that are not pretrained."""

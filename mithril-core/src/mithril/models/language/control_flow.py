@@ -11,8 +11,8 @@ from mithril.base import ModelError, closest
 from mithril.ir import Builder, Value
 from mithril.models.language.connection import Connection, Connections, Step
 from mithril.models.language.expressions import Expression
-from mithril.models.language.flatten import TRAINING_FLAG, flatten
-from mithril.models.language.layer import Layer
+from mithril.models.language.flatten import flatten
+from mithril.models.language.layer import TRAINING_FLAG, Layer
 from mithril.models.language.model import Model
 from mithril.models.language.source_location import user_location
 from mithril.models.language.trace import run_flat

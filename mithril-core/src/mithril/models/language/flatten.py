@@ -8,12 +8,11 @@ from typing import Any
 
 from mithril.base import DType, ModelError, closest, dtype as as_dtype
 from mithril.models.language.connection import NO_DEFAULT, Connection, Constant, IOKey, Step
-from mithril.models.language.layer import Layer
+from mithril.models.language.layer import TRAINING_FLAG, Layer
 from mithril.models.language.model import Model
 from mithril.models.language.source_location import SourceLocation
 from mithril.system import fields
 
-TRAINING_FLAG = "is_training"
 NO_TAGS: Mapping[str, Any] = {}
 
 
@@ -28,6 +27,9 @@ class InputDecl:
     default: Any = NO_DEFAULT
     where: str = ""  # the first layer that uses the input, and the user's line
     alike: str = ""  # a similar name that a layer produces: the input may be a misspelling
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        return fields(self, skip=("where", "alike"))  # for messages only
 
     @property
     def required(self) -> bool:

@@ -21,6 +21,8 @@ from mithril.models.language.source_location import NOWHERE, SourceLocation, cal
 from mithril.models.language.trace_context import Context, active, current, shapes_of
 from mithril.system import fields
 
+TRAINING_FLAG = "is_training"  # the input that is True in programs for training
+
 _layers_left: ContextVar[int | None] = ContextVar("layers_left", default=None)
 
 
@@ -271,13 +273,16 @@ class Layer(metaclass=LayerMeta):
         """Wire the layer: bind its terminals to names, connections, IOKeys or constants.
 
         Returns the output connection, or a tuple of them. Called on values in a build method, builds immediately.
-        Called on arrays alone, outside of a model, it computes by NumPy, with pretrained or initial parameters.
+        Called on arrays alone, outside of a model, it computes at once, with pretrained or initial parameters: by
+        NumPy, or on ``backend=`` (a name or an instance), whose arrays it then returns.
         """
         if any(isinstance(a, Value) for a in args) or any(isinstance(b, Value) for b in bindings.values()):
             return self.context.call(self, args, bindings, caller_location())
         arrays = {**dict(zip((*self.inputs, *self.optional), args, strict=False)), **bindings}
-        if set(self.inputs) <= set(arrays) and arrays and all(map(_is_array, arrays.values())) and not is_building():
-            return Layer._compute(self, arrays)
+        backend = arrays.pop("backend", None) if "backend" in bindings and "backend" not in self.terminals() else None
+        is_complete = set(self.inputs) - {TRAINING_FLAG} <= set(arrays)
+        if is_complete and arrays and all(map(_is_array, arrays.values())) and not is_building():
+            return Layer._compute(self, arrays, backend)
         step = Step(self, args, bindings, user_location())
         outputs = tuple(step.results.values())
         step.attach_to_model()

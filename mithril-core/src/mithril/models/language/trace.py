@@ -21,7 +21,8 @@ from mithril.base import (
 )
 from mithril.ir import Builder, Graph, Value, as_results
 from mithril.models.language.connection import NO_DEFAULT, IOKey
-from mithril.models.language.flatten import TRAINING_FLAG, FlatModel, LayerCall, flatten
+from mithril.models.language.flatten import FlatModel, LayerCall, flatten
+from mithril.models.language.layer import TRAINING_FLAG
 from mithril.models.language.model import Model
 from mithril.models.language.trace_context import Context, LazyParam, join_path
 from mithril.runtime import declared_text, expanded

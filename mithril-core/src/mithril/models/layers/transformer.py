@@ -12,10 +12,23 @@ from mithril.models.layers.normalization import LayerNorm
 from mithril.models.layers.shape_layers import Dropout
 
 
-class TransformerEncoderLayer(Layer):
-    """Self-attention and a two-layer MLP, each with a residual; ``norm_first`` normalizes before, not after."""
+def _expected(attention: MultiHeadAttention, terminal: str) -> Any:
+    return attention.expects("position" if terminal == "position" else "query")
 
-    inputs = ("input",)
+
+def _named(layer: Layer, values: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the inputs after the first by name, as ``position`` is among them only with a cache."""
+    return dict(zip((*layer.inputs, *layer.optional)[1:], values, strict=True))
+
+
+class TransformerEncoderLayer(Layer):
+    """Self-attention and a two-layer MLP, each with a residual; ``norm_first`` normalizes before, not after.
+
+    With ``cache=n`` the attention is causal and keeps the keys and values of n positions as states; ``position`` is the
+    position of the first token of the call.
+    """
+
+    inputs: tuple[str, ...] = ("input",)
     optional = ("mask",)
 
     def __init__(
@@ -31,9 +44,13 @@ class TransformerEncoderLayer(Layer):
         kv_heads: int | None = None,
         rotary: bool | float = False,
         eps: float = 1e-5,
+        cache: int | None = None,
     ) -> None:
         self.norm_first = norm_first
-        self.self_attn = MultiHeadAttention(features, heads, kv_heads=kv_heads, causal=causal, rotary=rotary)
+        self.self_attn = MultiHeadAttention(
+            features, heads, kv_heads=kv_heads, causal=causal, rotary=rotary, cache=cache
+        )
+        self.inputs = ("input", "position") if cache else ("input",)
         self.linear1 = Linear(features, feedforward or 4 * features)
         self.linear2 = Linear(feedforward or 4 * features, features)
         self.norm1, self.norm2 = LayerNorm(features, eps=eps), LayerNorm(features, eps=eps)
@@ -41,23 +58,28 @@ class TransformerEncoderLayer(Layer):
         self.activation = activation_layer(activation)
 
     def expects(self, terminal: str) -> Any:
-        return self.self_attn.expects("query") if terminal in self.inputs else None
+        return _expected(self.self_attn, terminal) if terminal in self.inputs else None
 
     def _feed(self, x: Any) -> Any:
         return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
-    def build(self, x: Any, mask: Any) -> Any:
+    def build(self, x: Any, *optional: Any) -> Any:
+        options = _named(self, optional)
         if self.norm_first:
-            x = x + self.dropout1(self.self_attn(self.norm1(x), mask=mask))
+            x = x + self.dropout1(self.self_attn(self.norm1(x), **options))
             return x + self._feed(self.norm2(x))
-        x = self.norm1(x + self.dropout1(self.self_attn(x, mask=mask)))
+        x = self.norm1(x + self.dropout1(self.self_attn(x, **options)))
         return self.norm2(x + self._feed(x))
 
 
 class TransformerDecoderLayer(Layer):
-    """Causal self-attention, attention over ``memory``, and a two-layer MLP, each with a residual."""
+    """Causal self-attention, attention over ``memory``, and a two-layer MLP, each with a residual.
 
-    inputs = ("input", "memory")
+    With ``cache=n`` the self-attention keeps the keys and values of n positions as states; ``position`` is the position
+    of the first token of the call.
+    """
+
+    inputs: tuple[str, ...] = ("input", "memory")
     optional = ("mask", "memory_mask")
 
     def __init__(
@@ -71,9 +93,11 @@ class TransformerDecoderLayer(Layer):
         norm_first: bool = False,
         causal: bool = True,
         eps: float = 1e-5,
+        cache: int | None = None,
     ) -> None:
         self.norm_first = norm_first
-        self.self_attn = MultiHeadAttention(features, heads, causal=causal)
+        self.self_attn = MultiHeadAttention(features, heads, causal=causal, cache=cache)
+        self.inputs = ("input", "memory", "position") if cache else ("input", "memory")
         self.multihead_attn = MultiHeadAttention(features, heads)
         self.linear1 = Linear(features, feedforward or 4 * features)
         self.linear2 = Linear(feedforward or 4 * features, features)
@@ -83,7 +107,7 @@ class TransformerDecoderLayer(Layer):
         self.activation = activation_layer(activation)
 
     def expects(self, terminal: str) -> Any:
-        return self.self_attn.expects("query") if terminal in self.inputs else None
+        return _expected(self.self_attn, terminal) if terminal in self.inputs else None
 
     def _feed(self, x: Any) -> Any:
         return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
@@ -91,12 +115,14 @@ class TransformerDecoderLayer(Layer):
     def _cross(self, x: Any, memory: Any, mask: Any) -> Any:
         return self.dropout2(self.multihead_attn(x, key=memory, value=memory, mask=mask))
 
-    def build(self, x: Any, memory: Any, mask: Any, memory_mask: Any) -> Any:
+    def build(self, x: Any, memory: Any, *optional: Any) -> Any:
+        options = _named(self, (memory, *optional))
+        memory, memory_mask = options.pop("memory"), options.pop("memory_mask")
         if self.norm_first:
-            x = x + self.dropout1(self.self_attn(self.norm1(x), mask=mask))
+            x = x + self.dropout1(self.self_attn(self.norm1(x), **options))
             x = x + self._cross(self.norm2(x), memory, memory_mask)
             return x + self._feed(self.norm3(x))
-        x = self.norm1(x + self.dropout1(self.self_attn(x, mask=mask)))
+        x = self.norm1(x + self.dropout1(self.self_attn(x, **options)))
         x = self.norm2(x + self._cross(x, memory, memory_mask))
         return self.norm3(x + self._feed(x))
 
@@ -104,7 +130,7 @@ class TransformerDecoderLayer(Layer):
 class TransformerEncoder(Layer):
     """``layers`` encoder layers and, with ``norm``, a final layer norm; further keywords as for one layer."""
 
-    inputs = ("input",)
+    inputs: tuple[str, ...] = ("input",)
     optional = ("mask",)
 
     def __init__(
@@ -120,21 +146,22 @@ class TransformerEncoder(Layer):
     ) -> None:
         count = positive("TransformerEncoder", "layers", layers)
         self.layers = [TransformerEncoderLayer(features, heads, feedforward, eps=eps, **options) for _ in range(count)]
+        self.inputs = self.layers[0].inputs
         self.norm = LayerNorm(features, eps=eps) if norm else None
 
     def expects(self, terminal: str) -> Any:
         return self.layers[0].expects(terminal)
 
-    def build(self, x: Any, mask: Any) -> Any:
+    def build(self, x: Any, *optional: Any) -> Any:
         for layer in self.layers:
-            x = layer(x, mask=mask)
+            x = layer(x, **_named(self, optional))
         return x if self.norm is None else self.norm(x)
 
 
 class TransformerDecoder(Layer):
     """``layers`` decoder layers over a memory; further keywords as for one layer."""
 
-    inputs = ("input", "memory")
+    inputs: tuple[str, ...] = ("input", "memory")
     optional = ("mask", "memory_mask")
 
     def __init__(
@@ -150,12 +177,13 @@ class TransformerDecoder(Layer):
     ) -> None:
         count = positive("TransformerDecoder", "layers", layers)
         self.layers = [TransformerDecoderLayer(features, heads, feedforward, eps=eps, **options) for _ in range(count)]
+        self.inputs = self.layers[0].inputs
         self.norm = LayerNorm(features, eps=eps) if norm else None
 
     def expects(self, terminal: str) -> Any:
         return self.layers[0].expects(terminal)
 
-    def build(self, x: Any, memory: Any, mask: Any, memory_mask: Any) -> Any:
+    def build(self, x: Any, *others: Any) -> Any:
         for layer in self.layers:
-            x = layer(x, memory, mask=mask, memory_mask=memory_mask)
+            x = layer(x, **_named(self, others))
         return x if self.norm is None else self.norm(x)
