@@ -139,10 +139,7 @@ from mithril_mlx.utilities.tuner import MlxAutoTuner as MlxAutoTuner
 from mithril_numpy.backend import NumpyBackend as NumpyBackend
 from mithril_onnx.model import from_onnx as from_onnx
 from mithril_parallel.planning.plan import plan as plan
-from mithril_parallel.sharding.api import (
-    placement as placement,
-    shard as shard,
-)
+from mithril_parallel.sharding.api import placement as placement
 from mithril_parallel.sharding.checkpoint import (
     load_sharded as load_sharded,
     save_sharded as save_sharded,

@@ -6,6 +6,22 @@ import itertools
 
 import numpy as np
 
+from mithril_parallel.mesh import Mesh
+from mithril_parallel.placing.strategy import choose
+from mithril_parallel.sharding.spmd import partition_graph
+
+
+def shard(graph, axes, *, splits=None, fsdp=False):
+    """Return the graph of one device of a training step; gradients and new values are split like the old values."""
+    strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp, uneven=True)
+    types = {i.name: i.type for i in graph.arguments if i.role != "cotangent"}
+    outputs = {
+        r.name: strategy.splits.get(r.of, (None,) * r.value.ndim)
+        for r in graph.results_of("gradient", "state")
+        if types.get(r.of) == r.type
+    }
+    return partition_graph(graph, axes, strategy.splits, outputs=outputs), strategy.unsplit
+
 
 def coordinates(mesh):
     names = list(mesh.axes)

@@ -79,22 +79,6 @@ def forward(model, shapes):
     return ml.compile(model, "numpy", shapes=shapes, optimization_level="none").graph
 
 
-def test_stages_on_a_mesh_keep_collectives_local():
-    """Collectives run in the task that computes their operand: no value is sent to an earlier task."""
-    graph, _ = step_graph(block(16, 4, 32), {"x": [8, 6, 16]}, "y")
-    pipeline = ml.staged(graph, 2, 2, axes={"data": 2, "model": 2})
-    assert pipeline.sharded.mesh.axes == {"data": 2, "model": 2}
-    for number, task in enumerate(pipeline.tasks):
-        assert all(source < number for source, _ in task.takes.values())
-    exchanges = [[n for n in t.graph.nodes if n.op.name.startswith("mesh.")] for t in pipeline.tasks]
-    assert all(exchanges[2:])
-    late = [t for t in pipeline.tasks if t.once]
-    over_data = [n for t in pipeline.tasks for n in t.graph.nodes if n.attributes.get("mesh") == "data"]
-    assert over_data
-    assert all(n in t.graph.nodes for n in over_data for t in late if n in t.graph.nodes), "once, after all chunks"
-    assert sum(len([n for n in t.graph.nodes if n.attributes.get("mesh") == "data"]) for t in late) == len(over_data)
-
-
 def test_equal_layers_make_equal_stages():
     pipeline = ml.staged(forward(chain([64] * 8), {"x": [32, 64]}), 4)
     assert pipeline.shares == pytest.approx([0.25] * 4, rel=0.1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gpt import gpt
 from lstm_lm import lstm_lm
-from shards import run
+from shards import run, shard
 from small_models import block, scalar_loss
 
 import mithril as ml
@@ -16,7 +16,6 @@ from mithril import ops
 from mithril.base import ALL
 from mithril.ir import Builder, evaluate
 from mithril.runtime import ProgramKey, ProgramKind
-from mithril_parallel.sharding import api, collective_buckets
 from mithril_parallel.sharding.spmd import partition_graph
 from mithril_testing.cases import backend_cases
 
@@ -121,37 +120,11 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-def test_sharded_model_and_gradients_equal_one_device(name, way, monkeypatch):
-    # 4096 bytes: several buckets, and values larger than one
-    monkeypatch.setattr(collective_buckets.bucketed, "__defaults__", (4096,))
+def test_sharded_model_and_gradients_equal_one_device(name, way):
     make, shapes, target = MODELS[name]
     graph, arguments = step_graph(make(), shapes, target)
     axes, options = WAYS[way]
-    sharded, _ = ml.shard(graph, axes, **options)
+    sharded, _ = shard(graph, axes, **options)
     expected, results = evaluate(graph, arguments), run(sharded, arguments)
     for output, x in expected.items():
         np.testing.assert_allclose(results[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
-
-
-# ------------------------------------------------------------------------------------------------------------ buckets
-def exchanges(graph):
-    nodes = [node for node in graph.nodes if node.op.name.startswith("mesh.")]
-    return [(node.op.name.removeprefix("mesh."), sum(v.type.shape[0] for v in node.results)) for node in nodes]
-
-
-def test_gradients_are_reduced_in_buckets():
-    """One reduction if a bucket holds all gradients, several with small buckets."""
-    graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
-    parameters = sum(int(np.prod(i.type.shape)) for i in graph.with_role("param"))
-    sharded, _ = ml.shard(graph, {"data": 2})
-    assert exchanges(sharded.graph) == [("all_reduce", parameters)]
-    plain, _ = api.shard_unbucketed(graph, {"data": 2})
-    assert len(exchanges(plain.graph)) == len(graph.with_role("param"))
-    small = collective_buckets.bucketed(plain.graph, 4096)
-    assert 2 < len(exchanges(small)) < len(exchanges(plain.graph))
-
-
-def test_parameters_are_gathered_in_buckets():
-    graph, _ = step_graph(block(16, 4, 32), {"x": [4, 6, 16]}, "y")
-    sharded, _ = ml.shard(graph, {"data": 2}, fsdp=True)
-    assert [name for name, _ in exchanges(sharded.graph)] == ["all_gather", "reduce_scatter"]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import numpy as np
 import torch.distributed as dist
-from mesh_cases import assert_same, changes, images, language, on_numpy, one, stepped
+from mesh_cases import G, X, assert_same, block, changes, images, language, on_numpy, raises, stepped
 from module_cases import SIZES
 
 import mithril as ml
-from mithril.models import IOKey, Linear, Model, Relu
+from mithril.models import Dropout, IOKey, Linear, Model, Relu
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
+
+FAMILIES = (
+    "1f1b",
+    "interleaved1f1b",
+    "zbvzerobubble",
+)  # one or several stages per process, and divided backward passes
+ROWS = {n: np.random.default_rng(6).standard_normal((16, k), np.float32) for n, k in (("x", 8), ("target", 6))}
 
 
 def perceptron(size):
@@ -24,9 +33,9 @@ def perceptron(size):
     return Model.create(outputs={"y": Linear(3, name="out")(h)}), batch, "mse_loss"
 
 
-def assert_gradients(make, *rows):
+def assert_gradients(make, *rows, sizes=tuple(SIZES)):
     """Compare gradients, state and loss with one process, at two sizes."""
-    for size in SIZES:
+    for size in sizes:
         expected = changes(make, size, None)
         for mesh, options in rows:
             actual = changes(make, size, mesh, **options)
@@ -43,12 +52,13 @@ def by_schedule(names):
 
 
 def every_schedule():
-    assert_gradients(perceptron, *by_schedule(SCHEDULES))
+    assert_gradients(perceptron, *by_schedule(SCHEDULES), sizes=("small",))
+    assert_gradients(perceptron, *by_schedule(FAMILIES), sizes=("medium",))
 
 
 def transformers():
     """Train with an embedding that is also the head, on chunks with different numbers of targets."""
-    assert_gradients(language, *by_schedule(("1f1b", "interleaved1f1b", "zbvzerobubble")))
+    assert_gradients(language, *by_schedule(FAMILIES))
 
 
 def statistics_of_the_whole_batch():
@@ -66,11 +76,67 @@ def combined():
             ((1, 2, 2), chunks),
         ],
     }
-    assert_gradients(language, *rows[dist.get_world_size()])
+    count = dist.get_world_size()
+    assert_gradients(language, *rows[count], sizes=tuple(SIZES) if count == 2 else ("medium",))
 
 
-def native_gradients():
+def gradients_of_inputs():
+    """Differentiate an input that several stages read, by the graph and by PyTorch."""
+    h = IOKey("x")
+    for k in range(3):
+        h = IOKey("x") + Relu()(Linear(16, name=f"layer{k}")(h))
+    model = Model.create(outputs={"y": h})
+    results = []
+    world = dist.get_world_size()
+    for mesh, options in ((None, {}), ((1, 1, world), {}), ((1, 1, world), {"autodiff": "native"})):
+        chunks = {"pipeline_chunks": 4} if mesh else {}
+        backend = ml.TorchBackend(device_mesh=mesh)
+        compiled = ml.compile(model, backend, shapes={"x": [8, 6, 16]}, **chunks, **options)
+        parts = compiled.evaluate(compiled.randomize_params(0), X, G, wrt=("x", "layer0.weight"))
+        results.append(on_numpy(compiled, parts))
+        assert mesh is None or "pipeline stages" in str(compiled.decisions)
+    assert results[0][1].keys() == {"x", "layer0.weight"}
+    assert_same(results[1], results[0])
+    assert_same(results[2], results[0])
+
+
+def dropout_and_restarts():
+    """Draw the numbers of one process, save parameters of the stages, and resume on other meshes."""
+    count = dist.get_world_size()
+    h = Dropout(0.5)(Relu()(Linear(16, name="first")(IOKey("x"))))
+    model = Model.create(outputs={"y": Linear(6, name="second")(h)})
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    ways = (
+        ((1, 1, count), {"pipeline_chunks": 4, "pipeline_schedule": "interleaved1f1b"}),
+        ((count, 1, 1), {"pipeline_chunks": 2, "parallelism": "fsdp"}),
+    )
+
+    def trainer(mesh, options):
+        backend = ml.TorchBackend(device_mesh=mesh)
+        recipe = {"loss": "mse_loss", "clip_norm": 1.0, "progress": False, "seed": 0}
+        return ml.Trainer(model, ml.Adam(0.01), backend=backend, **recipe, **options)
+
+    single = trainer(None, {})
+    for k in (0, 8, 0, 8):
+        single.step({n: x[k : k + 8] for n, x in ROWS.items()})
+    for k, first in enumerate(ways):
+        path = f"{folder[0]}/{k}"
+        trainer(*first).fit(ROWS, epochs=1, batch_size=8, shuffle=False, callbacks=[ml.Checkpoint(path, every=2)])
+        second = trainer(*ways[1 - k])
+        second.fit(ROWS, epochs=2, batch_size=8, shuffle=False, resume=path)
+        moments = {n: x for n, x in second.engine.arrays.items() if "/" in n and n.endswith("first.weight")}
+        assert len(moments) >= 2
+        assert all(x.to_local().numel() * count == x.numel() for x in moments.values())
+        assert_same([second.engine.to_numpy()], [single.engine.to_numpy()])
+
+
+def wrong_numbers_are_rejected():
+    """Refuse schedules that do not fit the chunks, and gradients that a schedule does not compute."""
     mesh = ml.TorchBackend(device_mesh=(1, 1, dist.get_world_size()))
-    compiled, _, results = stepped(mesh, autodiff="native", pipeline_chunks=2)
-    assert_same(on_numpy(compiled, results), one())
-    assert "pipeline stages" in str(compiled.decisions)
+    dual = {"pipeline_schedule": "dualpipev"}
+    raises(ml.OptionError, "pipeline_chunks=2 in 4 stages(.|\n)*=4", lambda: stepped(mesh, **dual, pipeline_chunks=2))
+    options = {"pipeline_schedule": "interleavedzerobubble", "pipeline_chunks": 4}
+    compiled = ml.compile(block(), mesh, shapes={"x": [8, 6, 16]}, **options)
+    params = compiled.randomize_params(0)
+    raises(ml.OptionError, "gradients of parameters only", lambda: compiled.evaluate(params, X, G, wrt=("x",)))

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+ENGINES = ("torch.distributed.fsdp", "torch.distributed.pipelining")
+
 
 def run_cases(module, names, count, folder):
     """Run functions of a test module in ``count`` processes; return the error of each case, or an empty text.
@@ -17,7 +19,7 @@ def run_cases(module, names, count, folder):
     A name may have the form ``module.function``.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["mithril_torch.module", "mithril_parallel.sharding.api", "torch.distributed.fsdp"])
+    context.set_forkserver_preload(["mithril_torch.module", "mithril_parallel.sharding.api", *ENGINES])
     processes = [context.Process(target=_work, args=(module, names, k, count, str(folder))) for k in range(count)]
     for process in processes:
         process.start()

@@ -36,10 +36,16 @@ TRAINED_ON_TWO = (
     "a_step_of_several_passes",
     "the_layer_that_is_not_finite_is_named",
 )
-PIPELINES = {
-    2: ("every_schedule", "transformers", "statistics_of_the_whole_batch", "combined", "native_gradients"),
-    4: ("combined",),
-}
+PIPELINES = (
+    "every_schedule",
+    "transformers",
+    "statistics_of_the_whole_batch",
+    "combined",
+    "gradients_of_inputs",
+    "dropout_and_restarts",
+    "wrong_numbers_are_rejected",
+)
+PIPELINE_CASES = {2: PIPELINES, 4: ("combined",)}
 TRAINING_CASES = {2: (*TRAINED, *TRAINED_ON_TWO), 4: TRAINED}
 
 
@@ -47,7 +53,7 @@ TRAINING_CASES = {2: (*TRAINED, *TRAINED_ON_TWO), 4: TRAINED}
 def test_cases_in_processes(count, tmp_path):
     trains = importlib.util.find_spec("mithril_train") is not None
     names = (*CASES[count], *(TRAINING_CASES[count] if trains else ()))
-    names += tuple(f"pipeline_cases.{name}" for name in PIPELINES[count] if trains)
+    names += tuple(f"pipeline_cases.{name}" for name in PIPELINE_CASES[count] if trains)
     errors = run_cases("mesh_cases", names, count, tmp_path)
     assert not any(errors.values()), "\n".join(f"-- {name} --\n{error}" for name, error in errors.items() if error)
 
@@ -148,6 +154,9 @@ def test_only_a_script_starts_processes():
         ((1, 1, 2), {"pipeline_stages": 3}, "conflicts with device_mesh"),
         ((1, 1, 2), {"parallelism": "data"}, "conflicts with device_mesh"),
         ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, "cannot be divided into 3 stages"),
+        ((1, 1, 2), {"pipeline_stages": 6, "pipeline_schedule": "zbvzerobubble"}, "two stages in each(.|\n)*=4"),
+        ((1, 1, 2), {"pipeline_stages": 5, "pipeline_schedule": "loopedbfs"}, "equally many stages in each(.|\n)*=4"),
+        ((1, 1, 2), {"pipeline_schedule": "interleaved"}, "did you mean 'interleaved1f1b'"),
     ],
 )
 def test_conflicting_options_are_rejected(mesh, options, message):

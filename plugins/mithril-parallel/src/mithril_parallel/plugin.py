@@ -79,6 +79,5 @@ def mithril_exports() -> Sequence[Export]:
         Export("partition_graph", "mithril_parallel.sharding.spmd:partition_graph"),
         Export("placement", "mithril_parallel.sharding.api:placement"),
         Export("save_sharded", "mithril_parallel.sharding.checkpoint:save_sharded"),
-        Export("shard", "mithril_parallel.sharding.api:shard"),
         Export("with_framework_gradients", "mithril_parallel.sharding.framework_gradients:with_framework_gradients"),
     ]

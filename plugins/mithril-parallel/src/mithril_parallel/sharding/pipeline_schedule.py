@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from mithril.base import OptionError
 from mithril.ir import Graph
-from mithril_parallel.sharding.api import CHUNK, in_chunks, shard_unbucketed
-from mithril_parallel.sharding.collective_buckets import bucketed
-from mithril_parallel.sharding.local_graph import DeviceGraph
+from mithril_parallel.sharding.api import CHUNK, in_chunks
 from mithril_parallel.sharding.pipeline_stages import Task, cost, split_stages
 
 Schedule = Literal["gpipe", "1f1b"]
@@ -32,8 +30,7 @@ class Pipeline:
 
     ``axes`` maps inputs to the axis that is cut into chunks, and outputs to the axis along which their chunks are
     concatenated. Other outputs are sums over chunks if their task says so, or equal for all chunks. ``index`` is the
-    input that holds the number of the chunk, or None. ``sharded`` describes the split of each chunk over the devices
-    of a stage, or is None.
+    input that holds the number of the chunk, or None.
     """
 
     stages: int
@@ -42,7 +39,6 @@ class Pipeline:
     steps: list[Step]
     axes: Mapping[str, int]
     index: str | None
-    sharded: DeviceGraph | None = None
 
     @property
     def shares(self) -> list[float]:
@@ -63,20 +59,10 @@ class Pipeline:
         return peak if any(task.backward for task in self.tasks) else 1
 
 
-def staged(
-    graph: Graph,
-    stages: int,
-    chunks: int = 1,
-    schedule: Schedule = "1f1b",
-    *,
-    axes: Mapping[str, int] | None = None,
-    splits: Mapping[str, int] | None = None,
-    fsdp: bool = False,
-) -> Pipeline:
+def staged(graph: Graph, stages: int, chunks: int = 1, schedule: Schedule = "1f1b") -> Pipeline:
     """Cut ``graph`` (a forward pass, gradients or a training step) into ``stages`` and its batch into ``chunks``.
 
-    With ``axes`` each stage is partitioned for a mesh, as by ``ml.shard``. Gradients are summed over chunks first, so
-    that their collectives and the optimizer's update run once.
+    Gradients are summed over chunks first, so that the optimizer's update runs once.
 
     ``"gpipe"`` runs the forward steps of all chunks before the first backward step; ``"1f1b"`` starts backward steps
     as early as possible, so that a stage holds the activations of at most one chunk per following stage, and its own.
@@ -93,10 +79,8 @@ def staged(
         }
         index = next(iter(per_chunk.indices), None)
         graph = per_chunk.graph
-    sharded = shard_unbucketed(graph, axes, splits=splits, fsdp=fsdp)[0] if axes else None
-    tasks = split_stages(sharded.graph if sharded is not None else graph, stages)
-    tasks = [replace(task, graph=bucketed(task.graph)) for task in tasks]
-    return Pipeline(stages, chunks, tasks, order(tasks, stages, chunks, schedule), cuts, index, sharded)
+    tasks = split_stages(graph, stages)
+    return Pipeline(stages, chunks, tasks, order(tasks, stages, chunks, schedule), cuts, index)
 
 
 def order(tasks: list[Task], stages: int, chunks: int, schedule: Schedule) -> list[Step]:

@@ -16,6 +16,7 @@ from mithril.base import BackendError, OptionError
 from mithril.ir import Graph
 from mithril.system import launched_task
 from mithril_torch.parallel.launcher import launch_others
+from mithril_torch.parallel.schedules import ONE_STAGE, num_stages
 
 DATA, MODEL, PIPELINE = AXES = ("data", "model", "pipeline")
 Split = tuple[str | None, ...]
@@ -71,7 +72,7 @@ def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | N
         mesh = (count,)
     mesh = (*mesh, 1, 1)[:3]
     if kind == "pipeline" or stages is not None:
-        mesh = _with_stages(mesh, stages)
+        mesh = _with_stages(mesh, stages, settings["pipeline_schedule"])
     elif mesh[2] > 1 and kind not in (None, "fsdp"):
         raise OptionError(f"parallelism='{kind}' conflicts with device_mesh={mesh}, which has {mesh[2]} stages")
     if kind == "model" and mesh[1] == 1:
@@ -83,14 +84,16 @@ def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | N
     return mesh
 
 
-def _with_stages(mesh: tuple[int, ...], stages: int | None) -> tuple[int, ...]:
+def _with_stages(mesh: tuple[int, ...], stages: int | None, schedule: str) -> tuple[int, ...]:
     if mesh[2] == 1:  # the mesh specifies the number of devices only
-        count = stages or prod(mesh)
-        if prod(mesh) % count:
-            raise OptionError(f"{prod(mesh)} devices cannot be divided into {count} stages")
-        return (prod(mesh) // count, 1, count)
-    if stages not in (None, mesh[2]):
-        raise OptionError(f"pipeline_stages={stages} conflicts with device_mesh={mesh}", hint="omit one of them")
+        devices = prod(mesh)
+        count = stages or devices
+        if schedule not in ONE_STAGE:
+            count = min(count, devices)
+        if devices % count:
+            raise OptionError(f"{devices} devices cannot be divided into {count} stages")
+        mesh = (devices // count, 1, count)
+    num_stages(schedule, mesh[2], stages)
     return mesh
 
 

@@ -18,8 +18,9 @@ from mithril.base import OptionError
 from mithril.ir import Graph, cotangent_name
 from mithril_torch.parallel.exchange import Form, exchange
 from mithril_torch.parallel.meshes import DATA, PIPELINE, Split
-from mithril_torch.parallel.pipelines import ZERO_BUBBLE, Pipeline, StageModule, num_stages, owners
+from mithril_torch.parallel.pipelines import Pipeline, StageModule
 from mithril_torch.parallel.program_parts import ForwardPart
+from mithril_torch.parallel.schedules import ZERO_BUBBLE, num_stages, owners
 
 Values = dict[str, torch.Tensor]  # local parts by name
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]

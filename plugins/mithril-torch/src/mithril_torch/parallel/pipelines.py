@@ -18,30 +18,6 @@ from mithril_torch.parallel.meshes import PIPELINE, Split
 from mithril_torch.parallel.sharded_module import ShardedModule
 
 Values = dict[str, torch.Tensor]
-ONE_STAGE = ("gpipe", "1f1b")
-V_SHAPED = ("zbvzerobubble", "dualpipev")  # the first process has the last stage, too
-ZERO_BUBBLE = ("interleavedzerobubble", *V_SHAPED)  # gradients of parameters are computed after those of activations
-
-
-def num_stages(schedule: str, processes: int, requested: int | None) -> int:
-    """Return the number of stages of a pipeline; raise OptionError if the schedule cannot divide them."""
-    per_process = 1 if schedule in ONE_STAGE else 2
-    count = requested or processes * per_process
-    fits = count == processes * per_process or (schedule not in (*ONE_STAGE, *V_SHAPED) and count % processes == 0)
-    if not fits:
-        stages = "one stage" if per_process == 1 else "two stages" if schedule in V_SHAPED else "the same number"
-        raise OptionError(
-            f"pipeline_stages={count} conflicts with pipeline_schedule='{schedule}' on {processes} processes",
-            facts=[f"each process runs {stages} of it"],
-            hint=f"set pipeline_stages={processes * per_process}, or omit it",
-        )
-    return count
-
-
-def owners(schedule: str, processes: int, stages: int) -> list[int]:
-    """Return the process of each stage: in turn, or back from the last process to the first."""
-    turns = [divmod(k, processes) for k in range(stages)]
-    return [processes - 1 - k if turn % 2 and schedule in V_SHAPED else k for turn, k in turns]
 
 
 class StageModule(ShardedModule):

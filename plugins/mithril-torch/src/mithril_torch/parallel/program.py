@@ -19,7 +19,6 @@ from mithril.ir import Graph, Input
 from mithril_torch.execution import read
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
 from mithril_torch.parallel.meshes import AXES, DATA, MODEL, MeshBackend, Split, require_processes, select
-from mithril_torch.parallel.pipeline_pass import PipelinePass
 from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
 from mithril_torch.parallel.sharded_module import ShardedModule
 from mithril_torch.parallel.tensor_parallel import unsupported
@@ -91,6 +90,8 @@ class MeshProgram(MeshArrays):
             if not isinstance(part, ForwardPart):
                 step = _Operations(self, part, value_splits, options, load)
             elif shape[2] > 1 or options.settings["pipeline_chunks"] > 1:
+                from mithril_torch.parallel.pipeline_pass import PipelinePass
+
                 step = PipelinePass(self, part, value_splits, options, load)
             else:
                 step = _ForwardPass(self, part, value_splits, options, load)
