@@ -9,7 +9,14 @@ import mithril as ml
 from mithril.ir import Op, result_name
 from mithril.ir.evaluation import evaluate
 from mithril.models import Conv1d, Conv2d, Gelu, LayerNorm, MaxPool2d, Model, Relu
-from mithril_torch.fusion import batch_statistics, foreach, norm_gradients, paired_ops, subgraph_fusion
+from mithril_torch.fusion import (
+    attention_gradients,
+    batch_statistics,
+    foreach,
+    norm_gradients,
+    paired_ops,
+    subgraph_fusion,
+)
 
 # operation: its text in the source, layers that give it, the shape of their input
 CASES = {
@@ -33,12 +40,13 @@ CASES = {
 }
 
 
-OF_STEPS = {"torch.lerp", "torch.each", "torch.batch_norm_for_state", "torch.batch_norm_saving"}  # test_step_kernels.py
+OF_STEPS = {"torch.lerp", "torch.each", "torch.batch_norm_for_state", "torch.batch_norm_saving"}
 OF_STEPS |= {f"torch.{kind}_norm_grad{s}" for kind in ("layer", "batch") for s in ("", "s")}
+OF_STEPS |= {"torch.attention_saving", "torch.attention_grads"}  # all in test_step_kernels.py
 
 
 def test_every_private_operation_has_a_case():
-    modules = (batch_statistics, foreach, norm_gradients, paired_ops, subgraph_fusion)
+    modules = (attention_gradients, batch_statistics, foreach, norm_gradients, paired_ops, subgraph_fusion)
     declared = {x.name for module in modules for x in vars(module).values() if isinstance(x, Op)}
     assert {name for name in declared if name.startswith("torch.")} == CASES.keys() | OF_STEPS
 

@@ -7,7 +7,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.autodiff import value_and_gradients
+from mithril.autodiff import gradients, value_and_gradients
 from mithril.backend import BuildOptions
 from mithril.ir import Builder, Output
 from mithril.ir.evaluation import evaluate
@@ -120,3 +120,36 @@ def test_normalizations_with_one_cotangent_have_their_own_sums():
     source = compare(graph, arrays_of(graph), rtol=2e-5)
     assert source.count("native_layer_norm_backward(") == 2
     assert source.count("native_layer_norm(") == 2
+
+
+def attention_gradients(q, k, v, mask=None, **settings):
+    """Return the source of the gradients of an attention; compare them with the reference."""
+    with Builder() as b:
+        x, y, z = (b.param(n, shape) for n, shape in (("q", q), ("k", k), ("v", v)))
+        m = None if mask is None else b.param("mask", mask)
+        out = ops.attention(x, ops.sin(y), z, m, **settings)
+    graph = b.build({"out": out})
+    compiled = ml.compile(graph, "torch")
+    arrays = {n: a for n, a in arrays_of(graph).items() if n in graph.by_name}
+    slope = np.cos(np.arange(np.prod(out.shape))).reshape(out.shape).astype("float32")
+    _, results = compiled.evaluate({n: compiled.backend.array(a) for n, a in arrays.items()}, {}, slope)
+    expected = evaluate(gradients(graph), {**arrays, "grad/out": slope})
+    for name, x in results.items():
+        np.testing.assert_allclose(compiled.backend.to_numpy(x), expected[f"grad/{name}"], atol=2e-6, err_msg=name)
+    return compiled.source
+
+
+@pytest.mark.parametrize("settings", [{}, {"causal": True}, {"scale": 0.3}])
+def test_cotangents_of_attention_are_one_call(settings):
+    keys = (2, 2, 5 if "causal" in settings else 7, 4)
+    source = attention_gradients((2, 2, 5, 4), keys, keys, **settings)
+    assert "attention_grads(" in source
+    assert "softmax(" not in source
+
+
+@pytest.mark.parametrize("case", ["mask", "shared heads", "wider values", "more keys"])
+def test_attention_without_a_kernel_is_decomposed_in_its_gradient(case):
+    q, k = (1, 2, 3, 4), (1, 1 if case == "shared heads" else 2, 5 if case == "more keys" else 3, 4)
+    v = (*k[:3], 5 if case == "wider values" else 4)
+    source = attention_gradients(q, k, v, (3, 3) if case == "mask" else None, causal=case == "more keys")
+    assert "attention_grads(" not in source

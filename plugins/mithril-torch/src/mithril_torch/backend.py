@@ -32,6 +32,7 @@ from mithril_torch import stored  # noqa: F401  # defines the operation of barri
 from mithril_torch.autograd import DifferentiableProgram, Differentiated
 from mithril_torch.execution import RunOptions, read, runner
 from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
+from mithril_torch.fusion.attention_gradients import join_attentions
 from mithril_torch.fusion.batch_statistics import with_native_statistics
 from mithril_torch.fusion.foreach import with_lists
 from mithril_torch.fusion.norm_gradients import join_norms
@@ -202,6 +203,7 @@ class TorchBackend(SourceBackend):
 
     def generate(self, graph: Graph, options: BuildOptions) -> Any:
         if options.fuses:
+            graph = join_attentions(graph) if self.torch_device.type == "cpu" else graph
             graph = with_lists(pair_operations(join_norms(fuse_subgraphs(graph))))
         return super().generate(graph, options)
 

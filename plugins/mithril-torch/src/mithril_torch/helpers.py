@@ -205,6 +205,26 @@ def batch_norm_grads(g, x, mean, spread, scale, has_scale, has_bias):
     return torch.ops.aten.native_batch_norm_backward(g, x, scale.reshape(-1), None, None, *statistics, True, 0.0, mask)
 
 
+def with_even_rows(*xs):
+    """Return arrays whose last axis is contiguous, as kernels of attention require."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
+
+
+@needs(with_even_rows)
+def attention_saving(q, k, v, causal, scale):
+    """Return the attention on a CPU, and the logarithms of the sums of its weights."""
+    q, k, v = with_even_rows(q, k, v)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+
+
+@needs(with_even_rows)
+def attention_grads(g, y, sums, q, k, v, causal, scale):
+    """Return the cotangents of the operands of ``attention_saving``."""
+    g, q, k, v = with_even_rows(g, q, k, v)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return kernel(g, q, k, v, y, sums, 0.0, causal, scale=scale)
+
+
 def nan_where_masked(y, mask):
     """Return ``y`` with nan for fully masked queries, for which PyTorch returns 0."""
     dead = ~mask.any(-1, keepdim=True) if mask.dtype == torch.bool else (mask == float("-inf")).all(-1, keepdim=True)

@@ -9,7 +9,14 @@ from mithril.backend import Call, dtype_of
 from mithril.base import Registry, TensorType
 from mithril.ir import Node
 from mithril_torch import helpers
-from mithril_torch.fusion import batch_statistics, foreach, norm_gradients, paired_ops, subgraph_fusion
+from mithril_torch.fusion import (
+    attention_gradients,
+    batch_statistics,
+    foreach,
+    norm_gradients,
+    paired_ops,
+    subgraph_fusion,
+)
 from mithril_torch.lowering import has_onednn, table
 from mithril_torch.random_words import add_rows as add_random_rows
 
@@ -17,6 +24,7 @@ subgraph_fusion.add_rows(table)
 paired_ops.add_rows(table)
 foreach.add_rows(table)
 norm_gradients.add_rows(table)
+attention_gradients.add_rows(table)
 batch_statistics.add_rows(table)
 add_random_rows(table)  # type: ignore[no-untyped-call]  # a module of helpers
 
