@@ -10,10 +10,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from interleaved import interleaved
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 SIZES = ((1, 64, 56), (8, 64, 28), (8, 32, 28), (1, 256, 14))
 DEPTH = 4
@@ -166,7 +170,41 @@ def channels() -> None:
             print(f"  {name:5} batch {batch}, {channels} channels, {size}x{size}: {ratio:.2f}", flush=True)
 
 
+def with_claim(backend: Any, operations: frozenset[Any]) -> Any:
+    """Return a backend that claims to compute operations with channels last, or none."""
+
+    class Claiming(type(backend)):  # type: ignore[misc]
+        @property
+        def capabilities(self) -> Any:
+            return replace(super().capabilities, channels_last=operations)
+
+    return Claiming()
+
+
+def resnet() -> None:
+    """ResNet-18 at 224 with embedded weights: with the pass ``channels-last`` over without it."""
+    from resnet18 import resnet18
+
+    import mithril as ml
+    from mithril import ops
+
+    x = RNG.normal(size=(1, 3, 224, 224)).astype(np.float32)
+    for name, backend in (("jax", ml.JaxBackend()), ("mlx", ml.MlxBackend())):
+        ways = {}
+        for way, operations in (("without", frozenset()), ("with", frozenset({ops.conv}))):
+            claiming = with_claim(backend, operations)
+            compiled = ml.compile(resnet18(), claiming, shapes={"input": [1, 3, 224, 224]}, static_inference=True)
+            compiled.bind(compiled.randomize_params(0))
+            image = {"input": claiming.array(x)}
+            ways[way] = lambda c=compiled, b=claiming, i=image: b.synchronize(c(i)["output"])
+        times = interleaved(ways, 20, clock=time.process_time)
+        print(
+            f"resnet18 at 224 on {name}: {times['with'] / times['without']:.3f} ({times['with'] * 1e3:.1f} ms)",
+            flush=True,
+        )
+
+
 if __name__ == "__main__":
-    parts = {"channels": channels, "weights": weights, "mlx": mlx}
+    parts = {"channels": channels, "weights": weights, "mlx": mlx, "resnet": resnet}
     for part in sys.argv[1:] or parts:
         parts[part]()

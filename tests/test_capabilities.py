@@ -53,6 +53,26 @@ def test_passes_write_every_form_that_a_backend_prefers(backend):
         assert set(forms) <= {way.name for way in WAYS[op.name]}, op.name
 
 
+CHANNELS_LAST = [n for n in sorted(plugins.backends()) if plugins.backend_class(n)().capabilities.channels_last]
+
+
+@pytest.mark.parametrize("backend", CHANNELS_LAST)
+def test_images_between_operations_with_channels_last_keep_that_order(backend):
+    with Builder() as b:
+        x, w = b.input("x", (2, 8, 6, 6)), b.param("w", (8, 8, 3, 3))
+        y = ml.ops.relu(ml.ops.conv(x, w, padding=((1, 1), (1, 1))))
+        z = ml.ops.conv(y, w, padding=((1, 1), (1, 1)))
+        graph = b.build({"y": ml.ops.relu(z + y)})
+    results = []
+    for level in ("low", "medium"):
+        compiled = ml.compile(graph, backend, inference=True, optimization_level=level)
+        x = np.random.default_rng(0).standard_normal((2, 8, 6, 6), np.float32)
+        results.append(np.asarray(compiled.evaluate(compiled.randomize_params(0), {"x": x})["y"]))
+        additions = [node.result.shape for node in compiled.graph.nodes if node.op is ml.ops.add]
+        assert additions == [(2, 8, 6, 6) if level == "low" else (2, 6, 6, 8)]
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", sorted(plugins.backends()))
 def test_arrays_of_numpy_are_returned_unchanged(backend):
     array = np.arange(3, dtype=np.float32)

@@ -50,6 +50,16 @@ def test_bound_parameters_are_baked_in(backend):
     assert not program.graph.with_role("param")
 
 
+def test_nothing_is_compiled_before_the_parameters_are_bound(backend, monkeypatch):
+    cls = ml.plugins.backend_class(backend)
+    built, build = [], cls.build
+    monkeypatch.setattr(cls, "build", lambda self, *arguments: built.append(1) or build(self, *arguments))
+    compiled = ml.compile(net(), backend, shapes={"x": [4, 6]}, static_inference=True)
+    assert not built
+    compiled.bind(compiled.randomize_params(0))({"x": X})
+    assert len(built) == 1
+
+
 def test_binding_again_makes_another_program(backend):
     compiled = ml.compile(net(), backend, shapes={"x": [4, 6]}, static_inference=True)
     first, second = compiled.randomize_params(0), compiled.randomize_params(1)

@@ -48,4 +48,5 @@ class Capabilities:
     memory: Literal["arena", "frees", "holds", "library"] = "holds"
     # Smallest and largest relative error of inexact memory figures, measured on small networks.
     estimate_error: tuple[float, float] | None = None
+    channels_last: frozenset[Op] = frozenset()  # operations that it computes between transposes of their images
     prefers: Prefers = field(default_factory=lambda: MappingProxyType({}))  # forms that are always faster

@@ -191,9 +191,10 @@ class Compiler:
             check_trainable(self.settings["trainable"], compiled.interface)
         assumed = [name for name in types if self.specs[name].dtype is None]
         try:
-            if self.settings["static_inference"]:
-                compiled.bind_pretrained()  # the program contains the parameters
-            compiled.prepare(types)
+            if compiled.awaits_parameters():
+                self.lowered(compiled.defer(types))  # raise errors now; the program will contain parameters
+            else:
+                compiled.prepare(types)
         except DTypeError:
             if not assumed or self._typed:
                 raise

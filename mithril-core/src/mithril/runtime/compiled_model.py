@@ -257,6 +257,17 @@ class CompiledModel:
         binding, constants = (bound.number, bound.constants or {}) if bound is not None else (0, {})
         self._evaluation.prepare(ProgramKey(tuple(types.items()), ProgramKind(), binding, constants))
 
+    def awaits_parameters(self) -> bool:
+        """Whether programs contain parameters that are not bound yet; pretrained ones are bound."""
+        is_bound = not self._parameters.static or self.bind_pretrained()
+        return not is_bound and bool(self.interface.with_role("param"))
+
+    def defer(self, types: Mapping[str, TensorType]) -> ProgramKey:
+        """Compile the program for these input types later: it contains parameters that are not bound yet."""
+        self._parameters.input_types = dict(types)
+        self._calls.latest_types = tuple(types.items())
+        return ProgramKey(self._calls.latest_types, ProgramKind())
+
     # -- parameters and state ----------------------------------------------------------------------------------------
     @property
     def model(self) -> Any:
@@ -350,7 +361,8 @@ class CompiledModel:
     def programs(self) -> tuple[Program, ...]:
         """The cached programs, without evicted ones; one that embeds parameters is compiled after ``bind``."""
         bound, types = self._parameters.bound, self._calls.latest_types
-        if bound is not None and bound.number and types and all(p.request.binding != bound.number for p in self._calls):
+        number = bound.number if bound is not None else 0
+        if self._parameters.static and types and all(p.request.binding != number for p in self._calls):
             self.prepare(dict(types))
         return tuple(self._calls)
 

@@ -69,6 +69,7 @@ class MlxBackend(SourceBackend):
             threads=common.family == "cpu" and BLAS.threads() is not None,
             memory="holds",  # MLX starts all operations before the first has finished
             estimate_error=(-0.50, 1.51),
+            channels_last=frozenset({conv}),
             prefers=on_cpu if common.family == "cpu" else {},
         )
 

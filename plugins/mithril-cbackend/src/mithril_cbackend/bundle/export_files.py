@@ -342,7 +342,7 @@ def weights(contents: Contents) -> str:
     return f'#include "{contents.name}.h"\n\n' + words(f"{contents.name}_weights", contents.weights, size)
 
 
-def words(name: str, data: bytes, size: str) -> str:
+def words(name: str, data: bytes | bytearray, size: str) -> str:
     """Return bytes as a 64-byte aligned array of 32-bit words."""
     return f"_Alignas(64) const uint32_t {name}[{size}] = {{\n{numbers(data)}\n}};\n"
 
@@ -354,7 +354,7 @@ def typed(name: str, x: np.ndarray[Any, Any]) -> str:
     return f"static _Alignas(64) const {union} {name} = {{{{\n{numbers(x.tobytes())}\n}}}};\n"
 
 
-def numbers(data: bytes) -> str:
+def numbers(data: bytes | bytearray) -> str:
     """Return bytes as lines of 32-bit numbers, at least one."""
     words_ = np.frombuffer(data + bytes(-len(data) % 4), "<u4") if data else np.zeros(1, np.uint32)
     rows = [", ".join(f"0x{w:08x}" for w in words_[k : k + 10].tolist()) for k in range(0, len(words_), 10)]

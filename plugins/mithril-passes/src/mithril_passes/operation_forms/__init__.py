@@ -24,4 +24,12 @@ PASSES = (
         after=("specialize-operations",),
         summary="Large operations in the fastest of several ways: measured here, and remembered.",
     ),
+    PassSpec(
+        "channels-last",
+        "mithril_passes.operation_forms.channels_last:channels_last",
+        stage="specialize",
+        level="medium",
+        after=("kernel-choice",),
+        summary="Images with channels last between operations that the backend computes that way.",
+    ),
 )
