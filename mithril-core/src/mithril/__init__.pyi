@@ -285,7 +285,7 @@ class CompileOptions(TypedDict, total=False):
     optimizations: Mapping[str, bool]
     optimize_for: Literal["throughput", "latency"] | None
     outputs: Sequence[str] | None
-    parallelism: Literal["data", "fsdp", "model", "pipeline"] | None
+    parallelism: Literal["data", "fsdp", "hsdp", "model", "context", "pipeline"] | tuple[Literal["data", "fsdp", "hsdp", "model", "context", "pipeline"], ...] | None
     pipeline_chunks: int
     pipeline_schedule: Literal["1f1b", "gpipe", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"]
     pipeline_stages: int | None

@@ -128,3 +128,16 @@ def test_sharded_model_and_gradients_equal_one_device(name, way):
     expected, results = evaluate(graph, arguments), run(sharded, arguments)
     for output, x in expected.items():
         np.testing.assert_allclose(results[output], x, rtol=2e-4, atol=2e-5, err_msg=output)
+
+
+def test_causal_attention_on_parts_of_the_queries_is_one_operation():
+    with Builder() as b:
+        q, k, v = (b.input(name, (2, 2, 6, 4)) for name in "qkv")
+        y = ops.attention(q, k, v, causal=True)
+    graph = b.build({"y": y})
+    inputs = {name: np.random.default_rng(n).standard_normal((2, 2, 6, 4), np.float32) for n, name in enumerate("qkv")}
+    sharded = partition_graph(graph, {"context": 2}, dict.fromkeys("qkv", (None, None, "context", None)))
+    operations = [n.op.name for n in sharded.graph.nodes]
+    assert operations.count("attention") == 1
+    assert operations.count("mesh.all_gather") == 2  # keys and values
+    np.testing.assert_allclose(run(sharded, inputs)["y"], evaluate(graph, inputs)["y"], rtol=1e-5)

@@ -204,9 +204,11 @@ def changes(make, size, mesh, **options):
 def gradients_of_several_kinds_of_models():
     """Compare gradients, running statistics and losses with one process, at two sizes."""
     data, fsdp, model = ((2,), {}), ((2,), {"parallelism": "fsdp"}), ((1, 2), {})
+    context, hsdp = ((1, 2), {"parallelism": "context"}), ((2, 2), {"parallelism": "hsdp"})
+    sharded_context = ((2, 2), {"parallelism": ("fsdp", "context")})
     ways = {
-        2: {language: (fsdp, model), images: (data, model), recurrent: (fsdp,)},
-        4: {language: [((2, 2), {"parallelism": "fsdp"})]},
+        2: {language: (fsdp, model, context), images: (data, model), recurrent: (fsdp, context)},
+        4: {language: [((2, 2), {"parallelism": "fsdp"}), hsdp, sharded_context], images: [hsdp]},
     }
     for make, rows in ways[dist.get_world_size()].items():
         for size in SIZES:
@@ -323,4 +325,7 @@ def raises(error, message, function):
 def conflicting_options_are_rejected():
     mesh = ml.TorchBackend(device_mesh=(2,))
     raises(ml.OptionError, "conflicts with a mesh", lambda: stepped(mesh, jit=True))
+    odd = [block(), ml.TorchBackend(device_mesh=(1, 2))]
+    message = "5 positions of input 'x' cannot be divided over 2 devices"
+    raises(ml.OptionError, message, lambda: ml.compile(*odd, shapes={"x": [8, 5, 16]}, parallelism="context"))
     raises(ml.BackendError, "requires 4 processes, got 2", lambda: stepped(ml.TorchBackend(device_mesh=(4,))))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-DATA, MODEL, PIPELINE = "data", "model", "pipeline"
+DATA, MODEL, PIPELINE, CONTEXT = "data", "model", "pipeline", "context"
 Split = tuple[str | None, ...]  # for each axis of a tensor the mesh axis that divides it
 
 # When a reshape merges axes, an inner one may be split: "data%6" divides each of six blocks of the axis over ``data``.

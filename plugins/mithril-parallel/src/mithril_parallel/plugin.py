@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from mithril import Export, Lowering, OpsSpec, Option, hookimpl
 
+Kind = Literal["data", "fsdp", "hsdp", "model", "context", "pipeline"]
 Schedule = Literal[
     "1f1b", "gpipe", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"
 ]
@@ -20,10 +21,10 @@ def mithril_options() -> Sequence[Option]:
     return [
         Option(
             "parallelism",
-            Literal["data", "fsdp", "model", "pipeline"] | None,
+            Kind | tuple[Kind, ...] | None,
             None,
-            "Dimension to split over the devices: the batch (fsdp: the parameters too), the weights or the layers; "
-            "None follows the mesh.",
+            "Dimension to split over the devices: the batch (fsdp, hsdp: the parameters too), the weights, the "
+            "positions of sequences (context) or the layers; several as a tuple; None follows the mesh.",
         ),
         Option(
             "fsdp_reshard",

@@ -292,7 +292,7 @@ def part_at(x, first, sizes):
     for axis, size in enumerate(sizes):
         if size != x.shape[axis]:
             part = part.index_select(axis, first[axis] + torch.arange(size, device=x.device))
-    return part.view(x.dtype)
+    return part if part.dtype == x.dtype else part.view(x.dtype)  # a view with a dtype has no gradient
 
 
 def window(x, first, sizes):

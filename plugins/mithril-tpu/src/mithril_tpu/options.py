@@ -53,6 +53,12 @@ def read(settings: Mapping[str, Any]) -> DeviceRequest:
     if effort is not None and not 0 <= effort <= 3:
         raise OptionError(f"tpu_options['effort'] must be 0, 1, 2 or 3, got {effort!r}")
     kind, stages = settings["parallelism"], settings["pipeline_stages"]
+    if kind not in (None, "data", "fsdp", "model", "pipeline"):
+        raise OptionError(
+            f"parallelism={kind!r} is not available on TPUs",
+            facts=["available: 'data', 'fsdp', 'model', 'pipeline'"],
+            hint="use one of these",
+        )
     replicas = settings["tpu_replicas"]
     if stages is None:
         stages = (replicas or 1) if kind == "pipeline" else 1

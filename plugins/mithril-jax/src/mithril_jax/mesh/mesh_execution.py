@@ -144,6 +144,12 @@ class ArgumentShardings:
         self.simulated = mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self.parallelism = settings.get("parallelism")
         self.splits: dict[str, int] = dict(settings["tensor_split_dims"]) if "tensor_split_dims" in settings else {}
+        if self.parallelism not in (None, "data", "fsdp", "model", "pipeline"):
+            raise OptionError(
+                f"parallelism={self.parallelism!r} is not available on JAX",
+                facts=["available: 'data', 'fsdp', 'model', 'pipeline'"],
+                hint="use ml.TorchBackend(device_mesh=...), or one of these",
+            )
         if self.parallelism == "model" and mesh.shape.get("model", 1) == 1:
             raise OptionError(
                 "parallelism='model' requires a mesh with a model axis",

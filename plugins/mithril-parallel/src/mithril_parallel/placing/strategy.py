@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from mithril.axes import Factors, OpAxes, axes_of, is_product, is_unchanged, is_view
 from mithril.base import OptionError
 from mithril.ir import Graph, Input, Node, Value, decompose
-from mithril_parallel.mesh import DATA, MODEL, PIPELINE, Mesh, Split, replicated
+from mithril_parallel.mesh import CONTEXT, DATA, MODEL, PIPELINE, Mesh, Split, replicated
 from mithril_parallel.placing.propagate import GraphSharding, propagate_node
 from mithril_parallel.placing.rules import OpSharding, op_sharding, sizes
 
@@ -55,6 +55,7 @@ def choose(
     requests = dict(splits or {})
     graph = decompose(graph, _has_rule)
     _split_batch(graph, strategy, requests, chunked, uneven)
+    _split_sequence(graph, strategy, requests)
     if mesh.size(MODEL) > 1:
         _apply_user_splits(graph, strategy, requests)
         if not _has_weight_requests(requests):
@@ -115,6 +116,28 @@ def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], 
             strategy.splits[i.name] = tuple(DATA if k == axis else None for k in range(i.value.ndim))
         elif n > 1:
             strategy.unsplit[i.name] = f"axis {axis} has {n} items, the batch {length}"
+
+
+def _split_sequence(graph: Graph, strategy: Strategy, requests: Mapping[str, int]) -> None:
+    """Split the axis after that of the batch over ``context``: the positions of a sequence."""
+    parts = strategy.mesh.size(CONTEXT)
+    axis = 1 if requests.get(ACTIVATIONS, 0) == 0 else 0
+    inputs = [i for i in graph.with_role("input") if i.value.ndim > max(axis, 1) and sizes(i.value)[axis] > 1]
+    if parts == 1 or not inputs:
+        return
+    lengths = [sizes(i.value)[axis] for i in inputs]
+    length = max(lengths, key=lambda n: (lengths.count(n), n))
+    if length % parts:
+        name = next(i.name for i, n in zip(inputs, lengths, strict=True) if n == length)
+        raise OptionError(
+            f"{length} positions of input '{name}' cannot be divided over {parts} devices",
+            facts=[f"mesh: {strategy.mesh}; axis {axis} is the sequence"],
+            hint=f"pad sequences to {-(-length // parts) * parts} positions, or use fewer devices along '{CONTEXT}'",
+        )
+    for i, n in zip(inputs, lengths, strict=True):
+        if n == length:
+            split = strategy.of(i.name, i.value.ndim)
+            strategy.splits[i.name] = tuple(CONTEXT if k == axis else a for k, a in enumerate(split))
 
 
 # -- tensor_split_dims ----------------------------------------------------------------------------------------------

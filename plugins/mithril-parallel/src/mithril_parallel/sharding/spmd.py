@@ -17,6 +17,7 @@ from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results, 
 from mithril.ops import if_op, scan_op
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
 from mithril_parallel.placing.rules import sizes
+from mithril_parallel.sharding.causal_attention import shard_causal_attention
 from mithril_parallel.sharding.control_flow import shard_if, shard_scan
 from mithril_parallel.sharding.local_graph import DeviceGraph, LocalGraphBuilder, Part
 from mithril_parallel.sharding.local_rules import LocalRule, is_zero, local_rule
@@ -128,7 +129,7 @@ class SpmdPartitioner(LocalGraphBuilder):
                 shard_if(self, node)
             elif self._can_delay_reduction(node):
                 self._delay_reduction(node)
-            elif not (shard_lookup(self, node) or shard_row_aligned(self, node)):
+            elif not any(shard(self, node) for shard in (shard_lookup, shard_row_aligned, shard_causal_attention)):
                 self._partition(node)
 
     def _partition(self, node: Node) -> None:

@@ -8,23 +8,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from mithril.base import BackendError
-from mithril_torch.parallel.meshes import AXES, MeshBackend, Split, join_group, mesh_of
+from mithril_torch.parallel.layout import Split
+from mithril_torch.parallel.meshes import MeshBackend, axes_of_mesh, join_group
 
 
 class MeshArrays:
     """The splits of a program's arguments, and conversions between complete arrays, ``DTensor`` and local parts."""
 
-    def __init__(self, shape: tuple[int, ...], splits: dict[str, Split], backend: MeshBackend) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        splits: dict[str, Split],
+        backend: MeshBackend,
+        kinds: frozenset[str] = frozenset(),
+    ) -> None:
         device = backend.torch_device
         join_group(device)
         self.array, self.splits = backend.array, splits
-        self.mesh = mesh_of(shape, device.type)
-        coordinate = self.mesh.get_coordinate()
-        assert coordinate is not None
-        self.coordinates = dict(zip(AXES, coordinate, strict=False))
+        self.axes = axes_of_mesh(shape, device.type, kinds)
+        self.mesh = self.axes.mesh
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters as ``DTensor``, of which every process holds its part."""
@@ -37,8 +42,8 @@ class MeshArrays:
         """Build a parameter whose local part is ``read(index)`` of this process's region."""
         index = []
         for n, axis in zip(shape, self.splits[name], strict=True):
-            size = n // (self.mesh.size(AXES.index(axis)) if axis is not None else 1)
-            start = self.coordinates[axis] * size if axis is not None else 0
+            size = n // self.axes.size(axis)
+            start = self.axes.index(axis) * size if axis is not None else 0
             index.append(slice(start, start + size))
         return self.joined(self.array(read(tuple(index))), self.splits[name], shape)
 
@@ -48,7 +53,7 @@ class MeshArrays:
             return self.part(self.splits[name], x)
         if x.device_mesh != self.mesh:  # split over a mesh of the caller
             return self.part(self.splits[name], x.full_tensor())
-        placements = self.placements(self.splits[name])
+        placements = self.axes.placements(self.splits[name])
         if tuple(x.placements) != placements:
             x = x.redistribute(self.mesh, placements)
         local: torch.Tensor = x.to_local()
@@ -57,7 +62,7 @@ class MeshArrays:
     def part(self, split: Split, x: torch.Tensor) -> torch.Tensor:
         for k, axis in enumerate(split):
             if axis is not None:
-                x = x.chunk(self.mesh.size(AXES.index(axis)), k)[self.coordinates[axis]]
+                x = x.chunk(self.axes.size(axis), k)[self.axes.index(axis)]
         return x
 
     def joined(self, local: torch.Tensor, split: Split, shape: Sequence[int]) -> torch.Tensor:
@@ -66,11 +71,8 @@ class MeshArrays:
             return local
         stride = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
         return DTensor.from_local(
-            local, self.mesh, self.placements(split), run_check=False, shape=torch.Size(shape), stride=stride
+            local, self.mesh, self.axes.placements(split), run_check=False, shape=torch.Size(shape), stride=stride
         )
-
-    def placements(self, split: Split) -> tuple[Any, ...]:
-        return tuple(Shard(split.index(a)) if a in split else Replicate() for a in AXES[: self.mesh.ndim])
 
 
 def connection_error(error: Exception) -> BackendError:

@@ -16,12 +16,12 @@ from mithril.base import BackendError, OptionError
 from mithril.ir import Graph
 from mithril.system import launched_task
 from mithril_torch.parallel.launcher import launch_others
+from mithril_torch.parallel.layout import AXES, MeshAxes, check_kinds, dimensions_of, kinds_of
 from mithril_torch.parallel.schedules import ONE_STAGE, num_stages
 
-DATA, MODEL, PIPELINE = AXES = ("data", "model", "pipeline")
-Split = tuple[str | None, ...]
-
 _meshes: dict[str, DeviceMesh] = {}
+_axes: dict[int, MeshAxes] = {}
+_current: list[MeshAxes | DeviceMesh] = []  # of the program that runs
 
 
 class MeshBackend(Protocol):
@@ -59,28 +59,22 @@ def launched_world_size() -> int | None:
 def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | None:
     """Return the mesh selected by the backend and the options together, or None for a single device."""
     settings = options.settings
-    mesh, kind, stages = backend.device_mesh, settings.get("parallelism"), settings.get("pipeline_stages")
+    mesh, kinds, stages = backend.device_mesh, kinds_of(settings.get("parallelism")), settings.get("pipeline_stages")
     if mesh is None:
         count = launched_world_size() or stages
-        if kind is None and stages is None:
+        if not kinds and stages is None:
             return None
         if count is None:
+            names = " and ".join(f"'{kind}'" for kind in sorted(kinds))
             options.decisions.record(
-                "ignored", f"parallelism='{kind}' requires the number of devices: TorchBackend(device_mesh=(4,))"
+                "ignored", f"parallelism={names} requires the number of devices: TorchBackend(device_mesh=(4,))"
             )
             return None
         mesh = (count,)
     mesh = (*mesh, 1, 1)[:3]
-    if kind == "pipeline" or stages is not None:
+    if "pipeline" in kinds or stages is not None:
         mesh = _with_stages(mesh, stages, settings["pipeline_schedule"])
-    elif mesh[2] > 1 and kind not in (None, "fsdp"):
-        raise OptionError(f"parallelism='{kind}' conflicts with device_mesh={mesh}, which has {mesh[2]} stages")
-    if kind == "model" and mesh[1] == 1:
-        raise OptionError(
-            "parallelism='model' requires a mesh with a model axis",
-            facts=[f"device_mesh={mesh}"],
-            hint=f"use device_mesh=(1, {prod(mesh)})",
-        )
+    check_kinds(kinds, mesh)
     return mesh
 
 
@@ -117,19 +111,25 @@ def join_group(device: torch.device) -> None:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
 
-def mesh_of(shape: tuple[int, ...], device: str) -> DeviceMesh:
+def mesh_of(shape: tuple[int, ...], device: str, names: tuple[str, ...] = AXES) -> DeviceMesh:
     """Return the mesh of all processes, created once because creation is collective."""
-    key = f"{device} {shape}"
+    key = f"{device} {shape} {names}"
     if key not in _meshes:
-        _meshes[key] = init_device_mesh(device, shape, mesh_dim_names=AXES[: len(shape)])
+        _meshes[key] = init_device_mesh(device, shape, mesh_dim_names=names[: len(shape)])
     return _meshes[key]
 
 
-def select(mesh: DeviceMesh) -> None:
+def axes_of_mesh(shape: tuple[int, ...], device: str, kinds: frozenset[str]) -> MeshAxes:
+    """Return the axes of the mesh of all processes, created once because groups are."""
+    mesh = mesh_of(shape, device, dimensions_of(kinds))
+    return _axes.setdefault(id(mesh), MeshAxes(mesh))
+
+
+def select(mesh: MeshAxes | DeviceMesh) -> None:
     """Let the collectives of the program that runs next use the groups of this mesh."""
-    _meshes["current"] = mesh
+    _current[:] = [mesh]
 
 
 def group_of(axis: str) -> Any:
     """Return the process group along an axis of the current mesh."""
-    return _meshes["current"].get_group(axis)
+    return _current[0].get_group(axis)

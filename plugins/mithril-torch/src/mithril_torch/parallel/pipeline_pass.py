@@ -17,7 +17,7 @@ from mithril.backend import BuildOptions
 from mithril.base import OptionError
 from mithril.ir import Graph, cotangent_name
 from mithril_torch.parallel.exchange import Form, exchange
-from mithril_torch.parallel.meshes import DATA, PIPELINE, Split
+from mithril_torch.parallel.layout import DATA, PIPELINE, Split
 from mithril_torch.parallel.pipelines import Pipeline, StageModule
 from mithril_torch.parallel.program_parts import ForwardPart
 from mithril_torch.parallel.schedules import ZERO_BUBBLE, num_stages, owners
@@ -46,6 +46,7 @@ class PipelinePass:
         load: Callable[[Graph, bool], Forward],
     ) -> None:
         self.part, self.mesh, self.device = part, program.mesh, program.array([0]).device
+        self.axes = program.axes
         graph, operands = part.graph, part.operands
         self.input_splits = {
             i.name: value_splits.get(operands[i.name], (None,) * i.value.ndim) for i in graph.arguments
@@ -100,7 +101,7 @@ class PipelinePass:
             if self.owners[k] == self.rank:
                 gives = stage.gives if k < len(stages) - 1 else objectives
                 modules[k] = StageModule(
-                    stage, lambda graph: load(graph, bool(trained)), self.input_splits, trained, self.mesh, gives
+                    stage, lambda graph: load(graph, bool(trained)), self.input_splits, trained, self.axes, gives
                 )
         self.modules = modules
         self.pipeline = Pipeline(

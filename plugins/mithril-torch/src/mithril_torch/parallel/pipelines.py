@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from mithril.base import OptionError, TensorType
 from mithril.ir import Graph
 from mithril_torch.parallel.collectives import STORED
-from mithril_torch.parallel.meshes import PIPELINE, Split
+from mithril_torch.parallel.layout import PIPELINE, MeshAxes, Split
 from mithril_torch.parallel.sharded_module import ShardedModule
 
 Values = dict[str, torch.Tensor]
@@ -29,13 +29,13 @@ class StageModule(ShardedModule):
         load: Callable[[Graph], Callable[..., dict[str, Any]]],
         splits: Mapping[str, Split],
         trained: Sequence[str],
-        mesh: DeviceMesh,
+        axes: MeshAxes,
         gives: Sequence[str],
     ) -> None:
         names = [i.name for i in stage.graph.with_role("param")]
         splits = {n: tuple(None if a == PIPELINE else a for a in splits[n]) for n in names}
         # parameters are gathered once for all chunks
-        super().__init__(stage.graph, load, splits, [n for n in trained if n in names], mesh, reshard=False)
+        super().__init__(stage.graph, load, splits, [n for n in trained if n in names], axes, reshard=False)
         self.takes, self.gives, self.ends = stage.takes, tuple(gives), stage.results
         self.reads = [i.name for i in stage.graph.arguments if i.role != "param" and i.name not in stage.takes]
         self.dtypes = [getattr(torch, stage.graph.input(n).type.dtype.name) for n in stage.takes]

@@ -7,6 +7,7 @@ parts, mainly the optimizer's update: each process computes those for the arrays
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from mithril.base import OptionError
 from mithril.ir import Graph, Input
 from mithril_torch.execution import read
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
-from mithril_torch.parallel.meshes import AXES, DATA, MODEL, MeshBackend, Split, require_processes, select
+from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, PIPELINE, Split, kinds_of
+from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
 from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
 from mithril_torch.parallel.sharded_module import ShardedModule
 from mithril_torch.parallel.tensor_parallel import unsupported
@@ -79,8 +81,9 @@ class MeshProgram(MeshArrays):
         self, graph: Graph, shape: tuple[int, ...], options: BuildOptions, backend: MeshBackend, load: Loader
     ) -> None:
         parts, self.results = parts_of(graph)
-        splits = _argument_splits(graph, parts, shape, options)
-        super().__init__(shape, splits, backend)
+        self.kinds = kinds_of(options.settings["parallelism"])
+        super().__init__(shape, {}, backend, self.kinds)
+        self.splits = splits = _argument_splits(graph, parts, self.axes.sizes, self.kinds, options)
         self.donated = [i.name for i in graph.arguments if i.tags.get("donated")]
         self.shapes = {r.name: tuple(map(int, r.value.shape)) for r in graph.results}
         value_splits = dict(splits)  # also of the values between parts
@@ -100,7 +103,7 @@ class MeshProgram(MeshArrays):
         self.splits_of_results = {name: value_splits[value] for name, value in self.results.items()}
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        select(self.mesh)
+        select(self.axes)
         arguments = {**params, **inputs}
         try:
             values = {name: self.local(name, arguments[name]) for name in self.splits}
@@ -134,17 +137,12 @@ class MeshProgram(MeshArrays):
 
 
 def _argument_splits(
-    graph: Graph, parts: Sequence[Part], shape: tuple[int, ...], options: BuildOptions
+    graph: Graph, parts: Sequence[Part], sizes: Mapping[str, int], kinds: frozenset[str], options: BuildOptions
 ) -> dict[str, Split]:
     """Return the splits of all arguments: those of the forward passes, and for optimizer values those of parameters."""
-    settings = options.settings
-    axes = dict(zip(AXES, shape, strict=False))
-    fsdp = settings["parallelism"] == "fsdp"
     selected: dict[str, Split] = {}
     for part in (p for p in parts if isinstance(p, ForwardPart)):
-        splits, unsplit = ml.placement(
-            part.graph, axes, splits=dict(settings["tensor_split_dims"]), fsdp=fsdp, uneven=True
-        )
+        splits, unsplit = _placement(part.graph, sizes, kinds, dict(options.settings["tensor_split_dims"]))
         weights = {i.name for i in part.graph.with_role("param") if MODEL in splits.get(i.name, ())}
         for name, op in unsupported(part.graph, weights).items():
             splits[name] = tuple(None if a == MODEL else a for a in splits[name])
@@ -152,8 +150,7 @@ def _argument_splits(
         for name, reason in unsplit.items():
             options.decisions.record("choice", f"'{name}' is replicated: {reason}")
         for name, i in zip(part.takes, part.graph.arguments, strict=False):
-            split = splits.get(i.name, (None,) * i.value.ndim)
-            selected.setdefault(name, _along_first(i, split, axes[DATA]) if i.role == "param" else _rows(split))
+            selected.setdefault(name, splits.get(i.name, (None,) * i.value.ndim))
     result: dict[str, Split] = {}
     types = {i.name: i.type for i in graph.arguments}
     for name, t in types.items():
@@ -165,9 +162,27 @@ def _argument_splits(
     return result
 
 
-def _rows(split: Split) -> Split:
-    """Return the split of an input of a module, which is complete along the model axis."""
-    return tuple(a if a == DATA else None for a in split)
+def _placement(
+    graph: Graph, sizes: Mapping[str, int], kinds: frozenset[str], requests: Mapping[str, int]
+) -> tuple[dict[str, Split], dict[str, str]]:
+    """Return the splits of the arguments of a forward pass, and why some that could be split are not."""
+    stored = PARTS if PARTS in sizes else DATA  # the axis over which fsdp divides parameters
+    axes = {a: n for a, n in sizes.items() if a in (DATA, MODEL, CONTEXT, PIPELINE)}
+    rows, unsplit = ml.placement(graph, axes, splits=requests, uneven=True)
+    axes[DATA] = sizes[stored]
+    weights = rows
+    if kinds & {"fsdp", "hsdp"}:
+        weights, reasons = ml.placement(graph, axes, splits=requests, fsdp=True, uneven=True)
+        unsplit |= {n: reason for n, reason in reasons.items() if n not in unsplit}
+    splits = {}
+    for i in graph.arguments:
+        rank = i.value.ndim
+        if i.role == "param":
+            split = _along_first(i, weights.get(i.name, (None,) * rank), axes[DATA])
+            splits[i.name] = tuple(stored if a == DATA else a for a in split)
+        else:  # an input of a module is complete along the model axis
+            splits[i.name] = tuple(a if a in (DATA, CONTEXT) else None for a in rows.get(i.name, (None,) * rank))
+    return splits, unsplit
 
 
 def _along_first(i: Input, split: Split, parts: int) -> Split:
@@ -183,11 +198,10 @@ class _Operations:
     def __init__(
         self, program: MeshProgram, part: Part, value_splits: Mapping[str, Split], options: BuildOptions, load: Loader
     ) -> None:
-        axes = dict(zip(AXES, program.mesh.shape, strict=False))
         inputs = {name: value_splits[name] for name in part.takes if name in value_splits}
         requested = {value: program.splits[name] for name, value in program.results.items() if name in program.splits}
         outputs = {name: requested[name] for name in part.gives if name in requested}
-        device_graph = ml.partition_graph(part.graph, axes, inputs, outputs=outputs)
+        device_graph = ml.partition_graph(part.graph, program.axes.sizes, inputs, outputs=outputs)
         self.splits: dict[str, Split] = {name: p.split for name, p in device_graph.outputs.items()}
         self.index = _indices(program, device_graph)
         arguments = device_graph.graph.arguments
@@ -216,19 +230,19 @@ class _ForwardPass:
         self.operands, self.cotangents = part.operands, part.cotangents
         self.params, self.inputs, self.trained = part.params, part.inputs, part.trained
         names = list(self.operands)
-        self.data = program.mesh[DATA].size()
+        self.axes = program.axes
+        self.rows = {axis: self.axes.size(axis) for axis in (DATA, CONTEXT)}  # axes along which activations are split
         splits = {n: value_splits.get(self.operands[n], (None,) * forward.input(n).value.ndim) for n in names}
-        device_graph = ml.partition_graph(forward, {DATA: self.data}, {n: splits[n] for n in self.inputs})
+        device_graph = ml.partition_graph(forward, self.rows, {n: splits[n] for n in self.inputs})
         self.index = _indices(program, device_graph)
         self.module = ShardedModule(
             device_graph.graph,
             lambda graph: load(graph, bool(self.trained)),
             {n: splits[n] for n in self.params},
             [n for n in self.trained if n in self.params],
-            program.mesh,
+            program.axes,
             reshard=options.settings["fsdp_reshard"],
         )
-        self.group = program.mesh.get_group(DATA)
         self.outputs = {name: p.split for name, p in device_graph.outputs.items()}
         self.splits = dict(zip(part.gives, [*self.outputs.values(), *(splits[n] for n in self.trained)], strict=True))
         self.input_splits = splits
@@ -262,17 +276,18 @@ class _ForwardPass:
         return [results[name] for name in self.outputs]
 
     def _seed(self, k: int, cotangent: torch.Tensor) -> torch.Tensor:
-        """Return the cotangent of a result: engines average the gradients of objectives over the data axis.
+        """Return the cotangent of a result: engines average the gradients of objectives over all processes with rows.
 
-        A result that all processes have counts once in this average; of one that is split, each has other rows.
+        A result that all processes have counts once in this average; of one that is split, each has other elements.
         """
-        is_split = DATA in list(self.outputs.values())[k]
-        return cotangent * self.data if is_split else cotangent
+        split = list(self.outputs.values())[k]
+        return cotangent * prod(self.axes.size(a) for a in split if a in self.rows)
 
     def _of_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        gradient = torch.zeros_like(x) if x.grad is None else x.grad / self.data
-        if self.data > 1 and DATA not in self.input_splits[name]:
-            dist.all_reduce(gradient, group=self.group)
+        gradient = torch.zeros_like(x) if x.grad is None else x.grad / prod(self.rows.values())
+        for axis, count in self.rows.items():
+            if count > 1 and axis not in self.input_splits[name]:
+                dist.all_reduce(gradient, group=self.axes.get_group(axis))
         return gradient
 
 
@@ -280,6 +295,6 @@ def _indices(program: MeshProgram, device_graph: Any) -> Values:
     """Return the inputs of a device's graph that hold its position in the mesh."""
     device = program.array([0]).device
     return {
-        name: torch.tensor(program.coordinates[axis], dtype=torch.int32, device=device)
+        name: torch.tensor(program.axes.index(axis), dtype=torch.int32, device=device)
         for name, axis in device_graph.indices.items()
     }

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mithril.base import TensorType
 from mithril.ir import Graph
 from mithril_torch.blocks import Block, Step, name_clash, run_step, submodule_of
-from mithril_torch.parallel.meshes import DATA, MODEL, Split
+from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, REPLICA, MeshAxes, Split
 from mithril_torch.parallel.tensor_parallel import prepare
 from mithril_torch.segments import load_segments, repeated_blocks, segmented
 
@@ -42,12 +41,12 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         load: Callable[[Graph], Callable[..., dict[str, Any]]],
         splits: Mapping[str, Split],
         trained: Sequence[str],
-        mesh: DeviceMesh,
+        axes: MeshAxes,
         *,
         reshard: bool = True,
     ) -> None:
         super().__init__()
-        self.mesh, self.splits, self.trained = mesh, splits, frozenset(trained)
+        self.axes, self.splits, self.trained = axes, splits, frozenset(trained)
         inputs = graph.with_role("param")
         self.paths = tuple(i.name for i in inputs)
         self._blocks = _large_blocks({i.name: i.type for i in inputs})
@@ -72,35 +71,39 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
     def _empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Parameter:
         """Return a parameter without elements, a ``DTensor`` if the mesh has a model axis."""
         tensor: Any = torch.empty(shape, dtype=dtype, device="meta")
-        if self.mesh[MODEL].size() > 1:
+        if self.axes.size(MODEL) > 1:
             prepare()
             split = self.splits[name]
             placement = Shard(split.index(MODEL)) if MODEL in split else Replicate()
-            local = [n // self.mesh[MODEL].size() if a == MODEL else n for n, a in zip(shape, split, strict=True)]
+            local = [n // self.axes.size(MODEL) if a == MODEL else n for n, a in zip(shape, split, strict=True)]
             part = torch.empty(local, dtype=dtype, device="meta")
             tensor = DTensor.from_local(
-                part, self.mesh[MODEL], [placement], run_check=False, shape=tensor.shape, stride=tensor.stride()
+                part, self.axes.over(MODEL), [placement], run_check=False, shape=tensor.shape, stride=tensor.stride()
             )
         return torch.nn.Parameter(tensor, requires_grad=name in self.trained)
 
     def _distribute(self, reshard: bool) -> None:
         """Let ``fully_shard`` or ``replicate`` manage each block, then the rest."""
         self._undivided: list[str] = []  # trained parameters that fully_shard cannot divide
-        data = self.mesh[DATA]
-        if data.size() == 1:
+        self._row_axes = [axis for axis in (DATA, CONTEXT) if self.axes.size(axis) > 1]
+        if not self._row_axes:
             return
-        options: dict[str, Any] = {"mesh": data}
+        stored, replicas = (PARTS, REPLICA) if self.axes.size(PARTS) > 1 else (DATA, CONTEXT)
         engine: Any = replicate
-        if any(DATA in self.splits[n] for n in self.paths):
+        options: dict[str, Any] = {}
+        if any(stored in self.splits[n] for n in self.paths):
             engine = fully_shard
             parameters = {self.get_parameter(n): self.splits[n] for n in self.paths}
-            undivided = {p for p, split in parameters.items() if DATA not in split}
+            undivided = {p for p, split in parameters.items() if stored not in split}
             self._undivided = [n for n in self.paths if self.get_parameter(n) in undivided and n in self.trained]
-            options |= {
+            options = {
+                "mesh": self.axes.storage(stored, replicas),
                 "ignored_params": undivided,
                 "reshard_after_forward": None if reshard else False,  # None: all but the last
-                "shard_placement_fn": lambda p: Shard(parameters[p].index(DATA)),
+                "shard_placement_fn": lambda p: Shard(parameters[p].index(stored)),
             }
+        else:
+            options = {"mesh": self.axes.over(*self._row_axes)}
         for path in self._blocks:
             engine(self.get_submodule(path), **options)
         engine(self, **options)
@@ -134,12 +137,12 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
 
     def _replicated(self, x: torch.Tensor) -> torch.Tensor:
         """Return an input as ``DTensor`` if the mesh has a model axis: some operations require it of all operands."""
-        if self.mesh[MODEL].size() == 1 or not x.is_floating_point():
+        if self.axes.size(MODEL) == 1 or not x.is_floating_point():
             return x
-        return DTensor.from_local(x, self.mesh[MODEL], [Replicate()], run_check=False)
+        return DTensor.from_local(x, self.axes.over(MODEL), [Replicate()], run_check=False)
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Remove the gradients of the trained parameters, averaged over the data axis, and return their local parts."""
+        """Remove the averaged gradients of the trained parameters, and return their local parts."""
         gradients: dict[str, torch.Tensor] = {}
         for name in self.paths:
             if name not in self.trained:
@@ -152,8 +155,9 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
                 local = torch.zeros_like(parameter) if gradient is None else gradient
             gradients[name] = local.detach()
         for name in self._undivided:
-            gradients[name] = gradients[name] / self.mesh[DATA].size()
-            dist.all_reduce(gradients[name], group=self.mesh.get_group(DATA))
+            gradients[name] = gradients[name] / prod(map(self.axes.size, self._row_axes))
+            for axis in self._row_axes:
+                dist.all_reduce(gradients[name], group=self.axes.get_group(axis))
         return gradients
 
 
