@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.models import Linear, Model, Relu, TransformerEncoder
+from mithril.models import Linear, Model, Relu, Sequential, TransformerEncoder, Wrapper
 
 VOID = {"polyline", "rect", "br"}
 
@@ -76,6 +77,27 @@ def test_compiled_models_show_layers_and_programs(compiled: Any) -> None:
 
 def test_symbolic_models_without_sizes_are_shown() -> None:
     assert "CompiledModel 'model' on numpy" in text(ml.compile(Model(Linear(4)), "numpy"))
+
+
+def test_layers_show_their_layers() -> None:
+    assert "0: Linear(4)" in text(Sequential(Linear(4), Relu()))
+    assert "Linear(4)" in text(Wrapper(Linear(4)))
+
+
+def test_explanations_are_tables_and_text(compiled: Any) -> None:
+    content = text(compiled.explain())
+    assert isinstance(compiled.explain(), str) and "linear-activation" in content
+    assert "program for input: f32[B, 3]" in content
+    assert "kinddecisionplacespecialized" in content
+    assert "no decisions were needed" in text(ml.compile(Model(Linear(4)), "numpy").explain())
+
+
+def test_displays_fit_a_narrow_cell(compiled: Any) -> None:
+    """Tables and preformatted text scroll within the cell, and prose is broken; nothing else has a fixed width."""
+    for shown in (compiled, compiled.memory_report(), compiled.explain(), compiled.get_profile_stats()):
+        content = shown._repr_html_()
+        assert content.count("<table") == content.count('<div style="overflow-x:auto;max-width:100%"><table')
+        assert all("overflow-x:auto" in tag or "pre-wrap" in tag for tag in re.findall("<pre[^>]*>", content))
 
 
 def test_reports(compiled: Any) -> None:

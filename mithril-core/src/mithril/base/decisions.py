@@ -70,7 +70,7 @@ class Decisions:
         return f"<Decisions: {len(self)}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f'<pre style="white-space:pre-wrap">{html.escape(str(self))}</pre>'
 
 
 def _level() -> int:

@@ -446,8 +446,8 @@ class CompiledModel:
         """Return the graph of a program at the sizes of its inputs."""
         return inspection.concrete(program, shapes, self.compiler)
 
-    def explain(self) -> str:
-        """Return the decisions of the compiler and the report of the passes."""
+    def explain(self) -> inspection.Explanation:
+        """Return the decisions of the compiler and the report of the passes, as a text and as tables of notebooks."""
         return inspection.explanation(self.decisions, self.programs)
 
     def summary(self) -> str:
@@ -465,9 +465,8 @@ class CompiledModel:
             notebook.folded(f"{inspection.title(p.request.kind)} {k}", notebook.text(str(p.executable.graph)))
             for k, p in enumerate(self.programs)
         )
-        head = ("kind", "decision", "place")
-        rows = [(d.kind, d.message, d.where) for d in self.decisions]
-        decisions = notebook.folded(f"{len(rows)} decisions", notebook.table(head, rows)) if rows else ""
+        table = inspection.decision_table(self.decisions)
+        decisions = notebook.folded(f"{len(self.decisions)} decisions", table) if table else ""
         return notebook.heading(repr(self)[1:-1]) + content + decisions + graphs
 
     def __repr__(self) -> str:

@@ -8,7 +8,9 @@ from typing import Protocol
 
 from mithril.base import Decisions, TensorType
 from mithril.ir import Graph
+from mithril.passes import PipelineReport
 from mithril.runtime.program import Program, ProgramKey, ProgramKind
+from mithril.system import notebook
 
 
 class Lowering(Protocol):
@@ -44,15 +46,40 @@ def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: 
     return compiler.lowered(replace(program.request, types=types))
 
 
-def explanation(decisions: Decisions, programs: Iterable[Program]) -> str:
+class Explanation(str):
+    """A text, which notebooks show as tables."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def explanation(decisions: Decisions, programs: Iterable[Program]) -> Explanation:
     """Return all decisions, and the report of passes for each program."""
-    parts = [str(decisions)]
+    parts, tables = [str(decisions)], [decision_table(decisions) or notebook.paragraphs([str(decisions)])]
     for program in programs:
         types, kind = ", ".join(f"{n}: {t}" for n, t in program.request.types), program.request.kind
         purpose = f", gradients of {', '.join(kind.of)}" if kind.of else ", training" if kind.training else ""
         title = f"program for {types}{purpose}"
         parts.append(f"{title}:\n{program.report}" if program.report is not None else title)
-    return "\n\n".join(parts)
+        tables.append(notebook.folded(title, _pass_table(program.report)))
+    text = Explanation("\n\n".join(parts))
+    text.html = "".join(tables)
+    return text
+
+
+def decision_table(decisions: Decisions) -> str:
+    """Return the decisions as HTML, or "" if there are none."""
+    rows = [(d.kind, d.message, d.where) for d in decisions]
+    return notebook.table(("kind", "decision", "place"), rows) if rows else ""
+
+
+def _pass_table(report: PipelineReport | None) -> str:
+    records = report.records if report is not None else []
+    slowest = max((r.seconds for r in records), default=0.0) or 1.0
+    rows = [(r.name, f"{r.before} -> {r.after}" if r.changed else "", f"{r.seconds * 1e3:.2f}") for r in records]
+    return notebook.table(("pass", "nodes", "ms"), rows, [r.seconds / slowest for r in records])
 
 
 def title(kind: ProgramKind) -> str:

@@ -60,7 +60,7 @@ class MemoryReport:
         head, rows = self._table()
         largest = max((sum(_sizes(row)) for row in self.layers), default=0) or 1
         bars = notebook.table(head, rows, [sum(_sizes(row)) / largest for row in self.layers])
-        return bars + notebook.text("\n".join(self._totals()))
+        return bars + notebook.paragraphs(self._totals())
 
     def __str__(self) -> str:
         return "\n".join([*columns(*self._table()), *self._totals()])

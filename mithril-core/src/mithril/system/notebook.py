@@ -6,9 +6,11 @@ import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-CELL = "padding:2px 10px;border-bottom:1px solid #8883;text-align:"
+CELL = "padding:2px 8px;border-bottom:1px solid #8883;text-align:"
+LEFT = "left;overflow-wrap:anywhere;min-width:12em"  # names break in a narrow cell, numbers do not
 COLORS = ("#4c78a8", "#e45756", "#54a24b", "#b279a2", "#f58518", "#72b7b2")
 WIDTH, HEIGHT = 420, 150
+SCROLLS = '<div style="overflow-x:auto;max-width:100%">'  # within a narrow cell
 ROWS = 16  # of a table before its folded section
 
 
@@ -23,7 +25,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], shares: Sequenc
     ``shares`` (0 to 1, one per row) adds a column of bars.
     """
     listed = [[str(x) for x in row] for row in rows]
-    sides = ["right" if all(_is_number(row[k]) for row in listed) else "left" for k in range(len(head))]
+    sides = [
+        "right;white-space:nowrap" if all(_is_number(row[k]) for row in listed) else LEFT for k in range(len(head))
+    ]
     first = _table(head, listed[:ROWS], shares[:ROWS], sides)
     if len(listed) <= ROWS:
         return first
@@ -46,7 +50,7 @@ def _table(head: Sequence[str], rows: list[list[str]], shares: Sequence[float], 
         lines.append(f"<tr>{cells}</tr>")
     space = '<th style="border-bottom:1px solid #8883"></th>' if shares else ""
     style = "border-collapse:collapse;font-size:12px;font-family:ui-monospace,monospace"
-    return f'<table style="{style}"><tr>{titles}{space}</tr>{"".join(lines)}</table>'
+    return f'{SCROLLS}<table style="{style}"><tr>{titles}{space}</tr>{"".join(lines)}</table></div>'
 
 
 def _bar(share: float) -> str:
@@ -60,6 +64,12 @@ def folded(title: str, content: str, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{html.escape(title)}</summary>{inner}</details>"
 
 
+def paragraphs(lines: Iterable[str]) -> str:
+    """Return lines of prose, broken where the cell is narrow."""
+    style = "font-size:12px;line-height:1.5;overflow-wrap:anywhere"
+    return f'<div style="{style}">{"<br>".join(map(html.escape, lines))}</div>'
+
+
 def text(content: str) -> str:
     """Return preformatted text, folded if it is long."""
     if content.count("\n") > 2 * ROWS:
@@ -69,7 +79,8 @@ def text(content: str) -> str:
 
 
 def _text(content: str) -> str:
-    return f'<pre style="font-size:12px;line-height:1.35;margin:4px 0">{html.escape(content)}</pre>'
+    style = "font-size:12px;line-height:1.35;margin:4px 0;overflow-x:auto;max-width:100%"
+    return f'<pre style="{style}">{html.escape(content)}</pre>'
 
 
 def curves(series: Mapping[str, Sequence[float]]) -> str:
@@ -91,8 +102,9 @@ def curves(series: Mapping[str, Sequence[float]]) -> str:
     if not lines:
         return ""
     frame = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#8886"/>'
-    picture = f'<svg width="{WIDTH}" height="{HEIGHT}" role="img">{frame}{"".join(lines)}</svg>'
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" style="width:{WIDTH}px;max-width:100%"'
+    picture = f'<svg {size} role="img">{frame}{"".join(lines)}</svg>'
     return f'<div>{picture}</div><div style="font-size:12px">{" &nbsp; ".join(legend)}</div>'
 
 
-__all__ = ["curves", "folded", "heading", "table", "text"]
+__all__ = ["curves", "folded", "heading", "paragraphs", "table", "text"]

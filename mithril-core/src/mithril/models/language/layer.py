@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +20,7 @@ from mithril.ir import Value, is_building
 from mithril.models.language.connection import Connection, Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
 from mithril.models.language.trace_context import Context, active, current, shapes_of
-from mithril.system import fields
+from mithril.system import fields, notebook
 
 TRAINING_FLAG = "is_training"  # the input that is True in programs for training
 
@@ -288,10 +289,27 @@ class Layer(metaclass=LayerMeta):
         step.attach_to_model()
         return outputs[0] if len(outputs) == 1 else Connections(outputs)
 
+    def _repr_html_(self) -> str:
+        return notebook.heading(repr(self).strip("<>")) + _tree(list(self.walk()))
+
     def __repr__(self) -> str:
         args, options = self.arguments
         shown = [_short(a) for a in args] + [f"{k}={_short(v)}" for k, v in options.items()]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _tree(layers: list[tuple[str, Layer]]) -> str:
+    """Return nested sections of layers by path, which open by a click."""
+    content = ""
+    while layers:
+        path, layer = layers.pop(0)
+        inner = []
+        while layers and layers[0][0].startswith(f"{path}."):
+            inner.append(layers.pop(0))
+        title = f"{path.rpartition('.')[2]}: {layer!r}"
+        below = [(p[len(path) + 1 :], x) for p, x in inner]
+        content += notebook.folded(title, _tree(below)) if inner else f"<div>{html.escape(title)}</div>"
+    return content
 
 
 def _is_array(x: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -12,7 +11,6 @@ from mithril.models.language.connection import NO_DEFAULT, Connection, Connectio
 from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import user_location
 from mithril.models.language.trace_context import Context
-from mithril.system import notebook
 
 
 class Model(Layer):
@@ -362,29 +360,12 @@ class Model(Layer):
         """Return a table of the layers; with ``shapes`` of the inputs also results, parameters, flops and memory."""
         return Model._summarize(self, shapes, types, width)
 
-    def _repr_html_(self) -> str:
-        return notebook.heading(repr(self)[1:-1]) + _tree(list(self.walk()))
-
     def __repr__(self) -> str:
         name = f" '{self.name}'" if self.name else ""
         return (
             f"<{type(self).__name__}{name}: {len(self.steps)} layers, "
             f"inputs {', '.join(self.inputs) or 'none'}, outputs {', '.join(self.outputs) or 'none'}>"
         )
-
-
-def _tree(layers: list[tuple[str, Layer]]) -> str:
-    """Return nested sections of layers by path, which open by a click."""
-    content = ""
-    while layers:
-        path, layer = layers.pop(0)
-        inner = []
-        while layers and layers[0][0].startswith(f"{path}."):
-            inner.append(layers.pop(0))
-        title = f"{path.rpartition('.')[2]}: {layer!r}"
-        below = [(p[len(path) + 1 :], x) for p, x in inner]
-        content += notebook.folded(title, _tree(below)) if inner else f"<div>{html.escape(title)}</div>"
-    return content
 
 
 def _kind(connection: Connection) -> str:
