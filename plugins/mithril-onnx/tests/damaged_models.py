@@ -1,6 +1,6 @@
 """Changes of ONNX files: of their bytes, and of one field of the parsed file."""
 
-from functools import partial
+from functools import cache, partial
 
 import onnx
 
@@ -10,6 +10,7 @@ from mithril_testing.damaged_files import flipped, truncated
 HUGE = (-1, 0, 1 << 31, (1 << 62) + 7, 10**9)
 
 
+@cache
 def sources():
     """Return valid files: node tests of the standard with several operators, bodies and initializers."""
     models = [c.model.SerializeToString() for c in cases() if c.model.ByteSize() < 20_000]

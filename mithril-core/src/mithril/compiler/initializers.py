@@ -48,7 +48,8 @@ def _loaded(declared: Input, array: Any, index: Index | None) -> Array:
             f"the pretrained array of '{declared.name}' has shape {list(loaded.shape)}, expected {list(shape)}",
             hint="replace or remove it in the pretrained mapping of the layer",
         )
-    return np.asarray(loaded[index or ...], dtype=declared.type.dtype.numpy, order="C")
+    region = np.asarray(loaded[index or ...])
+    return np.require(region, declared.type.dtype.numpy, ["C", "A"])  # mapped files may align elements to no address
 
 
 def initial(name: str, type: TensorType, init: str, seed: int, index: Index | None = None) -> Array:

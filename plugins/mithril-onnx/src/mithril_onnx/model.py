@@ -66,7 +66,8 @@ class OnnxGraph(Layer):
     def __fingerprint__(self) -> tuple[Any, ...]:
         functions = tuple((n, f.__module__, f.__qualname__, id(f)) for n, f in self.operators.items())
         constants = tuple((n, np.asarray(a).tobytes()) for n, a in self.constants.items() if not isinstance(a, list))
-        return (self.file.digest, self.inputs, self.outputs, functions, constants)
+        mapped = tuple(self.file.arrays[n] for n in sorted(self.file.mapped) if self.roles.get(n) == "constant")
+        return (self.file.digest, mapped, self.inputs, self.outputs, functions, constants)
 
     def expects(self, terminal: str) -> Any:
         declared = next(i for i in self.declared if self.source_names[i.name] == terminal)

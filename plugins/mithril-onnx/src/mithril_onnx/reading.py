@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from mithril.base import Dim, InputError, MithrilError, Size, UnsupportedError, parse_dim
+from mithril_onnx.mapped import without_large_tensors
 from mithril_onnx.table import canonical_domain
 from mithril_onnx.tensors import to_array
 
@@ -20,9 +22,12 @@ OLDEST = 1
 
 
 class OnnxFile:
-    """A model as read from a file, never changed."""
+    """A model as read from a file, never changed; ``mapped`` has bytes of tensors that ``proto`` lacks, by name."""
 
-    def __init__(self, proto: Any, folder: str | None, name: str) -> None:
+    def __init__(
+        self, proto: Any, folder: str | None, name: str, mapped: Mapping[str, np.ndarray[Any, Any]] | None = None
+    ) -> None:
+        self.mapped = mapped or {}
         self.proto = proto
         self.folder = folder
         self.name = name
@@ -44,14 +49,15 @@ class OnnxFile:
     @cached_property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """The initializers by name."""
-        out = {t.name: to_array(t, self.folder) for t in self.proto.graph.initializer}
+        tensors = self.proto.graph.initializer
+        out = {t.name: to_array(t, self.folder, self.mapped.get(t.name)) for t in tensors}
         for sparse in self.proto.graph.sparse_initializer:
             out[sparse.values.name] = dense(sparse, self.folder)
         return out
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the graph, and of the data of its tensors or their place on disk."""
+        """A hash of the graph, and of the data of its tensors or their place on disk; mapped tensors are not in it."""
         h = hashlib.sha256(self.proto.SerializeToString(deterministic=True))
         for t in self.proto.graph.initializer:
             if t.data_location == onnx.TensorProto.EXTERNAL and self.folder is not None:
@@ -75,9 +81,9 @@ def read(source: Any) -> OnnxFile:
     path = os.fspath(source)
     if not os.path.isfile(path):
         raise InputError(f"there is no file '{path}'")
-    with open(path, "rb") as f:
-        content = f.read()
-    return OnnxFile(_parsed(content, f"'{path}'"), os.path.dirname(os.path.abspath(path)), os.path.basename(path))
+    content, mapped = without_large_tensors(path)
+    folder, name = os.path.split(os.path.abspath(path))
+    return OnnxFile(_parsed(content, f"'{path}'"), folder, name, mapped)
 
 
 def _parsed(content: bytes, description: str) -> Any:

@@ -62,8 +62,8 @@ def code_of_dtype(dtype: Any) -> int:
     return codes[as_dtype(dtype).name]
 
 
-def to_array(tensor: Any, folder: str | None = None) -> Array:
-    """Return a tensor as an array; external data is mapped read-only, never copied."""
+def to_array(tensor: Any, folder: str | None = None, mapped: Array | None = None) -> Array:
+    """Return a tensor as an array; external data is mapped read-only, never copied, as are the bytes ``mapped``."""
     shape = tuple(tensor.dims)
     count = math.prod(shape)
     if any(n < 0 for n in shape) or count > LARGEST:
@@ -76,6 +76,8 @@ def to_array(tensor: Any, folder: str | None = None) -> Array:
     dtype_of_code(code)  # raises for complex numbers
     if tensor.data_location == T.EXTERNAL:
         raw = _external(tensor, _bytes(code, count), folder)
+    elif mapped is not None:
+        raw = mapped
     elif tensor.HasField("raw_data"):
         raw = np.frombuffer(tensor.raw_data, np.uint8)
     else:
