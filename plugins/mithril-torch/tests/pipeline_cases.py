@@ -23,13 +23,15 @@ ROWS = {n: np.random.default_rng(6).standard_normal((16, k), np.float32) for n, 
 
 
 def perceptron(size):
-    """Return layers of different widths."""
+    """Return layers of different widths, of which the first and the last share a weight."""
     width = {"small": 6, "medium": 40}[size]
-    h = IOKey("x")
-    for k in range(5):
+    w = IOKey("shared", shape=[9, width], trainable=True)
+    h = IOKey("x") @ w
+    for k in range(4):
         h = Relu()(Linear(width + 2 * k, name=f"layer{k}")(h))
     numbers = np.random.default_rng(5)
     batch = {n: numbers.standard_normal((16, k), np.float32) for n, k in (("x", 9), ("target", 3))}
+    h = Linear(width, name="last")(h) @ ml.ops.transpose(w)
     return Model.create(outputs={"y": Linear(3, name="out")(h)}), batch, "mse_loss"
 
 
@@ -57,7 +59,7 @@ def every_schedule():
 
 
 def transformers():
-    """Train with an embedding that is also the head, on chunks with different numbers of targets."""
+    """Train on chunks with different numbers of targets."""
     assert_gradients(language, *by_schedule(FAMILIES))
 
 
@@ -80,6 +82,23 @@ def combined():
     assert_gradients(language, *rows[count], sizes=tuple(SIZES) if count == 2 else ("medium",))
 
 
+def terms_equal_in_all_chunks():
+    """Add a penalty on weights to a mean over the rows: it counts once, not once per chunk or process."""
+    w = IOKey("w", shape=[16, 16], trainable=True)
+    y = Linear(4, name="out")(Relu()(IOKey("x") @ w))
+    loss = ml.ops.mean(y * y) + 0.1 * ml.ops.sum(w * w)
+    model = Model.create(outputs={"loss": loss, "y": y})
+    results = []
+    count = dist.get_world_size()
+    for mesh in (None, (1, 1, count), (count, 1, 1)):
+        options = {"pipeline_chunks": 4} if mesh else {}
+        compiled = ml.compile(model, ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
+        params = compiled.randomize_params(0)
+        results.append(on_numpy(compiled, compiled.evaluate(params, X, "loss")))
+    assert_same(results[1], results[0])
+    assert_same(results[2], results[0])
+
+
 def gradients_of_inputs():
     """Differentiate an input that several stages read, by the graph and by PyTorch."""
     h = IOKey("x")
@@ -88,7 +107,8 @@ def gradients_of_inputs():
     model = Model.create(outputs={"y": h})
     results = []
     world = dist.get_world_size()
-    for mesh, options in ((None, {}), ((1, 1, world), {}), ((1, 1, world), {"autodiff": "native"})):
+    native = {"autodiff": "native"}
+    for mesh, options in ((None, {}), ((1, 1, world), {}), ((world, 1, 1), {}), ((1, 1, world), native)):
         chunks = {"pipeline_chunks": 4} if mesh else {}
         backend = ml.TorchBackend(device_mesh=mesh)
         compiled = ml.compile(model, backend, shapes={"x": [8, 6, 16]}, **chunks, **options)
@@ -96,8 +116,8 @@ def gradients_of_inputs():
         results.append(on_numpy(compiled, parts))
         assert mesh is None or "pipeline stages" in str(compiled.decisions)
     assert results[0][1].keys() == {"x", "layer0.weight"}
-    assert_same(results[1], results[0])
-    assert_same(results[2], results[0])
+    for parts in results[1:]:
+        assert_same(parts, results[0])
 
 
 def dropout_and_restarts():

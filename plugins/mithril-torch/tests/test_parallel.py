@@ -17,7 +17,7 @@ from mesh_cases import block, stepped
 from processes import run_cases
 
 import mithril as ml
-from mithril_torch.parallel import meshes
+from mithril_torch.parallel import meshes, schedules
 
 pytest.importorskip("mithril_parallel", reason="graphs are cut by mithril-parallel")
 SECONDS = 120
@@ -41,6 +41,7 @@ PIPELINES = (
     "transformers",
     "statistics_of_the_whole_batch",
     "combined",
+    "terms_equal_in_all_chunks",
     "gradients_of_inputs",
     "dropout_and_restarts",
     "wrong_numbers_are_rejected",
@@ -221,3 +222,10 @@ def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *size, device: selected.append(device))
     ml.TorchBackend(device="cuda")
     assert selected == [1, "cuda"]
+
+
+def test_schedules_distribute_stages_in_turn_or_back():
+    assert schedules.owners("interleaved1f1b", 2, 6) == [0, 1, 0, 1, 0, 1]
+    assert schedules.owners("zbvzerobubble", 3, 6) == [0, 1, 2, 2, 1, 0]
+    assert [schedules.num_stages(name, 2, None) for name in ("1f1b", "loopedbfs", "dualpipev")] == [2, 4, 4]
+    assert schedules.num_stages("loopedbfs", 2, 6) == 6

@@ -47,11 +47,11 @@ def reduced(x: Any, mesh: str, kind: str) -> Any:
 
 
 def gathered(x: Any, mesh: str, parts: int, axis: int) -> Any:
-    return _on_local(_Gathered, x, group_of(mesh), parts, axis)
+    return _on_local(_Exchanged, x, _all_gather, _reduce_scatter, group_of(mesh), parts, axis)
 
 
 def scattered(x: Any, mesh: str, parts: int, axis: int) -> Any:
-    return _on_local(_Scattered, x, group_of(mesh), parts, axis)
+    return _on_local(_Exchanged, x, _reduce_scatter, _all_gather, group_of(mesh), parts, axis)
 
 
 def _on_local(function: Any, x: Any, *arguments: Any) -> Any:
@@ -107,25 +107,15 @@ class _Reduced(torch.autograd.Function):  # type: ignore[misc]
         return total, None, None
 
 
-class _Gathered(torch.autograd.Function):  # type: ignore[misc]
+class _Exchanged(torch.autograd.Function):  # type: ignore[misc]
+    """A collective whose transpose is another one."""
+
     @staticmethod
-    def forward(ctx, x, group, parts, axis):  # type: ignore[no-untyped-def]
-        ctx.arguments = (group, parts, axis)
-        return _all_gather(x, *ctx.arguments)
+    def forward(ctx, x, collective, transpose, *arguments):  # type: ignore[no-untyped-def]
+        ctx.transpose, ctx.arguments = transpose, arguments
+        return collective(x, *arguments)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        return _reduce_scatter(gradient, *ctx.arguments), None, None, None
-
-
-class _Scattered(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx, x, group, parts, axis):  # type: ignore[no-untyped-def]
-        ctx.arguments = (group, parts, axis)
-        return _reduce_scatter(x, *ctx.arguments)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        return _all_gather(gradient, *ctx.arguments), None, None, None
+        return ctx.transpose(gradient, *ctx.arguments), None, None, *(None for _ in ctx.arguments)
