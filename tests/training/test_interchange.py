@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -10,8 +12,11 @@ import pytest
 from rank_programs import outputs
 
 import mithril as ml
+from mithril.models import MLP
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.checkpoint import Reader, begin_save
+from mithril_parallel.sharding.storage import DamagedError
+from mithril_parallel.sharding.tensor_parts import Part, PartedTensor
 
 LIBRARIES = {"dcp": "torch.distributed.checkpoint", "orbax": "orbax.checkpoint"}
 ARRAYS = {
@@ -20,7 +25,7 @@ ARRAYS = {
     "training/step": np.array(3, np.int32),
 }
 SAVE = """
-    t = trainer(callbacks=[ml.Checkpoint(sys.argv[2])])
+    t = trainer(callbacks=[ml.Checkpoint(sys.argv[2], format=sys.argv[3])])
     t.fit(loader(), 1)
 """
 RESUME = """
@@ -70,12 +75,74 @@ def test_other_folders_are_refused(tmp_path):
         ml.import_checkpoint(tmp_path, tmp_path / "parts")
 
 
+def small_trainer(backend, **options):
+    return ml.Trainer(MLP([6, 8, 1]), ml.Adam(0.01), loss="mse_loss", backend=backend, progress=False, **options)
+
+
+@pytest.mark.parametrize(("saving", "form"), [("jax", "orbax"), ("jax", "dcp"), ("torch", "dcp")])
+def test_training_saves_by_the_library_and_continues_on_the_other_engine(saving, form, tmp_path):
+    for name in ("jax", "torch", LIBRARIES[form]):
+        pytest.importorskip(name)
+    x = np.random.default_rng(0).standard_normal((24, 6), np.float32)
+    loader = lambda: ml.DataLoader((x, x[:, :1]), 8, shuffle=True, seed=3)  # noqa: E731
+    callback = ml.Checkpoint(tmp_path / "run", format=form, keep=1)
+    small_trainer(saving, callbacks=[callback]).fit(loader(), 2)
+    (saved,) = (tmp_path / "run").iterdir()
+    assert [p.name.partition("-")[0] for p in sorted(saved.iterdir())] == ["commit.json", form]
+    expected = small_trainer(saving)
+    expected.fit(loader(), 3)
+    continued = small_trainer({"jax": "torch", "torch": "jax"}[saving])
+    continued.fit(loader(), 3, resume=tmp_path / "run")
+    np.testing.assert_allclose(continued.history.steps, expected.history.steps, rtol=1e-4)
+
+
+def test_orbax_itself_reads_the_tensors_of_a_run(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    commit = begin_save(tmp_path, ARRAYS, {"steps": 3}, World(), format="orbax")
+    commit.finish()
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.restore(tmp_path / commit.commit["library"] / "state")
+    np.testing.assert_array_equal(tree["a.weight"], ARRAYS["a.weight"])
+
+
+@pytest.mark.parametrize("form", LIBRARIES)
+def test_damage_of_a_file_of_the_library_is_noticed(form, tmp_path):
+    pytest.importorskip(LIBRARIES[form])
+    weight = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    begin_save(tmp_path, {"w": weight}, {}, World(), format=form).finish()
+    largest = max((p for p in tmp_path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 0x55
+    largest.write_bytes(data)
+    with pytest.raises(DamagedError, match="is damaged"):
+        Reader(tmp_path).verify(0, 1)
+    folder = next(p for p in tmp_path.iterdir() if p.is_dir())
+    shutil.rmtree(folder)
+    with pytest.raises(DamagedError, match="is missing"):
+        Reader(tmp_path)
+
+
+def test_conversion_holds_one_part_at_a_time(tmp_path):
+    pytest.importorskip("torch")
+    part = np.zeros(1 << 20, np.float32)  # 4 MiB, of 64
+    parts = [Part((k << 20,), (1 << 20,), lambda: part) for k in range(16)]
+    begin_save(tmp_path / "parts", {"w": PartedTensor("w", (16 << 20,), part.dtype, parts)}, {}, World()).finish()
+    ml.export_checkpoint(tmp_path / "parts", tmp_path / "small", "dcp")  # imports
+    tracemalloc.start()
+    ml.export_checkpoint(tmp_path / "parts", tmp_path / "dcp", "dcp")
+    ml.import_checkpoint(tmp_path / "dcp", tmp_path / "again")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 24 << 20
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("written", ["parts", "library"])
 @pytest.mark.parametrize(("saving", "loading", "form"), [("torch", "jax", "dcp"), ("jax", "torch", "orbax")])
-def test_training_of_two_processes_continues_on_the_other_engine(saving, loading, form, tmp_path):
+def test_training_of_two_processes_continues_on_the_other_engine(saving, loading, form, written, tmp_path):
     for name in (saving, loading, LIBRARIES[form]):
         pytest.importorskip(name)
-    outputs(tmp_path, saving, SAVE, str(tmp_path / "run"))
+    outputs(tmp_path, saving, SAVE, str(tmp_path / "run"), form if written == "library" else "parts")
     (saved,) = (tmp_path / "run").iterdir()
     ml.export_checkpoint(saved, tmp_path / form, form)
     ml.import_checkpoint(tmp_path / form, tmp_path / "again")

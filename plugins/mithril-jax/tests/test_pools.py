@@ -34,3 +34,30 @@ def test_wide_windows_are_one_reduction(dtype):
     assert "window_parts" not in compiled.source
     result = compiled.evaluate({}, {"x": x})["y"]
     np.testing.assert_array_equal(result, evaluate(graph, {"x": x})["y"])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        ((2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1)),
+        ((3, 2), (2, 1), ((1, 2), (0, 1)), (2, 1)),
+        ((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+        ((2, 2), (3, 3), ((0, 0), (0, 0)), (1, 1)),
+    ],
+)
+def test_gradients_of_maxima_scatter_nothing(kernel, stride, padding, dilation):
+    """Devices could not split a scatter along the batch; ties, nan and windows of infinities as in the reference."""
+    x = np.random.default_rng(0).integers(-2, 3, (2, 2, 9, 8)).astype(np.float32)
+    x[0, 0, 1, 1], x[0, 1, :4, :4] = np.nan, -np.inf
+    attributes = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    with Builder("g") as b:
+        operand = b.input("x", x.shape)
+        y = ml.ops.max_pool(operand, **attributes)
+        cotangent = b.input("g", y.shape)
+        gradient = ml.ops.max_pool_grad(cotangent, operand, **attributes)
+    graph = b.build({"dx": gradient})
+    inputs = {"x": x, "g": np.random.default_rng(1).standard_normal(y.shape, np.float32)}
+    compiled = ml.compile(graph, "jax")
+    np.testing.assert_allclose(compiled.evaluate({}, inputs)["dx"], evaluate(graph, inputs)["dx"], rtol=1e-6, atol=1e-6)
+    program = jax.jit(compiled.programs[0].executable.call).lower({}, inputs)
+    assert "scatter" not in program.as_text()

@@ -14,7 +14,8 @@ import pytest
 
 import mithril as ml
 from mithril_parallel.processes import World
-from mithril_parallel.sharding.checkpoint import DamagedError, Reader, begin_save
+from mithril_parallel.sharding.checkpoint import Reader, begin_save
+from mithril_parallel.sharding.storage import DamagedError
 from mithril_parallel.sharding.tensor_parts import Part, PartedTensor
 from mithril_parallel.watchdog import Watchdog
 

@@ -9,7 +9,7 @@ from small_models import block
 
 import mithril as ml
 import mithril_tpu
-from mithril.models import Embedding, IOKey, Model
+from mithril.models import Conv2d, Embedding, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.strategy import choose
 from mithril_parallel.sharding.constraints import constrained
@@ -169,3 +169,18 @@ def test_the_block_of_the_guide_runs(tmp_path):
     block_text = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     done = subprocess.run([sys.executable, "-c", block_text], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.stdout.strip() == "(16, 8)", done.stderr
+
+
+def test_gradients_of_pools_stay_on_the_devices_of_their_examples():
+    pytest.importorskip("libtpu")
+    image = MaxPool2d(3, stride=2, padding=1)(Relu()(Conv2d(8, kernel_size=3, padding=1)(IOKey("x"))))
+    compiled = ml.compile(
+        Model.create(outputs={"y": Linear(10)(Flatten()(MaxPool2d(2)(image)))}),
+        ml.JaxBackend(),
+        target_hardware="tpu_v5e",
+        tpu_options={"replicas": 8, "effort": 0},
+        shapes={"x": [64, 3, 32, 32]},
+    )
+    collectives = mithril_tpu.training_program(compiled, "y").analysis.collectives
+    assert set(collectives) == {"all-reduce"}  # of the gradients of 5402 parameters, not of images
+    assert collectives["all-reduce"].bytes < 2 * 4 * 5402

@@ -39,7 +39,7 @@ HOMES = {
     "codegen.shared.cached_attention": ("cached_attention",),
     "codegen.shared.indexing": ("positions",),
     "codegen.shared.integers": ("floordiv_int",),
-    "codegen.shared.pooling": ("pool_counts", "taps", "window_parts"),
+    "codegen.shared.pooling": ("max_pool_positions", "offsets", "pool_counts", "taps", "window_parts"),
     "codegen.shared.reductions": ("single",),
     "codegen.slice_syntax": ("sliced",),
     "codegen.source": ("Source", "template_texts"),

@@ -82,6 +82,8 @@ from mithril.backend.codegen.shared.cached_attention import cached_attention as 
 from mithril.backend.codegen.shared.indexing import positions as positions
 from mithril.backend.codegen.shared.integers import floordiv_int as floordiv_int
 from mithril.backend.codegen.shared.pooling import (
+    max_pool_positions as max_pool_positions,
+    offsets as offsets,
     pool_counts as pool_counts,
     taps as taps,
     window_parts as window_parts,

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mithril.backend import Dialect, needs, single, taps, window_parts
+from mithril.backend import Dialect, max_pool_positions, needs, offsets, single, taps, window_parts
 
 
 def on_host(function, types, *arrays):
@@ -161,6 +161,34 @@ def max_pool_positions_reduce_window(x, kernel, stride, padding, dilation):
     window = ((1, 1, *kernel), (1, 1, *stride), borders)
     first = lax.reduce_window((x, numbers), start, better, *window, window_dilation=(1, 1, *dilation))[1]
     return jnp.where(first < count, first, -1)
+
+
+@needs(max_pool_positions, offsets)
+def max_pool_grad(g, x, kernel, stride, padding, dilation):
+    """Return the cotangent of a maximum pool's operand: each element takes it from the windows whose maximum it is.
+
+    Cotangents are repeated over the elements, not scattered, so that devices split every step along the batch.
+    """
+    positions = max_pool_positions(x, kernel, stride, padding, dilation)
+    count = 1
+    for n in x.shape[2:]:
+        count *= n
+    numbers = jnp.arange(count, dtype=jnp.int32).reshape(1, 1, *x.shape[2:])
+    # Element i is in the windows floor((i + padding) / stride) - k, for as many k as windows overlap.
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilation)]
+    result = 0
+    for back in offsets([-(-e // s) for e, s in zip(extents, stride)]):
+        low = [k * s - a for k, s, (a, _) in zip(back, stride, padding)]
+        repeated = []
+        for v, fill in ((positions, -1), (g, 0)):
+            spread = v
+            for axis, s in enumerate(stride, 2):
+                spread = jnp.repeat(spread, s, axis)
+            high = [n - a - m for n, a, m in zip(x.shape[2:], low, spread.shape[2:])]
+            borders = [(0, 0, 0), (0, 0, 0), *((a, b, 0) for a, b in zip(low, high))]
+            repeated.append(lax.pad(spread, v.dtype.type(fill), borders))
+        result = result + jnp.where(repeated[0] == numbers, repeated[1], 0)
+    return result.astype(g.dtype)
 
 
 def pool_counts(shape, kernel, stride, padding, count_include_pad, dtype):

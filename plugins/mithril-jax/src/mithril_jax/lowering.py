@@ -232,6 +232,7 @@ def _is_wide(node: Node) -> bool:
 
 
 table.helper(helpers.max_pool_positions_reduce_window, op="max_pool_positions", when=_is_wide)
+table.helper(helpers.max_pool_grad, op="max_pool_grad", when=lambda node: not _is_wide(node))
 
 
 def _kernel_exceeds_image(node: Node) -> bool:

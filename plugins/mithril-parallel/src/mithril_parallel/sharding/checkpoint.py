@@ -12,28 +12,28 @@ import os
 import secrets
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, Protocol
 
 import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
 import numpy as np
 
-from mithril.base import BackendError, InputError, MithrilError
+from mithril.base import BackendError, InputError, MithrilError, OptionError
 from mithril.runtime import CompiledModel
 from mithril_parallel.processes import World, current_world, named
-from mithril_parallel.sharding.storage import Folder, folder_of, read_bytes, write_bytes
-from mithril_parallel.sharding.tensor_parts import Array, Part, PartedTensor, in_memory
+from mithril_parallel.sharding import dcp_format, orbax_format
+from mithril_parallel.sharding.storage import DamagedError, Folder, folder_of, read_bytes, write_bytes
+from mithril_parallel.sharding.tensor_parts import Array, Part, PartedTensor, checksum, in_memory, part_key
 
 COMMIT = "commit.json"
+Format = Literal["parts", "orbax", "dcp"]
+LIBRARIES = {"orbax-": orbax_format.read, "dcp-": dcp_format.read}  # by the beginning of the name of their folder
 FORMAT = "mithril-sharded-2"
 CODES = {"bfloat16": "BF16", "bool": "BOOL", "complex64": "C64"}  # dtypes of safetensors
 CODES |= {f"float{n}": f"F{n}" for n in (64, 32, 16)}
 CODES |= {f"{sign}int{n}": f"{code}{n}" for n in (64, 32, 16, 8) for sign, code in (("", "I"), ("u", "U"))}
-
-
-class DamagedError(InputError):
-    """A checkpoint is incomplete or its bytes have changed; an older one may be intact."""
 
 
 # -- public functions ------------------------------------------------------------------------------------------------
@@ -68,14 +68,58 @@ def load_sharded(folder: str | os.PathLike[str], compiled: CompiledModel) -> dic
 
 
 # -- saving ----------------------------------------------------------------------------------------------------------
+class Writer(Protocol):
+    """The save of one format: each process writes its parts, then process 0 completes the checkpoint."""
+
+    def write(self) -> Any: ...
+    def complete(self, answers: Sequence[Any], /) -> None: ...
+
+
+class PartWriter:
+    """A save in the format of this module: one safetensors file per process, with checksums."""
+
+    def __init__(self, folder: Folder, tensors: Mapping[str, PartedTensor], save_id: str, world: World) -> None:
+        self.folder, self.tensors, self.save_id, self.world = folder, tensors, save_id, world
+
+    def write(self) -> int:
+        name = part_name(self.world.rank, self.world.size, self.save_id)
+        try:
+            return write_part(self.folder, name, self.tensors, self.save_id)
+        finally:
+            self.tensors = {}
+
+    def complete(self, answers: Sequence[Any]) -> None:
+        """Do nothing: the commit names the parts."""
+
+
+def write_by(writer: Writer, world: World, key: str, purpose: str) -> list[Any]:
+    """Write the parts of all processes and complete the checkpoint; return the answers of the processes."""
+    answers = _attempts(world, key, purpose, writer.write)
+    _attempts(world, f"{key}/complete", purpose, partial(writer.complete, answers) if world.rank == 0 else lambda: None)
+    return answers
+
+
+def _attempts(world: World, key: str, purpose: str, function: Callable[[], Any]) -> list[Any]:
+    """Call a function in every process and return all results; if one fails, raise in all."""
+    try:
+        answer: dict[str, Any] = {"result": function()}
+    except MithrilError as error:
+        answer = {"error": str(error)}
+    except Exception as error:  # of the libraries of other formats
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    answers = world.gather(key, answer, purpose)
+    failed = [k for k, a in enumerate(answers) if "error" in a]
+    if failed:
+        facts = [f"process {k}: {answers[k]['error']}" for k in failed]
+        raise BackendError(f"{named(failed)} could not write {purpose}", facts=facts)
+    return [a["result"] for a in answers]
+
+
 class Save:
     """A save in progress: the arrays are copied, and a thread writes them. ``finish`` waits and raises its error."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], tensors: Mapping[str, PartedTensor], commit: dict[str, Any]
-    ) -> None:
-        self.folder = folder_of(path)
-        self.tensors, self.commit = tensors, commit
+    def __init__(self, folder: Folder, writer: Writer, commit: dict[str, Any]) -> None:
+        self.folder, self.writer, self.commit = folder, writer, commit
         self.error: MithrilError | None = None
         self.thread: threading.Thread | None = None
 
@@ -86,31 +130,34 @@ class Save:
 
     def write(self, world: World, shared: bool) -> None:
         """Write the parts of this process, and the commit when all processes have written theirs."""
-        key, stem = f"save/{self.commit['id']}", self.commit["id"]
-        purpose = f"the commit of '{self.folder}'"
+        key, purpose = f"save/{self.commit['id']}", f"the commit of '{self.folder}'"
         try:
             try:
-                answer: dict[str, Any] = {"crc": write_part(self.folder, part_name(world.rank, world.size, stem), self)}
-            except MithrilError as error:
-                answer = {"error": str(error)}
-            answers = world.gather(key, answer, purpose)
-            failed = [k for k, a in enumerate(answers) if "error" in a]
-            if failed:  # only now is it certain that no process commits
-                self.folder.remove(part_name(world.rank, world.size, stem))
-                facts = [f"process {k}: {answers[k]['error']}" for k in failed]
-                raise BackendError(f"{named(failed)} could not write '{self.folder}'", facts=facts)
+                answers = write_by(self.writer, world, key, f"'{self.folder}'")
+            except BackendError:  # only now is it certain that no process commits
+                self.folder.remove(part_name(world.rank, world.size, self.commit["id"]))
+                raise
             self.commit["shared"] = shared
-            self.commit["parts"] = {part_name(k, world.size, stem): a["crc"] for k, a in enumerate(answers)}
+            self.commit["parts"] = {}
+            if isinstance(self.writer, PartWriter):
+                self.commit["parts"] = {part_name(k, world.size, self.commit["id"]): a for k, a in enumerate(answers)}
+            else:
+                self.commit["checksums"] = {n: c for a in answers for n, c in a["checksums"].items()}
             if world.rank == 0 or not shared:
                 write_bytes(self.folder, COMMIT, json.dumps(self.commit).encode())
-                for name in self.folder.names():
-                    if name.startswith("part-") and name not in self.commit["parts"]:
-                        self.folder.remove(name)
+                self._remove_previous()
             world.gather(f"{key}/committed", None, purpose)
         except MithrilError as error:
             self.error = error
         finally:
-            self.tensors = {}
+            del self.writer  # and the copies of the arrays
+
+    def _remove_previous(self) -> None:
+        """Remove the parts of previous saves, which the commit does not name."""
+        for name in self.folder.names():
+            is_part = name.startswith(("part-", *LIBRARIES))
+            if is_part and name not in self.commit["parts"] and name != self.commit.get("library"):
+                self.folder.remove(name)
 
     def finish(self) -> None:
         """Wait until the checkpoint is committed; raise if a process could not write it."""
@@ -129,16 +176,41 @@ def begin_save(
     *,
     asynchronous: bool = False,
     shared: bool | None = None,
+    format: Format = "parts",
 ) -> Save:
-    """Copy the arrays to the host and write them, in a thread if ``asynchronous``; ``shared`` as by ``is_shared``."""
+    """Copy the arrays to the host and write them, in a thread if ``asynchronous``; ``shared`` as by ``is_shared``.
+
+    The tensors are written in the ``format`` of this module, of Orbax or of ``torch.distributed.checkpoint``.
+    """
+    folder = folder_of(path)
     token, shared = secrets.token_hex(8), is_shared(path, world) if shared is None else shared
     commit = {"format": FORMAT, "id": world.from_first(token, "the start of a save"), "metadata": dict(metadata)}
-    tensors = {n: in_memory(n, x, world.rank, replicas=not shared) for n, x in arrays.items()}
-    save = Save(path, tensors, commit)
+    if format != "parts":
+        commit["library"] = f"{format}-{commit['id']}"
+        if not shared:
+            raise OptionError(
+                f"format='{format}' needs a folder that all processes share, unlike '{folder}'",
+                hint="leave out format=, or use a shared folder",
+            )
+    writer = _writer(format, folder, arrays, commit, world, replicas=not shared)
+    save = Save(folder, writer, commit)
     if asynchronous:
         return save.start(world, shared=shared)
     save.write(world, shared)
     return save
+
+
+def _writer(
+    format: Format, folder: Folder, arrays: Mapping[str, Any], commit: dict[str, Any], world: World, *, replicas: bool
+) -> Writer:
+    """Copy the arrays, so that training can overwrite them, and return the writer of their format."""
+    target = f"{folder}/{commit.get('library', '')}"
+    if format == "orbax":
+        return orbax_format.OrbaxWriter(target, arrays, commit["metadata"], world)
+    tensors = {n: in_memory(n, x, world.rank, replicas=replicas) for n, x in arrays.items()}
+    if format == "dcp":
+        return dcp_format.DcpWriter(target, tensors, commit["metadata"], world)
+    return PartWriter(folder, tensors, commit["id"], world)
 
 
 def is_shared(path: str | os.PathLike[str], world: World) -> bool:
@@ -160,28 +232,28 @@ def part_name(rank: int, size: int, token: str) -> str:
     return f"part-{rank:05}-of-{size:05}-{token}.safetensors"
 
 
-def write_part(folder: Folder, name: str, save: Save) -> int:
+def write_part(folder: Folder, name: str, tensors: Mapping[str, PartedTensor], save_id: str) -> int:
     """Write the parts of this process; return the checksum of the header, which contains those of the parts."""
     header: dict[str, Any] = {}
     index: dict[str, Any] = {}
     offset = 0
-    for tensor in save.tensors.values():
+    for tensor in tensors.values():
         parts = []
         for part in tensor.parts:
             data = part.load()
             shape = list(data.shape)
             place = {"dtype": CODES[data.dtype.name], "shape": shape, "data_offsets": [offset, offset + data.nbytes]}
-            header[f"{tensor.name}@{','.join(map(str, part.start))}"] = place
-            parts.append([list(part.start), shape, offset, zlib.crc32(_bytes(data))])
+            header[part_key(tensor.name, part.start)] = place
+            parts.append([list(part.start), shape, offset, checksum(data)])
             offset += data.nbytes
         index[tensor.name] = {"shape": list(tensor.shape), "dtype": tensor.dtype.name, "parts": parts}
-    header["__metadata__"] = {"format": FORMAT, "id": save.commit["id"], "index": json.dumps(index)}
+    header["__metadata__"] = {"format": FORMAT, "id": save_id, "index": json.dumps(index)}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
 
     def fill(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in save.tensors.values():
+        for tensor in tensors.values():
             for part in tensor.parts:
                 file.write(_bytes(part.load()))
 
@@ -203,6 +275,14 @@ class Reader:
         self.metadata: dict[str, Any] = self.commit["metadata"]
         self.tensors: dict[str, PartedTensor] = {}
         self._last: tuple[Any, Array] = ((), np.empty(0))  # devices next to each other read the same part
+        if library := self.commit.get("library"):
+            if not self.folder.exists(library):
+                raise DamagedError(
+                    f"'{self.folder}' does not contain a complete checkpoint", facts=[f"'{library}' is missing"]
+                )
+            read = next(read for start, read in LIBRARIES.items() if library.startswith(start))
+            tensors, _ = read(f"{self.folder}/{library}")
+            self.tensors = {n: replace(t, parts=[self._checked(n, p) for p in t.parts]) for n, t in tensors.items()}
         for name, crc in self.commit["parts"].items():
             if self.folder.exists(name):
                 self._read_header(name, crc)
@@ -214,6 +294,17 @@ class Reader:
             raise DamagedError(
                 f"'{self.folder}' does not contain a complete checkpoint", facts=["all parts are missing"]
             )
+
+    def _checked(self, tensor: str, part: Part) -> Part:
+        """Return the part of another library, checked by the checksum of the commit when it is read."""
+
+        def load() -> Array:
+            data = part.load()
+            if checksum(data) != self.commit["checksums"].get(part_key(tensor, part.start)):
+                raise DamagedError(f"'{self.folder}' is damaged", facts=[f"the checksum of '{tensor}' is wrong"])
+            return data
+
+        return replace(part, load=load)
 
     def _read_header(self, name: str, crc: int) -> None:
         with self.folder.open(name) as file:

@@ -5,15 +5,39 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from mithril.base import InputError, PluginError
+from mithril.base import InputError, MithrilError, PluginError
 from mithril.system import files
 
 PathLike = str | os.PathLike[str]
+
+
+class DamagedError(InputError):
+    """A checkpoint is incomplete or its bytes have changed; an older one may be intact."""
+
+
+@contextmanager
+def damaged(path: object) -> Iterator[None]:
+    """Raise DamagedError if a library cannot read a checkpoint."""
+    try:
+        yield
+    except MithrilError:
+        raise
+    except Exception as error:  # every library has errors of its own
+        raise DamagedError(f"'{path}' is damaged", facts=[str(error).partition("\n")[0]]) from error
+
+
+def library(name: str, package: str) -> Any:
+    """Import a module of a library that only some formats need."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise PluginError(f"this format needs {package}", hint=f"pip install {package}") from None
 
 
 class Folder(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,15 @@ class PartedTensor:
         if filled < out.size:
             raise InputError(f"the checkpoint lacks parts of '{self.name}'")
         return out
+
+
+def part_key(name: str, start: Sequence[int]) -> str:
+    """Return the name of a part: that of its tensor, and its offset."""
+    return f"{name}@{','.join(map(str, start))}"
+
+
+def checksum(data: Array) -> int:
+    return zlib.crc32(np.asarray(data, order="C").reshape(-1).view(np.uint8).data)
 
 
 def complete(x: Array | PartedTensor) -> Array:

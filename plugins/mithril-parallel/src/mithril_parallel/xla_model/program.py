@@ -20,7 +20,9 @@ SHIFTED = (Form.POINTWISE_MATMUL, Form.DEPTHWISE_SHIFTS)
 PREFERS: Prefers = {ops.linear: (Form.MATVEC,)} | dict.fromkeys(
     (ops.conv, ops.conv_input_grad, ops.conv_weight_grad), SHIFTED
 )
-COMPOSITES = frozenset({ops.isfinite, ops.isinf, ops.log2, ops.rsqrt, ops.square, ops.tan})  # operations of XLA
+COMPOSITES = frozenset(  # operations of XLA, and of the backend
+    {ops.isfinite, ops.isinf, ops.log2, ops.max_pool_grad, ops.rsqrt, ops.square, ops.tan}
+)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from mithril.base import InputError
 from mithril.runtime import load_file
 from mithril.system import files
 from mithril_parallel.processes import World
-from mithril_parallel.sharding.checkpoint import COMMIT, DamagedError, Reader, read_commit
-from mithril_parallel.sharding.storage import LocalFolder, folder_of
+from mithril_parallel.sharding.checkpoint import COMMIT, Reader, read_commit
+from mithril_parallel.sharding.storage import DamagedError, LocalFolder, folder_of
 from mithril_parallel.sharding.tensor_parts import PartedTensor
 
 FORMAT = "mithril-training-1"

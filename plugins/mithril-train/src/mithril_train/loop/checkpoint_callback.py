@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mithril.backend import Positive
 from mithril.base import InputError, MithrilError, OptionError
-from mithril_parallel.sharding.checkpoint import DamagedError, Save, is_shared
+from mithril_parallel.sharding.checkpoint import Format, Save, is_shared
+from mithril_parallel.sharding.storage import DamagedError
 from mithril_train.loop import checkpoint, checkpointing
 from mithril_train.loop.callbacks import Array, Callback, Row, better, value_of
 
@@ -36,6 +37,9 @@ class Checkpoint(Callback):
     A checkpoint of one device is a file, ``step-00000100.safetensors``. On several devices it is a folder to which
     every process writes its parts; it counts when all have finished. ``asynchronous`` writes such folders while
     training continues. ``folder`` may have a protocol of fsspec, such as ``s3://bucket/run``.
+
+    With ``format="orbax"`` (on JAX) or ``"dcp"`` the tensors are a checkpoint of Orbax or of
+    ``torch.distributed.checkpoint`` inside the folder, which their programs can read; the commit remains.
     """
 
     def __init__(
@@ -47,9 +51,10 @@ class Checkpoint(Callback):
         monitor: str | None = None,
         mode: Literal["auto", "min", "max"] = "auto",
         asynchronous: bool = True,
+        format: Format = "parts",
     ) -> None:
         self.folder, self.every, self.keep, self.monitor = os.fspath(folder), every, keep, monitor
-        self.asynchronous = asynchronous
+        self.asynchronous, self.format = asynchronous, format
         self._save_in_progress: Save | None = None
         self._shared = True  # whether all processes see the folder
         self.mode = better(mode, monitor or "")
@@ -118,12 +123,12 @@ class Checkpoint(Callback):
 
     def _write_waiting(self, trainer: Training, path: str) -> None:
         self._finish(trainer)
-        if not trainer.engine.is_distributed and "://" not in path:
+        if not trainer.engine.is_distributed and "://" not in path and self.format == "parts":
             trainer.save(f"{path}.safetensors")
             self._remove_old(trainer)
             return
         self._save_in_progress = checkpointing.begin_save(
-            trainer, path, asynchronous=self.asynchronous, shared=self._shared
+            trainer, path, asynchronous=self.asynchronous, shared=self._shared, format=self.format
         )
         if not self.asynchronous:
             self._finish(trainer)

@@ -39,12 +39,19 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
 
 
 def begin_save(
-    trainer: Trainer, path: str | os.PathLike[str], *, asynchronous: bool, shared: bool | None = None
+    trainer: Trainer,
+    path: str | os.PathLike[str],
+    *,
+    asynchronous: bool,
+    shared: bool | None = None,
+    format: sharded.Format = "parts",
 ) -> sharded.Save:
     """Copy the parts that this process holds and write them to a folder; ``asynchronous`` writes in a thread."""
     trainer.check_finite()
     arrays, progress = contents(trainer)
-    return sharded.begin_save(path, arrays, progress, trainer.world, asynchronous=asynchronous, shared=shared)
+    return sharded.begin_save(
+        path, arrays, progress, trainer.world, asynchronous=asynchronous, shared=shared, format=format
+    )
 
 
 def contents(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:

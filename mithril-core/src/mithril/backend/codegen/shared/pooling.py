@@ -6,14 +6,20 @@ from mithril.backend.codegen.shared.dialect import xp
 from mithril.backend.codegen.shared.reductions import single
 
 
+def offsets(sizes):
+    """Return the index of each element of an array of this shape."""
+    grid = [()]
+    for n in sizes:
+        grid = [(*place, k) for place in grid for k in range(n)]
+    return grid
+
+
+@needs(offsets)
 def taps(kernel, counts, stride, dilation):
     """Return the slice of an image for each kernel element."""
-    grid = [()]
-    for k in kernel:
-        grid = [(*offsets, i) for offsets in grid for i in range(k)]
     cuts = []
-    for offsets in grid:
-        low = [k * d for k, d in zip(offsets, dilation)]
+    for place in offsets(kernel):
+        low = [k * d for k, d in zip(place, dilation)]
         cut = [slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(low, counts, stride)]
         cuts.append((slice(None), slice(None), *cut))
     return cuts
