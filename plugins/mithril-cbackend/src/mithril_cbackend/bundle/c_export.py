@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import mithril as ml
-from mithril.base import InputError, UnsupportedError
+from mithril.base import InputError, UnsupportedError, bind, substitute
 from mithril.ir import Graph
 from mithril.runtime import CompiledModel
 from mithril.system import files
 from mithril_cbackend import toolchains
-from mithril_cbackend.bundle import export_files
+from mithril_cbackend.bundle import comparison, export_files
 from mithril_cbackend.bundle.export_contents import Contents
 from mithril_cbackend.bundle.hosts import host_files
 from mithril_cbackend.bundle.makefiles import cmake, makefile
@@ -66,7 +67,7 @@ def export(
     library: str | None = "auto",
     embed: bool | None = None,
 ) -> Exported:
-    """Write the latest program of a model as C.
+    """Write the latest program of a model as C; its symbolic sizes are arguments of a run.
 
     ``params`` defaults to the bound parameters. ``inputs`` are the inputs of the test program, random by default.
     ``library`` (``"object"``, ``"static"``, ``"shared"``) also compiles the code; ``"auto"`` compiles a static library
@@ -108,12 +109,14 @@ def export_program(
         )
     if executable.layout.updated:  # the C code keeps two copies, so that a rejected run leaves the state unchanged
         executable = compile_graph.rebuild(without_donations(executable.graph), executable)
-    weights, target, test_inputs = parameters(executable, params), executable.target, test_inputs_of(executable, inputs)
-    contents, error = Contents(executable, weights, test_inputs, state or {}, name), None
+    weights, target, sizes = parameters(executable, params), executable.target, known_sizes(executable, inputs)
+    test_inputs = partial(test_inputs_of, executable, inputs)
+    contents, error = Contents(executable, weights, test_inputs, state or {}, name, sizes), None
     if target.quantization == "int8" and not contents.carried.keys() & weights.keys():
         float_contents = contents
         graph, weights = quantized(executable.graph, weights)
-        contents = Contents(compile_graph.rebuild(graph, executable), weights, test_inputs, state or {}, name)
+        rebuilt = compile_graph.rebuild(graph, executable)
+        contents = Contents(rebuilt, weights, test_inputs, state or {}, name, sizes)
         error = max_relative_error(contents.results, float_contents.results)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +143,7 @@ def write(contents: Contents, folder: Path, embedded: bool) -> None:
     texts = {
         f"{name}.h": export_files.header(contents, embedded),
         f"{name}.c": export_files.source(contents),
-        f"{name}_test.c": export_files.test(contents, embedded),
+        f"{name}_test.c": comparison.test(contents, embedded),
         "Makefile": makefile(name, contents.target, embedded),
         "CMakeLists.txt": cmake(name, contents.target, embedded),
         **host_files(contents.target),
@@ -157,11 +160,9 @@ def program_of(compiled: CompiledModel) -> Executable:
     if not compiled.programs:
         raise InputError(
             "cannot export: no program has been compiled yet",
-            hint="call the model once, or pass shapes=: C is generated for exact sizes",
+            hint="pass shapes=, where None is any size, or call the model once",
         )
     executable = compiled.programs[-1].executable
-    if isinstance(executable, AnySizeExecutable):
-        return compile_graph.rebuild(executable.sized_graph(), executable)
     if isinstance(executable, Executable):
         return executable
     if "mobile" in compiled.backend.capabilities.families and resolve_target(compiled.options).arch is not None:
@@ -193,17 +194,27 @@ def parameters(executable: Executable, arrays: Mapping[str, Any]) -> dict[str, A
     return {n: np.asarray(arrays[n], order="C") for n, _ in executable.params}
 
 
-def test_inputs_of(executable: Executable, user_inputs: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
+def known_sizes(executable: Executable, user_inputs: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return the symbolic sizes of the user's inputs, else those of the last call."""
+    selected = executable.selected if isinstance(executable, AnySizeExecutable) else None
+    actual = {n: np.shape(x) for n, x in (user_inputs or {}).items()}
+    declared = {i.name: i.type.shape for i in executable.graph.with_role("input") if i.name in actual}
+    return {**(selected.sizes if selected is not None else {}), **bind(declared, actual)}
+
+
+def test_inputs_of(
+    executable: Executable, user_inputs: Mapping[str, Any] | None, sizes: Mapping[str, int]
+) -> dict[str, np.ndarray[Any, Any]]:
     """Return the inputs of the test program: the user's, else random arrays."""
     rng = np.random.default_rng(0)
     arrays = {}
     for i in executable.graph.with_role("input"):
-        shape = tuple(int(d) for d in i.type.shape)
-        if user_inputs is not None and i.name in user_inputs:
-            x = np.asarray(user_inputs[i.name], i.type.dtype.numpy, order="C")
+        shape = tuple(int(substitute(d, sizes)) for d in i.type.shape)
+        x = None if user_inputs is None or i.name not in user_inputs else np.asarray(user_inputs[i.name])
+        if x is not None and (x.shape == shape or i.type.is_static):
             if x.shape != shape:
                 raise InputError(f"input '{i.name}' has shape {list(x.shape)}, expected {list(shape)}")
-            arrays[i.name] = x
+            arrays[i.name] = np.asarray(x, i.type.dtype.numpy, order="C")
         elif i.type.dtype.is_float:
             arrays[i.name] = rng.standard_normal(shape).astype(i.type.dtype.numpy)
         else:

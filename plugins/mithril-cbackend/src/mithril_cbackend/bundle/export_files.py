@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import __version__
-from mithril.base import dtype as as_dtype
+from mithril.base import dtype as as_dtype, is_static
 from mithril_cbackend.bundle.export_contents import TRUNCATED, Contents
 from mithril_cbackend.program.c_module import ARGUMENTS, Field, body_text, fields, prelude, struct_text
 from mithril_cbackend.program.c_text import c_quoted, c_visible
@@ -22,10 +22,9 @@ def header(contents: Contents, embedded: bool) -> str:
         f"/* {origin(contents)}",
         "",
         f"   static {name}_t instance;",
-        f"   static _Alignas(64) unsigned char arena[{up}_ARENA_BYTES];",
-        f"   {name}_init(&instance, arena);",
+        *arena_example(contents),
         f"   {name}_set_weights(&instance, {f'{name}_weights' if embedded else 'bytes'});",
-        f"   {name}_run(&instance, {', '.join([*contents.c_names.values(), *contents.outputs.values()])});",
+        f"   {name}_run(&instance, {', '.join(argument_names(contents))});",
         "",
         f"   Functions that return int return {up}_OK, or a negative code; then they have no effect.",
         *truncation_comment(contents),
@@ -41,10 +40,12 @@ def header(contents: Contents, embedded: bool) -> str:
         "#endif",
         "",
         *constants(contents),
+        *(contents.open.struct(name) if contents.open is not None else []),
         "/* One instance, with its own arena, for every thread that runs the model; its fields are private. */",
         "typedef struct {",
         "  uint32_t mark;",
         "  const unsigned char *weights;",
+        *(["  size_t arena_bytes;"] if contents.open is not None else []),
         struct_text(contents.program)
         + "".join(f"  {result_type(contents, n)} check_{k};\n" for k, n in enumerate(contents.flags))
         + f"}} {name}_t;",
@@ -66,7 +67,7 @@ def constants(contents: Contents) -> list[str]:
     name, up = contents.name, contents.prefix
     lines = [
         f'#define {up}_GENERATOR "mithril {__version__}"',
-        f"#define {up}_ARENA_BYTES {contents.arena_bytes}",
+        *arena_bytes(contents),
         f"#define {up}_WEIGHT_BYTES {max(len(contents.weights), 4)}",
         "",
         "enum {",
@@ -75,26 +76,39 @@ def constants(contents: Contents) -> list[str]:
         f"  {up}_MISSING = -1, /* an argument is NULL */",
         f"  {up}_UNINITIALIZED = -2, /* {name}_init has not been called, or a weight is not set */",
         f"  {up}_MISALIGNED = -3, /* an address is no multiple of the element's size; arena and weights: of 8 */",
-        f"  {up}_UNKNOWN = -4 /* no weight has that name */",
+        f"  {up}_UNKNOWN = -4{',' if contents.open is not None else ''} /* no weight has that name */",
+        *(
+            [
+                f"  {up}_SIZES = -5, /* a size is out of its bounds, or a value has 2**31 elements or more */",
+                f"  {up}_SMALL = -6 /* the arena is too small for the sizes */",
+            ]
+            if contents.open is not None
+            else []
+        ),
         "};",
         "",
     ]
     for c, x in arrays(contents):
-        kind = f"{as_dtype(x.dtype)}{list(x.shape)}"
-        lines.append(f"#define {up}_{c.upper()}_SIZE {max(x.size, 1)} /* {kind}, row by row */")
+        shape = contents.shapes[c]
+        kind = f"{as_dtype(x.dtype)}[{', '.join(map(str, shape))}]"
+        if is_static(shape):
+            lines.append(f"#define {up}_{c.upper()}_SIZE {max(x.size, 1)} /* {kind}, row by row */")
+        else:
+            assert contents.open is not None
+            size = contents.open.count(shape, "sizes")
+            lines.append(f"#define {up}_{c.upper()}_SIZE(sizes) {size} /* {kind}, row by row */")
         lines.append(f"#define {up}_{c.upper()}_RANK {x.ndim}")
-        lines.append(f"#define {up}_{c.upper()}_SHAPE {{{', '.join(map(str, x.shape)) or '1'}}}")
+        sizes = [str(n) if isinstance(n, int) else "-1" for n in shape]  # -1: an open size
+        lines.append(f"#define {up}_{c.upper()}_SHAPE {{{', '.join(sizes) or '1'}}}")
     lines += [f"extern const int32_t {array}" for array in shape_arrays(contents)]
     return [*lines, ""]
 
 
 def prototypes(contents: Contents) -> list[str]:
     """Return the declarations of the header's functions."""
-    name, up = contents.name, contents.prefix
+    name = contents.name
     lines = [
-        f"/* {up}_ARENA_BYTES bytes used only by this instance, 8-byte aligned, preferably 64-byte aligned. */",
-        f"int {name}_init({name}_t *self, void *arena);",
-        f"size_t {name}_arena_size(void); /* for programs that load the library dynamically */",
+        *arena_prototypes(contents),
         f"size_t {name}_instance_size(void);",
         "",
         f"/* Set the bytes of {name}.weights, read in place with the same alignment, and reset the state. */",
@@ -133,12 +147,66 @@ def shape_arrays(contents: Contents) -> list[str]:
 
 
 def arguments(contents: Contents) -> str:
-    up = contents.prefix
-    texts = [
-        f"{'const ' if k < len(contents.inputs) else ''}{ctype(x)} {c}[{up}_{c.upper()}_SIZE]"
-        for k, (c, x) in enumerate(arrays(contents))
-    ]
+    """Return the parameters of the function that runs the model."""
+    up, texts = contents.prefix, []
+    for k, (c, x) in enumerate(arrays(contents)):
+        element = f"{'const ' if k < len(contents.inputs) else ''}{ctype(x)} "
+        texts.append(f"{element}{c}[{up}_{c.upper()}_SIZE]" if is_static(contents.shapes[c]) else f"{element}*{c}")
+    if contents.open is not None:
+        texts.append(f"const {contents.name}_sizes_t *sizes")
     return ", ".join([f"{contents.name}_t *self", *texts])
+
+
+def argument_names(contents: Contents) -> list[str]:
+    """Return the arguments of the header's example."""
+    names = [*contents.c_names.values(), *contents.outputs.values()]
+    return [*names, "&sizes"] if contents.open is not None else names
+
+
+def arena_example(contents: Contents) -> list[str]:
+    """Return the lines of the header's example that allocate the arena."""
+    name, up = contents.name, contents.prefix
+    if contents.open is None:
+        return [
+            f"   static _Alignas(64) unsigned char arena[{up}_ARENA_BYTES];",
+            f"   {name}_init(&instance, arena);",
+        ]
+    sizes = ", ".join(f".{c} = {contents.cases[0].sizes[n]}" for n, c in contents.open.names.items())
+    return [
+        f"   const {name}_sizes_t sizes = {{{sizes}}};",
+        f"   const size_t bytes = {name}_arena_size(&sizes); the largest sizes of all runs",
+        "   void *arena = malloc(bytes);",
+        f"   {name}_init(&instance, arena, bytes);",
+    ]
+
+
+def arena_bytes(contents: Contents) -> list[str]:
+    """Return the macro of the arena's size, if the sizes have upper bounds."""
+    if contents.open is None:
+        return [f"#define {contents.prefix}_ARENA_BYTES {contents.arena_bytes}"]
+    highest = contents.open.highest
+    if highest is None:
+        return []
+    size = contents.open.arena(highest)
+    return [f"#define {contents.prefix}_ARENA_BYTES {size} /* enough for the upper bounds of all sizes */"]
+
+
+def arena_prototypes(contents: Contents) -> list[str]:
+    name, up = contents.name, contents.prefix
+    if contents.open is None:
+        return [
+            f"/* {up}_ARENA_BYTES bytes used only by this instance, 8-byte aligned, preferably 64-byte aligned. */",
+            f"int {name}_init({name}_t *self, void *arena);",
+            f"size_t {name}_arena_size(void); /* for programs that load the library dynamically */",
+        ]
+    return [
+        "/* The arena is used only by this instance, 8-byte aligned, preferably 64-byte aligned. */",
+        f"int {name}_init({name}_t *self, void *arena, size_t bytes);",
+        "",
+        "/* Return the bytes of the arena that a run of these sizes needs; 0 if the sizes are invalid. */",
+        f"size_t {name}_arena_size(const {name}_sizes_t *sizes);",
+        "",
+    ]
 
 
 def source(contents: Contents) -> str:
@@ -178,17 +246,22 @@ def interface(contents: Contents) -> str:
     parts = [
         *shape_values(contents),
         *function(
-            f"int {name}_init({name}_t *self, void *arena)",
+            f"int {name}_init({name}_t *self, void *arena{', size_t bytes' if contents.open is not None else ''})",
             [
                 f"  if (self == NULL || arena == NULL) return {up}_MISSING;",
                 f"  if ((uintptr_t)arena % 8 != 0) return {up}_MISALIGNED;",
                 "  memset(self, 0, sizeof *self);",
                 "  self->arena = arena;",
+                *(["  self->arena_bytes = bytes;"] if contents.open is not None else []),
                 f"  self->mark = {mark(contents)};",
                 f"  return {up}_OK;",
             ],
         ),
-        *function(f"size_t {name}_arena_size(void)", [f"  return {up}_ARENA_BYTES;"]),
+        *(
+            function(f"size_t {name}_arena_size(void)", [f"  return {up}_ARENA_BYTES;"])
+            if contents.open is None
+            else contents.open.functions(name)
+        ),
         *function(f"size_t {name}_instance_size(void)", [f"  return sizeof({name}_t);"]),
         *function(
             f"int {name}_set_weights({name}_t *self, const void *weights)",
@@ -232,11 +305,13 @@ def run_function(contents: Contents) -> list[str]:
     results = dict(contents.program.results)
     inputs = [(c, used[contents.program.arguments[n]]) for n, c in contents.c_names.items()]
     outputs = [(c, used[results[n]]) for n, c in contents.outputs.items()]
-    missing = " || ".join(f"{c} == NULL" for c in ["self", *(c for c, _ in inputs + outputs)])
+    open_ = ["sizes"] if contents.open is not None else []
+    missing = " || ".join(f"{c} == NULL" for c in ["self", *(c for c, _ in inputs + outputs), *open_])
     lines = [
         f"  if ({missing}) return {up}_MISSING;",
         f"  if (!ready(self)) return {up}_UNINITIALIZED;",
         *(f"  if ((uintptr_t){c} % sizeof *{c} != 0) return {up}_MISALIGNED;" for c, _ in inputs + outputs),
+        *(contents.open.run_lines(name, up) if contents.open is not None else []),
         *(f"  self->{field.name} = {c};" for c, field in inputs + outputs),
     ]
     for k, n in enumerate(contents.flags):
@@ -347,96 +422,11 @@ def words(name: str, data: bytes | bytearray, size: str) -> str:
     return f"_Alignas(64) const uint32_t {name}[{size}] = {{\n{numbers(data)}\n}};\n"
 
 
-def typed(name: str, x: np.ndarray[Any, Any]) -> str:
-    """Return an array of the test as a union of its words and its elements."""
-    count = max(-(-x.nbytes // 4), 1)
-    union = f"union {{ uint32_t words[{count}]; {ctype(x)} values[{max(x.size, 1)}]; }}"
-    return f"static _Alignas(64) const {union} {name} = {{{{\n{numbers(x.tobytes())}\n}}}};\n"
-
-
 def numbers(data: bytes | bytearray) -> str:
     """Return bytes as lines of 32-bit numbers, at least one."""
     words_ = np.frombuffer(data + bytes(-len(data) % 4), "<u4") if data else np.zeros(1, np.uint32)
     rows = [", ".join(f"0x{w:08x}" for w in words_[k : k + 10].tolist()) for k in range(0, len(words_), 10)]
     return "  " + ",\n  ".join(rows)
-
-
-def test(contents: Contents, embedded: bool) -> str:
-    """Return a C program that compares its last run with the results of Python."""
-    name, up = contents.name, contents.prefix
-    parts = [f'#include "{name}.h"', "", "#include <math.h>", "#include <stdio.h>", "#include <stdlib.h>", ""]
-    parts += [typed(f"{contents.c_names[n]}_given", x) for n, x in contents.inputs.items()]
-    checked = {n: x for n, x in contents.results.items() if x.size}
-    parts += [typed(f"{contents.outputs[n]}_expected", x) for n, x in checked.items()]
-    parts += [
-        f"static {name}_t instance;",
-        f"static _Alignas(64) unsigned char arena[{up}_ARENA_BYTES];",
-        *([] if embedded else [f"static _Alignas(64) unsigned char weights[{up}_WEIGHT_BYTES];"]),
-        *(f"static {ctype(x)} {contents.outputs[n]}_result[{max(x.size, 1)}];" for n, x in contents.results.items()),
-        "",
-    ]
-    if not embedded:
-        parts += READ.replace("NAME", name).splitlines()
-    for kind in sorted({as_dtype(x.dtype).name for x in checked.values()}):
-        conversion = "widened" if kind == "bfloat16" else "(double)"
-        parts += (WIDENED if kind == "bfloat16" else "").splitlines()
-        text = COMPARE.replace("KIND", kind).replace("TYPE", ARGUMENTS[kind]).replace("WIDE", conversion)
-        parts += [*text.splitlines(), ""]
-    stored = f"{name}_weights" if embedded else "weights"
-    input_names = [f"{c}_given.values" for c in contents.c_names.values()]
-    output_names = [f"{c}_result" for c in contents.outputs.values()]
-    call = f"{name}_run(&instance, {', '.join([*input_names, *output_names])})"
-    parts += ["int main(void) {", "  double worst = 0.0;"]
-    if not embedded:
-        parts += ["  if (!read_weights()) return EXIT_FAILURE;"]
-    parts += [
-        f"  if ({name}_init(&instance, arena) != 0) return EXIT_FAILURE;",
-        f"  if ({name}_set_weights(&instance, {stored}) != 0) return EXIT_FAILURE;",
-        *[f"  if ({call} != {code}) return EXIT_FAILURE;" for code in contents.codes],
-    ]
-    for n, x in checked.items():
-        c, compare = contents.outputs[n], f"compare_{as_dtype(x.dtype).name}"
-        parts += [
-            f"  worst = fmax(worst, {compare}({c_quoted(n)},",
-            f"    {c}_expected.values, {c}_result, {x.size}));",
-        ]
-    tolerance = "1e-2" if any(as_dtype(x.dtype).bits == 16 for x in checked.values()) else "1e-5"
-    parts += [f"  return worst <= {tolerance} ? EXIT_SUCCESS : EXIT_FAILURE;", "}", ""]
-    return "\n".join(parts)
-
-
-READ = """\
-static int read_weights(void) {
-  FILE *file = fopen("NAME.weights", "rb");
-  if (file == NULL || fread(weights, 1, sizeof weights, file) != sizeof weights) {
-    fprintf(stderr, "NAME.weights cannot be read\\n");
-    return 0;
-  }
-  fclose(file);
-  return 1;
-}
-"""
-WIDENED = """\
-static double widened(uint16_t x) {
-  const union { uint32_t bits; float number; } wide = {(uint32_t)x << 16};
-  return wide.number;
-}
-
-"""
-COMPARE = """\
-/* Largest error relative to the largest magnitude; infinite if only one of two elements is nan or infinite. */
-static double compare_KIND(const char *name, const TYPE *expected, const TYPE *made, int size) {
-  double largest = 1e-30, apart = 0.0;
-  for (int i = 0; i < size; ++i) {
-    const double e = WIDE(expected[i]), m = WIDE(made[i]);
-    if (isfinite(e)) largest = fmax(largest, fabs(e));
-    if (e == m || (isnan(e) && isnan(m))) continue;
-    apart = isfinite(e - m) ? fmax(apart, fabs(e - m)) : INFINITY;
-  }
-  printf("%s: largest difference %g of %g\\n", name, apart, largest);
-  return apart / largest;
-}
-"""
 
 
 def result_type(contents: Contents, result: str) -> str:

@@ -142,13 +142,13 @@ def _least_loss(plans: Sequence[Any], costs: Sequence[Sequence[float]]) -> tuple
 def _cost(plan: Dense | None, node: Node, batch: int, machine: Machine, constant_weights: bool) -> float:
     """Estimate the cycles per element of the result of a plan, or of direct tiles, for a batch."""
     if plan is not None:
-        return float(replace(plan, batch=batch, images=min(plan.images, batch)).cost(machine, constant_weights))
+        return replace(plan, batch=batch, images=min(plan.images, batch)).cost(machine, constant_weights)
     layout, depth = layout_of(node), _depth(node)
     width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
     waste = count(layout.pixels, width) * width / pixels
     ordering = 0 if constant_weights else 2 * depth / (pixels * batch)
     kernels = stream_cycles(math.prod(shape_of(operand(node, 1)))) / (batch * math.prod(shape_of(node.result)[1:]))
-    return 1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1
+    return float(1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1)
 
 
 @dataclass(frozen=True)
