@@ -7,6 +7,7 @@ from typing import Any
 
 from mithril.base import ShapeError, Size, mod, product
 from mithril.ir import Axes, Axis, Builder, composite, per_input, positive, sample
+from mithril.ops.creation import full
 from mithril.ops.elementwise import rsqrt, square
 from mithril.ops.reduction import mean, size_as_divisor, sum
 from mithril.ops.shape import reshape
@@ -161,7 +162,7 @@ def batch_norm_training(x, scale, bias, *, eps: float = 1e-5):
 def _is_zero(c: Any) -> bool:
     """Whether a cotangent is the constant 0, as for a result that the outputs do not depend on."""
     node = next((n for n in reversed(Builder.current().nodes) if c in n.results), None)
-    return node is not None and node.op.name == "full" and node.attributes["value"] == 0
+    return node is not None and node.op is full and node.attributes["value"] == 0
 
 
 @batch_norm_training.vjp

@@ -387,7 +387,7 @@ def _is_spent(backend: Backend, array: Any, before: Array) -> bool:
     return True
 
 
-def _is_text(data: bytes) -> bool:
+def _is_text(data: bytes | bytearray) -> bool:
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:

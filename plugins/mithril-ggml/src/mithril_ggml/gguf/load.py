@@ -105,6 +105,10 @@ class GraphCompiler:
         """Raise InputError: quantized weights have no gradients."""
         raise InputError("a model loaded from a GGUF file is for inference only: it has no gradients")
 
+    def learn(self, shapes: Mapping[str, Any]) -> bool:
+        """Return False: all sizes are in the file."""
+        return False
+
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Files carry no limit."""
 
