@@ -143,6 +143,39 @@ def recurrent() -> Built:
 
 
 @model
+def cells() -> Built:
+    import keras
+    from keras import layers as kl
+
+    x = keras.Input((5, 6, 5, 3), name="x")
+    h = kl.TimeDistributed(kl.RandomShear(0.2))(x)
+    h, carried, last = kl.ConvLSTM2D(4, (3, 2), padding="same", return_sequences=True, return_state=True)(h)
+    h = kl.ConvLSTM2D(3, 2, strides=2, go_backwards=True, activation="relu")(h, initial_state=None)
+    h = kl.Reshape((3, 2, 3, 1))(h)
+    h = kl.Flatten()(kl.AdaptiveMaxPooling3D(2)(h))
+    sequence = kl.ConvLSTM1D(2, 3, dilation_rate=2, return_sequences=True)(kl.Reshape((5, 15, 6))(x))
+    sequence = kl.Reshape((5, 22))(sequence)
+    stack = kl.StackedRNNCells([kl.LSTMCell(3), kl.GRUCell(4, reset_after=False), kl.LSTMCell(2)])
+    sequence = kl.RNN(stack, return_sequences=True, go_backwards=True)(sequence)
+    end = kl.RNN(kl.SimpleRNNCell(4, use_bias=False), return_state=True)(sequence)
+    return keras.Model(x, [h, carried, last, kl.SpectralNormalization(kl.Dense(3))(sequence), *end]), {
+        "x": _x(2, 5, 6, 5, 3)
+    }
+
+
+@model
+def vocabulary() -> Built:
+    import keras
+    from keras import layers as kl
+
+    tokens = keras.Input((7,), dtype="int32", name="tokens")
+    tied = kl.ReversibleEmbedding(9, 4, logit_soft_cap=0.5, mask_zero=True)
+    own = kl.ReversibleEmbedding(9, 4, tie_weights=False)
+    h = kl.LSTM(4, return_sequences=True)(tied(tokens))
+    return keras.Model(tokens, [tied(h, reverse=True), own(own(tokens), reverse=True)]), {"tokens": _tokens(2, 7)}
+
+
+@model
 def masks() -> Built:
     import keras
     from keras import layers as kl

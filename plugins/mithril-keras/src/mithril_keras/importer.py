@@ -164,7 +164,7 @@ def apply(row: Row, label: str, weights: Weights, settings: Mapping[str, Any], a
     """Call the function of a row with the settings and the arguments of the call that it declares."""
     options: dict[str, Any] = {}
     for key, value in {**settings, **kwargs}.items():
-        if key in row.keywords:
+        if key in row.keywords or row.takes_all:
             options[key] = value
         elif not (key in IGNORED or key.endswith(IGNORED_SUFFIXES) or _is_off(value)):
             raise UnsupportedError(

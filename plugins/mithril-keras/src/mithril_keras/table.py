@@ -21,6 +21,7 @@ class Row:
     function: Callable[..., Any]
     masks: Masks
     keywords: Mapping[str, Any]  # names and defaults
+    takes_all: bool = False  # whether it takes every setting
 
 
 LAYERS: dict[str, Row] = {}
@@ -39,10 +40,11 @@ def operation(*names: str) -> Decorator:
 
 def _register(table: dict[str, Row], names: tuple[str, ...], masks: Masks) -> Decorator:
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
         keywords = {p.name: p.default for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+        takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
         for name in names:
-            table[name] = Row(name, function, masks, keywords)
+            table[name] = Row(name, function, masks, keywords, takes_all)
         return function
 
     return register

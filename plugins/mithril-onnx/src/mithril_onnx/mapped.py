@@ -88,7 +88,7 @@ def _fields(data: Array, position: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def _number(data: Array, position: int, end: int) -> tuple[int, int]:
-    """Return the number position a place, in groups of seven bits, and the place after it."""
+    """Return the number at a place, in groups of seven bits, and the place after it."""
     value = 0
     for k in range(10):
         if position >= end:

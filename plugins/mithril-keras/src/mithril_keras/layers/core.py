@@ -82,6 +82,33 @@ def embedding(
     return Tensor(ops.embedding(indices, table), mask=mask)
 
 
+@layer("ReversibleEmbedding", masks="own")
+def reversible_embedding(
+    weights: Weights,
+    x: Tensor,
+    *,
+    input_dim: int,
+    output_dim: int,
+    tie_weights: bool = True,
+    mask_zero: bool = False,
+    reverse_dtype: Any = None,
+    logit_soft_cap: float | None = None,
+    reverse: bool = False,
+) -> Tensor:
+    """Return rows of a table, or with ``reverse`` the products with its rows."""
+    table = weights.param("embeddings", (input_dim, output_dim))
+    back = None if tie_weights else weights.param("reverse_embeddings", (output_dim, input_dim))
+    if not reverse:
+        indices = ops.cast(x.value, dtype="int32")
+        return Tensor(ops.embedding(indices, table), mask=ops.not_equal(x.value, 0) if mask_zero else None)
+    kernel = ops.transpose(table, perm=(1, 0)) if back is None else back
+    kind = kernel.dtype if reverse_dtype is None else reverse_dtype
+    logits = ops.matmul(ops.cast(x.value, dtype=kind), ops.cast(kernel, dtype=kind))
+    if logit_soft_cap is not None:
+        logits = ops.tanh(logits / float(logit_soft_cap)) * float(logit_soft_cap)
+    return Tensor(logits)
+
+
 @layer("Masking", masks="own")
 def masking(weights: Weights, x: Tensor, *, mask_value: float = 0.0) -> Tensor:
     """Zeros, and a mask, for steps of which all features have one value."""
@@ -101,3 +128,14 @@ def time_distributed(weights: Weights, x: Tensor, *, layer: Any, mask: Any = Non
     inner = Tensor(ops.reshape(v, shape=(batch * length, *v.shape[2:])))
     y = call_wrapped(weights, "layer", layer, inner).value
     return Tensor(ops.reshape(y, shape=(batch, length, *y.shape[1:])))
+
+
+@layer("SpectralNormalization")
+def spectral_normalization(weights: Weights, x: Tensor, *, layer: Any, power_iterations: int = 1) -> Any:
+    """Return the layer within, whose kernel the archive holds; it changes in training only."""
+    del power_iterations
+    from mithril_keras.layers.wrapped import call_wrapped
+
+    if weights.training:
+        raise weights.unsupported("spectral normalization in training", "ml.models.SpectralNorm(layer) trains")
+    return call_wrapped(weights, "layer", layer, x)

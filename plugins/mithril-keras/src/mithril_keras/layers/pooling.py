@@ -84,7 +84,7 @@ def global_max_pooling(
     return _global(ops.max, x, keepdims, data_format)
 
 
-@layer("AdaptiveAveragePooling1D", "AdaptiveAveragePooling2D")
+@layer("AdaptiveAveragePooling1D", "AdaptiveAveragePooling2D", "AdaptiveAveragePooling3D")
 def adaptive_average_pooling(
     weights: Weights, x: Tensor, *, output_size: Any, data_format: str | None = None
 ) -> Tensor:
@@ -94,7 +94,7 @@ def adaptive_average_pooling(
     return from_channels_first(ops.adaptive_avg_pool(v, size=pair(output_size, len(v.shape) - 2)), data_format)
 
 
-@layer("AdaptiveMaxPooling1D", "AdaptiveMaxPooling2D")
+@layer("AdaptiveMaxPooling1D", "AdaptiveMaxPooling2D", "AdaptiveMaxPooling3D")
 def adaptive_max_pooling(weights: Weights, x: Tensor, *, output_size: Any, data_format: str | None = None) -> Tensor:
     """Return maxima of windows that yield the output size."""
     del weights

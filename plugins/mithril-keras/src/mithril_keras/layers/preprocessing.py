@@ -123,13 +123,10 @@ def category_encoding(
 
 
 @layer(
-    "RandomBrightness",
-    "RandomContrast",
-    "RandomCrop",
-    "RandomFlip",
-    "RandomRotation",
-    "RandomTranslation",
-    "RandomZoom",
+    *("AugMix", "CutMix", "MixUp", "RandAugment", "RandomBrightness", "RandomColorDegeneration", "RandomColorJitter"),
+    *("RandomContrast", "RandomCrop", "RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomGaussianBlur"),
+    *("RandomGrayscale", "RandomHue", "RandomInvert", "RandomPerspective", "RandomPosterization", "RandomRotation"),
+    *("RandomSaturation", "RandomSharpness", "RandomShear", "RandomTranslation", "RandomZoom"),
 )
 def augmentation(weights: Weights, x: Tensor, **settings: Any) -> Tensor:
     """Return a random change in training; the input in inference."""

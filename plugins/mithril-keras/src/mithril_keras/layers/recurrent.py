@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
-from mithril_keras.config import layer_config
+from mithril_keras.config import LayerConfig, layer_config
 from mithril_keras.layers.activations import activation_function
 from mithril_keras.layers.wrapped import call_wrapped, wrapped_config
 from mithril_keras.table import layer
@@ -26,25 +26,28 @@ class Run:
     dropout: float
 
 
-def _check(weights: Weights, stateful: bool, recurrent_dropout: float) -> None:
+def check_recurrent(weights: Weights, stateful: bool, recurrent_dropout: float) -> None:
+    """Raise UnsupportedError for states between calls, and for dropout of states in training."""
     if stateful:
         raise weights.unsupported("stateful=True", "pass initial states, and return them by return_state=True")
     if recurrent_dropout and weights.training:
-        raise weights.unsupported("recurrent_dropout in training", "set recurrent_dropout=0")
+        raise weights.unsupported("this dropout in training", "set recurrent_dropout=0, and dropout=0 of ConvLSTM")
 
 
-def _run(weights: Weights, run: Run, x: Tensor, initial: Any, mask: Any, size: int, count: int, cell: Any) -> Any:
+def run_cell(weights: Weights, run: Run, x: Tensor, initial: Any, mask: Any, size: Any, count: int, cell: Any) -> Any:
     """Run ``cell(inputs, states)`` over the steps; ``cell.project`` is the part that reads all steps at once."""
     v = weights.cast(x.value)
     if run.dropout and weights.training:
         ones = ops.full(shape=(v.shape[0], 1, v.shape[2]), value=1.0, dtype=v.dtype)
         v = v * ops.dropout(ones, weights.key(), p=run.dropout)
-    steps = cell.project(ops.transpose(v, perm=(1, 0, 2)))
-    states = _initial(weights, initial, count, v, size)
+    turned = (1, 0, *range(2, len(v.shape)))
+    steps = cell.project(ops.transpose(v, perm=turned))
+    sizes = (size,) if size is not None else (cell.filters, *steps.shape[3:])
+    states = _initial(weights, initial, count, v, sizes)
     valid = x.mask if mask is None else mask.value
     xs: Any = steps
     if valid is not None:
-        xs = (steps, ops.unsqueeze(ops.transpose(valid, perm=(1, 0)), axis=2))
+        xs = (steps, ops.unsqueeze(ops.transpose(valid, perm=(1, 0)), axis=tuple(turned[2:])))
 
     def body(carry: Any, inputs: Any) -> tuple[Any, Any]:
         old = tuple(carry)
@@ -60,7 +63,7 @@ def _run(weights: Weights, run: Run, x: Tensor, initial: Any, mask: Any, size: i
     if run.go_backwards:
         sequence = ops.flip(sequence, axis=0)
     if run.return_sequences:
-        y = Tensor(ops.transpose(sequence, perm=(1, 0, 2)), mask=valid)
+        y = Tensor(ops.transpose(sequence, perm=turned), mask=valid)
     elif valid is not None and run.zero_output_for_mask:
         y = Tensor(sequence[-1])
     else:
@@ -68,9 +71,9 @@ def _run(weights: Weights, run: Run, x: Tensor, initial: Any, mask: Any, size: i
     return [y, *(Tensor(s) for s in last)] if run.return_state else y
 
 
-def _initial(weights: Weights, initial: Any, count: int, v: Any, size: int) -> tuple[Any, ...]:
+def _initial(weights: Weights, initial: Any, count: int, v: Any, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     if initial is None:
-        zeros = ops.full(shape=(v.shape[0], size), value=0.0, dtype=v.dtype)
+        zeros = ops.full(shape=(v.shape[0], *sizes), value=0.0, dtype=v.dtype)
         return (zeros,) * count
     states = list(initial) if isinstance(initial, Sequence) else [initial]
     if len(states) != count:
@@ -180,11 +183,11 @@ def lstm(
     mask: Any = None,
 ) -> Any:
     """Return long short-term memory."""
-    _check(weights, stateful, recurrent_dropout)
+    check_recurrent(weights, stateful, recurrent_dropout)
     inner = _cell_weights(weights, "lstm_cell")
     cell = _LSTM(inner, x.shape[-1], units, activation, recurrent_activation, use_bias)
     run = Run(return_sequences, return_state, go_backwards, zero_output_for_mask, dropout)
-    return _run(weights, run, x, initial_state, mask, units, 2, cell)
+    return run_cell(weights, run, x, initial_state, mask, units, 2, cell)
 
 
 @layer("GRU", masks="own")
@@ -208,12 +211,12 @@ def gru(
     mask: Any = None,
 ) -> Any:
     """Return gated recurrent unit."""
-    _check(weights, stateful, recurrent_dropout)
+    check_recurrent(weights, stateful, recurrent_dropout)
     inner = _cell_weights(weights, "gru_cell")
     arguments = (inner, x.shape[-1], units, activation, recurrent_activation, use_bias)
     cell = _GRU(*arguments, reset_after=reset_after)
     run = Run(return_sequences, return_state, go_backwards, zero_output_for_mask, dropout)
-    return _run(weights, run, x, initial_state, mask, units, 1, cell)
+    return run_cell(weights, run, x, initial_state, mask, units, 1, cell)
 
 
 @layer("SimpleRNN", masks="own")
@@ -235,11 +238,77 @@ def simple_rnn(
     mask: Any = None,
 ) -> Any:
     """Return a recurrent layer without gates."""
-    _check(weights, stateful, recurrent_dropout)
+    check_recurrent(weights, stateful, recurrent_dropout)
     inner = _cell_weights(weights, "simple_rnn_cell")
     cell = _Simple(inner, x.shape[-1], units, activation, "linear", use_bias)
     run = Run(return_sequences, return_state, go_backwards, zero_output_for_mask, dropout)
-    return _run(weights, run, x, initial_state, mask, units, 1, cell)
+    return run_cell(weights, run, x, initial_state, mask, units, 1, cell)
+
+
+@layer("RNN", masks="own")
+def rnn(
+    weights: Weights,
+    x: Tensor,
+    initial_state: Any = None,
+    *,
+    cell: Any,
+    return_sequences: bool = False,
+    return_state: bool = False,
+    go_backwards: bool = False,
+    stateful: bool = False,
+    zero_output_for_mask: bool = False,
+    mask: Any = None,
+) -> Any:
+    """Return a recurrent layer of a cell, or of cells on top of each other, which run one after the other."""
+    check_recurrent(weights, stateful, 0.0)
+    outer = layer_config(cell, f"the cell of {weights.label}")
+    inner = weights.below("cell", outer.name)
+    is_stack = outer.class_name == "StackedRNNCells"
+    values = list(outer.settings.get("cells") or ()) if is_stack else [cell]
+    if is_stack and (return_state or initial_state is not None):
+        raise weights.unsupported("states of a stack of cells", "use one RNN layer for each cell")
+    y: Any = x
+    groups: list[str] = []
+    for n, value in enumerate(values):
+        config = layer_config(value, f"a cell of {weights.label}")
+        is_last = n == len(values) - 1
+        run = Run(
+            return_sequences or not is_last,
+            return_state,
+            go_backwards and n == 0,
+            zero_output_for_mask and is_last,
+            0.0,
+        )
+        group = CELLS.get(config.class_name, ("", _Cell))[0]
+        repeated = groups.count(group)
+        groups.append(group)
+        own = (
+            inner.below(f"cells/{group}_{repeated}" if repeated else f"cells/{group}", config.name)
+            if is_stack
+            else inner
+        )
+        y = run_cell(own, run, y, initial_state, mask, *_built_cell(own, y.shape[-1], config))
+        mask = None
+    return y
+
+
+def _built_cell(weights: Weights, features: Any, config: LayerConfig) -> tuple[int, int, _Cell]:
+    """Return the units, the number of states and the cell of a configuration."""
+    if config.custom is not None or config.class_name not in CELLS:
+        raise weights.unsupported(f"a cell of the class {config.custom or config.class_name}")
+    settings, (_, kind) = config.settings, CELLS[config.class_name]
+    check_recurrent(weights, False, max(settings.get("dropout", 0.0), settings.get("recurrent_dropout", 0.0)))
+    units, recurrent = settings["units"], settings.get("recurrent_activation", "linear")
+    arguments = (weights, features, units, settings.get("activation"), recurrent, settings.get("use_bias", True))
+    further = {"reset_after": settings.get("reset_after", True)} if kind is _GRU else {}
+    return units, kind.states, kind(*arguments, **further)
+
+
+CELLS: dict[str, tuple[str, Any]] = {  # by class: the group in archives, and the cell
+    "LSTMCell": ("lstm_cell", _LSTM),
+    "GRUCell": ("gru_cell", _GRU),
+    "SimpleRNNCell": ("simple_rnn_cell", _Simple),
+}
 
 
 @layer("Bidirectional", masks="own")
