@@ -151,6 +151,7 @@ from mithril_parallel.sharding.interchange import (
     export_checkpoint as export_checkpoint,
     import_checkpoint as import_checkpoint,
 )
+from mithril_parallel.sharding.model_layout import with_model_layout as with_model_layout
 from mithril_parallel.sharding.pipeline_schedule import staged as staged
 from mithril_parallel.sharding.spmd import partition_graph as partition_graph
 from mithril_passes.quantization.calibration import calibrate_ranges as calibrate_ranges
@@ -285,7 +286,7 @@ class CompileOptions(TypedDict, total=False):
     optimizations: Mapping[str, bool]
     optimize_for: Literal["throughput", "latency"] | None
     outputs: Sequence[str] | None
-    parallelism: Literal["data", "fsdp", "hsdp", "model", "context", "pipeline"] | tuple[Literal["data", "fsdp", "hsdp", "model", "context", "pipeline"], ...] | None
+    parallelism: Literal["data", "fsdp", "hsdp", "model", "sequence", "context", "pipeline"] | tuple[Literal["data", "fsdp", "hsdp", "model", "sequence", "context", "pipeline"], ...] | None
     pipeline_chunks: int
     pipeline_schedule: Literal["1f1b", "gpipe", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"]
     pipeline_stages: int | None

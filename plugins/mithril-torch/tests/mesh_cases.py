@@ -77,10 +77,12 @@ def counts(function):
     """Return the number of collectives of each kind that a call issues."""
     with CommDebugMode() as mode:
         function()
-    totals = Counter()
+    numbers = Counter()
     for op, n in mode.get_comm_counts().items():
-        totals[re.search("reduce_?scatter|all_?gather|all_?reduce", str(op))[0].replace("all", "all_", 1)] += n
-    return {kind.replace("__", "_"): n for kind, n in totals.items()}
+        numbers[
+            re.search("reduce_?scatter|all_?gather|all_?reduce|alltoall", str(op))[0].replace("all", "all_", 1)
+        ] += n
+    return {kind.replace("__", "_"): n for kind, n in numbers.items()}
 
 
 def trainer(mesh, options, **recipe):
@@ -206,9 +208,11 @@ def gradients_of_several_kinds_of_models():
     data, fsdp, model = ((2,), {}), ((2,), {"parallelism": "fsdp"}), ((1, 2), {})
     context, hsdp = ((1, 2), {"parallelism": "context"}), ((2, 2), {"parallelism": "hsdp"})
     sharded_context = ((2, 2), {"parallelism": ("fsdp", "context")})
+    sequence = ((1, 2), {"parallelism": "sequence"})
+    sharded_sequence = ((2, 2), {"parallelism": ("fsdp", "sequence")})
     ways = {
-        2: {language: (fsdp, model, context), images: (data, model), recurrent: (fsdp, context)},
-        4: {language: [((2, 2), {"parallelism": "fsdp"}), hsdp, sharded_context], images: [hsdp]},
+        2: {language: (fsdp, model, context, sequence), images: (data, model), recurrent: (fsdp, context)},
+        4: {language: [((2, 2), {"parallelism": "fsdp"}), hsdp, sharded_context, sharded_sequence], images: [hsdp]},
     }
     for make, rows in ways[dist.get_world_size()].items():
         for size in SIZES:
@@ -220,6 +224,22 @@ def gradients_of_several_kinds_of_models():
                     error = np.abs(np.asarray(actual[name], np.float64) - right).max()
                     message = f"{make.__name__}, {size}, {mesh} {options}: {name} differs by {error}"
                     assert error <= 3e-6 * max(1.0, np.abs(right).max()), message
+
+
+def activations_and_classes_in_parts():
+    """Count collectives: sums are scattered along the sequence, and no process gathers the logits of all classes."""
+    model, batch, loss = language("small")
+    # products of two blocks and the head gather their operands, forward and for gradients; the results of four
+    # products, and five gradients, are scattered
+    expected = {None: (1, 0), "sequence": (11, 9)}
+    for kind, (gathers, scatters) in expected.items():
+        compiled = ml.compile(model, ml.TorchBackend(device_mesh=(1, 2)), parallelism=kind)
+        trainer = ml.Trainer(compiled, ml.SGD(0.1), loss=loss, progress=False)
+        trainer.step(batch)
+        assert trainer.engine.arrays["head.weight"].to_local().shape == (12, 16)
+        collectives = counts(lambda t=trainer: t.step(batch))
+        assert collectives["all_gather"] == gathers, collectives
+        assert collectives.get("reduce_scatter", 0) == scatters, collectives
 
 
 def a_step_of_several_passes():

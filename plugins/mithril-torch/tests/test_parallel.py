@@ -33,6 +33,7 @@ TRAINED = ("training", "gradients_of_several_kinds_of_models", "dropout_draws_th
 CASES = {2: (*ON_TWO, *REJECTED), 4: ("equal_to_one_process",)}
 TRAINED_ON_TWO = (
     "a_training_step_reduces_gradients_once",
+    "activations_and_classes_in_parts",
     "a_step_of_several_passes",
     "the_layer_that_is_not_finite_is_named",
 )

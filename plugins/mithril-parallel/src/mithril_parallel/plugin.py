@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mithril import Export, Lowering, OpsSpec, Option, hookimpl
 
-Kind = Literal["data", "fsdp", "hsdp", "model", "context", "pipeline"]
+Kind = Literal["data", "fsdp", "hsdp", "model", "sequence", "context", "pipeline"]
 Schedule = Literal[
     "1f1b", "gpipe", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"
 ]
@@ -23,8 +23,9 @@ def mithril_options() -> Sequence[Option]:
             "parallelism",
             Kind | tuple[Kind, ...] | None,
             None,
-            "Dimension to split over the devices: the batch (fsdp, hsdp: the parameters too), the weights, the "
-            "positions of sequences (context) or the layers; several as a tuple; None follows the mesh.",
+            "Dimension to split over the devices: the batch (fsdp, hsdp: the parameters too), the weights "
+            "(sequence: the activations too), the positions of sequences (context) or the layers; several as a tuple; "
+            "None follows the mesh.",
         ),
         Option(
             "fsdp_reshard",
@@ -80,5 +81,6 @@ def mithril_exports() -> Sequence[Export]:
         Export("partition_graph", "mithril_parallel.sharding.spmd:partition_graph"),
         Export("placement", "mithril_parallel.sharding.api:placement"),
         Export("save_sharded", "mithril_parallel.sharding.checkpoint:save_sharded"),
+        Export("with_model_layout", "mithril_parallel.sharding.model_layout:with_model_layout"),
         Export("with_framework_gradients", "mithril_parallel.sharding.framework_gradients:with_framework_gradients"),
     ]

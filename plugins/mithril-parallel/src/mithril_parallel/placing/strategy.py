@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from mithril import ops
 from mithril.axes import Factors, OpAxes, axes_of, is_product, is_unchanged, is_view
 from mithril.base import OptionError
 from mithril.ir import Graph, Input, Node, Value, decompose
@@ -42,6 +43,7 @@ def choose(
     fsdp: bool = False,
     chunked: bool = False,
     uneven: bool = False,
+    classes: bool = False,
 ) -> Strategy:
     """Choose splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
 
@@ -49,17 +51,17 @@ def choose(
     would split, so that pairs can stay in parts, otherwise along its longest divisible axis. It is always split over
     the stages of a pipeline. With ``chunked`` the axis ``data`` counts chunks of the batch, not devices, and error
     messages say so. With ``uneven`` every device computes a batch whole that cannot be divided, such as the last one of
-    an epoch.
+    an epoch. With ``classes`` the engine computes losses on parts of the classes, so that the last weight is split.
     """
     strategy = Strategy(mesh)
     requests = dict(splits or {})
-    graph = decompose(graph, _has_rule)
+    graph = decompose(graph, lambda node: _has_rule(node) or (classes and node.op is ops.log_softmax))
     _split_batch(graph, strategy, requests, chunked, uneven)
     _split_sequence(graph, strategy, requests)
     if mesh.size(MODEL) > 1:
         _apply_user_splits(graph, strategy, requests)
         if not _has_weight_requests(requests):
-            _WeightPairs(graph, strategy).run()
+            _WeightPairs(graph, strategy, classes).run()
     _split_slots(graph, strategy)
     if fsdp:
         _split_pairs_over_data(graph, strategy)
@@ -229,9 +231,10 @@ def _single_factor(axes: OpAxes, factors: Factors) -> str | None:
 class _WeightPairs:
     """One pass over the forward graph that splits weights in pairs."""
 
-    def __init__(self, graph: Graph, strategy: Strategy) -> None:
+    def __init__(self, graph: Graph, strategy: Strategy, classes: bool = False) -> None:
         self.graph = graph
         self.strategy = strategy
+        self.classes = classes
         self.mesh = strategy.mesh
         self.nodes = forward_nodes(graph)
         self.parameters = {i.value: i for i in graph.with_role("param")}
@@ -315,6 +318,12 @@ class _WeightPairs:
         for node in self.nodes[position + 1 :]:
             if not any(v in trial for v in node.operands if v is not None):
                 continue
+            classes = self._classes(node, trial)
+            if classes is not None:
+                if node.op is ops.log_softmax:
+                    trial[node.result] = classes
+                reached = True
+                continue
             operand_splits = [None if v is None else trial.get(v) or self._split_of(v) for v in node.operands]
             node_sharding = op_sharding(node, operand_splits, self.mesh)
             if self._contracts_weight(node, trial):
@@ -327,6 +336,12 @@ class _WeightPairs:
                     trial[v] = result_split
                     reached = reached or v in self.graph.outputs
         return reached
+
+    def _classes(self, node: Node, trial: Mapping[Value, Split]) -> Split | None:
+        """Return the split of the operand if the engine computes the operation on parts of classes, else None."""
+        x = node.operands[0] if self.classes and node.op in (ops.log_softmax, ops.take_along_axis) else None
+        split = trial.get(x) if x is not None else None
+        return split if split is not None and split[node.attributes["axis"]] == MODEL else None
 
     def _split_of(self, v: Value) -> Split:
         return self.sharding.splits.get(v) or replicated(v.ndim)

@@ -20,13 +20,15 @@ def placement(
     splits: Mapping[str, int] | None = None,
     fsdp: bool = False,
     uneven: bool = False,
+    classes: bool = False,
 ) -> tuple[dict[str, Split], dict[str, str]]:
     """Return the splits of the arguments, for engines that partition the graph themselves.
 
     The second result maps inputs that should be split, but cannot be, to the reason. With ``uneven`` a batch that
-    cannot be divided is one of these; otherwise it is an error.
+    cannot be divided is one of these; otherwise it is an error. With ``classes`` the engine computes losses on parts of
+    the classes.
     """
-    strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp, uneven=uneven)
+    strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp, uneven=uneven, classes=classes)
     return strategy.splits, strategy.unsplit
 
 

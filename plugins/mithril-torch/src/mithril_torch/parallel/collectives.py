@@ -14,9 +14,10 @@ from torch.autograd.function import once_differentiable
 
 from mithril.backend import needs
 from mithril_torch.lowering import table
+from mithril_torch.parallel.layout import MODEL
 from mithril_torch.parallel.meshes import group_of
 
-IMPORTS = ("from mithril_torch.parallel.collectives import reduced, gathered, scattered",)
+IMPORTS = ("from mithril_torch.parallel.collectives import reduced, gathered, scattered, with_split",)
 STORED = {torch.bool: torch.uint8, torch.uint32: torch.int32}  # collectives lack these dtypes
 
 
@@ -38,7 +39,13 @@ def reduce_scatter(x, mesh, parts, axis):  # type: ignore[no-untyped-def]
     return scattered(x, mesh, parts, axis)
 
 
-for _function in (all_reduce, all_gather, reduce_scatter):
+@needs(imports=IMPORTS)
+def constrain(x, split):  # type: ignore[no-untyped-def]
+    """Return the value split over the model axis as the text says."""
+    return with_split(x, split)
+
+
+for _function in (all_reduce, all_gather, reduce_scatter, constrain):
     table.helper(_function, op=f"mesh.{_function.__name__}")
 
 
@@ -52,6 +59,16 @@ def gathered(x: Any, mesh: str, parts: int, axis: int) -> Any:
 
 def scattered(x: Any, mesh: str, parts: int, axis: int) -> Any:
     return _on_local(_Exchanged, x, _reduce_scatter, _all_gather, group_of(mesh), parts, axis)
+
+
+def with_split(x: Any, split: str) -> Any:
+    """Return a ``DTensor`` redistributed over the model axis; ``split`` names the axis of the mesh for each axis."""
+    if not hasattr(x, "to_local"):
+        return x
+    from torch.distributed.tensor import Replicate, Shard
+
+    axes = split.split()
+    return x.redistribute(placements=[Shard(axes.index(MODEL)) if MODEL in axes else Replicate()])
 
 
 def _on_local(function: Any, x: Any, *arguments: Any) -> Any:

@@ -168,11 +168,11 @@ def _placement(
     """Return the splits of the arguments of a forward pass, and why some that could be split are not."""
     stored = PARTS if PARTS in sizes else DATA  # the axis over which fsdp divides parameters
     axes = {a: n for a, n in sizes.items() if a in (DATA, MODEL, CONTEXT, PIPELINE)}
-    rows, unsplit = ml.placement(graph, axes, splits=requests, uneven=True)
+    rows, unsplit = ml.placement(graph, axes, splits=requests, uneven=True, classes=True)
     axes[DATA] = sizes[stored]
     weights = rows
     if kinds & {"fsdp", "hsdp"}:
-        weights, reasons = ml.placement(graph, axes, splits=requests, fsdp=True, uneven=True)
+        weights, reasons = ml.placement(graph, axes, splits=requests, fsdp=True, uneven=True, classes=True)
         unsplit |= {n: reason for n, reason in reasons.items() if n not in unsplit}
     splits = {}
     for i in graph.arguments:
@@ -235,8 +235,12 @@ class _ForwardPass:
         splits = {n: value_splits.get(self.operands[n], (None,) * forward.input(n).value.ndim) for n in names}
         device_graph = ml.partition_graph(forward, self.rows, {n: splits[n] for n in self.inputs})
         self.index = _indices(program, device_graph)
+        local_graph, processes = device_graph.graph, self.axes.size(MODEL)
+        if processes > 1:
+            weights = {n: splits[n] for n in self.params}
+            local_graph = ml.with_model_layout(local_graph, weights, processes, sequences="sequence" in program.kinds)
         self.module = ShardedModule(
-            device_graph.graph,
+            local_graph,
             lambda graph: load(graph, bool(self.trained)),
             {n: splits[n] for n in self.params},
             [n for n in self.trained if n in self.params],
