@@ -1,7 +1,9 @@
 """Programs of the C backend with symbolic sizes: one program runs all of them, or a decision says why not."""
 
+import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -143,15 +145,56 @@ def test_open_image_sizes_get_a_program_for_each_size_and_a_decision():
     assert len(fallbacks(compiled)) == 1
 
 
-def test_latency_and_the_cache_ask_for_exact_sizes(tmp_path, monkeypatch):
-    monkeypatch.setenv("MITHRIL_CACHE", str(tmp_path))
-    for options in ({"optimize_for": "latency"}, {"cache": True}):
-        compiled = compiled_on("c", perceptron(), (None, 24), **options)
-        params = compiled.randomize_params(inputs={"input": np.zeros((2, 24), np.float32)})
-        for n in (2, 3):
-            compiled.evaluate(params, {"input": np.zeros((n, 24), np.float32)})
-        assert len(compiled.programs) == 2
-        assert len(fallbacks(compiled)) == 1
+def test_latency_asks_for_exact_sizes():
+    compiled = compiled_on("c", perceptron(), (None, 24), optimize_for="latency")
+    params = compiled.randomize_params(inputs={"input": np.zeros((2, 24), np.float32)})
+    for n in (2, 3):
+        compiled.evaluate(params, {"input": np.zeros((n, 24), np.float32)})
+    assert len(compiled.programs) == 2
+    assert len(fallbacks(compiled)) == 1
+
+
+STORED = """
+import sys
+import numpy as np
+import mithril as ml
+from mithril.models import Gelu, IOKey, Linear, Model
+
+x = IOKey("input")
+model = Model.create(outputs={"output": Linear(3)(Gelu()(Linear(16)(x)))})
+options = {"optimize_for": "latency"} if "exact" in sys.argv else {}
+compiled = ml.compile(model, "c", shapes={"input": [None, 8]}, inference=True, cache=True, **options)
+params = compiled.randomize_params(0, inputs={"input": np.zeros((2, 8), np.float32)})
+total = 0.0
+for n in (2, 5, 0, 300, 2):
+    result = compiled.evaluate(params, {"input": np.full((n, 8), 0.1, np.float32)})["output"]
+    assert result.shape == (n, 3)
+    total += float(result.sum())
+print(len(compiled.programs), "tvm" in sys.modules, len(compiled.decisions), round(total, 3))
+if "source" in sys.argv:
+    assert "int64_t size_input_0;" in compiled.source
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_second_process_loads_the_program_of_all_sizes(tmp_path):
+    """Neither the program of all sizes nor, where exact ones are requested, their absence is compiled again."""
+
+    def run(*arguments):
+        environment = {**os.environ, "MITHRIL_CACHE": str(tmp_path)}
+        command = [sys.executable, "-c", STORED, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        programs, uses_compiler, decisions, total = done.stdout.split()
+        return int(programs), uses_compiler == "True", int(decisions), float(total)
+
+    first, second = run(), run("source")
+    assert (first[0], second[0]) == (1, 1)
+    assert (first[1], second[1]) == (True, False)
+    assert first[2:] == second[2:]
+    exact = [run("exact"), run("exact")]
+    assert [e[0] for e in exact] == [4, 4]
+    assert [e[1] for e in exact] == [True, False]
 
 
 def test_sizes_that_contradict_each_other_are_rejected():

@@ -14,14 +14,14 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.backend import BuildOptions, LazyGraph, template_texts
+from mithril.backend import BuildOptions, ExactSizesRequired, LazyGraph, template_texts
 from mithril.base import (
     Decision,
     MithrilError,
@@ -112,6 +112,8 @@ class ProgramCache:
         parts = self.store.get(key, ARRAYS) if key is not None else None
         if parts is None:
             return None
+        if "exact" in parts:
+            raise ExactSizesRequired(bytes(parts["exact"]).decode())
         try:
             return self._read(parts, request, graphs)
         except (MithrilError, ValueError, KeyError, TypeError, EOFError) as error:
@@ -202,6 +204,18 @@ class ProgramCache:
         if bounds := [KINDS[kind](*fields) for kind, *fields in description["bounds"]]:
             program.checked = IndexCheckedExecutable(executable, bounds, program.types, self.backend)
         return program
+
+
+@contextlib.contextmanager
+def exact_sizes_saved(cache: ProgramCache | None, request: ProgramKey) -> Iterator[None]:
+    """Save that the backend has no program for these symbolic sizes, since it takes a compilation to notice."""
+    try:
+        yield
+    except ExactSizesRequired as reason:
+        key = cache.key(request) if cache is not None else None
+        if cache is not None and key is not None:
+            cache.store.put(key, {"exact": reason.what.encode()})
+        raise
 
 
 def _quotes(places: Sequence[str], parts: Sequence[bytes]) -> bool:

@@ -35,7 +35,7 @@ from mithril.compiler.observers import Observers
 from mithril.compiler.option_table import Settings, declared_options, resolve_options, split_options
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import make_pipeline, optimization_level, record_clashes, select_passes
-from mithril.compiler.program_cache import Graphs, ProgramCache
+from mithril.compiler.program_cache import Graphs, ProgramCache, exact_sizes_saved
 from mithril.compiler.provenance import record_operations, record_providers
 from mithril.compiler.requirements import (
     check_layers,
@@ -211,7 +211,8 @@ class Compiler:
                 return cached
             num_decisions = len(self.decisions)
             optimized = self._optimized(request)
-            executable = self.build(optimized.graph, (request.kind.of, optimized.wrt) if optimized.native else None)
+            with exact_sizes_saved(self.cache, request):
+                executable = self.build(optimized.graph, (request.kind.of, optimized.wrt) if optimized.native else None)
             self._note_file("gradients" if request.kind.of else "", request)
         interface = Interface.of(optimized.traced, optimized.graph)
         graphs = LazyGraph(optimized.traced), LazyGraph(optimized.graph)

@@ -115,7 +115,6 @@ class CompiledModel:
         claims = backend.capabilities
         self._calls = CallRecords(options["max_programs"], decisions, sizes=claims.symbolic and claims.recompiles)
         self._parameters = Parameters(backend, compiler, self._calls, decisions, options)
-        inference, saves_exact = options["inference"], options["cache"] and claims.keeps == "binary"
         self._evaluation = Evaluation(
             self,
             self.specs,
@@ -124,8 +123,7 @@ class CompiledModel:
             self._calls,
             decisions,
             watchers,
-            inference=inference,
-            saves_exact=saves_exact,
+            inference=options["inference"],
         )
 
     def forked(self) -> None:

@@ -58,7 +58,6 @@ class Evaluation:
         watching: tuple[Watcher, ...],
         *,
         inference: bool,
-        saves_exact: bool = False,
     ) -> None:
         self.model = model
         self.backend: Backend = model.backend
@@ -69,7 +68,6 @@ class Evaluation:
         self.decisions = decisions
         self.watching = watching
         self.inference = inference
-        self.saves_exact = saves_exact  # whether the programs are stored on disk, and only those of exact sizes can be
         self.exact: set[ProgramKey] = set()  # requests of symbolic sizes that the backend compiles for each size
 
     # -- one call ----------------------------------------------------------------------------------------------------
@@ -219,8 +217,6 @@ class Evaluation:
         if not self.backend.capabilities.symbolic or request in self.exact:
             return False
         try:
-            if self.saves_exact and not all(t.is_static for _, t in request.types):
-                raise ExactSizesRequired("cache=True stores programs of exact sizes")
             self.program_for(request)
         except ExactSizesRequired as reason:
             self.exact.add(request)

@@ -44,7 +44,7 @@ def any_size(graph: Graph, machine: Machine, target: CompileTarget, options: Bui
     if graph.results_of("gradient") or any(i.role == "param" and i.tags.get("donated") for i in graph.inputs):
         raise ExactSizesRequired("gradients are computed by programs of exact sizes")
     try:
-        return compile_graph.compiled(graph, machine, target)
+        return compile_graph.compiled(graph, machine, target, options.settings["cache"])
     except ExactSizesRequired:
         raise
     except (ShapeError, TypeError, BackendError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import ALIGNMENT
-from mithril.base import dtype as as_dtype
+from mithril.base import dtype as as_dtype, parse_dim
 
 Array = np.ndarray[Any, Any]
 ARENA = 0  # the first slot of the table
@@ -53,11 +53,11 @@ class Layout:
     slots: int
     params: list[tuple[str, int]]
     inputs: list[tuple[str, int]]
-    results: list[tuple[str, int, tuple[int, ...], str]]
+    results: list[tuple[str, int, tuple[Any, ...], str]]
     lowered: frozenset[str]
     constants: dict[int, Array] = field(default_factory=dict)
     updated: dict[str, str] = field(default_factory=dict)  # result -> the state in whose memory it is written
-    sizes: dict[str, int] = field(default_factory=dict)  # slot of each symbolic size; programs with one are not saved
+    sizes: dict[str, int] = field(default_factory=dict)  # slot of each symbolic size
 
     @property
     def callable(self) -> bool:
@@ -77,9 +77,13 @@ class Layout:
             "slots": self.slots,
             "params": self.params,
             "inputs": self.inputs,
-            "results": self.results,
+            "results": [
+                (name, slot, [n if isinstance(n, int) else str(n) for n in shape], kind)
+                for name, slot, shape, kind in self.results
+            ],
             "lowered": sorted(self.lowered),
             "updated": self.updated,
+            "sizes": self.sizes,
             "constants": [
                 [slot, offset, x.dtype.name, x.shape]
                 for (slot, x), offset in zip(self.constants.items(), offsets, strict=True)
@@ -109,8 +113,12 @@ class Layout:
             header["slots"],
             [(name, slot) for name, slot in header["params"]],
             [(name, slot) for name, slot in header["inputs"]],
-            [(name, slot, tuple(shape), kind) for name, slot, shape, kind in header["results"]],
+            [
+                (name, slot, tuple(n if isinstance(n, int) else parse_dim(n) for n in shape), kind)
+                for name, slot, shape, kind in header["results"]
+            ],
             frozenset(header["lowered"]),
             constants,
             header["updated"],
+            header["sizes"],
         )

@@ -6,16 +6,14 @@ of the table, too: they are planned in Python when a size is new, which takes mi
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.backend import memory_plan
-from mithril.base import InputError, UnsupportedError, bind, substitute
-from mithril.ir import Graph, substitute_sizes
+from mithril.base import bind, substitute
 from mithril_cbackend.graph.call_layout import ARENA, aligned
+from mithril_cbackend.program.arena_plan import ArenaPlan
 from mithril_cbackend.program.executable import Executable, ResultBuffer
 from mithril_cbackend.program.written_calls import Repeated
 
@@ -35,12 +33,13 @@ class Sized:
 class AnySizeExecutable(Executable):
     """A program that runs all sizes."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, arena_plan: ArenaPlan, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.arena_plan = arena_plan
         self.choosing = threading.Lock()
         self.selected: Sized | None = None
         self.plans: dict[Any, Sized] = {}
-        self.shapes = {i.name: i.type.shape for i in self.graph.arguments if not i.type.is_static}
+        self.shapes = arena_plan.arguments
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {**params, **inputs}
@@ -60,18 +59,12 @@ class AnySizeExecutable(Executable):
 
     def planned(self, sizes: dict[str, int]) -> Sized:
         """Plan the memory for these sizes."""
-        program, machine = self.program, self.machine
-        assert program.steps is not None
-        values = [v for k in program.kernels.values() for v in (*k.inputs, *k.outputs)]
-        if any(math.prod(int(substitute(n, sizes)) for n in v.shape) >= 1 << 31 for v in values):
-            raise UnsupportedError("cannot run on backend 'c': a value has 2**31 elements or more for these sizes")
-        plan = memory_plan.plan(program.steps, machine.plan, sizes, views=lambda node: False)
-        offsets = [(slot, plan.offset(v)) for v, slot in program.places.items()]
+        offsets, arena = self.arena_plan.offsets(sizes)
         results = [
             ResultBuffer(name, slot, tuple(int(substitute(n, sizes)) for n in shape), kind)
             for name, slot, shape, kind in self.layout.results
         ]
-        return Sized(sizes, offsets, plan.size, results)
+        return Sized(sizes, offsets, arena, results)
 
     def select(self, sized: Sized) -> None:
         """Write sizes and addresses into the table."""
@@ -85,13 +78,6 @@ class AnySizeExecutable(Executable):
             self.table[slot] = base + offset
         self.results, self.selected = sized.results, sized
         self.short = None  # the next run is timed, as its length depends on the sizes
-
-    def sized_graph(self) -> Graph:
-        """Return the graph for the sizes of the last call."""
-        if self.selected is None:
-            hint = "call the model once, or pass shapes="
-            raise InputError("the sizes of this program are unknown before its first run", hint=hint)
-        return substitute_sizes(self.graph, self.selected.sizes)
 
     def memory_of(self, sizes: Mapping[str, int]) -> int:
         """Return the bytes of arena and results for these sizes."""

@@ -95,11 +95,12 @@ def compiled(graph: Graph, machine: Machine, target: CompileTarget, is_stored: b
     except BackendError as error:
         raise (first_failing_kernel(program, machine) or error) from error.__cause__
     lowered = LoweredProgram(program, machine)
-    kind = AnySizeExecutable if program.sizes else Executable
-    storable = is_stored and not program.sizes and not program.host_steps
+    storable = is_stored and not program.host_steps
     library = module_loader.shared_library(built) if storable else None
     code = module_loader.load(library, machine.threads) if library is not None else built
-    executable = kind(LazyGraph(graph), layout, target, code, lambda: lowered)
+    parts = LazyGraph(graph), layout, target, code, lambda: lowered
+    sized = AnySizeExecutable(program.arena_plan(machine.plan), *parts) if program.sizes else None
+    executable = sized or Executable(*parts)
     executable.library = library
     executable.host_steps = program.host_steps
     return executable

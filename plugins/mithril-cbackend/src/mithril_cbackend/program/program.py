@@ -22,6 +22,7 @@ from mithril_cbackend.graph.fusion import FusionPlan, Step, group
 from mithril_cbackend.lowering.element.element_reader import shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program.arena_plan import ArenaPlan, StepOp
 from mithril_cbackend.program.host_steps import CALLER, HostStep
 from mithril_cbackend.program.kernel_errors import kernel_error_context
 
@@ -44,15 +45,6 @@ class Location:
 
     def at(self, offset: int) -> Location:
         return replace(self, offset=self.offset + offset)
-
-
-class _BufferOp:
-    """Operation of the nodes that represent steps in the memory plan."""
-
-    elementwise = False
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 @dataclass
@@ -99,9 +91,9 @@ def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
             scratch[step.node] = Value("room", TensorType(as_dtype("uint8"), (extra,)))
             results.append(scratch[step.node])
         read = tuple(dict.fromkeys(fused.stored(v) for v in step.inputs))
-        nodes.append(Node(_BufferOp("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
+        nodes.append(Node(StepOp("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
     last = tuple(v for _, v in copied if v in stored_values and v not in direct)
-    end = Node(_BufferOp("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
+    end = Node(StepOp("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
     steps = Graph((), (*nodes, end), ())
     sizes = {s.name: typical(Dim(s.name, s.low)) for i in graph.inputs for s in symbols(*i.type.shape)}
     if sizes and (inner or any(symbols(*v.shape) for _, v in copied)):
@@ -147,6 +139,13 @@ class Program:
     def fallbacks(self) -> frozenset[str]:
         """Operations that run as their reference implementation."""
         return frozenset(step.node.op.name for step in self.host_steps if step.is_fallback)
+
+    def arena_plan(self, strategy: Any) -> ArenaPlan:
+        """Return the plan of the arena for symbolic sizes."""
+        assert self.steps is not None
+        stored = {v.shape for k in self.kernels.values() for v in (*k.inputs, *k.outputs) if not v.type.is_static}
+        arguments = {i.name: i.type.shape for i in self.graph.arguments if not i.type.is_static}
+        return ArenaPlan(self.steps, self.places, arguments, frozenset(stored), strategy)
 
     def layout(self, graph: Graph) -> Layout:
         """Return the part of the table that calls of a graph read and write."""

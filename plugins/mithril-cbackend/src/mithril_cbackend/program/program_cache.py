@@ -11,20 +11,23 @@ from mithril.backend import BuildOptions, LazyGraph
 from mithril_cbackend import cpu_info, module_loader
 from mithril_cbackend.compile_target import resolve_target
 from mithril_cbackend.graph.call_layout import Layout
+from mithril_cbackend.program.any_size import AnySizeExecutable
+from mithril_cbackend.program.arena_plan import ArenaPlan
 from mithril_cbackend.program.executable import Executable, LoweredProgram
 
 
 def dump(executable: Executable) -> dict[str, bytes | bytearray] | None:
     """Serialize a program, or return None if it cannot be cached."""
     in_process = bool(executable.host_steps)  # the machine code holds addresses of this process
-    if executable.layout.sizes or in_process or callable(executable.machine.plan):
+    if in_process or callable(executable.machine.plan):
         return None
     library = executable.library or module_loader.shared_library(executable.code)
     executable.library = None
     if library is None:
         return None
     machine = json.dumps(asdict(executable.machine)).encode()
-    return {**executable.layout.dump(), "library": library, "machine": machine}
+    parts = {**executable.layout.dump(), "library": library, "machine": machine}
+    return {**parts, "arena": executable.arena_plan.dump()} if isinstance(executable, AnySizeExecutable) else parts
 
 
 def revive(parts: Mapping[str, Any], graph: LazyGraph, options: BuildOptions) -> Executable:
@@ -38,7 +41,11 @@ def revive(parts: Mapping[str, Any], graph: LazyGraph, options: BuildOptions) ->
 
         return compile_graph.lower_again(graph.get(), machine)
 
-    executable = Executable(graph, Layout.load(parts), resolve_target(options.settings), code, write)
+    arguments = graph, Layout.load(parts), resolve_target(options.settings), code, write
+    if "arena" in parts:
+        executable: Executable = AnySizeExecutable(ArenaPlan.load(parts["arena"]), *arguments)
+    else:
+        executable = Executable(*arguments)
     executable.plugins = options.plugins
     if options.file_path is not None:
         from mithril_cbackend.program import compile_graph
