@@ -32,3 +32,27 @@ def test_transforms(backend: str, size: int) -> None:
         np.testing.assert_allclose(
             results[name] / scale, array / scale, atol=2e-5 if backend != "ggml" else 2e-3, err_msg=name
         )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("shape", "axes"), [((3, 6, 8), (-2, -1)), ((4, 3, 5), (2, 0)), ((2, 3, 4), (0, 1, 2))])
+def test_transforms_of_several_axes(backend: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    re, im = generator.normal(size=(2, *shape)).astype(np.float32)
+    size = shape[axes[-1]]
+    with ml.Builder() as b:
+        x, y = b.input("re", shape), b.input("im", shape)
+        forward, half = ml.ops.fftn(x, y, axes=axes), ml.ops.rfftn(x, axes=axes)
+        back, real = ml.ops.ifftn(*forward, axes=axes), ml.ops.irfftn(*half, size=size, axes=axes)
+        values = (*forward, *half, *back, real)
+        graph = b.build({str(k): v for k, v in enumerate(values)})
+    compiled = ml.compile(graph, backend)
+    results = [compiled.backend.to_numpy(a) for a in compiled.evaluate({}, {"re": re, "im": im}).values()]
+    full, part = np.fft.fftn(re + 1j * im, axes=axes), np.fft.rfftn(re, axes=axes)
+    for actual, expected in zip(results, (full.real, full.imag, part.real, part.imag, re, im, re), strict=True):
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(actual / scale, expected / scale, atol=2e-5 if backend != "ggml" else 2e-3)
+
+
+def test_repeated_axes_are_refused() -> None:
+    with pytest.raises(ml.ShapeError, match=r"the transformed axes \[0, -2\] are not different ones"):
+        ml.ops.rfftn(np.ones((3, 4), np.float32), axes=(0, -2))

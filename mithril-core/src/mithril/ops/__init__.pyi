@@ -630,6 +630,13 @@ class _fft(Op):
 fft: _fft
 """The discrete Fourier transform along an axis: y_k = sum_j x_j exp(-2 pi i j k / n)."""
 
+class _fftn(Op):
+    """``fft`` along several axes, of images with ``axes=(-2, -1)``."""
+    def __call__(self, re: Any, im: Any, *, axes: int | Sequence[int]) -> Any: ...
+
+fftn: _fftn
+"""``fft`` along several axes, of images with ``axes=(-2, -1)``."""
+
 class _flip(Op):
     """Elements in reverse order along axes; None means all axes."""
     def __call__(self, x: Any, *, axis: int | Sequence[int] | None) -> Any: ...
@@ -805,6 +812,13 @@ class _ifft(Op):
 ifft: _ifft
 """The inverse of ``fft``: x_j = 1/n sum_k y_k exp(2 pi i j k / n)."""
 
+class _ifftn(Op):
+    """The inverse of ``fftn``."""
+    def __call__(self, re: Any, im: Any, *, axes: int | Sequence[int]) -> Any: ...
+
+ifftn: _ifftn
+"""The inverse of ``fftn``."""
+
 class _info_nce_loss(Op):
     """Cross entropy of the cosine similarities of a [n, size] and b [m, size]: row k of a matches row k of b.
 
@@ -845,6 +859,13 @@ class _irfft(Op):
 
 irfft: _irfft
 """The inverse of ``rfft`` of ``size`` real numbers, from size // 2 + 1 elements along the axis."""
+
+class _irfftn(Op):
+    """The inverse of ``rfftn`` of real numbers, ``size`` of them along the last of ``axes``."""
+    def __call__(self, re: Any, im: Any, *, size: int, axes: int | Sequence[int]) -> Any: ...
+
+irfftn: _irfftn
+"""The inverse of ``rfftn`` of real numbers, ``size`` of them along the last of ``axes``."""
 
 class _isfinite(Op):
     """Whether x is neither infinite nor nan."""
@@ -1308,6 +1329,13 @@ class _rfft(Op):
 
 rfft: _rfft
 """The first n // 2 + 1 elements of ``fft`` of real numbers; the others are their conjugates."""
+
+class _rfftn(Op):
+    """``fftn`` of real numbers; the last of ``axes`` has n // 2 + 1 elements, as in ``rfft``."""
+    def __call__(self, x: Any, *, axes: int | Sequence[int]) -> Any: ...
+
+rfftn: _rfftn
+"""``fftn`` of real numbers; the last of ``axes`` has n // 2 + 1 elements, as in ``rfft``."""
 
 class _rms_norm(Op):
     """x / sqrt(mean(x^2) + eps) * scale along an axis."""

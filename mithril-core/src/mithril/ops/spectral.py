@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base import DType, ShapeError, Size, TensorType, product
-from mithril.ir import Axis, composite, sample
+from mithril.ir import Axis, Ints, composite, sample
 from mithril.ops.products import matmul
 from mithril.ops.shape import concat, flip, reshape, transpose
 from mithril.ops.slicing import narrow
@@ -213,4 +213,81 @@ def _(g, y, re, im, *, size, axis):
     return slopes[0] * scale, slopes[1] * scale
 
 
-__all__ = ["fft", "ifft", "irfft", "rfft"]
+# -- several axes -------------------------------------------------------------------------------------------------
+def _flops_of_axes(types: Sequence[Any], results: Sequence[TensorType], attributes: Mapping[str, Any]) -> Size:
+    return sum(_flops(types, results, {"axis": axis}) for axis in attributes["axes"])
+
+
+def _distinct(x: Any, axes: Sequence[int]) -> Sequence[int]:
+    if not axes or len({axis % len(x.shape) for axis in axes}) < len(axes):
+        raise ShapeError(f"the transformed axes {list(axes)} are not different ones", hint="write axes=(-2, -1)")
+    return axes
+
+
+@composite(
+    results=("re", "im"),
+    promotes="float",
+    flops=_flops_of_axes,
+    tolerance=8.0,
+    precision="full",
+    linear="re im",
+    samples=[sample((3, 2, 4), (3, 2, 4), axes=(-1, 0), dtypes=False)],
+)
+def fftn(re, im, *, axes: Ints):
+    """``fft`` along several axes, of images with ``axes=(-2, -1)``."""
+    for axis in _distinct(re, axes):
+        re, im = fft(re, im, axis=axis)
+    return re, im
+
+
+@composite(
+    results=("re", "im"),
+    promotes="float",
+    flops=_flops_of_axes,
+    tolerance=8.0,
+    precision="full",
+    linear="re im",
+    samples=[sample((3, 2, 4), (3, 2, 4), axes=(-1, 0), dtypes=False)],
+)
+def ifftn(re, im, *, axes: Ints):
+    """The inverse of ``fftn``."""
+    for axis in _distinct(re, axes):
+        re, im = ifft(re, im, axis=axis)
+    return re, im
+
+
+@composite(
+    results=("re", "im"),
+    promotes="float",
+    flops=_flops_of_axes,
+    tolerance=8.0,
+    precision="full",
+    linear="x",
+    samples=[sample((3, 2, 5), axes=(0, -1), dtypes=False)],
+)
+def rfftn(x, *, axes: Ints):
+    """``fftn`` of real numbers; the last of ``axes`` has n // 2 + 1 elements, as in ``rfft``."""
+    *others, last = _distinct(x, axes)
+    re, im = rfft(x, axis=last)
+    for axis in others:
+        re, im = fft(re, im, axis=axis)
+    return re, im
+
+
+@composite(
+    promotes="float",
+    flops=_flops_of_axes,
+    tolerance=8.0,
+    precision="full",
+    linear="re im",
+    samples=[sample((3, 2, 3), (3, 2, 3), size=5, axes=(0, -1), dtypes=False)],
+)
+def irfftn(re, im, *, size: int, axes: Ints):
+    """The inverse of ``rfftn`` of real numbers, ``size`` of them along the last of ``axes``."""
+    *others, last = _distinct(re, axes)
+    for axis in others:
+        re, im = ifft(re, im, axis=axis)
+    return irfft(re, im, size=size, axis=last)
+
+
+__all__ = ["fft", "fftn", "ifft", "ifftn", "irfft", "irfftn", "rfft", "rfftn"]
