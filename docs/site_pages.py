@@ -19,7 +19,8 @@ from notebooks import markdown_of, stored
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
 
-GUIDES = ("compiling", "optimizing", "training", "data", "derivatives", "deploying", "models", "trust", "mlx-utilities")
+GUIDES = ("compiling", "optimizing", "training", "data", "derivatives", "deploying", "models")
+GUIDES += ("mathematics", "looking", "trust", "mlx-utilities")
 PLACED = {*GUIDES, "start", "writing-plugins", "plugins", "operations", "architecture", "benchmarks"}
 PLACED |= {"semantics", "errors", "options", "cli"}  # every other page of the folder is a guide
 REFERENCE = {  # kind -> folder of its pages; the other kinds are one page each, with a section for each name

@@ -267,9 +267,9 @@ def ifftn(re, im, *, axes: Ints):
 )
 def rfftn(x, *, axes: Ints):
     """``fftn`` of real numbers; the last of ``axes`` has n // 2 + 1 elements, as in ``rfft``."""
-    *others, last = _distinct(x, axes)
+    *first, last = _distinct(x, axes)
     re, im = rfft(x, axis=last)
-    for axis in others:
+    for axis in first:
         re, im = fft(re, im, axis=axis)
     return re, im
 
@@ -284,8 +284,8 @@ def rfftn(x, *, axes: Ints):
 )
 def irfftn(re, im, *, size: int, axes: Ints):
     """The inverse of ``rfftn`` of real numbers, ``size`` of them along the last of ``axes``."""
-    *others, last = _distinct(re, axes)
-    for axis in others:
+    *first, last = _distinct(re, axes)
+    for axis in first:
         re, im = ifft(re, im, axis=axis)
     return irfft(re, im, size=size, axis=last)
 
