@@ -170,9 +170,9 @@ def vocabulary() -> Built:
 
     tokens = keras.Input((7,), dtype="int32", name="tokens")
     tied = kl.ReversibleEmbedding(9, 4, logit_soft_cap=0.5, mask_zero=True)
-    own = kl.ReversibleEmbedding(9, 4, tie_weights=False)
+    free = kl.ReversibleEmbedding(9, 4, tie_weights=False)
     h = kl.LSTM(4, return_sequences=True)(tied(tokens))
-    return keras.Model(tokens, [tied(h, reverse=True), own(own(tokens), reverse=True)]), {"tokens": _tokens(2, 7)}
+    return keras.Model(tokens, [tied(h, reverse=True), free(free(tokens), reverse=True)]), {"tokens": _tokens(2, 7)}
 
 
 @model

@@ -11,6 +11,7 @@ import numpy as np
 from mithril.base import Dim, InputError, MithrilError, OperationError, UnsupportedError
 from mithril.ir import Builder, Origin, Value, evaluate
 from mithril_onnx.attributes import attributes_of
+from mithril_onnx.bounded import BoundedRows
 from mithril_onnx.functions import body_of, with_attributes
 from mithril_onnx.reading import OnnxFile
 from mithril_onnx.sizes import SIZES, NoSizesError
@@ -76,6 +77,17 @@ class Context:
     def known(self, x: Any, description: str) -> Array:
         return self.importer.known(x, f"{description} of {self.node.op_type}")
 
+    @property
+    def bound(self) -> int | None:
+        """The bound on the rows of the node's result, by the name of the node or of its operator."""
+        bounds = self.importer.bounds
+        return bounds.get(self.node.name, bounds.get(self.node.op_type))
+
+    def bounded(self, value: Value, axis: int, number: Value) -> Value:
+        """Return a result with padding beyond ``number`` rows along an axis."""
+        self.importer.rows_of.start(self.node.output[0], f"'{self.node.op_type}'", value, axis, number)
+        return value
+
 
 class Body:
     """The graph of If, Loop or Scan, as a function; names of the enclosing graphs are captured."""
@@ -103,7 +115,10 @@ class Importer:
         weights: Weights,
         roles: Mapping[str, str],
         rows: Mapping[tuple[str, str], Row] | None = None,
+        bounds: Mapping[str, int] | None = None,
     ) -> None:
+        self.bounds = bounds or {}
+        self.rows_of = BoundedRows()
         self.file = file
         self.weights = weights
         self.roles = roles  # of initializers by name: "param", "state"; others are constants
@@ -237,7 +252,10 @@ class Importer:
                 return folded
         for k in values:
             converted[k] = as_value(converted[k])
-        return _tuple(row.function(*converted, **attributes, **extra))
+        results = _tuple(row.function(*converted, **attributes, **extra))
+        if self.rows_of.axes:
+            self.rows_of.follow(context.node, [*converted, *_captured(context)], attributes, results)
+        return results
 
     def operand(self, item: Any, kind: str) -> Any:
         """Return an item of the environment in the form that an operand's annotation asks for."""
@@ -329,6 +347,12 @@ class Importer:
         finally:
             self.depth -= 1
             self.opset, self.codes = outer
+
+
+def _captured(context: Context) -> list[Any]:
+    """Return the values that the bodies of a node read."""
+    bodies = [a.g for a in context.node.attribute if a.HasField("g")]
+    return [context.env.get(name) for body in bodies for inner in body.node for name in inner.input]
 
 
 def _foreign(result: Any, builder: Builder) -> bool:

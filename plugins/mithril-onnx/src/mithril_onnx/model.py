@@ -22,6 +22,8 @@ from mithril_onnx.support import check_supported
 from mithril_onnx.tensors import Array, dtype_of_code
 from mithril_onnx.values import as_value
 
+BOUNDED = ("NonMaxSuppression", "NonZero")
+
 
 class OnnxGraph(Layer):
     """The nodes of an ONNX graph as a layer."""
@@ -36,8 +38,10 @@ class OnnxGraph(Layer):
         operators: Mapping[str, Any],
         constants: Mapping[str, Any],
         inputs: Sequence[str],
+        bounds: Mapping[str, int],
     ) -> None:
         self.file: OnnxFile = file
+        self.bounds = dict(bounds)
         self.operators = dict(operators)
         self.constants = dict(constants)
         graph = cut(file.proto.graph, outputs)
@@ -62,12 +66,14 @@ class OnnxGraph(Layer):
         self.pretrained = {self.paths[n]: file.arrays[n] for n in variables}
         if any(o.type.WhichOneof("value") not in ("tensor_type", None) for o in graph.output):
             self.outputs = self._elements()
+        self.bounded = _bounded_results(graph, bounds)
+        self.outputs = (*self.outputs, *(f"{identifier(name)}_rows" for name in self.bounded))
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         functions = tuple((n, f.__module__, f.__qualname__, id(f)) for n, f in self.operators.items())
         constants = tuple((n, np.asarray(a).tobytes()) for n, a in self.constants.items() if not isinstance(a, list))
         mapped = tuple(self.file.arrays[n] for n in sorted(self.file.mapped) if self.roles.get(n) == "constant")
-        return (self.file.digest, mapped, self.inputs, self.outputs, functions, constants)
+        return (self.file.digest, mapped, self.bounds, self.inputs, self.outputs, functions, constants)
 
     def expects(self, terminal: str) -> Any:
         declared = next(i for i in self.declared if self.source_names[i.name] == terminal)
@@ -92,12 +98,13 @@ class OnnxGraph(Layer):
         return tuple(names)
 
     def _run(self, weights: Any, inputs: Sequence[Value]) -> list[Any]:
-        importer = Importer(self.file, weights, self.roles, custom_rows(self.operators))
+        importer = Importer(self.file, weights, self.roles, custom_rows(self.operators), self.bounds)
         env: dict[str, Any] = dict(zip(self.source_names, inputs, strict=True))
         for name, value in self.constants.items():
             env[name] = value if isinstance(value, list) or value is None else np.asarray(value)
         with damage(self.file.name):
-            return importer.run(self.graph.proto, env)
+            results = importer.run(self.graph.proto, env)
+        return [*results, *(importer.rows_of.numbers[name] for name in getattr(self, "bounded", ()))]
 
     # -- weights, for the importer -----------------------------------------------------------------------------------
     def weight(self, name: str, array: Array) -> Value:
@@ -162,16 +169,19 @@ def from_onnx(
     operators: Mapping[str, Callable[..., Any]] | None = None,
     constants: Mapping[str, Any] | None = None,
     inputs: Sequence[str] = (),
+    bounds: Mapping[str, int] | None = None,
 ) -> OnnxModel:
     """Return an ONNX model as a model that compiles for every backend, trains, and is a block of other models.
 
     ``source`` is a path, bytes or an ``onnx.ModelProto``. ``outputs`` selects tensors by name, also inner ones;
     nodes that they do not depend on are not imported. ``operators`` supplies functions for operators by name,
-    ``constants`` fixes inputs to values, and ``inputs`` lists initializers that stay inputs.
+    ``constants`` fixes inputs to values, and ``inputs`` lists initializers that stay inputs. ``bounds``, by operator or
+    node, are the rows of results whose size depends on data: ``{"NonMaxSuppression": 100}``. Rows beyond their number,
+    which becomes an output ``NAME_rows``, are padding.
     """
     file = read(source)
     with damage(file.name):
-        layer = OnnxGraph(file, tuple(outputs or ()), operators or {}, constants or {}, tuple(inputs))
+        layer = OnnxGraph(file, tuple(outputs or ()), operators or {}, constants or {}, tuple(inputs), bounds or {})
         model = OnnxModel(layer)
         model.name = identifier(file.proto.graph.name or "model")
     return model
@@ -272,6 +282,21 @@ def cut(graph: Any, outputs: Sequence[str]) -> Any:
     new.input.extend(i for i in graph.input if i.name in needed)
     new.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
     return new
+
+
+def _bounded_results(graph: Any, bounds: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the names of results with a bound."""
+    nodes = [n for n in graph.node if n.op_type in BOUNDED and (n.name in bounds or n.op_type in bounds)]
+    used = {key for n in nodes for key in (n.name, n.op_type)}
+    for key, size in bounds.items():
+        if key not in used:
+            raise InputError(
+                f"bounds names '{key}', but no node or operator of the graph with a bound has this name",
+                facts=[f"with a bound: {', '.join(BOUNDED)}"],
+            )
+        if type(size) is not int or size < 1:
+            raise InputError(f"bounds: {size!r} for '{key}' must be a positive integer")
+    return tuple(n.output[0] for n in nodes)
 
 
 def names_read(node: Any) -> set[str]:

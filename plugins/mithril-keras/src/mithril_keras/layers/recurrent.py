@@ -40,14 +40,14 @@ def run_cell(weights: Weights, run: Run, x: Tensor, initial: Any, mask: Any, siz
     if run.dropout and weights.training:
         ones = ops.full(shape=(v.shape[0], 1, v.shape[2]), value=1.0, dtype=v.dtype)
         v = v * ops.dropout(ones, weights.key(), p=run.dropout)
-    turned = (1, 0, *range(2, len(v.shape)))
-    steps = cell.project(ops.transpose(v, perm=turned))
+    time_first = (1, 0, *range(2, len(v.shape)))
+    steps = cell.project(ops.transpose(v, perm=time_first))
     sizes = (size,) if size is not None else (cell.filters, *steps.shape[3:])
     states = _initial(weights, initial, count, v, sizes)
     valid = x.mask if mask is None else mask.value
     xs: Any = steps
     if valid is not None:
-        xs = (steps, ops.unsqueeze(ops.transpose(valid, perm=(1, 0)), axis=tuple(turned[2:])))
+        xs = (steps, ops.unsqueeze(ops.transpose(valid, perm=(1, 0)), axis=tuple(time_first[2:])))
 
     def body(carry: Any, inputs: Any) -> tuple[Any, Any]:
         old = tuple(carry)
@@ -63,7 +63,7 @@ def run_cell(weights: Weights, run: Run, x: Tensor, initial: Any, mask: Any, siz
     if run.go_backwards:
         sequence = ops.flip(sequence, axis=0)
     if run.return_sequences:
-        y = Tensor(ops.transpose(sequence, perm=turned), mask=valid)
+        y = Tensor(ops.transpose(sequence, perm=time_first), mask=valid)
     elif valid is not None and run.zero_output_for_mask:
         y = Tensor(sequence[-1])
     else:
@@ -259,7 +259,7 @@ def rnn(
     zero_output_for_mask: bool = False,
     mask: Any = None,
 ) -> Any:
-    """Return a recurrent layer of a cell, or of cells on top of each other, which run one after the other."""
+    """Return a recurrent layer of a cell, or of cells on top of each other, which run in sequence."""
     check_recurrent(weights, stateful, 0.0)
     outer = layer_config(cell, f"the cell of {weights.label}")
     inner = weights.below("cell", outer.name)
@@ -282,12 +282,12 @@ def rnn(
         group = CELLS.get(config.class_name, ("", _Cell))[0]
         repeated = groups.count(group)
         groups.append(group)
-        own = (
+        cell_weights = (
             inner.below(f"cells/{group}_{repeated}" if repeated else f"cells/{group}", config.name)
             if is_stack
             else inner
         )
-        y = run_cell(own, run, y, initial_state, mask, *_built_cell(own, y.shape[-1], config))
+        y = run_cell(cell_weights, run, y, initial_state, mask, *_built_cell(cell_weights, y.shape[-1], config))
         mask = None
     return y
 

@@ -15,6 +15,7 @@ from mithril_onnx.operators import (  # noqa: F401
     recurrent,
     reduction,
     resize,
+    selection,
     sequences,
     shape,
     signal,

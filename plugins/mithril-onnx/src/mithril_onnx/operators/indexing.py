@@ -67,11 +67,6 @@ def OneHot(indices, depth: Known, values, *, axis=-1):
     return ops.where(ops.equal(place, levels), on, off)
 
 
-@operator(folds=False)
-def NonZero(x: Known):
-    return np.stack(np.nonzero(x)).astype(np.int64) if x.ndim else np.zeros((1 if x else 0, 0), np.int64)
-
-
 @operator
 def Compress(x, condition: Known, *, axis=None):
     positions = np.flatnonzero(np.asarray(condition)).astype(np.int64)
@@ -91,48 +86,6 @@ def Unique(x: Known, *, axis=None, sorted=1):
         back[order] = np.arange(len(order))
         first, counts, inverse = first[order], counts[order], back[inverse]
     return values, *(v.astype(np.int64) for v in (first, inverse, counts))
-
-
-@operator(folds=False)
-def NonMaxSuppression(
-    boxes: Known,
-    scores: Known,
-    max_output_boxes_per_class: Known = None,
-    iou_threshold: Known = None,
-    score_threshold: Known = None,
-    *,
-    center_point_box=0,
-):
-    limit = 0 if max_output_boxes_per_class is None else int(np.ravel(max_output_boxes_per_class)[0])
-    overlap = 0.0 if iou_threshold is None else float(np.ravel(iou_threshold)[0])
-    lowest = -np.inf if score_threshold is None else float(np.ravel(score_threshold)[0])
-    rows = []
-    for batch, classes in enumerate(scores):
-        corners = _corners(boxes[batch], center_point_box)
-        for kind, row in enumerate(classes):
-            selected: list[int] = []
-            for k in np.argsort(-row, kind="stable"):
-                if len(selected) >= limit or row[k] <= lowest:
-                    break
-                if all(_overlap(corners[k], corners[other]) <= overlap for other in selected):
-                    selected.append(int(k))
-            rows += [(batch, kind, k) for k in selected]
-    return np.asarray(rows, np.int64).reshape(-1, 3)
-
-
-def _corners(boxes, center):
-    if center:
-        x, y, w, h = boxes.T
-        return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], -1)
-    a, b = boxes[:, :2], boxes[:, 2:]
-    return np.concatenate([np.minimum(a, b), np.maximum(a, b)], -1)
-
-
-def _overlap(a, b):
-    size = np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0)
-    common = size[0] * size[1]
-    union = np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2]) - common
-    return common / union if union > 0 else 0.0
 
 
 @operator
