@@ -67,6 +67,7 @@ def llama() -> Network:
 
 NETWORKS: dict[str, Callable[[], Network]] = {
     "resnet50": lambda: _vision("resnet50"),
+    "mobilenet_v2": lambda: _vision("mobilenet_v2"),
     "mobilenet_v3_large": lambda: _vision("mobilenet_v3_large"),
     "minilm": minilm,
     "llama": llama,

@@ -60,6 +60,24 @@ def test_nothing_is_compiled_before_the_parameters_are_bound(backend, monkeypatc
     assert len(built) == 1
 
 
+def test_weights_are_released_by_backends_of_numpy_arrays(backend):
+    compiled = ml.compile(net(), backend, shapes={"x": [4, 6]}, static_inference=True)
+    params = compiled.randomize_params(0)
+    expected = number(compiled, compiled.bind(params)({"x": X})).copy()
+    if not compiled.backend.is_array(X):
+        with pytest.raises(ml.InputError, match="are not NumPy's"):
+            compiled.bind(params, release=True)
+        return
+    with pytest.raises(ml.InputError, match="expected \\[8\\]"):
+        compiled.bind({**params, "first.bias": params["last.bias"]}, release=True)
+    mapping = dict(params)
+    compiled.bind(mapping, release=True)
+    assert not mapping
+    np.testing.assert_array_equal(number(compiled, compiled({"x": X})), expected)
+    with pytest.raises(ml.InputError, match="calls read the parameters themselves"):
+        ml.compile(net(), backend, shapes={"x": [4, 6]}, inference=True).bind(params, release=True)
+
+
 def test_binding_again_makes_another_program(backend):
     compiled = ml.compile(net(), backend, shapes={"x": [4, 6]}, static_inference=True)
     first, second = compiled.randomize_params(0), compiled.randomize_params(1)

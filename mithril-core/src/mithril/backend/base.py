@@ -60,6 +60,7 @@ class Backend(metaclass=CheckedType):
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     passes: tuple[str, ...] = ()  # passes to run in addition to those of the level and of options
+    embedded_copies: ClassVar[float] = 1.0  # copies of the weights that a program with embedded ones holds
     unforkable: ClassVar[str] = ""  # its framework, if that does not survive a fork
 
     def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
@@ -233,7 +234,7 @@ class Backend(metaclass=CheckedType):
         return {}
 
     def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:
-        """Return the NumPy arrays of the constants that a program reads, or None if they are in another memory."""
+        """Return NumPy's arrays of a program's constants, or None: it holds ``embedded_copies`` of them."""
         return None
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:

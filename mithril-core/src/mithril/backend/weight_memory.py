@@ -21,10 +21,16 @@ class HeldWeights:
 
     in_memory: int
     mapped: int
+    is_estimate: bool = False
 
     def __str__(self) -> str:
         files = f", {format_bytes(self.mapped)} mapped from files" if self.mapped else ""
-        return f"weights {format_bytes(self.in_memory)} in memory{files}"
+        error = ", an estimate within 15 %" if self.is_estimate else ""
+        return f"weights {format_bytes(self.in_memory)} in memory{files}{error}"
+
+    def with_copies(self, size: int) -> HeldWeights:
+        """Return the sum with copies of weights in programs of a framework."""
+        return HeldWeights(self.in_memory + size, self.mapped, True)
 
 
 def held_weights(arrays: Iterable[Any]) -> HeldWeights:
@@ -35,9 +41,12 @@ def held_weights(arrays: Iterable[Any]) -> HeldWeights:
     seen: set[int] = set()
     while pending:
         x = pending.pop()
-        if id(x) in seen or not isinstance(x, np.ndarray):
+        if id(x) in seen:
             continue
         seen.add(id(x))
+        if not isinstance(x, np.ndarray):  # an array of a framework
+            owners[id(x)] = x.nbytes
+            continue
         pending.extend(array for result in ArrayCache.results_of(x) for array in _arrays(result))
         owner = _owner(x)
         if isinstance(owner, mmap.mmap):

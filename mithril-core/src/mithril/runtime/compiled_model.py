@@ -279,12 +279,13 @@ class CompiledModel:
         return None if bound is None else bound.values
 
     @checked()
-    def bind(self, params: Arrays, state: Arrays | None = None) -> CompiledModel:
+    def bind(self, params: Arrays, state: Arrays | None = None, *, release: bool = False) -> CompiledModel:
         """Bind parameters for calls such as ``compiled(inputs)``, and return the model.
 
-        If shapes of parameters depend on inputs of unknown shape, the first call checks them.
+        If shapes of parameters depend on inputs of unknown shape, the first call checks them. ``release=True`` moves
+        the arrays out of ``params`` to a temporary file one by one, and maps it: only packed weights stay in memory.
         """
-        self._parameters.bind(params, state)
+        self._parameters.bind(params, state, release=release)
         return self
 
     def bind_pretrained(self, inputs: Arrays | None = None) -> bool:

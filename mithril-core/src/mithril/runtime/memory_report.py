@@ -49,8 +49,9 @@ class MemoryReport:
 
     @property
     def peak(self) -> int:
-        """Peak memory of a call: live buffers at the high-water mark, in bytes."""
-        return self.use.peak
+        """Peak memory of a call: live buffers at the high-water mark, in bytes, with all weights that are held."""
+        weights = self.use.parameters if self.weights is None else self.weights.in_memory
+        return self.use.inputs + weights + self.use.state + self.use.workspace
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         rows = [[row.layer, *(format_bytes(n) if n else "-" for n in _sizes(row))] for row in self.layers]
@@ -110,10 +111,18 @@ def memory_report(
         graph = model.concrete(program, shapes)
         return report(graph, model.backend, memory_use(graph, model.backend), sizes)
     result = report(graph, model.backend, program.memory.at(sizes), sizes, program.executable)
-    embedded = model.backend.embedded_arrays(program.executable)
-    if program.request.binding and embedded is not None:
-        result.weights = held_weights([*(model.params or {}).values(), *embedded])
+    if program.request.binding:
+        result.weights = _held(model, program.executable, result.parameters)
     return result
+
+
+def _held(model: Compiled, executable: Any, n: int) -> HeldWeights:
+    """Return the weights of a program with embedded parameters, whose constants have n bytes."""
+    bound = (model.params or {}).values()
+    embedded = model.backend.embedded_arrays(executable)
+    if embedded is not None:
+        return held_weights([*bound, *embedded])
+    return held_weights(bound).with_copies(round(model.backend.embedded_copies * n))
 
 
 def _shape(x: Any) -> tuple[int, ...]:

@@ -110,9 +110,10 @@ def memory_use(
 def input_bytes(
     graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None, executable: Any = None
 ) -> dict[Input, int]:
-    """Return the bytes of each input: of its type, unless the program has it in another form."""
+    """Return the bytes of each input: of its type, unless the program has it in another form; of used constants."""
     other = backend.weight_bytes(executable) if executable is not None else {}
-    return {i: other[i.name] if i.name in other else nbytes(i.type, sizes) for i in graph.inputs}
+    used = [i for i in graph.inputs if i.role != "constant" or i.value in graph.users or i.value in graph.outputs]
+    return {i: other[i.name] if i.name in other else nbytes(i.type, sizes) for i in used}
 
 
 def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> int:

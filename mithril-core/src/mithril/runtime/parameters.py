@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from mithril.ir import Graph, Input
 from mithril.runtime import weight_files
 from mithril.runtime.call_records import CallRecords
 from mithril.runtime.program import Program
+from mithril.runtime.released_weights import moved_to_file
 from mithril.runtime.signature import array_type, missing_or_unknown
 
 Arrays = Mapping[str, Any]
@@ -59,6 +60,7 @@ class Parameters:
         self.decisions = decisions
         self.seed: int = options["seed"]
         self.static = options["static_inference"]
+        self.folder: str | None = options["cache_dir"]
         self.bound: Bound | None = None
         self.passed: Arrays = UNKNOWN  # those of `bound`, which repeated calls read at once
         self.state: dict[str, Any] | None = None
@@ -210,12 +212,12 @@ class Parameters:
         arrays = self.source.initial(states, self.seed if seed is None else seed)
         return {name: self.backend.array(array) for name, array in arrays.items()}
 
-    def bind(self, params: Arrays, state: Arrays | None = None) -> None:
+    def bind(self, params: Arrays, state: Arrays | None = None, *, release: bool = False) -> None:
         """Bind parameters and, with ``static_inference``, embed them in the programs."""
         with self._learning(params):
-            self._bind(params, state)
+            self._bind(params, state, release)
 
-    def _bind(self, params: Arrays, state: Arrays | None) -> None:
+    def _bind(self, params: Arrays, state: Arrays | None, release: bool) -> None:
         try:
             expected = self.types
         except ShapeError:
@@ -224,6 +226,8 @@ class Parameters:
             values = dict(params)  # the first call checks them
         else:
             missing_or_unknown("parameter", expected, params)
+            if release:
+                params = self._released(params)
             values = {
                 name: self._convert(name, x, expected[name].dtype) if self.rounds(expected[name].dtype) else x
                 for name, x in params.items()
@@ -236,14 +240,31 @@ class Parameters:
 
     def _baked(self, values: dict[str, Any], params: Arrays) -> Bound:
         """Return a binding for programs with embedded parameters and state."""
-        for name, t in self.types.items():
-            shape = tuple(getattr(params[name], "shape", ()))
-            if shape != t.shape:
-                raise InputError(f"parameter '{name}' has shape {list(shape)}, expected {list(t.shape)}")
+        self._check_shapes(params)
         statistics = self.statistics  # other states change from call to call
         state = {n: x for n, x in self.initial_state().items() if n in statistics} if statistics else {}
         number = 1 if self.bound is None else self.bound.number + 1
         return Bound(values, {}, number, {n: to_numpy(x) for n, x in (*params.items(), *state.items())})
+
+    def _check_shapes(self, params: Arrays) -> None:
+        for name, t in self.types.items():
+            shape = tuple(getattr(params[name], "shape", ()))
+            if shape != t.shape:
+                raise InputError(f"parameter '{name}' has shape {list(shape)}, expected {list(t.shape)}")
+
+    def _released(self, params: Arrays) -> Arrays:
+        """Move the caller's parameters to a file that is mapped."""
+        if not self.static:
+            raise InputError("bind(release=True): calls read the parameters themselves", hint="static_inference=True")
+        if not self.backend.is_array(np.empty(0, np.float32)):
+            message = (
+                f"bind(release=True): the arrays of backend '{self.backend.name}' are not NumPy's, which can be mapped"
+            )
+            raise InputError(message, hint="omit release=True")
+        if not isinstance(params, MutableMapping):
+            raise InputError(f"bind(release=True) takes arrays out of a dictionary, got {type(params).__name__}")
+        self._check_shapes(params)
+        return moved_to_file(params, self.folder)
 
     # -- files -------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], params: Arrays | None, state: Arrays | None) -> None:
