@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import mithril as ml
 from mithril.backend import BuildOptions
-from mithril.base import OptionError
+from mithril.base import OptionError, UnsupportedError
 from mithril.ir import Graph, cotangent_name
 from mithril_torch.parallel.exchange import Form, exchange
 from mithril_torch.parallel.layout import DATA, PIPELINE, Split
@@ -62,7 +62,15 @@ class PipelinePass:
         self.names = graph.output_names
         objectives = [self.names[k] for k in part.objectives]
         rows = {n: self.input_splits[n] for n in part.inputs}
-        self.plan = ml.forward_pipeline(graph, objectives, count, self.chunks, data=self.data, splits=rows)
+        try:
+            self.plan = ml.forward_pipeline(graph, objectives, count, self.chunks, data=self.data, splits=rows)
+        except UnsupportedError as error:
+            if part.trained:
+                raise
+            # without gradients chunks save no memory that must last
+            self.chunks = 1
+            self.plan = ml.forward_pipeline(graph, objectives, count, data=self.data, splits=rows)
+            options.decisions.record("choice", f"a forward pass runs in one chunk: {error.what}")
         self.cut = self.plan.cut
         self.owners = owners(schedule, self.processes, count)
         self.rank = self.mesh[PIPELINE].get_local_rank()

@@ -111,8 +111,13 @@ class Pipeline:
             module.results = []
         self.cotangents = cotangents
         targets = {"target": self.numbers} if self.has_last and self.objectives else {}
-        with torch.set_grad_enabled(bool(self.objectives)):
-            self.schedule.step(return_outputs=False, chunk=self.numbers, **targets)
+        try:
+            with torch.set_grad_enabled(bool(self.objectives)):
+                self.schedule.step(return_outputs=False, chunk=self.numbers, **targets)
+        except RuntimeError as error:  # of a schedule, around that of an operation
+            if isinstance(error.__cause__, Exception):
+                raise error.__cause__ from None
+            raise
         if not self.objectives:
             for module in self.modules.values():
                 module.release()
