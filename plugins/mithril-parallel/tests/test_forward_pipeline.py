@@ -146,9 +146,9 @@ def test_a_loss_whose_gradient_needs_all_chunks_is_refused(kind):
 
 def test_indivisible_chunks_and_stages_are_refused_with_a_remedy():
     graph = forward(block(16, 4, 32), {"x": [8, 6, 16]})
-    rows = {"x": ("data", None, None)}
+    splits = {"x": ("data", None, None)}
     with pytest.raises(ml.OptionError, match=r"cannot be cut into 8 chunks on 2 processes(.|\n)*pipeline_chunks=4"):
-        ml.forward_pipeline(graph, [], 1, 8, data=2, splits=rows)
+        ml.forward_pipeline(graph, [], 1, 8, rows={"data": 2}, splits=splits)
     with pytest.raises(ml.OptionError, match=r"cannot be cut into 3 chunks(.|\n)*pipeline_chunks=2"):
         ml.forward_pipeline(graph, [], 1, 3)
     with pytest.raises(ml.OptionError, match=r"pipeline_stages=99 is out of range(.|\n)*set pipeline_stages between"):

@@ -71,11 +71,13 @@ def combined():
     """Combine stages and chunks with rows and weights divided over processes."""
     chunks, fsdp = {"pipeline_chunks": 4}, {"parallelism": "fsdp", "pipeline_chunks": 2}
     rows = {
-        2: [((2, 1, 1), fsdp), ((1, 2, 1), chunks)],
+        2: [((2, 1, 1), fsdp), ((1, 2, 1), {**chunks, "parallelism": "sequence"})],
         4: [
             ((2, 1, 2), chunks),
             ((2, 1, 2), {**fsdp, "pipeline_chunks": 4, "pipeline_schedule": "interleavedzerobubble"}),
             ((1, 2, 2), chunks),
+            ((1, 2, 2), {**chunks, "parallelism": "context"}),
+            ((2, 2, 1), {"parallelism": "hsdp", "pipeline_chunks": 2}),
         ],
     }
     count = dist.get_world_size()

@@ -156,7 +156,6 @@ def test_only_a_script_starts_processes():
         ((2,), {"parallelism": "hsdp"}, "requires a mesh with a second axis"),
         ((1, 2), {"parallelism": ("fsdp", "hsdp")}, "'fsdp' conflicts with 'hsdp'"),
         ((1, 2), {"parallelism": ("context", "model")}, "'model' conflicts with 'context'"),
-        ((1, 2, 2), {"parallelism": "context"}, "'context' conflicts with device_mesh"),
         ((1, 1, 2), {"pipeline_stages": 3}, "conflicts with device_mesh"),
         ((1, 1, 2), {"parallelism": "data"}, "conflicts with device_mesh"),
         ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, "cannot be divided into 3 stages"),

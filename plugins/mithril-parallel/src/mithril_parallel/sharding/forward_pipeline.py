@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mithril.base import OptionError
 from mithril.ir import Graph
-from mithril_parallel.mesh import DATA, Mesh, Split
+from mithril_parallel.mesh import CONTEXT, DATA, Mesh, Split
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.api import CHUNK
 from mithril_parallel.sharding.forward_chunks import ForwardChunks, forward_chunks
@@ -20,9 +20,9 @@ from mithril_parallel.sharding.spmd import SpmdPartitioner
 class ForwardPipeline:
     """The stages of one chunk and of the rows of one process, and the operations after all chunks.
 
-    The last stage computes the ends ``objectives``, which have cotangents. ``splits`` are those of the ends over
-    ``data``; the ends in ``partial`` are terms of a sum over it. ``indices`` name the inputs that hold the numbers of
-    the chunk and of the process, which graphs may read.
+    The last stage computes the ends ``objectives``, which have cotangents. ``splits`` are those of the ends over the
+    axes of rows; ``partial`` tells over which of them an end is a term of a sum. ``indices`` and ``context_index`` name
+    inputs that hold the numbers of the chunk and of the process along ``data`` and ``context``.
     """
 
     stages: list[ForwardStage]
@@ -30,8 +30,9 @@ class ForwardPipeline:
     objectives: tuple[str, ...]
     ahead: Graph | None
     splits: Mapping[str, Split]
-    partial: frozenset[str]
+    partial: Mapping[str, frozenset[str]]
     indices: tuple[str, str] = (INDEX + CHUNK, INDEX + DATA)
+    context_index: str = INDEX + CONTEXT
 
 
 def forward_pipeline(
@@ -40,30 +41,31 @@ def forward_pipeline(
     stages: int,
     chunks: int = 1,
     *,
-    data: int = 1,
+    rows: Mapping[str, int] | None = None,
     splits: Mapping[str, Split] | None = None,
 ) -> ForwardPipeline:
     """Cut a forward graph into stages and its batch into chunks; ``objectives`` are results that have cotangents.
 
-    Each stage is that of one of ``data`` processes, which divide the inputs as ``splits`` says. ``ends`` of the chunks,
+    Each stage is that of one process; ``rows`` are the numbers of processes that divide the inputs as ``splits`` says,
+    along ``data`` and other axes. ``ends`` of the chunks,
     not the results, have cotangents: see ``ForwardChunks``.
     """
     if chunks < 1:
         raise OptionError(f"pipeline_chunks={chunks} must be at least 1")
     cut = forward_chunks(graph, objectives, chunks)
-    over_data = dict(splits or {})
-    _check_rows(cut.body, over_data, chunks, data)
-    mesh = Mesh({DATA: data} if data > 1 else {})
+    inputs = dict(splits or {})
+    mesh = Mesh({axis: n for axis, n in (rows or {}).items() if n > 1})
+    _check_rows(cut.body, inputs, chunks, mesh.size(DATA))
     read = {i.name for i in cut.finish.arguments} if cut.finish is not None else set()
     complete = {
         name: (None,) * v.ndim
         for name, v in zip(cut.body.output_names, cut.body.outputs, strict=True)
         if name in read and name not in cut.sums
     }
-    body = SpmdPartitioner(cut.body, mesh, frozenset()).run(over_data, complete, cut.sums)
+    body = SpmdPartitioner(cut.body, mesh, frozenset()).run(inputs, complete, cut.sums)
     ahead = None
     if cut.ahead is not None:
-        ahead = SpmdPartitioner(cut.ahead, mesh, frozenset()).run(over_data, {}, cut.sums).graph
+        ahead = SpmdPartitioner(cut.ahead, mesh, frozenset()).run(inputs, {}, cut.sums).graph
     ends = _objectives(cut, objectives)
     return ForwardPipeline(
         forward_stages(body.graph, stages, ends),
@@ -71,7 +73,7 @@ def forward_pipeline(
         ends,
         ahead,
         {name: part.split for name, part in body.outputs.items()},
-        frozenset(name for name, part in body.outputs.items() if part.sums),
+        {name: part.sums for name, part in body.outputs.items()},
     )
 
 

@@ -38,7 +38,7 @@ def check_kinds(kinds: frozenset[str], mesh: tuple[int, ...]) -> None:
             facts=[f"device_mesh={mesh}"],
             hint=f"use device_mesh=(1, {prod(mesh)})",
         )
-    if mesh[2] > 1 and (conflicting := kinds - {"pipeline", "fsdp"}):
+    if mesh[2] > 1 and (conflicting := kinds & {"data", "model", "expert"}):
         raise OptionError(
             f"parallelism='{min(conflicting)}' conflicts with device_mesh={mesh}, which has {mesh[2]} stages",
             hint=f"use device_mesh={mesh[:2]}, or omit parallelism",

@@ -7,6 +7,8 @@ of its stages and distributes their gradients. Every process has all inputs: sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from mithril.backend import BuildOptions
 from mithril.base import OptionError, UnsupportedError
 from mithril.ir import Graph, cotangent_name
 from mithril_torch.parallel.exchange import Form, exchange
-from mithril_torch.parallel.layout import DATA, PIPELINE, Split
+from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PIPELINE, Split
 from mithril_torch.parallel.pipelines import Pipeline, StageModule
 from mithril_torch.parallel.program_parts import ForwardPart
 from mithril_torch.parallel.schedules import ZERO_BUBBLE, num_stages, owners
@@ -45,13 +47,14 @@ class PipelinePass:
         options: BuildOptions,
         load: Callable[[Graph, bool], Forward],
     ) -> None:
-        self.part, self.mesh, self.device = part, program.mesh, program.array([0]).device
-        self.axes = program.axes
+        self.part, self.axes, self.device = part, program.axes, program.array([0]).device
+        self.sequences = "sequence" in program.kinds
         graph, operands = part.graph, part.operands
         self.input_splits = {
             i.name: value_splits.get(operands[i.name], (None,) * i.value.ndim) for i in graph.arguments
         }
-        self.data, self.processes = self.mesh[DATA].size(), self.mesh[PIPELINE].size()
+        self.rows = {axis: self.axes.size(axis) for axis in (DATA, CONTEXT)}  # axes along which activations are split
+        self.processes = self.axes.size(PIPELINE)
         self.chunks = options.settings["pipeline_chunks"]
         schedule, requested = options.settings["pipeline_schedule"], options.settings["pipeline_stages"]
         count = num_stages(schedule, self.processes, requested)
@@ -61,19 +64,19 @@ class PipelinePass:
             schedule = "gpipe"  # PyTorch requires as many chunks as stages
         self.names = graph.output_names
         objectives = [self.names[k] for k in part.objectives]
-        rows = {n: self.input_splits[n] for n in part.inputs}
+        rows: dict[str, Any] = {"rows": self.rows, "splits": {n: self.input_splits[n] for n in part.inputs}}
         try:
-            self.plan = ml.forward_pipeline(graph, objectives, count, self.chunks, data=self.data, splits=rows)
+            self.plan = ml.forward_pipeline(graph, objectives, count, self.chunks, **rows)
         except UnsupportedError as error:
             if part.trained:
                 raise
             # without gradients chunks save no memory that must last
             self.chunks = 1
-            self.plan = ml.forward_pipeline(graph, objectives, count, data=self.data, splits=rows)
+            self.plan = ml.forward_pipeline(graph, objectives, count, **rows)
             options.decisions.record("choice", f"a forward pass runs in one chunk: {error.what}")
         self.cut = self.plan.cut
         self.owners = owners(schedule, self.processes, count)
-        self.rank = self.mesh[PIPELINE].get_local_rank()
+        self.rank = self.axes.index(PIPELINE)
         self._record(options, schedule)
         self._load(load, schedule)
         self.finish = None if self.cut.finish is None else _function(load, self.cut.finish)
@@ -109,11 +112,22 @@ class PipelinePass:
             if self.owners[k] == self.rank:
                 gives = stage.gives if k < len(stages) - 1 else objectives
                 modules[k] = StageModule(
-                    stage, lambda graph: load(graph, bool(trained)), self.input_splits, trained, self.axes, gives
+                    self._with_layout(stage),
+                    lambda graph: load(graph, bool(trained)),
+                    self.input_splits,
+                    trained,
+                    self.axes,
+                    gives,
                 )
         self.modules = modules
         self.pipeline = Pipeline(
-            stages, modules, objectives, self.mesh, self.device, chunks=self.chunks, schedule=schedule
+            stages,
+            modules,
+            objectives,
+            self.axes.get_group(PIPELINE),
+            self.device,
+            chunks=self.chunks,
+            schedule=schedule,
         )
         self.divided = [
             (k, i.name)
@@ -122,6 +136,17 @@ class PipelinePass:
             if PIPELINE in self.input_splits[i.name]
         ]
         self.complete: dict[tuple[int, str], torch.Tensor] = {}  # gathered parameters
+
+    def _with_layout(self, stage: Any) -> Any:
+        """Return a stage whose weights are split over the model axis."""
+        if self.axes.size(MODEL) == 1:
+            return stage
+        weights = {i.name: self.input_splits[i.name] for i in stage.graph.with_role("param")}
+        graph = ml.with_model_layout(stage.graph, weights, self.axes.size(MODEL), sequences=self.sequences)
+        return replace(stage, graph=graph)
+
+    def _number(self, n: int) -> torch.Tensor:
+        return torch.tensor(n, dtype=torch.int32, device=self.device)
 
     # -- running ------------------------------------------------------------------------------------------------------
     def __call__(self, values: Values) -> Values:
@@ -145,7 +170,7 @@ class PipelinePass:
             messages[self.owners[k]].append(values[name])
         slots = [slot for slot in self.divided if slot[0] in self.modules]
         forms = [_form(values[name]) for _, name in slots]
-        received = exchange(messages, [forms] * self.processes, self.mesh.get_group(PIPELINE), self.device)
+        received = exchange(messages, [forms] * self.processes, self.axes.get_group(PIPELINE), self.device)
         for j, (k, name) in enumerate(slots):
             parts, axis = [message[j] for message in received], self.input_splits[name].index(PIPELINE)
             if (k, name) in self.complete:
@@ -162,9 +187,10 @@ class PipelinePass:
             axis = self.cut.axes.get(name)
             chunk[name] = values[name] if axis is None else values[name].chunk(self.chunks, axis)[c]
         # rows are in the order of the processes, but operations count them in the order of the chunks
-        number = self.mesh[DATA].get_local_rank() * self.chunks + c
-        for name, position in zip(self.plan.indices, divmod(number, self.data), strict=True):
-            chunk[name] = torch.tensor(position, dtype=torch.int32, device=self.device)
+        number = self.axes.index(DATA) * self.chunks + c
+        for name, position in zip(self.plan.indices, divmod(number, self.rows[DATA]), strict=True):
+            chunk[name] = self._number(position)
+        chunk[self.plan.context_index] = self._number(self.axes.index(CONTEXT) if self.rows[CONTEXT] > 1 else 0)
         return chunk
 
     def _seeds(self, cotangents: Values, arguments: Values, chunks: Sequence[Values]) -> list[Values]:
@@ -181,8 +207,9 @@ class PipelinePass:
         per_chunk: list[Values] = [{} for _ in chunks]
         for name, x in seeds.items():
             axis = self.cut.axes.get(name)
-            if name in self.plan.partial or DATA in self.plan.splits[name]:
-                x = x * self.data
+            x = x * prod(
+                n for axis, n in self.rows.items() if axis in (*self.plan.partial[name], *self.plan.splits[name])
+            )
             if axis is None and name not in self.cut.sums:
                 x = x / self.chunks  # equal in all chunks
             parts = [x] * self.chunks if axis is None else x.chunk(self.chunks, axis)
@@ -197,8 +224,8 @@ class PipelinePass:
         if name not in self.cut.sums:
             return parts[-1]
         total = torch.stack(list(parts)).sum(0, dtype=parts[0].dtype)
-        if name in self.plan.partial:
-            dist.all_reduce(total, group=self.mesh.get_group(DATA))
+        for axis in sorted(self.plan.partial[name]):
+            dist.all_reduce(total, group=self.axes.get_group(axis))
         return total
 
     def _inputs(self, chunks: Sequence[Values]) -> tuple[list[dict[int, Values]], dict[tuple[int, str], list[Any]]]:
@@ -245,9 +272,10 @@ class PipelinePass:
         gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in parts]
         axis = self.cut.axes.get(name)
         gradient = torch.stack(gradients).sum(0) if axis is None else torch.cat(gradients, axis)
-        gradient = gradient / self.data
-        if self.data > 1 and DATA not in self.input_splits[name]:
-            dist.all_reduce(gradient, group=self.mesh.get_group(DATA))
+        gradient = gradient / prod(self.rows.values())
+        for row_axis, count in self.rows.items():
+            if count > 1 and row_axis not in self.input_splits[name]:
+                dist.all_reduce(gradient, group=self.axes.get_group(row_axis))
         return gradient
 
     def _exchanged(self, local: Mapping[Item, torch.Tensor], arguments: Values) -> Iterator[tuple[Item, torch.Tensor]]:
@@ -265,7 +293,7 @@ class PipelinePass:
                 parts = x.chunk(self.processes, split.index(PIPELINE)) if PIPELINE in split else [x] * self.processes
                 for message, part in zip(messages, parts, strict=True):
                     message.append(part)
-        received = exchange(messages, expected, self.mesh.get_group(PIPELINE), self.device)
+        received = exchange(messages, expected, self.axes.get_group(PIPELINE), self.device)
         for row, tensors in zip(items, received, strict=True):
             yield from zip(row, tensors, strict=True)
 

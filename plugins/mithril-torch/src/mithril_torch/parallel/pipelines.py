@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
@@ -80,7 +79,7 @@ class Pipeline:
         stages: Sequence[Any],
         modules: Mapping[int, StageModule],
         objectives: Sequence[str],
-        mesh: DeviceMesh,
+        group: Any,
         device: torch.device,
         *,
         chunks: int,
@@ -90,7 +89,6 @@ class Pipeline:
         self.has_last = len(stages) - 1 in modules
         self.cotangents: Sequence[Values] = ()
         self.numbers = torch.arange(chunks)
-        group = mesh.get_group(PIPELINE)
         parts = [_engine_stage(k, stages, module, device, group) for k, module in modules.items()]
         scheduler: Any = get_schedule_class(schedule)
         several = issubclass(scheduler, PipelineScheduleMulti)
