@@ -81,6 +81,16 @@ EXPRESSIONS = {
         jnp.abs(jnp.linalg.eigh(SPD)[1]),
     ],
     "gamma": lambda x, y, i: jax.scipy.special.gammaln(x * 4) + jax.scipy.special.digamma(x * 3 + 0.01),
+    "spectra": lambda x, y, i: [
+        jnp.abs(jnp.fft.rfft2(x)),
+        jnp.fft.irfft(jnp.fft.rfft(x, axis=1) * jnp.exp(1j * y[:3, :1]), axis=1),
+        jnp.fft.ifft(jnp.fft.fft(y + 0.5j * y[::-1]) / (2 + 1j)).imag,
+        jnp.fft.fftshift(jnp.fft.fftn(x, axes=(0, 2))).real[:, 1:],
+        jnp.abs(jnp.fft.hfft(y, n=8)),
+        jnp.real(jnp.conj(jnp.fft.fft(y, n=5, norm="ortho")) ** 2),
+        jnp.sum(jnp.fft.fft2(jnp.where(i[..., None] > 1, x, 0.0)), axis=0).real,
+    ],
+    "spectral_gradient": lambda x, y, i: jax.grad(lambda a: (jnp.abs(jnp.fft.rfft(a)) ** 2).sum())(y),
     "dynamic": lambda x, y, i: (
         lax.dynamic_slice(y, (i[0, 0], 1), (2, 3)) + lax.dynamic_update_slice(y, y[:1], (i[0, 1], 0))[:2, :3]
     ),
@@ -252,6 +262,12 @@ def test_errors_name_the_primitive_and_the_line():
     with pytest.raises(UnsupportedError) as info:
         ml.from_jax(lambda x: lax.igamma(x, x) + lax.bessel_i1e(x) + lax.igamma(x + 1, x), X)
     assert "igamma, 2 times, first in" in str(info.value) and "test_importing.py:" in str(info.value)
+    with pytest.raises(UnsupportedError, match="complex results of a function"):
+        ml.from_jax(jnp.fft.fft, X)
+    with pytest.raises(UnsupportedError, match="'log' of complex numbers cannot be expressed"):
+        ml.compile(ml.from_jax(lambda x: jnp.log(jnp.fft.fft(x)).real, X), "jax")
+    with pytest.raises(UnsupportedError, match="complex numbers in 'scan'"):
+        ml.compile(ml.from_jax(lambda x: lax.scan(lambda c, e: (c + e, e), x[0] + 0j, x)[0].real, X), "jax")
     with pytest.raises(UnsupportedError, match="not linear in the cotangent"):
         ml.compile(ml.from_jax(clipped, X), "jax")
     module = type("Dense", (), {"apply": None, "scope": None, "__call__": lambda self, x: x})()  # of Flax, not bound

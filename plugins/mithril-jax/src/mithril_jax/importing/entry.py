@@ -15,6 +15,7 @@ import numpy as np
 from mithril.base import InputError, UnsupportedError
 from mithril.models import IOKey, Layer, Model
 from mithril_jax.importing import custom
+from mithril_jax.importing.complex_numbers import is_complex
 from mithril_jax.importing.interpreter import Interpreter, require_supported
 from mithril_jax.importing.table import as_value
 
@@ -50,6 +51,7 @@ def from_jax(
     arguments = (params, *arguments) if params is not None else arguments
     closed, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
     require_supported(closed.jaxpr)
+    _require_real(closed)
     layer = JaxFunction(closed, arrays, tuple(inputs), _output_names(results), symbols)
     layer.name = ""  # names of parameters get no prefix
     keys = {
@@ -59,6 +61,15 @@ def from_jax(
     outputs = layer(**keys)
     listed = [outputs] if len(layer.outputs) == 1 else list(outputs)
     return Model.create(inputs=keys, outputs=dict(zip(layer.outputs, listed, strict=True)))
+
+
+def _require_real(closed: Any) -> None:
+    for kind, avals in (("inputs", closed.in_avals), ("results", closed.out_avals)):
+        if any(is_complex(a) for a in avals):
+            raise UnsupportedError(
+                f"complex {kind} of a function cannot be expressed: backends compute with real numbers",
+                hint="pass and return jnp.real(x) and jnp.imag(x)",
+            )
 
 
 class JaxFunction(Layer):

@@ -12,7 +12,7 @@ from jax.extend import core
 from mithril import ops
 from mithril.base import MithrilError, UnsupportedError
 from mithril.ir import Builder, Origin
-from mithril_jax.importing import custom, elementwise, indexing, linear_algebra, products, shapes  # noqa: F401  # rows
+from mithril_jax.importing import complex_numbers, custom, elementwise, indexing, linear_algebra, products, shapes  # noqa: F401  # rows
 from mithril_jax.importing.elementwise import threefry
 from mithril_jax.importing.table import ROWS, arrays_of, as_value, cast, reshape
 
@@ -27,7 +27,7 @@ def require_supported(jaxpr: Any) -> None:
     missing: dict[str, list[Any]] = {}
     for equation in custom.equations(jaxpr):
         name = equation.primitive.name
-        if name not in ROWS and name not in CONTROL and name not in RANDOM:
+        if name not in ROWS and name not in CONTROL and name not in RANDOM and name not in complex_numbers.FUNCTIONS:
             missing.setdefault(name, []).append(equation)
     if not missing:
         return
@@ -76,6 +76,10 @@ class Interpreter:
 
     def _equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name, params = equation.primitive.name, equation.params
+        if name not in INLINED and any(
+            complex_numbers.is_complex(v.aval) for v in (*equation.invars, *equation.outvars)
+        ):
+            return self._of_complex(equation, operands)
         if name in INLINED:
             inner = params.get("jaxpr", params.get("call_jaxpr"))
             return (
@@ -97,6 +101,19 @@ class Interpreter:
             message = f"'{name}' is called with parameters that are not supported: {error}"
             raise UnsupportedError(message, facts=[str(origin_of(equation, self.path))]) from error
         return result if equation.primitive.multiple_results else [result]
+
+    def _of_complex(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        name, origin = equation.primitive.name, str(origin_of(equation, self.path))
+        if name in CONTROL:
+            raise UnsupportedError(
+                f"complex numbers in '{name}' cannot be expressed",
+                facts=[origin],
+                hint="pass their real and imaginary parts",
+            )
+        try:
+            return complex_numbers.apply(equation, operands, {n: self._sized(p) for n, p in equation.params.items()})
+        except MithrilError as error:
+            raise error.with_facts(f"in {name} of {origin}") from None
 
     def _sized(self, parameter: Any) -> Any:
         """Return a parameter with symbolic sizes as Dims."""

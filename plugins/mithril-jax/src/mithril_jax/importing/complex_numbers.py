@@ -1,0 +1,171 @@
+"""Complex numbers between operations, as pairs of real tensors: Fourier transforms and the arithmetic around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from mithril import ops
+from mithril.base import UnsupportedError
+from mithril_jax.importing.table import ROWS, cast
+
+# Primitives that move elements, or are linear over the reals: the same for both parts.
+BOTH_PARTS = frozenset(
+    {"broadcast_in_dim", "concatenate", "copy", "cumsum", "dynamic_slice", "dynamic_update_slice", "expand_dims"}
+    | {"gather", "neg", "pad", "reduce_sum", "reshape", "rev", "select_n", "slice", "split", "squeeze", "transpose"}
+    | {"add", "add_any", "sub", "copy_p", "stop_gradient"}
+)
+
+
+class Complex:
+    """A complex tensor."""
+
+    def __init__(self, re: Any, im: Any) -> None:
+        self.re, self.im = re, im
+
+    @property
+    def shape(self) -> Any:
+        return self.re.shape
+
+    @classmethod
+    def of(cls, x: Any) -> Complex:
+        """Return a tensor as a complex one."""
+        if isinstance(x, cls):
+            return x
+        if isinstance(x, np.ndarray) and np.iscomplexobj(x):
+            return cls(*(np.asarray(p, _part_of(x.dtype)) for p in (x.real, x.imag)))
+        return cls(x, x * 0.0)
+
+
+def is_complex(aval: Any) -> bool:
+    return bool(jax.numpy.issubdtype(getattr(aval, "dtype", np.float32), np.complexfloating))
+
+
+def apply(equation: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """Return the results of an equation of which an operand or a result is complex."""
+    name = equation.primitive.name
+    if all(isinstance(x, np.ndarray) for x in operands):  # JAX computes constants
+        results = equation.primitive.bind(*operands, **params)
+        return [np.asarray(r) for r in (results if equation.primitive.multiple_results else [results])]
+    if name in BOTH_PARTS:
+        complexes = [k for k, v in enumerate(equation.invars) if is_complex(v.aval)]
+        parts = [
+            _results(ROWS[name](*(_part(x, p) if k in complexes else x for k, x in enumerate(operands)), **params))
+            for p in ("re", "im")
+        ]
+        return [Complex(re, im) for re, im in zip(*parts, strict=True)]
+    if name not in FUNCTIONS:
+        raise UnsupportedError(
+            f"'{name}' of complex numbers cannot be expressed",
+            facts=[f"expressed: fft, {', '.join(sorted({*FUNCTIONS, *BOTH_PARTS} - {'fft'}))}"],
+            hint="compute with jnp.real(x) and jnp.imag(x)",
+        )
+    return [FUNCTIONS[name](*operands, **params)]
+
+
+def _results(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _part(x: Any, part: str) -> Any:
+    return getattr(Complex.of(x), part)
+
+
+def _part_of(dtype: Any) -> Any:
+    """Return the dtype of the real and imaginary part."""
+    return np.finfo(np.dtype(dtype)).dtype
+
+
+def _fft(x: Any, fft_type: Any, fft_lengths: Any, **_: Any) -> Any:
+    """Return the transform over the last axes."""
+    kind, count = str(getattr(fft_type, "name", fft_type)).rpartition(".")[2].upper(), len(fft_lengths)
+    rank = len(x.shape)
+    axes = list(range(rank - count, rank))
+    if kind == "RFFT":
+        y = Complex(*ops.rfft(x, axis=axes[-1]))
+        return _over(ops.fft, y, axes[:-1])
+    if kind == "IRFFT":
+        y = _over(ops.ifft, Complex.of(x), axes[:-1])
+        return ops.irfft(y.re, y.im, size=int(fft_lengths[-1]), axis=axes[-1])
+    return _over(ops.fft if kind == "FFT" else ops.ifft, Complex.of(x), axes)
+
+
+def _over(function: Callable[..., Any], x: Complex, axes: Sequence[int]) -> Complex:
+    for axis in axes:
+        x = Complex(*function(x.re, x.im, axis=axis))
+    return x
+
+
+def _mul(x: Any, y: Any, **_: Any) -> Complex:
+    a, b = Complex.of(x), Complex.of(y)
+    return Complex(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re)
+
+
+def _div(x: Any, y: Any, **_: Any) -> Complex:
+    a, b = Complex.of(x), Complex.of(y)
+    size = b.re * b.re + b.im * b.im
+    return Complex((a.re * b.re + a.im * b.im) / size, (a.im * b.re - a.re * b.im) / size)
+
+
+def _abs(x: Complex, **_: Any) -> Any:
+    """Return the modulus, with gradient 0 at 0 as in JAX."""
+    square = x.re * x.re + x.im * x.im
+    is_zero = ops.equal(square, 0.0)
+    return ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, square)))
+
+
+def _equal(x: Any, y: Any, **_: Any) -> Any:
+    a, b = Complex.of(x), Complex.of(y)
+    return ops.logical_and(ops.equal(a.re, b.re), ops.equal(a.im, b.im))
+
+
+def _sign(x: Complex, **_: Any) -> Complex:
+    """Return x / abs(x), or 0."""
+    size = _abs(x)
+    size = ops.where(ops.equal(size, 0.0), 1.0, size)
+    return Complex(x.re / size, x.im / size)
+
+
+def _exp(x: Complex, **_: Any) -> Complex:
+    size = ops.exp(x.re)
+    return Complex(size * ops.cos(x.im), size * ops.sin(x.im))
+
+
+def _integer_pow(x: Complex, y: int, **_: Any) -> Complex:
+    if y < 1:
+        raise UnsupportedError(f"complex numbers to the power {y} cannot be expressed")
+    result = x
+    for _step in range(y - 1):
+        result = _mul(result, x)
+    return result
+
+
+def _convert(x: Any, new_dtype: Any, **_: Any) -> Any:
+    if np.issubdtype(np.dtype(new_dtype), np.complexfloating):
+        kind = _part_of(new_dtype)
+        if isinstance(x, Complex):
+            return Complex(cast(x.re, kind), cast(x.im, kind))
+        return Complex.of(cast(x, kind))
+    return cast(x.re, new_dtype)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "fft": _fft,
+    "complex": lambda re, im, **_: Complex(re, im),
+    "real": lambda x, **_: x.re,
+    "imag": lambda x, **_: x.im,
+    "conj": lambda x, **_: Complex(x.re, -x.im) if isinstance(x, Complex) else Complex(x, x * 0.0),
+    "abs": _abs,
+    "mul": _mul,
+    "square": lambda x, **_: _mul(x, x),
+    "div": _div,
+    "eq": _equal,
+    "ne": lambda x, y, **_: ops.logical_not(_equal(x, y)),
+    "sign": _sign,
+    "exp": _exp,
+    "integer_pow": _integer_pow,
+    "convert_element_type": _convert,
+}
