@@ -27,7 +27,7 @@ from mithril.base import (
 )
 from mithril.ir import Builder, Origin
 from mithril.models import IOKey, Layer, Model
-from mithril_jax.importing import interpreter as _rows  # noqa: F401  (registers the rows of the primitives)
+from mithril_jax.importing import interpreter as _rows, stablehlo_sizes  # noqa: F401  (registers rows)
 from mithril_jax.importing.stablehlo_rows import HLO, NO_EFFECT, type_of
 from mithril_jax.importing.table import arrays_of, as_value
 
@@ -54,10 +54,15 @@ def from_stablehlo(source: Any, *, params: Mapping[str, Any] | None = None) -> M
     layer = StableHLO(program, {n: np.asarray(a) for n, a in (params or {}).items()})
     layer.name = ""
     types = {_identifier(n): t for n, t in program.inputs.items()}
-    keys = {n: IOKey(n, shape=list(types[n][0]), dtype=types[n][1]) for n in layer.inputs}
+    keys = {n: IOKey(n, shape=_open_sizes(n, types[n][0]), dtype=types[n][1]) for n in layer.inputs}
     outputs = layer(**keys)
     listed = [outputs] if len(layer.outputs) == 1 else list(outputs)
     return Model.create(inputs=keys, outputs=dict(zip(layer.outputs, listed, strict=True)))
+
+
+def _open_sizes(name: str, shape: Sequence[int | None]) -> list[int | str]:
+    """Return a shape with a symbol for each open size."""
+    return [f"{name}_{axis}" if n is None else n for axis, n in enumerate(shape)]
 
 
 def load(path: str | os.PathLike[str], *, backend: Any = None, **options: Any) -> Any:
@@ -248,7 +253,10 @@ class Interpreter:
                 return self._while(operation, operands, env)
             if name in ("if", "case"):
                 return self._branches(operation, operands[0], env)
-            result = arrays_of(HLO[operation.name](operation, *operands))
+            if any(stablehlo_sizes.is_sizes(x) for x in operands):
+                result = arrays_of(stablehlo_sizes.apply(operation, operands))
+            else:
+                result = arrays_of(HLO[operation.name](operation, *operands))
         except MithrilError as error:
             raise error.with_facts(f"in {operation.name} at {operation.location}") from None
         except MISTAKES as cause:

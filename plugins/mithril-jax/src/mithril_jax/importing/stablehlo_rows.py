@@ -88,22 +88,18 @@ KINDS = {
 }  # fmt: skip
 
 
-def type_of(kind: Any) -> tuple[tuple[int, ...], str]:
-    """Return the shape and the name of the dtype of a tensor type."""
+def type_of(kind: Any) -> tuple[tuple[Any, ...], str]:
+    """Return the shape, with None for open sizes, and the name of the dtype of a tensor type."""
     if not isinstance(kind, ir.RankedTensorType):
         raise UnsupportedError(f"values of the type {kind} are not supported", facts=["accepted: ranked tensors"])
     element = str(kind.element_type)
     if element not in KINDS:
         raise UnsupportedError(f"tensors of {element} are not supported", facts=[f"accepted: {', '.join(KINDS)}"])
-    if not kind.has_static_shape:
-        raise UnsupportedError(
-            f"the open size of {kind} is not supported",
-            hint="export the function for shapes of integers: jax.jit(f).lower(*examples).as_text()",
-        )
-    return tuple(kind.shape), KINDS[element]
+    shape = tuple(None if kind.is_dynamic_dim(k) else kind.get_dim_size(k) for k in range(kind.rank))
+    return shape, KINDS[element]
 
 
-def result_type(operation: Any, position: int = 0) -> tuple[tuple[int, ...], str]:
+def result_type(operation: Any, position: int = 0) -> tuple[tuple[Any, ...], str]:
     return type_of(operation.results[position].type)
 
 
@@ -236,10 +232,12 @@ def round_nearest_away(operation: Any, x: Any) -> Any:
 
 @hlo("stablehlo.custom_call")
 def custom_call(operation: Any, *xs: Any) -> Any:
+    if not len(operation.results):  # an assertion
+        return ()
     return xs if len(xs) != 1 else xs[0]  # only those of NO_EFFECT come here
 
 
-NO_EFFECT = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement")
+NO_EFFECT = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "shape_assertion")
 
 
 # -- products -----------------------------------------------------------------------------------------------------
@@ -408,6 +406,10 @@ def _last_axis(starts: Any, axis: int) -> Any:
 
 @hlo("stablehlo.gather")
 def gather(operation: Any, x: Any, starts: Any) -> Any:
+    return gathered(operation, x, starts, ints(operation, "slice_sizes"))
+
+
+def gathered(operation: Any, x: Any, starts: Any, slice_sizes: Sequence[Any]) -> Any:
     d = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     numbers = SimpleNamespace(
         offset_dims=tuple(d.offset_dims),
@@ -420,7 +422,7 @@ def gather(operation: Any, x: Any, starts: Any) -> Any:
         x,
         _last_axis(starts, d.index_vector_dim),
         dimension_numbers=numbers,
-        slice_sizes=ints(operation, "slice_sizes"),
+        slice_sizes=tuple(slice_sizes),
         mode=Mode.CLIP,
         fill_value=None,
     )

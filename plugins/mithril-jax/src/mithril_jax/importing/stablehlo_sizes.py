@@ -1,0 +1,157 @@
+"""Open sizes of StableHLO: tensors of sizes, computed while the model is built, and the operations that read them.
+
+A tensor of sizes is an array of ints and Dims. Where an operation has no meaning for sizes, they become values of the
+graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir.dialects import stablehlo
+
+from mithril import ops
+from mithril.base import Dim, Size, UnsupportedError
+from mithril_jax.importing.stablehlo_rows import HLO, gathered, hlo, ints, number, result_type, type_of
+from mithril_jax.importing.table import ROWS, cast, reshape
+
+
+def is_sizes(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype == object
+
+
+def value_of(x: Any, kind: str) -> Any:
+    """Return a tensor of sizes as a value of the graph."""
+    elements = [cast(ops.size_value(value=d), kind) for d in x.reshape(-1)]
+    return ops.reshape(ops.stack(*elements), shape=x.shape)
+
+
+def _sizes(x: Any, operation: Any) -> tuple[Size, ...]:
+    if not isinstance(x, np.ndarray):
+        raise UnsupportedError(
+            f"{operation.name} has sizes that are computed from data", facts=["accepted: arithmetic on sizes of inputs"]
+        )
+    return tuple(n if isinstance(n, Dim) else int(n) for n in x.reshape(-1))
+
+
+def _array(elements: Any, shape: tuple[int, ...]) -> Any:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def apply(operation: Any, operands: list[Any]) -> Any:
+    """Return the result of an operation with an operand of sizes."""
+    name = operation.name.removeprefix("stablehlo.")
+    function = FUNCTIONS.get(name)
+    integers = all(isinstance(x, np.ndarray) and (is_sizes(x) or x.dtype.kind in "iu") for x in operands)
+    if function is not None and integers:
+        result = function(operation, *operands)
+        if result is not None:
+            return result
+    count = READ_SIZES.get(name, len(operands))  # operands of data come first
+    kinds = [type_of(v.type)[1] for v in operation.operands]
+    values = (value_of(x, kinds[k]) if is_sizes(x) and k < count else x for k, x in enumerate(operands))
+    return HLO[operation.name](operation, *values)
+
+
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def apply_to_elements(operation: Any, x: Any, y: Any) -> Any:
+        pairs = zip(*(a.reshape(-1) for a in np.broadcast_arrays(x, y)), strict=True)
+        plain = [tuple(n if isinstance(n, Dim) else int(n) for n in pair) for pair in pairs]
+        return _array([function(a, b) for a, b in plain], np.broadcast_shapes(x.shape, y.shape))
+
+    return apply_to_elements
+
+
+def _convert(operation: Any, x: Any) -> Any:
+    return x if "int" in result_type(operation)[1] else None
+
+
+def _slice(operation: Any, x: Any) -> Any:
+    columns = (ints(operation, name) for name in ("start_indices", "limit_indices", "strides"))
+    return x[tuple(slice(*row) for row in zip(*columns, strict=True))]
+
+
+def _broadcast(operation: Any, x: Any) -> Any:
+    shape, axes = result_type(operation)[0], ints(operation, "broadcast_dimensions")
+    return np.broadcast_to(x.reshape([x.shape[axes.index(k)] if k in axes else 1 for k in range(len(shape))]), shape)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": _arithmetic(lambda a, b: a + b),
+    "subtract": _arithmetic(lambda a, b: a - b),
+    "multiply": _arithmetic(lambda a, b: a * b),
+    "divide": _arithmetic(lambda a, b: a // b),
+    "remainder": _arithmetic(lambda a, b: a % b),
+    "convert": _convert,
+    "reshape": lambda operation, x: x.reshape(result_type(operation)[0]),
+    "concatenate": lambda operation, *xs: np.concatenate(
+        [x.astype(object) for x in xs], number(operation, "dimension")
+    ),
+    "slice": _slice,
+    "broadcast_in_dim": _broadcast,
+}
+READ_SIZES = {  # by operation: how many operands of data come before those of sizes
+    "dynamic_broadcast_in_dim": 1,
+    "dynamic_gather": 1,
+    "dynamic_iota": 0,
+    "dynamic_pad": 2,
+    "dynamic_reshape": 1,
+    "real_dynamic_slice": 1,
+}
+
+
+@hlo("stablehlo.get_dimension_size")
+def get_dimension_size(operation: Any, x: Any) -> Any:
+    return _array([x.shape[number(operation, "dimension")]], ())
+
+
+@hlo("stablehlo.dynamic_broadcast_in_dim")
+def dynamic_broadcast_in_dim(operation: Any, x: Any, sizes: Any) -> Any:
+    axes = ints(operation, "broadcast_dimensions")
+    return ROWS["broadcast_in_dim"](x, shape=_sizes(sizes, operation), broadcast_dimensions=axes)
+
+
+@hlo("stablehlo.dynamic_reshape")
+def dynamic_reshape(operation: Any, x: Any, sizes: Any) -> Any:
+    return reshape(x, _sizes(sizes, operation))
+
+
+@hlo("stablehlo.dynamic_iota")
+def dynamic_iota(operation: Any, sizes: Any) -> Any:
+    kind, axis = result_type(operation)[1], number(operation, "iota_dimension")
+    return ROWS["iota"](dtype=kind, shape=_sizes(sizes, operation), dimension=axis)
+
+
+@hlo("stablehlo.dynamic_gather")
+def dynamic_gather(operation: Any, x: Any, starts: Any, sizes: Any) -> Any:
+    slice_sizes = _sizes(sizes, operation)
+    d = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
+    if isinstance(starts, np.ndarray) and starts.ndim == 1 and not d.operand_batching_dims:
+        return _one_slice(x, dict(zip(d.start_index_map, _sizes(starts, operation), strict=True)), slice_sizes, d)
+    return gathered(operation, x, value_of(starts, "int32") if is_sizes(starts) else starts, slice_sizes)
+
+
+def _one_slice(x: Any, starts: dict[int, Size], sizes: Sequence[Size], d: Any) -> Any:
+    """Return the only slice of a gather, at known positions, which are moved into the tensor."""
+    first = [starts.get(k, 0) for k in range(len(sizes))]
+    room = [n - size for n, size in zip(x.shape, sizes, strict=True)]
+    first = [
+        min(max(a, 0), r) if isinstance(a, int) and isinstance(r, int) else a for a, r in zip(first, room, strict=True)
+    ]
+    y = ROWS["slice"](x, first, [a + n for a, n in zip(first, sizes, strict=True)], (1,) * len(sizes))
+    return reshape(y, [n for k, n in enumerate(sizes) if k not in d.collapsed_slice_dims])
+
+
+@hlo("stablehlo.dynamic_pad")
+def dynamic_pad(operation: Any, x: Any, value: Any, low: Any, high: Any, interior: Any) -> Any:
+    columns = (_sizes(n, operation) for n in (low, high, interior))
+    return ROWS["pad"](x, value, list(zip(*columns, strict=True)))
+
+
+@hlo("stablehlo.real_dynamic_slice")
+def real_dynamic_slice(operation: Any, x: Any, starts: Any, limits: Any, strides: Any) -> Any:
+    return ROWS["slice"](x, *(_sizes(n, operation) for n in (starts, limits, strides)))
