@@ -16,6 +16,7 @@ from mithril.models import (
     Embedding,
     Flatten,
     Gelu,
+    GlobalAvgPool2d,
     IOKey,
     LayerNorm,
     Linear,
@@ -110,8 +111,7 @@ def test_convolutions_run_any_batch(threads):
     assert len(compiled.programs) == 1
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_small_maps_are_multiplied_by_several_images(threads):
+def test_small_maps_are_multiplied_by_several_images():
     """The plan depends on the batch, and the last block of images is smaller."""
     from mithril_cbackend.lowering.conv.direct_convolution import BySize, cheaper_plan
 
@@ -119,7 +119,7 @@ def test_small_maps_are_multiplied_by_several_images(threads):
     x = Relu()(Conv2d(48, 64, kernel_size=3)(x))  # 3x3
     x = Conv2d(256, 32, kernel_size=3, padding=1)(Conv2d(64, 256, kernel_size=2)(x))  # 2x2
     model = Model.create(outputs={"output": x})
-    compiled = compiled_on("c", model, (None, 48, 5, 5), num_threads=threads)
+    compiled = compiled_on("c", model, (None, 48, 5, 5), num_threads=2)
     reference = compiled_on("numpy", model, (None, 48, 5, 5))
     executable = compiled.programs[-1].executable
     kernels = [k for k in executable.program.kernels.values() if k.anchor.op is ops.conv]
@@ -133,16 +133,23 @@ def test_small_maps_are_multiplied_by_several_images(threads):
     assert len(compiled.programs) == 1
 
 
-def test_open_image_sizes_get_a_program_for_each_size_and_a_decision():
-    model = Conv2d(3, 8, kernel_size=3)
-    compiled, reference = (compiled_on(b, model, (1, 3, None, None)) for b in ("c", "numpy"))
+def test_convolutions_and_pools_run_any_image():
+    """Strides, dilation, groups, padding and none; sizes at the edges of vectors, smaller ones, and none at all."""
+    x = Relu()(Conv2d(4, 8, kernel_size=3, stride=2, padding=1)(IOKey("input")))
+    x = MaxPool2d(3, stride=2, padding=1)(Conv2d(8, 8, kernel_size=3, padding=2, dilation=2, groups=8)(x))
+    x = Conv2d(8, 16, kernel_size=5, padding=1)(AvgPool2d(2, stride=1)(x)) + Conv2d(8, 16, kernel_size=4)(x)
+    model = Model.create(outputs={"output": Linear(3)(GlobalAvgPool2d()(x)), "image": x})
+    compiled = compiled_on("c", model, (None, 4, None, None), num_threads=2)
+    reference = compiled_on("numpy", model, (None, 4, None, None))
     params = reference.randomize_params(0)
-    for n in (9, 12):
-        x = {"input": np.random.default_rng(n).normal(size=(1, 3, n, n)).astype(np.float32)}
-        result, expected = compiled.evaluate(params, x)["output"], reference.evaluate(params, x)["output"]
-        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
-    assert len(compiled.programs) == 2
-    assert len(fallbacks(compiled)) == 1
+    for shape in ((1, 13, 16), (1, 31, 64), (2, 40, 15), (1, 14, 151), (3, 127, 13), (0, 13, 13)):
+        x = {"input": np.random.default_rng(0).normal(size=(shape[0], 4, *shape[1:])).astype(np.float32)}
+        results, expected = compiled.evaluate(params, x), reference.evaluate(params, x)
+        for name in expected:
+            np.testing.assert_allclose(results[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=str(shape))
+    with pytest.raises(ml.MithrilError):  # no window fits
+        compiled.evaluate(params, {"input": np.zeros((1, 4, 3, 3), np.float32)})
+    assert len(compiled.programs) == 1
 
 
 def test_latency_asks_for_exact_sizes():

@@ -63,9 +63,8 @@ class ArenaPlan:
     def load(data: bytes) -> ArenaPlan:
         header = json.loads(bytes(data))
         values = [Value(name, TensorType(as_dtype(kind), shape_of(shape))) for name, kind, shape in header["values"]]
-        op: Any = StepOp("step")
         nodes = [
-            Node(op, tuple(values[k] for k in read), {}, tuple(values[k] for k in written))
+            Node(StepOp("step"), tuple(values[k] for k in read), {}, tuple(values[k] for k in written))  # type: ignore[arg-type]
             for read, written in header["steps"]
         ]
         return ArenaPlan(

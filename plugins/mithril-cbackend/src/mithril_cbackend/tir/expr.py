@@ -160,14 +160,15 @@ def _size(dim: Dim) -> Expr:
 
 
 def _quotient(call: Any) -> Expr:
-    """Return a quotient or remainder of sizes; those of differences, which may be negative, are rejected."""
+    """Return a quotient, rounded down, or a remainder of sizes; those of differences may be negative."""
     dividend, divisor = call.args
     if call.function not in ("floordiv", "mod"):
         raise ShapeError(f"the size '{call}' is not a quotient")
-    if not isinstance(dividend, Dim) or any(c < 0 for _, c in dividend.terms):
-        raise ShapeError(f"the size '{call}' is computed from a difference")
-    result: Expr = index(dividend) // divisor if call.function == "floordiv" else index(dividend) % divisor
-    return result
+    quotient, rest = index(dividend) // divisor, index(index(dividend) % divisor)  # rounded towards zero
+    is_difference = not isinstance(dividend, Dim) or any(c < 0 for _, c in dividend.terms)
+    if call.function == "floordiv":
+        return select(rest < 0, quotient - 1, quotient) if is_difference else quotient
+    return select(rest < 0, rest + divisor, rest) if is_difference else rest
 
 
 def equal(a: Expr, b: Any) -> Expr:

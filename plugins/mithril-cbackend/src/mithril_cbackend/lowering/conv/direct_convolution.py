@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import TensorType, float32
+from mithril.base import TensorType, float32, is_static
 from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, image_blocks, strided_conv_grad, winograd
@@ -38,7 +38,7 @@ def is_supported(node: Node) -> bool:
     ):
         return False
     layout = layout_of(node)
-    work = math.prod(layout.result) * math.prod(layout.kernel) * _channels(node)
+    work = typical(math.prod(layout.result)) * math.prod(layout.kernel) * _channels(node)
     return work >= MIN_PRODUCTS and math.prod(layout.kernel) <= 256
 
 
@@ -55,6 +55,8 @@ def _channels(node: Node) -> int:
 def _width(layout: Layout, machine: Machine, rows: int) -> int:
     """Return the number of pixels in a tile."""
     vectors = 2 if rows > 4 else 4
+    if not isinstance(layout.pixels, int):
+        return vectors * machine.lanes()
     while vectors > 1 and layout.pixels <= machine.lanes() * (vectors - 1):
         vectors -= 1
     return vectors * machine.lanes()
@@ -104,7 +106,7 @@ def cheaper_plan(
 ) -> Dense | strided_conv_grad.Plan | BySize | None:
     """Return a plan of another template that costs less than direct tiles, or None if there is none."""
     node = kernel.anchor
-    if not im2col.is_supported(kernel):
+    if not im2col.is_supported(kernel) or not is_static(layout_of(node).image):
         return None
     strided = strided_conv_grad.plan_of(node, machine)
     if strided is not None:
@@ -254,7 +256,7 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     kernels = ordered[0] if ordered else frame.reader.buffers[kernel.prepared[w][0]]
     reader, code = frame.reader, frame.code
     elements = math.prod(layout.kernel)
-    blocks, pixels = out_channels // rows, -(-layout.pixels // width)
+    blocks, pixels = out_channels // rows, count(layout.pixels, width)
     work = batch * groups * out_channels * inner * layout.pixels * elements // PRODUCTS
 
     exclusive = exclusive_channels(node)
@@ -355,6 +357,7 @@ def _emit_block(
     reader, epilogue = frame.reader, [n for n in frame.kernel.nodes if n is not node]
     *outer, inner = layout.result
     num_vectors = inner // lanes if vectorizable(epilogue) else 0
+    rest = inner - num_vectors * lanes
     with reader.loop("r", rows) as r:
         channel = block * rows + r
         base = begin + r * length
@@ -364,11 +367,11 @@ def _emit_block(
             frame.emit((image, channel, *outer_index, column), t.load(tiles, offset))
 
         with reader.nest("yx", outer) as outer_index:
-            if num_vectors:
+            if num_vectors != 0:
                 with reader.loop("v", num_vectors) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
                     emit_pixel(outer_index, v * lanes + j)
-            if inner - num_vectors * lanes:
-                with reader.loop("k", inner - num_vectors * lanes) as k:
+            if rest != 0:
+                with reader.loop("k", rest) as k:
                     emit_pixel(outer_index, k + num_vectors * lanes)
 
 

@@ -12,10 +12,12 @@ from itertools import product as every
 from typing import Any
 
 from mithril import ops
+from mithril.base import Size, is_static
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder
+from mithril_cbackend.lowering.matmul.microkernel import count
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def layout_of(node: Node) -> Layout:
 
 def overread(layout: Layout, width: int) -> int:
     """Return the number of elements after the last channel that vector loads may read."""
+    if not is_static(layout.sizes):
+        return 2 * width + math.prod(layout.sizes) + layout.channel  # offsets are positions in one channel
     return (
         2 * width
         + math.prod(layout.sizes)
@@ -112,10 +116,20 @@ def _copy_phase(
     frame: KernelBuilder, layout: Layout, x: Value, padded: Any, index: Index, base: Any, phase: Sequence[int]
 ) -> None:
     """Copy the pixels of one phase: along each axis every ``steps``-th pixel from ``starts`` on."""
-    reader, starts, counts, positions, jumps, steps, phase_number = frame.reader, [], [], [], [], [], 0
+    counts: list[Any] = []  # expressions for symbolic sizes
+    reader, starts, positions, jumps, steps, phase_number = frame.reader, [], [], [], [], 0
     for n, spread, before, s, p, size in zip(
         layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
     ):
+        if not (isinstance(n, int) and isinstance(size, int)):
+            position = max(0, count(before - p, s))
+            starts.append(position * s + p - before)
+            counts.append(_covered(n, size, starts[-1], s, position))
+            steps.append(s)
+            positions.append(position)
+            jumps.append(1)
+            phase_number = phase_number * s + p
+            continue
         # the padded position of pixel i is before + i * spread = position * s + p
         covered = [
             i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size
@@ -140,11 +154,26 @@ def _copy_phase(
         return base + (flat + phase_number * math.prod(layout.sizes))
 
     with reader.nest("yxz", counts[:-1]) as row:
-        if steps[-1] == 2 and jumps[-1] == 1 and 1 < frame.machine.lanes() <= counts[-1]:
-            _copy_every_second(frame, reader.buffers[x], source((*row, 0)), padded, target((*row, 0)), counts[-1])
-        else:
+
+        def copy_each() -> None:
             with reader.loop("k", counts[-1]) as k:
                 frame.code.store(padded, target((*row, k)), t.load(reader.buffers[x], source((*row, k))))
+
+        def copy_vectors() -> None:
+            _copy_every_second(frame, reader.buffers[x], source((*row, 0)), padded, target((*row, 0)), counts[-1])
+
+        if steps[-1] == 2 and jumps[-1] == 1 and frame.machine.lanes() > 1:
+            reader.either(counts[-1] >= frame.machine.lanes(), copy_vectors, copy_each)
+        else:
+            copy_each()
+
+
+def _covered(n: Size, size: Size, first: int, step: int, position: int) -> t.Expr:
+    """Return how many of every ``step``-th pixel from ``first`` on exist and fit from a padded position on."""
+    pixels = (t.index(n) + (step - 1 - first)) // step
+    fitting = t.index(size) - position
+    number = t.select(pixels < fitting, pixels, fitting)
+    return t.select(number > 0, number, t.index(0))
 
 
 def _copy_every_second(

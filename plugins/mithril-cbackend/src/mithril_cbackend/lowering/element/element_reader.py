@@ -291,7 +291,7 @@ def _flip(reader: Reader, node: Node, index: Index) -> t.Expr:
 
 def clamped(reader: Reader, index: Any, low: int, high: int) -> Any:
     """Clamp an index to low..high inclusive."""
-    if isinstance(index, int):
+    if isinstance(index, int) and isinstance(high, int):
         return min(max(index, low), high)
     index = reader.position(index)
     index = reader.position(t.select(index < low, t.index(low), index))
@@ -300,9 +300,9 @@ def clamped(reader: Reader, index: Any, low: int, high: int) -> Any:
 
 def between(index: Any, low: int, high: int) -> t.Expr:
     """Whether low <= at < high."""
-    if isinstance(index, int):
+    if isinstance(index, int) and isinstance(high, int):
         return t.const(low <= index < high, "bool")
-    position: t.Expr = index
+    position: t.Expr = t.index(index)
     return (position >= low) & (position < high)
 
 

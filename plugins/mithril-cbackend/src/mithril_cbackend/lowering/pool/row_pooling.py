@@ -31,6 +31,7 @@ class Line:
     stride: int
     dilation: int
     before: int  # leading padding
+    after: int  # trailing padding
     image: int
     result: int
     lanes: int
@@ -40,15 +41,16 @@ class Line:
         a, bits = node.attributes, max(operand(node).dtype.bits, 32)
         dilation = a["dilation"][-1] if "dilation" in a else 1
         image, result = shape_of(operand(node))[-1], shape_of(node.result)[-1]
-        return Line(
-            a["kernel"][-1], a["stride"][-1], dilation, int(a["padding"][-1][0]), image, result, machine.lanes(bits)
-        )
+        before, after = map(int, a["padding"][-1])
+        return Line(a["kernel"][-1], a["stride"][-1], dilation, before, after, image, result, machine.lanes(bits))
 
     @property
     def length(self) -> int:
         """Elements that windows cover, rounded up to whole vectors of every phase."""
-        extent = (self.result - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
         granularity = self.stride * self.lanes
+        if not isinstance(self.image, int):  # windows do not extend past the padding
+            return (self.before + self.image + self.after + granularity - 1) // granularity * granularity
+        extent = (self.result - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
         return -(-max(extent, self.before + self.image) // granularity) * granularity
 
     @property
@@ -100,6 +102,14 @@ class Lines:
     def vectors(self, size: int) -> Iterator[tuple[Any, int]]:
         """Loop over the vectors of a line, halving the vector for the rest; yield first element and vector length."""
         begin, lanes = 0, self.line.lanes
+        if not isinstance(size, int):
+            with self.reader.loop("i", t.index(size) // lanes) as i:
+                yield i * lanes, lanes
+            while lanes > 1:
+                lanes //= 2
+                with self.code.when(t.index(size) % (2 * lanes) >= lanes), self.reader.loop("rest", 1):
+                    yield self.reader.position(t.index(size) // (2 * lanes) * (2 * lanes)), lanes
+            return
         while begin < size:
             num_vectors = (size - begin) // lanes
             if num_vectors:
