@@ -126,26 +126,64 @@ def test_words_of_pixels_and_rounding() -> None:
     assert results["q"][0, :4].tolist() == [0, 255, 0, 100]
 
 
+def weights(b: Builder, *shape: int) -> Any:
+    codes = b.constant(RNG.integers(-127, 128, shape, np.int8), name="w")
+    steps = RNG.uniform(0.002, 0.004, shape[0]) * (9 * 48 / np.prod(shape[1:])) ** 0.5
+    return ops.dequantize(codes, b.constant(steps.astype(np.float32), name="steps"), axis=0)
+
+
+def conv(x: Any, w: Any, stride: int = 1, groups: int = 1) -> Any:
+    pads = ((w.shape[2] // 2,) * 2,) * 2
+    y = ops.conv(x, w, stride=(stride, stride), padding=pads, dilation=(1, 1), groups=groups)
+    return y + RNG.standard_normal((1, w.shape[0], 1, 1)).astype(np.float32)
+
+
+def rounded(zero: int) -> Any:
+    """Return a function that rounds a value to bytes with one scale."""
+
+    def bytes_of(x: Any) -> Any:
+        s, z = np.float32(0.05), np.int32(zero)
+        return ops.dequantize(ops.quantize(x, s, z, dtype="uint8"), s, z)
+
+    return bytes_of
+
+
+def shuffling(zero: int) -> Graph:
+    """Return a unit of ShuffleNet: selected channels, a concatenation, a shuffle."""
+    bytes_of = rounded(zero)
+    with Builder() as b:
+        x = bytes_of(b.input("x", (1, 32, 13, 13), "float32"))
+        x = bytes_of(ops.relu(conv(x, weights(b, 64, 32, 3, 3))))
+        x = bytes_of(ops.relu(conv(x, weights(b, 64, 64, 1, 1))))
+        left, right = (bytes_of(ops.slice(x, starts=(k,), stops=(k + 32,), steps=(1,), axes=(1,))) for k in (0, 32))
+        right = bytes_of(ops.relu(conv(right, weights(b, 32, 32, 3, 3))))
+        concatenation = bytes_of(ops.concat(left, right, axis=1))
+        groups = ops.transpose(ops.reshape(concatenation, shape=(1, 2, 32, 13, 13)), perm=(0, 2, 1, 3, 4))
+        x = bytes_of(ops.reshape(groups, shape=(1, 64, 13, 13)))
+        y = bytes_of(conv(x, weights(b, 48, 64, 1, 1)))
+        return b.build({"y": ops.mean(y, axis=(2, 3)), "pooled": y})
+
+
+@pytest.mark.parametrize("zero", [0, 120])
+def test_joined_and_shuffled_channels_stay_bytes(zero: int) -> None:
+    graph = shuffling(zero)
+    inputs = {"x": RNG.standard_normal((1, 32, 13, 13)).astype(np.float32)}
+    reference, compiled = evaluate(graph, inputs), ml.compile(graph, "c")
+    results = compiled(inputs)
+    assert np.abs(results["pooled"] - reference["pooled"]).max() <= 0.151
+    assert np.abs(results["pooled"] - reference["pooled"]).mean() < 0.02
+    kernels = compiled.programs[-1].executable.program.kernels.values()
+    inner = [k for k in kernels if k.outputs[0].shape not in (graph.outputs[1].shape, (1, 32, 13, 13))]
+    stored = {v.dtype.name for k in inner for v in k.outputs if v.ndim == 4 and v.shape[1:3] != (1, 1)}
+    assert stored <= {"uint8", "uint32"}
+    transposes = [n for k in inner for n in k.nodes if n.op is ops.transpose and n.result.ndim == 4]
+    assert not transposes
+
+
 def network(zero: int) -> Graph:
     """Return convolutions with pools, a residual addition, groups and an average between them."""
-    scale, point = 0.05, np.int32(zero)
-
-    def weights(b: Builder, *shape: int) -> Any:
-        codes = b.constant(RNG.integers(-127, 128, shape, np.int8), name="w")
-        steps = RNG.uniform(0.002, 0.004, shape[0]) * (9 * 48 / np.prod(shape[1:])) ** 0.5
-        return ops.dequantize(codes, b.constant(steps.astype(np.float32), name="steps"), axis=0)
-
+    bytes_of = rounded(zero)
     with Builder() as b:
-        s, z = b.constant(scale, "float32"), b.constant(point, "int32")
-
-        def bytes_of(x: Any) -> Any:
-            return ops.dequantize(ops.quantize(x, s, z, dtype="uint8"), s, z)
-
-        def conv(x: Any, w: Any, stride: int = 1, groups: int = 1) -> Any:
-            pads = ((w.shape[2] // 2,) * 2,) * 2
-            y = ops.conv(x, w, stride=(stride, stride), padding=pads, dilation=(1, 1), groups=groups)
-            return y + b.constant(RNG.standard_normal((1, w.shape[0], 1, 1)).astype(np.float32), name="bias")
-
         x = bytes_of(b.input("x", (1, 3, 33, 33), "float32"))
         x = bytes_of(ops.relu(conv(x, weights(b, 48, 3, 5, 5), 2)))  # rounded again behind the pool
         x = bytes_of(ops.max_pool(x, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)), dilation=(1, 1)))
@@ -171,5 +209,5 @@ def test_networks_store_bytes_only(zero: int) -> None:
     stored = {v.dtype.name for k in inner for v in k.outputs if v.ndim == 4 and v.shape[1:3] != (1, 1)}
     assert stored <= {"uint8", "uint32"}
     assert not any(node.op is ops.transpose for k in inner for node in k.nodes)
-    rounded = [node for k in kernels for node in k.nodes if node.op is byte_operations.quantize_bytes]
-    assert len(rounded) == 6, "one for the image, and one for each of five results"
+    roundings = [node for k in kernels for node in k.nodes if node.op is byte_operations.quantize_bytes]
+    assert len(roundings) == 6, "one for the image, and one for each of five results"

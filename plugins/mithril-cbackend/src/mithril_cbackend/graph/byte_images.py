@@ -12,6 +12,7 @@ import numpy as np
 from mithril import ops
 from mithril.base import int32, uint8
 from mithril.ir import Builder, Editor, Graph, Node, Value
+from mithril_cbackend.graph.byte_pools import shuffle, shuffled
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.element.vectorization import is_plain
 from mithril_cbackend.lowering.rows import reductions
@@ -46,6 +47,8 @@ class ByteImages:
                 self.pool(node)
             elif node.op is sum_pool_bytes:
                 self.cancel(node)
+            elif node.op in (ops.concat, ops.slice, ops.reshape):
+                self.move(node)
             elif node.op in reductions.FOLDS:
                 self.fold(node)
             elif is_plain(node) and len(node.results) == 1 and len(node.result.shape) == 4:
@@ -150,6 +153,29 @@ class ByteImages:
         with self.editor.before(node):
             result = max_pool_bytes(last, kernel=a["kernel"], stride=a["stride"], padding=a["padding"])
         self.replace(node, result)
+
+    def move(self, node: Node) -> None:
+        """Join, select or shuffle channels where they are."""
+        source = shuffled(self.editor, node) if node.op is ops.reshape else None
+        lasts = [self.last(v) for v in ([source] if node.op is ops.reshape else node.operands)]
+        if not all(v is not None and v.dtype is uint8 for v in lasts) or len(node.result.shape) != 4:
+            return
+        with self.editor.before(node):
+            a = dict(node.attributes)
+            if node.op is ops.reshape:
+                assert lasts[0] is not None
+                result = shuffle(lasts[0], node, 3)
+            elif node.op is ops.concat:
+                # Stored parts are bytes: without the barrier the kernel of the join would read sums of convolutions.
+                parts = [v if self.is_slice(v) else ops.barrier(v)[0] for v in lasts]
+                result = ops.concat(*parts, axis=CHANNELS_LAST.index(a["axis"]))
+            else:
+                result = ops.slice(*lasts, **{**a, "axes": tuple(CHANNELS_LAST.index(k) for k in a["axes"])})
+        self.replace(node, result)
+
+    def is_slice(self, value: Value | None) -> bool:
+        producer = None if value is None else self.editor.producer(value)
+        return producer is not None and producer.op is ops.slice
 
     def cancel(self, node: Node) -> None:
         """Read an image with channels last where it is transposed back."""

@@ -2,7 +2,7 @@
 
 Rounding commutes with the maximum of a window: ``quantize(max_pool(x))`` becomes ``max_pool(quantize(x))``, and
 ``max_pool(dequantize(q))`` becomes ``dequantize(max_pool(q))``, both exactly. Averages are sums of bytes, which are
-exact, times one factor.
+exact, times one factor. Rounding also moves before concatenations, slices and shuffles of channels, which store bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,25 @@ from mithril_cbackend.lowering.words.byte_operations import sum_pool_bytes
 CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
+def shuffled(editor: Editor, node: Node) -> Value | None:
+    """Return the image [n, g * c, h, w] whose channels a node shuffles to [n, c * g, h, w], or None."""
+    swap = editor.producer(operand(node)) if node.op is ops.reshape and node.result.ndim == 4 else None
+    split = editor.producer(operand(swap)) if swap is not None and swap.op is ops.transpose else None
+    if swap is None or split is None or split.op is not ops.reshape or swap.attributes["perm"] != (0, 2, 1, 3, 4):
+        return None
+    return operand(split) if shape_of(operand(split)) == shape_of(node.result) else None
+
+
+def shuffle(image: Value, node: Node, axis: int = 1) -> Value:
+    """Return an image whose channels, which are an axis, are shuffled as those of a node are."""
+    groups = shape_of(operand(node))[2]  # [n, c, g, h, w]
+    n, channels = shape_of(image), shape_of(image)[axis]
+    split = ops.reshape(image, shape=(*n[:axis], groups, channels // groups, *n[axis + 1 :]))
+    order = [*range(5)]
+    order[axis], order[axis + 1] = axis + 1, axis
+    return ops.reshape(ops.transpose(split, perm=tuple(order)), shape=n)  # type: ignore[no-any-return]
+
+
 class BytePools:
     """Rewriter of the pools of one graph."""
 
@@ -31,15 +50,37 @@ class BytePools:
         """Round before the maximum of windows of which nothing else is read."""
         pool = self.editor.producer(operand(node))
         scale = self.data(operand(node, 1))
-        if pool is None or pool.op is not ops.max_pool or scale is None or scale.size != 1 or scale.min() <= 0:
+        if pool is None or scale is None or scale.size != 1 or scale.min() <= 0:
             return
         if self.editor.use_count(pool.result) != 1:
+            return
+        if pool.op is not ops.max_pool:
+            self.before_moves(node, pool)
             return
         with self.editor.before(node):
             codes = ops.quantize(operand(pool), *node.operands[1:], **node.attributes)
             result = ops.max_pool(codes, **pool.attributes)
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
+
+    def before_moves(self, node: Node, move: Node) -> None:
+        """Round before channels of images are joined, selected or shuffled."""
+        source = shuffled(self.editor, move)
+        if source is None and (move.op not in (ops.concat, ops.slice) or move.result.ndim != 4):
+            return
+        with self.editor.before(node):
+            images = [source] if source is not None else [v for v in move.operands if v is not None]
+            codes = [ops.quantize(v, *node.operands[1:], **node.attributes) for v in images]
+            if source is None:
+                result = move.op(*codes, **move.attributes)
+            else:
+                result = shuffle(codes[0], move)
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+        for code in codes:
+            rounding = self.editor.producer(code)
+            assert rounding is not None
+            self.before_rounding(rounding)
 
     def rewrite(self, node: Node) -> None:
         """Rewrite a pool of dequantized bytes."""
