@@ -138,6 +138,7 @@ from mithril_mlx.utilities.tensor_cache import MlxTensorCache as MlxTensorCache
 from mithril_mlx.utilities.tuner import MlxAutoTuner as MlxAutoTuner
 from mithril_numpy.backend import NumpyBackend as NumpyBackend
 from mithril_onnx.model import from_onnx as from_onnx
+from mithril_parallel.placing.experts import expert_parameters as expert_parameters
 from mithril_parallel.planning.plan import plan as plan
 from mithril_parallel.sharding.api import placement as placement
 from mithril_parallel.sharding.checkpoint import (
@@ -286,7 +287,7 @@ class CompileOptions(TypedDict, total=False):
     optimizations: Mapping[str, bool]
     optimize_for: Literal["throughput", "latency"] | None
     outputs: Sequence[str] | None
-    parallelism: Literal["data", "fsdp", "hsdp", "model", "sequence", "context", "pipeline"] | tuple[Literal["data", "fsdp", "hsdp", "model", "sequence", "context", "pipeline"], ...] | None
+    parallelism: Literal["data", "fsdp", "hsdp", "expert", "model", "sequence", "context", "pipeline"] | tuple[Literal["data", "fsdp", "hsdp", "expert", "model", "sequence", "context", "pipeline"], ...] | None
     pipeline_chunks: int
     pipeline_schedule: Literal["1f1b", "gpipe", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"]
     pipeline_stages: int | None

@@ -64,6 +64,9 @@ def exchanged(node, xs, mesh):
         inputs = [xs[k] for k in members]
         if node.op.name == "mesh.all_gather":
             results = [np.concatenate(inputs, node.attributes["axis"])] * len(members)
+        elif node.op.name == "mesh.all_to_all":
+            parts = [np.split(x, len(members), node.attributes["split"]) for x in inputs]
+            results = [np.concatenate(received, node.attributes["axis"]) for received in zip(*parts, strict=True)]
         else:
             kind = {"sum": np.add, "max": np.maximum, "min": np.minimum}[node.attributes.get("kind", "sum")]
             total = kind.reduce([np.asarray(x) for x in inputs]).astype(inputs[0].dtype)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import mithril as ml
+from mithril import ops
 from mithril.base import MithrilError
 from mithril.models import (
     LSTM,
@@ -25,6 +26,7 @@ from mithril.models import (
     Flatten,
     Gelu,
     IOKey,
+    Layer,
     LayerNorm,
     Linear,
     MaxPool2d,
@@ -77,12 +79,11 @@ def counts(function):
     """Return the number of collectives of each kind that a call issues."""
     with CommDebugMode() as mode:
         function()
-    numbers = Counter()
+    totals = Counter()
     for op, n in mode.get_comm_counts().items():
-        numbers[
-            re.search("reduce_?scatter|all_?gather|all_?reduce|alltoall", str(op))[0].replace("all", "all_", 1)
-        ] += n
-    return {kind.replace("__", "_"): n for kind, n in numbers.items()}
+        totals[re.search("reduce_?scatter|all_?gather|all_?reduce|all_?to_?all", str(op))[0].replace("_", "")] += n
+    names = ("reduce_scatter", "all_gather", "all_reduce", "all_to_all")
+    return {name: totals[name.replace("_", "")] for name in names if totals[name.replace("_", "")]}
 
 
 def trainer(mesh, options, **recipe):
@@ -190,6 +191,41 @@ def recurrent(size):
     return Model.create(outputs={"y": Linear(3, name="out")(states)}), batch, "mse_loss"
 
 
+class Experts(Layer):
+    """Each token goes to two experts, each of which takes ``capacity`` tokens of a row."""
+
+    def __init__(self, count, hidden, capacity):
+        self.sizes = count, hidden, capacity
+
+    def build(self, x):
+        (rows, length, width), (count, hidden, capacity) = x.shape, self.sizes
+        shares = ops.softmax(ops.linear(x, self.param("router", (count, width), "normal(std=0.5)")), axis=-1)
+        values, indices = ops.top_k(shares, k=2, axis=-1)
+        empty = ops.full(shape=(rows, length, count), value=0.0)
+        routing = ops.scatter_along_axis(empty, indices, values, axis=-1)
+        is_chosen = ops.cast(ops.greater(routing, 0.0), dtype="float32")
+        place = ops.unsqueeze(ops.cumsum(is_chosen, axis=1) - 1.0, axis=(3,))
+        numbers = ops.cast(ops.iota(shape=(1, 1, 1, capacity), axis=3), dtype="float32")
+        slots = ops.cast(ops.equal(place, numbers), dtype="float32") * ops.unsqueeze(is_chosen, axis=(3,))
+        dispatch = ops.reshape(ops.transpose(slots, perm=(0, 2, 3, 1)), shape=(rows, count * capacity, length))
+        tokens = ops.reshape(ops.matmul(dispatch, x), shape=(rows, count, capacity, width))
+        tokens = ops.reshape(ops.transpose(tokens, perm=(1, 0, 2, 3)), shape=(count, rows * capacity, width))
+        up = self.param("up", (count, width, hidden), "normal(std=0.3)")
+        y = ops.matmul(ops.gelu(ops.matmul(tokens, up)), self.param("down", (count, hidden, width), "normal(std=0.3)"))
+        y = ops.transpose(ops.reshape(y, shape=(count, rows, capacity, width)), perm=(1, 0, 2, 3))
+        weights = ops.reshape(slots * ops.unsqueeze(routing, axis=(3,)), shape=(rows, length, count * capacity))
+        return ops.matmul(weights, ops.reshape(y, shape=(rows, count * capacity, width)))
+
+
+def mixture(size):
+    count, width, hidden, capacity = {"small": (4, 8, 12, 5), "medium": (8, 32, 48, 3)}[size]
+    numbers = np.random.default_rng(6)
+    batch = {name: numbers.standard_normal((8, 6, width), np.float32) for name in ("x", "target")}
+    h = Linear(width, name="first")(IOKey("x"))
+    h = h + Experts(count, hidden, capacity, name="mixture")(h)
+    return Model.create(outputs={"y": Linear(width, name="last")(h)}), batch, "mse_loss"
+
+
 def changes(make, size, mesh, **options):
     """Return the changes of the parameters, the new state and the loss after a step of gradient descent."""
     model, batch, loss = make(size)
@@ -210,9 +246,20 @@ def gradients_of_several_kinds_of_models():
     sharded_context = ((2, 2), {"parallelism": ("fsdp", "context")})
     sequence = ((1, 2), {"parallelism": "sequence"})
     sharded_sequence = ((2, 2), {"parallelism": ("fsdp", "sequence")})
+    expert, sharded_expert = (((2,), {"parallelism": kinds}) for kinds in ("expert", ("fsdp", "expert")))
+    expert_context = ((2, 2), {"parallelism": ("expert", "context")})
     ways = {
-        2: {language: (fsdp, model, context, sequence), images: (data, model), recurrent: (fsdp, context)},
-        4: {language: [((2, 2), {"parallelism": "fsdp"}), hsdp, sharded_context, sharded_sequence], images: [hsdp]},
+        2: {
+            mixture: (expert, sharded_expert),
+            language: (fsdp, model, context, sequence),
+            images: (data, model),
+            recurrent: (fsdp, context),
+        },
+        4: {
+            language: [((2, 2), {"parallelism": "fsdp"}), hsdp, sharded_context, sharded_sequence],
+            images: [hsdp],
+            mixture: [expert_context],
+        },
     }
     for make, rows in ways[dist.get_world_size()].items():
         for size in SIZES:
@@ -240,6 +287,18 @@ def activations_and_classes_in_parts():
         collectives = counts(lambda t=trainer: t.step(batch))
         assert collectives["all_gather"] == gathers, collectives
         assert collectives.get("reduce_scatter", 0) == scatters, collectives
+
+
+def tokens_travel_to_experts():
+    """Exchange tokens for the experts and back, forward and backward; no process gathers the weights of others."""
+    model, batch, loss = mixture("small")
+    compiled = ml.compile(model, ml.TorchBackend(device_mesh=(2,)), parallelism="expert")
+    trainer = ml.Trainer(compiled, ml.SGD(0.1), loss=loss, progress=False)
+    trainer.step(batch)
+    collectives = counts(lambda: trainer.step(batch))
+    assert collectives["all_to_all"] == 4, collectives
+    assert "all_gather" not in collectives, collectives
+    assert trainer.engine.arrays["mixture.up"].to_local().shape == (2, 8, 12)
 
 
 def a_step_of_several_passes():

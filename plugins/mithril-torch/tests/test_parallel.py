@@ -34,6 +34,7 @@ CASES = {2: (*ON_TWO, *REJECTED), 4: ("equal_to_one_process",)}
 TRAINED_ON_TWO = (
     "a_training_step_reduces_gradients_once",
     "activations_and_classes_in_parts",
+    "tokens_travel_to_experts",
     "a_step_of_several_passes",
     "the_layer_that_is_not_finite_is_named",
 )
@@ -154,6 +155,8 @@ def test_only_a_script_starts_processes():
     [
         ((2,), {"parallelism": "model"}, "requires a mesh with a second axis"),
         ((2,), {"parallelism": "hsdp"}, "requires a mesh with a second axis"),
+        ((1, 2), {"parallelism": "expert"}, "requires a mesh with a data axis"),
+        ((2, 2), {"parallelism": "expert"}, "conflicts with a model axis"),
         ((1, 2), {"parallelism": ("fsdp", "hsdp")}, "'fsdp' conflicts with 'hsdp'"),
         ((1, 2), {"parallelism": ("context", "model")}, "'model' conflicts with 'context'"),
         ((1, 1, 2), {"pipeline_stages": 3}, "conflicts with device_mesh"),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mithril import Export, Lowering, OpsSpec, Option, hookimpl
 
-Kind = Literal["data", "fsdp", "hsdp", "model", "sequence", "context", "pipeline"]
+Kind = Literal["data", "fsdp", "hsdp", "expert", "model", "sequence", "context", "pipeline"]
 Schedule = Literal[
     "1f1b", "gpipe", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"
 ]
@@ -23,9 +23,9 @@ def mithril_options() -> Sequence[Option]:
             "parallelism",
             Kind | tuple[Kind, ...] | None,
             None,
-            "Dimension to split over the devices: the batch (fsdp, hsdp: the parameters too), the weights "
-            "(sequence: the activations too), the positions of sequences (context) or the layers; several as a tuple; "
-            "None follows the mesh.",
+            "Dimension to split over the devices: the batch (fsdp, hsdp: the parameters too; expert: experts), the "
+            "weights (sequence: the activations too), the positions of sequences (context) or the layers; several as a "
+            "tuple; None follows the mesh.",
         ),
         Option(
             "fsdp_reshard",
@@ -54,7 +54,14 @@ def mithril_options() -> Sequence[Option]:
 @hookimpl
 def mithril_ops() -> Sequence[OpsSpec]:
     """Return the collective operations, and the gradients that a framework computes."""
-    names = ("mesh.all_gather", "mesh.all_reduce", "mesh.chunk_sum", "mesh.constrain", "mesh.reduce_scatter")
+    names = (
+        "mesh.all_gather",
+        "mesh.all_reduce",
+        "mesh.all_to_all",
+        "mesh.chunk_sum",
+        "mesh.constrain",
+        "mesh.reduce_scatter",
+    )
     return [
         OpsSpec("mithril_parallel.sharding.collectives", names),
         OpsSpec("mithril_parallel.sharding.framework_gradients", ("mesh.gradients",)),
@@ -74,6 +81,7 @@ def mithril_exports() -> Sequence[Export]:
         Export("staged", "mithril_parallel.sharding.pipeline_schedule:staged"),
         Export("plan", "mithril_parallel.planning.plan:plan"),
         Export("constrain_placement", "mithril_parallel.sharding.constraints:constrained"),
+        Export("expert_parameters", "mithril_parallel.placing.experts:expert_parameters"),
         Export("export_checkpoint", "mithril_parallel.sharding.interchange:export_checkpoint"),
         Export("import_checkpoint", "mithril_parallel.sharding.interchange:import_checkpoint"),
         Export("load_sharded", "mithril_parallel.sharding.checkpoint:load_sharded"),

@@ -49,6 +49,18 @@ def reduce_scatter(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
     return np.split(x, parts, axis)[0]
 
 
+def _exchanged(x: Any, *, mesh: str, parts: int, split: int, axis: int) -> Any:
+    return tuple(n // parts if k == split else n * parts if k == axis else n for k, n in enumerate(x))
+
+
+@op(name="mesh.all_to_all", shape=_exchanged, dtype=_like, opaque=True, no_axes="it already works on local parts")
+def all_to_all(x: Any, *, mesh: str, parts: int, split: int, axis: int) -> Any:
+    """The parts along ``axis``, concatenated; each device has one part of the result along ``split`` instead."""
+    import numpy as np
+
+    return np.concatenate([np.split(x, parts, split)[0]] * parts, axis)
+
+
 @op(name="mesh.chunk_sum", shape=_same, dtype=_like, opaque=True, axes="*x -> *x", linear="x")
 def chunk_sum(x: Any) -> Any:
     """The sum of the values of all chunks of a batch. Its consumers run once, after the last chunk."""
@@ -71,5 +83,5 @@ def constrain(x: Any, *, split: str) -> Any:
     return x
 
 
-for _op in (all_reduce, all_gather, reduce_scatter, chunk_sum):
+for _op in (all_reduce, all_gather, all_to_all, reduce_scatter, chunk_sum):
     _op.no_vjp("collectives are inserted after differentiation")

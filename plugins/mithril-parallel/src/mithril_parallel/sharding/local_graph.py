@@ -13,7 +13,7 @@ from typing import Any
 from mithril.base import OperationError, UnsupportedError, int32, operation
 from mithril.ir import Builder, Graph, Node, Value
 from mithril.ops import if_op
-from mithril_parallel.mesh import Mesh, Split, base, blocks
+from mithril_parallel.mesh import BLOCKS, Mesh, Split, base, blocks
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.local_rules import LocalRule
 
@@ -149,11 +149,19 @@ class LocalGraphBuilder(ABC):
         if cached is not None:
             return cached
         value = self.local_values[v]
+        source = list(self.splits[v])
         for k, axis in enumerate(self.splits[v]):
+            if axis is None or axis not in target or target[k] == axis or BLOCKS in axis:
+                continue
+            j = target.index(axis)
+            if source[j] is None and axis not in self.sequential_axes:
+                value = self._exchange("all_to_all", value, axis, split=j, axis=k)
+                source[k], source[j] = None, axis
+        for k, axis in enumerate(source):
             if axis is not None and target[k] != axis:
                 value = self._gather(value, axis, k)
         for k, axis in enumerate(target):
-            if axis is not None and self.splits[v][k] != axis:
+            if axis is not None and source[k] != axis:
                 value = self._slice_part(value, axis, k)
         if v not in self.pending:
             self.resharded[v, target] = value

@@ -17,7 +17,7 @@ from mithril_torch.lowering import table
 from mithril_torch.parallel.layout import MODEL
 from mithril_torch.parallel.meshes import group_of
 
-IMPORTS = ("from mithril_torch.parallel.collectives import reduced, gathered, scattered, with_split",)
+IMPORTS = ("from mithril_torch.parallel.collectives import reduced, gathered, scattered, exchanged, with_split",)
 STORED = {torch.bool: torch.uint8, torch.uint32: torch.int32}  # collectives lack these dtypes
 
 
@@ -40,12 +40,18 @@ def reduce_scatter(x, mesh, parts, axis):  # type: ignore[no-untyped-def]
 
 
 @needs(imports=IMPORTS)
+def all_to_all(x, mesh, parts, split, axis):  # type: ignore[no-untyped-def]
+    """Return the parts of the group along ``axis``, concatenated, of one part along ``split``."""
+    return exchanged(x, mesh, parts, split, axis)
+
+
+@needs(imports=IMPORTS)
 def constrain(x, split):  # type: ignore[no-untyped-def]
     """Return the value split over the model axis as the text says."""
     return with_split(x, split)
 
 
-for _function in (all_reduce, all_gather, reduce_scatter, constrain):
+for _function in (all_reduce, all_gather, all_to_all, reduce_scatter, constrain):
     table.helper(_function, op=f"mesh.{_function.__name__}")
 
 
@@ -59,6 +65,10 @@ def gathered(x: Any, mesh: str, parts: int, axis: int) -> Any:
 
 def scattered(x: Any, mesh: str, parts: int, axis: int) -> Any:
     return _on_local(_Exchanged, x, _reduce_scatter, _all_gather, group_of(mesh), parts, axis)
+
+
+def exchanged(x: Any, mesh: str, parts: int, split: int, axis: int) -> Any:
+    return _on_local(_Exchanged, x, _all_to_all, _all_to_all_back, group_of(mesh), parts, split, axis)
 
 
 def with_split(x: Any, split: str) -> Any:
@@ -102,6 +112,19 @@ def _reduce_scatter(x: torch.Tensor, group: Any, parts: int, axis: int) -> torch
     result = torch.empty_like(shards[0])
     dist.reduce_scatter(result, shards, dist.ReduceOp.SUM, group)
     return result
+
+
+def _all_to_all(x: torch.Tensor, group: Any, parts: int, split: int, axis: int) -> torch.Tensor:
+    stored = STORED.get(x.dtype)
+    parcels = torch.stack((x if stored is None else x.contiguous().view(stored)).chunk(parts, split))
+    received = torch.empty_like(parcels)
+    dist.all_to_all_single(received, parcels, group=group)
+    full = torch.cat(tuple(received), axis)
+    return full if stored is None else full.view(x.dtype)
+
+
+def _all_to_all_back(x: torch.Tensor, group: Any, parts: int, split: int, axis: int) -> torch.Tensor:
+    return _all_to_all(x, group, parts, axis, split)
 
 
 class _Reduced(torch.autograd.Function):  # type: ignore[misc]

@@ -38,6 +38,18 @@ def check_kinds(kinds: frozenset[str], mesh: tuple[int, ...]) -> None:
             facts=[f"device_mesh={mesh}"],
             hint=f"use device_mesh=(1, {prod(mesh)})",
         )
+    if "expert" in kinds and mesh[0] == 1:
+        raise OptionError(
+            "parallelism='expert' requires a mesh with a data axis",
+            facts=[f"device_mesh={mesh}; experts are divided over the processes that divide the batch"],
+            hint=f"use device_mesh=({prod(mesh)},)",
+        )
+    if "expert" in kinds and mesh[1] > 1 and "context" not in kinds:
+        raise OptionError(
+            "parallelism='expert' conflicts with a model axis: DTensor has no rules for the routing of tokens",
+            facts=[f"device_mesh={mesh}"],
+            hint=f"use device_mesh=({prod(mesh)},), or parallelism=('expert', 'context')",
+        )
     if mesh[2] > 1 and (conflicting := kinds & {"data", "model", "expert"}):
         raise OptionError(
             f"parallelism='{min(conflicting)}' conflicts with device_mesh={mesh}, which has {mesh[2]} stages",

@@ -182,7 +182,23 @@ def _placement(
             splits[i.name] = tuple(stored if a == DATA else a for a in split)
         else:  # an input of a module is complete along the model axis
             splits[i.name] = tuple(a if a in (DATA, CONTEXT) else None for a in rows.get(i.name, (None,) * rank))
+    for name in _experts(graph, sizes, kinds):
+        splits[name] = (DATA, *(None,) * (graph.input(name).value.ndim - 1))
     return splits, unsplit
+
+
+def _experts(graph: Graph, sizes: Mapping[str, int], kinds: frozenset[str]) -> list[str]:
+    """Return the parameters whose first axis, that of experts, is divided over the processes of the data axis."""
+    if "expert" not in kinds:
+        return []
+    names: list[str] = ml.expert_parameters(graph, sizes[DATA])
+    if not names:
+        raise OptionError(
+            f"parallelism='expert': no weight holds a number of experts that {sizes[DATA]} processes can divide",
+            facts=["the weight of experts is [experts, in, out], for a product that is computed for each expert"],
+            hint="stack the weights of the experts in one parameter, or omit 'expert'",
+        )
+    return names
 
 
 def _along_first(i: Input, split: Split, parts: int) -> Split:
@@ -233,7 +249,8 @@ class _ForwardPass:
         self.axes = program.axes
         self.rows = {axis: self.axes.size(axis) for axis in (DATA, CONTEXT)}  # axes along which activations are split
         splits = {n: value_splits.get(self.operands[n], (None,) * forward.input(n).value.ndim) for n in names}
-        device_graph = ml.partition_graph(forward, self.rows, {n: splits[n] for n in self.inputs})
+        experts = _experts(forward, self.axes.sizes, program.kinds)
+        device_graph = ml.partition_graph(forward, self.rows, {n: splits[n] for n in (*self.inputs, *experts)})
         self.index = _indices(program, device_graph)
         local_graph, processes = device_graph.graph, self.axes.size(MODEL)
         if processes > 1:
@@ -246,6 +263,7 @@ class _ForwardPass:
             [n for n in self.trained if n in self.params],
             program.axes,
             reshard=options.settings["fsdp_reshard"],
+            experts=experts,
         )
         self.outputs = {name: p.split for name, p in device_graph.outputs.items()}
         self.splits = dict(zip(part.gives, [*self.outputs.values(), *(splits[n] for n in self.trained)], strict=True))

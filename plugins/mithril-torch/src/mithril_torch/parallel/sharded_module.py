@@ -44,9 +44,11 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         axes: MeshAxes,
         *,
         reshard: bool = True,
+        experts: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.axes, self.splits, self.trained = axes, splits, frozenset(trained)
+        self._experts = frozenset(experts)  # parameters of which each process uses its part only
+        self._axes, self._splits, self._trained = axes, splits, frozenset(trained)
         inputs = graph.with_role("param")
         self.paths = tuple(i.name for i in inputs)
         self._blocks = _large_blocks({i.name: i.type for i in inputs})
@@ -71,39 +73,39 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
     def _empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Parameter:
         """Return a parameter without elements, a ``DTensor`` if the mesh has a model axis."""
         tensor: Any = torch.empty(shape, dtype=dtype, device="meta")
-        if self.axes.size(MODEL) > 1:
+        if self._axes.size(MODEL) > 1:
             prepare()
-            split = self.splits[name]
+            split = self._splits[name]
             placement = Shard(split.index(MODEL)) if MODEL in split else Replicate()
-            local = [n // self.axes.size(MODEL) if a == MODEL else n for n, a in zip(shape, split, strict=True)]
+            local = [n // self._axes.size(MODEL) if a == MODEL else n for n, a in zip(shape, split, strict=True)]
             part = torch.empty(local, dtype=dtype, device="meta")
             tensor = DTensor.from_local(
-                part, self.axes.over(MODEL), [placement], run_check=False, shape=tensor.shape, stride=tensor.stride()
+                part, self._axes.over(MODEL), [placement], run_check=False, shape=tensor.shape, stride=tensor.stride()
             )
-        return torch.nn.Parameter(tensor, requires_grad=name in self.trained)
+        return torch.nn.Parameter(tensor, requires_grad=name in self._trained)
 
     def _distribute(self, reshard: bool) -> None:
         """Let ``fully_shard`` or ``replicate`` manage each block, then the rest."""
         self._undivided: list[str] = []  # trained parameters that fully_shard cannot divide
-        self._row_axes = [axis for axis in (DATA, CONTEXT) if self.axes.size(axis) > 1]
+        self._row_axes = [axis for axis in (DATA, CONTEXT) if self._axes.size(axis) > 1]
         if not self._row_axes:
             return
-        stored, replicas = (PARTS, REPLICA) if self.axes.size(PARTS) > 1 else (DATA, CONTEXT)
+        stored, replicas = (PARTS, REPLICA) if self._axes.size(PARTS) > 1 else (DATA, CONTEXT)
         engine: Any = replicate
-        options: dict[str, Any] = {}
-        if any(stored in self.splits[n] for n in self.paths):
+        options: dict[str, Any] = {"ignored_params": {self.get_parameter(n) for n in self._experts}}
+        if any(stored in self._splits[n] for n in self.paths if n not in self._experts):
             engine = fully_shard
-            parameters = {self.get_parameter(n): self.splits[n] for n in self.paths}
+            parameters = {self.get_parameter(n): self._splits[n] for n in self.paths if n not in self._experts}
             undivided = {p for p, split in parameters.items() if stored not in split}
-            self._undivided = [n for n in self.paths if self.get_parameter(n) in undivided and n in self.trained]
-            options = {
-                "mesh": self.axes.storage(stored, replicas),
-                "ignored_params": undivided,
+            self._undivided = [n for n in self.paths if self.get_parameter(n) in undivided and n in self._trained]
+            options["ignored_params"] |= undivided
+            options |= {
+                "mesh": self._axes.storage(stored, replicas),
                 "reshard_after_forward": None if reshard else False,  # None: all but the last
                 "shard_placement_fn": lambda p: Shard(parameters[p].index(stored)),
             }
         else:
-            options = {"mesh": self.axes.over(*self._row_axes)}
+            options["mesh"] = self._axes.over(*self._row_axes)
         for path in self._blocks:
             engine(self.get_submodule(path), **options)
         engine(self, **options)
@@ -137,15 +139,15 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
 
     def _replicated(self, x: torch.Tensor) -> torch.Tensor:
         """Return an input as ``DTensor`` if the mesh has a model axis: some operations require it of all operands."""
-        if self.axes.size(MODEL) == 1 or not x.is_floating_point():
+        if self._axes.size(MODEL) == 1 or not x.is_floating_point():
             return x
-        return DTensor.from_local(x, self.axes.over(MODEL), [Replicate()], run_check=False)
+        return DTensor.from_local(x, self._axes.over(MODEL), [Replicate()], run_check=False)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Remove the averaged gradients of the trained parameters, and return their local parts."""
         gradients: dict[str, torch.Tensor] = {}
         for name in self.paths:
-            if name not in self.trained:
+            if name not in self._trained:
                 continue
             parameter = self.get_parameter(name)
             gradient, parameter.grad = parameter.grad, None
@@ -154,10 +156,10 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             else:
                 local = torch.zeros_like(parameter) if gradient is None else gradient
             gradients[name] = local.detach()
-        for name in self._undivided:
-            gradients[name] = gradients[name] / prod(map(self.axes.size, self._row_axes))
-            for axis in self._row_axes:
-                dist.all_reduce(gradients[name], group=self.axes.get_group(axis))
+        for name in (*self._undivided, *(n for n in self._trained if n in self._experts)):
+            gradients[name] = gradients[name] / prod(map(self._axes.size, self._row_axes))
+            for axis in (a for a in self._row_axes if a != DATA or name not in self._experts):
+                dist.all_reduce(gradients[name], group=self._axes.get_group(axis))
         return gradients
 
 

@@ -1,0 +1,36 @@
+"""Weights of experts: stacked along their first axis, which a product preserves together with that of its operand."""
+
+from __future__ import annotations
+
+from mithril.axes import axes_of, is_product, is_unchanged
+from mithril.ir import Graph, Value, decompose
+from mithril_parallel.placing.rules import sizes
+
+
+def expert_parameters(graph: Graph, parts: int) -> list[str]:
+    """Return the parameters that hold one weight for each of several experts, whose number ``parts`` divides."""
+    graph = decompose(graph, lambda node: not node.op.composite or node.op.elementwise or is_product(node))
+    parameters = {i.value: i.name for i in graph.with_role("param")}
+    names: dict[str, None] = {}
+    for node in graph.nodes:
+        if not is_product(node) or len(node.operands) != 2:
+            continue
+        axes = axes_of(node)
+        for k, v in enumerate(node.operands):
+            weight = _stored(graph, v)
+            factors, partner = axes.operands[k], axes.operands[1 - k]
+            if weight not in parameters or not factors or not partner or sizes(weight)[0] % parts:
+                continue
+            is_stacked = len(factors[0]) == 1 and factors[0][0] in axes.parallel and factors[0] in partner
+            if is_stacked and weight.ndim > 2 and factors[0] in axes.results[0]:
+                names[parameters[weight]] = None
+    return list(names)
+
+
+def _stored(graph: Graph, v: Value | None) -> Value | None:
+    """Return the value of which this one is a cast."""
+    while v is not None and (node := graph.producers.get(v)) is not None and is_unchanged(node):
+        if node.operands[0] is None or node.operands[0].shape != v.shape:
+            return v
+        v = node.operands[0]
+    return v
