@@ -39,6 +39,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def _declare_core_operations(name: str | None) -> None:
+    import mithril.autodiff  # gradients of bodies, in the bodies of operations
     import mithril.ops  # noqa: F401
 
 

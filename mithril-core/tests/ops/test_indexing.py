@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from mithril import ops
+from mithril.axes import call_axes
+from mithril.base import TensorType, float32, int32
 from mithril.base.dims import Dim
 from mithril.base.errors import DTypeError, ShapeError
 from mithril.ir import Builder
@@ -126,6 +128,19 @@ def test_along_axis(axis):
     np.testing.assert_array_equal(ops.take_along_axis(X, positions, axis=axis), expected_rows)
     np.testing.assert_array_equal(ops.scatter_along_axis(X, positions, updates, axis=axis), written)
     np.testing.assert_allclose(ops.scatter_add_along_axis(X, positions, updates, axis=axis), added, rtol=1e-5)
+
+
+def test_positions_along_an_axis_broadcast():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(2, 3, 1, 5))
+    positions = rng.integers(-5, 5, (2, 1, 4, 6))
+    expected = np.take_along_axis(x, positions % 5, 3)
+    np.testing.assert_array_equal(ops.take_along_axis(x, positions, axis=3), expected)
+    assert ops.take_along_axis(x, positions[:, :, :0], axis=3).shape == (2, 3, 0, 6)
+    types = [TensorType(float32, (2, 3, 1, 5)), TensorType(int32, (2, 1, 4, 6))]
+    axes = call_axes(ops.take_along_axis, types, {"axis": 3})
+    assert set(axes.parallel) == {"i0", "i1", "i2", "k"}
+    assert {"x2", "p1"} < axes.roles.keys(), "the axes of size 1 that broadcast"
 
 
 def test_narrow_positions_reach_along_wide_axes():

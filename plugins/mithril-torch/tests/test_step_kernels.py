@@ -153,3 +153,41 @@ def test_attention_without_a_kernel_is_decomposed_in_its_gradient(case):
     v = (*k[:3], 5 if case == "wider values" else 4)
     source = attention_gradients(q, k, v, (3, 3) if case == "mask" else None, causal=case == "more keys")
     assert "attention_grads(" not in source
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_cotangents_of_sampling_are_one_call(mode, rank):
+    size = (6, 5, 4)[:rank]
+    with Builder() as b:
+        x, grid = b.param("x", (2, 3, *size)), b.param("grid", (2, *size, rank))
+        loss = ops.mean(ops.sin(ops.grid_sample(x, grid * 2.0 - 1.0, mode=mode, padding_mode="border")))
+    graph = b.build({"loss": loss})
+    source = gradient_source(ml.compile(graph, "torch"), graph, arrays_of(graph))
+    assert ("sampled_grads(" in source) == (rank == 2 or mode != "bicubic"), "no kernel for bicubic volumes"
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_the_cotangent_of_ctc_is_one_call(reduction, zero_infinity):
+    with Builder() as b:
+        logits = b.param("logits", (3, 6, 5))
+        labels = np.array([[1, 1, 2], [3, 4, 1], [2, 2, 2]], np.int32)
+        losses = ops.ctc_loss(logits, labels, np.array([6, 5, 3], np.int32), np.array([2, 3, 3], np.int32),
+                              reduction=reduction, zero_infinity=zero_infinity)  # fmt: skip
+        loss = ops.sum(ops.where(ops.isfinite(losses), losses, 0.0)) if reduction == "none" else losses
+    graph = b.build({"loss": loss})
+    source = gradient_source(ml.compile(graph, "torch"), graph, arrays_of(graph))
+    assert "ctc_grad(" in source
+    assert "for step" not in source
+
+
+def gradient_source(compiled, graph, arrays):
+    """Return the source of the gradients of a loss; compare them with those of the reference."""
+    arrays = {i.name: arrays[i.name] for i in graph.arguments}
+    params = {n: compiled.backend.array(a) for n, a in arrays.items()}
+    _, results = compiled.evaluate(params, {}, np.float32(1.0))
+    expected = evaluate(gradients(graph), {**arrays, "grad/loss": np.float32(1.0)})
+    for name, x in results.items():
+        np.testing.assert_allclose(compiled.backend.to_numpy(x), expected[f"grad/{name}"], atol=2e-6, err_msg=name)
+    return compiled.source

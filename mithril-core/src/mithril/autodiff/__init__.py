@@ -6,7 +6,7 @@ new results of the role ``gradient`` to the inputs. If a name is in use, as in g
 of that name is tried.
 """
 
-from mithril.autodiff import regions  # noqa: F401  (enters the gradients of control flow)
+from mithril.autodiff import derived, regions  # noqa: F401  (enter the gradients of control flow and of bodies)
 from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mithril.autodiff.reverse import differentiate
+from mithril.autodiff.reverse import Lowers, differentiate
 from mithril.base import GradientError, operation, unknown
 from mithril.ir import Graph, Input, Node, Output, Value, cotangent_name, result_name
 
 
-def gradients(graph: Graph, of: Iterable[str] | None = None, wrt: Iterable[str] | None = None) -> Graph:
+def gradients(
+    graph: Graph, of: Iterable[str] | None = None, wrt: Iterable[str] | None = None, lowers: Lowers | None = None
+) -> Graph:
     """Add gradients of the outputs ``of`` (default: all of a float dtype) for the inputs ``wrt``.
 
-    The default of ``wrt`` is all parameters of a float dtype.
+    The default of ``wrt`` is all parameters of a float dtype. ``lowers`` is that of the backend, for which gradients
+    with a kernel stay one operation.
     """
-    return _with_gradients(graph, _outputs(graph, of), _inputs(graph, wrt))
+    return _with_gradients(graph, _outputs(graph, of), _inputs(graph, wrt), lowers)
 
 
-def value_and_gradients(graph: Graph, loss: str | None = None, wrt: Iterable[str] | None = None) -> Graph:
+def value_and_gradients(
+    graph: Graph, loss: str | None = None, wrt: Iterable[str] | None = None, lowers: Lowers | None = None
+) -> Graph:
     """Add gradients of one scalar output whose cotangent is the constant 1."""
     scalars = [n for n, v in zip(graph.output_names, graph.outputs, strict=True) if v.dtype.is_float and v.shape == ()]
     if loss is None:
@@ -32,17 +37,18 @@ def value_and_gradients(graph: Graph, loss: str | None = None, wrt: Iterable[str
             f"the loss '{loss}' is {selected[loss].type}, not a scalar",
             hint="reduce it with sum(x) or mean(x), or give a cotangent: gradients(graph, of=[...])",
         )
-    result = _with_gradients(graph, selected, _inputs(graph, wrt))
+    result = _with_gradients(graph, selected, _inputs(graph, wrt), lowers)
     cotangent = result.arguments[-1]
     one = operation("constant")
     node = Node(one, (), one.complete({"value": 1.0, "dtype": cotangent.type.dtype}), (cotangent.value,))
     return result.replaced(inputs=tuple(i for i in result.inputs if i is not cotangent), nodes=(node, *result.nodes))
 
 
-def _with_gradients(graph: Graph, selected: dict[str, Value], targets: Sequence[Input]) -> Graph:
+def _with_gradients(graph: Graph, selected: dict[str, Value], targets: Sequence[Input], lowers: Lowers | None) -> Graph:
     used_names = {i.name for i in graph.inputs}
     names = [_unused_name(cotangent_name(name), used_names) for name in selected]
-    derivative = differentiate(graph, list(zip(names, selected.values(), strict=True)), [i.value for i in targets])
+    outputs = list(zip(names, selected.values(), strict=True))
+    derivative = differentiate(graph, outputs, [i.value for i in targets], lowers)
     output_names = dict(zip(derivative.cotangents, selected, strict=True))
     used_names = set(graph.output_names)
     gradient_results = [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mithril.base import GradientError, Guard, MithrilError, Shape, TensorType, collect_guards, operation
 from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Op, Value, broadcast, decompose, iterate, result_name
+from mithril.ops import BY_KERNEL
 
 BACKWARD = {"phase": "backward"}
+Lowers = Callable[[Node], bool]
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,11 @@ class Derivative:
     guards: tuple[Guard, ...]
 
 
-def differentiate(graph: Graph, of: Sequence[tuple[str, Value]], wrt: Sequence[Value]) -> Derivative:
-    """Differentiate outputs (each with the name of its cotangent) by inputs."""
-    expanded = decompose(graph, CompositePolicy(graph, [v for _, v in of], wrt))
+def differentiate(
+    graph: Graph, of: Sequence[tuple[str, Value]], wrt: Sequence[Value], lowers: Lowers | None = None
+) -> Derivative:
+    """Differentiate outputs (each with the name of its cotangent) by inputs; ``lowers`` is that of the backend."""
+    expanded = decompose(graph, CompositePolicy(graph, [v for _, v in of], wrt, lowers))
     outputs = dict(zip(graph.outputs, expanded.outputs, strict=True))
     return Reverse(expanded, [(name, outputs[v]) for name, v in of], wrt).run()
 
@@ -49,7 +53,10 @@ def _is_constant(op: Op) -> bool:
 class CompositePolicy:
     """Predicate of nodes that are not decomposed: all but differentiated composites without a gradient rule."""
 
-    def __init__(self, graph: Graph, outputs: Sequence[Value], wrt: Sequence[Value]) -> None:
+    def __init__(
+        self, graph: Graph, outputs: Sequence[Value], wrt: Sequence[Value], lowers: Lowers | None = None
+    ) -> None:
+        self.lowers = lowers
         active = differentiable_values(graph, wrt)
         way = {v for v in outputs if v in active}
         for node in reversed(graph.nodes):
@@ -59,9 +66,21 @@ class CompositePolicy:
 
     def __call__(self, node: Node) -> bool:
         op = node.op
-        if not op.composite or op.gradient is not None or op.gradient_reason:
+        has_rule = op.gradient is not None and (op not in BY_KERNEL or self._has_kernel(node))
+        if not op.composite or has_rule or op.gradient_reason:
             return True
         return bool(node.results) and all(v in self.aside for v in node.results)
+
+    def _has_kernel(self, node: Node) -> bool:
+        """Whether the backend lowers the operations of the gradient rule."""
+        gradient, lowers = node.op.gradient, self.lowers
+        if lowers is None or gradient is None:
+            return False
+        with Builder() as builder:
+            values = [None if v is None else builder.input(v.name, v.shape, v.dtype) for v in node.operands]
+            y = builder.input("y", node.result.shape, node.result.dtype)
+            gradient(y, y, *values, **node.attributes)
+        return all(lowers(n) for n in builder.nodes)
 
 
 class Reverse:

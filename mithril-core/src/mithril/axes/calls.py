@@ -43,7 +43,8 @@ def call_axes(
 ) -> OpAxes:
     """Return the axes of a call; undeclared ones follow from the body of a composite, else they are all "whole"."""
     cache = _CACHE.setdefault(op, {})
-    key = (tuple(types), tuple(attributes.values()), limits_of(types))
+    # of operations with regions the results do not follow from types and attributes
+    key = (tuple(types), tuple(attributes.values()), tuple(results or ()), limits_of(types))
     axes = cache.get(key)
     if axes is None:
         if len(cache) > CACHED_CALLS:

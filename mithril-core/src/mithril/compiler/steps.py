@@ -316,7 +316,8 @@ class Compiler:
             else:
                 # Fuse first: the gradient of a composite is better than that of its decomposition.
                 before = self.optimize(graph, only="fuse", then_gradients=True)[0]
-                graph = gradients(before, kind.of, wrt)
+                lowers = None if self.settings["backend_map"] else self.backend.lowers
+                graph = gradients(before, kind.of, wrt, lowers)
                 derivatives = graph.results[len(before.results) :]
                 self._stage("gradients", graph)
         graph, report = self.optimize(graph, then_gradients=native)

@@ -12,6 +12,7 @@ from mithril.ir import Op, binary, composite, op, unary
 from mithril.ops import (  # noqa: F401
     activations,
     alignment,
+    along_axis,
     attention_ops,
     basic,
     boxes,
@@ -45,6 +46,7 @@ from mithril.ops import (  # noqa: F401
 )
 from mithril.ops.control_flow import BOUNDED, PLACES, cond, if_op, scan, scan_op, while_loop, while_op
 from mithril.ops.creation import size_value
+from mithril.ops.derived_gradients import BY_KERNEL, BodyGradient
 from mithril.ops.draws import Draws
 from mithril.ops.elementwise import CENTRAL, TAIL
 from mithril.ops.nn import ACTIVATIONS
@@ -57,10 +59,12 @@ from mithril.ops.shape import spread
 __all__ = [
     "ACTIVATIONS",
     "BOUNDED",
+    "BY_KERNEL",
     "CENTRAL",
     "PLACES",
     "TAIL",
     "Body",
+    "BodyGradient",
     "Draws",
     "Op",
     "Region",

@@ -7,7 +7,9 @@ from typing import Any
 
 from mithril.ops.nn import ACTIVATIONS as ACTIVATIONS
 from mithril.ops.control_flow import BOUNDED as BOUNDED
+from mithril.ops.derived_gradients import BY_KERNEL as BY_KERNEL
 from mithril.ops.regions import Body as Body
+from mithril.ops.derived_gradients import BodyGradient as BodyGradient
 from mithril.ops.elementwise import CENTRAL as CENTRAL
 from mithril.ops.draws import Draws as Draws
 from mithril.ir import Op as Op
@@ -435,17 +437,26 @@ cross_entropy: _cross_entropy
 class _ctc_loss(Op):
     """Negative log likelihood of ``labels`` [batch, labels] for logits (or log probabilities) [batch, time, classes].
 
-    The lengths [batch] count the valid steps and labels of each row. "mean" divides the loss of each row by its number
-    of labels first. Labels without an alignment have an infinite loss, 0 with ``zero_infinity``, and no gradient.
+    The lengths [batch] count the valid steps and labels of each row; no valid label is ``blank``. "mean" divides the
+    loss of each row by its number of labels first. Labels without an alignment have an infinite loss, 0 with
+    ``zero_infinity``, and no gradient.
     """
     def __call__(self, logits: Any, labels: Any, logit_lengths: Any = None, label_lengths: Any = None, *, blank: int = 0, reduction: str = 'mean', zero_infinity: bool = False) -> Any: ...
 
 ctc_loss: _ctc_loss
 """Negative log likelihood of ``labels`` [batch, labels] for logits (or log probabilities) [batch, time, classes].
 
-The lengths [batch] count the valid steps and labels of each row. "mean" divides the loss of each row by its number
-of labels first. Labels without an alignment have an infinite loss, 0 with ``zero_infinity``, and no gradient.
+The lengths [batch] count the valid steps and labels of each row; no valid label is ``blank``. "mean" divides the
+loss of each row by its number of labels first. Labels without an alignment have an infinite loss, 0 with
+``zero_infinity``, and no gradient.
 """
+
+class _ctc_loss_grad(Op):
+    """Cotangent of the logits of ``ctc_loss`` for the cotangent ``g`` of its result."""
+    def __call__(self, g: Any, logits: Any, labels: Any, logit_lengths: Any = None, label_lengths: Any = None, *, blank: int = 0, reduction: str = 'mean', zero_infinity: bool = False) -> Any: ...
+
+ctc_loss_grad: _ctc_loss_grad
+"""Cotangent of the logits of ``ctc_loss`` for the cotangent ``g`` of its result."""
 
 class _cummax(Op):
     """Cumulative maximum along an axis, from the end with ``reverse``; nan is the largest."""
@@ -755,6 +766,13 @@ grid_sample: _grid_sample
 A position has one coordinate from -1 to 1 per spatial axis, the last axis first (x, y). Positions beyond the image
 read zeros, the border, or the reflected image ("reflection").
 """
+
+class _grid_sample_grad(Op):
+    """Cotangents of images and positions of ``grid_sample`` for the cotangent ``g`` of its result."""
+    def __call__(self, g: Any, x: Any, grid: Any, *, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Any: ...
+
+grid_sample_grad: _grid_sample_grad
+"""Cotangents of images and positions of ``grid_sample`` for the cotangent ``g`` of its result."""
 
 class _group_norm(Op):
     """(x - mean) / sqrt(var + eps) * scale + bias, with statistics per sample and group of channels."""
@@ -1702,11 +1720,17 @@ take: _take
 """Elements at integer positions along an axis, which the axes of ``indices`` replace."""
 
 class _take_along_axis(Op):
-    """Elements selected along an axis: ``result[i, j] = x[i, indices[i, j]]`` for the last of two axes."""
+    """Elements selected along an axis: ``result[i, j] = x[i, indices[i, j]]`` for the last of two axes.
+
+    The other axes broadcast.
+    """
     def __call__(self, x: Any, indices: Any, *, axis: int) -> Any: ...
 
 take_along_axis: _take_along_axis
-"""Elements selected along an axis: ``result[i, j] = x[i, indices[i, j]]`` for the last of two axes."""
+"""Elements selected along an axis: ``result[i, j] = x[i, indices[i, j]]`` for the last of two axes.
+
+The other axes broadcast.
+"""
 
 class _tan(Op):
     """Tangent."""

@@ -7,11 +7,12 @@ from typing import Any
 from mithril.base import ShapeError, assume, shape_text
 from mithril.ir import composite, exactly, ints, sample
 from mithril.ops.activations import log_softmax
+from mithril.ops.along_axis import take_along_axis
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import scan, stop_gradient
 from mithril.ops.creation import full, iota
+from mithril.ops.derived_gradients import BY_KERNEL, cotangents
 from mithril.ops.elementwise import equal, exp, less, log, logical_and, maximum, not_equal, where
-from mithril.ops.indexing import take_along_axis
 from mithril.ops.losses import reduced
 from mithril.ops.reduction import mean
 from mithril.ops.shape import concat, reshape, squeeze, stack, transpose, unsqueeze
@@ -46,8 +47,9 @@ def ctc_loss(
 ):
     """Negative log likelihood of ``labels`` [batch, labels] for logits (or log probabilities) [batch, time, classes].
 
-    The lengths [batch] count the valid steps and labels of each row. "mean" divides the loss of each row by its number
-    of labels first. Labels without an alignment have an infinite loss, 0 with ``zero_infinity``, and no gradient.
+    The lengths [batch] count the valid steps and labels of each row; no valid label is ``blank``. "mean" divides the
+    loss of each row by its number of labels first. Labels without an alignment have an infinite loss, 0 with
+    ``zero_infinity``, and no gradient.
     """
     _check(logits.shape, labels.shape, logit_lengths, label_lengths, blank)
     batch, count = labels.shape
@@ -85,6 +87,46 @@ def ctc_loss(
         loss = mean(loss / cast(maximum(lengths, 1), dtype=loss.dtype))
         return reduced(loss, "none", logits)
     return reduced(loss, reduction, logits)
+
+
+@composite(
+    promotes="float",
+    promoted=("g", "logits"),
+    tolerance=4.0,
+    samples=[
+        sample((), (2, 5, 4), ints((2, 2), 1, 3)),
+        sample((2,), (2, 4, 3), exactly(1, 1, 2, 2, dtype="int32", shape=(2, 2)), exactly(4, 3, dtype="int32"),
+               exactly(2, 1, dtype="int32"), reduction="none", label="lengths"),
+        sample((), (1, 3, 3), exactly(0, 1, dtype="int32", shape=(1, 2)), blank=2, reduction="sum", label="blank"),
+        sample((), (1, 2, 3), exactly(1, 1, dtype="int32", shape=(1, 2)), zero_infinity=True, label="impossible"),
+    ],
+    precision="full",
+)  # fmt: skip
+def ctc_loss_grad(
+    g,
+    logits,
+    labels,
+    logit_lengths=None,
+    label_lengths=None,
+    *,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+):
+    """Cotangent of the logits of ``ctc_loss`` for the cotangent ``g`` of its result."""
+
+    def loss(*operands: Any) -> Any:
+        return ctc_loss.reference(*operands, blank=blank, reduction=reduction, zero_infinity=zero_infinity)
+
+    return cotangents(loss, (0,), g, logits, labels, logit_lengths, label_lengths)[0]
+
+
+@ctc_loss.vjp
+def _(g, y, logits, labels, logit_lengths, label_lengths, **attributes):
+    return ctc_loss_grad(g, logits, labels, logit_lengths, label_lengths, **attributes), None, None, None
+
+
+BY_KERNEL.add(ctc_loss)
 
 
 def _check(logits: Any, labels: Any, logit_lengths: Any, label_lengths: Any, blank: int) -> None:
@@ -127,4 +169,4 @@ def _log_sum(*terms: Any) -> Any:
     return high + log(total)
 
 
-__all__ = ["ctc_loss"]
+__all__ = ["ctc_loss", "ctc_loss_grad"]

@@ -27,7 +27,7 @@ from mithril.base import (
 )
 from mithril.ir import Arr, Axis, composite, exactly, expect_equal, ints, op, sample
 from mithril.ops.creation import full, iota
-from mithril.ops.shape import concat, reshape, spread, stack, transpose, unsqueeze
+from mithril.ops.shape import concat, reshape, spread, transpose, unsqueeze
 
 Array = np.ndarray[Any, Any]
 
@@ -57,7 +57,7 @@ def _addable(dtypes: Sequence[DType | None], attributes: Mapping[str, Any]) -> D
     return dtype
 
 
-def _check_not_empty(x: Shape, axes: Sequence[int], positions: Shape) -> None:
+def check_not_empty(x: Shape, axes: Sequence[int], positions: Shape) -> None:
     """Raise ShapeError if positions index an empty axis."""
     if 0 in positions:
         return
@@ -97,7 +97,7 @@ def wide_positions(indices: Any) -> Any:
 
 # -- along one axis -----------------------------------------------------------------------------------------------
 def _take_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
-    _check_not_empty(x, (axis,), indices)
+    check_not_empty(x, (axis,), indices)
     return (*x[:axis], *indices, *x[axis + 1 :])
 
 
@@ -186,77 +186,6 @@ def scatter_add(x, indices, updates, *, axis: Axis = 0):
     return scatter_along(scatter_nd_add, x, indices, updates, axis)
 
 
-# -- along one axis, with separate positions for each element -----------------------------------------------------
-def _along_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
-    if len(x) != len(indices):
-        raise ShapeError(f"positions must have the rank {len(x)} of the operand, got rank {len(indices)}")
-    for k, (n, size) in enumerate(zip(x, indices, strict=True)):
-        if k != axis:
-            expect_equal(f"axis {k} of the operand and of the positions", n, size)
-    _check_not_empty(x, (axis,), indices)
-    return indices
-
-
-@op(
-    shape=_along_shape,
-    dtype=indexed(1),
-    samples=[
-        sample((3, 4), ints((3, 2), 0, 3), axis=1),
-        sample((3, 4), ints((5, 4), -3, 2), axis=0, label="longer"),
-        sample((2, 3), exactly(9, -9, -1, 0, dtype="int64", shape=(2, 2)), axis=-1, label="outside"),
-    ],
-    axes="*i t@axis *j, *i k@axis *j -> *i k@axis *j | t index indices",
-    moves=True,
-    linear="x",
-)
-def take_along_axis(x, indices, *, axis: Axis):
-    """Elements selected along an axis: ``result[i, j] = x[i, indices[i, j]]`` for the last of two axes."""
-    if indices.size == 0:
-        return np.empty(indices.shape, x.dtype)
-    return np.take_along_axis(x, positions_in(indices, x.shape[axis]), axis)
-
-
-@take_along_axis.vjp
-def _(g, y, x, indices, *, axis):
-    return scatter_add_along_axis(zeros_like(x), indices, g, axis=axis), None
-
-
-def scatter_each(function: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
-    _along_shape(x.shape, indices.shape, axis=axis)
-    expect_updates(updates.shape, indices.shape)
-    indices = wide_positions(indices)
-    places = [indices if k == axis else iota(shape=indices.shape, axis=k, dtype=indices.dtype) for k in range(x.ndim)]
-    return function(x, stack(*places, axis=-1), updates)
-
-
-@composite(
-    promotes="same",
-    promoted=("x", "updates"),
-    samples=[
-        sample((3, 4), ints((3, 2), 0, 3), (3, 2), axis=1),
-        sample((3, 2), ints((5, 2), -3, 2, "int64"), (5, 2), axis=0, label="repeated"),
-    ],
-    axes="*i t@axis *j, *i k@axis *j, *i k@axis *j -> *i t@axis *j | t index indices, k whole",
-)
-def scatter_along_axis(x, indices, updates, *, axis: Axis):
-    """``x`` with elements replaced: ``x[i, indices[i, j]] = updates[i, j]``; the last of repeated updates wins."""
-    return scatter_each(scatter_nd, x, indices, updates, axis)
-
-
-@composite(
-    promotes="same",
-    promoted=("x", "updates"),
-    samples=[
-        sample((3, 4), ints((3, 2), 0, 3), (3, 2), axis=1),
-        sample((3, 2), ints((5, 2), -3, 2, "int8"), (5, 2), axis=0, label="repeated"),
-    ],
-    axes="*i t@axis *j, *i k@axis *j, *i k@axis *j -> *i t@axis *j | t index indices, k sum into x",
-)
-def scatter_add_along_axis(x, indices, updates, *, axis: Axis):
-    """``x`` with updates added: ``x[i, indices[i, j]] += updates[i, j]``; repeated updates add up."""
-    return scatter_each(scatter_nd_add, x, indices, updates, axis)
-
-
 # -- several axes at once -----------------------------------------------------------------------------------------
 def _depth(x: Shape, indices: Shape, batch: int) -> int:
     """Return the number of axes that ``indices`` addresses: the size of its last axis."""
@@ -278,7 +207,7 @@ def _gather_shape(x: Shape, indices: Shape, *, batch_dims: int) -> Shape:
     depth = _depth(x, indices, batch_dims)
     for k in range(batch_dims):
         expect_equal(f"batch axis {k} of the operand and of the positions", x[k], indices[k])
-    _check_not_empty(x, range(batch_dims, batch_dims + depth), indices[:-1])
+    check_not_empty(x, range(batch_dims, batch_dims + depth), indices[:-1])
     return (*indices[:-1], *x[batch_dims + depth :])
 
 
@@ -328,7 +257,7 @@ def _(g, y, x, indices, *, batch_dims):
 
 def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
     depth = _depth(x, indices, 0)
-    _check_not_empty(x, range(depth), indices[:-1])
+    check_not_empty(x, range(depth), indices[:-1])
     expect_updates(updates, (*indices[:-1], *x[depth:]))
     return x
 
@@ -436,19 +365,16 @@ def one_hot(x, *, depth: int, dtype: DType = float32):
 
 
 __all__ = [
+    "check_not_empty",
     "expect_updates",
     "gather_nd",
     "one_hot",
     "positions_in",
     "scatter",
     "scatter_add",
-    "scatter_add_along_axis",
     "scatter_along",
-    "scatter_along_axis",
-    "scatter_each",
     "scatter_nd",
     "scatter_nd_add",
     "take",
-    "take_along_axis",
     "take_in_rows",
 ]

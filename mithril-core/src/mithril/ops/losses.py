@@ -8,6 +8,7 @@ from typing import Any
 from mithril.base import OperationError, ShapeError, assume, product, shape_text, unknown
 from mithril.ir import Arr, Axis, composite, exactly, expect_paired, ints, positive, sample
 from mithril.ops.activations import log_softmax, softplus
+from mithril.ops.along_axis import take_along_axis
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import stop_gradient
 from mithril.ops.creation import iota
@@ -24,7 +25,7 @@ from mithril.ops.elementwise import (
     sqrt,
     where,
 )
-from mithril.ops.indexing import take, take_along_axis
+from mithril.ops.indexing import take
 from mithril.ops.reduction import mean, size_as_divisor, sum
 from mithril.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
 from mithril.ops.upcast import downcast, dtype_of, upcast

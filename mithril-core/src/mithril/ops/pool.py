@@ -26,9 +26,10 @@ from mithril.base import (
     shape_text,
 )
 from mithril.ir import Ints, Pairs, always, composite, exactly, floating, numeric, op, sample
+from mithril.ops.along_axis import scatter_add_along_axis
 from mithril.ops.convolution import per_axis, tap_slices, unpad, windows, windows_fit
 from mithril.ops.creation import full
-from mithril.ops.indexing import scatter_add_along_axis, take
+from mithril.ops.indexing import take
 from mithril.ops.shape import reshape, transpose
 from mithril.ops.upcast import to_float32
 

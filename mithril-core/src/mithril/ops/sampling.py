@@ -11,9 +11,11 @@ import numpy as np
 
 from mithril.base import OperationError, Shape, ShapeError, Size, assume, product, shape_text, unknown
 from mithril.ir import composite, exactly, sample
+from mithril.ops.along_axis import take_along_axis
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import stop_gradient
 from mithril.ops.creation import full, size_value
+from mithril.ops.derived_gradients import BY_KERNEL, cotangents
 from mithril.ops.elementwise import (
     abs as abs_,
     clip,
@@ -38,6 +40,8 @@ PADDINGS = ("zeros", "border", "reflection")
 THETA = exactly(*(0.9, 0.2, 0.1, -0.1, 1.1, -0.2), shape=(1, 2, 3))
 INSIDE = exactly(*(-0.83, -0.41, 0.12, 0.37, 0.55, -0.7, 0.91, 0.23, -0.2, 0.61, 0.47, 0.09), shape=(1, 2, 3, 2))
 BEYOND = exactly(*(-1.43, -0.41, 0.12, 1.57, 2.15, -0.7, 0.91, 1.23), shape=(1, 2, 2, 2))
+
+SOLID = exactly(*(-0.4, 0.3, 0.2, 0.6, -0.7, 1.3), shape=(1, 1, 1, 2, 3))
 
 
 # -- grids --------------------------------------------------------------------------------------------------------
@@ -85,7 +89,7 @@ def _unit_positions(n: int, align_corners: bool) -> np.ndarray[Any, Any]:
         sample((1, 1, 3, 3), BEYOND, padding_mode="reflection", align_corners=True, label="reflection"),
         sample((1, 2, 4, 4), INSIDE, mode="bicubic", label="bicubic"),
         sample((1, 1, 3, 3), BEYOND, mode="nearest", label="nearest", gradient=False),
-        sample((1, 1, 2, 3, 2), exactly(*(-0.4, 0.3, 0.2, 0.6, -0.7, 1.3), shape=(1, 1, 1, 2, 3)), label="3d"),
+        sample((1, 1, 2, 3, 2), SOLID, label="3d"),
     ],
     precision="full",
 )  # fmt: skip
@@ -95,29 +99,66 @@ def grid_sample(x, grid, *, mode: str = "bilinear", padding_mode: str = "zeros",
     A position has one coordinate from -1 to 1 per spatial axis, the last axis first (x, y). Positions beyond the image
     read zeros, the border, or the reflected image ("reflection").
     """
-    for kind, value, accepted in (("mode", mode, MODES), ("padding_mode", padding_mode, PADDINGS)):
-        if value not in accepted:
-            message, facts, hint = unknown(f"{kind} of grid_sample", value, accepted)
-            raise OperationError(message, facts=facts, hint=hint)
+    _check_grid(x.shape, grid.shape, mode, padding_mode)
+    pixels = reshape(upcast(x), shape=(x.shape[0], x.shape[1], product(x.shape[2:])))
+
+    def read(point: list[Any], weight: Any) -> Any:
+        number: Any = None
+        for p, n in zip(point, x.shape[2:], strict=True):
+            step = cast(p, dtype="int32")
+            size = n if isinstance(n, int) else size_value(value=n)
+            number = step if number is None else number * size + step
+        return take_along_axis(pixels, unsqueeze(number, axis=(1,)), axis=2) * unsqueeze(weight, axis=(1,))
+
+    y = _sampled(x, grid, read, mode, padding_mode, align_corners)
+    return downcast(reshape(y, shape=(x.shape[0], x.shape[1], *grid.shape[1:-1])), x)
+
+
+@composite(
+    promotes="float",
+    tolerance=4.0,
+    results=("x_grad", "grid_grad"),
+    samples=[
+        sample((1, 2, 2, 3), (1, 2, 4, 5), INSIDE),
+        sample((1, 2, 2, 2), (1, 2, 3, 3), BEYOND, padding_mode="border", label="border"),
+        sample((1, 1, 2, 2), (1, 1, 3, 3), BEYOND, padding_mode="reflection", align_corners=True, label="reflection"),
+        sample((1, 2, 2, 3), (1, 2, 4, 4), INSIDE, mode="bicubic", label="bicubic"),
+        sample((1, 1, 2, 2), (1, 1, 3, 3), BEYOND, mode="nearest", label="nearest", gradient=False),
+        sample((1, 1, 1, 1, 2), (1, 1, 2, 3, 2), SOLID, label="3d"),
+    ],
+    precision="full",
+)  # fmt: skip
+def grid_sample_grad(g, x, grid, *, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False):
+    """Cotangents of images and positions of ``grid_sample`` for the cotangent ``g`` of its result."""
+
+    def images(x: Any, grid: Any) -> Any:
+        return grid_sample.reference(x, grid, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
+
+    return cotangents(images, (0, 1), g, x, grid)
+
+
+@grid_sample.vjp
+def _(g, y, x, grid, **attributes):
+    return grid_sample_grad(g, x, grid, **attributes)
+
+
+BY_KERNEL.add(grid_sample)
+
+
+def _sampled(x: Any, grid: Any, read: Callable[..., Any], mode: str, padding_mode: str, align_corners: bool) -> Any:
+    """Return the elements at the positions of a grid, as ``read`` returns them."""
     sizes = [_extent(n, grid) for n in _checked_sizes("grid_sample", x)]
-    _check_grid(x.shape, grid.shape)
     rank, places = len(sizes), product(grid.shape[1:-1])
     positions = reshape(upcast(grid), shape=(grid.shape[0], places, rank))
     axes = [reshape(narrow(positions, 2, rank - 1 - k, rank - k), shape=(grid.shape[0], places)) for k in range(rank)]
     axes = [_in_pixels(p, n, align_corners) for p, n in zip(axes, sizes, strict=True)]
     if mode != "bicubic":
         axes = [_padded(p, n, padding_mode, align_corners) for p, n in zip(axes, sizes, strict=True)]
-    pixels = transpose(upcast(x), perm=(0, *range(2, rank + 2), 1))
-
-    def read(point: list[Any]) -> Any:
-        return gather_nd(pixels, cast(stack(*point, axis=2), dtype="int32"), batch_dims=1)
 
     def place(p: Any, n: Any) -> Any:  # only bicubic sampling needs padding of each element
         return _padded(p, n, padding_mode, align_corners) if mode == "bicubic" else p
 
-    y = _interpolated(axes, sizes, read, place, mode)
-    y = transpose(y, perm=(0, 2, 1))
-    return downcast(reshape(y, shape=(x.shape[0], x.shape[1], *grid.shape[1:-1])), x)
+    return _interpolated(axes, sizes, read, place, mode)
 
 
 def _checked_sizes(op: str, x: Any) -> list[Size]:
@@ -137,7 +178,11 @@ def _in_image(p: Any, n: Any) -> Any:
     return clip(p, low=0.0, high=n - 1.0) if isinstance(n, int) else minimum(maximum(p, 0.0), n - 1.0)
 
 
-def _check_grid(x: Any, grid: Any) -> None:
+def _check_grid(x: Any, grid: Any, mode: str, padding_mode: str) -> None:
+    for kind, value, accepted in (("mode", mode, MODES), ("padding_mode", padding_mode, PADDINGS)):
+        if value not in accepted:
+            message, facts, hint = unknown(f"{kind} of grid_sample", value, accepted)
+            raise OperationError(message, facts=facts, hint=hint)
     rank = len(x) - 2
     if len(grid) < 2 or grid[-1] != rank:
         raise ShapeError(
@@ -168,7 +213,10 @@ def _padded(p: Any, n: Any, padding_mode: str, align_corners: bool) -> Any:
 def _interpolated(
     axes: list[Any], sizes: list[Any], read: Callable[..., Any], place: Callable[..., Any], mode: str
 ) -> Any:
-    """Sum over the neighbors of each position: elements times the product of their weights along the axes."""
+    """Sum over the neighbors of each position: elements times the product of their weights along the axes.
+
+    ``read`` returns the elements at positions, one per axis, times the weights.
+    """
     neighbors = [[(place(q, n), w) for q, w in _neighbors(p, mode)] for p, n in zip(axes, sizes, strict=True)]
     total: Any = None
     for corner in combinations(*neighbors):
@@ -179,7 +227,7 @@ def _interpolated(
             w = where(in_image, w, 0.0)
             weight = w if weight is None else weight * w
             point.append(_in_image(q, n))
-        term = read(point) * unsqueeze(weight, axis=(-1,))
+        term = read(point, weight)
         total = term if total is None else total + term
     return total
 
@@ -251,8 +299,9 @@ def roi_align(x, boxes, image, *, size: Shape, scale: float = 1.0, samples: int 
     numbers = unsqueeze(cast(image, dtype="float32"), axis=(1, 2)) + full(shape=shape, value=0.0)
     pixels = transpose(upcast(x), perm=(0, 2, 3, 1))
 
-    def read(point: list[Any]) -> Any:
-        return gather_nd(pixels, cast(stack(numbers, *point, axis=3), dtype="int32"))
+    def read(point: list[Any], weight: Any) -> Any:
+        elements = gather_nd(pixels, cast(stack(numbers, *point, axis=3), dtype="int32"))
+        return elements * unsqueeze(weight, axis=(-1,))
 
     y = _interpolated(axes, extents, read, lambda p, _: p, "bilinear")
     y = where(unsqueeze(in_image, axis=(3,)), y, 0.0)
@@ -260,4 +309,4 @@ def roi_align(x, boxes, image, *, size: Shape, scale: float = 1.0, samples: int 
     return downcast(transpose(mean(y, axis=(2, 4)), perm=(0, 3, 1, 2)), x)
 
 
-__all__ = ["affine_grid", "grid_sample", "roi_align"]
+__all__ = ["affine_grid", "grid_sample", "grid_sample_grad", "roi_align"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from mithril.base import OperationError, ShapeError, Size, product, unknown
 from mithril.ir import Axis, composite, exactly, ints, sample
+from mithril.ops.along_axis import scatter_each, take_along_axis
 from mithril.ops.basic import cast
 from mithril.ops.creation import full, iota, size_value
 from mithril.ops.elementwise import equal, less, maximum, minimum, where
@@ -14,11 +15,9 @@ from mithril.ops.indexing import (
     expect_updates,
     gather_nd,
     scatter_along,
-    scatter_each,
     scatter_nd,
     scatter_nd_add,
     take,
-    take_along_axis,
     wide_positions,
 )
 from mithril.ops.shape import concat, reshape, unsqueeze

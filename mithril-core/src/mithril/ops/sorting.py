@@ -9,7 +9,7 @@ import numpy as np
 
 from mithril.base import ShapeError, Size, TensorType, at_most, dtype as as_dtype, int32, product
 from mithril.ir import Axis, always, composite, exactly, ints, like, op, same_shape, sample
-from mithril.ops.indexing import take_along_axis
+from mithril.ops.along_axis import take_along_axis
 from mithril.ops.slicing import narrow
 
 

@@ -290,6 +290,20 @@ def counter(key, count):
     return (numbers >> np.uint64(32)).astype(np.uint32), numbers.astype(np.uint32)
 
 
+def take_along(x, indices, axis):
+    """Return elements at one position each along an axis; those of axes that share positions are copied together."""
+    shared = [k for k, n in enumerate(x.shape) if k != axis and n != 1 and indices.shape[k] == 1]
+    if not shared:
+        return np.take_along_axis(x, indices, axis)
+    lead = [k for k in range(x.ndim) if k not in shared]
+    places = []
+    for j, k in enumerate(lead):
+        line = np.arange(x.shape[k]).reshape([-1 if i == j else 1 for i in range(len(lead))])
+        places.append(indices.reshape([indices.shape[k] for k in lead]) if k == axis else line)
+    rows = x.transpose(*lead, *shared)[tuple(places)]
+    return rows.transpose(np.argsort([*lead, *shared]))
+
+
 WORDS = {
     "as_words": "{0}",
     "astype": "{0}.astype({1}, copy=False)",
@@ -307,7 +321,6 @@ WORDS = {
     "saturated": "np.minimum(np.maximum({0}, {1}), {2})",
     "size": "{0}.size",
     "stable_argsort": 'np.argsort({0}, {1}, kind="stable")',
-    "take_along": "np.take_along_axis",
     "to_word": "np.asarray({0}).astype(np.int64).astype(np.uint32).reshape(1)",
     "typed": "{1}.dtype.type({0})",
     "word": "np.uint32({0})",
@@ -317,5 +330,5 @@ WORDS = {
 dialect = Dialect(
     "np",
     WORDS,
-    [add_at, bordered, counter, dynamic_update_slice, float_key, index, lowest, pow_int, put, raise_part],
+    [add_at, bordered, counter, dynamic_update_slice, float_key, index, lowest, pow_int, put, raise_part, take_along],
 )

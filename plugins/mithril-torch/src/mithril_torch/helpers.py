@@ -239,13 +239,20 @@ def causal_mask(mask, n, m, like):
     return mask & allowed if mask.dtype == torch.bool else torch.where(allowed, mask.to(like.dtype), float("-inf"))
 
 
+def alignments(logits, labels, steps, counts, blank, dtype):
+    """Return log probabilities, integer labels, lengths, and PyTorch's loss of each row with its log alphas."""
+    p = torch.log_softmax(logits.to(dtype), -1)
+    rows = torch.ones(labels.shape[0], dtype=torch.int64, device=labels.device)
+    steps = rows * p.shape[1] if steps is None else steps.to(torch.int64).clamp(max=p.shape[1])
+    counts = rows * labels.shape[1] if counts is None else counts.to(torch.int64).clamp(min=0, max=labels.shape[1])
+    operands = p.transpose(0, 1), labels.to(torch.int64), steps.cpu(), counts.cpu()
+    return p, counts, operands, torch._ctc_loss(*operands, blank, True)
+
+
+@needs(alignments)
 def ctc(logits, labels, steps, counts, blank, reduction, zero_infinity, dtype):
     """Return the loss of each row or their mean or sum; rows without an alignment are infinite, without a gradient."""
-    p = torch.log_softmax(logits.to(dtype), -1).transpose(0, 1)
-    rows = torch.ones(labels.shape[0], dtype=torch.int64, device=labels.device)
-    steps = rows * p.shape[0] if steps is None else steps.to(torch.int64).clamp(max=p.shape[0])
-    counts = rows * labels.shape[1] if counts is None else counts.to(torch.int64).clamp(min=0, max=labels.shape[1])
-    losses = torch._ctc_loss(p, labels.to(torch.int64), steps.cpu(), counts.cpu(), blank, True)[0]
+    _, counts, _, (losses, _) = alignments(logits, labels, steps, counts, blank, dtype)
     losses = torch.where(torch.isinf(losses), 0.0 if zero_infinity else float("inf"), losses)
     if reduction == "mean":
         losses = (losses / counts.clamp(min=1)).mean()
@@ -254,10 +261,29 @@ def ctc(logits, labels, steps, counts, blank, reduction, zero_infinity, dtype):
     return losses.to(logits.dtype)
 
 
+@needs(alignments)
+def ctc_grad(g, logits, labels, steps, counts, blank, reduction, zero_infinity, dtype):
+    """Return the cotangent of the logits of ``ctc``; it is 0 for rows without an alignment."""
+    p, counts, operands, (losses, alphas) = alignments(logits, labels, steps, counts, blank, dtype)
+    rows = g.to(dtype).expand(losses.shape)
+    if reduction == "mean":
+        rows = rows / (counts.clamp(min=1) * max(len(losses), 1))
+    gp = torch.ops.aten._ctc_loss_backward(rows, *operands, losses, alphas, blank, True)
+    return torch.ops.aten._log_softmax_backward_data(gp.transpose(0, 1), p, -1, dtype).to(logits.dtype)
+
+
 def sampled(x, grid, mode, padding_mode, align_corners, dtype):
     """Return the elements of images at positions from -1 to 1."""
     y = F.grid_sample(x.to(dtype), grid.to(dtype), mode, padding_mode, align_corners)
     return y.to(x.dtype)
+
+
+def sampled_grads(g, x, grid, mode, padding_mode, align_corners, dtype):
+    """Return the cotangents of the images and positions of ``sampled``."""
+    kernel = (torch.ops.aten.grid_sampler_2d_backward, torch.ops.aten.grid_sampler_3d_backward)[x.ndim - 4]
+    modes = ("bilinear", "nearest", "bicubic").index(mode), ("zeros", "border", "reflection").index(padding_mode)
+    gx, ggrid = kernel(g.to(dtype), x.to(dtype), grid.to(dtype), *modes, align_corners, [True, True])
+    return gx.to(x.dtype), ggrid.to(grid.dtype)
 
 
 # -- indexing -----------------------------------------------------------------------------------------------------

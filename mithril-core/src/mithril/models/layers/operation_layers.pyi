@@ -442,8 +442,9 @@ class GaussianNLLLoss(OperationLayer):
 class CTCLoss(OperationLayer):
     """Negative log likelihood of ``labels`` [batch, labels] for logits (or log probabilities) [batch, time, classes].
 
-    The lengths [batch] count the valid steps and labels of each row. "mean" divides the loss of each row by its number
-    of labels first. Labels without an alignment have an infinite loss, 0 with ``zero_infinity``, and no gradient.
+    The lengths [batch] count the valid steps and labels of each row; no valid label is ``blank``. "mean" divides the
+    loss of each row by its number of labels first. Labels without an alignment have an infinite loss, 0 with
+    ``zero_infinity``, and no gradient.
     """
     def __init__(self, blank: int = 0, reduction: str = 'mean', zero_infinity: bool = False, *, logit_lengths: Any = None, label_lengths: Any = None, in_place: bool = False, name: str | None = None) -> None: ...
 

@@ -315,6 +315,12 @@ def _take(w, node, x, indices):
 
 @row("take_along_axis", reads=("axis",))
 def _take_along_axis(w, node, x, indices):
+    axis, full_shape = node.attributes["axis"], node.result.shape
+    for k, value in enumerate(node.operands):  # the standard does not broadcast them
+        shape = tuple(n if j == axis else full_shape[j] for j, n in enumerate(value.shape))
+        if shape != value.shape:
+            expanded = w.node("Expand", indices if k else x, w.shape(shape))
+            x, indices = (x, expanded) if k else (expanded, indices)
     return w.node("GatherElements", x, _index(w, node, indices), axis=node.attributes["axis"])
 
 

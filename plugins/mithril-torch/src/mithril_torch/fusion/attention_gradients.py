@@ -14,7 +14,7 @@ from mithril import ops
 from mithril.autodiff import live_nodes
 from mithril.backend import Call, Lowerings
 from mithril.base import Dim, TensorType
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Node, Op, Value
 from mithril_torch.fusion.subgraph_fusion import backend_op
 
 DTYPES = ("float32", "float64")
@@ -76,7 +76,7 @@ class _Reader:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
 
-    def operands(self, value: Value | None, op: Any, **attributes: Any) -> tuple[Any, ...]:
+    def operands(self, value: Value | None, op: Op, **attributes: Any) -> tuple[Any, ...]:
         """Return the operands of the producer of a value, or a tuple of None."""
         node = self.graph.producers.get(value) if value is not None else None
         if node is None or node.op is not op or any(node.attributes[n] != x for n, x in attributes.items()):
@@ -89,7 +89,7 @@ class _Reader:
         node = self.graph.producers.get(constant) if constant is not None else None
         return (x, node.attributes["value"]) if node is not None and node.is_constant else (None, None)
 
-    def user(self, value: Value, op: Any, *operands: Any, **attributes: Any) -> Node | None:
+    def user(self, value: Value, op: Op, *operands: Any, **attributes: Any) -> Node | None:
         """Return the first user that applies ``op`` to the operands."""
         for node in self.graph.users.get(value, ()):
             has_attributes = node.op is op and all(node.attributes[n] == x for n, x in attributes.items())

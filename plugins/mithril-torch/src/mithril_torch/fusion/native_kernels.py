@@ -184,9 +184,17 @@ def _ctc_loss(call: Call) -> str:
     return f"{call.helper(helpers.ctc)}({operands}, {settings}, {_computed(call)})"
 
 
+@table.function("ctc_loss_grad", when=is_float)
+def _ctc_loss_grad(call: Call) -> str:
+    operands = _operands(call, "g", "logits", "labels", "logit_lengths", "label_lengths")
+    settings = f'{call.blank}, "{call.reduction}", {call.zero_infinity}'
+    return f"{call.helper(helpers.ctc_grad)}({operands}, {settings}, {_computed(call)})"
+
+
 def _has_sampler(node: Node) -> bool:
     """Whether PyTorch samples such images: in two or three dimensions, bicubic in two."""
-    rank = node.operands[1].type.rank if node.operands[1] is not None else 0
+    grid = node.operands[-1]
+    rank = grid.type.rank if grid is not None else 0
     return is_float(node) and (rank == 4 or (rank == 5 and node.attributes["mode"] != "bicubic"))
 
 
@@ -194,6 +202,12 @@ def _has_sampler(node: Node) -> bool:
 def _grid_sample(call: Call) -> str:
     settings = f'"{call.mode}", "{call.padding_mode}", {call.align_corners}'
     return f"{call.helper(helpers.sampled)}({_operands(call, 'x', 'grid')}, {settings}, {_computed(call)})"
+
+
+@table.function("grid_sample_grad", when=_has_sampler)
+def _grid_sample_grad(call: Call) -> str:
+    settings = f'"{call.mode}", "{call.padding_mode}", {call.align_corners}'
+    return f"{call.helper(helpers.sampled_grads)}({_operands(call, 'g', 'x', 'grid')}, {settings}, {_computed(call)})"
 
 
 def _computed(call: Call) -> str:

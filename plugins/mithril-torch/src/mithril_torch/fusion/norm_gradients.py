@@ -13,7 +13,7 @@ from mithril import ops
 from mithril.autodiff import live_nodes
 from mithril.backend import Call, Lowerings
 from mithril.base import TensorType
-from mithril.ir import Graph, Node, Value
+from mithril.ir import Graph, Node, Op, Value
 from mithril_torch.fusion.batch_statistics import batch_norm_for_state
 from mithril_torch.fusion.subgraph_fusion import backend_op, batch_norm_grad, layer_norm_grad
 
@@ -163,7 +163,7 @@ def _with_statistics(
 def _epsilon(graph: Graph, x: Value, mean: Value, spread: Value, axes: tuple[int, ...]) -> float | None:
     """Return eps if the values are the mean of x and rsqrt(variance + eps), else None."""
 
-    def operand_of(value: Value | None, op: Any) -> Any:
+    def operand_of(value: Value | None, op: Op) -> Any:
         node = graph.producers.get(value) if value is not None else None
         if node is None or node.op is not op:
             return None

@@ -317,7 +317,12 @@ class Engine(CarriedArrays):
 
     def differentiated(self, forward: Graph) -> Graph:
         """Return the graph of the forward and backward part, before the passes."""
-        return with_gradients(self._fused(forward), self.recipe, self.trained, value_and_gradients)
+        return with_gradients(self._fused(forward), self.recipe, self.trained, self._with_gradients)
+
+    def _with_gradients(self, graph: Graph, loss: str, names: Iterable[str]) -> Graph:
+        lowers = None if self.compiler.settings["backend_map"] else self.backend.lowers
+        differentiated: Graph = value_and_gradients(graph, loss, names, lowers)
+        return differentiated
 
     def _fused(self, forward: Graph) -> Graph:
         """Fuse a forward pass first: the gradient of a composite is better than that of its decomposition."""
@@ -327,7 +332,7 @@ class Engine(CarriedArrays):
         """Return the optimized graph of a forward pass and its gradients, which the backend or the graph computes."""
         fused = self._fused(forward)
         if not self.backend.differentiates(BuildOptions(self.compiler.settings)):
-            return self._passes(with_gradients(fused, *arguments, value_and_gradients), first=True)
+            return self._passes(with_gradients(fused, *arguments, self._with_gradients), first=True)
 
         def by_framework(graph: Graph, loss: str, names: Iterable[str]) -> Graph:
             optimized = self._passes(graph, first=True)

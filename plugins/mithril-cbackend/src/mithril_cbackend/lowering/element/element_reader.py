@@ -405,9 +405,15 @@ def _take(reader: Reader, node: Node, index: Index) -> t.Expr:
 
 @rule(ops.take_along_axis)
 def _take_along_axis(reader: Reader, node: Node, index: Index) -> t.Expr:
-    x, axis = operand(node), node.attributes["axis"]
-    position = _position_of(reader, node, index)
-    return reader.at(x, (*index[:axis], position, *index[axis + 1 :]))
+    x, indices, axis = operand(node), operand(node, 1), node.attributes["axis"]
+
+    def broadcast(value: Value) -> list[Any]:
+        sizes = zip(index, shape_of(value), shape_of(node.result), strict=True)
+        return [0 if k != axis and n == 1 != full else i for k, (i, n, full) in enumerate(sizes)]
+
+    first = broadcast(x)
+    position = _position_of(reader, node, tuple(broadcast(indices)))
+    return reader.at(x, (*first[:axis], position, *first[axis + 1 :]))
 
 
 @rule(ops.gather_nd)
