@@ -184,3 +184,12 @@ def test_decomposition_is_idempotent():
     once = decompose(graph, primitives)
     assert decompose(once, primitives) is once
     assert not structurally_equal(once, graph)
+
+
+def test_an_absent_operand_in_the_middle():
+    graph = graph_of(lambda x: ops.layer_norm(x, None, np.arange(3, dtype=np.float32)))
+    lowered = decompose(graph, primitives)
+    verify(lowered)
+    centered = X - X.mean(-1, keepdims=True)
+    expected = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) + np.arange(3)
+    np.testing.assert_allclose(evaluate(lowered, {"x": X})["y"], expected, rtol=1e-5)

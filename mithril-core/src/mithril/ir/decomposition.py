@@ -92,7 +92,7 @@ def _expand(node: Node, builder: Builder, pending: list[Node], replaced: dict[Va
     stage = Builder(body.name)
     stage._used = builder._used
     stage.origin, stage.tags = node.origin, node.tags
-    values = stage.inline(body, node.operands)
+    values = stage.inline(body, [v for v in node.operands if v is not None])
     builder.inputs += stage.inputs
     builder.guards.update(stage.guards)
     nodes = stage.nodes

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, OperationError, Shape, ShapeError, bfloat16, float16, float32, float64, uint32
+from mithril.base import DType, OperationError, Shape, ShapeError, bfloat16, float16, float32, float64, int32, uint32
 from mithril.ir import composite, exactly, expect_rank, op, sample
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import scan
-from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, shift_right, sqrt, where
+from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, mod, shift_right, sqrt, where
 from mithril.ops.shape import spread
 
 Array = np.ndarray[Any, Any]
@@ -215,5 +215,19 @@ def bernoulli(key, *, shape: Shape, p: float):
     return less(uniform(key, shape=shape), p)
 
 
-for _op in (uniform, normal, bernoulli):
+@composite(
+    samples=[
+        sample(KEY, shape=(64,), low=-3, high=4, dtypes=False),
+        sample(OTHER_KEY, shape=(2, 3), high=2**31, label="largest", dtypes=False),
+    ]
+)
+def randint(key, *, shape: Shape, low: int = 0, high: int):
+    """Uniform int32 numbers in [low, high), as remainders of 32-bit words."""
+    if not -(2**31) <= low < high <= 2**31 or high - low > 2**31:
+        raise OperationError(f"randint: [{low}, {high}) is not a range of int32", facts=["accepted: low < high"])
+    remainder = mod(random_bits(key, shape=shape), np.full((), high - low, np.uint32))
+    return cast(remainder, dtype=int32) + np.full((), low, np.int32)
+
+
+for _op in (uniform, normal, bernoulli, randint):
     _op.no_vjp(NO_GRADIENT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from mithril import ops
@@ -74,15 +75,30 @@ def activation_layer(name: str) -> Layer:
 
 
 class MLP(Layer):
-    """Linear layers with activations between them: ``MLP([256, 64, 10], activation="relu")``."""
+    """Linear layers with activations between them: ``MLP([256, 64, 10], activation="relu")``.
 
-    def __init__(self, sizes: Sequence[int | None], activation: str = "relu", bias: bool = True) -> None:
+    A list of activations has one for each layer, or for each but the last.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int | None], activation: str | Sequence[str] = "relu", bias: bool = True
+    ) -> None:
         if not sizes:
             raise ModelError("MLP needs at least one size")
         self.layers = [Linear(size, bias=bias) for size in sizes]
-        self.activation = activation_layer(activation)
+        between = len(sizes) - 1
+        if not isinstance(activation, str) and len(activation) not in (between, between + 1):
+            raise ModelError(
+                f"MLP of {len(sizes)} sizes has {len(activation)} activations",
+                facts=[f"accepted: a name, or a list of {between} or {between + 1}"],
+            )
+        self.activation = (
+            activation_layer(activation) if isinstance(activation, str) else [*map(activation_layer, activation)]
+        )
 
     def build(self, x: Value) -> Any:
-        for layer in self.layers[:-1]:
-            x = self.activation(layer(x))
-        return self.layers[-1](x)
+        between = len(self.layers) - 1
+        follow = self.activation if isinstance(self.activation, list) else [self.activation] * between
+        for layer, activation in zip_longest(self.layers, follow):
+            x = layer(x) if activation is None else activation(layer(x))
+        return x

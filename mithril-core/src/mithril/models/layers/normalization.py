@@ -79,13 +79,23 @@ class BatchNorm3d(_BatchNorm):
 
 
 class LayerNorm(Layer):
-    """Layer norm over the last axes: ``LayerNorm(64)`` one, ``LayerNorm([8, 64])`` two, ``LayerNorm()`` of any size."""
+    """Layer norm over the last axes: ``LayerNorm(64)`` one, ``LayerNorm([8, 64])`` two, ``LayerNorm()`` of any size.
+
+    ``scale`` and ``bias`` select its parameters; ``affine=False`` leaves out both.
+    """
 
     weights = ("weight", "bias")
 
     def __init__(
-        self, shape: int | Sequence[int] | None = None, *, eps: float = 1e-5, affine: bool = True, bias: bool = True
+        self,
+        shape: int | Sequence[int] | None = None,
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        bias: bool = True,
+        scale: bool = True,
     ) -> None:
+        self.scale = scale
         self.shape = (shape,) if isinstance(shape, int) else None if shape is None else tuple(shape)
         self.eps = eps
         self.affine = affine
@@ -96,7 +106,7 @@ class LayerNorm(Layer):
         axes = tuple(range(-count, 0))
         expected: Sequence[int | None] = (None,) if self.shape is None else self.shape
         shape = tuple(expect_size(x, axis, size, "features") for axis, size in zip(axes, expected, strict=True))
-        scale = self.param("weight", shape, "ones") if self.affine else None
+        scale = self.param("weight", shape, "ones") if self.affine and self.scale else None
         bias = self.param("bias", shape, "zeros") if self.affine and self.bias else None
         return ops.layer_norm(x, scale, bias, axes=axes, eps=self.eps)
 

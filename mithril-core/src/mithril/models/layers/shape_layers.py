@@ -32,14 +32,17 @@ class Dropout(Layer):
 
 
 class Flatten(Layer):
-    """Axes from ``start`` on merged into one: [N, C, H, W] to [N, C*H*W]."""
+    """Axes ``start`` to ``end`` merged into one: [N, C, H, W] to [N, C*H*W]."""
 
-    def __init__(self, start: int = 1) -> None:
+    def __init__(self, start: int = 1, end: int = -1) -> None:
         self.start = start
+        self.end = end
 
     def build(self, x: Value) -> Any:
-        start = self.start % max(x.ndim, 1)
-        return ops.reshape(x, shape=(*x.shape[:start], product(x.shape[start:])))
+        start, end = (axis % max(x.ndim, 1) for axis in (self.start, self.end))
+        if start > end and x.ndim > 1:
+            raise ShapeError(f"Flatten({self.start}, {self.end}) ends before it starts", facts=[f"input {x.type}"])
+        return ops.reshape(x, shape=(*x.shape[:start], product(x.shape[start : end + 1]), *x.shape[end + 1 :]))
 
 
 class Reshape(Layer):
@@ -92,9 +95,18 @@ class _Joining(Layer):
 
 
 class Concat(_Joining):
-    """``n`` inputs concatenated along an axis: ``Concat(axis=1)(input0="a", input1="b")``."""
+    """``n`` inputs concatenated along an axis: ``Concat(axis=1)(input0="a", input1="b")``.
+
+    With ``axis=None`` the result is a vector of all elements.
+    """
+
+    def __init__(self, axis: int | None = -1, n: int = 2) -> None:
+        super().__init__(-1 if axis is None else axis, n)
+        self.flat = axis is None
 
     def build(self, *xs: Value) -> Any:
+        if self.flat:
+            return ops.concat(*(ops.reshape(x, shape=(product(x.shape),)) for x in xs), axis=0)
         axis = self.axis + xs[0].ndim if self.axis < 0 else self.axis
         return ops.concat(*xs, axis=axis)
 

@@ -160,7 +160,7 @@ class SpmdPartitioner(LocalGraphBuilder):
         body: Graph = node.op.decompose(types, node.attributes)
         expansion = Builder(body.name)
         expansion.origin, expansion.tags = node.origin, node.tags
-        results = expansion.inline(body, node.operands)
+        results = expansion.inline(body, [v for v in node.operands if v is not None])
         for i in expansion.inputs:
             self._add_input(i, None)
         outer, self.graph = self.graph, _with_body(self.graph, expansion, results)
