@@ -316,8 +316,7 @@ class Compiler:
             else:
                 # Fuse first: the gradient of a composite is better than that of its decomposition.
                 before = self.optimize(graph, only="fuse", then_gradients=True)[0]
-                lowers = None if self.settings["backend_map"] else self.backend.lowers
-                graph = gradients(before, kind.of, wrt, lowers)
+                graph = gradients(before, kind.of, wrt, None if self.settings["backend_map"] else self.backend.lowers)
                 derivatives = graph.results[len(before.results) :]
                 self._stage("gradients", graph)
         graph, report = self.optimize(graph, then_gradients=native)
