@@ -322,7 +322,7 @@ def a_step_of_several_passes():
 
 
 def the_layer_that_is_not_finite_is_named():
-    for mesh, options in (((2,), {"parallelism": "fsdp"}), ((1, 2), {})):
+    for mesh, options in (((2,), {"parallelism": "fsdp"}), ((1, 2), {}), MESHES["pipeline"]):
         compiled = ml.compile(block(), ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
         trainer = ml.Trainer(compiled, ml.SGD(1e30), loss="mse_loss", progress=False)
         for _ in range(2):

@@ -151,6 +151,8 @@ def dropout_and_restarts():
         assert len(moments) >= 2
         assert all(x.to_local().numel() * count == x.numel() for x in moments.values())
         assert_same([second.engine.to_numpy()], [single.engine.to_numpy()])
+        rows = ROWS["x"][:7]  # cannot be cut into chunks
+        np.testing.assert_allclose(second.predict(rows), single.predict(rows), rtol=1e-4, atol=1e-5)
 
 
 def wrong_numbers_are_rejected():

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import mithril as ml
 from mithril.backend import BuildOptions
-from mithril.base import OptionError, UnsupportedError
+from mithril.base import MithrilError, OptionError
 from mithril.ir import Graph, cotangent_name
 from mithril_torch.parallel.exchange import Form, exchange
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PIPELINE, Split
@@ -67,7 +67,7 @@ class PipelinePass:
         rows: dict[str, Any] = {"rows": self.rows, "splits": {n: self.input_splits[n] for n in part.inputs}}
         try:
             self.plan = ml.forward_pipeline(graph, objectives, count, self.chunks, **rows)
-        except UnsupportedError as error:
+        except MithrilError as error:
             if part.trained:
                 raise
             # without gradients chunks save no memory that must last
