@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril.ir import evaluate
-from mithril.models import Gelu, Layer, Linear, Model, Relu, Residual, Sequential, Wrapper
+from mithril.models import Gelu, Layer, Linear, Model, Relu, Residual, Sequential, Wrapper, hook
 from mithril.models.frontend import LayerSource
 
 
@@ -153,3 +153,20 @@ def test_a_layer_with_two_names_keeps_the_name_of_its_parameters():
     (path,) = {path for path, layer in m.walk() if isinstance(layer, Linear)}
     m.replace(path, Linear(4))
     assert {path for path, layer in m.walk() if isinstance(layer, Linear)} == {path}
+
+
+def test_a_named_value_denotes_the_layer_that_produces_it():
+    block = Model()
+    block |= Linear(4)(input="input", output="hidden")
+    block |= Relu()(input="hidden", output="output")
+    outer = Model()
+    outer |= block(input="input", output="h")
+    outer |= Linear(2, name="head")(input="h", output="scores")
+    assert list(outer.find("model.hidden")) == ["model.linear"] and list(outer.find("scores")) == ["head"]
+    shapes = []
+    outer.replace("model.hidden", hook(lambda y: (shapes.append(y.shape), ml.ops.mul(y, 0.0))[1]))
+    x = np.ones((3, 5), np.float32)
+    np.testing.assert_array_equal(outer(x), outer(2 * x))
+    assert shapes == [(3, 4)] * 2
+    with pytest.raises(ml.ModelError, match="no layer matches 'model.hiden'"):
+        outer.replace("model.hiden", Relu())

@@ -242,3 +242,10 @@ def test_metrics_do_not_broadcast(kind):
     model |= kind()(**{n: n for n in kind.inputs})
     with pytest.raises(ml.ShapeError, match=rf"'{kind.__name__}' requires .* of equal shape, got \[5, 1\] and \[5\]"):
         ml.compile(model, "numpy", shapes=dict(zip(kind.inputs, ([5, 1], [5]), strict=True)))
+
+
+def test_binary_metrics_of_scores_of_classes_name_the_metric_of_classes():
+    x, y = np.ones((4, 3), np.float32), np.array([0, 1, 1, 0], np.int32)
+    options = {"loss": "cross_entropy", "metrics": ml.models.Recall(), "backend": "numpy", "progress": False}
+    with pytest.raises(ml.ShapeError, match=r"for scores of classes ml.models.ClassRecall\(2\)"):
+        ml.Trainer(ml.models.Linear(3, 2), ml.Adam(), **options).fit(x, y)

@@ -83,9 +83,25 @@ def _accepts(target: Target, path: str, layer: Layer) -> bool:
     return layer is target if isinstance(target, Layer) else isinstance(layer, target)
 
 
+def _resolved(layer: Layer, target: Target) -> Target:
+    """Return the path of the layer that produces the value named by ``target``, unless it is the path of a layer."""
+    children = list(walk(layer))
+    if not isinstance(target, str) or any(_accepts(target, path, child) for path, child in children):
+        return target
+    for path, model in [("", layer), *children]:
+        for step in model.steps if isinstance(model, Model) else ():
+            if any(join_path(path, value.name) == target for value in step.results.values() if value.name):
+                return join_path(path, step.name)
+    return target
+
+
 def find(layer: Layer, target: Target) -> dict[str, Layer]:
-    """Return the layers below ``layer`` by path that match a path, a pattern such as ``"*.attention"``, or a class."""
+    """Return the layers below ``layer`` by path that match a path, a pattern such as ``"*.attention"``, or a class.
+
+    The name of a value, such as ``"block.hidden"``, denotes the layer that produces it.
+    """
     layers: dict[str, Layer] = {}
+    target = _resolved(layer, target)
     for path, child in walk(layer):
         if _accepts(target, path, child):
             layers.setdefault(path, child)  # a wrapper precedes the layer within it, which has the same path
@@ -99,6 +115,7 @@ def replace(layer: Layer, target: Target, replacement: Replacement) -> None:
     several times is replaced by one new layer, so it still shares its parameters. Paths and names do not change.
     """
     replaced: dict[int, Layer] = {}
+    target = _resolved(layer, target)
     if not _replace(layer, target, replacement, "", replaced):
         paths = [path for path, _ in walk(layer)]
         suggestions = closest(target, paths, 1) if isinstance(target, str) else []

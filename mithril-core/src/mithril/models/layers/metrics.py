@@ -140,7 +140,14 @@ class _Counts(Metric):
 
     def statistics(self, predictions: Value, labels: Value) -> Statistics:
         """Count true positives, predicted positives and actual positives."""
-        expect_paired(type(self).__name__, {"predictions": predictions.shape, "labels": labels.shape}, scalar=False)
+        name = type(self).__name__
+        try:
+            expect_paired(name, {"predictions": predictions.shape, "labels": labels.shape}, scalar=False)
+        except ShapeError as error:
+            if predictions.ndim == labels.ndim + 1 and predictions.shape[-1] != 1:
+                classes = f"ml.models.Class{name}({predictions.shape[-1]})"
+                raise error.with_hint(f"'{name}' is for one score per label; for scores of classes {classes}") from None
+            raise
         predicted = ops.cast(ops.greater(predictions, self.threshold), dtype="float32")
         actual = _positive(labels)
         return {"hits": ops.sum(predicted * actual), "predicted": ops.sum(predicted), "actual": ops.sum(actual)}
