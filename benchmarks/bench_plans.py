@@ -24,7 +24,11 @@ from vit import vit
 import mithril as ml
 import mithril_tpu
 from mithril.models import (
+    GRU,
+    BatchNorm2d,
+    Conv1d,
     Conv2d,
+    ConvTranspose2d,
     Embedding,
     Gelu,
     IOKey,
@@ -123,6 +127,114 @@ CASES: dict[str, Case] = {
     ),
     "lstm 1024": (lambda: lstm_lm(8192, 1024), {"input": [64, 32]}, (ONE, DATA)),
 }
+# Models that no rule was derived from, nor compared with when one was changed.
+UNSEEN: dict[str, Case] = {
+    "unet": (lambda: unet(64), {"input": [32, 3, 128, 128]}, (ONE, DATA)),
+    "mobile": (lambda: mobile(32, 4), {"input": [64, 3, 128, 128]}, (ONE, DATA)),
+    "sound": (lambda: sound(128, 6), {"input": [32, 16, 2048]}, (ONE, DATA)),
+    "crossed": (lambda: crossed(64, 32, 1024), {"input": [8192, 2048]}, (ONE, DATA)),
+    "waves": (lambda: waves(1024, 6), {"input": [16384, 2]}, (ONE, DATA)),
+    "dense": (lambda: dense(32, 6), {"input": [64, 3, 64, 64]}, (ONE, DATA)),
+    "recurrent": (lambda: recurrent(8192, 1024), {"input": [64, 64]}, (ONE, DATA)),
+    "highway": (lambda: highway(2048, 6), {"input": [4096, 2048]}, (ONE, DATA, TENSOR)),
+    "excited": (lambda: excited(64, 4), {"input": [64, 3, 64, 64]}, (ONE, DATA)),
+    "tower": (lambda: tower(2048, 6), {"input": [2048, 512]}, (ONE, DATA, FSDP, BOTH)),
+}
+
+
+def unet(width: int) -> Model:
+    """Return convolutions that halve the image twice and restore it, with connections between equal sizes."""
+    x, levels = IOKey("input"), []
+    for k in range(2):
+        x = Relu()(Conv2d(width << k, kernel_size=3, padding=1, name=f"down{k}")(x))
+        levels.append(x)
+        x = MaxPool2d(2)(x)
+    x = Relu()(Conv2d(4 * width, kernel_size=3, padding=1, name="bottom")(x))
+    for k in (1, 0):
+        x = ConvTranspose2d(width << k, kernel_size=2, stride=2, name=f"up{k}")(x)
+        x = Relu()(Conv2d(width << k, kernel_size=3, padding=1, name=f"join{k}")(ml.ops.concat(x, levels[k], axis=1)))
+    return Model.create(outputs={"output": Conv2d(8, kernel_size=1, name="head")(x)})
+
+
+def mobile(width: int, blocks: int) -> Model:
+    """Return inverted residual blocks: a wide pointwise, a depthwise and a narrow pointwise convolution."""
+    x = Conv2d(width, kernel_size=3, stride=2, padding=1, name="stem")(IOKey("input"))
+    for k in range(blocks):
+        h = BatchNorm2d(4 * width, name=f"b{k}.norm1")(Conv2d(4 * width, kernel_size=1, name=f"b{k}.wide")(x))
+        h = Conv2d(4 * width, kernel_size=3, padding=1, groups=4 * width, name=f"b{k}.depthwise")(Relu()(h))
+        x = x + Conv2d(width, kernel_size=1, name=f"b{k}.narrow")(Relu()(h))
+    return Model.create(outputs={"output": Linear(1000, name="head")(x.mean((2, 3)))})
+
+
+def sound(width: int, blocks: int) -> Model:
+    """Return gated residual convolutions over time with growing dilation."""
+    x = Conv1d(width, kernel_size=1, name="stem")(IOKey("input"))
+    for k in range(blocks):
+        options = {"kernel_size": 3, "padding": 2**k, "dilation": 2**k}
+        gate = Conv1d(width, **options, name=f"b{k}.gate")(x).sigmoid()
+        x = x + Conv1d(width, **options, name=f"b{k}.value")(x).tanh() * gate
+    return Model.create(outputs={"output": Conv1d(16, kernel_size=1, name="head")(x)})
+
+
+def crossed(fields: int, size: int, width: int) -> Model:
+    """Return products of a vector with itself, as for recommendations, next to a perceptron."""
+    start = IOKey("input")
+    x = start
+    for k in range(3):
+        x = start * Linear(fields * size, name=f"cross{k}")(x) + x
+    deep = Relu()(Linear(width, name="deep1")(Relu()(Linear(width, name="deep0")(start))))
+    return Model.create(outputs={"output": Linear(1, name="head")(ml.ops.concat(x, deep, axis=1))})
+
+
+def waves(width: int, layers: int) -> Model:
+    """Return a perceptron of sines."""
+    x = IOKey("input")
+    for k in range(layers):
+        x = (30.0 * Linear(width, name=f"layer{k}")(x)).sin()
+    return Model.create(outputs={"output": Linear(3, name="head")(x)})
+
+
+def dense(growth: int, layers: int) -> Model:
+    """Return convolutions of which each reads the results of all before it."""
+    x = Conv2d(2 * growth, kernel_size=3, padding=1, name="stem")(IOKey("input"))
+    for k in range(layers):
+        h = Relu()(BatchNorm2d(growth * (k + 2), name=f"norm{k}")(x))
+        x = ml.ops.concat(x, Conv2d(growth, kernel_size=3, padding=1, name=f"layer{k}")(h), axis=1)
+    return Model.create(outputs={"output": Linear(100, name="head")(x.mean((2, 3)))})
+
+
+def recurrent(vocabulary: int, width: int) -> Model:
+    table = Embedding(vocabulary, width, name="table")(IOKey("input"))
+    sequence, *_ = GRU(width, name="gru")(table)
+    return Model.create(outputs={"output": Linear(vocabulary, name="head")(sequence)})
+
+
+def highway(width: int, layers: int) -> Model:
+    """Return layers that mix their input and a perceptron by a gate."""
+    x = IOKey("input")
+    for k in range(layers):
+        gate = Linear(width, name=f"gate{k}")(x).sigmoid()
+        x = gate * Linear(width, name=f"layer{k}")(x).tanh() + (1.0 - gate) * x
+    return Model.create(outputs={"output": x})
+
+
+def excited(width: int, blocks: int) -> Model:
+    """Return residual convolutions whose channels are scaled by a perceptron of their means."""
+    x = Conv2d(width, kernel_size=3, padding=1, name="stem")(IOKey("input"))
+    for k in range(blocks):
+        h = Relu()(BatchNorm2d(width, name=f"b{k}.norm")(Conv2d(width, kernel_size=3, padding=1, name=f"b{k}.conv")(x)))
+        scale = Linear(width, name=f"b{k}.expand")(Relu()(Linear(width // 8, name=f"b{k}.squeeze")(h.mean((2, 3)))))
+        x = x + h * scale.sigmoid().reshape((-1, width, 1, 1))
+    return Model.create(outputs={"output": Linear(100, name="head")(x.mean((2, 3)))})
+
+
+def tower(width: int, layers: int) -> Model:
+    """Return perceptrons with residual connections and normalization."""
+    x = Linear(width, name="stem")(IOKey("input"))
+    for k in range(layers):
+        h = LayerNorm(width, name=f"b{k}.norm")(x)
+        x = x + Linear(width, name=f"b{k}.down")(Relu()(Linear(2 * width, name=f"b{k}.up")(h)))
+    return Model.create(outputs={"output": Linear(10, name="head")(x)})
 
 
 def sgd(params: dict[str, Any], gradients: dict[str, Any]) -> dict[str, Any]:
@@ -133,8 +245,8 @@ def main() -> None:
     print(
         f"{'':<13}{'mesh':<8}{'':<5}{'peak MiB':>9}{'plan':>6}{'bound':>7}{'MB':>9}{'plan':>7}{'GFLOP':>9}{'plan':>6}"
     )
-    for name in sys.argv[1:] or CASES:
-        make, shapes, meshes = CASES[name]
+    for name in sys.argv[1:] or (*CASES, *UNSEEN):
+        make, shapes, meshes = {**CASES, **UNSEEN}[name]
         output = "sequence" if "tokens" in shapes else "output"
         plan = ml.plan(make(), "tpu_v5e", shapes=shapes, devices=sorted({d * m for d, m, _ in meshes}), of=output)
         for data, model, fsdp in meshes:

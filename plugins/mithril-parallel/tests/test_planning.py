@@ -207,6 +207,13 @@ def test_cheap_values_are_recomputed_and_expensive_values_materialized():
     assert "add" not in twice(lambda h: h + 1.0)
     assert "tanh" in twice(ops.tanh)
 
+    def between_products(x, w, v):
+        h = ops.matmul(x, w)
+        middle = ops.tanh(h)
+        return ops.matmul(middle * 2.0, v), ops.matmul(x, v) * middle * h  # the latter ends the kernel of a product
+
+    assert "tanh" not in materialized(between_products, (64, 64), (64, 64), (64, 64))
+
 
 @pytest.mark.parametrize(
     ("product", "shapes"), [("matmul", [(64, 64)] * 3), ("conv", [(8, 4, 9, 9), *[(4, 4, 3, 3)] * 2])]
@@ -261,6 +268,38 @@ def test_pools_of_images_are_images():
     image_values = images(b.build({"own": input_pool, "total": total, **{str(k): v for k, v in enumerate(pools)}}))
     assert {y, *pools} <= image_values
     assert not image_values & {input_pool, total}
+
+
+def test_transposed_images_are_matrices():
+    with ml.Builder() as b:
+        y = ml.ops.conv(b.input("x", (4, 3, 8, 8)), b.param("w", (16, 3, 3, 3)))
+        last = ml.ops.transpose(y, perm=(0, 2, 3, 1))
+        scaled = last * 2.0
+    assert not images(b.build({"y": scaled})) & {last, scaled}
+
+
+def test_operand_of_a_relu_stays_live_for_its_gradient():
+    """Check a simplification of XLA: ``maximum(x, 0) > 0`` is ``x > 0``."""
+    with ml.Builder() as b:
+        x, w = b.input("x", (8, 4, 16, 16)), b.param("w", (4, 4, 3, 3))
+        y = ml.ops.max_pool(ml.ops.maximum(ml.ops.conv(x, w), 0.0), kernel=(2, 2), stride=(2, 2))
+    graph = gradients(b.build({"y": y}), ["y"], ["w"])
+    fused = fuse(graph, tpu=True)
+    compared = next(node for node in fused.graph.nodes if node.op.name == "greater").operands[0]
+    assert fused.graph.producers[compared].op.name == "conv"
+    assert fused.graph.outputs == graph.outputs
+
+
+@pytest.mark.parametrize(("kernel", "stride", "size"), [((2, 2), (2, 2), 32 * 32), ((3, 3), (1, 1), 9 * 30 * 30)])
+def test_gradients_of_pools_store_windows_or_repeated_positions(kernel, stride, size):
+    with ml.Builder() as b:
+        image = ml.ops.conv(b.input("x", (8, 4, 32, 32)), b.param("w", (128, 4, 1, 1)))
+        y = ml.ops.max_pool(image, kernel=kernel, stride=stride)
+    fused = fuse(gradients(b.build({"y": y}), ["y"], ["w"]), tpu=True)
+    sharding = propagate(fused.graph, Mesh({DATA: 1, MODEL: 1}), {})
+    node = next(node for node in fused.graph.nodes if node.op.name == "max_pool_grad")
+    spans = [nbytes for first, _, nbytes in copies(fused, sharding, images(fused.graph)) if first == fused.step[node]]
+    assert 4 * 8 * 128 * size in spans
 
 
 def convolution(image, kernel, padding=0):

@@ -56,11 +56,13 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
     Images in ``strips`` are not fused into convolutions, since their margins have to be written; and gradients of
     kernels are computed after all others.
     """
+    graph = _simplified(graph)
     users, outputs = graph.users, frozenset(graph.outputs)
     step = {node: k for k, node in enumerate(graph.nodes)}
     end = len(graph.nodes)
     inner: set[Node] = set()
     kernel_of: dict[Node, Node | None] = {}  # the only kernel that computes a node; None if several do
+    product_kernels: set[Node] = set()  # those that compute a product, with pointwise nodes before and after it
     last: dict[Value, int] = {}
     for node in reversed(graph.nodes):
         for v in node.results:
@@ -70,11 +72,14 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
             last[v] = end if v in outputs or waits else max(reads, default=step[node])
         kernel_of[node] = node
         if _is_fused(node, users, outputs, kernel_of, strips) or _should_recompute(
-            node, graph, outputs, last, inner, step, tpu, strips
+            node, graph, outputs, last, inner, step, tpu, strips, product_kernels
         ):
             inner.add(node)
             consumers = {kernel_of[user] for v in node.results for user in users.get(v, ())}
             kernel_of[node] = consumers.pop() if len(consumers) == 1 else None
+        kernel = kernel_of[node]
+        if is_product(node) and kernel is not None:
+            product_kernels.add(kernel)
     kernels = _kernels(graph, inner)
     upcast = {
         k.node.result
@@ -86,6 +91,22 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
         and not any(is_product(r) for r in _through_views(k.node.result, users))
     }
     return FusedGraph(graph, kernels, step, last, frozenset(upcast), strips)
+
+
+def _simplified(graph: Graph) -> Graph:
+    """Return the graph as XLA simplifies it: ``maximum(x, c) > c`` is ``x > c``: a ReLU's operand stays live."""
+    producers = graph.producers
+
+    def simplified(node: Node) -> Node:
+        if node.op is not ops.greater:
+            return node
+        inner = producers.get(node.operands[0]) if node.operands[0] is not None else None
+        if inner is None or inner.op is not ops.maximum or node.operands[1] not in inner.operands:
+            return node
+        x = next(v for v in inner.operands if v is not node.operands[1])
+        return node.replaced(operands=(x, node.operands[1]))
+
+    return graph.replaced(nodes=tuple(simplified(node) for node in graph.nodes))
 
 
 def _is_fused(
@@ -122,6 +143,7 @@ def _should_recompute(
     step: Mapping[Node, int],
     tpu: bool,
     strips: frozenset[Value],
+    product_kernels: set[Node],
 ) -> bool:
     """Whether XLA recomputes a value in each consumer instead of materializing it: cheap, and no memory is added."""
     if len(node.results) != 1 or node.result in outputs or not pointwise(node):
@@ -136,7 +158,7 @@ def _should_recompute(
     pending, chain, extended_bytes = [node], {node}, 0
     while pending:
         current = pending.pop()
-        if is_expensive(current) and not any(is_product(r) for r in readers):
+        if is_expensive(current) and not products and not (tpu and _only_in(product_kernels, v, graph, inner)):
             return False
         for o in current.operands:
             if o is None or o in graph.input_of or prod(sizes(o)) < prod(sizes(v)):
@@ -154,6 +176,22 @@ def _should_recompute(
                 continue
             chain.add(producer)
             pending.append(producer)
+    return True
+
+
+def _only_in(kernels: set[Node], v: Value, graph: Graph, inner: set[Node]) -> bool:
+    """Whether a value is read in these kernels only, if it is computed where it is read.
+
+    A sum of the same values, such as the gradient of a bias, is a kernel of its own here: XLA makes it a second result
+    of a product in some programs only, and stores the value in the others.
+    """
+    pending = [v]
+    while pending:
+        for reader in graph.users.get(pending.pop(), ()):
+            if reader in inner:
+                pending += reader.results
+            elif reader not in kernels:
+                return False
     return True
 
 

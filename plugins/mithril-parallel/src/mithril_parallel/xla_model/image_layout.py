@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from mithril import ops
+from mithril.axes import is_layout
 from mithril.ir import Graph, Value
 from mithril_parallel.placing.propagate import GraphSharding
 from mithril_parallel.xla_model.convolutions import computes_image, is_pool
@@ -19,10 +20,13 @@ STRIPS = 8
 
 
 def images(graph: Graph) -> frozenset[Value]:
-    """Return the results of convolutions and the values computed from them pointwise or by pooling."""
+    """Return the results of convolutions and the values computed from them pointwise or by pooling.
+
+    A transposed image, such as one with channels last, is a matrix to the compiler, which selects its layout freely.
+    """
     values: set[Value] = set()
     for node in graph.nodes:
-        is_like_its_operand = pointwise(node) or is_pool(node)
+        is_like_its_operand = (pointwise(node) and not is_layout(node)) or is_pool(node)
         is_image = computes_image(node) or (is_like_its_operand and any(v in values for v in node.operands))
         if is_image:
             values.update(v for v in node.results if v.ndim >= 4)

@@ -21,6 +21,7 @@ from mithril_parallel.xla_model.fusion_model import FusedGraph
 from mithril_parallel.xla_model.image_layout import strip_bytes
 from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored_bytes
 
+POSITION = 4  # bytes of the position of a maximum
 SCATTER_ROWS = 4  # indices of a scatter are stored in tiles of four rows
 Lifetime = tuple[int, int, int]  # first and last step, and bytes
 
@@ -35,6 +36,7 @@ def copies(fused: FusedGraph, sharding: GraphSharding, images: frozenset[Value])
         *_im2col_buffers(nodes, fused, sharding),
         *_reshape_copies(fused, sharding),
         *_scatter_operands(fused),
+        *_repeated_cotangents(fused, sharding),
     ]
 
 
@@ -112,6 +114,22 @@ def _scatter_operands(fused: FusedGraph) -> Iterator[Lifetime]:
             axes = -(-sizes(operand(node, 1))[-1] // SCATTER_ROWS) * SCATTER_ROWS
             step = fused.step[node]
             yield step, step, count * (axes * 4 + 2 * 4 + operand(node, 2).dtype.itemsize)
+
+
+def _repeated_cotangents(fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
+    """Yield the temporaries of the gradients of maximum pools.
+
+    The elements of all windows are stored to find the positions of the maxima; then positions and cotangents are stored
+    once for each element of the image, the cotangents in the buffer of the result.
+    """
+    for node in fused.graph.nodes:
+        if node.op is ops.max_pool_grad:
+            itemsize = node.result.dtype.itemsize
+            elements = prod(node.attributes["kernel"]) * image_bytes(sharding.local(operand(node, 0)), itemsize)
+            repeated = image_bytes(sharding.local(node.result), POSITION)
+            first = fused.step[node]
+            kernels = (fused.step[k.node] for k in fused.kernels if node is k.node or node in k.fused)
+            yield first, max(kernels, default=first), max(elements, repeated)
 
 
 def uses_im2col(node: Node) -> bool:
