@@ -1,13 +1,13 @@
 """Decoding with a Llama of 111 million parameters: milliseconds per token, seconds and memory of loading.
 
     python benchmarks/bench_decode.py [--backends c,ggml,numpy] [--peers llama.cpp,transformers] [--tokens 24]
-    python benchmarks/bench_decode.py --backends c:int4:dynamic,c:int4,c:nf4 --peers llama.cpp:q4_k_m --threads 2
+    python benchmarks/bench_decode.py --backends c:int4:dynamic,c:int4 --peers llama.cpp:q4_k_m,onnxruntime:int4
 
-An engine may have a codebook of 4-bit weights and a dtype of its activations, or a type of llama.cpp. Every engine runs
-in a process of its own with one thread (or ``--threads``), reads the same float32 weights, reads a prompt of 16 tokens
-and continues it by greedy tokens. A row is the processor time per token, or the elapsed time with several threads (the
-least of all steps, and the median), the seconds from the file to the first token, the largest memory of the process
-above that after imports, and whether the tokens are those of the first row.
+An engine may have a codebook of 4-bit weights and a dtype of its activations, a type of llama.cpp, or onnxruntime's
+int4. Every engine runs in a process of its own with one thread (or ``--threads``), reads the same float32 weights,
+reads a prompt of 16 tokens and continues it by greedy tokens. A row is the processor time per token, or the elapsed
+time with several threads (the least of all steps, and the median), the seconds from the file to the first token, the
+largest memory of the process above that after imports, and whether the tokens are those of the first row.
 """
 
 from __future__ import annotations
@@ -135,6 +135,10 @@ def measure(engine: str, folder: Path, count: int, threads: int) -> dict:
         import llama_cpp  # noqa: F401
 
         steps = llama_cpp_steps(folder, threads, *setting)
+    elif engine == "onnxruntime":
+        from decode_onnxruntime import onnxruntime_steps
+
+        steps = onnxruntime_steps(folder, CONFIG, PROMPT, CACHE, threads, *setting)
     elif engine == "transformers":
         sys.modules["torchvision"] = None  # type: ignore[assignment]  # not needed, and slow to import
         import transformers  # noqa: F401

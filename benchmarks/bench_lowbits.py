@@ -150,12 +150,16 @@ ROWS: dict[str, tuple[tuple[int, ...], int]] = {
 }
 
 
-def resnet(size: int) -> None:
-    """ResNet-18; the peers have other random weights, which does not change their speed."""
+NETWORKS = ("ResNet-18 at 64", "ResNet-18 at 224", "encoder 6 layers, 384")  # rows of bench_c.py
+
+
+def network(title: str) -> None:
+    """A whole network; the peers have other random weights, which does not change their speed."""
     import bench_c
 
-    work = bench_c.resnet(size)
-    x = RNG.standard_normal((1, 3, size, size)).astype(np.float32)
+    work = bench_c.WORKS[title]()
+    (shape,) = work.shapes.values()
+    x = RNG.standard_normal(shape).astype(np.float32)
     plain = ml.compile(work.model, "numpy", shapes={"input": list(x.shape)}, inference=True)
     params, state = plain.randomize_params(0), plain.initial_state()
     tensors = {n: torch.from_numpy(np.array(v)) for n, v in {**params, **state}.items()}
@@ -163,7 +167,7 @@ def resnet(size: int) -> None:
     with torch.no_grad():
         calls, errors = ours(work.model, params, x, state)
         seconds = interleaved(calls | peers(module, x), 4.0, min_rounds=5, clock=time.process_time)
-    report(f"ResNet-18 at {size}", seconds, errors)
+    report(title, seconds, errors)
 
 
 if __name__ == "__main__":
@@ -171,6 +175,6 @@ if __name__ == "__main__":
     for title, (widths, rows) in ROWS.items():
         if all(word in title for word in wanted):
             measure(title, widths, rows)
-    for size in (64, 224):
-        if all(word in f"ResNet-18 at {size}" for word in wanted):
-            resnet(size)
+    for title in NETWORKS:
+        if all(word in title for word in wanted):
+            network(title)

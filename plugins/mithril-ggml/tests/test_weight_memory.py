@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PROGRAM = """
-import ctypes, gc, sys
+import ctypes, gc, os, sys
 import numpy as np
 import mithril as ml
 from mithril.models import Linear, Model
@@ -42,7 +42,14 @@ del program, params
 before = resident()
 loaded = ml.load(path)
 loaded({"input": x})
-print(bound, told, weights, resident() - before)
+mapped = resident() - before
+expected = loaded({"input": x})["output"].copy()
+del loaded
+before = resident()
+loaded = ml.load(path, mapped=False)
+os.truncate(path, 0)
+assert (loaded({"input": x})["output"] == expected).all()
+print(bound, told, weights, mapped, resident() - before)
 """
 
 
@@ -54,10 +61,11 @@ def test_four_bits_take_less_than_eight(tmp_path):
         command = [sys.executable, "-c", PROGRAM, kind, str(tmp_path / f"{kind}.gguf")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        bound, reported, weights, loaded = (float(n) for n in done.stdout.split()[-4:])
+        bound, reported, weights, loaded, copied = (float(n) for n in done.stdout.split()[-5:])
         assert bound < 1.3 * size + 2e6, "float weights, or packed rows beside interleaved ones, stayed in memory"
         assert abs(bound - reported) < 0.15 * reported + 2e6
         assert abs(weights - size) < 0.05 * size, "memory_report() counts float weights"
         assert loaded < 1.3 * size + 2e6, "the file's rows stayed beside the interleaved ones"
+        assert copied < 1.3 * size + 2e6, "the copy's rows stayed in memory"
         figures[kind] = loaded
     assert figures["q4_0"] < figures["q8_0"]

@@ -36,8 +36,9 @@ def load_gguf(
     """Load the model from a file that ``compiled.export`` wrote, with bound parameters: call it with inputs.
 
     Without ``backend`` it runs on GGML with the weights as they are in the file (``mapped``: read from the disk as they
-    are needed; the file must then not be changed); on other backends they are unpacked, and compiled with ``options``.
-    With ``static_inference=True``, ``quantization={"weights": "int4", "group": 32}`` returns to the codes of q4_0. A
+    are needed; the file must then not be changed; otherwise a copy of it is read). On other backends they are unpacked,
+    and compiled with ``options``. With ``static_inference=True``, ``quantization={"weights": "int4", "group": 32}``
+    returns to the codes of q4_0. A
     file that is damaged, or made to do harm, is an ``InputError``. Files of llama.cpp load if a plugin (mithril-hub)
     provides their family; ``context`` is the number of positions in their cache, for ``ml.generate``.
     """

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import shutil
 import struct
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base import InputError
+from mithril.system import Store
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -152,14 +156,17 @@ class _Reader:
 
 
 def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True) -> GGUFFile:
-    """Read a GGUF file. ``mapped`` leaves tensors on disk until they are used; the file must then not change."""
+    """Read a GGUF file. ``mapped`` leaves tensors in it until they are used; it must then not change.
+
+    Otherwise they are left in a copy of the file.
+    """
     name = os.fspath(path)
     try:
         if not Path(name).is_file():
             raise InputError(f"there is no file '{name}'")
         if Path(name).stat().st_size < 24:
             raise InputError(f"'{name}' is damaged, or no GGUF file: it is shorter than a header")
-        data: Array = np.memmap(name, np.uint8, "r") if mapped else np.fromfile(name, np.uint8)
+        data: Array = np.memmap(name, np.uint8, "r") if mapped else _copied(name)
     except OSError as error:
         raise InputError(f"'{name}' cannot be read", facts=[str(error)]) from None
     reader = _Reader(np.asarray(data), name)
@@ -172,6 +179,16 @@ def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True) -> GGUFFile:
     metadata = reader.metadata(entries)
     infos = reader.infos(tensors)
     return GGUFFile(name, metadata, _tensors(reader, metadata, infos))
+
+
+def _copied(path: str) -> Array:
+    """Return the bytes of a copy of a file, which has no name and whose pages are loaded when they are used."""
+    folder = Store().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(path, "rb") as file, tempfile.TemporaryFile(dir=folder) as copy:
+        shutil.copyfileobj(file, copy)
+        copy.flush()
+        return np.frombuffer(mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def _tensors(
