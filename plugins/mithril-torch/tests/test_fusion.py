@@ -8,7 +8,7 @@ import pytest
 import mithril as ml
 from mithril.ir import Op, result_name
 from mithril.ir.evaluation import evaluate
-from mithril.models import Conv1d, Conv2d, Gelu, LayerNorm, MaxPool2d, Model, Relu
+from mithril.models import Conv1d, Conv2d, Gelu, LayerNorm, MaxPool2d, Model, Relu, Sigmoid, Tanh
 from mithril_torch.fusion import (
     attention_gradients,
     batch_statistics,
@@ -21,6 +21,8 @@ from mithril_torch.fusion import (
 # operation: its text in the source, layers that give it, the shape of their input
 CASES = {
     "torch.relu_grad": ("threshold_backward(", [Relu], (5, 70)),
+    "torch.sigmoid_grad": ("sigmoid_backward(", [Sigmoid], (5, 70)),
+    "torch.tanh_grad": ("tanh_backward(", [Tanh], (5, 70)),
     "torch.gelu_grad": ("gelu_backward(", [Gelu], (3, 65)),
     "torch.layer_norm_grads": ("native_layer_norm_backward(", [LayerNorm], (4, 9, 33)),
     "torch.layer_norm_saving": ("native_layer_norm(", [LayerNorm], (4, 9, 33)),

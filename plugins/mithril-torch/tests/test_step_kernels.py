@@ -191,3 +191,14 @@ def gradient_source(compiled, graph, arrays):
     for name, x in results.items():
         np.testing.assert_allclose(compiled.backend.to_numpy(x), expected[f"grad/{name}"], atol=2e-6, err_msg=name)
     return compiled.source
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 0)])
+def test_cotangents_of_a_split_are_concatenated(order):
+    with Builder() as b:
+        x = b.param("x", (3, 8))
+        parts = ops.split(x, sizes=(1, 3, 2, 2), axis=1)
+        loss = ops.sum(ops.concat(*(ops.sin(parts[k]) * (k + 1.0) for k in order), axis=1))
+    graph = b.build({"loss": loss})
+    source = gradient_source(ml.compile(graph, "torch"), graph, arrays_of(graph))
+    assert source.count("F.pad(") == (0 if len(order) == 4 else 2), "parts with a gap stay apart"

@@ -42,6 +42,8 @@ def _like_conv(types: Sequence[TensorType | None], attributes: Any) -> Any:
     return op("conv").infer(types[:2], attributes)
 
 
+sigmoid_grad = backend_op("sigmoid_grad", "g", "y", infer=_like_first)
+tanh_grad = backend_op("tanh_grad", "g", "y", infer=_like_first)
 lerp = backend_op("lerp", "a", "b", "weight", infer=_like_first)
 lerp.elementwise = True  # a constant weight is a literal in the source
 relu_grad = backend_op("relu_grad", "g", "y", infer=_like_first)
@@ -107,6 +109,32 @@ def _is_weighted(a: Value, b: Value, weight: Value) -> bool:
     return a.type == b.type and a.dtype.name in ("float32", "float64") and weight.type == TensorType(a.dtype, ())
 
 
+def _join_padded(a: Any, b: Any, *, low: Any, high: Any) -> Any:
+    """Concatenate two parts of a cotangent, such as those of the gates of a recurrent step, and pad the rest."""
+    axis = _padded_axis(low)
+    first, second, before, after = (a, b, low, high) if low[axis][0] < high[axis][0] else (b, a, high, low)
+    parts = op("concat")(first, second, axis=axis)
+    rest = tuple((before[axis][0], after[axis][1]) if k == axis else (0, 0) for k in range(len(low)))
+    return op("pad")(parts, widths=rest) if any(map(any, rest)) else parts
+
+
+def _padded_axis(widths: Any) -> int:
+    return next((k for k, pair in enumerate(widths) if any(pair)), 0)
+
+
+def _are_neighbors(a: Value, b: Value, *, low: Any, high: Any) -> bool:
+    """Whether two padded parts are neighbors along the only padded axis."""
+    if any(not isinstance(n, int) for v in (a, b) for n in v.shape) or a.dtype is not b.dtype:
+        return False
+    axis = _padded_axis(low)
+    pairs = [pair for widths in (low, high) for k, pair in enumerate(widths) if k != axis]
+    if any(map(any, pairs)) or any(n < 0 for widths in (low, high) for n in widths[axis]):
+        return False
+    (start, end), (other, other_end) = low[axis], high[axis]
+    total = start + a.shape[axis] + end
+    return bool(total - end == other or total - other_end == start)
+
+
 # relu leaves its gradient at nan unspecified, where PyTorch passes the cotangent through. For other values that are
 # compared with 0 the cotangent at nan must be 0, so the rules apply to results of relu only.
 RELU = (
@@ -126,6 +154,29 @@ RELU = (
     ),
 )
 RULES = (
+    Rule(
+        lambda g, y: op("mul")(op("mul")(g, y), op("sub")(1.0, y)),
+        sigmoid_grad,
+        exact=False,
+        name="sigmoid",
+        when=_same_floats,
+    ),
+    Rule(
+        lambda g, y: op("mul")(g, op("sub")(1.0, op("square")(y))),
+        tanh_grad,
+        exact=False,
+        name="tanh",
+        when=_same_floats,
+    ),
+    Rule(
+        lambda a, b, *, low, high: op("add")(
+            op("pad")(a, widths=low, mode="constant", value=0), op("pad")(b, widths=high, mode="constant", value=0)
+        ),
+        _join_padded,
+        exact=False,
+        name="neighbors",
+        when=_are_neighbors,
+    ),
     Rule(_toward, lerp, exact=False, name="lerp", when=_is_weighted),
     Rule(_gelu_grad_graph, gelu_grad, exact=False, name="gelu", when=_same_floats, shared=True),
     Rule(
@@ -176,6 +227,8 @@ def fuse_subgraphs(graph: Graph) -> Graph:
 # -- lowering -----------------------------------------------------------------------------------------------------
 def add_rows(table: Lowerings) -> None:
     """Add the lowering rows of the private operations to ``table``."""
+    table.row(sigmoid_grad, "torch.ops.aten.sigmoid_backward({g}, {y})")
+    table.row(tanh_grad, "torch.ops.aten.tanh_backward({g}, {y})")
     table.row(lerp, "torch.lerp({a}, {b}, {weight})")
     table.row(relu_grad, "torch.ops.aten.threshold_backward({g}, {y}, 0)")
     table.row(gelu_grad, "torch.ops.aten.gelu_backward({g}, {x})")
