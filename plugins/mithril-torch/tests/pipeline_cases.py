@@ -164,3 +164,13 @@ def wrong_numbers_are_rejected():
     compiled = ml.compile(block(), mesh, shapes={"x": [8, 6, 16]}, **options)
     params = compiled.randomize_params(0)
     raises(ml.OptionError, "gradients of parameters only", lambda: compiled.evaluate(params, X, G, wrt=("x",)))
+    count = dist.get_world_size()
+    experts = {"parallelism": "expert", "pipeline_chunks": 2}
+    raises(ml.OptionError, "conflicts with pipeline_chunks=2", lambda: expert_model((count,), experts))
+
+
+def expert_model(mesh, options):
+    w = IOKey("w", shape=[4, 16, 16], trainable=True)
+    model = Model.create(outputs={"y": ml.ops.matmul(IOKey("x"), w)})
+    compiled = ml.compile(model, ml.TorchBackend(device_mesh=mesh), shapes={"x": [4, 8, 16]}, **options)
+    return compiled.evaluate(compiled.randomize_params(0), {"x": np.ones((4, 8, 16), np.float32)})

@@ -48,6 +48,12 @@ class PipelinePass:
         load: Callable[[Graph, bool], Forward],
     ) -> None:
         self.part, self.axes, self.device = part, program.axes, program.array([0]).device
+        if "expert" in program.kinds:
+            raise OptionError(
+                f"parallelism='expert' conflicts with pipeline_chunks={options.settings['pipeline_chunks']}",
+                facts=["tokens are exchanged between the experts of the whole batch"],
+                hint="omit pipeline_chunks, or 'expert'",
+            )
         self.sequences = "sequence" in program.kinds
         graph, operands = part.graph, part.operands
         self.input_splits = {
