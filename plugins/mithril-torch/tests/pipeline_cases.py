@@ -73,7 +73,6 @@ def combined():
     rows = {
         2: [((2, 1, 1), fsdp), ((1, 2, 1), {**chunks, "parallelism": "sequence"})],
         4: [
-            ((2, 1, 2), chunks),
             ((2, 1, 2), {**fsdp, "pipeline_chunks": 4, "pipeline_schedule": "interleavedzerobubble"}),
             ((1, 2, 2), chunks),
             ((1, 2, 2), {**chunks, "parallelism": "context"}),
