@@ -1,4 +1,4 @@
-"""Results whose size depends on data, with a bound on their rows."""
+"""Sizes that depend on data: a bound on the rows of results, and samples by the size of a box."""
 
 import numpy as np
 import onnx
@@ -105,3 +105,27 @@ def test_bounds_without_a_result():
         ml.from_onnx(detector(outputs=["rows"]), bounds={"TopK": 3})
     with pytest.raises(ml.InputError, match="must be a positive integer"):
         ml.from_onnx(detector(outputs=["rows"]), bounds={"select": 0})
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("transformation", ["half_pixel", "output_half_pixel"])
+def test_regions_with_samples_by_their_size(mode, transformation):
+    """Without sampling_ratio each box has as many samples as it covers pixels; one box here is empty."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    settings = {"mode": mode, "coordinate_transformation_mode": transformation, "spatial_scale": 0.5}
+    node = h.make_node("RoiAlign", ["x", "r", "b"], ["y"], output_height=3, output_width=2, **settings)
+    declared = [
+        h.make_tensor_value_info("x", 1, [2, 3, 9, 11]),
+        h.make_tensor_value_info("r", 1, ["k", 4]),
+        h.make_tensor_value_info("b", 7, ["k"]),
+    ]
+    graph = h.make_graph([node], "g", declared, [h.make_tensor_value_info("y", 1, None)])
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 16)], ir_version=8)
+    rng = np.random.default_rng(0)
+    corners = rng.uniform(-2, 14, (6, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(0, 15, (6, 2))], 1).astype(np.float32)
+    boxes[3, 2:] = boxes[3, :2]
+    inputs = {"x": rng.normal(size=(2, 3, 9, 11)).astype(np.float32), "r": boxes, "b": rng.integers(0, 2, 6)}
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    result = ml.compile(ml.from_onnx(model), "numpy", inference=True)(inputs)["y"]
+    np.testing.assert_allclose(result, expected, atol=5e-6)

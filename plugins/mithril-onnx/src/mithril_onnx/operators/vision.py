@@ -72,7 +72,7 @@ def AffineGrid(theta, size: Sizes, *, align_corners=0):
 @operator
 def RoiAlign(
     x, rois, batch_indices, *, coordinate_transformation_mode="half_pixel", mode="avg", output_height=1, output_width=1,
-    sampling_ratio=0, spatial_scale=1.0, context,
+    sampling_ratio=0, spatial_scale=1.0,
 ):  # fmt: skip
     offset = 0.5 if coordinate_transformation_mode == "half_pixel" else 0.0
     if sampling_ratio > 0 and mode == "avg":
@@ -83,29 +83,56 @@ def RoiAlign(
     height, width = y2 - y1, x2 - x1
     if not offset:
         height, width = ops.maximum(height, scalar(1.0, height)), ops.maximum(width, scalar(1.0, width))
-    if sampling_ratio > 0:
-        rows = columns = sampling_ratio
-    else:
-        sizes = [
-            context.known(v / float(n), "the boxes (without sampling_ratio)")
-            for v, n in ((height, output_height), (width, output_width))
-        ]
-        rows, columns = (int(np.ceil(v).max()) for v in sizes)
-        if any((np.ceil(v) != np.ceil(v).max()).any() for v in sizes):
-            raise UnsupportedError("RoiAlign without sampling_ratio requires boxes of one size")
     images = ops.take(x, batch_indices, axis=0)
+    if sampling_ratio <= 0:
+        corners, extents = (y1, x1), (height, width)
+        return _adaptive_samples(images, corners, extents, (output_height, output_width), maximum=mode == "max")
 
     def line(start, size, bins, samples):
         steps = (np.arange(bins)[:, None] + (np.arange(samples) + 0.5) / samples).reshape(-1)
         return ops.unsqueeze(start, axis=(1,)) + ops.unsqueeze(size / float(bins), axis=(1,)) * steps.astype(np.float32)
 
-    py, px = line(y1, height, output_height, rows), line(x1, width, output_width, columns)
-    count, a, b = py.shape[0], output_height * rows, output_width * columns
+    py, px = line(y1, height, output_height, sampling_ratio), line(x1, width, output_width, sampling_ratio)
+    count, a, b = py.shape[0], output_height * sampling_ratio, output_width * sampling_ratio
     gy = ops.reshape(ops.broadcast_to(ops.unsqueeze(py, axis=(2,)), shape=(count, a, b)), shape=(count, a * b))
     gx = ops.reshape(ops.broadcast_to(ops.unsqueeze(px, axis=(1,)), shape=(count, a, b)), shape=(count, a * b))
     y = _clamped_bilinear(images, gy, gx, maximum=mode == "max")
-    y = ops.reshape(y, shape=(count, x.shape[1], output_height, rows, output_width, columns))
+    y = ops.reshape(y, shape=(count, x.shape[1], output_height, sampling_ratio, output_width, sampling_ratio))
     return ops.max(y, axis=(3, 5)) if mode == "max" else ops.mean(y, axis=(3, 5))
+
+
+def _adaptive_samples(images, corners, extents, sizes, *, maximum):
+    """Read as many samples per element as it covers pixels, which differs between boxes, in a loop."""
+    count, channels = images.shape[:2]
+    elements = sizes[0] * sizes[1]
+    steps = [ops.unsqueeze(e / float(n), axis=(1,)) for e, n in zip(extents, sizes, strict=True)]
+    numbers = [ops.maximum(ops.ceil(s), 0.0) for s in steps]  # of samples along an axis, [boxes, 1]
+    longest = [ops.cast(ops.max(n), dtype="int32") for n in numbers]
+    bins = [np.arange(n, dtype=np.float32) for n in sizes]
+
+    def body(state):
+        t, total = state
+        indices = ops.floordiv(t, longest[1]), ops.mod(t, longest[1])
+        grids, is_sample = [], None
+        for k, (index, n) in enumerate(zip(indices, numbers, strict=True)):
+            place = ops.cast(index, dtype="float32")
+            within = ops.less(place, n)
+            is_sample = within if is_sample is None else ops.logical_and(is_sample, within)
+            offsets = bins[k] + (place + 0.5) / ops.maximum(n, 1.0)
+            p = ops.unsqueeze(corners[k], axis=(1,)) + offsets * steps[k]
+            p = ops.broadcast_to(ops.unsqueeze(p, axis=(2 - k,)), shape=(count, *sizes))
+            grids.append(ops.reshape(p, shape=(count, elements)))
+        y = _clamped_bilinear(images, grids[0], grids[1], maximum=maximum)
+        new = ops.maximum(total, y) if maximum else total + y
+        return t + np.int32(1), ops.where(ops.unsqueeze(is_sample, axis=(2,)), new, total)
+
+    start = float("-inf") if maximum else 0.0
+    first = ops.full(shape=(count, channels, elements), value=start, dtype=images.dtype)
+    counter = ops.full(shape=(), value=0, dtype="int32")
+    _, total = ops.while_loop(lambda state: ops.less(state[0], longest[0] * longest[1]), body, (counter, first))
+    samples = ops.unsqueeze(numbers[0] * numbers[1], axis=(2,))
+    total = ops.where(ops.greater(samples, 0.0), total if maximum else total / ops.maximum(samples, 1.0), 0.0)
+    return ops.reshape(total, shape=(count, channels, *sizes))
 
 
 def _clamped_bilinear(x, py, px, maximum):
