@@ -154,7 +154,7 @@ NETWORKS = ("ResNet-18 at 64", "ResNet-18 at 224", "encoder 6 layers, 384")  # r
 
 
 def network(title: str) -> None:
-    """A whole network; the peers have other random weights, which does not change their speed."""
+    """Measure a whole network; the peers have other random weights, which does not change their speed."""
     import bench_c
 
     work = bench_c.WORKS[title]()

@@ -113,6 +113,18 @@ def test_residual_additions_and_pools_read_codes() -> None:
     assert ops.dequantize in producers
 
 
+def test_dynamic_products_of_sequences_with_residuals() -> None:
+    model = ml.models.TransformerEncoder(1, 32, 4, dropout=0.0)
+    x = RNG.standard_normal((2, 5, 32)).astype(np.float32)
+    shapes = {"input": [2, 5, 32]}
+    exact = ml.compile(model, "numpy", shapes=shapes, inference=True)
+    exact.bind(exact.randomize_params(seed=0))
+    setting = {"activations": "dynamic"}
+    small = ml.compile(model, "numpy", shapes=shapes, static_inference=True, quantization=setting).bind(exact.params)
+    assert error(small({"input": x})["output"], exact({"input": x})["output"]) < 0.02
+    assert count(small, ops.quantize) == 4
+
+
 def test_trained_scales_are_used() -> None:
     with ml.Builder() as b:
         x, w = b.input("x", (4, 32)), b.constant(RNG.standard_normal((16, 32)).astype(np.float32), name="w")

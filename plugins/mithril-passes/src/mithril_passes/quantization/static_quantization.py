@@ -228,12 +228,14 @@ class Quantizer:
             left = x if already else self.activation(b, node, x)
             numbers = b.constant(codes, name=f"{w.name}.codes")
             right = ops.dequantize(numbers, b.constant(scale, name=f"{w.name}.scale"), axis=axis)
-            if left is not x and left.shape != x.shape:  # rows, each with its own scale
-                operands = (left, right, *node.operands[2:])
-                result = node.op(*operands, **node.attributes)
-                self.editor.replace_value(node.result, ops.reshape(result, shape=node.result.shape))
-                self.editor.erase_dead(node)
-                return True
+            is_of_rows = left is not x and left.shape != x.shape  # each with its own scale
+            if is_of_rows:
+                result = node.op(left, right, *node.operands[2:], **node.attributes)
+                result = ops.reshape(result, shape=node.result.shape)
+        if is_of_rows:
+            self.editor.replace_value(node.result, result)
+            self.editor.erase_dead(node)
+            return True
         tags = {**node.tags, TAG: True}
         self.editor.replace_node(node, node.replaced(operands=(left, right, *node.operands[2:]), tags=tags))
         return True
