@@ -258,6 +258,17 @@ def test_the_derivative_is_part_of_the_fingerprint():
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_second_derivatives_of_custom_rules_are_imported_from_jax():
+    @jax.custom_jvp
+    def rule(x):
+        return jnp.sin(x)
+
+    rule.defjvp(lambda primals, tangents: (rule(*primals), primals[0] ** 3 * tangents[0]))
+    f = jax.hessian(lambda x: (rule(x) * x).sum())
+    (result,) = run(ml.from_jax(f, Y[0]), Y[0])
+    np.testing.assert_allclose(result, f(Y[0]), rtol=1e-5, atol=1e-6)
+
+
 def test_errors_name_the_primitive_and_the_line():
     with pytest.raises(UnsupportedError) as info:
         ml.from_jax(lambda x: lax.igamma(x, x) + lax.bessel_i1e(x) + lax.igamma(x + 1, x), X)
