@@ -445,6 +445,18 @@ def test_through_scan(reverse, length):
     twice(built(build, (T, B, 3), (B, 3), (3, 3)), [normal(length, 2, 3), normal(2, 3), normal(3, 3)])
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_weights_of_a_scan_get_one_product_over_all_steps(reverse):
+    def build(x, h, w, b):
+        return ops.scan(lambda c, row: (ops.tanh(ops.linear(c, w, b) + row), None), h, x, reverse=reverse)[0]
+
+    graph = built(build, (5, 2, 3), (2, 3), (3, 3), (3,))
+    result = check(graph, [normal(5, 2, 3), normal(2, 3), normal(3, 3), normal(3)])
+    *_, backward = (n for n in result.nodes if n.op.name == "scan")
+    assert [str(v.type) for v in backward.results] == ["f64[2, 3]", "f64[5, 2, 3]"], "of the state, and of the rows"
+    assert sum(n.op.name == "matmul" for n in backward.regions[0].nodes) == 1, "for the state"
+
+
 def test_scan_of_which_only_a_part_matters():
     def build(x, h, w):
         def body(c, row):

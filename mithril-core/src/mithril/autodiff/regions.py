@@ -11,7 +11,7 @@ from typing import Any
 
 from mithril.autodiff.reverse import Derivative, Reverse, differentiable_values, differentiate, live_nodes
 from mithril.axes import is_cheap
-from mithril.base import GradientError, TensorType, operation
+from mithril.base import GradientError, TensorType, operation, product
 from mithril.ir import Builder, Graph, Input, Node, Value, as_results, cotangent_name
 from mithril.ops import cond, if_op, scan, scan_op, while_op
 
@@ -148,7 +148,10 @@ def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) 
     residuals = Residuals(body, derivative, carries, last)
     stacks = residuals.save(reverse, node)
 
-    shared = [k for k in range(last, len(inputs)) if inputs[k] in active]
+    late = LateSums(
+        derivative, {inputs[k]: gradient[inputs[k]] for k in range(last, len(inputs)) if inputs[k] in active}
+    )
+    shared = [k for k in range(last, len(inputs)) if inputs[k] in active and inputs[k] not in late.terms]
     inner = Builder("body")
     inner.origin, inner.tags = reverse.builder.origin, reverse.builder.tags
     for v in (
@@ -165,6 +168,9 @@ def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) 
     outputs = {f"carry{n}": gradient[inputs[k]] for n, k in enumerate(moving)}
     outputs |= {f"sum{n}": v for n, v in enumerate(sums)}
     outputs |= {f"grad{n}": gradient[inputs[k]] for n, k in enumerate(elements)}
+    of_elements = [gradient[inputs[k]] for k in elements]
+    extra = late.stacked((*stacks, *of_elements))
+    outputs |= {f"term{n}": v for n, v in enumerate(extra)}
     region = _region(
         "body",
         [
@@ -174,7 +180,7 @@ def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) 
             *stacks,
             *residuals.shared,
         ],
-        [*residuals.recomputed, *derivative.backward, *inner.nodes],
+        live_nodes([*residuals.recomputed, *derivative.backward, *inner.nodes], outputs.values()),
         outputs,
         _constants(derivative),
     )
@@ -189,10 +195,63 @@ def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) 
         "reverse": not node.attributes["reverse"],
     }
     results = iter(reverse.builder.emit(scan_op, [*start, *sequences, *captured], counts, [region], "scan"))
+    of_steps = dict(stacks)
     for k in (*moving, *shared, *elements):
         operand, result = node.operands[k], next(results)
         assert operand is not None
+        if k in elements:
+            of_steps[gradient[inputs[k]]] = result
         yield operand, result
+    of_steps.update(zip(extra, results, strict=True))
+    for v in late.terms:
+        operand = node.operands[residuals.positions[v]]
+        assert operand is not None
+        yield operand, late.total(v, of_steps)
+
+
+class LateSums:
+    """Cotangents of loop-invariant matrices and vectors that are summed over all steps after the scan.
+
+    That of a weight is a product ``a^T b`` in each step, and that of a bias a sum over rows: over the rows of all steps
+    it is one product, or one sum.
+    """
+
+    def __init__(self, derivative: Derivative, cotangents: Mapping[Value, Value]) -> None:
+        producers = {v: n for n in derivative.backward for v in n.results}
+        self.terms: dict[Value, tuple[Value, ...]] = {}
+        for v, g in cotangents.items():
+            terms = tuple(_rows_before_reshape(producers, t) for t in self._terms(producers, g))
+            if terms:
+                self.terms[v] = terms
+
+    def _terms(self, producers: Mapping[Value, Node], g: Value) -> tuple[Value, ...]:
+        node = producers.get(g)
+        if node is None:
+            return ()
+        if node.op is operation("sum"):
+            (x,) = node.operands
+            is_over_rows = node.attributes["axis"] == (0,) and not node.attributes["keepdims"]
+            return (x,) if x is not None and x.ndim == 2 and is_over_rows else ()
+        left, b = node.operands if node.op is operation("matmul") else (None, None)
+        transposed = producers.get(left) if left is not None else None
+        if transposed is None or b is None or transposed.op is not operation("transpose"):
+            return ()
+        (a,) = transposed.operands
+        return () if a is None or a.ndim != 2 or b.ndim != 2 else (a, b)
+
+    def stacked(self, stacks: Collection[Value]) -> list[Value]:
+        """Return the values of a step that the scan has to return in addition to those that are its operands."""
+        return list(dict.fromkeys(v for terms in self.terms.values() for v in terms if v not in stacks))
+
+    def total(self, v: Value, of_steps: Mapping[Value, Value]) -> Value:
+        """Return the sum over all steps, from the stacked values."""
+        rows = [
+            operation("reshape")(x, shape=(product(x.shape[:-1]), x.shape[-1]))
+            for x in (of_steps[t] for t in self.terms[v])
+        ]
+        if len(rows) == 1:
+            return operation("sum")(rows[0], axis=(0,))  # type: ignore[no-any-return]
+        return operation("matmul")(operation("transpose")(rows[0], perm=(1, 0)), rows[1])  # type: ignore[no-any-return]
 
 
 def _active_inputs(reverse: Reverse, node: Node) -> tuple[set[Value], set[Value]]:
@@ -276,3 +335,10 @@ def _unused(name: str, used_names: Collection[str]) -> str:
     while name in used_names:
         name += "_"
     return name
+
+
+def _rows_before_reshape(producers: Mapping[Value, Node], x: Value) -> Value:
+    """Return the value of which ``x`` has the rows in another shape."""
+    node = producers.get(x)
+    source = node.operands[0] if node is not None and node.op is operation("reshape") else None
+    return x if source is None or not source.shape or source.shape[-1] != x.shape[-1] else source
