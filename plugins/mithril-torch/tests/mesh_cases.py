@@ -14,6 +14,8 @@ from module_cases import SIZES, gpt
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import mithril as ml
 from mithril import ops
@@ -301,6 +303,50 @@ def tokens_travel_to_experts():
     assert trainer.engine.arrays["mixture.up"].to_local().shape == (2, 8, 12)
 
 
+class Wire(TorchDispatchMode):
+    """Records the dtype and the number of elements of each collective."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "c10d" in str(function) and re.search("reduce|gather", str(function)):
+            x = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)][-1]
+            self.messages.append((x.dtype, x.numel()))
+        return function(*args, **(kwargs or {}))
+
+
+def gradients_travel_as_16_bits():
+    """Exchange weights that products read as bfloat16, and their gradients; others, such as those of norms, do not."""
+    model, batch, loss = language("small")
+    options = {"precision": "bfloat16"}, {"enable_amp": True}, {"mixed_precision": True}
+    for parallelism, o in zip((None, "fsdp", None), options, strict=True):
+        mixed = {"mixed_precision": o["mixed_precision"]} if "mixed_precision" in o else {}
+        backend = ml.TorchBackend(device_mesh=(2,), **({} if mixed else o))
+        compiled = ml.compile(model, backend, parallelism=parallelism, **mixed)
+        trainer = ml.Trainer(compiled, ml.SGD(0.1), loss=loss, progress=False)
+        trainer.begin(batch)
+        with Wire() as wire:
+            trainer.step(batch)
+        shapes = {n: x.shape for n, x in trainer.engine.arrays.items() if n == "wte.weight" or "ln_" in n}
+        singles = 0 if "precision" in o else sum(map(np.prod, shapes.values()))
+        if parallelism == "fsdp":
+            assert trainer.engine.arrays["wte.weight"].to_local().shape == (12, 16)
+        assert sum(n for dtype, n in wire.messages if dtype == torch.float32 and n > 1) == singles, wire.messages
+        assert sum(n for dtype, n in wire.messages if dtype == torch.bfloat16) > 6000, wire.messages
+
+
+def forward_passes_are_compiled():
+    hidden = Relu()(Linear(6, name="first")(IOKey("x")))
+    model = Model.create(outputs={"y": Linear(4, name="second")(hidden)})
+    rows = {"x": np.random.default_rng(7).standard_normal((8, 4), np.float32), "target": np.ones((8, 4), np.float32)}
+    make, options = lambda size: (model, rows, "mse_loss"), {"jit": True, "jit_options": {"backend": "aot_eager"}}
+    expected = changes(make, "small", (2,), parallelism="fsdp")
+    assert_same([changes(make, "small", (2,), parallelism="fsdp", **options)], [expected])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
 def a_step_of_several_passes():
     """Move the parameters up the gradient, and update them by the gradients there."""
 
@@ -403,7 +449,8 @@ def raises(error, message, function):
 
 def conflicting_options_are_rejected():
     mesh = ml.TorchBackend(device_mesh=(2,))
-    raises(ml.OptionError, "conflicts with a mesh", lambda: stepped(mesh, jit=True))
+    raises(ml.OptionError, "torch_fx=True conflicts with a mesh", lambda: stepped(mesh, torch_fx=True))
+    raises(ml.OptionError, "conflicts with a pipeline", lambda: stepped(mesh, jit=True, pipeline_stages=2))
     odd = [block(), ml.TorchBackend(device_mesh=(1, 2))]
     message = "5 positions of input 'x' cannot be divided over 2 devices"
     raises(ml.OptionError, message, lambda: ml.compile(*odd, shapes={"x": [8, 5, 16]}, parallelism="context"))

@@ -35,6 +35,8 @@ TRAINED_ON_TWO = (
     "a_training_step_reduces_gradients_once",
     "activations_and_classes_in_parts",
     "tokens_travel_to_experts",
+    "gradients_travel_as_16_bits",
+    "forward_passes_are_compiled",
     "a_step_of_several_passes",
     "the_layer_that_is_not_finite_is_named",
 )

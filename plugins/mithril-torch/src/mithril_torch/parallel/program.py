@@ -22,7 +22,7 @@ from mithril_torch.parallel.arrays import MeshArrays, connection_error
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, PIPELINE, Split, kinds_of
 from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
 from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
-from mithril_torch.parallel.sharded_module import ShardedModule
+from mithril_torch.parallel.sharded_module import ShardedModule, half_parameters
 from mithril_torch.parallel.tensor_parallel import unsupported
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -30,25 +30,32 @@ Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd di
 Values = dict[str, torch.Tensor]  # local parts by name
 
 
-def check_run_options(backend: MeshBackend, options: BuildOptions) -> None:
-    """Raise OptionError for options that programs of several processes do not have."""
+def compiler_options(backend: MeshBackend, options: BuildOptions, mesh: tuple[int, ...]) -> Mapping[str, Any] | None:
+    """Return the arguments of torch.compile for the blocks of forward passes; None without ``jit=True``.
+
+    Raise OptionError for options that programs of several processes do not have.
+    """
     running = read(
         options, backend.torch_device, cudnn_benchmark=backend.cudnn_benchmark, enable_amp=backend.enable_amp
     )
-    options_set = {"jit=True": running.jit, "torch_fx=True": running.capture}
-    for option in (name for name, is_set in options_set.items() if is_set):
+    if running.capture:
         raise OptionError(
-            f"{option} conflicts with a mesh of devices",
-            facts=["processes run their programs eagerly, with collectives in between"],
-            hint=f"omit {option.partition('=')[0]} or device_mesh",
+            "torch_fx=True conflicts with a mesh of devices",
+            facts=["a program of several processes consists of parts, with collectives in between"],
+            hint="omit torch_fx or device_mesh",
         )
+    if running.jit and (mesh[2] > 1 or options.settings["pipeline_chunks"] > 1):
+        raise OptionError("jit=True conflicts with a pipeline", facts=[f"device_mesh={mesh}"], hint="omit jit")
+    if running.jit:
+        options.decisions.record("choice", "torch.compile compiles each block of layers; the update runs eagerly")
+    return running.compiler if running.jit else None
 
 
 def build(
     backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...], load: Callable[..., Any]
 ) -> SourceExecutable:
     """Build the executable of a graph on a mesh; ``load`` returns the source and the function of a part."""
-    check_run_options(backend, options)
+    compiler = compiler_options(backend, options, mesh)
     require_processes(mesh)
     texts: list[str] = []
 
@@ -57,7 +64,7 @@ def build(
         texts.append(source.text)
         return forward  # type: ignore[no-any-return]
 
-    call = MeshProgram(graph, mesh, options, backend, loaded)
+    call = MeshProgram(graph, mesh, options, backend, loaded, compiler)
     executable = SourceExecutable(graph, Source("\n\n".join(texts)), call, call)
     executable.differentiated = True  # several programs cannot be cached as one
     return executable
@@ -78,8 +85,15 @@ class MeshProgram(MeshArrays):
     """
 
     def __init__(
-        self, graph: Graph, shape: tuple[int, ...], options: BuildOptions, backend: MeshBackend, load: Loader
+        self,
+        graph: Graph,
+        shape: tuple[int, ...],
+        options: BuildOptions,
+        backend: MeshBackend,
+        load: Loader,
+        compiler: Mapping[str, Any] | None = None,
     ) -> None:
+        self.compiler = compiler  # arguments of torch.compile
         parts, self.results = parts_of(graph)
         self.kinds = kinds_of(options.settings["parallelism"])
         super().__init__(shape, {}, backend, self.kinds)
@@ -175,9 +189,13 @@ def _placement(
         weights, reasons = ml.placement(graph, axes, splits=requests, fsdp=True, uneven=True, classes=True)
         unsplit |= {n: reason for n, reason in reasons.items() if n not in unsplit}
     splits = {}
+    halves = half_parameters(graph)
     for i in graph.arguments:
         rank = i.value.ndim
-        if i.role == "param":
+        in_graph = rank > 1 and stored == DATA  # gathered by the graph
+        if i.role == "param" and halves and i.name not in halves and not in_graph:
+            splits[i.name] = tuple(None if a == DATA else a for a in weights.get(i.name, (None,) * rank))
+        elif i.role == "param":
             split = _along_first(i, weights.get(i.name, (None,) * rank), axes[DATA])
             splits[i.name] = tuple(stored if a == DATA else a for a in split)
         else:  # an input of a module is complete along the model axis
@@ -249,8 +267,11 @@ class _ForwardPass:
         self.axes = program.axes
         self.rows = {axis: self.axes.size(axis) for axis in (DATA, CONTEXT)}  # axes along which activations are split
         splits = {n: value_splits.get(self.operands[n], (None,) * forward.input(n).value.ndim) for n in names}
-        experts = _experts(forward, self.axes.sizes, program.kinds)
-        device_graph = ml.partition_graph(forward, self.rows, {n: splits[n] for n in (*self.inputs, *experts)})
+        parts = _experts(forward, self.axes.sizes, program.kinds)
+        if halves := half_parameters(forward):  # engines exchange all parameters in one dtype
+            parts += [n for n in self.params if n not in halves and n not in parts and DATA in splits[n]]
+        rows = {n: tuple(a if a in self.rows else None for a in splits[n]) for n in (*self.inputs, *parts)}
+        device_graph = ml.partition_graph(forward, self.rows, rows)
         self.index = _indices(program, device_graph)
         local_graph, processes = device_graph.graph, self.axes.size(MODEL)
         if processes > 1:
@@ -263,7 +284,8 @@ class _ForwardPass:
             [n for n in self.trained if n in self.params],
             program.axes,
             reshard=options.settings["fsdp_reshard"],
-            experts=experts,
+            parts=parts,
+            compiler=program.compiler,
         )
         self.outputs = {name: p.split for name, p in device_graph.outputs.items()}
         self.splits = dict(zip(part.gives, [*self.outputs.values(), *(splits[n] for n in self.trained)], strict=True))

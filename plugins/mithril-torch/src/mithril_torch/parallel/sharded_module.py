@@ -14,14 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from mithril import ops
 from mithril.base import TensorType
 from mithril.ir import Graph
 from mithril_torch.blocks import Block, Step, name_clash, run_step, submodule_of
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, REPLICA, MeshAxes, Split
-from mithril_torch.parallel.tensor_parallel import prepare
+from mithril_torch.parallel.tensor_parallel import prepare, use_own_cache
 from mithril_torch.segments import load_segments, repeated_blocks, segmented
 
 # Nothing modifies results of these modules in place.
@@ -44,10 +45,11 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         axes: MeshAxes,
         *,
         reshard: bool = True,
-        experts: Sequence[str] = (),
+        parts: Sequence[str] = (),
+        compiler: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self._experts = frozenset(experts)  # parameters of which each process uses its part only
+        self._parts = frozenset(parts)  # parameters that are split over the data axis in the graph itself
         self._axes, self._splits, self._trained = axes, splits, frozenset(trained)
         inputs = graph.with_role("param")
         self.paths = tuple(i.name for i in inputs)
@@ -63,11 +65,16 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         cut = segmented(graph, self._blocks)
         self._results = cut.results
         self._steps: list[Step] = []
-        for segment, code in zip(cut.segments, load_segments(cut.segments, load), strict=True):
+        codes_of_segments = load_segments(cut.segments, load)
+        if compiler is not None:
+            use_own_cache()
+            for code in dict.fromkeys(codes_of_segments):
+                code.forward = torch.compile(code.forward, **{"dynamic": False, **compiler})  # sizes are static
+        for segment, code in zip(cut.segments, codes_of_segments, strict=True):
             codes = self.get_submodule(segment.block)._segments[True] if segment.block else []
             self._steps.append(Step(segment, len(codes), code))
             codes.append(code)
-        self._distribute(reshard)
+        self._distribute(half_parameters(graph), reshard)
 
     # -- engines ------------------------------------------------------------------------------------------------------
     def _empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Parameter:
@@ -84,28 +91,36 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             )
         return torch.nn.Parameter(tensor, requires_grad=name in self._trained)
 
-    def _distribute(self, reshard: bool) -> None:
-        """Let ``fully_shard`` or ``replicate`` manage each block, then the rest."""
-        self._undivided: list[str] = []  # trained parameters that fully_shard cannot divide
+    def _distribute(self, halves: Mapping[str, str], reshard: bool) -> None:
+        """Let ``fully_shard`` or ``replicate`` manage each block, then the rest.
+
+        Parameters and gradients that are computed with in 16 bits travel as 16 bits.
+        """
+        self._undivided: list[str] = []  # trained parameters whose gradients are averaged here
         self._row_axes = [axis for axis in (DATA, CONTEXT) if self._axes.size(axis) > 1]
         if not self._row_axes:
             return
         stored, replicas = (PARTS, REPLICA) if self._axes.size(PARTS) > 1 else (DATA, CONTEXT)
+        managed = [n for n in self.paths if n not in self._parts and (not halves or n in halves)]
         engine: Any = replicate
-        options: dict[str, Any] = {"ignored_params": {self.get_parameter(n) for n in self._experts}}
-        if any(stored in self._splits[n] for n in self.paths if n not in self._experts):
+        options: dict[str, Any] = {"mesh": self._axes.over(*self._row_axes)}
+        if any(stored in self._splits[n] for n in managed):
             engine = fully_shard
-            parameters = {self.get_parameter(n): self._splits[n] for n in self.paths if n not in self._experts}
-            undivided = {p for p, split in parameters.items() if stored not in split}
-            self._undivided = [n for n in self.paths if self.get_parameter(n) in undivided and n in self._trained]
-            options["ignored_params"] |= undivided
-            options |= {
+            managed = [n for n in managed if stored in self._splits[n]]
+            parameters = {self.get_parameter(n): self._splits[n] for n in managed}
+            options = {
                 "mesh": self._axes.storage(stored, replicas),
                 "reshard_after_forward": None if reshard else False,  # None: all but the last
                 "shard_placement_fn": lambda p: Shard(parameters[p].index(stored)),
             }
-        else:
-            options["mesh"] = self._axes.over(*self._row_axes)
+        if halves:
+            dtype = getattr(torch, next(iter(halves.values())))
+            options["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=dtype, reduce_dtype=dtype, cast_forward_inputs=False
+            )
+        rest = [n for n in self.paths if n not in managed]
+        options["ignored_params"] = {self.get_parameter(n) for n in rest}
+        self._undivided = [n for n in rest if n in self._trained and n not in self._parts]
         for path in self._blocks:
             engine(self.get_submodule(path), **options)
         engine(self, **options)
@@ -156,11 +171,33 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             else:
                 local = torch.zeros_like(parameter) if gradient is None else gradient
             gradients[name] = local.detach()
-        for name in (*self._undivided, *(n for n in self._trained if n in self._experts)):
-            gradients[name] = gradients[name] / prod(map(self._axes.size, self._row_axes))
-            for axis in (a for a in self._row_axes if a != DATA or name not in self._experts):
-                dist.all_reduce(gradients[name], group=self._axes.get_group(axis))
+        self._average(gradients, self._undivided, self._row_axes)
+        parts = [n for n in self.paths if n in self._trained and n in self._parts]
+        self._average(gradients, parts, [axis for axis in self._row_axes if axis != DATA])
         return gradients
+
+    def _average(self, gradients: dict[str, torch.Tensor], names: Sequence[str], axes: Sequence[str]) -> None:
+        """Sum gradients over these axes, all of a dtype at once; divide them by the number of processes with rows."""
+        for dtype in {gradients[n].dtype: None for n in names}:
+            group = [n for n in names if gradients[n].dtype == dtype]
+            flat = torch.cat([gradients[n].reshape(-1) for n in group]) / prod(map(self._axes.size, self._row_axes))
+            if axes:
+                dist.all_reduce(flat, group=self._axes.over(*axes).get_group())
+            for name, part in zip(group, flat.split([gradients[n].numel() for n in group]), strict=True):
+                gradients[name] = part.view(gradients[name].shape)
+
+
+def half_parameters(graph: Graph) -> dict[str, str]:
+    """Return the parameters that a graph reads only as 16-bit floats, with the names of their dtypes."""
+    halves = {}
+    for i in graph.with_role("param"):
+        readers = graph.users.get(i.value, ())
+        dtypes = {node.result.dtype for node in readers if node.op is ops.cast}
+        if i.type.dtype.bits == 32 and len(dtypes) == 1 and all(node.op is ops.cast for node in readers):
+            dtype = next(iter(dtypes))
+            if dtype.is_float and dtype.bits == 16 and i.value not in graph.outputs:
+                halves[i.name] = dtype.name
+    return halves
 
 
 def _large_blocks(types: Mapping[str, TensorType]) -> list[str]:

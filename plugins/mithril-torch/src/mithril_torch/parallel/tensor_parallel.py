@@ -86,16 +86,24 @@ def distribute_parameters(module: torch.nn.Module, mesh: DeviceMesh, splits: Map
 
 
 @cache
-def prepare() -> None:
-    """Configure DTensor for generated code, once per process.
+def use_own_cache() -> None:
+    """Let this process have its own cache of compiled code.
 
-    Tensors that the code creates, such as masks and positions, count as replicated, forward and backward; PyTorch has
-    no rule for the attention kernel of CPUs. Each process has its own cache of compiled code: programs of ranks differ
-    in constants, which the keys of the cache do not contain.
+    Programs of ranks differ in constants, which the keys of the cache do not contain.
     """
     rank = f"rank-{dist.get_rank()}-of-{dist.get_world_size()}"
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, rank)
+
+
+@cache
+def prepare() -> None:
+    """Configure DTensor for generated code, once per process.
+
+    Tensors that the code creates, such as masks and positions, count as replicated, forward and backward; PyTorch has
+    no rule for the attention kernel of CPUs.
+    """
+    use_own_cache()
     _replicating.enter_context(implicit_replication())
     aten = torch.ops.aten
     forward = aten._scaled_dot_product_flash_attention_for_cpu.default
