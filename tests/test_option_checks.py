@@ -41,10 +41,6 @@ def network() -> Model:
         ({"quantization_aware": {"keep": ["haed"]}}, "did you mean 'head'"),
         ({"trainable": ["nosuch*"]}, "matches no parameter or input"),
         ({"shapes": {"input": [64, 16]}, "hints": {"input_batch_size_range": (1, 32)}}, "has 64 rows, outside of"),
-        (
-            {"shapes": {"input": ["B", 16]}, "static_inference": True},
-            "requires static shapes, but 'input' has a symbolic size",
-        ),
         ({"timeout": -1}, "expected float above 0"),
         ({"static_inference": True, "gradient_checkpointing": True, "strict": True}, "computes no gradients"),
         ({"mobile_options": {"arch": "x86_64"}, "strict": True, "shapes": {}}, "which is for: c"),

@@ -327,3 +327,33 @@ def test_repeated_calls_check_the_sizes_again():
     expected = [compiled.evaluate(params, {"input": x})["output"] for x in arrays]
     for k in (0, 0, 0, 1, 1, 1, 0, 1, 0, 0):
         np.testing.assert_array_equal(compiled.evaluate(params, {"input": arrays[k]})["output"], expected[k])
+
+
+NARROW = {
+    "int8": {"quantization": {"activations": "dynamic"}},
+    "nf4": {"quantization": {"weights": "nf4"}},
+    "int4": {"quantization": {"weights": "int4"}},
+    "bfloat16": {"precision": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("cpu", [{}, {"vector_bytes": 16}], ids=str)
+@pytest.mark.parametrize("kind", NARROW)
+def test_narrow_products_run_any_number_of_rows(kind, cpu):
+    """Weights are embedded and packed; the last rows are tiles of 1, 2, 4, ... rows."""
+    model = Model.create(outputs={"output": Linear(40)(Relu()(Linear(128)(IOKey("input"))))})
+    options = {"static_inference": True, **NARROW[kind]}
+    shapes = {"input": [None, 64]}
+    compiled = ml.compile(model, "c", shapes=shapes, cpu_options=cpu, num_threads=2, **options)
+    reference = ml.compile(model, "numpy", shapes=shapes, **options)
+    params = compiled_on("numpy", model, (2, 64)).randomize_params(0)
+    for c in (compiled, reference):
+        c.bind(params)
+    for n in (1, 7, 2, 16, 31, 33, 300, 0):
+        x = {"input": np.random.default_rng(n).normal(size=(n, 64)).astype(np.float32)}
+        result, expected = (np.asarray(c(x)["output"]).astype(np.float32) for c in (compiled, reference))
+        bound = (1e-2 if kind in ("bfloat16", "int8") else 1e-5) * np.abs(expected).max(initial=1.0)
+        np.testing.assert_allclose(result, expected, rtol=0, atol=bound, err_msg=str(n))
+    assert len(compiled.programs) == 1
+    functions = compiled.programs[-1].executable.program.functions.values()
+    assert any(f.pieces for f in functions)  # the tiles of narrow elements

@@ -189,3 +189,16 @@ def test_running_statistics_are_calibrated() -> None:
     result.bind(params, state)
     assert error(result({"input": image})["output"], exact({"input": image})["output"]) < 0.03
     assert count(result, ops.quantize) == 2
+
+
+def test_rows_of_rank_three_are_added_to_an_earlier_value():
+    """The product of rows replaces one of rank 3, in its position."""
+    x = ml.IOKey("input")
+    model = ml.Model.create(outputs={"output": x + Linear(16)(x)})
+    options = {"static_inference": True, "quantization": {"activations": "dynamic"}}
+    compiled = ml.compile(model, "numpy", shapes={"input": [None, None, 16]}, **options)
+    plain = ml.compile(model, "numpy", shapes={"input": [2, 3, 16]}, inference=True)
+    params = plain.randomize_params(0)
+    rows = np.random.default_rng(0).normal(size=(2, 3, 16)).astype(np.float32)
+    expected = plain.evaluate(params, {"input": rows})["output"]
+    np.testing.assert_allclose(compiled.bind(params)({"input": rows})["output"], expected, atol=0.05)

@@ -23,19 +23,11 @@ WITHOUT_ARENA = {
 
 
 def check_sizes(settings: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> None:
-    """Raise OptionError if declared sizes conflict with the batch range or with ``static_inference``."""
+    """Raise OptionError if declared sizes conflict with the batch range."""
     sizes = {name: spec.shape[0] for name, spec in specs.items() if spec.shape}
     if wrong := outside_of_batches(settings, sizes):
         name = next(iter(sizes))
         raise OptionError(f"shapes: {wrong}", hint=f"shapes={{'{name}': [None, ...]}} leaves the batch to the hint")
-    for name, spec in specs.items():
-        if settings["static_inference"] and spec.shape is not None and not is_static(spec.shape):
-            open_sizes = ", ".join(map(str, spec.shape))
-            raise OptionError(
-                f"static_inference=True requires static shapes, but '{name}' has a symbolic size: [{open_sizes}]",
-                facts=[spec.where] if spec.where else [],
-                hint="pass ints in shapes=, or use inference=True, which supports all sizes",
-            )
 
 
 def outside_of_batches(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> str | None:

@@ -26,10 +26,10 @@ def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads
     if target.arch is not None:
         message = f"compiled for this CPU to be called here; compiled.export(folder) writes C for {target.arch}"
         options.decisions.record("choice", message)
-    graph = integer_products.fused(graph, machine)
     if any(symbols(*i.type.shape) for i in graph.inputs):
         executable = any_size(graph, machine, target, options)
     else:
+        graph = integer_products.fused(graph, machine)
         machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
         executable = compile_graph.compiled(graph, machine, target, options.settings["cache"])
     executable.plugins = options.plugins
@@ -44,6 +44,7 @@ def any_size(graph: Graph, machine: Machine, target: CompileTarget, options: Bui
     if graph.results_of("gradient") or any(i.role == "param" and i.tags.get("donated") for i in graph.inputs):
         raise ExactSizesRequired("gradients are computed by programs of exact sizes")
     try:
+        graph = integer_products.fused(graph, machine)
         return compile_graph.compiled(graph, machine, target, options.settings["cache"])
     except ExactSizesRequired:
         raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.backend import ExactSizesRequired
 from mithril.base import TensorType, float32, int32
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
@@ -16,7 +15,7 @@ from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
-from mithril_cbackend.lowering.matmul.microkernel import count
+from mithril_cbackend.lowering.matmul.microkernel import count, overlapping_tiles
 from mithril_cbackend.lowering.words import group_tiles, group_tiles_c
 from mithril_cbackend.lowering.words.group_operation import group_product
 from mithril_cbackend.lowering.words.group_tiles import COLUMNS, GroupForm
@@ -30,13 +29,10 @@ def form_of(node: Node, machine: Machine) -> GroupForm:
     return GroupForm(a["group"], a["has_offsets"], a["is_half"], is_bytes, lanes, level)
 
 
-def sizes(node: Node) -> tuple[int, int, int]:
+def sizes(node: Node) -> tuple[Any, int, int]:
     """Return the rows, the columns, and the terms of a sum."""
     *lead, terms = shape_of(operand(node))
-    rows = math.prod(lead)
-    if not isinstance(rows, int):
-        raise ExactSizesRequired("tiles of products with 4-bit weights have a fixed number of rows")
-    return rows, node.attributes["columns"], terms
+    return math.prod(lead), node.attributes["columns"], terms
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
@@ -78,8 +74,13 @@ class GroupProduct:
             self.add_groups(self.sums)
         work = self.rows * self.columns * self.terms // PRODUCTS
         panels = count(self.columns, COLUMNS)
-        full, rest = divmod(self.rows, self.form.rows)
         with frame.share("panel", panels, work) as (_, number):
+            if not isinstance(self.rows, int):
+                for loop, rows in overlapping_tiles(frame, self.rows, self.form.rows):
+                    with loop as row:
+                        self.tile(row, rows, number, panels)
+                return
+            full, rest = divmod(self.rows, self.form.rows)
             with frame.reader.loop("tile", full) as tile:
                 if full:
                     self.tile(tile * self.form.rows, self.form.rows, number, panels)

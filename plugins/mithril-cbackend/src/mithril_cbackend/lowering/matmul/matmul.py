@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import ShapeError, TensorType
+from mithril.base import TensorType
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of, typical
@@ -39,6 +39,7 @@ from mithril_cbackend.lowering.matmul.microkernel import (
 GROUP = 4  # panels per tile of rows, if the rows exceed the L2 cache
 STRIP = 64  # rows of the left operand per packing task
 ROWS = 2048  # rows of the left operand that are packed before they are used, at most
+BLOCK = 256  # the same for symbolic rows: the buffer has this size however few there are
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
         else 0
     )
     if copied and not isinstance(product.m, int):
-        raise ShapeError(f"the rows of a product are symbolic and have to be copied: {product.m}")
-    if copied > ROWS:
+        copied = BLOCK
+    elif copied > ROWS:
         copied = -(-product.m // (count(product.m, ROWS) * STRIP)) * STRIP
     return Plan(tile, depth, group, copied)
 
@@ -177,9 +178,14 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
     return frame.finish()
 
 
-def segments(total: int, size: int) -> list[tuple[int, int, int]]:
-    """Split a size into segments of equal size and the remainder; return (start, count, size) of each."""
-    parts, rest = divmod(total, size)
+def segments(total: Any, size: int) -> list[tuple[Any, Any, Any]]:
+    """Split a size into segments of equal size and the remainder; return (start, count, size) of each.
+
+    A symbolic size may have no remainder: its count is then zero at run time.
+    """
+    parts, rest = total // size, total % size
+    if not isinstance(total, int):
+        return [(0, parts, size), (parts * size, t.select(t.index(rest) > 0, t.index(1), t.index(0)), rest)]
     return [s for s in ((0, parts, size), (parts * size, 1, rest)) if s[1] and s[2]]
 
 
@@ -320,7 +326,8 @@ class Part:
     def copy_left(self) -> None:
         s = self.tiles
         for first, strips, rows in segments(self.rows, STRIP):
-            with s.share("strip", strips, self.work // GROUP if strips > 1 else 0) as (_, strip):
+            is_long = not isinstance(strips, int) or strips > 1
+            with s.share("strip", strips, self.work // GROUP if is_long else 0) as (_, strip):
                 self.copy_rows(first + strip * STRIP, rows)
 
     def copy_rows(self, first: Any, rows: int) -> None:

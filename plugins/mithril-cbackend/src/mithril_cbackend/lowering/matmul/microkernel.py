@@ -249,6 +249,34 @@ def tiles(
         yield nullcontext(full_tiles * tile.rows), rest
 
 
+def overlapping_tiles(frame: KernelBuilder, m: Any, rows: int) -> Iterator[tuple[AbstractContextManager[Any], int]]:
+    """Yield loops over tiles of a symbolic number of rows with their heights; a loop returns the first row of a tile.
+
+    The last tile has a power of two of rows, ends with the last row, and repeats rows of the one before. Fewer rows
+    than a full tile has are two tiles of the largest power of two that fits.
+    """
+    m, code = t.index(m), frame.code
+
+    @contextmanager
+    def over_full_tiles() -> Iterator[Any]:
+        with frame.reader.loop("tile", m // rows) as tile:
+            yield tile * rows
+
+    @contextmanager
+    def over_last(smaller: int, height: int) -> Iterator[Any]:
+        rest, none = t.index(m % rows), t.index(0)
+        after = t.select((rest > smaller) & (rest <= height), t.index(1), none)  # of full tiles
+        few = t.select((m >= height) & (m < 2 * height), t.select(m > height, t.index(2), t.index(1)), none)
+        number = code.let(t.select(m >= rows, after, few), "number")
+        with frame.reader.loop("last", number) as i:
+            yield code.let(t.select(t.equal(i, number - 1), m - height, none), "row")
+
+    yield over_full_tiles(), rows
+    heights = [1 << k for k in range((rows - 1).bit_length())]
+    for smaller, height in pairwise([0, *heights, rows] if rows > 1 else []):
+        yield over_last(smaller, height), height
+
+
 def multiply_tile(
     frame: KernelBuilder,
     row: Any,

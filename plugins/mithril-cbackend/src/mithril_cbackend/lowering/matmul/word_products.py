@@ -22,7 +22,7 @@ from mithril_cbackend.lowering.element.storage_dtypes import computed, to_storag
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import gemv, word_packing
 from mithril_cbackend.lowering.matmul.matmul_form import Product, StridedOperand, strided_operand
-from mithril_cbackend.lowering.matmul.microkernel import count
+from mithril_cbackend.lowering.matmul.microkernel import count, overlapping_tiles
 from mithril_cbackend.lowering.words import c_tiles, llvm_tiles
 from mithril_cbackend.lowering.words.llvm_tiles import AMX, BYTES, PAIRS, Instructions
 
@@ -73,11 +73,13 @@ class WordProduct:
     def rows(self) -> int:
         """Rows of a tile, balanced so that the last one is almost full unless its instructions come in blocks."""
         m, limit = self.product.m, self.use.rows
+        if not isinstance(m, int):
+            return limit
         return min(m, limit) if self.use.level == AMX else -(-m // count(m, limit))
 
     def group(self, machine: Machine) -> int:
         """Return the number of panels that are multiplied with each tile of rows."""
-        rows, panel = self.product.m * self.depth * 4, self.columns * self.depth * 4
+        rows, panel = typical(self.product.m) * self.depth * 4, self.columns * self.depth * 4
         return max(1, min(4, machine.cache // 4 // panel)) if rows > machine.cache // 2 else 1
 
 
@@ -257,6 +259,11 @@ class Panels:
         """Multiply tiles of rows with the panels of a group; the last tile of all may have fewer rows."""
         word, frame, p = self.word, self.frame, self.word.product
         rows = word.rows
+        if not isinstance(p.m, int):
+            for loop, height in overlapping_tiles(self.frame, p.m, rows):
+                with loop as row, frame.reader.loop("panel", size) as i:
+                    self.tile(row, height, first + i, slot + i, left)
+            return
         short = p.m % rows
         with frame.reader.loop("tile", blocks) as block, frame.reader.loop("panel", size) as i:
             tile = offset + block
