@@ -1,7 +1,8 @@
-"""Steps of ``compiled.to_module()`` on two processes against the same transformer written in PyTorch.
+"""Steps of ``compiled.to_module()`` and of ``ml.Trainer`` on two processes against the transformer written in PyTorch.
 
 ``python benchmarks/bench_processes.py``: forward, backward and AdamW with ``fully_shard`` and with
-``DistributedDataParallel``, interleaved; medians, and the bytes of parameters, gradients and moments of each process.
+``DistributedDataParallel`` (the trainer: ``parallelism="fsdp"`` and ``"data"``), interleaved; medians, and the bytes of
+parameters, gradients and moments of each process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BLOCKS, FEATURES, HEADS, VOCABULARY, ROWS, TOKENS = 4, 128, 4, 512, 8, 64
 ROUNDS = 40
 
 
-def generated(approximate: str) -> Any:
+def transformer(approximate: str) -> Model:
     x = Embedding(VOCABULARY, FEATURES, name="wte")(IOKey("tokens"))
     for k in range(BLOCKS):
         i = IOKey("x")
@@ -35,8 +36,11 @@ def generated(approximate: str) -> Any:
         f = Gelu(approximate=approximate)(Linear(4 * FEATURES, name="fc")(LayerNorm(FEATURES, name="ln_2")(h)))
         x = Model.create(outputs={"y": h + Linear(FEATURES, name="proj")(f)}, name=f"h{k}")(x)
     logits = Linear(VOCABULARY, name="head")(LayerNorm(FEATURES, name="ln_f")(x))
-    model = Model.create(outputs={"logits": logits})
-    return ml.compile(model, "torch", shapes={"tokens": ["B", TOKENS]}).to_module()
+    return Model.create(outputs={"logits": logits})
+
+
+def generated(approximate: str) -> Any:
+    return ml.compile(transformer(approximate), "torch", shapes={"tokens": ["B", TOKENS]}).to_module()
 
 
 class Attention(torch.nn.Module):
@@ -114,6 +118,28 @@ def step_of(make: Callable[[str], Any], way: str, approximate: str) -> tuple[Cal
     return step, memory
 
 
+def trainer_step(way: str, approximate: str) -> tuple[Callable[[], float], Callable[[], int]]:
+    """Return a step of the trainer on the rows of both processes, which it divides."""
+    trainer = ml.Trainer(
+        transformer(approximate),
+        ml.AdamW(1e-3),
+        loss="cross_entropy",
+        backend=ml.TorchBackend(device_mesh=(2,)),
+        parallelism="fsdp" if way == "fully_shard" else "data",
+        progress=False,
+    )
+    generator = torch.Generator().manual_seed(0)
+    tokens, target = (torch.randint(0, VOCABULARY, (2 * ROWS, TOKENS), generator=generator) for _ in range(2))
+    batch = {"tokens": tokens.to(torch.int32), "target": target}
+
+    def memory() -> int:
+        arrays = trainer.engine.arrays
+        trained = [arrays[n] for n in trainer.engine.trained]  # gradients have the size of parameters
+        return sum(getattr(x, "to_local", lambda x=x: x)().nbytes for x in (*arrays.values(), *trained))
+
+    return lambda: float(trainer.step(batch)["loss"]), memory
+
+
 def main() -> None:
     if "RANK" not in os.environ:
         launch_others(2)
@@ -124,6 +150,7 @@ def main() -> None:
         steps = {
             name: step_of(make, way, approximate) for name, make in (("generated", generated), ("written", Written))
         }
+        steps["trainer"] = trainer_step(way, approximate)
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         for k in range(ROUNDS):
             for name in list(steps)[:: 1 if k % 2 else -1]:
@@ -134,13 +161,12 @@ def main() -> None:
                     seconds[name].append(time.perf_counter() - start)
         if dist.get_rank() == 0:
             times = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
-            ratio = statistics.median(a / b for a, b in zip(seconds["generated"], seconds["written"], strict=True))
             memory = {name: memory() / 2**20 for name, (_, memory) in steps.items()}
-            print(
-                f"{way}, gelu {approximate}: {times['generated']:.1f} ms / {times['written']:.1f} ms, {ratio:.3f}",
-                end="; ",
-            )
-            print(f"{memory['generated']:.2f} MiB / {memory['written']:.2f} MiB on each process", flush=True)
+            print(f"{way}, gelu {approximate}: written {times['written']:.1f} ms, {memory['written']:.2f} MiB", end="")
+            for name in ("generated", "trainer"):
+                ratio = statistics.median(a / b for a, b in zip(seconds[name], seconds["written"], strict=True))
+                print(f"; {name} {times[name]:.1f} ms, {ratio:.3f}, {memory[name]:.2f} MiB", end="")
+            print(flush=True)
     dist.destroy_process_group()
 
 
