@@ -229,6 +229,13 @@ def test_products_recompute_their_operands_for_up_to_two_consumers(product, shap
 
     assert "tanh" not in materialized(between, *shapes)
 
+    def slowly(x, w, v):
+        h = operation(x, w)
+        read = ops.sin(h)
+        return operation(read, v), ops.sum(read * h)
+
+    assert "sin" in materialized(slowly, *shapes)
+
     def thrice(x, w, v):
         h = operation(x, w)
         read = ops.tanh(h)

@@ -18,6 +18,7 @@ from mithril.ir import Graph, Node, Value
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.xla_model.convolutions import is_kernel_gradient
 
+SLOW = frozenset({ops.sin, ops.cos, ops.tan})  # a TPU has no instruction for them: never computed again
 _OFTEN = 2  # products that recompute a value; for more of them (queries, keys, values) it is materialized
 
 
@@ -158,6 +159,8 @@ def _should_recompute(
     pending, chain, extended_bytes = [node], {node}, 0
     while pending:
         current = pending.pop()
+        if current.op in SLOW:
+            return False
         if is_expensive(current) and not products and not (tpu and _only_in(product_kernels, v, graph, inner)):
             return False
         for o in current.operands:
