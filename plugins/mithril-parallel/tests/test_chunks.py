@@ -25,6 +25,7 @@ MIXING = {
     "logcumsumexp": "accumulates over all examples",
     "nms": "compares all boxes",
     "qr": "factors a matrix of all examples",
+    "randint": "draws from one key for all elements",
     "roi_align": "reads the image of each box by index",
     "scatter": "replaces examples by index",
     "scatter_add": "adds to examples by index",

@@ -171,7 +171,7 @@ def test_a_slice_at_computed_positions_has_a_gradient():
     starts = ops.cast(ml.IOKey("starts"), dtype="int32")
     model = Model.create(outputs={"y": ops.dynamic_slice(Linear(4)(ml.IOKey("x")), starts, sizes=(1, 2))})
     module = ml.compile(model, "torch", shapes={"x": [2, 3], "starts": [2]}).to_module()
-    module(torch.ones(2, 3), torch.tensor([0.0, 1.0])).sum().backward()
+    module(x=torch.ones(2, 3), starts=torch.tensor([0.0, 1.0])).sum().backward()
     assert module.get_parameter("linear.bias").grad.tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
