@@ -27,7 +27,7 @@ COMBINED = 120 << 20  # bytes of the gradients that XLA reduces in one collectiv
 
 # The TPU compiler's memory beyond the arguments, as a multiple of the estimate: the smallest and the largest of the
 # models in benchmarks/bench_plans.py, bench_fsdp.py and bench_tpu.py, with a margin.
-PRODUCTS, IMAGES = (0.45, 1.35), (0.35, 2.1)
+PRODUCTS, IMAGES, FULLY_SHARDED = (0.45, 1.35), (0.35, 2.1), (0.45, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ def estimate_memory(
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
     lifetimes = _gathered_lifetimes(fused, sharding) + (copies(fused, sharding, images(graph)) if tiled else [])
     error = IMAGES if any(is_windowed_product(node) for node in graph.nodes) else PRODUCTS
+    if sharding.stored:
+        error = FULLY_SHARDED
     return MemoryEstimate(arguments, outputs, aliased, _temporaries(fused, sharding, results, size, lifetimes), error)
 
 
