@@ -132,7 +132,7 @@ def cheaper_plan(
         few, many = (_least_loss(plans, [costs[n][1:] for n in part]) for part in (batches[:k], batches[k:]))
         pairs.append((few[0] + many[0], BySize(limit, few[1], many[1])))
     pair_loss, pair = min(pairs, key=lambda row: row[0])
-    return pair if 1.15 * pair_loss < loss else one
+    return pair if 1.03 * pair_loss < loss else one
 
 
 def _least_loss(plans: Sequence[Any], costs: Sequence[Sequence[float]]) -> tuple[float, Any]:

@@ -175,7 +175,7 @@ def plans_for(
 ) -> list[Plan]:
     """Return the possible plans for a convolution of these sizes."""
     height, depth, width = layout.result[0], in_channels * math.prod(layout.kernel), math.prod(layout.result[1:])
-    image_groups = [(height, d) for d in several(batch) if d * height * width <= 128]
+    image_groups = [(height, d) for d in several(batch, 1) if d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
     fitting = [(r, d) for r, d in slabs + image_groups if r * d * width * depth <= CACHED_ELEMENTS] or [(1, 1)]
     return [

@@ -16,12 +16,18 @@ from mithril_cbackend.lowering.matmul.microkernel import Tile
 
 BATCHES = (1, 3, 8, 32)  # for which the plan of a symbolic batch is selected
 ROOM = (2, 4, 8, 16, 32)
+FEW = 64  # rows of a block of a symbolic batch, if it has several images
 LAST = (1, 2, 4, 8, 16)  # rows of the tiles that compute the rest of a block
 
 
-def several(batch: Any) -> Sequence[int]:
-    """Return the possible numbers of images in a block, more than one."""
-    return [d for d in range(2, batch + 1) if batch % d == 0] if isinstance(batch, int) else ROOM
+def several(batch: Any, rows: int) -> Sequence[int]:
+    """Return the possible numbers of images in a block, more than one, for images of this number of rows.
+
+    Room that a small batch leaves unused makes strides long: it is limited to that of a few tiles.
+    """
+    if isinstance(batch, int):
+        return [d for d in range(2, batch + 1) if batch % d == 0]
+    return [d for d in ROOM if d * rows <= FEW]
 
 
 def block_at(frame: KernelBuilder, number: Any, batch: Any, images: int) -> tuple[Any, Any]:

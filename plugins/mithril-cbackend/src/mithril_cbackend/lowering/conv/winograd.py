@@ -158,7 +158,7 @@ def plans(node: Node, machine: Machine) -> list[Plan]:
     )
     height = image_plan.rows
     slabs = [replace(image_plan, rows=r) for r in range(1, height + 1) if height % r == 0]
-    return slabs + [replace(image_plan, images=d) for d in several(batch)]
+    return slabs + [replace(image_plan, images=d) for d in several(batch, math.prod(image_plan.grid))]
 
 
 class Winograd:
