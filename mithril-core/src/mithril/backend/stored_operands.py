@@ -18,7 +18,8 @@ COMPARES_INSIDE = frozenset({ops.max_pool_positions})  # the helper compares ele
 def with_stored_operands(graph: Graph, own_comparisons: frozenset[Op] = frozenset()) -> Graph:
     """Return the graph with a barrier behind each value that is compared with its own elements: it is stored once.
 
-    ``own_comparisons`` are operations whose gradients in the framework compare, too.
+    ``own_comparisons`` are operations with an operand ``x`` that compare its elements in the framework, or whose
+    gradients there do.
     """
     changed = [
         node.replaced(regions=tuple(with_stored_operands(r, own_comparisons) for r in node.regions))
@@ -48,7 +49,8 @@ def compared_with_itself(graph: Graph, comparing: frozenset[Op] = COMPARES_INSID
         if node.op in COMPARISONS and any(v is not None and v.dtype.is_float for v in node.operands):
             stored |= _sources_read_twice(graph, node)
         if node.op in comparing:
-            stored |= _computed(graph, {v for v in node.operands if v is not None and v.dtype.is_float})
+            value = node.operands[node.op.operands.index("x")]
+            stored |= _computed(graph, {value} if value is not None and value.dtype.is_float else set())
     return stored
 
 

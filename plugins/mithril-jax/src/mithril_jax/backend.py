@@ -26,7 +26,7 @@ from mithril.backend import (
 )
 from mithril.base import BackendError, Decisions, OptionError, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, cotangent_name, iterate, result_name
-from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
+from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
 from mithril_jax import process_config
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature
 from mithril_jax.lowering import table, with_unroll
@@ -34,6 +34,7 @@ from mithril_jax.mesh import mesh_execution, pipeline_parallel
 from mithril_jax.native_semantics import DIFFERENT, native_table
 
 ALIGNMENT = 64
+OWN_COMPARISONS = frozenset({max_pool_grad})  # compares elements with the maximum of their window
 PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
 
@@ -155,7 +156,7 @@ class JaxBackend(SourceBackend):
 
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
         """Build one program without pipeline stages."""
-        return super().build(with_stored_operands(graph), options)
+        return super().build(with_stored_operands(graph, OWN_COMPARISONS), options)
 
     def build_pipeline(
         self, graph: Graph, options: BuildOptions, axes: Mapping[str, int], specs: Mapping[str, Any]
@@ -163,11 +164,11 @@ class JaxBackend(SourceBackend):
         """Build one program for all stages of a pipeline."""
 
         def build_task(task: Graph) -> tuple[str, Forward]:
-            text, arrays = SourceBackend.generate(self, with_stored_operands(task), options)
+            text, arrays = SourceBackend.generate(self, with_stored_operands(task, OWN_COMPARISONS), options)
             return text, self.loaded(Source(text, arrays))
 
         source, forward = pipeline_parallel.pipelined(build_task, graph, options, axes, specs)
-        run = self.finish(forward, with_stored_operands(graph), options)
+        run = self.finish(forward, with_stored_operands(graph, OWN_COMPARISONS), options)
         executable = SourceExecutable(graph, source, forward, run)
         executable.differentiated = True  # several generated functions cannot be cached as one
         return executable
