@@ -294,7 +294,8 @@ class ArgumentShardings:
         arrays = []
         for region, holders in devices.items():
             part = read(tuple(slice(*bounds) for bounds in region))
-            arrays += [jax.device_put(part, device) for device in holders]
+            # Copies are asynchronous: waiting lets the part go before the next one is read.
+            arrays += jax.block_until_ready([jax.device_put(part, device) for device in holders])
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
