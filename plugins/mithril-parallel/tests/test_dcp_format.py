@@ -25,7 +25,7 @@ def save(folder, world, value=WEIGHT, **options):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_two_processes_write_one_checkpoint_that_torch_reads(tmp_path):
-    results = together(lambda world: save(tmp_path, world, shared=True), worlds())
+    results = together(lambda world: save(tmp_path, world, shared=True), worlds(timeout=60.0))
     assert results == [None, None]
     reader = Reader(tmp_path)
     assert reader.metadata == {"steps": 3}
@@ -37,7 +37,7 @@ def test_two_processes_write_one_checkpoint_that_torch_reads(tmp_path):
 
 
 def test_process_that_dies_while_saving_leaves_the_previous_checkpoint(tmp_path):
-    together(lambda world: save(tmp_path, world, shared=True), worlds())
+    together(lambda world: save(tmp_path, world, shared=True), worlds(timeout=60.0))
     errors = together(
         lambda world: save(tmp_path, world, -WEIGHT, shared=True) if world.rank == 0 else world.from_first(None, "x"),
         worlds(timeout=1.0),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril_parallel import watchdog
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.checkpoint import Reader, begin_save
 from mithril_parallel.sharding.storage import DamagedError
@@ -185,6 +186,33 @@ def test_full_disk_of_one_process_is_an_error_of_all(tmp_path):
     assert len(os.listdir(tmp_path)) == 3, "no litter"
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_process_that_cannot_commit_is_named_by_all(tmp_path, asynchronous):
+    (tmp_path / "commit.json").mkdir()  # cannot be replaced by a file
+
+    def save(world):
+        options = {"shared": True, "asynchronous": asynchronous}
+        begin_save(tmp_path, {"w": half(world.rank, 1)["w"]}, {}, world, **options).finish()
+
+    for error in together(save, worlds(timeout=60.0)):
+        assert str(error).startswith(f"process 0 could not write the commit of '{tmp_path}'")
+        assert "hint: check the free space" in str(error)
+
+
+def test_errors_of_the_thread_that_saves_are_raised(tmp_path, monkeypatch):
+    world = World()
+    monkeypatch.setattr(world, "gather", lambda *_: (_ for _ in ()).throw(ConnectionError("the store is closed")))
+    save = begin_save(tmp_path, {"w": np.ones(2)}, {}, world, asynchronous=True)
+    with pytest.raises(ml.BackendError, match="could not be saved\n  ConnectionError: the store is closed"):
+        save.finish()
+
+
+def test_folders_of_other_libraries_are_recognized_as_unfinished_saves(tmp_path):
+    (tmp_path / "dcp-0123").mkdir()
+    with pytest.raises(DamagedError, match="a save that did not finish"):
+        Reader(tmp_path)
+
+
 def test_disks_of_nodes_hold_the_parts_of_their_processes(tmp_path):
     def save(world):
         arrays = {"w": np.full((4, 3), 7, np.float32)}
@@ -226,6 +254,8 @@ def test_object_store(tmp_path):
     assert saved(folder, 2) == [None, None]
     np.testing.assert_array_equal(Reader(folder).tensors["w"].read(), np.full((4, 3), 2, np.float32))
     assert len(Reader(folder).folder.names()) == 3
+    with pytest.raises(ml.OptionError, match="needs a folder of the file system(.|\n)*format='dcp'"):
+        begin_save(f"memory://{tmp_path.name}/orbax", {}, {}, World(), format="orbax")
     with pytest.raises(ml.PluginError, match="fsspec cannot open 'nowhere://x'"):
         Reader("nowhere://x")
 
@@ -342,13 +372,13 @@ def test_error_of_a_collective_names_the_lost_process(dogs):
 
 
 def test_waits_after_an_error_are_short(monkeypatch):
-    ended = ends(monkeypatch)
-    dog = Watchdog(worlds(3, timeout=4.5)[0])
-    dog.start()
+    monkeypatch.setattr(watchdog.atexit, "register", lambda *_: None)
+    dog = Watchdog(worlds(3, timeout=60.0)[0])
+    assert not dog._is_overdue()
     with pytest.raises(ml.BackendError), dog.waiting("step 2", collective=False):
         raise ml.BackendError("a collective failed")
-    start = time.monotonic()
+    assert dog._deadline - time.monotonic() <= 20  # a third of the timeout
     with dog.waiting("the end of the last save"):
-        wait_for(ended)
-    assert time.monotonic() - start < 4  # a third of the timeout is 1.5
-    assert ended[0][0] == 0
+        assert not dog._is_overdue()
+        dog._deadline -= 20
+        assert dog._is_overdue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections import Counter
@@ -338,13 +339,37 @@ def gradients_travel_as_16_bits():
 
 
 def forward_passes_are_compiled():
-    hidden = Relu()(Linear(6, name="first")(IOKey("x")))
-    model = Model.create(outputs={"y": Linear(4, name="second")(hidden)})
-    rows = {"x": np.random.default_rng(7).standard_normal((8, 4), np.float32), "target": np.ones((8, 4), np.float32)}
-    make, options = lambda size: (model, rows, "mse_loss"), {"jit": True, "jit_options": {"backend": "aot_eager"}}
-    expected = changes(make, "small", (2,), parallelism="fsdp")
-    assert_same([changes(make, "small", (2,), parallelism="fsdp", **options)], [expected])
+    options = {"jit": True, "jit_options": {"backend": "aot_eager"}}
+    expected = changes(language, "small", (2,), parallelism="fsdp")
+    torch._dynamo.utils.counters.clear()
+    assert_same([changes(language, "small", (2,), parallelism="fsdp", **options)], [expected])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+class Surroundings(TorchDispatchMode):
+    """Records the number of threads and the cache of torch.compile at each operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.add((torch.get_num_threads(), os.environ.get("TORCHINDUCTOR_CACHE_DIR")))
+        return function(*args, **(kwargs or {}))
+
+
+def run_options_apply_on_a_mesh():
+    """Apply the number of threads and the cache folder during a call only, also in a pipeline."""
+    folder, before = tempfile.mkdtemp(), (torch.get_num_threads(), os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
+    jit = {"jit": True, "jit_options": {"backend": "eager"}, "cache_dir": folder}
+    for mesh, options in (((2,), jit), ((1, 1, 2), {})):
+        compiled, params, _ = stepped(ml.TorchBackend(device_mesh=mesh), num_threads=3, **options)
+        with Surroundings() as surroundings:
+            compiled.evaluate(params, X, G)
+        assert {threads for threads, _ in surroundings.seen} == {3}
+        expected = f"{folder}/inductor" if options else before[1]
+        assert {str(cache) for _, cache in surroundings.seen} == {str(expected)}, surroundings.seen
+        assert (torch.get_num_threads(), os.environ.get("TORCHINDUCTOR_CACHE_DIR")) == before
 
 
 def a_step_of_several_passes():
@@ -399,6 +424,19 @@ def sharded_parameters():
     loaded = ml.load_sharded(folder[0], other)
     assert loaded["fc.weight"].to_local().numel() * world == params["fc.weight"].numel()
     assert_same(on_numpy(other, [loaded]), [params])
+
+
+def forward_passes_with_other_parameters():
+    """Evaluate a model of repeated blocks with one set of parameters after another."""
+    model, batch, _ = language("small")
+    tokens = {"tokens": batch["tokens"]}
+    single = ml.compile(model, ml.TorchBackend())
+    sets = [single.randomize_params(seed) for seed in range(2)]
+    expected = [single.evaluate(params, tokens) for params in sets]
+    for options in ({}, {"parallelism": "fsdp"}, {"parallelism": "fsdp", "fsdp_reshard": False}):
+        compiled = ml.compile(model, ml.TorchBackend(device_mesh=(2,)), **options)
+        results = [compiled.evaluate(params, tokens) for params in sets]
+        assert_same(on_numpy(compiled, results), on_numpy(single, expected))
 
 
 def gradients_of_16_bits():

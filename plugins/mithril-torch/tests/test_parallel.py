@@ -27,6 +27,7 @@ ON_TWO = (
     "collectives_are_those_expected",
     "gradients_of_16_bits",
     "sharded_parameters",
+    "forward_passes_with_other_parameters",
 )
 REJECTED = ("conflicting_options_are_rejected",)
 TRAINED = ("training", "gradients_of_several_kinds_of_models", "dropout_draws_the_numbers_of_one_device")
@@ -37,6 +38,7 @@ TRAINED_ON_TWO = (
     "tokens_travel_to_experts",
     "gradients_travel_as_16_bits",
     "forward_passes_are_compiled",
+    "run_options_apply_on_a_mesh",
     "a_step_of_several_passes",
     "the_layer_that_is_not_finite_is_named",
 )
@@ -163,7 +165,13 @@ def test_only_a_script_starts_processes():
         ((1, 2), {"parallelism": ("context", "model")}, "'model' conflicts with 'context'"),
         ((1, 1, 2), {"pipeline_stages": 3}, "conflicts with device_mesh"),
         ((1, 1, 2), {"parallelism": "data"}, "conflicts with device_mesh"),
-        ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, "cannot be divided into 3 stages"),
+        ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, r"cannot be divided into 3 stages(.|\n)*=\(12,\)"),
+        ((2, 4), {"pipeline_stages": 2}, r"does not tell how many(.|\n)*hint: use device_mesh=\(2, 4, 2\), .*=\(8,\)"),
+        ((1, 2), {"parallelism": ("pipeline", "sequence")}, r"does not tell how many(.|\n)*hint: .*=\(1, 2, 2\)"),
+        ((2,), {"parallelism": ("pipeline", "sequence")}, r"a second axis(.|\n)*hint: use device_mesh=\(1, 2, 2\)"),
+        ((2,), {"pipeline_chunks": 0}, "pipeline_chunks=.*expected int of at least 1, got 0"),
+        ((1, 1, 2), {"pipeline_chunks": -1}, "expected int of at least 1, got -1"),
+        ((1, 1, 2), {"pipeline_stages": 0}, "expected int of at least 1 or None, got 0"),
         ((1, 1, 2), {"pipeline_stages": 6, "pipeline_schedule": "zbvzerobubble"}, "two stages in each(.|\n)*=4"),
         ((1, 1, 2), {"pipeline_stages": 5, "pipeline_schedule": "loopedbfs"}, "equally many stages in each(.|\n)*=4"),
         ((1, 1, 2), {"pipeline_schedule": "interleaved"}, "did you mean 'interleaved1f1b'"),

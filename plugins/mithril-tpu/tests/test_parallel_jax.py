@@ -165,7 +165,13 @@ def test_fully_sharded_training_equals_one_device():
     [
         ((1, 1, 2), {"pipeline_stages": 3}, "conflicts with device_mesh"),
         ((1, 1, 2), {"parallelism": "data"}, "conflicts with a pipeline"),
-        ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, "cannot be divided into 3 stages"),
+        (
+            (4,),
+            {"parallelism": "pipeline", "pipeline_stages": 3},
+            "cannot be divided into 3 stages(.|\n)*hint",
+        ),
+        ((2, 2), {"pipeline_stages": 2}, r"does not tell how many(.|\n)*hint: use device_mesh=\(2, 2, 2\), .*=\(4,\)"),
+        ((1, 1, 2), {"pipeline_chunks": 0}, "expected int of at least 1, got 0"),
         ((1, 1, 2), {"pipeline_chunks": 3}, "cannot be cut into 3 chunks"),
     ],
 )

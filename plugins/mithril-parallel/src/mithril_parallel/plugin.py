@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from mithril import Export, Lowering, OpsSpec, Option, hookimpl
+from mithril.backend import Positive
 
 Kind = Literal["data", "fsdp", "hsdp", "expert", "model", "sequence", "context", "pipeline"]
 Schedule = Literal[
@@ -33,8 +34,8 @@ def mithril_options() -> Sequence[Option]:
             True,
             "Whether fsdp gathers parameters again for the backward pass, instead of storing them complete.",
         ),
-        Option("pipeline_stages", int | None, None, "Number of pipeline stages; None takes it from the mesh."),
-        Option("pipeline_chunks", int, 1, "Number of chunks of the batch in a pipeline."),
+        Option("pipeline_stages", Positive | None, None, "Number of pipeline stages; None takes it from the mesh."),
+        Option("pipeline_chunks", Positive, 1, "Number of chunks of the batch in a pipeline."),
         Option(
             "pipeline_schedule",
             Schedule,

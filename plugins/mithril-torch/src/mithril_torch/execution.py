@@ -241,8 +241,7 @@ class Compiled:
 
 
 def _settings(running: RunOptions) -> Callable[[], Any] | None:
-    """Return a context manager that applies the settings and restores them, or None if there are none."""
-    cuda = running.device.type == "cuda"
+    """Return a context manager that applies the device and the settings, or None if there are none."""
     if running.device.type == "cpu" and running.threads is None and running.folder is None:
         return None
 
@@ -251,17 +250,25 @@ def _settings(running: RunOptions) -> Callable[[], Any] | None:
         with ExitStack() as stack:
             if running.device.type != "cpu":
                 stack.enter_context(running.device)
-            if cuda and (running.cudnn is not None or running.benchmark is not None):
-                enabled = True if running.cudnn is None else running.cudnn
-                stack.enter_context(torch.backends.cudnn.flags(enabled=enabled, benchmark=bool(running.benchmark)))
-            if running.folder is not None:
-                stack.enter_context(_inductor_cache(running.folder))
-            if running.threads is not None:
-                stack.callback(torch.set_num_threads, torch.get_num_threads())
-                torch.set_num_threads(running.threads)
+            stack.enter_context(run_settings(running))
             yield
 
     return setting
+
+
+@contextmanager
+def run_settings(running: RunOptions) -> Iterator[None]:
+    """Apply the settings of cuDNN, of the cache of torch.compile and of threads, and restore them afterwards."""
+    with ExitStack() as stack:
+        if running.device.type == "cuda" and (running.cudnn is not None or running.benchmark is not None):
+            enabled = True if running.cudnn is None else running.cudnn
+            stack.enter_context(torch.backends.cudnn.flags(enabled=enabled, benchmark=bool(running.benchmark)))
+        if running.folder is not None:
+            stack.enter_context(_inductor_cache(running.folder))
+        if running.threads is not None:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(running.threads)
+        yield
 
 
 @contextmanager

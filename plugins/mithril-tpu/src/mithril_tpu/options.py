@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from mithril.base import OptionError
+from mithril_jax.mesh.pipeline_parallel import check_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,6 @@ class DeviceRequest:
     splits: Mapping[str, int] = field(default_factory=dict)
     fsdp: bool = False  # parameters are split over ``data`` too
     stages: int = 1  # pipeline stages, each of ``data`` x ``model`` devices
-    chunks: int = 1
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"
 
     @property
     def devices(self) -> int:
@@ -62,6 +61,8 @@ def read(settings: Mapping[str, Any]) -> DeviceRequest:
     replicas = settings["tpu_replicas"]
     if stages is None:
         stages = (replicas or 1) if kind == "pipeline" else 1
+    if stages > 1:
+        check_schedule(settings)
     data, model = _axes(replicas, values.get("model_parallelism"), kind, stages)
     return DeviceRequest(
         data,
@@ -72,8 +73,6 @@ def read(settings: Mapping[str, Any]) -> DeviceRequest:
         dict(settings["tensor_split_dims"]),
         kind == "fsdp",
         stages,
-        settings["pipeline_chunks"],
-        settings["pipeline_schedule"],
     )
 
 
@@ -84,7 +83,7 @@ def _effort(level: str) -> int | None:
 
 def _axes(replicas: int | None, model: int | None, parallelism: str | None, stages: int) -> tuple[int, int]:
     """Return the sizes of the axes ``data`` and ``model``; ``replicas`` counts the devices of all stages."""
-    counts = {"tpu_replicas": replicas, "tpu_options['model_parallelism']": model, "pipeline_stages": stages}
+    counts = {"tpu_replicas": replicas, "tpu_options['model_parallelism']": model}
     for name, value in counts.items():
         if value is not None and value < 1:
             raise OptionError(f"{name} must be at least 1, got {value}")

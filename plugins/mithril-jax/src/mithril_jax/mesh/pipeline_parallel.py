@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import jax
@@ -46,19 +47,24 @@ def pipeline_mesh(mesh: Mesh | None, options: BuildOptions, platform: str) -> Me
             facts=[f"pipeline_stages = {requested}, device_mesh has {available} along '{AXIS}'"],
             hint="use a device_mesh of (data, model, pipeline) to combine all three",
         )
-    if (schedule := settings["pipeline_schedule"]) not in ("1f1b", "gpipe"):
-        raise OptionError(
-            f"pipeline_schedule='{schedule}' is a schedule of PyTorch",
-            facts=["on JAX: '1f1b', 'gpipe'"],
-            hint="omit pipeline_schedule, or compile for TorchBackend",
-        )
+    check_schedule(settings)
     if mesh is None:
         mesh = mesh_execution.make(platform, (1, 1, requested or len(jax.devices(platform))))
         available = mesh.shape[AXIS]
+    if available == 1 and mesh.shape.get("model", 1) > 1:
+        sizes = tuple(mesh.shape.values())[:2]
+        raise OptionError(
+            f"device_mesh={sizes} does not tell how many of its devices are stages",
+            facts=["its second number divides weights; the third one is that of stages"],
+            hint=f"use device_mesh=({sizes[0]}, {sizes[1]}, {requested or 2}), or device_mesh=({mesh.devices.size},)",
+        )
     if available == 1 and mesh.devices.size > 1:  # the mesh specifies the number of devices only
         stages = requested or mesh.devices.size
         if mesh.devices.size % stages:
-            raise OptionError(f"{mesh.devices.size} devices cannot be divided into {stages} stages")
+            raise OptionError(
+                f"{mesh.devices.size} devices cannot be divided into {stages} stages",
+                hint=f"set pipeline_stages={gcd(mesh.devices.size, stages)}",
+            )
         shape = (mesh.devices.size // stages, 1, stages)
         mesh = Mesh(mesh.devices.reshape(shape), mesh_execution.AXES)
         available = stages
@@ -70,6 +76,16 @@ def pipeline_mesh(mesh: Mesh | None, options: BuildOptions, platform: str) -> Me
         )
     devices = mesh.devices.reshape((*mesh.devices.shape, 1, 1)[:3])
     return Mesh(devices, mesh_execution.AXES)
+
+
+def check_schedule(settings: Mapping[str, Any]) -> None:
+    """Raise OptionError for the schedules of PyTorch."""
+    if (schedule := settings["pipeline_schedule"]) not in ("1f1b", "gpipe"):
+        raise OptionError(
+            f"pipeline_schedule='{schedule}' is a schedule of PyTorch",
+            facts=["on JAX: '1f1b', 'gpipe'"],
+            hint="omit pipeline_schedule, or compile for TorchBackend",
+        )
 
 
 def pipelined(

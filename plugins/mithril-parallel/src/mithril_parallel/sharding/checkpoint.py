@@ -24,13 +24,14 @@ from mithril.base import BackendError, InputError, MithrilError, OptionError
 from mithril.runtime import CompiledModel
 from mithril_parallel.processes import World, current_world, named
 from mithril_parallel.sharding import dcp_format, orbax_format
-from mithril_parallel.sharding.storage import DamagedError, Folder, folder_of, read_bytes, write_bytes
+from mithril_parallel.sharding.storage import DamagedError, Folder, LocalFolder, folder_of, read_bytes, write_bytes
 from mithril_parallel.sharding.tensor_parts import Array, Part, PartedTensor, checksum, in_memory, part_key
 
 COMMIT = "commit.json"
 Format = Literal["parts", "orbax", "dcp"]
 LIBRARIES = {"orbax-": orbax_format.read, "dcp-": dcp_format.read}  # by the beginning of the name of their folder
 FORMAT = "mithril-sharded-2"
+REMEDY = "check the free space and the permissions of the folder, and save again"
 CODES = {"bfloat16": "BF16", "bool": "BOOL", "complex64": "C64"}  # dtypes of safetensors
 CODES |= {f"float{n}": f"F{n}" for n in (64, 32, 16)}
 CODES |= {f"{sign}int{n}": f"{code}{n}" for n in (64, 32, 16, 8) for sign, code in (("", "I"), ("u", "U"))}
@@ -111,7 +112,7 @@ def _attempts(world: World, key: str, purpose: str, function: Callable[[], Any])
     failed = [k for k, a in enumerate(answers) if "error" in a]
     if failed:
         facts = [f"process {k}: {answers[k]['error']}" for k in failed]
-        raise BackendError(f"{named(failed)} could not write {purpose}", facts=facts)
+        raise BackendError(f"{named(failed)} could not write {purpose}", facts=facts, hint=REMEDY)
     return [a["result"] for a in answers]
 
 
@@ -143,20 +144,24 @@ class Save:
                 self.commit["parts"] = {part_name(k, world.size, self.commit["id"]): a for k, a in enumerate(answers)}
             else:
                 self.commit["checksums"] = {n: c for a in answers for n, c in a["checksums"].items()}
-            if world.rank == 0 or not shared:
-                write_bytes(self.folder, COMMIT, json.dumps(self.commit).encode())
-                self._remove_previous()
-            world.gather(f"{key}/committed", None, purpose)
+            commits = world.rank == 0 or not shared
+            _attempts(world, f"{key}/committed", purpose, self._write_commit if commits else lambda: None)
         except MithrilError as error:
             self.error = error
+        except Exception as error:  # of a store or a file system; a thread would lose it
+            facts = [f"{type(error).__name__}: {error}"]
+            self.error = BackendError(f"'{self.folder}' could not be saved", facts=facts, hint=REMEDY)
         finally:
             del self.writer  # and the copies of the arrays
+
+    def _write_commit(self) -> None:
+        write_bytes(self.folder, COMMIT, json.dumps(self.commit).encode())
+        self._remove_previous()
 
     def _remove_previous(self) -> None:
         """Remove the parts of previous saves, which the commit does not name."""
         for name in self.folder.names():
-            is_part = name.startswith(("part-", *LIBRARIES))
-            if is_part and name not in self.commit["parts"] and name != self.commit.get("library"):
+            if is_part(name) and name not in self.commit["parts"] and name != self.commit.get("library"):
                 self.folder.remove(name)
 
     def finish(self) -> None:
@@ -183,6 +188,12 @@ def begin_save(
     The tensors are written in the ``format`` of this module, of Orbax or of ``torch.distributed.checkpoint``.
     """
     folder = folder_of(path)
+    if format == "orbax" and not isinstance(folder, LocalFolder):
+        raise OptionError(
+            "format='orbax' needs a folder of the file system",
+            facts=[f"folder: '{folder}'"],
+            hint="use format='dcp', or omit format=",
+        )
     token, shared = secrets.token_hex(8), is_shared(path, world) if shared is None else shared
     commit = {"format": FORMAT, "id": world.from_first(token, "the start of a save"), "metadata": dict(metadata)}
     if format != "parts":
@@ -226,6 +237,11 @@ def is_shared(path: str | os.PathLike[str], world: World) -> bool:
     if world.rank == 0:
         folder.remove(probe)
     return all(seen)
+
+
+def is_part(name: str) -> bool:
+    """Whether this is the name of a file of parts, or of a folder of another library."""
+    return name.startswith(("part-", *LIBRARIES))
 
 
 def part_name(rank: int, size: int, token: str) -> str:
@@ -349,7 +365,7 @@ class Reader:
 def read_commit(folder: Folder) -> dict[str, Any]:
     """Return the commit of a folder; raise if it is not a committed checkpoint."""
     if not folder.exists(COMMIT):
-        state = "a save that did not finish" if any(n.startswith("part-") for n in folder.names()) else "no parts"
+        state = "a save that did not finish" if any(map(is_part, folder.names())) else "no parts"
         raise DamagedError(f"'{folder}' does not contain a complete checkpoint", facts=[f"it contains {state}"])
     try:
         commit: dict[str, Any] = json.loads(read_bytes(folder, COMMIT))

@@ -47,8 +47,7 @@ def forward_pipeline(
     """Cut a forward graph into stages and its batch into chunks; ``objectives`` are results that have cotangents.
 
     Each stage is that of one process; ``rows`` are the numbers of processes that divide the inputs as ``splits`` says,
-    along ``data`` and other axes. ``ends`` of the chunks,
-    not the results, have cotangents: see ``ForwardChunks``.
+    along ``data`` and other axes. The ends of the chunks, not the results, have cotangents: see ``ForwardChunks``.
     """
     if chunks < 1:
         raise OptionError(f"pipeline_chunks={chunks} must be at least 1")

@@ -53,7 +53,11 @@ def import_checkpoint(path: PathLike, folder: PathLike) -> None:
     elif any((source / name).exists() for name in ("_CHECKPOINT_METADATA", "_METADATA", orbax_format.ARRAYS)):
         tensors, metadata = orbax_format.read(source)
     else:
-        raise InputError(f"'{path}' is a checkpoint neither of Orbax nor of torch.distributed.checkpoint")
+        raise InputError(
+            f"'{path}' is a checkpoint neither of Orbax nor of torch.distributed.checkpoint",
+            hint="pass the folder that contains '_CHECKPOINT_METADATA' or '.metadata'; "
+            "ml.load_sharded reads folders of ml.save_sharded",
+        )
     world = current_world()
     begin_save(folder, _shared_out(tensors, world), metadata, world).finish()
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -100,32 +100,33 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[st
             for entry in contents["tree_metadata"].values()
             if not entry["value_metadata"]["skip_deserialize"]
         ]
-    return {name: _tensor(folder, name, contents) for name in names}, metadata
+    stores = {name: _open(folder, name, contents) for name in names}
+
+    @lru_cache(maxsize=1)  # devices next to each other read the same part
+    def load(name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Array:
+        with damaged(folder):
+            region = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+            array: Array = stores[name][region].read().result()
+            return array
+
+    return {name: _tensor(name, store, load) for name, store in stores.items()}, metadata
 
 
-def _tensor(folder: Path, name: str, contents: Mapping[str, Any]) -> PartedTensor:
+def _open(folder: Path, name: str, contents: Mapping[str, Any]) -> Any:
+    """Return the array of TensorStore with this name."""
     tensorstore = library("tensorstore", "orbax-checkpoint")
     files = {"driver": "file", "path": f"{folder}/{name}/"}
     if contents.get("use_ocdbt", True):
         files = {"driver": "ocdbt", "base": f"file://{folder}/", "path": f"{name}/"}
     with damaged(folder):
         driver = "zarr3" if contents.get("use_zarr3") else "zarr"
-        store = tensorstore.open({"driver": driver, "kvstore": files}, read=True).result()
+        return tensorstore.open({"driver": driver, "kvstore": files}, read=True).result()
 
-    @lru_cache(maxsize=1)  # devices next to each other read the same part
-    def load(start: tuple[int, ...]) -> Array:
-        with damaged(folder):
-            region = tuple(slice(a, min(a + c, n)) for a, c, n in zip(start, chunk, shape, strict=True))
-            array: Array = store[region].read().result()
-            return array
 
+def _tensor(name: str, store: Any, load: Callable[..., Array]) -> PartedTensor:
     shape, chunk = tuple(store.shape), tuple(store.chunk_layout.read_chunk.shape or ())
-    parts = [
-        Part(
-            start,
-            tuple(min(c, n - a) for a, c, n in zip(start, chunk, shape, strict=True)),
-            lambda start=start: load(start),  # type: ignore[misc]
-        )
-        for start in product(*(range(0, n, c) for n, c in zip(shape, chunk, strict=True)))
-    ]
+    parts = []
+    for start in product(*(range(0, n, c) for n, c in zip(shape, chunk, strict=True))):
+        size = tuple(min(c, n - a) for a, c, n in zip(start, chunk, shape, strict=True))
+        parts.append(Part(start, size, partial(load, name, start, size)))
     return PartedTensor(name, shape, store.dtype.numpy_dtype, parts)

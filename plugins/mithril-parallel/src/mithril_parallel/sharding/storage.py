@@ -29,7 +29,8 @@ def damaged(path: object) -> Iterator[None]:
     except MithrilError:
         raise
     except Exception as error:  # every library has errors of its own
-        raise DamagedError(f"'{path}' is damaged", facts=[str(error).partition("\n")[0]]) from error
+        hint = "use an older checkpoint, or copy this one again"
+        raise DamagedError(f"'{path}' is damaged", facts=[str(error).partition("\n")[0]], hint=hint) from error
 
 
 def library(name: str, package: str) -> Any:

@@ -36,7 +36,7 @@ def check_kinds(kinds: frozenset[str], mesh: tuple[int, ...]) -> None:
         raise OptionError(
             f"parallelism='{second[0]}' requires a mesh with a second axis",
             facts=[f"device_mesh={mesh}"],
-            hint=f"use device_mesh=(1, {prod(mesh)})",
+            hint=f"use device_mesh=({mesh[0]}, 2, {mesh[2]})" if mesh[2] > 1 else f"use device_mesh=(1, {prod(mesh)})",
         )
     if "expert" in kinds and mesh[0] == 1:
         raise OptionError(

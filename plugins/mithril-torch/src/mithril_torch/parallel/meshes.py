@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from math import prod
+from math import gcd, lcm, prod
 from typing import Any, Protocol
 
 import torch
@@ -79,13 +79,22 @@ def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | N
 
 
 def _with_stages(mesh: tuple[int, ...], stages: int | None, schedule: str) -> tuple[int, ...]:
+    if mesh[2] == 1 and mesh[1] > 1:
+        raise OptionError(
+            f"device_mesh={mesh[:2]} does not tell how many of its devices are stages",
+            facts=["its second number divides weights, positions or parameters; the third one is that of stages"],
+            hint=f"use device_mesh=({mesh[0]}, {mesh[1]}, {stages or 2}), or device_mesh=({prod(mesh)},)",
+        )
     if mesh[2] == 1:  # the mesh specifies the number of devices only
         devices = prod(mesh)
         count = stages or devices
         if schedule not in ONE_STAGE:
             count = min(count, devices)
         if devices % count:
-            raise OptionError(f"{devices} devices cannot be divided into {count} stages")
+            raise OptionError(
+                f"{devices} devices cannot be divided into {count} stages",
+                hint=f"set pipeline_stages={gcd(devices, count)}, or device_mesh=({lcm(devices, count)},)",
+            )
         mesh = (devices // count, 1, count)
     num_stages(schedule, mesh[2], stages)
     return mesh

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
@@ -49,12 +48,6 @@ class StageModule(ShardedModule):
         results = super().forward({**dict(zip(self.takes, values, strict=True)), **self.inputs[int(chunk)]})
         self.results.append({n: results[n].detach() for n in self.ends})
         return tuple([_encoded(results[n]) for n in self.gives])
-
-    def release(self) -> None:
-        """Release the parameters of all blocks that a forward pass without a backward pass has gathered."""
-        for module in self.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
 
 
 def _encoded(x: torch.Tensor) -> torch.Tensor:

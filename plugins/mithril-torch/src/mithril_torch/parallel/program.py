@@ -17,7 +17,7 @@ import mithril as ml
 from mithril.backend import BuildOptions, Source, SourceExecutable
 from mithril.base import OptionError
 from mithril.ir import Graph, Input
-from mithril_torch.execution import read
+from mithril_torch.execution import RunOptions, read, run_settings
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, PIPELINE, Split, kinds_of
 from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
@@ -30,11 +30,8 @@ Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd di
 Values = dict[str, torch.Tensor]  # local parts by name
 
 
-def compiler_options(backend: MeshBackend, options: BuildOptions, mesh: tuple[int, ...]) -> Mapping[str, Any] | None:
-    """Return the arguments of torch.compile for the blocks of forward passes; None without ``jit=True``.
-
-    Raise OptionError for options that programs of several processes do not have.
-    """
+def run_options(backend: MeshBackend, options: BuildOptions, mesh: tuple[int, ...]) -> RunOptions:
+    """Return the run options; raise OptionError for those that programs of several processes do not have."""
     running = read(
         options, backend.torch_device, cudnn_benchmark=backend.cudnn_benchmark, enable_amp=backend.enable_amp
     )
@@ -44,18 +41,23 @@ def compiler_options(backend: MeshBackend, options: BuildOptions, mesh: tuple[in
             facts=["a program of several processes consists of parts, with collectives in between"],
             hint="omit torch_fx or device_mesh",
         )
-    if running.jit and (mesh[2] > 1 or options.settings["pipeline_chunks"] > 1):
+    if running.jit and is_staged(mesh, options):
         raise OptionError("jit=True conflicts with a pipeline", facts=[f"device_mesh={mesh}"], hint="omit jit")
     if running.jit:
         options.decisions.record("choice", "torch.compile compiles each block of layers; the update runs eagerly")
-    return running.compiler if running.jit else None
+    return running
+
+
+def is_staged(mesh: tuple[int, ...], options: BuildOptions) -> bool:
+    """Whether forward passes run in stages or in chunks."""
+    return mesh[2] > 1 or options.settings["pipeline_chunks"] > 1
 
 
 def build(
     backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...], load: Callable[..., Any]
 ) -> SourceExecutable:
     """Build the executable of a graph on a mesh; ``load`` returns the source and the function of a part."""
-    compiler = compiler_options(backend, options, mesh)
+    running = run_options(backend, options, mesh)
     require_processes(mesh)
     texts: list[str] = []
 
@@ -64,7 +66,7 @@ def build(
         texts.append(source.text)
         return forward  # type: ignore[no-any-return]
 
-    call = MeshProgram(graph, mesh, options, backend, loaded, compiler)
+    call = MeshProgram(graph, mesh, options, backend, loaded, running)
     executable = SourceExecutable(graph, Source("\n\n".join(texts)), call, call)
     executable.differentiated = True  # several programs cannot be cached as one
     return executable
@@ -91,13 +93,14 @@ class MeshProgram(MeshArrays):
         options: BuildOptions,
         backend: MeshBackend,
         load: Loader,
-        compiler: Mapping[str, Any] | None = None,
+        running: RunOptions,
     ) -> None:
-        self.compiler = compiler  # arguments of torch.compile
+        self.running = running
         parts, self.results = parts_of(graph)
         self.kinds = kinds_of(options.settings["parallelism"])
         super().__init__(shape, {}, backend, self.kinds)
-        self.splits = splits = _argument_splits(graph, parts, self.axes.sizes, self.kinds, options)
+        staged = is_staged(shape, options)
+        self.splits = splits = _argument_splits(graph, parts, self.axes.sizes, self.kinds, options, staged=staged)
         self.donated = [i.name for i in graph.arguments if i.tags.get("donated")]
         self.shapes = {r.name: tuple(map(int, r.value.shape)) for r in graph.results}
         value_splits = dict(splits)  # also of the values between parts
@@ -106,7 +109,7 @@ class MeshProgram(MeshArrays):
             step: Any
             if not isinstance(part, ForwardPart):
                 step = _Operations(self, part, value_splits, options, load)
-            elif shape[2] > 1 or options.settings["pipeline_chunks"] > 1:
+            elif staged:
                 from mithril_torch.parallel.pipeline_pass import PipelinePass
 
                 step = PipelinePass(self, part, value_splits, options, load)
@@ -120,9 +123,10 @@ class MeshProgram(MeshArrays):
         select(self.axes)
         arguments = {**params, **inputs}
         try:
-            values = {name: self.local(name, arguments[name]) for name in self.splits}
-            for step in self.steps:
-                values.update(step(values))
+            with run_settings(self.running):
+                values = {name: self.local(name, arguments[name]) for name in self.splits}
+                for step in self.steps:
+                    values.update(step(values))
         except RuntimeError as error:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise connection_error(error) from error
@@ -151,12 +155,19 @@ class MeshProgram(MeshArrays):
 
 
 def _argument_splits(
-    graph: Graph, parts: Sequence[Part], sizes: Mapping[str, int], kinds: frozenset[str], options: BuildOptions
+    graph: Graph,
+    parts: Sequence[Part],
+    sizes: Mapping[str, int],
+    kinds: frozenset[str],
+    options: BuildOptions,
+    *,
+    staged: bool,
 ) -> dict[str, Split]:
     """Return the splits of all arguments: those of the forward passes, and for optimizer values those of parameters."""
     selected: dict[str, Split] = {}
     for part in (p for p in parts if isinstance(p, ForwardPart)):
-        splits, unsplit = _placement(part.graph, sizes, kinds, dict(options.settings["tensor_split_dims"]))
+        requests = dict(options.settings["tensor_split_dims"])
+        splits, unsplit = _placement(part.graph, sizes, kinds, requests, staged=staged)
         weights = {i.name for i in part.graph.with_role("param") if MODEL in splits.get(i.name, ())}
         for name, op in unsupported(part.graph, weights).items():
             splits[name] = tuple(None if a == MODEL else a for a in splits[name])
@@ -177,7 +188,7 @@ def _argument_splits(
 
 
 def _placement(
-    graph: Graph, sizes: Mapping[str, int], kinds: frozenset[str], requests: Mapping[str, int]
+    graph: Graph, sizes: Mapping[str, int], kinds: frozenset[str], requests: Mapping[str, int], *, staged: bool
 ) -> tuple[dict[str, Split], dict[str, str]]:
     """Return the splits of the arguments of a forward pass, and why some that could be split are not."""
     stored = PARTS if PARTS in sizes else DATA  # the axis over which fsdp divides parameters
@@ -192,7 +203,7 @@ def _placement(
     halves = half_parameters(graph)
     for i in graph.arguments:
         rank = i.value.ndim
-        in_graph = rank > 1 and stored == DATA  # gathered by the graph
+        in_graph = rank > 1 and stored == DATA and not staged  # gathered by the graph
         if i.role == "param" and halves and i.name not in halves and not in_graph:
             splits[i.name] = tuple(None if a == DATA else a for a in weights.get(i.name, (None,) * rank))
         elif i.role == "param":
@@ -285,7 +296,7 @@ class _ForwardPass:
             program.axes,
             reshard=options.settings["fsdp_reshard"],
             parts=parts,
-            compiler=program.compiler,
+            compiler=program.running.compiler if program.running.jit else None,
         )
         self.outputs = {name: p.split for name, p in device_graph.outputs.items()}
         self.splits = dict(zip(part.gives, [*self.outputs.values(), *(splits[n] for n in self.trained)], strict=True))

@@ -137,9 +137,10 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             self.load_state_dict(new, strict=False, assign=True)
 
     def release(self) -> None:
-        """Release parameters that a forward pass without a backward pass has gathered."""
-        if isinstance(self, FSDPModule):
-            self.reshard()
+        """Release the parameters of all blocks that a forward pass without a backward pass has gathered."""
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     # -- running ------------------------------------------------------------------------------------------------------
     def forward(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
