@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -14,11 +15,13 @@ from rank_programs import outputs
 import mithril as ml
 from mithril.models import MLP
 from mithril_parallel.processes import World
+from mithril_parallel.sharding import dcp_format, orbax_format
 from mithril_parallel.sharding.checkpoint import Reader, begin_save
 from mithril_parallel.sharding.storage import DamagedError
 from mithril_parallel.sharding.tensor_parts import Part, PartedTensor
 
 LIBRARIES = {"dcp": "torch.distributed.checkpoint", "orbax": "orbax.checkpoint"}
+READERS = {"dcp": dcp_format.read, "orbax": orbax_format.read}
 ARRAYS = {
     "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
     "optimizer/m/a.weight": np.ones((3, 4), ml_dtypes.bfloat16),
@@ -123,18 +126,25 @@ def test_damage_of_a_file_of_the_library_is_noticed(form, tmp_path):
 
 
 @pytest.mark.parametrize("form", LIBRARIES)
-def test_conversion_holds_one_part_at_a_time(form, tmp_path):
+def test_a_library_holds_one_part_of_all_tensors(form, tmp_path):
     pytest.importorskip(LIBRARIES[form])
+    begin_save(tmp_path, ARRAYS, {}, World(), format=form).finish()
+    (folder,) = (p for p in tmp_path.iterdir() if p.is_dir())
+    tensors, _ = READERS[form](folder)
+    arrays = [weakref.ref(part.load()) for tensor in tensors.values() for part in tensor.parts]
+    assert len(arrays) == 3
+    assert sum(array() is not None for array in arrays) <= 1
+
+
+def test_conversion_holds_one_part_at_a_time(tmp_path):
+    pytest.importorskip("torch")
     part = np.zeros(1 << 20, np.float32)  # 4 MiB, of 64
-    names = [f"w{k}" for k in range(8)]
-    parts = [Part((k << 20,), (1 << 20,), lambda: part) for k in range(2)]
-    tensors = {n: PartedTensor(n, (2 << 20,), part.dtype, parts) for n in names}
-    begin_save(tmp_path / "parts", tensors, {}, World()).finish()
-    ml.export_checkpoint(tmp_path / "parts", tmp_path / form, form)  # for Orbax in arrays of JAX
+    parts = [Part((k << 20,), (1 << 20,), lambda: part) for k in range(16)]
+    begin_save(tmp_path / "parts", {"w": PartedTensor("w", (16 << 20,), part.dtype, parts)}, {}, World()).finish()
+    ml.export_checkpoint(tmp_path / "parts", tmp_path / "small", "dcp")  # imports
     tracemalloc.start()
-    if form == "dcp":
-        ml.export_checkpoint(tmp_path / "parts", tmp_path / "dcp again", form)
-    ml.import_checkpoint(tmp_path / form, tmp_path / "again")
+    ml.export_checkpoint(tmp_path / "parts", tmp_path / "dcp", "dcp")
+    ml.import_checkpoint(tmp_path / "dcp", tmp_path / "again")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 24 << 20

@@ -169,7 +169,7 @@ def test_only_a_script_starts_processes():
         ((2, 4), {"pipeline_stages": 2}, r"does not tell how many(.|\n)*hint: use device_mesh=\(2, 4, 2\), .*=\(8,\)"),
         ((1, 2), {"parallelism": ("pipeline", "sequence")}, r"does not tell how many(.|\n)*hint: .*=\(1, 2, 2\)"),
         ((2,), {"parallelism": ("pipeline", "sequence")}, r"a second axis(.|\n)*hint: use device_mesh=\(1, 2, 2\)"),
-        ((2,), {"pipeline_chunks": 0}, "pipeline_chunks=.*expected int of at least 1, got 0"),
+        ((2,), {"pipeline_chunks": 0}, "'pipeline_chunks'.*expected int of at least 1, got 0"),
         ((1, 1, 2), {"pipeline_chunks": -1}, "expected int of at least 1, got -1"),
         ((1, 1, 2), {"pipeline_stages": 0}, "expected int of at least 1 or None, got 0"),
         ((1, 1, 2), {"pipeline_stages": 6, "pipeline_schedule": "zbvzerobubble"}, "two stages in each(.|\n)*=4"),
