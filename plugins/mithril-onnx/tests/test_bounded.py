@@ -30,6 +30,7 @@ def detector(*tail, outputs):
     """Return a model that selects boxes, as exporters write it, and the nodes that follow."""
     numbers = {"limit": np.int64(4), "overlap": np.float32(0.4), "lowest": np.float32(0.2)}
     constants = {**{n: np.asarray([v]) for n, v in numbers.items()}, "column": np.asarray(2), "axes": np.asarray([0])}
+    constants |= {"last": np.asarray([-1]), "first": np.asarray([-100])}  # of slices
     nodes = [
         h.make_node("NonMaxSuppression", ["boxes", "scores", "limit", "overlap", "lowest"], ["rows"], name="select"),
         h.make_node("Gather", ["rows", "column"], ["index"], axis=1),
@@ -72,13 +73,31 @@ def test_gathered_boxes(bounds):
         [h.make_node("Softmax", ["index_float"], ["y"], axis=0)],
         [h.make_node("Concat", ["scaled", "scaled"], ["y"], axis=0)],
         [h.make_node("Gather", ["scaled", "limit"], ["y"])],
+        [h.make_node("Slice", ["scaled", "last", "first", "axes", "last"], ["y"])],
+        [h.make_node("NonZero", ["scaled"], ["y"])],
     ],
     ids=lambda tail: tail[0].op_type,
 )
 def test_operators_that_would_read_padding_are_refused(tail):
     tail = [h.make_node("Cast", ["index"], ["index_float"], to=1), *tail]
+    bounds = {"select": 8, **{n.op_type: 4 for n in tail if n.op_type == "NonZero"}}
     with pytest.raises(ml.UnsupportedError, match=f"'{tail[1].op_type}' combines the rows of 'NonMaxSuppression'"):
-        ml.compile(ml.from_onnx(detector(*tail, outputs=["y"]), bounds={"select": 8}), "numpy", inference=True)
+        ml.compile(ml.from_onnx(detector(*tail, outputs=["y"]), bounds=bounds), "numpy", inference=True)
+
+
+def test_slices_that_leave_the_rows_in_place():
+    tail = [h.make_node("Slice", ["scaled", "last", "first", "last", "last"], ["y"])]
+    model = ml.from_onnx(detector(*tail, outputs=["y", "scaled"]), bounds={"select": 8})
+    results = ml.compile(model, "numpy", inference=True)(arrays())
+    np.testing.assert_array_equal(results["y"], results["scaled"][:, ::-1])
+
+
+def test_no_box_is_selected_without_a_limit():
+    """The standard's default of max_output_boxes_per_class is 0."""
+    model = detector(outputs=["rows"])
+    model.graph.node[0].input[2] = ""
+    results = ml.compile(ml.from_onnx(model, bounds={"select": 3}), "numpy", inference=True)(arrays())
+    assert int(results["rows_rows"]) == 0 and results["rows"].tolist() == [[-1, -1, -1]] * 3
 
 
 def test_positions_that_are_not_zero():
@@ -93,11 +112,11 @@ def test_positions_that_are_not_zero():
     with pytest.raises(ml.UnsupportedError, match="must be known at import"):
         ml.compile(ml.from_onnx(model), "numpy", inference=True)({"x": np.eye(3, dtype=np.float32)})
     compiled = ml.compile(ml.from_onnx(model, bounds={"NonZero": 5}), "numpy", inference=True)
-    array = np.asarray([[0, 2, 0], [3, 0, 4]], np.float32)
+    array = np.asarray([[0, 0.5, 0], [3, 0, 2**32]], np.float32)
     p, y, number = compiled({"x": array}).values()
     assert int(number) == 3 and p.shape == (2, 5)
     np.testing.assert_array_equal(p[:, :3], np.nonzero(array))
-    np.testing.assert_array_equal(y[:3], [2, 3, 4])
+    np.testing.assert_array_equal(y[:3], [0.5, 3, 2**32])
 
 
 def test_bounds_without_a_result():

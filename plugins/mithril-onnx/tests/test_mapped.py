@@ -43,6 +43,20 @@ def test_large_tensors_stay_in_the_file(tmp_path, name):
         assert all(x.flags.aligned for x in compiled.params.values())
 
 
+@pytest.mark.parametrize("first", [2 * WEIGHT, WEIGHT[:1]], ids=["large", "small"])
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_tensors_of_one_name(tmp_path, first, is_raw):
+    path = write(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    again = numpy_helper.from_array(first, "w") if is_raw else h.make_tensor("w", 1, first.shape, first.ravel())
+    tensors = [again, *model.graph.initializer]
+    for order in (tensors, tensors[::-1]):
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(order)
+        onnx.save(model, path)
+        np.testing.assert_array_equal(read(path).arrays["w"], read(path.read_bytes()).arrays["w"])
+
+
 def test_constants_of_the_file_are_part_of_its_fingerprint(tmp_path):
     changed = TABLE.copy()
     changed[77] = 63 - changed[77]

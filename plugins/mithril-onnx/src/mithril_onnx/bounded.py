@@ -31,11 +31,11 @@ class BoundedRows:
     def __init__(self) -> None:
         self.axes: dict[Value, int] = {}
         self.numbers: dict[str, Value] = {}  # by the name of the result
-        self.source = ""
+        self.sources: dict[Value, str] = {}
 
     def start(self, name: str, source: str, value: Value, axis: int, number: Value) -> None:
         """Enter a bounded result."""
-        self.axes[value], self.numbers[name], self.source = axis, number, source
+        self.axes[value], self.sources[value], self.numbers[name] = axis, source, number
 
     def axis(self, x: Any) -> int | None:
         return self.axes.get(x) if isinstance(x, Value) else None
@@ -43,8 +43,10 @@ class BoundedRows:
     def follow(self, node: Any, operands: Sequence[Any], attributes: Mapping[str, Any], results: Sequence[Any]) -> None:
         """Enter the results of an operator on rows; raise UnsupportedError if it combines them."""
         within = [x for item in operands for x in (item if isinstance(item, list) else [item])]
-        if not self.axes or all(self.axis(x) is None for x in within) or any(self.axis(r) is not None for r in results):
+        rows = [x for x in within if self.axis(x) is not None]
+        if not rows or any(r is x for r in results for x in rows):
             return
+        source = self.sources[rows[0]]
         rule = RULES.get(node.op_type)
         if rule is None and node.op_type in UNARY:
             rule = _unary
@@ -53,12 +55,12 @@ class BoundedRows:
         axis = rule(self, operands, attributes, results) if rule is not None else None
         if axis is None:
             raise UnsupportedError(
-                f"'{node.op_type}' combines the rows of {self.source}, of which those beyond their number are padding",
+                f"'{node.op_type}' combines the rows of {source}, of which those beyond their number are padding",
                 hint="import up to its operands, ml.from_onnx(path, outputs=[...], bounds=...), then compute the rest",
             )
         for result in results:
             if isinstance(result, Value):
-                self.axes[result] = axis
+                self.axes[result], self.sources[result] = axis, source
 
 
 Rule = Callable[[BoundedRows, Sequence[Any], Mapping[str, Any], Sequence[Any]], int | None]
@@ -109,8 +111,14 @@ def _gather_nd(
 def _slice(
     rows: BoundedRows, operands: Sequence[Any], attributes: Mapping[str, Any], results: Sequence[Any]
 ) -> int | None:
-    axis = rows.axis(operands[0])
-    return axis if axis is not None and results[0].shape[axis] == operands[0].shape[axis] else None
+    """Return the axis if all rows stay, in their order: padding comes last."""
+    x, starts, _, axes, steps = [*operands, None, None][:5]
+    axis = rows.axis(x)
+    if axis is None or results[0].shape[axis] != x.shape[axis]:
+        return None
+    steps = [1] * len(starts) if steps is None else steps
+    reverse = [k for k, step in zip(axes if axes is not None else range(len(starts)), steps, strict=True) if step < 0]
+    return None if axis in [k % len(x.shape) for k in reverse] else axis
 
 
 def _transpose(

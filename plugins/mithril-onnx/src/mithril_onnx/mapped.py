@@ -21,7 +21,7 @@ class _IrregularError(Exception):
 def without_large_tensors(path: str) -> tuple[bytes, dict[str, Array]]:
     """Return a file without the bytes of its large initializers, and these bytes by name, as views of the mapped file.
 
-    A file that is unusual or damaged is returned whole.
+    Of tensors of one name only the first can be without its bytes. A file that is unusual or damaged is returned whole.
     """
     try:
         data = np.asarray(np.memmap(path, np.uint8, "r"))
@@ -30,24 +30,26 @@ def without_large_tensors(path: str) -> tuple[bytes, dict[str, Array]]:
             return file.read(), {}
     tensors: dict[str, Array] = {}
     try:
-        return b"".join(_model(data, tensors)), tensors
+        return b"".join(_model(data, tensors, set())), tensors
     except (_IrregularError, UnicodeDecodeError):
         return data.tobytes(), {}
 
 
-def _model(data: Array, tensors: dict[str, Array]) -> Iterator[bytes]:
+def _model(data: Array, tensors: dict[str, Array], names: set[str]) -> Iterator[bytes]:
     for number, start, body, end in _fields(data, 0, data.size):
         if number != GRAPH:
             yield data[start:end].tobytes()
             continue
-        graph = b"".join(_graph(data, body, end, tensors))
+        graph = b"".join(_graph(data, body, end, tensors, names))
         yield _key(GRAPH) + _varint(len(graph)) + graph
 
 
-def _graph(data: Array, start: int, end: int, tensors: dict[str, Array]) -> Iterator[bytes]:
+def _graph(data: Array, start: int, end: int, tensors: dict[str, Array], names: set[str]) -> Iterator[bytes]:
     for number, begin, body, after in _fields(data, start, end):
-        name, places = _large(data, body, after) if number == INITIALIZER and after - body > LARGE else ("", [])
-        if not name or len(places) != 1 or name in tensors:
+        name, places = _tensor(data, body, after) if number == INITIALIZER else ("", [])
+        is_first = name not in names
+        names.add(name)
+        if not name or not is_first or len(places) != 1 or after - body <= LARGE:
             yield data[begin:after].tobytes()
             continue
         first, content, last = places[0]
@@ -56,7 +58,7 @@ def _graph(data: Array, start: int, end: int, tensors: dict[str, Array]) -> Iter
         yield _key(INITIALIZER) + _varint(len(tensor)) + tensor
 
 
-def _large(data: Array, start: int, end: int) -> tuple[str, list[tuple[int, int, int]]]:
+def _tensor(data: Array, start: int, end: int) -> tuple[str, list[tuple[int, int, int]]]:
     """Return the name of a tensor and the places of its bytes: the field's, their own, and the end."""
     name, places = "", []
     for number, begin, body, after in _fields(data, start, end):

@@ -49,8 +49,8 @@ class OnnxFile:
     @cached_property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """The initializers by name."""
-        tensors = self.proto.graph.initializer
-        out = {t.name: to_array(t, self.folder, self.mapped.get(t.name)) for t in tensors}
+        left = dict(self.mapped)  # of tensors of one name only the first is mapped, and the last one counts
+        out = {t.name: to_array(t, self.folder, left.pop(t.name, None)) for t in self.proto.graph.initializer}
         for sparse in self.proto.graph.sparse_initializer:
             out[sparse.values.name] = dense(sparse, self.folder)
         return out

@@ -18,7 +18,8 @@ def NonZero(x: Item, *, context):
         return np.stack(np.nonzero(x)).astype(np.int64) if x.ndim else np.zeros((1 if x else 0, 0), np.int64)
     x = as_value(x)
     positions, _ = ops.nonzero(x, size=size)
-    number = ops.sum(ops.cast(ops.not_equal(ops.cast(x, dtype="int32"), 0), dtype="int32"))
+    mask = x if x.dtype.is_bool else ops.not_equal(x, 0)
+    number = ops.sum(ops.cast(mask, dtype="int32"))
     return context.bounded(ops.transpose(int64(positions), perm=(1, 0)), 1, number)
 
 
@@ -82,6 +83,10 @@ def _selected(context, corners, scores, limit, overlap, lowest):
     """Select the best box of each class, step by step; boxes that overlap it leave the competition."""
     low, high = corners
     batch, classes, count = scores.shape
+    limit = min(limit, count)
+    if limit <= 0:  # the default of the operator
+        rows = ops.full(shape=(context.bound, 3), value=-1, dtype="int32")
+        return context.bounded(int64(rows), 0, ops.full(shape=(), value=0, dtype="int32"))
     area = ops.prod(high - low, axis=2)
     place = ops.iota(shape=(1, 1, count), axis=2, dtype="int32")
 
@@ -100,14 +105,14 @@ def _selected(context, corners, scores, limit, overlap, lowest):
         leaves = ops.logical_or(leaves, ops.equal(place, index))
         return ops.where(leaves, float("-inf"), remaining), (best, valid)
 
-    _, (best, valid) = ops.scan(step, scores, None, length=min(limit, count))
-    shape = (batch * classes * min(limit, count),)
+    _, (best, valid) = ops.scan(step, scores, None, length=limit)
+    shape = (batch * classes * limit,)
     best, valid = (ops.reshape(ops.transpose(v, perm=(1, 2, 0)), shape=shape) for v in (best, valid))
     positions, _ = ops.nonzero(valid, size=context.bound)
     positions = ops.reshape(positions, shape=(context.bound,))
     is_row = ops.unsqueeze(ops.greater_equal(positions, 0), axis=(1,))
     position = ops.maximum(positions, 0)
-    group = ops.floordiv(position, min(limit, count))
+    group = ops.floordiv(position, limit)
     columns = (ops.floordiv(group, classes), ops.mod(group, classes), ops.take(best, position))
     rows = ops.where(is_row, ops.stack(*columns, axis=1), -1)
     return context.bounded(int64(rows), 0, ops.sum(ops.cast(valid, dtype="int32")))
