@@ -164,6 +164,26 @@ def cells() -> Built:
 
 
 @model
+def masked_cells() -> Built:
+    import keras
+    from keras import layers as kl
+
+    x = keras.Input((6, 4), name="x")
+    h = kl.Masking()(x)
+    results = []
+    for zero in (False, True):
+        cells = kl.StackedRNNCells([kl.LSTMCell(3), kl.GRUCell(4), kl.SimpleRNNCell(2)])
+        sequence = kl.RNN(cells, return_sequences=True, go_backwards=True, zero_output_for_mask=zero)(h)
+        cells = kl.StackedRNNCells([kl.GRUCell(3), kl.LSTMCell(2)])
+        results += [sequence, kl.SimpleRNN(2)(sequence), kl.RNN(cells, go_backwards=True)(h)]
+    values = _x(3, 6, 4)
+    values[0, 4:] = 0.0
+    values[1, 2] = 0.0
+    values[2, :3] = 0.0
+    return keras.Model(x, results), {"x": values}
+
+
+@model
 def vocabulary() -> Built:
     import keras
     from keras import layers as kl
