@@ -278,6 +278,14 @@ def test_no_file_and_no_gguf(tmp_path, good):
     refused(good, b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "holds no mithril model")
 
 
+def test_a_copy_without_room(tmp_path, good, monkeypatch):
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("MITHRIL_CACHE_DIR", str(tmp_path / "cache" / "folder"))
+    with pytest.raises(InputError, match=r"good.gguf' cannot be copied to .*folder'(\n|.)*MITHRIL_CACHE_DIR"):
+        ml.load(good, mapped=False)
+    ml.load(good)
+
+
 def test_every_truncation_is_an_error(good):
     data = good.read_bytes()
     for end in [*range(24, 400, 7), *range(400, len(data) - 40, 997), len(data) - 40]:

@@ -81,6 +81,10 @@ def test_vocabulary_of_bert_in_gguf_files(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ml.UnsupportedError, match="keeps upper case"):
         vocabulary_entries(tmp_path, size)
+    content["normalizer"]["lowercase"], content["model"]["continuing_subword_prefix"] = True, "@@"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ml.UnsupportedError, match=r"marks pieces by '@@'(\n|.)*without tokenizer.json"):
+        vocabulary_entries(tmp_path, size)
 
 
 def test_tokenizers_without_a_form_in_gguf(folder):

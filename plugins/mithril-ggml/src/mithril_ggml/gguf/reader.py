@@ -184,11 +184,19 @@ def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True) -> GGUFFile:
 def _copied(path: str) -> Array:
     """Return the bytes of a copy of a file, which has no name and whose pages are loaded when they are used."""
     folder = Store().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(path, "rb") as file, tempfile.TemporaryFile(dir=folder) as copy:
-        shutil.copyfileobj(file, copy)
-        copy.flush()
-        return np.frombuffer(mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    with open(path, "rb") as file:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as copy:
+                shutil.copyfileobj(file, copy)
+                copy.flush()
+                return np.frombuffer(mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        except OSError as error:
+            raise InputError(
+                f"'{path}' cannot be copied to '{folder}'",
+                facts=[str(error)],
+                hint="make room there, set MITHRIL_CACHE_DIR to another folder, or leave out mapped=False",
+            ) from None
 
 
 def _tensors(

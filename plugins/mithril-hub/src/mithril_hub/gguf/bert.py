@@ -64,7 +64,9 @@ def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, 
     config: TextConfig = model.config
     tower = config.tower
     if tower.activation != "gelu":
-        raise UnsupportedError(f"encoders with the activation '{tower.activation}' have no form in GGUF files")
+        raise UnsupportedError(
+            f"encoders with the activation '{tower.activation}' have no form in GGUF files", facts=["written: gelu"]
+        )
     folder = model.pretrained.folder if isinstance(model.pretrained, CheckpointWeights) else None
     entries: dict[str, Any] = {
         "bert.block_count": tower.layers,
@@ -96,7 +98,10 @@ def _config(metadata: Metadata, tensors: Mapping[str, Any]) -> TextConfig:
     number = int(metadata.number("pooling_type", 0))
     pooling = POOLING[number] if 0 <= number < len(POOLING) else f"number {number}"
     if pooling not in ("", "mean", "cls", "rank"):
-        raise UnsupportedError(f"pooling by '{pooling}' in GGUF files of the architecture 'bert' is not supported")
+        raise UnsupportedError(
+            f"pooling by '{pooling}' in GGUF files of the architecture 'bert' is not supported",
+            facts=["read: mean, cls, rank, or none"],
+        )
     tower = Tower(
         layers,
         heads,

@@ -143,7 +143,10 @@ def _with_experts(config: DecoderConfig, metadata: Metadata, tensors: Mapping[st
         return config
     family = EXPERT_FAMILIES.get(metadata.architecture)
     if family is None:
-        raise UnsupportedError(f"experts in GGUF files of the architecture '{metadata.architecture}' are not supported")
+        raise UnsupportedError(
+            f"experts in GGUF files of the architecture '{metadata.architecture}' are not supported",
+            facts=[f"read: experts of {', '.join(EXPERT_FAMILIES)}"],
+        )
     count, active = metadata.size("expert_count"), metadata.size("expert_used_count")
     shape = tuple(getattr(tensors.get("blk.0.ffn_gate_exps.weight"), "shape", ()))
     if len(shape) != 3 or shape[0] != count or active > count:

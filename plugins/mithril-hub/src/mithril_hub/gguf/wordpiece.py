@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base import InputError, UnsupportedError
+from mithril.base import UnsupportedError
 
 SPACE = "\u2581"
 CONTINUES = "##"
+WITHOUT = "export a copy of the folder without tokenizer.json: the file then evaluates numbers of tokens"
 CLASSIFY, SEPARATE = "[CLS]", "[SEP]"
 IDS = {  # key of a number of a token: the token
     "bos": CLASSIFY,
@@ -27,11 +28,13 @@ def wordpiece_entries(content: Mapping[str, Any], tokens: list[str], control: se
     if normalizer.get("type") != "BertNormalizer" or not normalizer.get("lowercase"):
         raise UnsupportedError(
             "a tokenizer of BERT that keeps upper case has no form in GGUF files: llama.cpp writes all texts small",
-            hint="export a copy of the folder without tokenizer.json: the file then evaluates numbers of tokens",
+            hint=WITHOUT,
         )
     if model.get("continuing_subword_prefix", CONTINUES) != CONTINUES:
-        raise InputError(
-            f"the tokenizer marks pieces by '{model['continuing_subword_prefix']}', expected '{CONTINUES}'"
+        raise UnsupportedError(
+            f"a tokenizer that marks pieces by '{model['continuing_subword_prefix']}' has no form in GGUF files",
+            facts=[f"written: '{CONTINUES}'"],
+            hint=WITHOUT,
         )
     entries: dict[str, Any] = {"model": "bert"}
     entries["tokens"] = [t if n in control else _marked(t) for n, t in enumerate(tokens)]
