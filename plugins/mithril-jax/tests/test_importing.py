@@ -277,6 +277,8 @@ def test_errors_name_the_primitive_and_the_line():
         ml.from_jax(jnp.fft.fft, X)
     with pytest.raises(UnsupportedError, match="'log' of complex numbers cannot be expressed"):
         ml.compile(ml.from_jax(lambda x: jnp.log(jnp.fft.fft(x)).real, X), "jax")
+    with pytest.raises(UnsupportedError, match=r"to the power -2 cannot be expressed(\n|.)*1 / z\*\*n"):
+        ml.compile(ml.from_jax(lambda x: (jnp.fft.fft(x) ** -2).real, X), "jax")
     with pytest.raises(UnsupportedError, match="complex numbers in 'scan'"):
         ml.compile(ml.from_jax(lambda x: lax.scan(lambda c, e: (c + e, e), x[0] + 0j, x)[0].real, X), "jax")
     with pytest.raises(UnsupportedError, match="not linear in the cotangent"):

@@ -168,6 +168,48 @@ def test_open_sizes(form):
             np.testing.assert_allclose(results[name], expected, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("relation", "specifications", "accepted", "refused"),
+    [
+        ("==", ["b,", "b,"], [(3, 3), (1, 1)], [(3, 1), (0, 0)]),
+        ("<=", ["b,", "c,"], [(4, 1), (7, 8)], [(3, 1), (4, 9)]),
+    ],
+)
+def test_relations_that_an_export_assumes(relation, specifications, accepted, refused):
+    constraints = ["b >= 4", "c <= 8"] if relation == "<=" else []
+    examples = [jax.ShapeDtypeStruct((1,), "float32")] * 2
+    types = jax.export.symbolic_args_specs(examples, specifications, constraints=constraints)
+    exported = jax.export.export(jax.jit(lambda x, y: (x.sum(), y * 2)))(*types)
+    model = ml.from_stablehlo(exported.mlir_module_serialized)
+    compiled = ml.compile(model, "jax", inference=True)
+
+    def inputs(sizes):
+        return {f"arg{k}": np.ones(n, np.float32) for k, n in enumerate(sizes)}
+
+    for sizes in accepted:
+        assert float(compiled(inputs(sizes))["output0"]) == sizes[0]
+    for sizes in refused:
+        with pytest.raises(ml.InputError, match="these sizes must satisfy"):
+            compiled(inputs(sizes))
+        with pytest.raises(ml.InputError, match="do not satisfy the program"):
+            ml.compile(model, "jax", inference=True, shapes={f"arg{k}": [n] for k, n in enumerate(sizes)})
+
+
+def test_a_relation_that_is_known_to_be_false():
+    text = (
+        "func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {\n"
+        "%c = stablehlo.constant dense<4> : tensor<i32>\n"
+        "%n = stablehlo.get_dimension_size %x, dim = 0 : (tensor<3xf32>) -> tensor<i32>\n"
+        "%p = stablehlo.compare GE, %n, %c, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>\n"
+        "stablehlo.custom_call @shape_assertion(%p, %n) "
+        '{error_message = "found {0}", has_side_effect = true} : (tensor<i1>, tensor<i32>) -> ()\n'
+        "return %x : tensor<3xf32>\n}"
+    )
+    with pytest.raises(ml.InputError, match=r"do not satisfy the program: 3 GE 4\s+found 3"):
+        ml.compile(ml.from_stablehlo(text), "jax", inference=True)
+    ml.compile(ml.from_stablehlo(text.replace("dense<4>", "dense<3>")), "jax", inference=True)
+
+
 def test_sizes_that_are_computed_from_data():
     text = (
         "func.func @main(%x: tensor<?xf32>, %n: tensor<1xi32>) -> tensor<?xf32> {\n"

@@ -136,7 +136,11 @@ def _exp(x: Complex, **_: Any) -> Complex:
 
 def _integer_pow(x: Complex, y: int, **_: Any) -> Complex:
     if y < 1:
-        raise UnsupportedError(f"complex numbers to the power {y} cannot be expressed")
+        raise UnsupportedError(
+            f"complex numbers to the power {y} cannot be expressed",
+            facts=["accepted: powers from 1"],
+            hint="divide by a positive power, 1 / z**n, or use ones for the power 0",
+        )
     result = x
     for _step in range(y - 1):
         result = _mul(result, x)

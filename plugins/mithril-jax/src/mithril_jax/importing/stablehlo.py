@@ -28,7 +28,7 @@ from mithril.base import (
 from mithril.ir import Builder, Origin
 from mithril.models import IOKey, Layer, Model
 from mithril_jax.importing import interpreter as _rows, stablehlo_sizes  # noqa: F401  (registers rows)
-from mithril_jax.importing.stablehlo_rows import HLO, NO_EFFECT, type_of
+from mithril_jax.importing.stablehlo_rows import ASSERTION, HLO, NO_EFFECT, type_of
 from mithril_jax.importing.table import arrays_of, as_value
 
 CONTROL = ("while", "if", "case", "composite")
@@ -159,8 +159,8 @@ def _require_supported(functions: Mapping[str, Any]) -> None:
         for op in _operations(function):
             name = op.name
             if name == "stablehlo.custom_call":
-                target = ir.StringAttr(op.attributes["call_target_name"]).value
-                if target not in NO_EFFECT:
+                target = stablehlo_sizes.target_of(op)
+                if target not in (*NO_EFFECT, ASSERTION):
                     missing[f"custom_call @{target}"] = missing.get(f"custom_call @{target}", 0) + 1
             elif name not in HLO and name not in (*RETURNS, "func.call", *(f"stablehlo.{c}" for c in CONTROL)):
                 missing[name] = missing.get(name, 0) + 1
@@ -253,6 +253,9 @@ class Interpreter:
                 return self._while(operation, operands, env)
             if name in ("if", "case"):
                 return self._branches(operation, operands[0], env)
+            if name == "custom_call" and stablehlo_sizes.target_of(operation) == ASSERTION:
+                stablehlo_sizes.require(operation, env)
+                return ()
             if any(stablehlo_sizes.is_sizes(x) for x in operands):
                 result = arrays_of(stablehlo_sizes.apply(operation, operands))
             else:

@@ -6,15 +6,18 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from mithril import ops
-from mithril.base import Dim, Size, UnsupportedError
-from mithril_jax.importing.stablehlo_rows import HLO, gathered, hlo, ints, number, result_type, type_of
+from mithril.base import Dim, InputError, Size, UnsupportedError, assume, collect_guards
+from mithril.ir import Builder
+from mithril_jax.importing.stablehlo_rows import HLO, direction, gathered, hlo, ints, number, result_type, type_of
 from mithril_jax.importing.table import ROWS, cast, reshape
 
 
@@ -102,6 +105,57 @@ READ_SIZES = {  # by operation: how many operands of data come before those of s
     "dynamic_reshape": 1,
     "real_dynamic_slice": 1,
 }
+
+
+# -- assertions ---------------------------------------------------------------------------------------------------
+RELATIONS: dict[str, Callable[[Size, Size], tuple[Size, str, Size]]] = {
+    "EQ": lambda a, b: (a, "==", b),
+    "LE": lambda a, b: (a, "<=", b),
+    "GE": lambda a, b: (b, "<=", a),
+    "LT": lambda a, b: (a + 1, "<=", b),
+    "GT": lambda a, b: (b + 1, "<=", a),
+}
+
+
+def target_of(operation: Any) -> str:
+    """Return the name that a custom call calls."""
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+
+
+def require(operation: Any, env: Mapping[Any, Any]) -> None:
+    """Require a comparison of sizes, as a guard of the graph if it depends on open ones; others are not checked."""
+    comparison = operation.operands[0].owner
+    if getattr(comparison, "name", "") != "stablehlo.compare":
+        return
+    relation = RELATIONS.get(direction(comparison))
+    operands = [env[v] for v in comparison.operands]
+    if relation is None or not all(isinstance(x, np.ndarray) and x.dtype.kind in "Oiu" for x in operands):
+        return
+    reason = _reason(operation, env)
+    for a, b in zip(*(_sizes(x, comparison) for x in operands), strict=True):
+        with collect_guards() as guards:
+            holds = assume(*relation(a, b), reason)
+        if not holds:
+            raise InputError(
+                f"the sizes of the inputs do not satisfy the program: {a} {direction(comparison)} {b}",
+                facts=[reason],
+                hint="pass other sizes, or export the function for these",
+            )
+        Builder.current().guards.update(dict.fromkeys(guards))
+
+
+def _reason(operation: Any, env: Mapping[Any, Any]) -> str:
+    """Return the message of an assertion, with its sizes, without the description of all inputs."""
+    if "error_message" not in operation.attributes:
+        return "an assertion of the program"
+    text = str(ir.StringAttr(operation.attributes["error_message"]).value).split(" Using the following")[0]
+    operands = [env[v] for v in operation.operands][1:]
+
+    def size(match: re.Match[str]) -> str:
+        k = int(match[1])
+        return str(operands[k]) if k < len(operands) and isinstance(operands[k], np.ndarray) else match[0]
+
+    return re.sub(r"\{(\d+)\}", size, text).strip()
 
 
 @hlo("stablehlo.get_dimension_size")
