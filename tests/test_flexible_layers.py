@@ -7,7 +7,21 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.models import MLP, Concat, Flatten, Layer, LayerNorm, Linear, Model, Relu, Tanh
+from mithril.models import (
+    MLP,
+    Concat,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Linear,
+    Model,
+    Relu,
+    Split,
+    Stack,
+    Tanh,
+    TransformerDecoderLayer,
+    WeightNorm,
+)
 
 BACKENDS = sorted(ml.plugins.backends())
 X = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
@@ -53,8 +67,11 @@ def test_activations_by_layer_equal_separate_layers() -> None:
     assert [path for path, _ in parts.walk()] == ["layers.0", "layers.1", "layers.2", "activation.0", "activation.1"]
     assert [path for path, _ in MLP([6, 3]).walk()] == ["layers.0", "layers.1", "activation"]
     separate = Model(Linear(6), Relu(), Linear(6), Tanh(), Linear(3))
-    assert ml.compile(parts, "numpy", shapes={"input": [2, 4]}).graph.nodes[-1].op.name
-    assert parts(X[0, 0]).shape == separate(X[0, 0]).shape
+    first, second = (ml.compile(model, "numpy", shapes={"input": [4, 5]}) for model in (parts, separate))
+    params = first.randomize_params(seed=0)
+    renamed = dict(zip(second.randomize_params(seed=1), params.values(), strict=True))
+    results = [next(iter(c.evaluate(p, {"input": X[0, 0]}).values())) for c, p in ((first, params), (second, renamed))]
+    np.testing.assert_allclose(*results, rtol=1e-6)
 
 
 def test_wrong_options_of_layers() -> None:
@@ -62,7 +79,19 @@ def test_wrong_options_of_layers() -> None:
         MLP([4, 4, 2], activation=["relu"])
     with pytest.raises(ml.ModelError, match="did you mean 'relu'"):
         MLP([4, 2], activation=["rely"])
-    with pytest.raises(ml.ShapeError, match=r"Flatten\(2, 1\) ends before it starts"):
+    with pytest.raises(ml.ShapeError, match=r"Flatten\(2, 1\) ends before it starts(.|\n)*write Flatten\(1, 2\)"):
         Flatten(2, 1)(X)
+    with pytest.raises(ml.ShapeError, match=r"Flatten\(1, 6\) .*rank 4: there is no axis 6(.|\n)*accepted: -4 to 3"):
+        Flatten(1, 6)(X)
+    assert Flatten()(X[0, 0, 0]).shape == (5,)
+    for layer in (Concat(axis=-5), Stack(axis=-6)):
+        with pytest.raises(ml.ShapeError, match="out of range for rank"):
+            layer(X, X)
+    with pytest.raises(ml.ShapeError, match="axis 4 is out of range for rank 4"):
+        Split(2, axis=4)(X)
+    with pytest.raises(ml.ModelError, match=r"causal=False with cache=4(.|\n)*omit causal=False"):
+        TransformerDecoderLayer(8, 2, causal=False, cache=4)
+    with pytest.raises(ml.ShapeError, match="axis 2 is out of range for rank 2"):
+        ml.compile(WeightNorm(Linear(3), axis=2), "numpy", shapes={"input": [2, 4]})
     with pytest.raises(ml.OperationError, match=r"randint: \[3, 3\) is not a range of int32"):
         ops.randint(np.array([0, 1], np.uint32), shape=(2,), low=3, high=3)

@@ -56,3 +56,10 @@ def test_transforms_of_several_axes(backend: str, shape: tuple[int, ...], axes: 
 def test_repeated_axes_are_refused() -> None:
     with pytest.raises(ml.ShapeError, match=r"the transformed axes \[0, -2\] are not different ones"):
         ml.ops.rfftn(np.ones((3, 4), np.float32), axes=(0, -2))
+
+
+def test_axes_out_of_range_are_refused() -> None:
+    with pytest.raises(ml.ShapeError, match="axis 2 is out of range for rank 2\n  accepted: -2 to 1"):
+        ml.ops.rfftn(np.ones((3, 4), np.float32), axes=(0, 2))
+    with pytest.raises(ml.ShapeError, match="axis 0 is out of range for rank 0"):
+        ml.ops.rfftn(np.float32(1), axes=(0,))

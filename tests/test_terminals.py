@@ -293,6 +293,17 @@ def test_tensors_that_determine_no_size_are_named():
         compiled(X)
 
 
+def test_refused_parameters_of_a_call_leave_no_sizes():
+    compiled = ml.compile(Linear(None), "numpy")
+    x = X[0, 0]
+    with pytest.raises(InputError, match="missing: 'bias'"):
+        compiled.evaluate(arrays(weight=(3, 6)), {"input": x})
+    with pytest.raises(InputError, match=r"parameter 'bias' has shape \[4\], expected \[3\]"):
+        compiled.evaluate(arrays(weight=(3, 6), bias=(4,)), {"input": x})
+    assert not compiled.programs
+    assert compiled.evaluate(arrays(weight=(5, 6), bias=(5,)), {"input": x})["output"].shape == (6, 5)
+
+
 def test_cached_programs_depend_on_loaded_sizes(tmp_path):
     for features in (3, 5):
         compiled = ml.compile(Linear(None), "numpy", cache=True, cache_dir=str(tmp_path))

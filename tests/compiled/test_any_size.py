@@ -10,6 +10,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
+from mithril.base import symbols
 from mithril.models import (
     AvgPool2d,
     Conv2d,
@@ -159,6 +160,27 @@ def test_latency_asks_for_exact_sizes():
         compiled.evaluate(params, {"input": np.zeros((n, 24), np.float32)})
     assert len(compiled.programs) == 2
     assert len(fallbacks(compiled)) == 1
+
+
+def test_an_accidental_failure_is_not_stored(tmp_path, monkeypatch):
+    from mithril_cbackend.program import compile_graph
+
+    compiled, options = compile_graph.compiled, {"shapes": {"input": [None, 8]}, "cache": True}
+
+    def failing(graph, *arguments):
+        if any(symbols(*i.type.shape) for i in graph.inputs):
+            raise ml.BackendError("no space left on device")
+        return compiled(graph, *arguments)
+
+    counts = []
+    for function in (failing, compiled):
+        monkeypatch.setattr(compile_graph, "compiled", function)
+        model = ml.compile(Linear(3), "c", inference=True, cache_dir=str(tmp_path), **options)
+        params = model.randomize_params(0)
+        for n in (2, 5):
+            model.evaluate(params, {"input": np.zeros((n, 8), np.float32)})
+        counts.append((len(model.programs), len(fallbacks(model))))
+    assert counts == [(2, 1), (1, 0)]
 
 
 STORED = """

@@ -13,6 +13,7 @@ from mithril.models import (
     BatchNorm2d,
     Conv1d,
     Conv2d,
+    Flatten,
     LayerNorm,
     Linear,
     Model,
@@ -76,6 +77,9 @@ def test_weights_are_released_by_backends_of_numpy_arrays(backend):
     np.testing.assert_array_equal(number(compiled, compiled({"x": X})), expected)
     with pytest.raises(ml.InputError, match="calls read the parameters themselves"):
         ml.compile(net(), backend, shapes={"x": [4, 6]}, inference=True).bind(params, release=True)
+    with pytest.raises(ml.InputError, match="calls read the parameters themselves"):
+        unsized = ml.compile(Model(Flatten(), Linear(3)), backend, inference=True)  # sizes of the first call
+        unsized.bind({"linear.weight": np.ones((3, 6), np.float32)}, release=True)
 
 
 def test_binding_again_makes_another_program(backend):

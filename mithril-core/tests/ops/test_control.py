@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import mithril.ops as ops
+from mithril.autodiff.regions import LateSums
+from mithril.autodiff.reverse import Derivative
 from mithril.base.dims import Dim
 from mithril.base.errors import DTypeError, OperationError, ParseError, ShapeError, VerificationError
 from mithril.ir import Builder, Origin, iterate, parse, structurally_equal, verify
@@ -221,6 +223,16 @@ def test_scan_over_nothing():
     actual = run(built(build, ((0, 3),)), X[:0])
     np.testing.assert_array_equal(actual["last"], np.ones(3))
     assert actual["ys"].shape == (0,)
+
+
+@pytest.mark.parametrize("perm", [(0, 1), (1, 0)])
+def test_late_sums_are_of_transposed_matrices(perm):
+    with Builder() as b:
+        x, y, w = (b.input(name, (3, 3)) for name in "xyw")
+        cotangent = ops.matmul(ops.transpose(x, perm=perm), y)
+        backward = b.build({"w": cotangent}).nodes
+    late = LateSums(Derivative((), (), backward, (), (), (), ()), {w: cotangent})
+    assert late.terms == ({w: (x, y)} if perm == (1, 0) else {})
 
 
 def test_scan_of_symbolic_length():

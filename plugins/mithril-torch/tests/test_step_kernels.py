@@ -11,6 +11,7 @@ from mithril.autodiff import gradients, value_and_gradients
 from mithril.backend import BuildOptions
 from mithril.ir import Builder, Output
 from mithril.ir.evaluation import evaluate
+from mithril_torch.fusion.attention_gradients import join_attentions
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 3, 4), "large": (100, 100), "row": (1, 7)}
 
@@ -60,6 +61,21 @@ def update(rule, chained=False):
             outputs.update(zip((f"new_{kind}_{name}" for kind in "pmv"), new, strict=True))
             previous = new[0]
     return b.build(outputs)
+
+
+def test_lists_overwrite_no_value_that_autograd_saves():
+    with Builder() as b:
+        on = b.input("on", (), "bool")
+        values = [b.param(name, (3,)) for name in "pq"]
+        p, q = (ops.cond(on, lambda x=x: ops.exp(x) * 2.0, lambda x=x: x) for x in values)
+        graph = b.build({"loss": ops.sum(p) + ops.sum(q)})
+    arrays = {name: np.arange(3, dtype=np.float32) + k for k, name in enumerate("pq")}
+    compiled = ml.compile(graph, "torch", autodiff="native")
+    params = {name: compiled.backend.array(x) for name, x in arrays.items()}
+    _, slopes = compiled.evaluate(params, {"on": np.array(True)}, "loss")
+    for name, x in arrays.items():
+        np.testing.assert_allclose(compiled.backend.to_numpy(slopes[name]), 2.0 * np.exp(x), rtol=1e-6)
+    assert "_foreach_mul_(" in ml.compile(graph, "torch").source
 
 
 def arrays_of(graph, good=True):
@@ -145,6 +161,25 @@ def test_cotangents_of_attention_are_one_call(settings):
     source = attention_gradients((2, 2, 5, 4), keys, keys, **settings)
     assert "attention_grads(" in source
     assert "softmax(" not in source
+
+
+def test_cotangents_before_their_attention_are_not_joined(monkeypatch):
+    """Move the attention behind the cotangent of its values, which does not read its result."""
+    graphs = []
+    monkeypatch.setattr("mithril_torch.backend.join_attentions", lambda graph: graphs.append(graph) or graph)
+    attention_gradients((2, 2, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4))
+    graph = graphs[-1]
+    late = {next(node for node in graph.nodes if node.op is ops.attention)}
+    for node in graph.nodes:
+        late |= {node} if any(graph.producers.get(v) in late for v in node.operands if v is not None) else set()
+    reordered = graph.replaced(nodes=tuple(sorted(graph.nodes, key=lambda node: node in late)))
+    for case, is_match in ((graph, True), (reordered, False)):
+        after = join_attentions(case)
+        assert ("torch.attention_grads" in [node.op.name for node in after.nodes]) == is_match
+        available = {i.value for i in after.inputs}
+        for node in after.nodes:
+            assert available.issuperset(v for v in node.operands if v is not None), node
+            available.update(node.results)
 
 
 @pytest.mark.parametrize("case", ["mask", "shared heads", "wider values", "more keys"])

@@ -237,7 +237,8 @@ class LateSums:
         if transposed is None or b is None or transposed.op is not operation("transpose"):
             return ()
         (a,) = transposed.operands
-        return () if a is None or a.ndim != 2 or b.ndim != 2 else (a, b)
+        is_product = a is not None and a.ndim == b.ndim == 2 and transposed.attributes["perm"] == (1, 0)
+        return (a, b) if a is not None and is_product else ()
 
     def stacked(self, stacks: Collection[Value]) -> list[Value]:
         """Return the values of a step that the scan has to return in addition to those that are its operands."""

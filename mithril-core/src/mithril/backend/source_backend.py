@@ -181,15 +181,18 @@ class SourceBackend(Backend):
 
     def _source(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> Source:
         self.check(graph)
-        text, arrays = self.generate(graph, options)
+        text, arrays = self.generate(graph, options, gradients)
         source = Source(text, arrays)
         path = options.source_path(graph, gradients)
         if path is not None:
             source.write(path)
         return source
 
-    def generate(self, graph: Graph, options: BuildOptions) -> tuple[str, Mapping[str, Any]]:
-        """Return the text of the module, by the user's template and code transformers, and its large constants."""
+    def generate(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> tuple[str, Mapping[str, Any]]:
+        """Return the text of the module, by the user's template and code transformers, and its large constants.
+
+        With ``gradients`` the framework differentiates the function, which must not overwrite values.
+        """
         parts = emit(graph, self.table(options), options.plugins)
         text = from_template(options.template_path, parts) if options.template_path is not None else render(parts)
         if options.code_transformers:

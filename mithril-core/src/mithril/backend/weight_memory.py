@@ -25,7 +25,7 @@ class HeldWeights:
 
     def __str__(self) -> str:
         files = f", {format_bytes(self.mapped)} mapped from files" if self.mapped else ""
-        error = ", an estimate within 15 %" if self.is_estimate else ""
+        error = ", an estimate" if self.is_estimate else ""
         return f"weights {format_bytes(self.in_memory)} in memory{files}{error}"
 
     def with_copies(self, size: int) -> HeldWeights:

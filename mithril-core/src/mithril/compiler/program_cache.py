@@ -208,12 +208,15 @@ class ProgramCache:
 
 @contextlib.contextmanager
 def exact_sizes_saved(cache: ProgramCache | None, request: ProgramKey) -> Iterator[None]:
-    """Save that the backend has no program for these symbolic sizes, since it takes a compilation to notice."""
+    """Save that the backend has no program for these symbolic sizes, since it takes a compilation to notice.
+
+    A refusal that another error caused is not saved: that error may be of this machine at this time.
+    """
     try:
         yield
     except ExactSizesRequired as reason:
         key = cache.key(request) if cache is not None else None
-        if cache is not None and key is not None:
+        if cache is not None and key is not None and reason.__cause__ is None:
             cache.store.put(key, {"exact": reason.what.encode()})
         raise
 

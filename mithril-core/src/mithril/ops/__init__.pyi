@@ -1285,11 +1285,11 @@ quantize: _quantize
 """round(x / scale) + zero_point, saturating, halves to even; one scale, or one per element of an axis."""
 
 class _randint(Op):
-    """Uniform int32 numbers in [low, high), as remainders of 32-bit words."""
+    """Int32 numbers in [low, high) of equal probability, up to 2**-32: remainders of 32-bit words."""
     def __call__(self, key: Any, *, shape: int | Sequence[Any], low: int = 0, high: int) -> Any: ...
 
 randint: _randint
-"""Uniform int32 numbers in [low, high), as remainders of 32-bit words."""
+"""Int32 numbers in [low, high) of equal probability, up to 2**-32: remainders of 32-bit words."""
 
 class _random_bits(Op):
     """Uniform 32-bit words: element i is Threefry of the counter i."""

@@ -222,7 +222,7 @@ def bernoulli(key, *, shape: Shape, p: float):
     ]
 )
 def randint(key, *, shape: Shape, low: int = 0, high: int):
-    """Uniform int32 numbers in [low, high), as remainders of 32-bit words."""
+    """Int32 numbers in [low, high) of equal probability, up to 2**-32: remainders of 32-bit words."""
     if not -(2**31) <= low < high <= 2**31 or high - low > 2**31:
         raise OperationError(f"randint: [{low}, {high}) is not a range of int32", facts=["accepted: low < high"])
     remainder = mod(random_bits(key, shape=shape), np.full((), high - low, np.uint32))

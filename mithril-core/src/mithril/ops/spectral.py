@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril.base import DType, ShapeError, Size, TensorType, product
-from mithril.ir import Axis, Ints, composite, sample
+from mithril.ir import Axis, Ints, composite, normalize_axis, sample
 from mithril.ops.products import matmul
 from mithril.ops.shape import concat, flip, reshape, transpose
 from mithril.ops.slicing import narrow
@@ -219,7 +219,8 @@ def _flops_of_axes(types: Sequence[Any], results: Sequence[TensorType], attribut
 
 
 def _distinct(x: Any, axes: Sequence[int]) -> Sequence[int]:
-    if not axes or len({axis % len(x.shape) for axis in axes}) < len(axes):
+    rank = len(x.shape)
+    if not axes or len({normalize_axis(axis, rank) for axis in axes}) < len(axes):
         raise ShapeError(f"the transformed axes {list(axes)} are not different ones", hint="write axes=(-2, -1)")
     return axes
 

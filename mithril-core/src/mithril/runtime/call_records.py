@@ -293,6 +293,14 @@ class CallRecords:
                 "evicted", f"program {number} for {inputs} was evicted: the limit is max_programs={self.limit}"
             )
 
+    def clear(self) -> None:
+        """Discard all programs and records of calls."""
+        with self._lock:
+            self.forget_last()
+            self.num_programs, self.latest_types = 0, ()
+            self._programs.clear()
+            self._calls.clear()
+
     def drop_bound(self) -> None:
         """Discard the programs that contain bound parameters as constants."""
         with self._lock:

@@ -13,7 +13,7 @@ from mithril.backend import Backend, ExactSizesRequired, to_numpy
 from mithril.base import Decisions, InputError, MithrilError, ModelError, ShapeError, TensorType, substitute, unknown
 from mithril.ir import Graph, cotangent_name
 from mithril.runtime.batch_buckets import BucketedExecutable, Buckets
-from mithril.runtime.call_records import CallRecords
+from mithril.runtime.call_records import CallRecords, Record
 from mithril.runtime.parameters import Bound, Parameters
 from mithril.runtime.program import Interface, Program, ProgramKey, ProgramKind, Results
 from mithril.runtime.signature import (
@@ -127,11 +127,19 @@ class Evaluation:
     ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
         """Return the program for a call, its inputs as the backend's arrays, its parameters, its other arguments."""
         try:
-            program, types = self.program(arguments, kind, bound)
+            record = self.program(arguments, kind, bound)
         except ModelError:
-            if not self.parameters.learn(params):
-                raise
-            program, types = self.program(arguments, kind, bound)
+            with self.parameters.learning(params) as learned:
+                if not learned:
+                    raise
+                return self._checked(self.program(arguments, kind, bound), arguments, params, state)
+        return self._checked(record, arguments, params, state)
+
+    def _checked(
+        self, record: Record, arguments: Arrays, params: Arrays, state: Arrays | None
+    ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
+        """Return a program with the converted arguments of a call."""
+        program, types = record
         arrays = {name: self._convert(name, arguments[name], t) for name, t in types.items()}
         checked = self.parameters.checked(program, params)
         return program, arrays, checked, {**arrays, **self.parameters.checked_state(program, state)}

@@ -79,7 +79,7 @@ class Parameters:
         """Discard the interface, as the types of inputs are now known."""
         self._interface = None
 
-    def learn(self, arrays: Arrays) -> bool:
+    def _learn(self, arrays: Arrays) -> bool:
         """Let layers take sizes that are unknown so far from parameters; return whether they may do so."""
         if self._interface is not None or self.input_types is not None or not isinstance(arrays, Mapping):
             return False
@@ -89,15 +89,20 @@ class Parameters:
             return self.source.learn({n: tuple(x.shape) for n, x in arrays.items() if hasattr(x, "shape")})
 
     @contextmanager
-    def _learning(self, arrays: Arrays) -> Iterator[None]:
-        """Within this context layers take unknown sizes from the arrays, and afterwards, too, unless it fails."""
-        learned = self.learn(arrays)
+    def learning(self, arrays: Arrays) -> Iterator[bool]:
+        """Within this context layers take unknown sizes from the arrays, and afterwards, too, unless it fails.
+
+        The value is False if they take none.
+        """
+        learned = self._learn(arrays)
         try:
-            yield
+            yield learned
         except MithrilError as error:
             if learned:
                 self.source.learn({})
                 self.refresh_interface()
+                self.input_types = None
+                self.calls.clear()
             if learned and isinstance(error, (ModelError, ShapeError)):
                 raise error.with_facts(f"tensors: {', '.join(map(str, [*arrays][:8]))}") from None
             raise
@@ -214,10 +219,12 @@ class Parameters:
 
     def bind(self, params: Arrays, state: Arrays | None = None, *, release: bool = False) -> None:
         """Bind parameters and, with ``static_inference``, embed them in the programs."""
-        with self._learning(params):
+        with self.learning(params):
             self._bind(params, state, release)
 
     def _bind(self, params: Arrays, state: Arrays | None, release: bool) -> None:
+        if release:
+            self._check_release(params)
         try:
             expected = self.types
         except ShapeError:
@@ -227,7 +234,8 @@ class Parameters:
         else:
             missing_or_unknown("parameter", expected, params)
             if release:
-                params = self._released(params)
+                self._check_shapes(params)
+                params = moved_to_file(params, self.folder)  # type: ignore[arg-type]  # a MutableMapping
             values = {
                 name: self._convert(name, x, expected[name].dtype) if self.rounds(expected[name].dtype) else x
                 for name, x in params.items()
@@ -252,8 +260,8 @@ class Parameters:
             if shape != t.shape:
                 raise InputError(f"parameter '{name}' has shape {list(shape)}, expected {list(t.shape)}")
 
-    def _released(self, params: Arrays) -> Arrays:
-        """Move the caller's parameters to a file that is mapped."""
+    def _check_release(self, params: Arrays) -> None:
+        """Check that the caller's parameters can be moved to a file that is mapped."""
         if not self.static:
             raise InputError("bind(release=True): calls read the parameters themselves", hint="static_inference=True")
         if not self.backend.is_array(np.empty(0, np.float32)):
@@ -263,8 +271,6 @@ class Parameters:
             raise InputError(message, hint="omit release=True")
         if not isinstance(params, MutableMapping):
             raise InputError(f"bind(release=True) takes arrays out of a dictionary, got {type(params).__name__}")
-        self._check_shapes(params)
-        return moved_to_file(params, self.folder)
 
     # -- files -------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], params: Arrays | None, state: Arrays | None) -> None:
@@ -280,7 +286,7 @@ class Parameters:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Bind the tensors of a file; names and shapes must match."""
         tensors = weight_files.load_file(path)
-        with self._learning(tensors):
+        with self.learning(tensors):
             self._load(path, tensors)
 
     def _load(self, path: str | os.PathLike[str], tensors: Arrays) -> None:
@@ -299,7 +305,7 @@ class Parameters:
 
     def load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:
         """Bind the tensors whose names and shapes match the model."""
-        with self._learning(tensors):
+        with self.learning(tensors):
             return self._load_state_dict(tensors, strict)
 
     def _load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:

@@ -195,8 +195,8 @@ class JaxBackend(SourceBackend):
             )
         return super().differentiable(graph, options)
 
-    def generate(self, graph: Graph, options: BuildOptions) -> tuple[str, Mapping[str, Any]]:
-        return super().generate(self.constrained(graph, options), options)
+    def generate(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> tuple[str, Mapping[str, Any]]:
+        return super().generate(self.constrained(graph, options), options, gradients)
 
     def constrained(self, graph: Graph, options: BuildOptions) -> Graph:
         """Return the graph with the shardings of its activations as operations, if parameters are fully sharded."""

@@ -201,11 +201,12 @@ class TorchBackend(SourceBackend):
             options.decisions.record("choice", message)
         return runner(forward, graph, self._run_options(options), options, lambda node: self.falls_back(node, options))
 
-    def generate(self, graph: Graph, options: BuildOptions) -> Any:
+    def generate(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> Any:
         if options.fuses:
             graph = join_attentions(graph) if self.torch_device.type == "cpu" else graph
-            graph = with_lists(pair_operations(join_norms(fuse_subgraphs(graph))))
-        return super().generate(graph, options)
+            graph = pair_operations(join_norms(fuse_subgraphs(graph)))
+            graph = graph if gradients else with_lists(graph)  # autograd saves values that lists overwrite
+        return super().generate(graph, options, gradients)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)

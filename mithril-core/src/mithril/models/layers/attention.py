@@ -23,8 +23,8 @@ class MultiHeadAttention(Layer):
 
     Parameters: ``query.weight [heads*size, in]``, ``key`` and ``value`` ``[kv_heads*size, in]``, ``output``, each with
     a bias. With ``kv_heads`` below ``heads``, groups of heads share keys and values. ``mask`` is bool (True attends) or
-    additive, and broadcasts to [batch, heads, queries, keys]. With ``cache=n`` the keys and values of n positions are
-    states, and ``position`` is the position of the first token of the call.
+    additive, and broadcasts to [batch, heads, queries, keys]. With ``cache=n`` the attention is causal, whatever
+    ``causal`` is; the keys and values of n positions are states, and ``position`` is that of the first token of a call.
     """
 
     inputs: tuple[str, ...] = ("query",)

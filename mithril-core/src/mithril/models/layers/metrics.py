@@ -13,7 +13,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.base import ModelError, ShapeError, product, shape_text
-from mithril.ir import Value, expect_paired
+from mithril.ir import Value, expect_paired, normalize_axis
 from mithril.models.language import arguments
 from mithril.models.language.layer import Layer
 from mithril.ops import size_value
@@ -79,7 +79,7 @@ def count_of(x: Any) -> Any:
 
 def expect_labels(metric: str, logits: Value, labels: Value, axis: int = -1) -> None:
     """Raise unless there is one label for each row of logits."""
-    axis = axis % max(logits.ndim, 1)
+    axis = normalize_axis(axis, max(logits.ndim, 1))
     rows = tuple(d for k, d in enumerate(logits.shape) if k != axis)
     if len(rows) != len(labels.shape):
         raise ShapeError(

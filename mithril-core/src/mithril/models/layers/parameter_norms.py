@@ -8,7 +8,7 @@ from mithril import ops
 from mithril.backend import to_numpy
 from mithril.base import ModelError, product
 from mithril.compiler import norms_of
-from mithril.ir import Input, Value
+from mithril.ir import Input, Value, normalize_axis
 from mithril.models.language.arguments import positive
 from mithril.models.language.layer import Layer
 from mithril.models.layers.wrapper import Reparametrization
@@ -25,7 +25,7 @@ class WeightNorm(Reparametrization):
         self.axis = axis
 
     def parameter(self, stored: Value) -> Any:
-        axis = self.axis % max(stored.ndim, 1)
+        axis = normalize_axis(self.axis, max(stored.ndim, 1))
         shape = tuple(n if k == axis else 1 for k, n in enumerate(stored.shape))
         declared = self._declaration(stored)
         sizes, inner = list(stored.shape), declared.tags["init"]
@@ -66,7 +66,7 @@ class SpectralNorm(Reparametrization):
         self.eps = eps
 
     def parameter(self, stored: Value) -> Any:
-        axis = self.axis % max(stored.ndim, 1)
+        axis = normalize_axis(self.axis, max(stored.ndim, 1))
         rows = stored.shape[axis]
         perm = (axis, *(k for k in range(stored.ndim) if k != axis))
         matrix = ops.reshape(ops.transpose(stored, perm=perm), shape=(rows, product(stored.shape) // rows))

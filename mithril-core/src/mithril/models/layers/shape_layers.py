@@ -7,7 +7,7 @@ from typing import Any
 
 from mithril import ops
 from mithril.base import ModelError, ShapeError, at_most, is_static, product
-from mithril.ir import Value
+from mithril.ir import Value, normalize_axis
 from mithril.models.language.arguments import positive, probability
 from mithril.models.language.layer import Layer
 
@@ -39,9 +39,22 @@ class Flatten(Layer):
         self.end = end
 
     def build(self, x: Value) -> Any:
-        start, end = (axis % max(x.ndim, 1) for axis in (self.start, self.end))
-        if start > end and x.ndim > 1:
-            raise ShapeError(f"Flatten({self.start}, {self.end}) ends before it starts", facts=[f"input {x.type}"])
+        rank = max(x.ndim, 2)  # of a scalar or a vector, the result is a vector
+        for axis in (self.start, self.end):
+            if not -rank <= axis < rank:
+                raise ShapeError(
+                    f"Flatten({self.start}, {self.end}) of an input of rank {x.ndim}: there is no axis {axis}",
+                    facts=[f"input {x.type}", f"accepted: {-rank} to {rank - 1}"],
+                )
+        start, end = self.start % rank, self.end % rank
+        if start > end:
+            raise ShapeError(
+                f"Flatten({self.start}, {self.end}) ends before it starts",
+                facts=[f"input {x.type}"],
+                hint=f"write Flatten({self.end}, {self.start})",
+            )
+        if x.ndim < 2:
+            return ops.reshape(x, shape=(product(x.shape),))
         return ops.reshape(x, shape=(*x.shape[:start], product(x.shape[start : end + 1]), *x.shape[end + 1 :]))
 
 
@@ -107,16 +120,14 @@ class Concat(_Joining):
     def build(self, *xs: Value) -> Any:
         if self.flat:
             return ops.concat(*(ops.reshape(x, shape=(product(x.shape),)) for x in xs), axis=0)
-        axis = self.axis + xs[0].ndim if self.axis < 0 else self.axis
-        return ops.concat(*xs, axis=axis)
+        return ops.concat(*xs, axis=self.axis)
 
 
 class Stack(_Joining):
     """``n`` inputs stacked along a new axis."""
 
     def build(self, *xs: Value) -> Any:
-        axis = self.axis + xs[0].ndim + 1 if self.axis < 0 else self.axis
-        return ops.stack(*xs, axis=axis)
+        return ops.stack(*xs, axis=self.axis)
 
 
 MAX_PARTS = 1 << 16
@@ -136,7 +147,7 @@ class Split(Layer):
     def build(self, x: Value) -> Any:
         sizes = self.parts
         if isinstance(sizes, int):
-            size = x.shape[self.axis]
+            size = x.shape[normalize_axis(self.axis, x.ndim)]
             if is_static((size,)) and int(size) % sizes:
                 raise ShapeError(
                     f"cannot split axis {self.axis} of size {size} into {sizes} equal parts", facts=[f"input {x.type}"]

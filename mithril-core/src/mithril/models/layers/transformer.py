@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mithril.base import ModelError
 from mithril.models.language.arguments import positive
 from mithril.models.language.layer import Layer
 from mithril.models.layers.attention import MultiHeadAttention
@@ -24,8 +25,8 @@ def _named(layer: Layer, values: tuple[Any, ...]) -> dict[str, Any]:
 class TransformerEncoderLayer(Layer):
     """Self-attention and a two-layer MLP, each with a residual; ``norm_first`` normalizes before, not after.
 
-    With ``cache=n`` the attention is causal and keeps the keys and values of n positions as states; ``position`` is the
-    position of the first token of the call.
+    With ``cache=n`` the attention is causal, whatever ``causal`` is, and keeps the keys and values of n positions as
+    states; ``position`` is the position of the first token of the call.
     """
 
     inputs: tuple[str, ...] = ("input",)
@@ -95,6 +96,11 @@ class TransformerDecoderLayer(Layer):
         eps: float = 1e-5,
         cache: int | None = None,
     ) -> None:
+        if cache and not causal:
+            raise ModelError(
+                f"TransformerDecoderLayer: causal=False with cache={cache}: attention over a cache is causal",
+                hint="omit causal=False, or omit cache=",
+            )
         self.norm_first = norm_first
         self.self_attn = MultiHeadAttention(features, heads, causal=causal, cache=cache)
         self.inputs = ("input", "memory", "position") if cache else ("input", "memory")

@@ -50,18 +50,20 @@ def join_attentions(graph: Graph) -> Graph:
     changed: dict[Node, Node | None] = {}
     sums: dict[Node, Value] = {}
     for forward, g, scale, cotangents in matches:
+        first = min(cotangents, key=lambda n: position[n.result])
+        y = forward.result
+        if any(position.get(v, -1) > position[first.result] for v in (g, y, *forward.operands[:3]) if v is not None):
+            continue
         if forward not in sums:
-            y = forward.result
             sums[forward] = Value(f"{y.name}_sums", TensorType(y.dtype, y.shape[:3]))
             settings = {"causal": forward.attributes["causal"], "scale": scale}
             changed[forward] = forward.replaced(
                 op=attention_saving, operands=forward.operands[:3], attributes=settings, results=(y, sums[forward])
             )
-        first = min(cotangents, key=lambda n: position[n.result])
         changed.update(dict.fromkeys(cotangents))
         changed[first] = first.replaced(
             op=attention_grads,
-            operands=(g, forward.result, sums[forward], *forward.operands[:3]),
+            operands=(g, y, sums[forward], *forward.operands[:3]),
             attributes={"causal": forward.attributes["causal"], "scale": scale},
             results=tuple(n.result for n in cotangents),
         )
