@@ -95,6 +95,8 @@ def onnxruntime_steps(
     import onnxruntime
     from safetensors.numpy import load_file
 
+    if kind not in ("", "int4"):
+        raise ValueError(f"onnxruntime:{kind} is not an engine; use onnxruntime or onnxruntime:int4")
     model = llama(load_file(folder / "model.safetensors"), config, cache)
     if kind:
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer

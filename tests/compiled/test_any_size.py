@@ -14,6 +14,7 @@ from mithril.base import symbols
 from mithril.models import (
     AvgPool2d,
     Conv2d,
+    ConvTranspose2d,
     Embedding,
     Flatten,
     Gelu,
@@ -151,6 +152,21 @@ def test_convolutions_and_pools_run_any_image():
     with pytest.raises(ml.MithrilError):  # no window fits
         compiled.evaluate(params, {"input": np.zeros((1, 4, 3, 3), np.float32)})
     assert len(compiled.programs) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"padding": 1}, {"padding": (2, 3)}], ids=str)
+@pytest.mark.parametrize("stride", [2, (3, 1)])
+def test_transposed_convolutions_run_any_image(stride, options):
+    """The stride is the distance of the copied pixels; padding crops the result."""
+    model = ConvTranspose2d(8, 16, kernel_size=3, stride=stride, **options)
+    for shape in ((None, 8, None, None), (None, 8, 7, None)):
+        compiled, reference = (compiled_on(b, model, shape) for b in ("c", "numpy"))
+        params = reference.randomize_params(0)
+        for n, width in ((1, 5), (2, 17), (3, 4)):
+            x = {"input": np.random.default_rng(0).normal(size=(n, 8, 7, width)).astype(np.float32)}
+            result, expected = (c.evaluate(params, x)["output"] for c in (compiled, reference))
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5, err_msg=str((n, width)))
+        assert len(compiled.programs) == 1
 
 
 def test_latency_asks_for_exact_sizes():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -262,10 +262,33 @@ def test_a_search_keeps_faster_schedules(tmp_path: Path, measured: list[str], mo
     assert not measured
 
 
-def test_a_search_ends_in_time_and_tries_no_more_than_asked(tmp_path: Path) -> None:
-    begin = time.perf_counter()
+@pytest.mark.parametrize("seconds", [8, 14, 1000])
+def test_no_trial_starts_after_the_time_limit(seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock counts a second for a trial and the requested seconds for a comparison."""
+    clock, starts = SimpleNamespace(now=0.0), []
+
+    def trial(*program: Any) -> None:
+        starts.append(clock.now)
+        clock.now += 1
+
+    def compared(calls: dict[str, Any], seconds: float, **options: Any) -> dict[str, float]:
+        clock.now += seconds
+        return dict.fromkeys(calls, 1.0)
+
+    model = compiled()
+    monkeypatch.setattr(offline_tuning, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(offline_tuning, "Call", trial)
+    monkeypatch.setattr(offline_tuning, "time_interleaved", compared)
+    result = mithril_cbackend.tune_offline(model, seconds=seconds, store=tmp_path)
+    assert max(starts) <= seconds
+    single = result.rows[0].tried
+    trials = single, len(starts) - single - 1  # of the operation, and of the program
+    assert trials == {8: (3, 2), 14: (4, 4)}.get(seconds, (single, 4))
+    assert single > 5 or seconds < 1000  # all schedules
+
+
+def test_a_search_tries_no_more_than_asked(tmp_path: Path) -> None:
     result = mithril_cbackend.tune_offline(compiled(), seconds=0.5, trials=2, store=tmp_path)
-    assert time.perf_counter() - begin < 600
     assert result.rows[0].tried <= 2 and result.seconds > 0
     with pytest.raises(OptionError, match="trials=0"):
         mithril_cbackend.tune_offline(compiled(), trials=0)

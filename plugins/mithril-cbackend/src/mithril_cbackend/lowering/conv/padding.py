@@ -121,16 +121,16 @@ def _copy_phase(
     for n, spread, before, s, p, size in zip(
         layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
     ):
+        # the padded position of pixel i is before + i * spread = position * s + p, where s or spread is 1
         if not (isinstance(n, int) and isinstance(size, int)):
-            position = max(0, count(before - p, s))
-            starts.append(position * s + p - before)
-            counts.append(_covered(n, size, starts[-1], s, position))
+            first = max(0, count(-before, spread)) if s == 1 else max(0, count(before - p, s)) * s + p - before
+            starts.append(first)
+            positions.append((before + first * spread - p) // s)
             steps.append(s)
-            positions.append(position)
-            jumps.append(1)
+            jumps.append(spread)
+            counts.append(_covered(n, size, first, s, positions[-1], spread))
             phase_number = phase_number * s + p
             continue
-        # the padded position of pixel i is before + i * spread = position * s + p
         covered = [
             i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size
         ]
@@ -168,10 +168,10 @@ def _copy_phase(
             copy_each()
 
 
-def _covered(n: Size, size: Size, first: int, step: int, position: int) -> t.Expr:
-    """Return how many of every ``step``-th pixel from ``first`` on exist and fit from a padded position on."""
+def _covered(n: Size, size: Size, first: int, step: int, position: int, jump: int) -> t.Expr:
+    """Return how many of every ``step``-th pixel from ``first`` on exist and fit every ``jump``-th padded position."""
     pixels = (t.index(n) + (step - 1 - first)) // step
-    fitting = t.index(size) - position
+    fitting = (t.index(size) + (jump - 1 - position)) // jump
     number = t.select(pixels < fitting, pixels, fitting)
     return t.select(number > 0, number, t.index(0))
 

@@ -199,7 +199,9 @@ class Panels:
         tiles = count(p.m, word.rows)
         work = p.work // p.matrices // 4
         threads = frame.workers(work, tiles * groups)
-        splits = threads if groups % threads and groups < 4 * threads and tiles % threads == 0 else 1
+        splits = 1  # symbolic rows are not split: their last tiles overlap
+        if isinstance(tiles, int) and groups % threads and groups < 4 * threads and tiles % threads == 0:
+            splits = threads
         with frame.share("group", groups * splits, work) as (worker, item):
             number, split = frame.reader.split(item, (groups, splits))
             first = number * group
