@@ -386,7 +386,6 @@ def test_fully_sharded_parameters_need_a_fraction_of_the_memory():
         ({"parallelism": "data", "pipeline_stages": 2}, "conflicts with pipeline_stages"),
         ({"tpu_replicas": 3, "pipeline_stages": 2}, "cannot be divided into 2 stages"),
         ({"pipeline_stages": 0}, "of at least 1"),
-        ({"pipeline_stages": 2, "pipeline_schedule": "interleaved1f1b"}, "is a schedule of PyTorch"),
     ],
 )
 def test_invalid_stages_are_rejected(options, message):

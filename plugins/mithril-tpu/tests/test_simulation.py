@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import mithril as ml
 from mithril import ops
@@ -26,6 +27,22 @@ def test_gradients_of_max_pool_find_the_maximum():
         slopes = {"y": slope, "z": np.zeros((64, 8), np.float32)}
         gradients.append(np.asarray(compiled.evaluate({"w": w}, {"x": x}, slopes)[1]["w"]))
     np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pipeline_stages": 2, "pipeline_schedule": "interleaved1f1b"}, "is a schedule of PyTorch"),
+        ({"pipeline_stages": 0}, "of at least 1"),
+        ({"pipeline_stages": 2, "pipeline_chunks": 0}, "of at least 1"),
+    ],
+)
+def test_pipelines_that_a_tpu_cannot_run_are_refused(options, message):
+    with Builder() as b:
+        graph = b.build({"y": b.input("x", (8, 16)) * b.param("w", (8, 16))})
+    simulated = {"target_hardware": "tpu_v5e", "tpu_options": {"simulate": True}}
+    with pytest.raises(ml.OptionError, match=message):
+        ml.compile(graph, ml.JaxBackend(), **simulated, **options)
 
 
 def test_a_pipeline_keeps_the_barriers_of_its_stages():
