@@ -9,6 +9,9 @@ import pytest
 
 import mithril as ml
 import mithril_cbackend
+from mithril import ops
+from mithril.base import InputError
+from mithril.ir import Builder
 from mithril.models import (
     Conv2d,
     Embedding,
@@ -167,3 +170,58 @@ def test_the_users_inputs_decide_the_sizes_of_the_test(tmp_path):
     _, result = exported(perceptron, tmp_path, x)
     assert [case.sizes["rows"] for case in result.contents.cases] == [5, 8, 2]
     np.testing.assert_array_equal(result.contents.cases[0].inputs["input"], x["input"])
+
+
+def blocks(n, sizes):
+    """Return an exported program of the first ceil(n / 8) columns."""
+    with Builder() as b:
+        x = b.input("input", (ml.Dim("rows"), ml.Dim(n)), "float32")
+        size = -(-x.shape[1] // 8)
+        y = ops.exp(ops.slice(x, starts=(0,), stops=(size,), steps=(1,), axes=(1,)))
+        y = ops.matmul(ops.transpose(y, perm=(1, 0)), ops.sin(y))  # with values in the arena
+    return ml.compile(b.build({"output": y}), "c", cpu_options={"vector_bytes": 16}), sizes
+
+
+@needs("gcc", "make")
+def test_quotients_of_negative_sizes_are_rounded_down(tmp_path):
+    compiled, sizes = blocks("length", (1, 7, 8, 9, 16, 17))
+    result = mithril_cbackend.export(
+        compiled, tmp_path, inputs={"input": np.ones((3, 9), np.float32)}, library="shared"
+    )
+    run(tmp_path, "CC=gcc", f"CFLAGS={STRICT}")
+    c, Sizes = library(tmp_path, result, result.contents.open.names)
+    for n in sizes:
+        values = {"rows": 3, "length": n}
+        struct = Sizes(**values)
+        assert c.model_arena_size(ctypes.byref(struct)) == result.contents.open.arena(values)
+    source = '#include "model.h"\n#include <stdio.h>\nint main(void) {\n  for (int n = 1; n < 18; ++n) {\n'
+    source += "    const model_sizes_t sizes = {.rows = 3, .length = n};\n"
+    source += '    printf("%zu ", MODEL_OUTPUT_SIZE(sizes));\n  }\n  return 0;\n}\n'
+    (tmp_path / "sizes.c").write_text(source)
+    subprocess.run(["gcc", *STRICT.split(), "sizes.c", "-o", "sizes"], cwd=tmp_path, check=True)
+    printed = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout
+    assert [int(n) for n in printed.split()] == [(-(-n // 8)) ** 2 for n in range(1, 18)]
+
+
+def short_table():
+    x = PositionalEmbedding(4)(Embedding(20, 8)(IOKey("input", dtype="int32")))
+    return Model.create(outputs={"output": Linear(5)(x)}), {"input": ["batch", "length"]}
+
+
+def test_the_sizes_of_the_test_satisfy_the_guards(tmp_path):
+    """The typical length is 8, but the table has 4 rows."""
+    _, result = exported(short_table, tmp_path)
+    examples = [case.sizes for case in result.contents.cases]
+    assert len(examples) == 3
+    assert all(result.contents.open.allows(sizes) for sizes in examples)
+
+
+def test_no_allowed_sizes_for_the_test_are_an_error(tmp_path):
+    with Builder() as b:
+        x = b.input("input", (ml.Dim("n", 65),), "float32")
+        y = ops.sum(ops.exp(ops.reshape(x, shape=(71, -1))), axis=0)
+    compiled = ml.compile(b.build({"output": y}), "c")
+    with pytest.raises(InputError, match="no sizes are known"):
+        mithril_cbackend.export(compiled, tmp_path)
+    result = mithril_cbackend.export(compiled, tmp_path, inputs={"input": np.ones(142, np.float32)})
+    assert result.contents.cases[0].sizes == {"n": 142}

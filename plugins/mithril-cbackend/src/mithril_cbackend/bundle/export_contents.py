@@ -73,7 +73,7 @@ class Contents:
             size = aligned(nbytes(kind))
             self.copies[n] = end, end + size
             end += 2 * size
-        self.open = OpenSizes(self.program, self.graph.guards, end) if self.program.sizes else None
+        self.open = OpenSizes(self.program, self.graph.guards, end, name) if self.program.sizes else None
         examples = [{}] if self.open is None else self.open.examples(sizes)
         self.cases = [Case(sizes, inputs(sizes)) for sizes in examples]
         self.arena_bytes = max(end, ALIGNMENT) if self.open is None else max(map(self.open.arena, examples))

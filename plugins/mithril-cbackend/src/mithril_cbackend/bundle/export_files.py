@@ -40,7 +40,7 @@ def header(contents: Contents, embedded: bool) -> str:
         "#endif",
         "",
         *constants(contents),
-        *(contents.open.struct(name) if contents.open is not None else []),
+        *(contents.open.struct() if contents.open is not None else []),
         "/* One instance, with its own arena, for every thread that runs the model; its fields are private. */",
         "typedef struct {",
         "  uint32_t mark;",
@@ -260,7 +260,7 @@ def interface(contents: Contents) -> str:
         *(
             function(f"size_t {name}_arena_size(void)", [f"  return {up}_ARENA_BYTES;"])
             if contents.open is None
-            else contents.open.functions(name)
+            else contents.open.functions()
         ),
         *function(f"size_t {name}_instance_size(void)", [f"  return sizeof({name}_t);"]),
         *function(
@@ -311,7 +311,7 @@ def run_function(contents: Contents) -> list[str]:
         f"  if ({missing}) return {up}_MISSING;",
         f"  if (!ready(self)) return {up}_UNINITIALIZED;",
         *(f"  if ((uintptr_t){c} % sizeof *{c} != 0) return {up}_MISALIGNED;" for c, _ in inputs + outputs),
-        *(contents.open.run_lines(name, up) if contents.open is not None else []),
+        *(contents.open.run_lines(up) if contents.open is not None else []),
         *(f"  self->{field.name} = {c};" for c, field in inputs + outputs),
     ]
     for k, n in enumerate(contents.flags):

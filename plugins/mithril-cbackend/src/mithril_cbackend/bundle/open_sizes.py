@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mithril.backend import ALIGNMENT, memory_plan, nbytes
-from mithril.base import Dim, Guard, Size, Symbol, UnsupportedError, numel, substitute, symbols
+from mithril.base import Dim, Guard, InputError, Size, Symbol, UnsupportedError, numel, symbols
 from mithril.ir import Value
 from mithril_cbackend.c_names import unique
 from mithril_cbackend.lowering.element.element_reader import TYPICAL
@@ -18,13 +18,19 @@ from mithril_cbackend.program.c_module import fields
 from mithril_cbackend.program.program import Program
 
 Multiply = Callable[[str, str], str]
+EXAMPLES = 64  # the largest size tried for the test program
+ROUNDED = """\
+/* A quotient of sizes, rounded down, and its remainder; those of C are rounded towards zero. */
+static inline int64_t NAME_quotient(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+static inline int64_t NAME_rest(int64_t a, int64_t b) { return a % b < 0 ? a % b + b : a % b; }
+"""
 
 
 class OpenSizes:
     """The sizes of a program by name in C, and its arena as rooms."""
 
-    def __init__(self, program: Program, guards: Sequence[Guard], begin: int) -> None:
-        self.program, self.guards, self.begin = program, guards, begin
+    def __init__(self, program: Program, guards: Sequence[Guard], begin: int, name: str) -> None:
+        self.program, self.guards, self.begin, self.name = program, guards, begin, name
         bounds: dict[str, tuple[int, int | None]] = {}
         for i in program.graph.inputs:
             for s in symbols(*i.type.shape):
@@ -44,11 +50,20 @@ class OpenSizes:
         return highest if len(highest) == len(self.bounds) else None
 
     def examples(self, sizes: Mapping[str, int]) -> list[dict[str, int]]:
-        """Return sizes for the test program: these, or typical ones, and larger and smaller ones where allowed."""
+        """Return up to three allowed sizes for the test program: these, or typical ones, then small ones."""
         typical = {n: TYPICAL if high is None else min(TYPICAL, high) for n, (_, high) in self.bounds.items()}
         first = {n: sizes.get(n, max(x, self.bounds[n][0])) for n, x in typical.items()}
-        changed = [{n: x + 3 for n, x in first.items()}, {n: x // 2 for n, x in first.items()}]
-        return [first, *(x for x in changed if x != first and self.allows(x))]
+        candidates = [dict.fromkeys(self.bounds, k) for k in range(1, EXAMPLES + 1)]
+        begin = next((x for x in (first, *({**x, **sizes} for x in candidates)) if self.allows(x)), None)
+        if begin is None:
+            raise InputError(
+                "cannot export: no sizes are known that the model allows", hint="pass inputs= of such sizes"
+            )
+        examples = [begin]
+        for x in ({n: k + 3 for n, k in begin.items()}, {n: k // 2 for n, k in begin.items()}, *candidates):
+            if len(examples) < 3 and x not in examples and self.allows(x):
+                examples.append(x)
+        return examples
 
     def allows(self, sizes: Mapping[str, int]) -> bool:
         """Whether the sizes satisfy bounds and guards."""
@@ -78,18 +93,20 @@ class OpenSizes:
         return [[v for b in room for v in b.values if v in self.program.places] for room in rooms]
 
     # -- in C -----------------------------------------------------------------------------------------------------
-    def struct(self, name: str) -> list[str]:
-        """Return the declaration of the sizes."""
+    def struct(self) -> list[str]:
+        """Return the declaration of the sizes, and the functions that divide them."""
         rows = []
         for size, (low, high) in self.bounds.items():
             rows.append(
                 f"  int32_t {self.names[size]}; /* {f'{low} to {high}' if high is not None else f'{low} or more'} */"
             )
-        return ["/* The sizes of one run. */", "typedef struct {", *rows, f"}} {name}_sizes_t;", ""]
+        struct = ["/* The sizes of one run. */", "typedef struct {", *rows, f"}} {self.name}_sizes_t;", ""]
+        return [*struct, ROUNDED.replace("NAME", self.name)]
 
     def count(self, shape: tuple[Size, ...], sizes: str) -> str:
         """Return the number of elements as an expression of a struct of sizes."""
-        return self.text(numel(shape), lambda s: f"(size_t)({sizes}).{self.names[s.name]}", lambda a, b: f"{a} * {b}")
+        n = self.text(numel(shape), lambda s: f"(int64_t)({sizes}).{self.names[s.name]}", lambda a, b: f"{a} * {b}")
+        return f"((size_t){n})"
 
     def text(self, size: Size, symbol: Callable[[Symbol], str], multiply: Multiply) -> str:
         """Return a polynomial of sizes as an expression."""
@@ -111,16 +128,16 @@ class OpenSizes:
         if isinstance(factor, Symbol):
             return symbol(factor)
         left, right = (self.text(a, symbol, multiply) for a in factor.args)
-        signs = {"floordiv": "/", "mod": "%"}
-        if factor.function not in signs:
+        functions = {"floordiv": "quotient", "mod": "rest"}
+        if factor.function not in functions:
             raise UnsupportedError(
                 f"cannot export to C: a value has the size '{factor}'", hint="export a program with static shapes"
             )
-        return f"({left} {signs[factor.function]} {right})"
+        return f"{self.name}_{functions[factor.function]}({left}, {right})"
 
-    def functions(self, name: str) -> list[str]:
+    def functions(self) -> list[str]:
         """Return the functions that check sizes, and compute the bytes of the arena and the addresses in it."""
-        used = fields(self.program)
+        name, used = self.name, fields(self.program)
 
         def text(size: Size) -> str:
             return self.text(size, lambda s: f"(int64_t)sizes->{self.names[s.name]}", lambda a, b: f"times({a}, {b})")
@@ -149,6 +166,8 @@ class OpenSizes:
             "/* A product that does not overflow: large ones are 2**40, more than any valid number of bytes. */",
             "static int64_t times(int64_t a, int64_t b) {",
             "  const int64_t limit = INT64_C(1) << 40;",
+            "  if (a < 0) return -times(-a, b);",
+            "  if (b < 0) return -times(a, -b);",
             "  return a > 0 && b > limit / a ? limit : a * b;",
             "}",
             "",
@@ -174,15 +193,11 @@ class OpenSizes:
             "",
         ]
 
-    def run_lines(self, name: str, up: str) -> list[str]:
+    def run_lines(self, up: str) -> list[str]:
         """Return the lines of the run that check the sizes and plan the arena."""
         return [
-            f"  const size_t needed = {name}_arena_size(sizes);",
+            f"  const size_t needed = {self.name}_arena_size(sizes);",
             f"  if (needed == 0) return {up}_SIZES;",
             f"  if (needed > self->arena_bytes) return {up}_SMALL;",
             "  arrange(self, sizes);",
         ]
-
-
-def concrete(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(int(substitute(n, sizes)) for n in shape)
