@@ -151,7 +151,7 @@ def test_slow_plugin_is_named_while_it_runs(acme, part, capsys):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_timeout_names_the_plugin(acme, part):
-    """The alarm rings as soon as the part runs, on a slow machine as well."""
+    """Ring the alarm as soon as the part runs, on a slow machine as well."""
     compiled(acme)
     with pytest.raises(ml.CompileTimeoutError, match="after 100 seconds") as caught:
         compiled(acme, part, lambda: signal.raise_signal(signal.SIGALRM), timeout=100)

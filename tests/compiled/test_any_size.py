@@ -114,7 +114,7 @@ def test_convolutions_run_any_batch(threads):
 
 
 def test_small_maps_are_multiplied_by_several_images():
-    """The plan depends on the batch, and the last block of images is smaller."""
+    """Select plans by the batch; the last block of images is smaller."""
     from mithril_cbackend.lowering.conv.direct_convolution import BySize, cheaper_plan
 
     x = Relu()(Conv2d(48, 48, kernel_size=3, padding=1)(IOKey("input")))  # 5x5: odd
@@ -157,7 +157,7 @@ def test_convolutions_and_pools_run_any_image():
 @pytest.mark.parametrize("options", [{}, {"padding": 1}, {"padding": (2, 3)}], ids=str)
 @pytest.mark.parametrize("stride", [2, (3, 1)])
 def test_transposed_convolutions_run_any_image(stride, options):
-    """The stride is the distance of the copied pixels; padding crops the result."""
+    """Copy pixels at the distance of the stride; padding crops the result."""
     model = ConvTranspose2d(8, 16, kernel_size=3, stride=stride, **options)
     for shape in ((None, 8, None, None), (None, 8, 7, None)):
         compiled, reference = (compiled_on(b, model, shape) for b in ("c", "numpy"))

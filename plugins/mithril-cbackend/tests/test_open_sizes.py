@@ -116,7 +116,7 @@ def aligned(size):
 
 @needs("gcc", "make")
 def test_sizes_and_the_arena_are_checked(tmp_path):
-    """Each run is checked: bounds, guards (64 positions), elements, and the bytes of the arena."""
+    """Check each run: bounds, guards (64 positions), elements, and the bytes of the arena."""
     compiled, result = exported(table, tmp_path, library="shared")
     c, Sizes = library(tmp_path, result, ["batch", "length"])
     instance = aligned(c.model_instance_size())
@@ -209,7 +209,7 @@ def short_table():
 
 
 def test_the_sizes_of_the_test_satisfy_the_guards(tmp_path):
-    """The typical length is 8, but the table has 4 rows."""
+    """Export a table of 4 rows, although the typical length is 8."""
     _, result = exported(short_table, tmp_path)
     examples = [case.sizes for case in result.contents.cases]
     assert len(examples) == 3

@@ -264,7 +264,7 @@ def test_a_search_keeps_faster_schedules(tmp_path: Path, measured: list[str], mo
 
 @pytest.mark.parametrize("seconds", [8, 14, 1000])
 def test_no_trial_starts_after_the_time_limit(seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock counts a second for a trial and the requested seconds for a comparison."""
+    """Count a second for a trial and the requested seconds for a comparison."""
     clock, starts = SimpleNamespace(now=0.0), []
 
     def trial(*program: Any) -> None:

@@ -93,7 +93,7 @@ def test_slices_that_leave_the_rows_in_place():
 
 
 def test_no_box_is_selected_without_a_limit():
-    """The standard's default of max_output_boxes_per_class is 0."""
+    """Select no box by the standard's default of max_output_boxes_per_class, which is 0."""
     model = detector(outputs=["rows"])
     model.graph.node[0].input[2] = ""
     results = ml.compile(ml.from_onnx(model, bounds={"select": 3}), "numpy", inference=True)(arrays())
@@ -129,7 +129,7 @@ def test_bounds_without_a_result():
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("transformation", ["half_pixel", "output_half_pixel"])
 def test_regions_with_samples_by_their_size(mode, transformation):
-    """Without sampling_ratio each box has as many samples as it covers pixels; one box here is empty."""
+    """Take as many samples of a box as it covers pixels; one box is empty."""
     onnxruntime = pytest.importorskip("onnxruntime")
     settings = {"mode": mode, "coordinate_transformation_mode": transformation, "spatial_scale": 0.5}
     node = h.make_node("RoiAlign", ["x", "r", "b"], ["y"], output_height=3, output_width=2, **settings)

@@ -59,7 +59,7 @@ def test_batch_norm_goes_into_the_convolution(bias):
 
 
 def test_an_open_batch_counts_as_one_image():
-    """One program runs all batches: scaled weights must pay off for the least of them."""
+    """Run all batches in one program: scaled weights must pay off for the least of them."""
     model = Model()
     model |= Conv2d(64, 64, kernel_size=3, padding=1, name="c")(input="x", output="h")
     model |= BatchNorm2d(64, name="n")(input="h", output="output")

@@ -192,7 +192,7 @@ def test_running_statistics_are_calibrated() -> None:
 
 
 def test_rows_of_rank_three_are_added_to_an_earlier_value():
-    """The product of rows replaces one of rank 3, in its position."""
+    """Replace a product of rank 3 by one of rows, in its position."""
     x = ml.IOKey("input")
     model = ml.Model.create(outputs={"output": x + Linear(16)(x)})
     options = {"static_inference": True, "quantization": {"activations": "dynamic"}}
