@@ -1,7 +1,7 @@
 """Checkpoints of Orbax and of ``torch.distributed.checkpoint``, written from folders in parts and read into them.
 
 A folder in parts depends on neither the mesh nor the engine. Several processes share the conversion: each reads and
-writes some parts, one at a time. Only Orbax writes from arrays of JAX: one process then holds all of their parts.
+writes some parts. Only Orbax writes from arrays of JAX: one process then holds all of their parts.
 """
 
 from __future__ import annotations
