@@ -1,6 +1,7 @@
 """Disturb training by two processes at random steps: kill, freeze and cut off; nothing may be lost or differ.
 
-``python benchmarks/bench_faults.py --runs 50`` prints a line per run and the totals of each engine.
+``python benchmarks/bench_faults.py --runs 50`` prints a line per run and the totals of each engine. Three runs in turn
+write the same format of checkpoints, so that nine runs combine all faults and formats.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "training"))
 
-from fault_runs import KINDS, TIMEOUT, can_cut_networks, check, undisturbed
+from fault_runs import FORMATS, KINDS, TIMEOUT, can_cut_networks, check, undisturbed
 
 
 def main() -> None:
@@ -25,13 +26,15 @@ def main() -> None:
     for engine in arguments.engines.split(","):
         expected, seconds, failures = undisturbed(engine), [], 0
         for number in range(arguments.first, arguments.first + arguments.runs):
-            kind = kinds[number % len(kinds)]
+            kind, form = kinds[number % len(kinds)], FORMATS[number // len(kinds) % len(FORMATS)]
             try:
-                seconds.append(check(engine, kind, number, expected))
-                print(f"{engine} {number} {kind}: others ended after {seconds[-1]:.1f} s, result equal", flush=True)
+                seconds.append(check(engine, kind, number, expected, form))
+                print(
+                    f"{engine} {number} {kind} {form}: others ended after {seconds[-1]:.1f} s, result equal", flush=True
+                )
             except AssertionError as error:
                 failures += 1
-                print(f"{engine} {number} {kind}: FAILED {str(error)[: arguments.characters]}", flush=True)
+                print(f"{engine} {number} {kind} {form}: FAILED {str(error)[: arguments.characters]}", flush=True)
         slowest = max(seconds, default=0.0)
         print(f"{engine}: {len(seconds)} survived, {failures} failed, slowest end {slowest:.1f} s of {TIMEOUT} s")
 

@@ -26,6 +26,7 @@ NAMED = re.compile(
     r"|the leader \(usually slice 0 task 0\)"  # JAX ends a process that loses the first one
 )
 KINDS = ("kill", "freeze", "partition")
+FORMATS = ("parts", "dcp", "orbax")  # of the checkpoints
 PROGRAM = f"""
     import time, zlib
     class Slow(ml.Callback):
@@ -33,7 +34,7 @@ PROGRAM = f"""
             report["loss"]
             say("step", trainer.steps)
             time.sleep(0.05)
-    t = trainer(timeout={TIMEOUT}, callbacks=[ml.Checkpoint(sys.argv[2], every=2), Slow()])
+    t = trainer(timeout={TIMEOUT}, callbacks=[ml.Checkpoint(sys.argv[2], every=2, format=sys.argv[3]), Slow()])
     t.fit(loader(), 2, resume="auto")
     arrays = t.engine.to_numpy()
     say("end", t.steps, repr(t.history.steps), [zlib.crc32(arrays[n].tobytes()) for n in sorted(arrays)])
@@ -55,10 +56,10 @@ class Outcome:
 def undisturbed(engine: str) -> list[str]:
     """Return the results of a run without a fault."""
     with _folder() as folder:
-        return _to_the_end(folder, engine)
+        return _to_the_end(folder, engine, "parts")
 
 
-def run(engine: str, kind: str, seed: int) -> Outcome:
+def run(engine: str, kind: str, seed: int, form: str) -> Outcome:
     """Train, disturb one process at a random step, wait until all have ended, and resume to the end."""
     numbers = random.Random(f"{engine} {kind} {seed}")
     victim, step, delay = numbers.randrange(2), numbers.randrange(1, STEPS - 3), numbers.uniform(0, 0.08)
@@ -66,7 +67,7 @@ def run(engine: str, kind: str, seed: int) -> Outcome:
     with _folder() as folder, network as net:
         prefixes = [()] * 2 if net is None else [net.prefix(k) for k in range(2)]
         host = "127.0.0.1" if net is None else net.address(0)
-        with started(folder, engine, PROGRAM, str(folder / "run"), prefixes=prefixes, host=host) as processes:
+        with started(folder, engine, PROGRAM, str(folder / "run"), form, prefixes=prefixes, host=host) as processes:
             out = processes[0].stdout
             assert out is not None
             while f"step {step}\n" != (line := out.readline()):
@@ -82,12 +83,12 @@ def run(engine: str, kind: str, seed: int) -> Outcome:
             errors = [_end_of(processes[k]) for k in waiting]
             seconds = time.monotonic() - begin
             assert all(processes[k].returncode for k in waiting), errors
-        return Outcome(seconds, slowness, errors, _to_the_end(folder, engine))
+        return Outcome(seconds, slowness, errors, _to_the_end(folder, engine, form))
 
 
-def check(engine: str, kind: str, seed: int, expected: Sequence[str]) -> float:
+def check(engine: str, kind: str, seed: int, expected: Sequence[str], form: str = "parts") -> float:
     """Raise AssertionError unless nothing is lost or different, and the error came in time with the right name."""
-    outcome = run(engine, kind, seed)
+    outcome = run(engine, kind, seed, form)
     assert outcome.results == list(expected), f"{engine} {kind} {seed}: the results differ"
     limit = TIMEOUT + GRACE * outcome.slowness
     assert outcome.seconds < limit, f"{engine} {kind} {seed}: {outcome.seconds:.1f} of {limit:.1f} s\n{outcome.errors}"
@@ -96,8 +97,8 @@ def check(engine: str, kind: str, seed: int, expected: Sequence[str]) -> float:
     return outcome.seconds
 
 
-def _to_the_end(folder: Path, engine: str) -> list[str]:
-    with started(folder, engine, PROGRAM, str(folder / "run")) as processes:
+def _to_the_end(folder: Path, engine: str, form: str) -> list[str]:
+    with started(folder, engine, PROGRAM, str(folder / "run"), form) as processes:
         results = [process.communicate(timeout=SECONDS) for process in processes]
     ends = [line for out, _ in results for line in out.splitlines() if line.startswith("end")]
     assert len(ends) == 2, results

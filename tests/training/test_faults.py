@@ -25,7 +25,7 @@ def test_training_resumes_to_the_bit_after_a_fault(engine, kind):
 
 def test_sigterm_of_one_process_saves_and_ends_all(tmp_path):
     pytest.importorskip("torch")
-    with started(tmp_path, "torch", PROGRAM, str(tmp_path / "run")) as processes:
+    with started(tmp_path, "torch", PROGRAM, str(tmp_path / "run"), "parts") as processes:
         for line in processes[0].stdout:
             if line == "step 5\n":
                 processes[1].send_signal(signal.SIGTERM)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
-import tracemalloc
 import weakref
+from contextlib import contextmanager
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -82,7 +85,7 @@ def small_trainer(backend, **options):
     return ml.Trainer(MLP([6, 8, 1]), ml.Adam(0.01), loss="mse_loss", backend=backend, progress=False, **options)
 
 
-@pytest.mark.parametrize(("saving", "form"), [("jax", "orbax"), ("jax", "dcp"), ("torch", "dcp")])
+@pytest.mark.parametrize(("saving", "form"), [("jax", "orbax"), ("jax", "dcp"), ("torch", "dcp"), ("torch", "orbax")])
 def test_training_saves_by_the_library_and_continues_on_the_other_engine(saving, form, tmp_path):
     for name in ("jax", "torch", LIBRARIES[form]):
         pytest.importorskip(name)
@@ -99,13 +102,33 @@ def test_training_saves_by_the_library_and_continues_on_the_other_engine(saving,
     np.testing.assert_allclose(continued.history.steps, expected.history.steps, rtol=1e-4)
 
 
-def test_orbax_itself_reads_the_tensors_of_a_run(tmp_path):
-    ocp = pytest.importorskip("orbax.checkpoint")
-    commit = begin_save(tmp_path, ARRAYS, {"steps": 3}, World(), format="orbax")
+@pytest.mark.parametrize("kind", ["numpy", "jax"])
+def test_orbax_itself_reads_the_tensors_of_a_run(kind, tmp_path):
+    ocp, jax = pytest.importorskip("orbax.checkpoint"), pytest.importorskip("jax")
+    arrays = ARRAYS if kind == "numpy" else jax.tree.map(jax.numpy.asarray, ARRAYS)
+    commit = begin_save(tmp_path, arrays, {"steps": 3}, World(), format="orbax")
     commit.finish()
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        tree = checkpointer.restore(tmp_path / commit.commit["library"] / "state")
-    np.testing.assert_array_equal(tree["a.weight"], ARRAYS["a.weight"])
+    assert isinstance(commit.commit["checksums"], dict)
+    folder = tmp_path / commit.commit["library"]
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        saved = checkpointer.restore(folder)
+    assert saved["mithril"] == {"steps": 3}
+    for name, x in ARRAYS.items():
+        np.testing.assert_array_equal(saved["state"][name], x)
+
+
+@pytest.mark.parametrize("form", LIBRARIES)
+def test_object_stores_are_converted_and_trained_from(form, tmp_path):
+    pytest.importorskip(LIBRARIES[form])
+    pytest.importorskip("fsspec")
+    store = f"memory://interchange-{form}"
+    begin_save(f"{store}/run", ARRAYS, {"steps": 3}, World(), format=form).finish()
+    ml.export_checkpoint(f"{store}/run", f"{store}/exported", form)
+    ml.import_checkpoint(f"{store}/exported", tmp_path)
+    reader = Reader(tmp_path)
+    assert reader.metadata == {"steps": 3}
+    for name, x in ARRAYS.items():
+        np.testing.assert_array_equal(reader.tensors[name].read(), x)
 
 
 @pytest.mark.parametrize("form", LIBRARIES)
@@ -136,18 +159,78 @@ def test_a_library_holds_one_part_of_all_tensors(form, tmp_path):
     assert sum(array() is not None for array in arrays) <= 1
 
 
-def test_conversion_holds_one_part_at_a_time(tmp_path):
-    pytest.importorskip("torch")
-    part = np.zeros(1 << 20, np.float32)  # 4 MiB, of 64
-    parts = [Part((k << 20,), (1 << 20,), lambda: part) for k in range(16)]
-    begin_save(tmp_path / "parts", {"w": PartedTensor("w", (16 << 20,), part.dtype, parts)}, {}, World()).finish()
-    ml.export_checkpoint(tmp_path / "parts", tmp_path / "small", "dcp")  # imports
-    tracemalloc.start()
-    ml.export_checkpoint(tmp_path / "parts", tmp_path / "dcp", "dcp")
-    ml.import_checkpoint(tmp_path / "dcp", tmp_path / "again")
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 24 << 20
+def rows_from(*starts):
+    """Return a weight whose parts begin at these rows."""
+    weight = np.arange(20, dtype=np.float32).reshape(10, 2)
+    bounds = itertools.pairwise([*starts, 10])
+    parts = [Part((a, 0), (b - a, 2), lambda a=a, b=b: weight[a:b]) for a, b in bounds]
+    return weight, {"w": PartedTensor("w", weight.shape, weight.dtype, parts)}
+
+
+def test_parts_of_different_sizes_are_exported_to_orbax_as_equal_ones(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    weight, tensors = rows_from(0, 3, 5, 8)
+    with pytest.raises(
+        ml.BackendError, match=r'part at \[3, 0\] of size \[2, 2\](.|\n)*"dcp", or ml.export_checkpoint'
+    ):
+        begin_save(tmp_path / "direct", {**ARRAYS, **tensors}, {}, World(), format="orbax").finish()
+    assert not any((tmp_path / "direct").iterdir())
+    begin_save(tmp_path / "parts", tensors, {}, World()).finish()
+    ml.export_checkpoint(tmp_path / "parts", tmp_path / "orbax", "orbax")
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        np.testing.assert_array_equal(checkpointer.restore(tmp_path / "orbax" / "state")["w"], weight)
+
+
+def test_last_part_may_be_smaller(tmp_path):
+    pytest.importorskip("tensorstore")
+    weight, tensors = rows_from(0, 4, 8)
+    begin_save(tmp_path, tensors, {}, World(), format="orbax").finish()
+    tensor = Reader(tmp_path).tensors["w"]
+    assert [part.size for part in tensor.parts] == [(4, 2), (4, 2), (2, 2)]
+    np.testing.assert_array_equal(tensor.read(), weight)
+
+
+def test_files_of_orbax_itself_have_to_be_copied_from_an_object_store(tmp_path):
+    ocp, fsspec = pytest.importorskip("orbax.checkpoint"), pytest.importorskip("fsspec")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "others", {"w": np.ones(3, np.float32)})
+    fsspec.filesystem("memory").put(str(tmp_path / "others"), "/ocdbt/others", recursive=True)
+    with pytest.raises(ml.UnsupportedError, match="needs a file system(.|\n)*hint: copy it first") as error:
+        ml.import_checkpoint("memory://ocdbt/others", tmp_path / "parts")
+    remedy = re.search(r"copy it first: (.*)", str(error.value))[1].replace("'folder'", f"'{tmp_path}/copy'")
+    exec(remedy)
+    ml.import_checkpoint(tmp_path / "copy", tmp_path / "parts")
+    np.testing.assert_array_equal(Reader(tmp_path / "parts").tensors["w"].read(), np.ones(3))
+
+
+@contextmanager
+def less_than(size):
+    """Check how much memory the process uses in addition at its peak, also that of the libraries."""
+    memory = Path("/proc/self/status")
+    if not memory.exists():
+        pytest.skip("this system does not tell the peak of a process")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    begin = int(re.search(r"VmRSS:\s+(\d+)", memory.read_text())[1])
+    yield
+    peak = int(re.search(r"VmHWM:\s+(\d+)", memory.read_text())[1])
+    assert peak - begin < size >> 10
+
+
+@pytest.mark.parametrize("form", LIBRARIES)
+def test_conversion_holds_one_part_at_a_time(form, tmp_path):
+    pytest.importorskip(LIBRARIES[form])
+    part = np.random.default_rng(0).standard_normal(1 << 18, np.float32)  # 1 MiB, of 64
+    parts = [Part((k << 18,), part.shape, lambda: part) for k in range(2)]
+    tensors = [PartedTensor(f"w{k}", (1 << 19,), part.dtype, parts) for k in range(32)]
+    begin_save(tmp_path / "small", ARRAYS, {}, World()).finish()
+    begin_save(tmp_path / "parts", {t.name: t for t in tensors}, {}, World()).finish()
+    ml.export_checkpoint(tmp_path / "small", tmp_path / "exported", form)  # imports
+    ml.import_checkpoint(tmp_path / "exported", tmp_path / "imported")
+    with less_than(20 << 20):
+        ml.export_checkpoint(tmp_path / "parts", tmp_path / form, form)
+    with less_than(20 << 20):
+        ml.import_checkpoint(tmp_path / form, tmp_path / "again")
+    np.testing.assert_array_equal(Reader(tmp_path / "again").tensors["w3"].read(), np.tile(part, 2))
 
 
 @pytest.mark.soak

@@ -247,15 +247,19 @@ def test_asynchronous_save_returns_before_it_is_written(tmp_path):
     np.testing.assert_array_equal(Reader(tmp_path).tensors["w"].read(), np.ones((4, 3)))
 
 
-def test_object_store(tmp_path):
+@pytest.mark.parametrize(("form", "files"), [("parts", 3), ("orbax", 2)])
+def test_object_store(form, files, tmp_path):
     pytest.importorskip("fsspec")
-    folder = f"memory://{tmp_path.name}/run"
-    assert saved(folder, 1) == [None, None]
-    assert saved(folder, 2) == [None, None]
+    if form == "orbax":
+        pytest.importorskip("tensorstore")
+    folder = f"memory://{tmp_path.name}-{form}/run"
+    assert saved(folder, 1, format=form) == [None, None]
+    assert saved(folder, 2, format=form) == [None, None]
     np.testing.assert_array_equal(Reader(folder).tensors["w"].read(), np.full((4, 3), 2, np.float32))
-    assert len(Reader(folder).folder.names()) == 3
-    with pytest.raises(ml.OptionError, match="needs a folder of the file system(.|\n)*format='dcp'"):
-        begin_save(f"memory://{tmp_path.name}/orbax", {}, {}, World(), format="orbax")
+    assert len(Reader(folder).folder.names()) == files
+
+
+def test_missing_file_systems_are_named():
     with pytest.raises(ml.PluginError, match="fsspec cannot open 'nowhere://x'"):
         Reader("nowhere://x")
 

@@ -91,3 +91,14 @@ def test_rows_of_processes_are_the_batch_in_order(workers):
     parts = zip(rows(), rows(rank=0, world=2), rows(rank=1, world=2), strict=True)
     for k, (batch, *shares) in enumerate(parts):
         np.testing.assert_array_equal(np.concatenate(shares) if k < 2 else shares[1], batch)
+
+
+def test_libraries_of_a_format_are_imported_before_training(monkeypatch, tmp_path):
+    def missing():
+        raise ml.PluginError("this format needs torch")
+
+    monkeypatch.setattr("mithril_parallel.sharding.dcp_format.import_modules", missing)
+    subject = trainer(callbacks=[ml.Checkpoint(tmp_path, format="dcp")])
+    with pytest.raises(ml.PluginError, match="this format needs torch"):
+        subject.fit(X, Y, 1, batch_size=16)
+    assert subject.steps == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,17 @@ import numpy as np
 from mithril.base import BackendError, InputError, MithrilError, OptionError
 from mithril.runtime import CompiledModel
 from mithril_parallel.processes import World, current_world, named
-from mithril_parallel.sharding import dcp_format, orbax_format
-from mithril_parallel.sharding.storage import DamagedError, Folder, LocalFolder, folder_of, read_bytes, write_bytes
-from mithril_parallel.sharding.tensor_parts import Array, Part, PartedTensor, checksum, in_memory, part_key
+from mithril_parallel.sharding import dcp_format, orbax_format, zarr_format
+from mithril_parallel.sharding.storage import (
+    DamagedError,
+    Folder,
+    LocalFolder,
+    folder_of,
+    library,
+    read_bytes,
+    write_bytes,
+)
+from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTensor, checksum, in_memory, part_key
 
 COMMIT = "commit.json"
 Format = Literal["parts", "orbax", "dcp"]
@@ -137,6 +146,8 @@ class Save:
                 answers = write_by(self.writer, world, key, f"'{self.folder}'")
             except BackendError:  # only now is it certain that no process commits
                 self.folder.remove(part_name(world.rank, world.size, self.commit["id"]))
+                if world.rank == 0 and "library" in self.commit:
+                    self.folder.remove(self.commit["library"])
                 raise
             self.commit["shared"] = shared
             self.commit["parts"] = {}
@@ -188,12 +199,6 @@ def begin_save(
     The tensors are written in the ``format`` of this module, of Orbax or of ``torch.distributed.checkpoint``.
     """
     folder = folder_of(path)
-    if format == "orbax" and not isinstance(folder, LocalFolder):
-        raise OptionError(
-            "format='orbax' needs a folder of the file system",
-            facts=[f"folder: '{folder}'"],
-            hint="use format='dcp', or omit format=",
-        )
     token, shared = secrets.token_hex(8), is_shared(path, world) if shared is None else shared
     commit = {"format": FORMAT, "id": world.from_first(token, "the start of a save"), "metadata": dict(metadata)}
     if format != "parts":
@@ -215,13 +220,25 @@ def _writer(
     format: Format, folder: Folder, arrays: Mapping[str, Any], commit: dict[str, Any], world: World, *, replicas: bool
 ) -> Writer:
     """Copy the arrays, so that training can overwrite them, and return the writer of their format."""
-    target = f"{folder}/{commit.get('library', '')}"
-    if format == "orbax":
-        return orbax_format.OrbaxWriter(target, arrays, commit["metadata"], world)
+    target = folder / commit.get("library", "")
+    if format == "orbax" and isinstance(folder, LocalFolder) and orbax_format.writes(arrays):
+        return orbax_format.OrbaxWriter(str(target), arrays, commit["metadata"], world)
     tensors = {n: in_memory(n, x, world.rank, replicas=replicas) for n, x in arrays.items()}
+    if format == "orbax":
+        return zarr_format.ZarrWriter(target, tensors, commit["metadata"], world)
     if format == "dcp":
-        return dcp_format.DcpWriter(target, tensors, commit["metadata"], world)
+        return dcp_format.DcpWriter(str(target), tensors, commit["metadata"], world)
     return PartWriter(folder, tensors, commit["id"], world)
+
+
+def import_libraries(format: Format) -> None:
+    """Import the libraries that write a format, which may take seconds; raise PluginError if one is missing."""
+    if format == "dcp":
+        dcp_format.import_modules()
+    if format == "orbax":
+        library("tensorstore", "orbax-checkpoint")
+        if "jax" in sys.modules:
+            library("orbax.checkpoint", "orbax-checkpoint")
 
 
 def is_shared(path: str | os.PathLike[str], world: World) -> bool:
@@ -290,14 +307,14 @@ class Reader:
         self.commit = read_commit(self.folder)
         self.metadata: dict[str, Any] = self.commit["metadata"]
         self.tensors: dict[str, PartedTensor] = {}
-        self._last: tuple[Any, Array] = ((), np.empty(0))  # devices next to each other read the same part
-        if library := self.commit.get("library"):
-            if not self.folder.exists(library):
+        self._latest = Latest()
+        if name := self.commit.get("library"):
+            if not self.folder.exists(name):
                 raise DamagedError(
-                    f"'{self.folder}' does not contain a complete checkpoint", facts=[f"'{library}' is missing"]
+                    f"'{self.folder}' does not contain a complete checkpoint", facts=[f"'{name}' is missing"]
                 )
-            read = next(read for start, read in LIBRARIES.items() if library.startswith(start))
-            tensors, _ = read(f"{self.folder}/{library}")
+            read = next(read for start, read in LIBRARIES.items() if name.startswith(start))
+            tensors, _ = read(f"{self.folder}/{name}")
             self.tensors = {n: replace(t, parts=[self._checked(n, p) for p in t.parts]) for n, t in tensors.items()}
         for name, crc in self.commit["parts"].items():
             if self.folder.exists(name):
@@ -348,18 +365,18 @@ class Reader:
                 part.load()
 
     def _part(
-        self, name: str, tensor: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], checksum: int
+        self, name: str, tensor: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], expected: int
     ) -> Array:
-        if self._last[0] == (name, offset):
-            return self._last[1]
-        with self.folder.open(name) as file:
-            file.seek(offset)
-            raw = file.read(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-        if zlib.crc32(raw) != checksum:
-            raise DamagedError(f"'{self.folder}/{name}' is damaged", facts=[f"the checksum of '{tensor}' is wrong"])
-        array = np.frombuffer(raw, dtype).reshape(shape)
-        self._last = (name, offset), array
-        return array
+        def read() -> Array:
+            array = np.empty(shape, dtype)
+            with self.folder.open(name) as file:
+                file.seek(offset)
+                count = file.readinto(_bytes(array))  # type: ignore[attr-defined]
+            if count != array.nbytes or checksum(array) != expected:
+                raise DamagedError(f"'{self.folder}/{name}' is damaged", facts=[f"the checksum of '{tensor}' is wrong"])
+            return array
+
+        return self._latest.get((name, offset), read)
 
 
 def read_commit(folder: Folder) -> dict[str, Any]:

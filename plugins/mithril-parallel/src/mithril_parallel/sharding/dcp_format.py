@@ -11,8 +11,7 @@ import json
 import os
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.storage import damaged, library
-from mithril_parallel.sharding.tensor_parts import Array, Part, PartedTensor, checksum, part_key
+from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTensor, checksum, part_key
 
 METADATA = "mithril"  # name of the progress of training among the tensors
 
@@ -36,7 +35,7 @@ class _Modules:
     default_planner: Any
 
 
-def _modules() -> _Modules:
+def import_modules() -> _Modules:
     home = "torch.distributed.checkpoint"
     modules = (library(f"{home}{name}", "torch") for name in ("", ".metadata", ".planner", ".default_planner"))
     return _Modules(library("torch", "torch"), *modules)
@@ -46,26 +45,30 @@ def _storage(path: str, kind: str) -> Any:
     """Return DCP's own reader or writer of a folder; an object store is opened by fsspec."""
     if "://" in path:
         return getattr(import_module("torch.distributed.checkpoint._fsspec_filesystem"), f"Fsspec{kind}")(path)
-    return getattr(_modules().dcp, f"FileSystem{kind}")(path)
+    return getattr(import_modules().dcp, f"FileSystem{kind}")(path)
 
 
 class DcpWriter:
     """A save in this format. Every process writes the parts of ``tensors``, each loaded when its turn comes."""
 
     def __init__(self, path: str, tensors: Mapping[str, PartedTensor], metadata: Mapping[str, Any], world: World):
-        self.world, self.modules = world, _modules()
-        self.tensors, self.metadata = dict(tensors), dict(metadata)
+        self.world, self.modules = world, import_modules()
+        self.parts = [(tensor, part) for tensor in tensors.values() for part in tensor.parts]
+        self.metadata = dict(metadata)
         self.checksums: dict[str, int] = {}  # DCP itself has none
         self.storage = _storage(path, "Writer")
 
     def write(self) -> Any:
         """Write the parts of this process; return its plan and results for ``complete``."""
-        plan = self.modules.planner.SavePlan(self._items())
+        items, index = self._items(), self.modules.metadata.MetadataIndex
+        # DCP keeps the latest tensor of every name until the file is complete: numbers under one name replace them
+        numbered = [replace(item, index=index("", index=k)) for k, item in enumerate(items)]
         self.storage.set_up_storage_writer(self.world.rank == 0)
-        plan = self.storage.prepare_local_plan(plan)
+        plan = self.storage.prepare_local_plan(self.modules.planner.SavePlan(numbered))
         plan = self.storage.prepare_global_plan([plan] * self.world.size)[self.world.rank]
-        results = self.storage.write_data(plan, self).wait()
-        return {"plan": base64.b64encode(pickle.dumps((plan.items, results))).decode(), "checksums": self.checksums}
+        results = [replace(r, index=items[r.index.index].index) for r in self.storage.write_data(plan, self).wait()]
+        self.parts = []
+        return {"plan": base64.b64encode(pickle.dumps((items, results))).decode(), "checksums": self.checksums}
 
     def complete(self, answers: Sequence[Any]) -> None:
         """Write the file that names the parts of all processes."""
@@ -75,16 +78,14 @@ class DcpWriter:
         self.storage.finish(metadata, [results for _, results in pairs])
 
     def _items(self) -> list[Any]:
-        m, planner = self.modules.metadata, self.modules.planner
+        m, planner, size = self.modules.metadata, self.modules.planner, self.modules.torch.Size
         items = []
-        for tensor in self.tensors.values():
-            for part in tensor.parts:
-                size = self.modules.torch.Size
-                properties = m.TensorProperties(dtype=self._dtype(tensor))
-                chunk = m.ChunkStorageMetadata(size(part.start), size(part.size))
-                data = planner.TensorWriteData(chunk, properties, size(tensor.shape))
-                index = m.MetadataIndex(tensor.name, size(part.start))
-                items.append(planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data))
+        for tensor, part in self.parts:
+            properties = m.TensorProperties(dtype=self._dtype(tensor))
+            chunk = m.ChunkStorageMetadata(size(part.start), size(part.size))
+            data = planner.TensorWriteData(chunk, properties, size(tensor.shape))
+            index = m.MetadataIndex(tensor.name, size(part.start))
+            items.append(planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data))
         if self.world.rank == 0:
             progress = planner.BytesIOWriteData(nbytes=0)
             index = m.MetadataIndex(METADATA)
@@ -97,8 +98,7 @@ class DcpWriter:
             file = io.BytesIO()
             self.modules.torch.save(json.dumps(self.metadata), file)
             return file
-        tensor = self.tensors[item.index.fqn]
-        part = next(p for p in tensor.parts if tuple(p.start) == tuple(item.index.offset))
+        tensor, part = self.parts[item.index.index]
         array = np.asarray(part.load(), order="C")
         self.checksums[part_key(tensor.name, part.start)] = checksum(array)
         return _tensor(self.modules.torch, array)
@@ -142,7 +142,7 @@ class _Chunk:
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[str, Any]]:
     """Return the tensors, whose parts are read when they are needed, and the progress of training."""
-    modules, text = _modules(), os.fspath(path)
+    modules, text = import_modules(), os.fspath(path)
     with damaged(text):
         reader = _storage(text, "Reader")
         entries = reader.read_metadata()
@@ -157,11 +157,13 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[st
             reader.read_data(modules.planner.LoadPlan([item]), chunk)
         return chunk.content
 
-    @lru_cache(maxsize=1)  # devices next to each other read the same part
+    latest = Latest()
+
     def part(name: str, offsets: Any, sizes: Any) -> Array:
         dtype = entries.state_dict_metadata[name].properties.dtype
         index = modules.metadata.MetadataIndex(name, offsets)
-        return _numpy(modules.torch, load(index, modules.planner.LoadItemType.TENSOR, sizes, dtype))
+        kind = modules.planner.LoadItemType.TENSOR
+        return latest.get((name, offsets), lambda: _numpy(modules.torch, load(index, kind, sizes, dtype)))
 
     tensors, metadata = {}, {}
     for name, entry in entries.state_dict_metadata.items():

@@ -1,7 +1,7 @@
 """Checkpoints of Orbax and of ``torch.distributed.checkpoint``, written from folders in parts and read into them.
 
 A folder in parts depends on neither the mesh nor the engine. Several processes share the conversion: each reads and
-writes some parts. Only Orbax writes from arrays of JAX: one process then holds all of their parts.
+writes some parts, one at a time. Paths may have a protocol of fsspec, such as ``s3://bucket/run``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 from mithril.base import InputError
 from mithril_parallel.processes import World, current_world
-from mithril_parallel.sharding import dcp_format, orbax_format
+from mithril_parallel.sharding import dcp_format, orbax_format, zarr_format
 from mithril_parallel.sharding.checkpoint import Reader, begin_save, write_by
+from mithril_parallel.sharding.storage import folder_of
 from mithril_parallel.sharding.tensor_parts import PartedTensor
 
 PathLike = str | os.PathLike[str]
@@ -30,12 +30,13 @@ def export_checkpoint(folder: PathLike, path: PathLike, format: Literal["orbax",
     reader, world = Reader(folder), current_world()
     if format not in ("orbax", "dcp"):
         raise InputError(f"format={format!r}, expected 'orbax' or 'dcp'")
-    target = Path(path).absolute()
-    if world.from_first(target.exists(), "the path of an exported checkpoint"):
+    target = folder_of(path)
+    if world.from_first(bool(target.names()), "the path of an exported checkpoint"):
         raise InputError(f"'{path}' exists already", hint="export to a new path")
-    writer: orbax_format.OrbaxWriter | dcp_format.DcpWriter
+    writer: zarr_format.ZarrWriter | dcp_format.DcpWriter
     if format == "orbax":
-        writer = orbax_format.OrbaxWriter(str(target), orbax_format.in_jax(reader.tensors), reader.metadata, world)
+        cells = {n: zarr_format.gridded(t, world) for n, t in reader.tensors.items()}
+        writer = zarr_format.ZarrWriter(target, cells, reader.metadata, world)
     else:
         writer = dcp_format.DcpWriter(str(target), _shared_out(reader.tensors, world), reader.metadata, world)
     token = world.from_first(secrets.token_hex(8), "the start of an export")
@@ -47,11 +48,11 @@ def import_checkpoint(path: PathLike, folder: PathLike) -> None:
 
     The names of nested arrays are joined by dots. All processes must call it.
     """
-    source = Path(path).absolute()
-    if (source / ".metadata").exists():
-        tensors, metadata = dcp_format.read(source)
-    elif any((source / name).exists() for name in ("_CHECKPOINT_METADATA", "_METADATA", orbax_format.ARRAYS)):
-        tensors, metadata = orbax_format.read(source)
+    source = folder_of(path)
+    if source.exists(".metadata"):
+        tensors, metadata = dcp_format.read(path)
+    elif any(source.exists(name) for name in ("_CHECKPOINT_METADATA", "_METADATA", zarr_format.ARRAYS)):
+        tensors, metadata = orbax_format.read(path)
     else:
         raise InputError(
             f"'{path}' is a checkpoint neither of Orbax nor of torch.distributed.checkpoint",

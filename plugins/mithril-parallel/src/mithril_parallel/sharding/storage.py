@@ -80,7 +80,7 @@ class LocalFolder:
         try:
             return open(self.path / name, "rb")
         except OSError as error:
-            raise InputError(f"'{self.path / name}' cannot be read: {error.strerror}") from None
+            raise DamagedError(f"'{self.path / name}' cannot be read: {error.strerror}") from None
 
     def exists(self, name: str) -> bool:
         return (self.path / name).exists()
@@ -110,15 +110,16 @@ class RemoteFolder:
         return RemoteFolder(self.files, f"{self.path}/{name}")
 
     def write(self, name: str, fill: Callable[[BinaryIO], Any]) -> None:
-        self.files.makedirs(self.path, exist_ok=True)
-        with self.files.open(f"{self.path}/{name}", "wb") as file:
+        target = f"{self.path}/{name}"
+        self.files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        with self.files.open(target, "wb") as file:
             fill(file)
 
     def open(self, name: str) -> BinaryIO:
         try:
             file: BinaryIO = self.files.open(f"{self.path}/{name}", "rb")
         except OSError as error:
-            raise InputError(f"'{self}/{name}' cannot be read: {error}") from None
+            raise DamagedError(f"'{self}/{name}' cannot be read: {error}") from None
         return file
 
     def exists(self, name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,6 +53,22 @@ class PartedTensor:
         if filled < out.size:
             raise InputError(f"the checkpoint lacks parts of '{self.name}'")
         return out
+
+
+class Latest:
+    """The part that was read last: devices next to each other read the same one. It is dropped before the next."""
+
+    def __init__(self) -> None:
+        self._entry: tuple[Hashable, Array | None] = (None, None)
+
+    def get(self, key: Hashable, read: Callable[[], Array]) -> Array:
+        latest, array = self._entry
+        if array is None or latest != key:
+            array = None
+            self._entry = (None, None)
+            array = read()
+            self._entry = (key, array)
+        return array
 
 
 def part_key(name: str, start: Sequence[int]) -> str:

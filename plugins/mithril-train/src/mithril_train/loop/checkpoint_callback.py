@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mithril.backend import Positive
 from mithril.base import InputError, MithrilError, OptionError
-from mithril_parallel.sharding.checkpoint import Format, Save, is_shared
+from mithril_parallel.sharding.checkpoint import Format, Save, import_libraries, is_shared
 from mithril_parallel.sharding.storage import DamagedError
 from mithril_train.loop import checkpoint, checkpointing
 from mithril_train.loop.callbacks import Array, Callback, Row, better, value_of
@@ -38,7 +38,7 @@ class Checkpoint(Callback):
     every process writes its parts; it counts when all have finished. ``asynchronous`` writes such folders while
     training continues. ``folder`` may have a protocol of fsspec, such as ``s3://bucket/run``.
 
-    With ``format="orbax"`` (on JAX) or ``"dcp"`` the tensors are a checkpoint of Orbax or of
+    With ``format="orbax"`` or ``"dcp"`` the tensors are a checkpoint of Orbax or of
     ``torch.distributed.checkpoint`` inside the folder, which their programs can read; the commit remains.
     """
 
@@ -65,6 +65,7 @@ class Checkpoint(Callback):
 
     def begin(self, trainer: Training) -> None:
         self._watchdog = trainer.watchdog
+        import_libraries(self.format)  # here, as a save that takes long counts as one that hangs
         self._shared = is_shared(self.folder, trainer.world)
         if trainer.world.rank == 0 or not self._shared:
             checkpoint.remove_unfinished(self.folder)
