@@ -33,6 +33,15 @@ def test_a_full_cache_of_keys_raises(backend: str, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cache_that_is_full_in_one_row_raises(backend: str) -> None:
+    model = compiled(MultiHeadAttention(heads=2, cache=8), backend, query=[2, 2, 16], position=[2])
+    x = np.ones((2, 2, 16), np.float32)
+    model({"query": x, "position": np.array([6, 0], np.int32)})
+    with pytest.raises(InputError, match="'MultiHeadAttention' holds 8 positions"):
+        model({"query": x, "position": np.array([0, 7], np.int32)})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_positions_behind_the_table_raise(backend: str) -> None:
     model = compiled(PositionalEmbedding(4), backend, input=[1, 3, 16], position=[])
     x = np.ones((1, 3, 16), np.float32)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril import ops
 from mithril.models import MultiHeadAttention
 
 BACKENDS = ["numpy", "jax", "torch", "mlx", "c", "ggml"]
@@ -43,6 +44,18 @@ def decoder(backend, cache=512, heads=4, features=128):
     return compiled, compiled.randomize_params(0), lambda k: {"query": tokens[k], "position": np.int32(k)}
 
 
+STARTS = np.array([0, 3, 300], np.int32)
+
+
+def rows_decoder(backend, cache=512, features=64):
+    """Return the same for three rows of a batch, each at its own position: 0, 3 and 300 in the first step."""
+    shapes = {"query": [3, 1, features], "position": [3]}
+    model = MultiHeadAttention(features, 2, cache=cache, rotary=True)
+    compiled = ml.compile(model, backend, inference=True, shapes=shapes)
+    tokens = np.random.default_rng(1).normal(size=(8, 3, 1, features)).astype(np.float32)
+    return compiled, compiled.randomize_params(0), lambda k: {"query": tokens[k], "position": STARTS + np.int32(k)}
+
+
 def arrays(compiled, state):
     return {name: np.array(compiled.backend.to_numpy(x)) for name, x in state.items()}
 
@@ -58,8 +71,9 @@ def address(x):
     return x.data_ptr() if hasattr(x, "data_ptr") else x.ctypes.data
 
 
+@pytest.mark.parametrize("decoder", [decoder, rows_decoder])
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch", "c", "ggml"])
-def test_caches_are_updated_in_place(backend):
+def test_caches_are_updated_in_place(backend, decoder):
     compiled, params, step = decoder(backend)
     runner = compiled.runner(params)
     addresses = []
@@ -69,8 +83,9 @@ def test_caches_are_updated_in_place(backend):
     assert all(a == addresses[0] for a in addresses)
 
 
+@pytest.mark.parametrize("decoder", [decoder, rows_decoder])
 @pytest.mark.parametrize("backend", ["numpy", "c", "ggml"])
-def test_a_step_allocates_less_than_a_cache(backend):
+def test_a_step_allocates_less_than_a_cache(backend, decoder):
     compiled, params, step = decoder(backend)
     runner = compiled.runner(params)
     run(compiled, runner, step(0), step(1))
@@ -81,7 +96,8 @@ def test_a_step_allocates_less_than_a_cache(backend):
     assert peak < 512 * 128 * 4 / 2, peak
 
 
-def test_a_step_of_mlx_allocates_less_than_a_cache():
+@pytest.mark.parametrize("decoder", [decoder, rows_decoder])
+def test_a_step_of_mlx_allocates_less_than_a_cache(decoder):
     mx = pytest.importorskip("mlx.core")
     compiled, params, step = decoder("mlx")
     runner = compiled.runner(params)
@@ -104,6 +120,31 @@ def test_attention_does_not_read_unwritten_positions(backend):
         x[:, :, 256:] = np.nan
     runner._state = {name: compiled.backend.array(x) for name, x in states.items()}
     np.testing.assert_allclose(run(compiled, runner, step(1), step(2)), expected[1:], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_at_other_positions_equal_separate_rows(backend):
+    """Write and read the positions of each row only: nan beyond them has no influence."""
+    compiled, params, step = rows_decoder(backend)
+    separate = ml.compile(compiled.model, "numpy", inference=True, shapes={"query": [1, 1, 64], "position": []})
+    weights = {name: np.array(compiled.backend.to_numpy(x)) for name, x in params.items()}
+    past = np.random.default_rng(2).normal(size=(2, 3, 2, 512, 32)).astype(np.float32)
+    expected, written = [], []
+    for row, start in enumerate(STARTS):
+        runner = separate.runner(weights)
+        runner._state = dict(zip(separate.initial_state(), np.copy(past[:, row : row + 1]), strict=True))
+        steps = [{"query": step(k)["query"][row : row + 1], "position": np.int32(start + k)} for k in range(2)]
+        expected.append(run(separate, runner, *steps))
+        written.append(list(runner.state.values()))
+    past[:, :2, :, 128:] = np.nan
+    runner = compiled.runner(params)
+    runner._state = dict(zip(compiled.initial_state(), map(compiled.backend.array, past), strict=True))
+    results = run(compiled, runner, step(0), step(1))
+    np.testing.assert_allclose(np.stack(results, 1), np.concatenate(expected, 1).swapaxes(0, 1), rtol=1e-5, atol=1e-5)
+    states = np.stack(list(arrays(compiled, runner.state).values()))
+    for row in range(3):
+        part, read = np.stack([x[0] for x in written[row]]), 128 if row < 2 else 512
+        np.testing.assert_allclose(states[:, row, :, :read], part[:, :, :read], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -180,3 +221,25 @@ def test_embedded_parameters_leave_the_cache_to_the_caller(backend):
     results = run(fixed, fixed.runner(), *map(step, range(3)))
     np.testing.assert_allclose(results, expected, rtol=1e-5, atol=1e-5)
     assert fixed.programs[-1].interface.states
+
+
+def test_a_state_whose_old_value_is_read_is_copied_with_a_decision():
+    """Copy a state in every call rather than overwrite a value before its reader."""
+
+    class Cache(ml.models.Layer):
+        inputs = ("input", "start")
+
+        def build(self, x, start):
+            old = self.state("cache", (2, 8), "zeros")
+            self.update_state("cache", ops.dynamic_update_rows(old, x, start, axis=1))
+            return ops.sum(old, axis=(1,))
+
+    steps = [{"input": np.full((2, 1), k, np.float32), "start": np.array([k, 3], np.int32)} for k in (1, 2, 3)]
+    for backend in ("numpy", "c", "torch"):
+        shapes = {"input": [2, 1], "start": [2]}
+        compiled = ml.compile(Cache(), backend, inference=True, shapes=shapes, types={"start": "int32"})
+        runner = compiled.runner()
+        np.testing.assert_array_equal(run(compiled, runner, *steps), [[0, 0], [1, 1], [3, 2]])
+        assert [d.message for d in compiled.decisions.of("choice") if "state" in d.message] == [
+            "state 'cache' is copied in every call: 'sum' reads its old value"
+        ]

@@ -330,6 +330,23 @@ def test_a_cache_equals_the_full_sequence():
     close(np.concatenate(parts, 1), full["output"])
 
 
+@pytest.mark.parametrize(
+    "layer", [PositionalEmbedding(9), SinusoidalEmbedding(), RotaryEmbedding(), MultiHeadAttention(8, 2, cache=9)]
+)
+def test_rows_at_other_positions_equal_separate_calls(layer):
+    from mithril.ir.evaluation import evaluate
+
+    x, starts = f32(3, 4, 8), np.array([0, 5, 2], np.int32)
+    name = "query" if isinstance(layer, MultiHeadAttention) else "input"
+    x = x[:, None] if isinstance(layer, RotaryEmbedding) else x  # one head
+    out, p = run(layer, {name: x, "position": starts})
+    for row, start in enumerate(starts):
+        graph = graph_of(layer, {name: x[row : row + 1], "position": start})
+        zeros = {i.name: np.zeros(i.type.shape, np.float32) for i in graph.with_role("state")}
+        separate = evaluate(graph, {**p, **zeros, name: x[row : row + 1], "position": start})
+        close(out["output"][row : row + 1], separate["output"])
+
+
 def test_masks_and_caches_hide_the_same_positions():
     x, mask = f32(1, 4, 8), np.array([True, False, True, True, True, True])
     model = Model()

@@ -205,6 +205,36 @@ def test_several_axes_errors():
         ops.gather_nd(b.input("x", (3, 4)), b.input("i", (2, Dim("K")), "int32"))
 
 
+@pytest.mark.parametrize("starts", [(0, 3), (2, -1), (9, -9)])
+@pytest.mark.parametrize("axis", [1, -1])
+def test_rows_are_updated_from_their_starts(starts, axis):
+    sizes = [2, 4, 5]
+    sizes[axis] = 2
+    update, expected = np.random.default_rng(1).normal(size=sizes).astype(np.float32), X[:2, :4, :5].copy()
+    x = expected.copy()
+    for row, start in enumerate(starts):
+        n = x.shape[axis]
+        begin = min(max(start + n if start < 0 else start, 0), n - 2)
+        np.moveaxis(expected[row], axis - 1 if axis > 0 else -1, 0)[begin : begin + 2] = np.moveaxis(
+            update[row], axis - 1 if axis > 0 else -1, 0
+        )
+    result = ops.dynamic_update_rows(x, update, np.array(starts, np.int32), axis=axis)
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_updates_of_rows_must_fit():
+    x, start = np.zeros((2, 4), np.float32), np.zeros(2, np.int32)
+    for update, starts, axis, match in (
+        (x[:1, :1], start, 1, "updates have shape"),
+        (x[:, :1], start[:1], 1, "starts have shape"),
+        (x, start, 0, "axis 0 is that of the rows"),
+        (np.zeros((2, 5), np.float32), start, 1, "does not fit axis 1"),
+    ):
+        with pytest.raises(ShapeError, match=match):
+            ops.dynamic_update_rows(x, update, starts, axis=axis)
+    assert ops.dynamic_update_rows(x, x[:, :0], start, axis=1).shape == (2, 4)
+
+
 @pytest.mark.parametrize("starts", [(0, 0, 0), (1, 2, 3), (9, 9, 9), (-1, -2, -9), (-3, 1, -2)])
 def test_dynamic_slices(starts):
     sizes = (2, 1, 4)

@@ -110,6 +110,7 @@ from mithril.backend.memory_plan import (
     Buffer as Buffer,
     MemoryPlan as MemoryPlan,
     Strategy as Strategy,
+    UPDATES as UPDATES,
     columns as columns,
     find_strategy as find_strategy,
     format_bytes as format_bytes,

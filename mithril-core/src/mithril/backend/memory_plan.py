@@ -54,8 +54,11 @@ class MemoryPlan:
 Strategy = Callable[[list[Buffer]], None]
 
 
+UPDATES = (ops.dynamic_update_slice, ops.dynamic_update_rows)  # of their first operand, of which they write a part
+
+
 def in_place_updates(graph: Graph, inputs: Collection[Value] | None = None) -> dict[Value, Value]:
-    """Return the input that each next state replaces: ``dynamic_update_slice`` of an input without another reader.
+    """Return the input that each next state replaces: an update of an input that has no other reader.
 
     The default inputs are those tagged ``donated``. A backend can write such a state into the memory of the input.
     """
@@ -66,7 +69,7 @@ def in_place_updates(graph: Graph, inputs: Collection[Value] | None = None) -> d
     updates = {}
     for state in graph.results_of("state"):
         node, owner = graph.producers.get(state.value), owners.get(state.of)
-        if node is None or owner is None or node.op is not ops.dynamic_update_slice or node.operands[0] is not owner:
+        if node is None or owner is None or node.op not in UPDATES or node.operands[0] is not owner:
             continue
         if outputs.count(state.value) == len(graph.users[owner]) == node.operands.count(owner) == 1:
             updates[state.value] = owner

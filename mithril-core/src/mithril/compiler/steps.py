@@ -305,11 +305,11 @@ class Compiler:
         record_operations(traced, self.decisions)
         self._stage("types", traced)
         kind = request.kind
-        graph, checks = self._with_checks(traced if kind.training or kind.of or for_framework else with_updates(traced))
+        keeps = kind.training or kind.of or for_framework
+        graph, checks = self._with_checks(traced if keeps else with_updates(traced, self.decisions))
         derivatives: Sequence[Output] = ()
         wrt = kind.wrt if kind.wrt is not None else self._default_wrt(traced) if kind.of else ()
-        subject = framework_subject(self.backend, self.settings, kind.of, for_framework)
-        native = subject is not None
+        native = (subject := framework_subject(self.backend, self.settings, kind.of, for_framework)) is not None
         if kind.of:
             if native:
                 derivatives = [result("gradient", name, traced.input(name).value) for name in wrt]

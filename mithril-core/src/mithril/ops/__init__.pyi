@@ -550,6 +550,13 @@ class _dynamic_slice(Op):
 dynamic_slice: _dynamic_slice
 """A slice of static size whose starts, one per axis, are computed; starts are clamped so that it is in bounds."""
 
+class _dynamic_update_rows(Op):
+    """``x`` with a slice along ``axis`` of each row ``x[i]`` overwritten, whose start ``starts[i]`` is clamped."""
+    def __call__(self, x: Any, update: Any, starts: Any, *, axis: int) -> Any: ...
+
+dynamic_update_rows: _dynamic_update_rows
+"""``x`` with a slice along ``axis`` of each row ``x[i]`` overwritten, whose start ``starts[i]`` is clamped."""
+
 class _dynamic_update_slice(Op):
     """``x`` with a slice overwritten at computed starts, which are clamped so that the update is in bounds."""
     def __call__(self, x: Any, update: Any, starts: Any) -> Any: ...

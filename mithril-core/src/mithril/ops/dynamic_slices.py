@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mithril.base import Shape, ShapeError, Size, assume, operation, shape_text
-from mithril.ir import exactly, op, sample
+from mithril.ir import Axis, composite, exactly, op, sample
 from mithril.ops.creation import full, iota, size_value
-from mithril.ops.indexing import indexed, take_in_rows, wide_positions, zeros_like
+from mithril.ops.indexing import expect_updates, indexed, take_in_rows, wide_positions, zeros_like
 from mithril.ops.shape import concat, reshape, spread
 
 Array = np.ndarray[Any, Any]
@@ -114,6 +114,40 @@ def _begin(starts: Any, k: int, n: Size, size: Size) -> Any:
     return operation("minimum")(operation("maximum")(select(less(start, 0), start + size_n, start), 0), last)
 
 
+def _elements(update: Any, starts: Any, k: int, axis: int, n: Size) -> tuple[Any, Any]:
+    """Return which of ``n`` places along an axis start ``k`` of each row overwrites, and the elements for them."""
+    size = update.shape[axis]
+    offset = iota(shape=(1, n), axis=1, dtype=wide_positions(starts).dtype) - _begin(starts, k, n, size)
+    end = operation("cast")(size_value(value=size), dtype=offset.dtype)
+    covered = operation("logical_and")(operation("greater_equal")(offset, 0), operation("less")(offset, end))
+    covered = reshape(covered, shape=(update.shape[0], *(n if j == axis else 1 for j in range(1, update.ndim))))
+    offset = operation("minimum")(operation("maximum")(offset, 0), end - 1)
+    return covered, take_in_rows(update, offset, axis=axis - 1)
+
+
+@composite(
+    promotes="same",
+    promoted=("x", "update"),
+    samples=[
+        sample((2, 5, 3), (2, 2, 3), exactly(1, 3, dtype="int32"), axis=1),
+        sample((3, 2, 4), (3, 2, 1), exactly(9, -2, 0, dtype="int64"), axis=-1, label="outside"),
+        sample((2, 3), (2, 3), exactly(0, 2, dtype="int32"), axis=1, label="axis whole"),
+    ],
+)
+def dynamic_update_rows(x, update, starts, *, axis: Axis):
+    """``x`` with a slice along ``axis`` of each row ``x[i]`` overwritten, whose start ``starts[i]`` is clamped."""
+    if axis == 0:
+        raise ShapeError("axis 0 is that of the rows: a slice requires another axis", facts=[shape_text(x.shape)])
+    expect_updates(update.shape, (*x.shape[:axis], update.shape[axis], *x.shape[axis + 1 :]))
+    if len(starts.shape) != 1 or not assume(starts.shape[0], "==", x.shape[0], "each row has a start"):
+        raise ShapeError(f"starts have shape {shape_text(starts.shape)}, expected {shape_text(x.shape[:1])}")
+    _fits(x.shape, (x.ndim,), update.shape)
+    if update.shape[axis] == 0:
+        return x
+    covered, elements = _elements(update, reshape(starts, shape=(x.shape[0], 1)), 0, axis, x.shape[axis])
+    return operation("where")(covered, elements, x)
+
+
 @dynamic_slice.vmap
 def _(rows, has_rows, x, starts, *, sizes):
     """Gather along each axis in turn if the starts differ between rows."""
@@ -134,20 +168,16 @@ def _(rows, has_rows, x, update, starts):
     x, update = (v if mapped else spread(v, rows) for v, mapped in zip((x, update), has_rows, strict=False))
     if not has_rows[2]:
         return dynamic_update_slice(x, update, _with_row_start(starts))
+    axes = [k for k, (n, size) in enumerate(zip(x.shape, update.shape, strict=True)) if n != size]
+    if len(axes) == 1:
+        return dynamic_update_rows(x, update, starts[:, axes[0] - 1], axis=axes[0])
     written = None
-    for k, (n, size) in enumerate(zip(x.shape[1:], update.shape[1:], strict=True)):
-        if size == n:
-            continue
-        if size == 0:
+    for axis in axes:
+        if update.shape[axis] == 0:
             return x
-        offset = iota(shape=(1, n), axis=1, dtype=wide_positions(starts).dtype) - _begin(starts, k, n, size)
-        end = operation("cast")(size_value(value=size), dtype=offset.dtype)
-        covered = operation("logical_and")(operation("greater_equal")(offset, 0), operation("less")(offset, end))
-        covered = reshape(covered, shape=(rows, *(n if j == k else 1 for j in range(x.ndim - 1))))
+        covered, update = _elements(update, starts, axis - 1, axis, x.shape[axis])
         written = covered if written is None else operation("logical_and")(written, covered)
-        offset = operation("minimum")(operation("maximum")(offset, 0), end - 1)
-        update = take_in_rows(update, offset, axis=k)
     return update if written is None else operation("where")(written, update, x)
 
 
-__all__ = ["dynamic_slice", "dynamic_update_slice"]
+__all__ = ["dynamic_slice", "dynamic_update_rows", "dynamic_update_slice"]

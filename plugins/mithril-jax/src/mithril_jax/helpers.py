@@ -220,32 +220,46 @@ def avg_pool_grad(g, shape, kernel, stride, padding, count_include_pad):
     return pull(z)[0].astype(g.dtype)
 
 
+def put_rows(x, first, update, axis):
+    """Return ``x`` with the slice of each row that begins at ``first`` replaced by ``update``."""
+    return jax.vmap(lambda row, new, start: lax.dynamic_update_slice_in_dim(row, new, start, axis - 1))(
+        x, update, first
+    )
+
+
 # -- shared helpers written for JAX -----------------------------------------------------------------------------------
 def cached_attention(q, k, v, mask, scale):
-    """Return attention to a cache; the branch with the smallest part that holds all visible keys is selected."""
-    count = k.shape[2]
+    """Return attention to a cache; the branch with the smallest part that holds all visible keys is selected.
+
+    If the rows of a batch see other positions, each selects its own branch.
+    """
+    batch, heads, count = k.shape[:3]
     sizes = [n for n in (128, 512, 2048, 8192, 32768) if n < count] + [count]
-    heads, shared = k.shape[1], q.shape[1] // k.shape[1]
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-    mask = mask.reshape(mask.shape[0], heads, shared, *mask.shape[2:]) if mask.shape[1] > 1 else mask[:, :, None]
-    rows = (q * scale).reshape(q.shape[0], heads, shared, *q.shape[2:])
-    seen = jnp.any(mask.reshape(-1, count), 0)
-    last = jnp.where(jnp.any(seen), count - jnp.argmax(seen[::-1]), count)
+    mask = mask.reshape(mask.shape[0], heads, -1, *mask.shape[2:]) if mask.shape[1] > 1 else mask[:, :, None]
+    rows = (q * scale).reshape(batch, heads, -1, *q.shape[2:])
 
     def attend(size):
-        def run(rows, k, v, mask):
-            scores = jnp.matmul(rows, jnp.swapaxes(k[:, :, None, :size], -1, -2))
+        def run(rows, k, v, mask, first):
+            k, v = (lax.dynamic_slice(x, (first, 0, 0, 0), (rows.shape[0], heads, size, x.shape[3])) for x in (k, v))
+            scores = jnp.matmul(rows, jnp.swapaxes(k[:, :, None], -1, -2))
             weights = jax.nn.softmax(jnp.where(mask[..., :size], scores, -jnp.inf), -1)
-            return jnp.matmul(weights, v[:, :, None, :size])
+            return jnp.matmul(weights, v[:, :, None])
 
         return run
 
-    index = sum((last > size).astype(jnp.int32) for size in sizes[:-1])
-    y = (
-        lax.switch(index, [attend(size) for size in sizes], rows, k, v, mask)
-        if sizes[1:]
-        else attend(count)(rows, k, v, mask)
-    )
+    def select(rows, mask, first):
+        seen = jnp.any(mask.reshape(-1, count), 0)
+        last = jnp.where(jnp.any(seen), count - jnp.argmax(seen[::-1]), count)
+        index = sum((last > size).astype(jnp.int32) for size in sizes[:-1])
+        return lax.switch(index, [attend(size) for size in sizes], rows, k, v, mask, first)
+
+    if not sizes[1:]:
+        y = attend(count)(rows, k, v, mask, 0)
+    elif mask.shape[0] == 1:
+        y = select(rows, mask, 0)
+    else:
+        y = lax.map(lambda x: select(x[0][None], x[1][None], x[2])[0], (rows, mask, jnp.arange(batch)))
     return y.reshape(*q.shape[:3], v.shape[3])
 
 
@@ -279,4 +293,4 @@ WORDS = {
     "wrapped": "{0}",
     "zeros": "jnp.zeros({0}, {1}.dtype)",
 }
-dialect = Dialect("jnp", WORDS, [avg_pool, avg_pool_grad, float_key, index, lowest, max_pool])
+dialect = Dialect("jnp", WORDS, [avg_pool, avg_pool_grad, float_key, index, lowest, max_pool, put_rows])

@@ -257,9 +257,14 @@ def nan_where_fully_masked(y, mask, is_causal, n, m):
 
 @needs(nan_where_fully_masked)
 def cached_attention(q, k, v, mask, scale):
-    """Return attention to a cache that reads the keys up to the last one that any query may attend to."""
+    """Return attention to a cache, of which each row of a batch reads the positions that it has written."""
     n = mask.shape[-1]
-    last = mx.max(mx.where(mx.any(mask.reshape(-1, n), 0), mx.arange(1, n + 1), 0)).item() or n
+    rows = mx.any(mask.reshape(mask.shape[0] if mask.ndim == 4 else 1, -1, n), 1)
+    seen = mx.max(mx.where(rows, mx.arange(1, n + 1), 0), 1).tolist()
+    if len(set(seen)) > 1:
+        parts = [[x[b : b + 1] for x in (q, k, v, mask)] for b in range(len(seen))]
+        return mx.concatenate([cached_attention(*part, scale) for part in parts])
+    last = seen[0] or n
     mask = mask[..., :last]
     y = mx.fast.scaled_dot_product_attention(q, k[:, :, :last], v[:, :, :last], scale=scale, mask=mask)
     return nan_where_fully_masked(y, mask, False, 0, 0)
@@ -323,6 +328,14 @@ def part_at(x, first, sizes):
     return x
 
 
+def put_rows(x, first, update, axis):
+    """Return ``x`` with the slice of each row that begins at ``first`` replaced by ``update``."""
+    for row in range(x.shape[0]):
+        start = mx.stack([mx.array(row, first.dtype), first[row]])
+        x = mx.slice_update(x, update[row : row + 1], start, (0, axis))
+    return x
+
+
 def nan_max(x):
     """Return the maximum along the first axis; nan takes precedence."""
     if not mx.issubdtype(x.dtype, mx.floating):
@@ -364,4 +377,4 @@ WORDS = {
     "zeros": "mx.zeros({0}, {1}.dtype)",
 }
 ARITHMETIC = (floor_divide, fmod, lowest, mod_int, nan_max, signed_zero, trunc, typed)
-dialect = Dialect("mx", WORDS, (*ARITHMETIC, argsort, part_at, take_along))
+dialect = Dialect("mx", WORDS, (*ARITHMETIC, argsort, part_at, put_rows, take_along))

@@ -181,6 +181,16 @@ def dynamic_update_slice(x, update, starts, out=None):
     return out
 
 
+def dynamic_update_rows(x, update, starts, axis, out=None):
+    """Return x with a slice of each row overwritten, in place if ``out`` is x."""
+    out = x.copy() if out is None else out
+    n, size = x.shape[axis], update.shape[axis]
+    for row, new, start in zip(out, update, starts.tolist()):
+        begin = min(max(start + (n if start < 0 else 0), 0), n - size)
+        row[(slice(None),) * (axis - 1) + (slice(begin, begin + size),)] = new
+    return out
+
+
 def iota(shape, axis, dtype):
     """Return 0, 1, 2, ... along an axis."""
     line = np.arange(shape[axis]).astype(dtype)
@@ -330,5 +340,18 @@ WORDS = {
 dialect = Dialect(
     "np",
     WORDS,
-    [add_at, bordered, counter, dynamic_update_slice, float_key, index, lowest, pow_int, put, raise_part, take_along],
+    [
+        add_at,
+        bordered,
+        counter,
+        dynamic_update_rows,
+        dynamic_update_slice,
+        float_key,
+        index,
+        lowest,
+        pow_int,
+        put,
+        raise_part,
+        take_along,
+    ],
 )

@@ -94,11 +94,12 @@ def _cached_attention(call: Call) -> str:
     return f"{call.helper(cached_attention)}({arrays}, {call.literal(scale)})"
 
 
-@table.function("dynamic_update_slice")
-def _dynamic_update_slice(call: Call) -> str:
-    x = call.array("x")
-    arguments = f"{x}, {call.array('update')}, {call.array('starts')}" + (f", {x}" if call.is_spent("x") else "")
-    return f"{call.helper(helpers.dynamic_update_slice)}({arguments})"
+@table.function("dynamic_update_slice", "dynamic_update_rows")
+def _dynamic_update(call: Call) -> str:
+    x, update, starts = (call.array(name) for name in call.node.op.operands)
+    axis = f", {call.axis}" if "axis" in call.attributes else ""
+    out = f", {x}" if call.is_spent("x") else ""
+    return f"{call.helper(getattr(helpers, call.node.op.name))}({x}, {update}, {starts}{axis}{out})"
 
 
 @table.function("erf", "erfinv")

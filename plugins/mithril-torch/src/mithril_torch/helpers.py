@@ -343,10 +343,41 @@ def overwritten(x, first, update):
     return x.index_put_(window(x, first, update.shape), update)
 
 
+def overwritten_rows(x, first, update, axis):
+    """Overwrite the slice of each row of ``x`` that begins at ``first`` and return ``x``."""
+    rows, places = (torch.arange(update.shape[k], device=x.device) for k in (0, axis))
+    index = (rows[:, None], *[slice(None)] * (axis - 1), first[:, None] + places)
+    x[index] = update.movedim(axis, 1)
+    return x
+
+
+@needs(overwritten_rows)
+def put_rows(x, first, update, axis):
+    """Return ``x`` with the slice of each row that begins at ``first`` replaced by ``update``."""
+    return overwritten_rows(x.clone(), first, update, axis)
+
+
 def visible(mask):
-    """Return the number of keys up to the last one that any query may attend to, all of them if there is none."""
-    seen = mask.reshape(-1, mask.shape[-1]).any(0).nonzero()
-    return int(seen[-1]) + 1 if len(seen) else mask.shape[-1]
+    """Return the number of keys up to the last one that each row of a batch, or every row, may attend to.
+
+    Rows without such a key see all of them.
+    """
+    count = mask.shape[-1]
+    rows = mask.reshape(mask.shape[0] if mask.ndim == 4 else 1, -1, count).any(1)
+    last = torch.where(rows, torch.arange(1, count + 1, device=mask.device), 0).amax(1).tolist()
+    return [n or count for n in last]
+
+
+@needs(nan_where_masked, visible)
+def cached_attention(q, k, v, mask, **options):
+    """Return attention to a cache, of which each row of a batch reads the positions that it has written."""
+    seen = visible(mask)
+    if len(set(seen)) == 1:
+        n = seen[0]
+        y = F.scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n], attn_mask=mask[..., :n], **options)
+        return nan_where_masked(y, mask[..., :n])
+    rows = (x.split(1) for x in (q, k, v, mask))
+    return torch.cat([cached_attention(*row, **options) for row in zip(*rows)])
 
 
 def float_key(x):
@@ -580,6 +611,7 @@ FUNCTIONS = (
     max_pool,
     part_at,
     put_part,
+    put_rows,
     raise_part,
     single,
     stable_argsort,

@@ -332,16 +332,29 @@ def _no_integer_convolution(call: Call) -> str:
     )
 
 
-@table.function("dynamic_update_slice")
-def _dynamic_update_slice(call: Call) -> str:
+@table.function("dynamic_update_slice", "dynamic_update_rows")
+def _dynamic_update(call: Call) -> str:
     x, update, starts = (call.array(name) for name in call.node.op.operands)
+    axis = f", {call.axis}" if "axis" in call.attributes else ""
     if not call.is_spent("x") or 0 in call.operand_type("update").shape:
-        return f"{call.helper(table.dialect.version(indexing.dynamic_update_slice))}({x}, {update}, {starts})"
+        helper = table.dialect.version(getattr(indexing, call.node.op.name))
+        return f"{call.helper(helper)}({x}, {update}, {starts}{axis})"
+    if axis:
+        start = call.helper(table.dialect.version(indexing.row_start))
+        first = f"{start}({x}, {starts}{axis}, {update}.shape[{call.axis}])"
+        return f"{call.helper(helpers.overwritten_rows)}({x}, {first}, {update}{axis})"
     first = f"{call.helper(table.dialect.version(indexing.window_start))}({x}, {starts}, {update}.shape)"
     return f"{call.helper(helpers.overwritten)}({x}, {first}, {update})"
 
 
-@table.function("scatter_nd_add", "dynamic_update_slice", "max_pool", "max_pool_positions", when=is_uint32)
+@table.function(
+    "scatter_nd_add",
+    "dynamic_update_slice",
+    "dynamic_update_rows",
+    "max_pool",
+    "max_pool_positions",
+    when=is_uint32,
+)
 def _mixed_uint32(call: Call) -> str:
     """Emit the helper on int64, since PyTorch does not support uint32."""
     function = HELPERS[call.node.op.name]

@@ -78,7 +78,8 @@ def shared_helpers(table: Lowerings) -> None:
     """Add rows for the shared helpers, in the dialect of the table."""
     table.helpers(integers.shift_left, integers.shift_right)
     table.helpers(indexing.take, indexing.take_along_axis, indexing.gather_nd)
-    table.helpers(indexing.scatter_nd, indexing.scatter_nd_add, indexing.dynamic_slice, indexing.dynamic_update_slice)
+    table.helpers(indexing.scatter_nd, indexing.scatter_nd_add)
+    table.helpers(indexing.dynamic_slice, indexing.dynamic_update_slice, indexing.dynamic_update_rows)
     table.helpers(pooling.max_pool, pooling.max_pool_positions, pooling.avg_pool, pooling.avg_pool_grad)
     table.helpers(random_words.random_bits, random_words.split_key, random_words.fold_in)
     for name, helper in (("floordiv", integers.floordiv_int), ("mod", integers.mod_int), ("pow", integers.pow_int)):

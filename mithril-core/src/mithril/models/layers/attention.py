@@ -24,7 +24,8 @@ class MultiHeadAttention(Layer):
     Parameters: ``query.weight [heads*size, in]``, ``key`` and ``value`` ``[kv_heads*size, in]``, ``output``, each with
     a bias. With ``kv_heads`` below ``heads``, groups of heads share keys and values. ``mask`` is bool (True attends) or
     additive, and broadcasts to [batch, heads, queries, keys]. With ``cache=n`` the attention is causal, whatever
-    ``causal`` is; the keys and values of n positions are states, and ``position`` is that of the first token of a call.
+    ``causal`` is; the keys and values of n positions are states, and ``position`` is that of the first token of a call:
+    one for all rows of the batch, or one for each.
     """
 
     inputs: tuple[str, ...] = ("query",)
@@ -107,17 +108,9 @@ class MultiHeadAttention(Layer):
     def _cached(self, k: Any, v: Any, position: Value, mask: Any, shape: tuple[Size, ...]) -> tuple[Any, Any, Any]:
         """Write keys and values to the cache; return both caches and a mask of the positions written so far."""
         assert self.cache is not None
-        batch, _, _, size = k.shape
-        shape_of_cache = (batch, self.kv_heads, self.cache, size)
-        zero = Builder.current().constant(0, "int32")
-        offset = ops.cast(position, dtype="int32")
-        starts = ops.stack(zero, zero, ops.reshape(offset, shape=()), zero, axis=0)
-        keys = ops.dynamic_update_slice(self.state("cache_key", shape_of_cache, "zeros", dtype=k.dtype), k, starts)
-        values = ops.dynamic_update_slice(self.state("cache_value", shape_of_cache, "zeros", dtype=v.dtype), v, starts)
-        self.update_state("cache_key", keys)
-        self.update_state("cache_value", values)
-        length = shape[1]
-        rows = ops.iota(shape=(length, 1), axis=0, dtype="int32") + ops.reshape(offset, shape=())
+        length, start = shape[1], _offset(position, 4)
+        keys, values = (self._written(f"cache_{n}", x, start) for n, x in (("key", k), ("value", v)))
+        rows = ops.iota(shape=(length, 1), axis=0, dtype="int32") + start
         _must_fit(rows, self.cache, self)
         visible = ops.less_equal(ops.iota(shape=(1, self.cache), axis=1, dtype="int32"), rows)
         if mask is None:
@@ -125,6 +118,25 @@ class MultiHeadAttention(Layer):
         if mask.dtype.is_bool:
             return keys, values, ops.logical_and(mask, visible)
         return keys, values, ops.where(visible, mask, float("-inf"))
+
+    def _written(self, name: str, x: Any, start: Any) -> Any:
+        """Write [batch, heads, length, size] to a cache, from one position or one for each row; return all of it."""
+        assert self.cache is not None
+        old = self.state(name, (*x.shape[:2], self.cache, x.shape[3]), "zeros", dtype=x.dtype)
+        if start.ndim:
+            new = ops.dynamic_update_rows(old, x, ops.reshape(start, shape=x.shape[:1]), axis=2)
+        else:
+            zero = Builder.current().constant(0, "int32")
+            new = ops.dynamic_update_slice(old, x, ops.stack(zero, zero, start, zero, axis=0))
+        self.update_state(name, new)
+        return new
+
+
+def _offset(position: Value, rank: int) -> Any:
+    """Return the position of the first tokens: [], or one for each row of the batch, [batch, 1, ...] of a rank."""
+    expect_rank(position, 0, 1, layout="[] or [batch]")
+    axes = () if position.shape in ((), (1,)) else (*position.shape, *[1] * (rank - 1))
+    return ops.reshape(ops.cast(position, dtype="int32"), shape=axes)
 
 
 class PositionalEmbedding(Layer):
@@ -142,7 +154,7 @@ class PositionalEmbedding(Layer):
         expect_rank(x, 3, layout=FULL)
         table = self.param("weight", (self.length, x.shape[2]), self.init)
         if position is not None:
-            rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32") + ops.cast(position, dtype="int32")
+            rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32") + _offset(position, 2)
             _must_fit(rows, self.length, self)
             return x + ops.embedding(rows, table)
         if isinstance(x.shape[1], int) and x.shape[1] > self.length:
@@ -158,7 +170,7 @@ def _must_fit(rows: Any, size: int, owner: Layer) -> None:
 
 
 def _angles(length: Size, size: int, base: float, position: Value | None, dtype: Any) -> Any:
-    """Return position times frequency: [length, size // 2] in float32."""
+    """Return position times frequency: [length, size // 2] in float32, with the axes of ``position`` before."""
     frequencies = (base ** (-np.arange(0, size, 2) / size)).astype(np.float32)
     rows = ops.iota(shape=(length, 1), axis=0, dtype="float32")
     if position is not None:
@@ -181,9 +193,10 @@ class SinusoidalEmbedding(Layer):
             raise ShapeError(
                 f"sinusoidal positions require an even number of features, got {size}", facts=[f"input {x.type}"]
             )
-        angles = _angles(x.shape[1], size, self.base, position, x.dtype)
-        waves = ops.stack(ops.sin(angles), ops.cos(angles), axis=2)
-        return x + ops.cast(ops.reshape(waves, shape=(x.shape[1], size)), dtype=x.dtype)
+        start = None if position is None else _offset(position, 3)
+        angles = _angles(x.shape[1], size, self.base, start, x.dtype)
+        waves = ops.stack(ops.sin(angles), ops.cos(angles), axis=-1)
+        return x + ops.cast(ops.reshape(waves, shape=(*angles.shape[:-1], size)), dtype=x.dtype)
 
 
 class RotaryEmbedding(Layer):
@@ -200,6 +213,7 @@ class RotaryEmbedding(Layer):
         size = x.shape[3]
         if not isinstance(size, int) or size % 2:
             raise ShapeError(f"rotary positions require an even head size, got {size}", facts=[f"input {x.type}"])
-        angles = _angles(x.shape[2], size, self.base, position, x.dtype)
+        start = None if position is None else _offset(position, 4)
+        angles = _angles(x.shape[2], size, self.base, start, x.dtype)
         cos, sin = ops.cast(ops.cos(angles), dtype=x.dtype), ops.cast(ops.sin(angles), dtype=x.dtype)
         return ops.rotary_embedding(x, cos, sin, interleaved=self.interleaved)

@@ -139,24 +139,30 @@ def _set_rows(draft: ProgramBuilder, node: Node, x: Tensor, indices: Tensor, *up
     return reference_function(draft, node, x, indices, *updates)[0]
 
 
-@row("dynamic_update_slice", when=is_filled)
+@row("dynamic_update_slice", "dynamic_update_rows", when=is_filled)
 def _dynamic_update(draft: ProgramBuilder, node: Node, x: Tensor, update: Tensor, starts: Tensor) -> Tensor:
     """Update slices in place if the operand has no later use, or in the array of a donated state."""
-    if node.result in draft.in_place:
+    axis = node.attributes.get("axis")
 
-        def overwrite(update: Array, starts: Array, out: Array) -> None:
+    def overwrite(update: Array, starts: Array, out: Array) -> None:
+        if axis is None:
             out[_window(out.shape, starts, update.shape)] = update
+            return
+        for target, new, start in zip(out, update, starts, strict=True):
+            begin = np.array([start if k == axis - 1 else 0 for k in range(new.ndim)])
+            target[_window(target.shape, begin, new.shape)] = new
 
-        draft.numpy("dynamic_update_slice", overwrite, [update, starts], [x])
+    if node.result in draft.in_place:
+        draft.numpy(node.op.name, overwrite, [update, starts], [x])
         return x
     out = draft.like(node.result)
 
     def write(x: Array, update: Array, starts: Array, out: Array) -> None:
         if x.__array_interface__["data"] != out.__array_interface__["data"]:
             np.copyto(out, x)
-        out[_window(x.shape, starts, update.shape)] = update
+        overwrite(update, starts, out)
 
-    draft.numpy("dynamic_update_slice", write, [x, update, starts], [out], [x])
+    draft.numpy(node.op.name, write, [x, update, starts], [out], [x])
     return out
 
 

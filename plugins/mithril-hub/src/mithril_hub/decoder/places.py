@@ -43,17 +43,14 @@ class Places:
 
     def mask(self, window: int | None) -> Any:
         """Return which keys each token attends to: bool, broadcast to [batch, heads, length, keys]."""
-        rows = self.rows
-        last = ops.reshape(rows, shape=(*rows.shape, 1))
-        if self.start is None:
-            columns = ops.reshape(rows, shape=(1, rows.shape[0]))
-        else:
-            columns = ops.iota(shape=(1, self.capacity), axis=1, dtype="int32")
+        length, start = self.rows.shape[-1], self.start
+        last = ops.iota(shape=(length, 1), axis=0, dtype="int32")
+        if start is not None:
+            last = last + (ops.reshape(start, shape=(start.shape[0], 1, 1, 1)) if start.shape else start)
+        columns = ops.iota(shape=(1, self.capacity if start is not None else length), axis=1, dtype="int32")
         visible = ops.less_equal(columns, last)
         if window is not None:
             visible = ops.logical_and(visible, ops.greater(columns, last - window))
-        if len(visible.shape) == 3:
-            visible = ops.reshape(visible, shape=(visible.shape[0], 1, *visible.shape[1:]))
         if self.keys is not None:
             batch, keys = self.keys.shape
             visible = ops.logical_and(visible, ops.reshape(self.keys, shape=(batch, 1, 1, keys)))
@@ -70,27 +67,6 @@ class Places:
             zero = Builder.current().constant(0, "int32")
             new = ops.dynamic_update_slice(old, x, ops.stack(zero, zero, self.start, zero, axis=0))
         else:
-            new = self._written_per_row(old, x)
+            new = ops.dynamic_update_rows(old, x, ops.reshape(self.start, shape=(batch,)), axis=2)
         layer.update_state(name, new)
         return new
-
-    def _written_per_row(self, old: Any, x: Any) -> Any:
-        """Write at a different position in each row: every place of the cache selects its token, if it has one."""
-        batch, _, length, _ = x.shape
-        offsets = ops.iota(shape=(1, self.capacity), axis=1, dtype="int32") - self.start
-        first = ops.less_equal(0, offsets)
-        if type(length) is int and length == 1:
-            written = ops.equal(offsets, 0)
-        else:
-            last = ops.size_value(value=length)
-            written = ops.logical_and(first, ops.less(offsets, ops.cast(last, dtype="int32")))
-            index = ops.where(written, offsets, 0)
-            x = ops.transpose(
-                ops.gather_nd(
-                    ops.transpose(x, perm=(0, 2, 1, 3)),
-                    ops.reshape(index, shape=(batch, self.capacity, 1)),
-                    batch_dims=1,
-                ),
-                perm=(0, 2, 1, 3),
-            )
-        return ops.where(ops.reshape(written, shape=(batch, 1, self.capacity, 1)), x, old)

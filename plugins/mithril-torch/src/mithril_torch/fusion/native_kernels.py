@@ -231,29 +231,29 @@ def _attention(call: Call) -> str:
     name = call.temp("mask")
     call.line(f"{name} = {_mask(call, mask)}")
     if call.node.tags.get("cached"):
-        seen, keys, values = call.temp("seen"), call.temp("keys"), call.temp("values")
-        call.line(f"{seen} = {call.helper(helpers.visible)}({name})")
-        call.line(f"{name} = {name}[..., :{seen}]")
-        call.line(f"{keys}, {values} = {call.array('k')}[:, :, :{seen}], {call.array('v')}[:, :, :{seen}]")
-        return f"{call.helper(helpers.nan_where_masked)}({attention(call, name, keys, values)}, {name})"
+        options = "".join(f", {option}" for option in _options(call))
+        return f"{call.helper(helpers.cached_attention)}({_operands(call, 'q', 'k', 'v')}, {name}{options})"
     return f"{call.helper(helpers.nan_where_masked)}({attention(call, name)}, {name})"
 
 
-def attention(call: Call, mask_name: str | None = None, *keys_and_values: str) -> str:
+def attention(call: Call, mask_name: str | None = None) -> str:
     """Emit PyTorch's attention kernel with its own semantics; ``mask_name`` holds the combined mask, if any."""
     q, k = call.operand_type("q"), call.operand_type("k")
     mask = call.node.operands[3]
     square = q.shape[2] == k.shape[2]
-    parts = [call.array("q"), *keys_and_values] if keys_and_values else [_operands(call, "q", "k", "v")]
+    parts = [_operands(call, "q", "k", "v")]
     if mask is not None or (call.causal and not square):
         parts.append(f"attn_mask={mask_name or _mask(call, mask)}")
     elif call.causal:
         parts.append("is_causal=True")
-    if call.scale is not None:
-        parts.append(f"scale={call.literal(call.scale)}")
-    if q.shape[1] != k.shape[1]:
-        parts.append("enable_gqa=True")
-    return f"F.scaled_dot_product_attention({', '.join(parts)})"
+    return f"F.scaled_dot_product_attention({', '.join([*parts, *_options(call)])})"
+
+
+def _options(call: Call) -> list[str]:
+    """Return the keywords for the scale and for heads that share keys."""
+    scale = [] if call.scale is None else [f"scale={call.literal(call.scale)}"]
+    grouped = call.operand_type("q").shape[1] != call.operand_type("k").shape[1]
+    return [*scale, *["enable_gqa=True"] * grouped]
 
 
 def _mask(call: Call, mask: Any) -> str:

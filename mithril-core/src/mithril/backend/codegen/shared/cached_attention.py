@@ -7,15 +7,23 @@ from mithril.backend.codegen.helper_metadata import needs
 
 
 def visible(mask):
-    """Return the number of keys up to the last one that any query may attend to, all of them if there is none."""
-    seen = np.flatnonzero(mask.reshape(-1, mask.shape[-1]).any(0))
-    return int(seen[-1]) + 1 if seen.size else mask.shape[-1]
+    """Return the number of keys up to the last one that each row of a batch, or every row, may attend to.
+
+    Rows without such a key see all of them.
+    """
+    count = mask.shape[-1]
+    rows = mask.reshape(mask.shape[0] if mask.ndim == 4 else 1, -1, count).any(1)
+    return [n or count for n in np.where(rows, np.arange(1, count + 1), 0).max(1).tolist()]
 
 
 @needs(visible)
 def cached_attention(q, k, v, mask, scale):
-    """Return attention in NumPy, with a mask of bools for all keys."""
-    n = visible(mask)
+    """Return attention in NumPy, with a mask of bools for all keys; each row of a batch reads those that it sees."""
+    seen = visible(mask)
+    if len(set(seen)) > 1:
+        parts = [[x[b : b + 1] for x in (q, k, v, mask)] for b in range(len(seen))]
+        return np.concatenate([cached_attention(*part, scale) for part in parts])
+    n = seen[0]
     heads, shared = k.shape[1], q.shape[1] // k.shape[1]
     mask = mask[..., :n].reshape((1,) * (4 - mask.ndim) + mask.shape[:-1] + (n,))
     if mask.shape[1] > 1:

@@ -110,6 +110,21 @@ def dynamic_update_slice(x, update, starts):
     return xp.put_part(x, window_start(x, starts, update.shape), update) if x.ndim else xp.copy(update)
 
 
+def row_start(x, starts, axis, size):
+    """Return the start of the slice of each row as a non-negative position, such that the slice is in range."""
+    signed = xp.index(starts)
+    front = xp.where(signed < 0, signed + x.shape[axis], signed)
+    return xp.clip(front, 0, x.shape[axis] - size)
+
+
+@needs(row_start)
+def dynamic_update_rows(x, update, starts, axis):
+    """Return x with a slice along an axis of each row replaced."""
+    if 0 in update.shape:
+        return xp.copy(x)
+    return xp.put_rows(x, row_start(x, starts, axis, update.shape[axis]), update, axis)
+
+
 def part(x, axis, start, stop, step):
     """Return a slice along one axis; the step may be negative."""
     index = range(x.shape[axis])[start:stop:step]

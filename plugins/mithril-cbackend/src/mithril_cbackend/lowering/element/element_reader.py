@@ -424,49 +424,6 @@ def _gather_nd(reader: Reader, node: Node, index: Index) -> t.Expr:
     return reader.at(x, (*index[:batch], *positions, *index[rank:]))
 
 
-def window_starts(reader: Reader, starts: Value, shape: Sequence[int], sizes: Sequence[int]) -> list[Any]:
-    """Read the start indices of a slice of static size, clamped so that the slice is in bounds."""
-    result: list[Any] = []
-    for k, (n, size) in enumerate(zip(shape, sizes, strict=True)):
-        if n == size:
-            result.append(0)
-            continue
-        dtype = starts.dtype
-        index_dtype = "int64" if dtype.bits == 64 or dtype.name == "uint32" else "int32"
-        start = reader.at(starts, (k,))
-        if dtype.name == "uint64":
-            limit = t.const(n, "uint64")
-            start = t.select(start > limit, limit, start)
-        start = reader.code.let(t.cast(start, index_dtype), "start")
-        zero, last = t.const(0, index_dtype), t.const(n - size, index_dtype)
-        wrapped = start + t.const(n, index_dtype)
-        start = reader.code.let(t.select(start < zero, wrapped, start), "start")
-        start = t.select(start < zero, zero, t.select(start > last, last, start))
-        result.append(reader.code.let(t.cast(start, "int32"), "start"))
-    return result
-
-
-@rule(ops.dynamic_slice)
-def _dynamic_slice(reader: Reader, node: Node, index: Index) -> t.Expr:
-    x, starts = operand(node), operand(node, 1)
-    begin = window_starts(reader, starts, shape_of(x), shape_of(node.result))
-    return reader.at(x, tuple(reader.position(b + i) for b, i in zip(begin, index, strict=True)))
-
-
-@rule(ops.dynamic_update_slice)
-def _dynamic_update_slice(reader: Reader, node: Node, index: Index) -> t.Expr:
-    x, update, starts = (operand(node, k) for k in range(3))
-    if 0 in shape_of(update):
-        return reader.at(x, index)
-    begin = window_starts(reader, starts, shape_of(x), shape_of(update))
-    conditions, update_index = [], []
-    for b, i, n in zip(begin, index, shape_of(update), strict=True):
-        offset = reader.position(i - b)
-        conditions.append(between(offset, 0, n))
-        update_index.append(clamped(reader, offset, 0, n - 1))
-    return t.select(conjunction(conditions), reader.at(update, tuple(update_index)), reader.at(x, index))
-
-
 # -- random numbers -----------------------------------------------------------------------------------------------
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 

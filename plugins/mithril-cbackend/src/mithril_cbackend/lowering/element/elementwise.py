@@ -9,7 +9,8 @@ from typing import Any
 from mithril import ops
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of, window_starts
+from mithril_cbackend.lowering.element.dynamic_slices import update_starts
+from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.transpose import final_transpose, transpose_squares
@@ -105,13 +106,14 @@ def update_in_place(kernel: Kernel, name: str, machine: Machine) -> Any:
     if 0 in shape:
         return frame.finish()
     vectors = vectorizable([n for n in kernel.nodes if n is not node]) and update.dtype.bits >= 32
-    begin = window_starts(reader, operand(node, 2), shape_of(node.result), shape)
+    begin = update_starts(reader, node, 0) if node.op is ops.dynamic_update_slice else []
 
     def body(index: Index) -> None:
         place = tuple(reader.position(b + i) for b, i in zip(begin, index, strict=True))
         frame.write(node.result, place, reader.at(update, index))
 
     with reader.nest("", shape[:-1]) as outer:
+        begin = begin or update_starts(reader, node, outer[0] if outer else 0)
         if shape:
             inner_loop(frame, outer, shape[-1], machine.lanes(update.dtype.bits) if vectors else 0, body)
         else:
