@@ -8,6 +8,7 @@ import pytest
 
 import mithril as ml
 from mithril.ir import Builder, evaluate
+from mithril_jax.backend import TPU_TABLES
 
 
 def test_positions_of_maxima_need_no_gather():
@@ -45,8 +46,11 @@ def test_wide_windows_are_one_reduction(dtype):
         ((2, 2), (3, 3), ((0, 0), (0, 0)), (1, 1)),
     ],
 )
-def test_gradients_of_maxima_scatter_nothing(kernel, stride, padding, dilation):
+@pytest.mark.parametrize("device", ["cpu", "tpu"])
+def test_gradients_of_maxima_scatter_nothing(kernel, stride, padding, dilation, device, monkeypatch):
     """Devices could not split a scatter along the batch; ties, nan and windows of infinities as in the reference."""
+    if device == "tpu":  # its rows, on this machine
+        monkeypatch.setattr(ml.JaxBackend, "base_table", lambda self, semantics: TPU_TABLES[semantics])
     x = np.random.default_rng(0).integers(-2, 3, (2, 2, 9, 8)).astype(np.float32)
     x[0, 0, 1, 1], x[0, 1, :4, :4] = np.nan, -np.inf
     attributes = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
@@ -61,3 +65,4 @@ def test_gradients_of_maxima_scatter_nothing(kernel, stride, padding, dilation):
     np.testing.assert_allclose(compiled.evaluate({}, inputs)["dx"], evaluate(graph, inputs)["dx"], rtol=1e-6, atol=1e-6)
     program = jax.jit(compiled.programs[0].executable.call).lower({}, inputs)
     assert "scatter" not in program.as_text()
+    assert ("stack" in compiled.source) == (device == "cpu")  # the elements of all windows at the same time

@@ -85,6 +85,30 @@ def test_pairs_of_weights_stay_in_parts_if_activations_are_smaller(rows, gathers
     assert (". . data" in constraints.values()) != gathers
 
 
+def wide(layers=3):
+    x = IOKey("x")
+    for k in range(layers):
+        x = Relu()(Linear(128, name=f"layer{k}")(x))
+    return Model.create(outputs={"y": x})
+
+
+@pytest.mark.parametrize("mesh", [(2, 4), (4, 2)])
+@pytest.mark.parametrize(("rows", "gathers"), [(8, False), (1024, True)])
+def test_weights_stay_in_place_on_a_mesh_with_model_if_activations_are_smaller(mesh, rows, gathers):
+    x, g = (np.random.default_rng(k).normal(size=(rows, 128)).astype(np.float32) for k in (0, 1))
+    plain = ml.compile(wide(), "jax", shapes={"x": x.shape})
+    fully = ml.compile(wide(), ml.JaxBackend(device_mesh=mesh), shapes={"x": x.shape}, parallelism="fsdp")
+    params = plain.randomize_params(0)
+    (y, expected), (fully_y, gradients) = (c.evaluate(params, {"x": x}, {"y": g}) for c in (plain, fully))
+    np.testing.assert_allclose(fully_y["y"], y["y"], rtol=0, atol=1e-5)
+    for name, a in expected.items():
+        scale = np.abs(np.asarray(a)).max()
+        np.testing.assert_allclose(gradients[name], a, rtol=0, atol=3e-6 * scale + 3e-6, err_msg=name)
+    graph = fully_sharded(plain.programs[-1].executable.graph, dict(zip(("data", "model"), mesh, strict=True)))
+    constrained_values = {n.operands[0].name for n in graph.nodes if n.op.name == "mesh.constrain"}
+    assert {f"layer{k}.weight" in constrained_values for k in range(3)} == {gathers}
+
+
 @pytest.mark.parametrize("reshard", [True, False])
 def test_gradients_of_a_larger_model_equal_one_device(reshard):
     model, shapes = block(256, 8, 1024), {"x": [8, 32, 256]}
@@ -184,3 +208,17 @@ def test_gradients_of_pools_stay_on_the_devices_of_their_examples():
     collectives = mithril_tpu.training_program(compiled, "y").analysis.collectives
     assert set(collectives) == {"all-reduce"}  # of the gradients of 5402 parameters, not of images
     assert collectives["all-reduce"].bytes < 2 * 4 * 5402
+
+
+def test_gradients_of_overlapping_pools_store_no_windows():
+    pytest.importorskip("libtpu")
+    features = Conv2d(64, kernel_size=3, padding=1)(IOKey("x"))
+    compiled = ml.compile(
+        Model.create(outputs={"y": MaxPool2d(3, stride=1, padding=1)(features)}),
+        ml.JaxBackend(),
+        target_hardware="tpu_v5e",
+        tpu_options={"effort": 0},
+        shapes={"x": [16, 3, 32, 32]},
+    )
+    image = 4 * 16 * 128 * 32 * 32  # 64 channels in tiles of 128
+    assert mithril_tpu.training_program(compiled, "y").analysis.memory.temporaries < 9 * image

@@ -81,10 +81,14 @@ class SourceBackend(Backend):
         key = (semantics, plugins.generation())
         table = self._made_tables.get(key)
         if table is None:
-            base = self.tables.get(semantics) or self.tables["portable"]
+            base = self.base_table(semantics)
             extra = plugin_lowerings(self.name)
             table = self._made_tables[key] = base.extend(extra) if extra else base
         return table
+
+    def base_table(self, semantics: str) -> Lowerings:
+        """Return the lowering table of a semantics without plugins; backends of several devices have several."""
+        return self.tables.get(semantics) or self.tables["portable"]
 
     @property
     def capabilities(self) -> Capabilities:

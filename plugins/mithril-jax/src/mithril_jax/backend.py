@@ -32,9 +32,11 @@ from mithril_jax.execution import analysis, read, runner, with_gradient_signatur
 from mithril_jax.lowering import table, with_unroll
 from mithril_jax.mesh import mesh_execution, pipeline_parallel
 from mithril_jax.native_semantics import DIFFERENT, native_table
+from mithril_jax.tpu_lowering import with_tpu_rows
 
 ALIGNMENT = 64
 OWN_COMPARISONS = frozenset({max_pool_grad})  # compares elements with the maximum of their window
+TPU_TABLES = {"portable": with_tpu_rows(table), "native": with_tpu_rows(native_table)}
 PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
 
@@ -143,6 +145,9 @@ class JaxBackend(SourceBackend):
         if unrolled_table is None:
             unrolled_table = self._unrolled[id(base), steps] = with_unroll(base, steps)
         return unrolled_table
+
+    def base_table(self, semantics: str) -> Lowerings:
+        return TPU_TABLES[semantics] if "tpu" in self.capabilities.families else super().base_table(semantics)
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()

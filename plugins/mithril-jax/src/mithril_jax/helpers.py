@@ -163,13 +163,12 @@ def max_pool_positions_reduce_window(x, kernel, stride, padding, dilation):
     return jnp.where(first < count, first, -1)
 
 
-@needs(max_pool_positions, offsets)
-def max_pool_grad(g, x, kernel, stride, padding, dilation):
+@needs(offsets)
+def cotangents_of_maxima(g, positions, x, kernel, stride, padding, dilation):
     """Return the cotangent of a maximum pool's operand: each element takes it from the windows whose maximum it is.
 
     Cotangents are repeated over the elements, not scattered, so that devices split every step along the batch.
     """
-    positions = max_pool_positions(x, kernel, stride, padding, dilation)
     count = 1
     for n in x.shape[2:]:
         count *= n
@@ -189,6 +188,29 @@ def max_pool_grad(g, x, kernel, stride, padding, dilation):
             repeated.append(lax.pad(spread, v.dtype.type(fill), borders))
         result = result + jnp.where(repeated[0] == numbers, repeated[1], 0)
     return result.astype(g.dtype)
+
+
+@needs(max_pool_positions, cotangents_of_maxima)
+def max_pool_grad(g, x, kernel, stride, padding, dilation):
+    """Return the cotangent of a maximum pool's operand; on a CPU stacked windows are the fastest way to compare."""
+    positions = max_pool_positions(x, kernel, stride, padding, dilation)
+    return cotangents_of_maxima(g, positions, x, kernel, stride, padding, dilation)
+
+
+@needs(window_parts, lowest, cotangents_of_maxima)
+def max_pool_grad_by_element(g, x, kernel, stride, padding, dilation):
+    """Return the cotangent of a maximum pool's operand; a TPU compares elements one by one and stores no windows."""
+    count = 1
+    for n in x.shape[2:]:
+        count *= n
+    numbers = jnp.arange(count, dtype=jnp.int32).reshape(1, 1, *x.shape[2:])
+    numbers = window_parts(numbers, kernel, stride, padding, dilation, -1)
+    parts = window_parts(x, kernel, stride, padding, dilation, lowest(x))
+    top, first = parts[0], jnp.broadcast_to(numbers[0], g.shape)  # -1: only padding until now
+    for number, part in zip(numbers[1:], parts[1:]):
+        wins = (number >= 0) & ((first < 0) | (part > top) | ((part != part) & (top == top)))
+        top, first = jnp.where(wins, part, top), jnp.where(wins, number, first)
+    return cotangents_of_maxima(g, first, x, kernel, stride, padding, dilation)
 
 
 def pool_counts(shape, kernel, stride, padding, count_include_pad, dtype):

@@ -226,13 +226,13 @@ table.helpers(
 )
 
 
-def _is_wide(node: Node) -> bool:
+def is_wide(node: Node) -> bool:
     """Whether windows have many elements: one slice per element would be slow to compile."""
     return math.prod(node.attributes["kernel"]) > 64
 
 
-table.helper(helpers.max_pool_positions_reduce_window, op="max_pool_positions", when=_is_wide)
-table.helper(helpers.max_pool_grad, op="max_pool_grad", when=lambda node: not _is_wide(node))
+table.helper(helpers.max_pool_positions_reduce_window, op="max_pool_positions", when=is_wide)
+table.helper(helpers.max_pool_grad, op="max_pool_grad", when=lambda node: not is_wide(node))
 
 
 def _kernel_exceeds_image(node: Node) -> bool:

@@ -15,6 +15,7 @@ from mithril.ir import Graph, Input, Node, Value
 from mithril_parallel.mesh import DATA, MODEL, Mesh, Split, base, replicated
 from mithril_parallel.placing.propagate import Collective, GraphSharding, propagate
 from mithril_parallel.placing.rules import sizes
+from mithril_parallel.placing.stationary import StationaryWeights, stationary_weights
 from mithril_parallel.placing.strategy import choose
 
 
@@ -28,10 +29,13 @@ def propagate_fully_sharded(
     """
     sharding = propagate(graph, mesh, splits)
     pairs = pairs_in_parts(graph, mesh, splits, stored, reshard=reshard)
-    local = {graph.producers.get(v) for v, axis in sharding.summed if axis == DATA and v in pairs.splits}
-    sharding.exchanges = [e for e in sharding.exchanges if e.node not in local] + pairs.exchanges
-    sharding.summed = {(v, axis) for v, axis in sharding.summed if v not in pairs.splits}
-    sharding.splits.update(pairs.splits)
+    weights = weights_in_place(graph, sharding, stored, reshard=reshard)
+    in_parts = pairs.splits | weights.splits
+    local = {graph.producers.get(v) for v, axis in sharding.summed if axis == DATA and v in in_parts}
+    exchanges = [e for e in sharding.exchanges if e.axis != DATA or e.node not in local]
+    sharding.exchanges = exchanges + pairs.exchanges + weights.exchanges
+    sharding.summed = {(v, axis) for v, axis in sharding.summed if axis != DATA or v not in in_parts}
+    sharding.splits.update({**weights.activations, **in_parts})
     for i in graph.with_role("param"):
         parts = stored.get(i.name, sharding.splits[i.value])
         if parts == sharding.splits[i.value]:
@@ -41,6 +45,21 @@ def propagate_fully_sharded(
         for node in gathering_nodes(graph, i.value, reshard=reshard):
             sharding.exchanges.append(Collective("all-gather", DATA, nbytes, node, gathered_value=i.value))
     return sharding
+
+
+def weights_in_place(
+    graph: Graph, sharding: GraphSharding, stored: Mapping[str, Split], *, reshard: bool
+) -> StationaryWeights:
+    """Return the weights of a mesh with ``model`` that are not gathered; ``sharding`` is that without fsdp."""
+    mesh = sharding.mesh
+    if mesh.size(DATA) == 1 or mesh.devices == mesh.size(DATA):
+        return StationaryWeights()
+    parts = {i.name: mesh.local(sizes(i.value), sharding.splits[i.value]) for i in graph.with_role("param")}
+    gathered_bytes = {
+        i.name: prod(parts[i.name]) * i.value.dtype.itemsize * _exchange_count(graph, i.value, reshard)
+        for i in graph.with_role("param")
+    }
+    return stationary_weights(graph, sharding, stored, gathered_bytes)
 
 
 def gathering_nodes(graph: Graph, parameter: Value, *, reshard: bool) -> list[Node]:
@@ -110,8 +129,13 @@ def _bytes(v: Value) -> int:
 
 def _gathered_bytes(graph: Graph, parameter: Value, reshard: bool) -> int:
     """Return the bytes that are exchanged if a parameter is gathered and its gradient scattered."""
+    return _bytes(parameter) * _exchange_count(graph, parameter, reshard)
+
+
+def _exchange_count(graph: Graph, parameter: Value, reshard: bool) -> int:
+    """Return how often a parameter is gathered, plus one if its gradient is scattered."""
     trains = any(n.tags.get("phase") == "backward" for n in graph.nodes)
-    return _bytes(parameter) * (len(gathering_nodes(graph, parameter, reshard=reshard)) + trains)
+    return len(gathering_nodes(graph, parameter, reshard=reshard)) + trains
 
 
 @dataclass

@@ -15,8 +15,9 @@ from mithril.axes import axes_of, is_product
 from mithril.base import operation
 from mithril.ir import Graph, Node, Op, Value
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
-from mithril_parallel.placing.fully_sharded import is_update, pairs_in_parts
+from mithril_parallel.placing.fully_sharded import is_update, pairs_in_parts, weights_in_place
 from mithril_parallel.placing.propagate import propagate
+from mithril_parallel.placing.stationary import split_before, transposed_from
 from mithril_parallel.sharding.collectives import constrain, split_text
 
 
@@ -45,10 +46,16 @@ class _Constraints:
     ) -> None:
         self.graph, self.reshard = graph, reshard
         pairs = pairs_in_parts(graph, mesh, splits, stored, reshard=reshard)
-        self.splits = {**propagate(graph, mesh, splits).splits, **pairs.splits}
+        sharding = propagate(graph, mesh, splits)
+        weights = weights_in_place(graph, sharding, stored, reshard=reshard)
+        results = {n.result: product.result_split for n, product in weights.products.items()}
+        self.splits = {**sharding.splits, **pairs.splits, **results, **weights.splits}
         self.in_parts = set(pairs.splits)
+        self.products = weights.products  # of weights that stay in place
+        self.in_place = set(weights.splits)
+        self.exchanged: dict[tuple[Value, Split], Value] = {}  # operands of these products, split as they require
         self.full_operands: dict[Value, Value] = {}  # values split along the batch, for products with weights in parts
-        self.parameters = {i.value for i in graph.with_role("param") if i.value not in pairs.splits}
+        self.parameters = {i.value for i in graph.with_role("param") if i.value not in pairs.splits | weights.splits}
         self.replacements: dict[Value, Value] = {}
         self.nodes: list[Node] = []
 
@@ -63,6 +70,11 @@ class _Constraints:
         return self.graph.replaced(nodes=tuple(self.nodes))
 
     def _add(self, node: Node) -> None:
+        if node in self.products:
+            required = zip(node.operands, self.products[node].operand_splits, strict=True)
+            operands = tuple(None if v is None else self._exchange(v, split, node) for v, split in required)
+            self.nodes.append(node.replaced(operands=operands))
+            return
         operands = tuple(None if v is None else self._operand(v, node) for v in node.operands)
         self.nodes.append(node if operands == node.operands else node.replaced(operands=operands))
 
@@ -74,6 +86,22 @@ class _Constraints:
         if v not in self.replacements:
             self.replacements[v] = self._constrain(v, v, reader)
         return self.replacements[v]
+
+    def _exchange(self, v: Value, split: Split | None, reader: Node) -> Value:
+        """Return an operand of a product with a weight in place: not split along the batch, once for all transposes."""
+        root, transposes = transposed_from(self.graph, v)
+        if v in self.in_place or split is None:
+            return self.replacements.get(v, v)
+        before = split_before(transposes, split)
+        if (root, before) not in self.exchanged:
+            stored = self.replacements.get(root, root)
+            self.exchanged[root, before] = self._emit(constrain, (stored,), {"split": split_text(before)}, reader)[0]
+        x = self.exchanged[root, before]
+        for node in transposes:
+            copy = node.replaced(operands=(x,), results=(Value(f"{node.result.name}_split", node.result.type),))
+            self.nodes.append(copy)
+            x = copy.result
+        return x
 
     def _enters(self, v: Value, reader: Node) -> bool:
         """Whether a value split along the batch is read by a product of values split along features."""

@@ -119,17 +119,15 @@ def _scatter_operands(fused: FusedGraph) -> Iterator[Lifetime]:
 def _repeated_cotangents(fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
     """Yield the temporaries of the gradients of maximum pools.
 
-    The elements of all windows are stored to find the positions of the maxima; then positions and cotangents are stored
-    once for each element of the image, the cotangents in the buffer of the result.
+    Positions of the maxima and cotangents are stored once for each element of the image, the cotangents in the buffer
+    of the result.
     """
     for node in fused.graph.nodes:
         if node.op is ops.max_pool_grad:
-            itemsize = node.result.dtype.itemsize
-            elements = prod(node.attributes["kernel"]) * image_bytes(sharding.local(operand(node, 0)), itemsize)
             repeated = image_bytes(sharding.local(node.result), POSITION)
             first = fused.step[node]
             kernels = (fused.step[k.node] for k in fused.kernels if node is k.node or node in k.fused)
-            yield first, max(kernels, default=first), max(elements, repeated)
+            yield first, max(kernels, default=first), repeated
 
 
 def uses_im2col(node: Node) -> bool:
