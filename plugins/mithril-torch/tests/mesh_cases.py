@@ -340,10 +340,11 @@ def gradients_travel_as_16_bits():
 
 def forward_passes_are_compiled():
     options = {"jit": True, "jit_options": {"backend": "aot_eager"}}
-    expected = changes(language, "small", (2,), parallelism="fsdp")
-    torch._dynamo.utils.counters.clear()
-    assert_same([changes(language, "small", (2,), parallelism="fsdp", **options)], [expected])
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    expected = changes(language, "small", None)
+    for mesh, way in (((2,), {"parallelism": "fsdp"}), ((2,), {}), ((1, 1, 2), {"pipeline_chunks": 2})):
+        torch._dynamo.utils.counters.clear()
+        assert_same([changes(language, "small", mesh, **way, **options)], [expected])
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
 class Surroundings(TorchDispatchMode):
@@ -488,7 +489,9 @@ def raises(error, message, function):
 def conflicting_options_are_rejected():
     mesh = ml.TorchBackend(device_mesh=(2,))
     raises(ml.OptionError, "torch_fx=True conflicts with a mesh", lambda: stepped(mesh, torch_fx=True))
-    raises(ml.OptionError, "conflicts with a pipeline", lambda: stepped(mesh, jit=True, pipeline_stages=2))
+    zero_bubble = {"jit": True, "pipeline_schedule": "zbvzerobubble"}
+    stages = ml.TorchBackend(device_mesh=(1, 1, 2))
+    raises(ml.OptionError, "jit=True conflicts with pipeline_sch", lambda: stepped(stages, **zero_bubble))
     odd = [block(), ml.TorchBackend(device_mesh=(1, 2))]
     message = "5 positions of input 'x' cannot be divided over 2 devices"
     raises(ml.OptionError, message, lambda: ml.compile(*odd, shapes={"x": [8, 5, 16]}, parallelism="context"))

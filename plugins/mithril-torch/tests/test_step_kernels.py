@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,25 @@ def test_small_parameters_are_updated_by_calls_on_lists(rule, good):
     assert source.count("def if_") == 4, "the small parameters share an if, the large one has its own"
     assert "torch._foreach_" in source
     assert "p_large_1, " not in source.split("torch._foreach_")[1].split("\n")[0]
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_large_updates_write_into_donated_memory(good):
+    """Other arguments, such as gradients, and values with a later use keep their elements."""
+    graph = update(adam)
+    donated = [i.name for i in graph.with_role("param") if "large" in i.name]
+    tagged = tuple(replace(i, tags={**i.tags, "donated": True}) if i.name in donated else i for i in graph.inputs)
+    arrays, backend = arrays_of(graph, good), ml.TorchBackend()
+    executable = backend.build(backend.decomposed(graph.replaced(inputs=tagged), BuildOptions()), BuildOptions())
+    params, inputs = ({i.name: backend.array(arrays[i.name]) for i in graph.with_role(r)} for r in ("param", "input"))
+    results = executable(params, inputs)
+    for name, x in evaluate(graph, arrays).items():
+        np.testing.assert_allclose(backend.to_numpy(results[name]), x, rtol=1e-5, atol=1e-5, err_msg=name)
+    for name, x in {**params, **inputs}.items():
+        if name in donated:
+            assert results[f"new_{name}"].data_ptr() == x.data_ptr()
+        else:
+            np.testing.assert_array_equal(backend.to_numpy(x), arrays[name], err_msg=name)
 
 
 def test_updates_that_read_others_are_not_merged_with_them():

@@ -35,6 +35,7 @@ from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows 
 from mithril_torch.fusion.attention_gradients import join_attentions
 from mithril_torch.fusion.batch_statistics import with_native_statistics
 from mithril_torch.fusion.foreach import with_lists
+from mithril_torch.fusion.in_place import with_overwritten_operands
 from mithril_torch.fusion.norm_gradients import join_norms
 from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
@@ -205,7 +206,8 @@ class TorchBackend(SourceBackend):
         if options.fuses:
             graph = join_attentions(graph) if self.torch_device.type == "cpu" else graph
             graph = pair_operations(join_norms(fuse_subgraphs(graph)))
-            graph = graph if gradients else with_lists(graph)  # autograd saves values that lists overwrite
+            # autograd saves values that these overwrite
+            graph = graph if gradients else with_overwritten_operands(with_lists(graph))
         return super().generate(graph, options, gradients)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:

@@ -13,6 +13,7 @@ from mithril_torch.fusion import (
     attention_gradients,
     batch_statistics,
     foreach,
+    in_place,
     norm_gradients,
     paired_ops,
     subgraph_fusion,
@@ -23,6 +24,7 @@ from mithril_torch.random_words import add_rows as add_random_rows
 subgraph_fusion.add_rows(table)
 paired_ops.add_rows(table)
 foreach.add_rows(table)
+in_place.add_rows(table)
 norm_gradients.add_rows(table)
 attention_gradients.add_rows(table)
 batch_statistics.add_rows(table)

@@ -71,6 +71,7 @@ class MeshAxes:
         self.mesh = mesh
         names = mesh.mesh_dim_names
         assert names is not None
+        self._sizes = dict(zip(names, mesh.shape, strict=True))
         self.dimensions: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
         if REPLICA in names:
             self.dimensions = {DATA: (REPLICA, PARTS), **self.dimensions}
@@ -87,13 +88,13 @@ class MeshAxes:
 
     def size(self, axis: str | None) -> int:
         """Return the number of processes along an axis; 1 for None and for an axis that the mesh does not have."""
-        return prod(self.mesh[name].size() for name in self.dimensions.get(axis or "", ()))
+        return prod(self._sizes[name] for name in self.dimensions.get(axis or "", ()))
 
     def index(self, axis: str) -> int:
         """Return the position of this process along an axis."""
         position = 0
         for name in self.dimensions[axis]:
-            position = position * self.mesh[name].size() + self._coordinate[name]
+            position = position * self._sizes[name] + self._coordinate[name]
         return position
 
     def over(self, *axes: str) -> DeviceMesh:

@@ -84,7 +84,7 @@ class PipelinePass:
         self.owners = owners(schedule, self.processes, count)
         self.rank = self.axes.index(PIPELINE)
         self._record(options, schedule)
-        self._load(load, schedule)
+        self._load(load, schedule, program.compiler)
         self.finish = None if self.cut.finish is None else _function(load, self.cut.finish)
         self.seeds = None if self.cut.seeds is None else _function(load, self.cut.seeds)
         self.ahead = None if self.plan.ahead is None else _function(load, self.plan.ahead)
@@ -103,7 +103,7 @@ class PipelinePass:
         )
         options.decisions.record("choice", message)
 
-    def _load(self, load: Callable[[Graph, bool], Forward], schedule: str) -> None:
+    def _load(self, load: Callable[[Graph, bool], Forward], schedule: str, compiler: Mapping[str, Any] | None) -> None:
         stages, trained = self.plan.stages, self.part.trained
         self.leaves = [n for n in trained if n in self.part.inputs]
         if self.leaves and schedule in ZERO_BUBBLE:
@@ -111,6 +111,12 @@ class PipelinePass:
                 f"pipeline_schedule='{schedule}' computes gradients of parameters only",
                 facts=[f"gradients are requested for '{', '.join(self.leaves)}'"],
                 hint="set pipeline_schedule='interleaved1f1b'",
+            )
+        if compiler is not None and schedule in ZERO_BUBBLE:
+            raise OptionError(
+                f"jit=True conflicts with pipeline_schedule='{schedule}'",
+                facts=["a compiled block computes the gradients of parameters and activations in one function"],
+                hint="set pipeline_schedule='interleaved1f1b', or omit jit",
             )
         objectives = self.plan.objectives if trained else ()
         modules: dict[int, StageModule] = {}
@@ -124,6 +130,7 @@ class PipelinePass:
                     trained,
                     self.axes,
                     gives,
+                    compiler,
                 )
         self.modules = modules
         self.pipeline = Pipeline(

@@ -29,11 +29,13 @@ class StageModule(ShardedModule):
         trained: Sequence[str],
         axes: MeshAxes,
         gives: Sequence[str],
+        compiler: Mapping[str, Any] | None,
     ) -> None:
         names = [i.name for i in stage.graph.with_role("param")]
         splits = {n: tuple(None if a == PIPELINE else a for a in splits[n]) for n in names}
+        trained = [n for n in trained if n in names]
         # parameters are gathered once for all chunks
-        super().__init__(stage.graph, load, splits, [n for n in trained if n in names], axes, reshard=False)
+        super().__init__(stage.graph, load, splits, trained, axes, reshard=False, compiler=compiler)
         self.takes, self.gives, self.ends = stage.takes, tuple(gives), stage.results
         self.reads = [i.name for i in stage.graph.arguments if i.role != "param" and i.name not in stage.takes]
         self.dtypes = [getattr(torch, stage.graph.input(n).type.dtype.name) for n in stage.takes]

@@ -30,7 +30,7 @@ Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd di
 Values = dict[str, torch.Tensor]  # local parts by name
 
 
-def run_options(backend: MeshBackend, options: BuildOptions, mesh: tuple[int, ...]) -> RunOptions:
+def run_options(backend: MeshBackend, options: BuildOptions) -> RunOptions:
     """Return the run options; raise OptionError for those that programs of several processes do not have."""
     running = read(
         options, backend.torch_device, cudnn_benchmark=backend.cudnn_benchmark, enable_amp=backend.enable_amp
@@ -41,8 +41,6 @@ def run_options(backend: MeshBackend, options: BuildOptions, mesh: tuple[int, ..
             facts=["a program of several processes consists of parts, with collectives in between"],
             hint="omit torch_fx or device_mesh",
         )
-    if running.jit and is_staged(mesh, options):
-        raise OptionError("jit=True conflicts with a pipeline", facts=[f"device_mesh={mesh}"], hint="omit jit")
     if running.jit:
         options.decisions.record("choice", "torch.compile compiles each block of layers; the update runs eagerly")
     return running
@@ -57,7 +55,7 @@ def build(
     backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...], load: Callable[..., Any]
 ) -> SourceExecutable:
     """Build the executable of a graph on a mesh; ``load`` returns the source and the function of a part."""
-    running = run_options(backend, options, mesh)
+    running = run_options(backend, options)
     require_processes(mesh)
     texts: list[str] = []
 
@@ -96,6 +94,7 @@ class MeshProgram(MeshArrays):
         running: RunOptions,
     ) -> None:
         self.running = running
+        self.compiler = running.compiler if running.jit else None
         parts, self.results = parts_of(graph)
         self.kinds = kinds_of(options.settings["parallelism"])
         super().__init__(shape, {}, backend, self.kinds)
@@ -139,9 +138,9 @@ class MeshProgram(MeshArrays):
         }
 
     def _overwritten(self, arguments: Mapping[str, Any], results: Values) -> dict[str, Any]:
-        """Store new values in the memory of donated arguments, which modules of other programs share."""
-        old = {n: arguments[n] for n in self.donated if n in results}
-        memory = {n: x.to_local() if hasattr(x, "to_local") else x for n, x in old.items()}
+        """Store new values in the memory of donated arguments in parts: engines hold that of their parameters."""
+        old = {n: arguments[n] for n in self.donated if n in results and hasattr(arguments[n], "to_local")}
+        memory = {n: x.to_local() for n, x in old.items()}
         fits = [n for n, x in memory.items() if x.shape == results[n].shape and x.dtype == results[n].dtype]
         owned = {memory[n].untyped_storage().data_ptr(): n for n in fits}
         new = {}
@@ -296,7 +295,7 @@ class _ForwardPass:
             program.axes,
             reshard=options.settings["fsdp_reshard"],
             parts=parts,
-            compiler=program.running.compiler if program.running.jit else None,
+            compiler=program.compiler,
         )
         self.outputs = {name: p.split for name, p in device_graph.outputs.items()}
         self.splits = dict(zip(part.gives, [*self.outputs.values(), *(splits[n] for n in self.trained)], strict=True))
@@ -304,7 +303,7 @@ class _ForwardPass:
         for k, name in zip(self.part.objectives, self.cotangents, strict=True):
             if name in program.splits:
                 program.splits[name] = list(self.outputs.values())[k]
-        self.program = program
+        self.run: Callable[[Values], Values] | None = None  # the module with its engine, in training
 
     def __call__(self, values: Values) -> Values:
         self.module.assign({n: values[self.operands[n]] for n in self.params})
@@ -315,8 +314,10 @@ class _ForwardPass:
             self.module.release()
             return dict(zip(self.part.gives, results, strict=True))
         leaves = {n: inputs[n].detach().requires_grad_() for n in self.trained if n in inputs}
+        if self.run is None:
+            self.run = self.module.averaging()
         with torch.enable_grad():
-            results = self._ordered(self.module({**inputs, **leaves}))
+            results = self._ordered(self.run({**inputs, **leaves}))
             seeds = {
                 k: self._seed(k, values[name]) for k, name in zip(self.part.objectives, self.cotangents, strict=True)
             }

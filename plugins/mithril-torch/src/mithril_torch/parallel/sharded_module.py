@@ -1,7 +1,8 @@
 """A forward graph as a module whose parameters PyTorch's engines distribute.
 
-``fully_shard`` or ``replicate`` divide the rows of a batch and exchange parameters and gradients, block by block;
-``DTensor`` splits weights. The graph is that of the rows of one process: sums over all rows are collectives in it.
+``fully_shard`` exchanges parameters and gradients block by block, ``DistributedDataParallel`` averages the gradients of
+complete parameters; ``DTensor`` splits weights. The graph is that of the rows of one process: sums over all rows are
+collectives in it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
 
 from mithril import ops
 from mithril.base import TensorType
@@ -30,6 +32,7 @@ OURS = r".*FSDP2-wrapped module \((FSDP|Replicate)(Block|ShardedModule)\) return
 warnings.filterwarnings("ignore", message=OURS, category=UserWarning)
 
 
+Values = dict[str, torch.Tensor]
 LARGE = 1 << 20  # elements of a layer that are worth exchanges of their own
 
 
@@ -54,6 +57,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         inputs = graph.with_role("param")
         self.paths = tuple(i.name for i in inputs)
         self._blocks = _large_blocks({i.name: i.type for i in inputs})
+        self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
         for i in inputs:
             owner, name = submodule_of(
                 self, i.name, lambda prefix: Block() if prefix in self._blocks else torch.nn.Module()
@@ -62,6 +66,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
                 raise name_clash(i.name, name)
             shape, dtype = tuple(map(int, i.type.shape)), getattr(torch, i.type.dtype.name)
             owner.register_parameter(name, self._empty(i.name, shape, dtype))
+            self._owners[i.name] = owner, name
         cut = segmented(graph, self._blocks)
         self._results = cut.results
         self._steps: list[Step] = []
@@ -74,7 +79,13 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             codes = self.get_submodule(segment.block)._segments[True] if segment.block else []
             self._steps.append(Step(segment, len(codes), code))
             codes.append(code)
+        self._branches = any(node.regions for node in graph.nodes)  # they may use other parameters in each step
         self._distribute(half_parameters(graph), reshard)
+
+    def parameter(self, name: str) -> torch.nn.Parameter:
+        """Return a parameter by its path."""
+        owner, leaf = self._owners[name]
+        return getattr(owner, leaf)
 
     # -- engines ------------------------------------------------------------------------------------------------------
     def _empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Parameter:
@@ -94,7 +105,8 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
     def _distribute(self, halves: Mapping[str, str], reshard: bool) -> None:
         """Let ``fully_shard`` or ``replicate`` manage each block, then the rest.
 
-        Parameters and gradients that are computed with in 16 bits travel as 16 bits.
+        Parameters and gradients that are computed with in 16 bits travel as 16 bits. ``replicate`` averages gradients
+        of such parameters and of ``DTensor``; those of all others are averaged afterwards, or by ``averaging``.
         """
         self._undivided: list[str] = []  # trained parameters whose gradients are averaged here
         self._row_axes = [axis for axis in (DATA, CONTEXT) if self._axes.size(axis) > 1]
@@ -113,26 +125,50 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
                 "reshard_after_forward": None if reshard else False,  # None: all but the last
                 "shard_placement_fn": lambda p: Shard(parameters[p].index(stored)),
             }
+        elif not halves and self._axes.size(MODEL) == 1:
+            managed = []
         if halves:
             dtype = getattr(torch, next(iter(halves.values())))
             options["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=dtype, reduce_dtype=dtype, cast_forward_inputs=False
             )
         rest = [n for n in self.paths if n not in managed]
-        options["ignored_params"] = {self.get_parameter(n) for n in rest}
         self._undivided = [n for n in rest if n in self._trained and n not in self._parts]
-        for path in self._blocks:
-            engine(self.get_submodule(path), **options)
-        engine(self, **options)
+        if managed:
+            options["ignored_params"] = {self.get_parameter(n) for n in rest}
+            for path in self._blocks:
+                engine(self.get_submodule(path), **options)
+            engine(self, **options)
+
+    def averaging(self) -> Callable[[Values], Values]:
+        """Return this module run by ``DistributedDataParallel``, if there are parameters whose gradients that averages.
+
+        Parameters must have memory.
+        """
+        names = [n for n in self._undivided if not isinstance(self.parameter(n), DTensor)]
+        if not names:
+            return self
+        self._undivided = [n for n in self._undivided if n not in names]
+        return DistributedDataParallel(  # type: ignore[no-any-return]
+            _Replica(self.__call__, [self.parameter(n) for n in names]),
+            process_group=self._axes.over(*self._row_axes).get_group(),
+            init_sync=False,
+            static_graph=not self._branches,
+            find_unused_parameters=self._branches,
+        )
 
     def assign(self, values: Mapping[str, torch.Tensor]) -> None:
         """Let the parameters have the memory of these local parts."""
         new: dict[str, torch.Tensor] = {}
         for name in self.paths:
-            parameter, x = self.get_parameter(name), values[name]
+            parameter, x = self.parameter(name), values[name]
             old = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            if old.is_meta or old.data_ptr() != x.data_ptr() or old.shape != x.shape:
+            if not old.is_meta and old.data_ptr() == x.data_ptr() and old.shape == x.shape:
+                continue
+            if old.is_meta or isinstance(parameter, DTensor):
                 new[name] = like(parameter, x.contiguous())
+            else:
+                parameter.data = x.contiguous()
         if new:
             self.load_state_dict(new, strict=False, assign=True)
 
@@ -143,7 +179,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
                 module.reshard()
 
     # -- running ------------------------------------------------------------------------------------------------------
-    def forward(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def forward(self, values: Values) -> Values:
         """Run the segments on the inputs of this process; results are complete along the model axis."""
         values = {name: self._replicated(x) for name, x in values.items()}
         for step in self._steps:
@@ -165,7 +201,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         for name in self.paths:
             if name not in self._trained:
                 continue
-            parameter = self.get_parameter(name)
+            parameter = self.parameter(name)
             gradient, parameter.grad = parameter.grad, None
             if isinstance(parameter, DTensor):
                 local = torch.zeros_like(parameter.to_local()) if gradient is None else _local(gradient, parameter)
@@ -186,6 +222,17 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
                 dist.all_reduce(flat, group=self._axes.over(*axes).get_group())
             for name, part in zip(group, flat.split([gradients[n].numel() for n in group]), strict=True):
                 gradients[name] = part.view(gradients[name].shape)
+
+
+class _Replica(torch.nn.Module):  # type: ignore[misc]
+    """A function with the parameters whose gradients ``DistributedDataParallel`` averages."""
+
+    def __init__(self, run: Callable[[Values], Values], parameters: Sequence[torch.nn.Parameter]) -> None:
+        super().__init__()
+        self.run, self.averaged = run, torch.nn.ParameterList(parameters)
+
+    def forward(self, values: Values) -> Values:
+        return self.run(values)
 
 
 def half_parameters(graph: Graph) -> dict[str, str]:

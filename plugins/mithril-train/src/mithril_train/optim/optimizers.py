@@ -134,7 +134,11 @@ class Optimizer(metaclass=CheckedType):
 
     def scalars(self, t: Any, rate: Any) -> Scalars:
         """Return the scalars that a group shares, computed from the step (float32, starting at 1) and the rate."""
-        return {"rate": rate}
+        return {"rate": rate, **self._decay(rate)}
+
+    def _decay(self, rate: Any) -> Scalars:
+        """Return the factor of decoupled weight decay."""
+        return {"decay": 1.0 - rate * self.weight_decay} if self.weight_decay else {}
 
     def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         """Return the new parameter and slots."""
@@ -146,7 +150,7 @@ class Optimizer(metaclass=CheckedType):
 
     def _shrunk(self, p: Any, s: Scalars) -> Any:
         """Apply decoupled weight decay."""
-        return p * (1.0 - s["rate"] * self.weight_decay) if self.weight_decay else p
+        return p * s["decay"] if self.weight_decay else p
 
 
 _SHARES = ("momentum", "beta1", "beta2", "alpha")
@@ -223,6 +227,9 @@ class AdamW(Adam):
     """Adam with decoupled weight decay."""
 
     weight_decay: Amount = field(default=1e-2, kw_only=True)
+
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        return {**super().scalars(t, rate), **self._decay(rate)}
 
     def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         return self._adam(self._shrunk(p, s), g, slots, s)
@@ -313,7 +320,8 @@ class Adafactor(Optimizer):
         }
 
     def scalars(self, t: Any, rate: Any) -> Scalars:
-        return {"rate": rate, "share": exp(log(t) * self.beta2_decay), "size": minimum(rate, rsqrt(t))}
+        share = exp(log(t) * self.beta2_decay)
+        return {"rate": rate, "share": share, "size": minimum(rate, rsqrt(t)), **self._decay(rate)}
 
     def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         eps1 = self.eps1 if self.eps1 is not None else (2.0**-52 if p.dtype.bits == 64 else 2.0**-23)

@@ -1,0 +1,51 @@
+"""Updates of large parameters that overwrite the old values, which saves the allocation of new memory in every step.
+
+A training step on a CPU skips an update by one ``if`` per parameter. The elementwise operations of such a branch write
+into the memory of an operand that has no later use, if the program owns it: that of a donated argument or of a result.
+"""
+
+from __future__ import annotations
+
+from mithril import ops
+from mithril.backend import Lowerings
+from mithril.ir import Graph, Node, Op
+from mithril_torch.fusion.subgraph_fusion import lerp
+
+TAG = "in place"
+DTYPES = ("float32", "float64")
+FUNCTIONS: dict[Op, str] = {
+    **{op: f"torch.{op.name}({{a}}, {{b}}" for op in (ops.add, ops.sub, ops.mul, ops.div)},
+    **{op: f"torch.{op.name}({{x}}" for op in (ops.sqrt, ops.square)},
+    lerp: "torch.lerp({a}, {b}, {weight}",
+}
+SYMMETRIC = (ops.add, ops.mul)
+
+
+def with_overwritten_operands(graph: Graph) -> Graph:
+    """Return the graph with operations that may overwrite operands in the branches of its ``if`` operations."""
+    if not any(node.op is ops.if_op for node in graph.nodes):
+        return graph
+    return graph.replaced(nodes=tuple(_overwriting(node) if node.op is ops.if_op else node for node in graph.nodes))
+
+
+def _overwriting(branch: Node) -> Node:
+    regions = tuple(g.replaced(nodes=tuple(map(_tagged, g.nodes))) for g in branch.regions)
+    return branch.replaced(regions=regions)
+
+
+def _tagged(node: Node) -> Node:
+    """Return an operation whose first operand is a tensor of the type of the result with a tag, others unchanged."""
+    if node.op not in FUNCTIONS or node.result.dtype.name not in DTYPES:
+        return node
+    operands = node.operands
+    if node.op in SYMMETRIC and operands[0] is not None and operands[0].shape == ():
+        operands = operands[::-1]
+    if operands[0] is None or operands[0].type != node.result.type:
+        return node
+    return node.replaced(operands=operands, tags={**node.tags, TAG: True})
+
+
+def add_rows(table: Lowerings) -> None:
+    """Add the lowering rows of tagged operations to ``table``."""
+    for op, text in FUNCTIONS.items():
+        table.row(op, f"{text})", when=lambda node: TAG in node.tags, out=f"{text}, out={{out}})")
