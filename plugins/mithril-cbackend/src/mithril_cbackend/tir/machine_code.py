@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from mithril.base import BackendError
@@ -10,6 +11,7 @@ from mithril_cbackend.cpu_info import enable_tiles
 from mithril_cbackend.tir.tvm_api import tirx, tvm
 
 
+@cache
 def host_cpu() -> str:
     """Return LLVM's name of this machine's CPU."""
     return str(tvm.get_global_func("target.llvm_get_system_cpu")())
@@ -34,7 +36,8 @@ def missing_features(cpu: str) -> list[str]:
 UNSOUND = "avx512vl"
 
 
-def target(cpu: str, threads: int, features: Sequence[str] = ()) -> Any:
+@cache
+def target(cpu: str, threads: int, features: tuple[str, ...] = ()) -> Any:
     """Return the TVM target of a CPU with additional features, without those that LLVM compiles incorrectly."""
     full = _target(cpu, threads)
     present = {str(f) for f in tvm.get_global_func("target.llvm_get_cpu_features")(full)}
@@ -49,6 +52,7 @@ SELECTED = (
 )  # fmt: skip
 
 
+@cache
 def selected_features(cpu: str | None) -> tuple[str, ...]:
     """Return the features of a CPU, of this machine by default, that kernels may use."""
     if cpu is not None:
@@ -78,7 +82,7 @@ def _target(cpu: str, threads: int, **options: Any) -> Any:
 
 
 def compiled(
-    functions: Mapping[str, Any], entries: Mapping[str, Any], cpu: str, threads: int, features: Sequence[str] = ()
+    functions: Mapping[str, Any], entries: Mapping[str, Any], cpu: str, threads: int, features: tuple[str, ...] = ()
 ) -> Any:
     """Compile functions by name, and the entry points for Python, to a module of machine code."""
     selected = target(cpu, threads, features)

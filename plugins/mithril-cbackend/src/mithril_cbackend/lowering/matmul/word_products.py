@@ -80,6 +80,9 @@ class WordProduct:
     def group(self, machine: Machine) -> int:
         """Return the number of panels that are multiplied with each tile of rows."""
         rows, panel = typical(self.product.m) * self.depth * 4, self.columns * self.depth * 4
+        if self.use.level == AMX:  # as high as wide, so panels may be streamed: results are written in longer rows
+            groups = max(machine.threads, count(self.panels * panel, machine.cache // 2))
+            return count(self.panels, groups)
         return max(1, min(4, machine.cache // 4 // panel)) if rows > machine.cache // 2 else 1
 
 
