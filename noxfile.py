@@ -85,7 +85,7 @@ def soak(session: nox.Session) -> None:
     """Tests that take minutes: every hostile name in every place, thousands of malformed calls."""
     install(session, *map(str, DISTRIBUTIONS), "pytest", "hypothesis")
     for tests in [session.posargs] if session.posargs else [["tests"], *([str(d / "tests")] for d in SOAKED)]:
-        session.run("pytest", "-q", "-m", "soak", *tests)
+        session.run("pytest", "-q", "-m", "soak", "--hypothesis-profile=default", *tests)
 
 
 @nox.session(name="soak-graphs")
