@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_words import MACHINES, runs
+from test_words import BF16, MACHINES, runs
 
 import mithril as ml
 from mithril import ops
+from mithril.base.dtypes import dtype as as_dtype
 from mithril.ir import Builder, Graph, evaluate
 from mithril.ops import cast
 from mithril_cbackend.compile_target import CompileTarget
@@ -72,7 +73,7 @@ def test_convolutions_equal_integers(name: str) -> None:
             f"y{k}": build(i, b.constant(w)) for k, (i, (build, _, w, _)) in enumerate(zip(inputs, cases, strict=True))
         }
     graph = integer_products.fused(b.build(results), machine)
-    assert sum(node.op is byte_operations.conv_bytes for node in graph.nodes) == len(cases)
+    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(cases)
     sums = compile_graph.compiled(graph, machine, CompileTarget())(
         {}, {f"x{k}": x for k, (_, x, _, _) in enumerate(cases)}
     )
@@ -80,6 +81,35 @@ def test_convolutions_equal_integers(name: str) -> None:
         padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *a["padding"]), constant_values=zero)
         exact = ops.conv(padded, w.astype(np.float64), **{**a, "padding": no(a["padding"])}).astype(np.int32)
         np.testing.assert_array_equal(sums[f"y{k}"], exact, err_msg=f"case {k} on {name}")
+
+
+@pytest.mark.parametrize("name", ["all", "no tiles"])
+def test_convolutions_of_bfloat16_have_float32_sums(name: str) -> None:
+    """Numbers of eight bits have exact products and sums, whatever the order."""
+    machine = MACHINES[name]
+    if not any(f in machine.features for f in ("amx-bf16", "avx512bf16")):
+        pytest.skip("this machine does not multiply bfloat16")
+    cases = [integer_program(case, 0) for case in CONVOLUTIONS]
+    images = [(x % 16).astype(BF16) for _, x, _, _ in cases]
+    with Builder() as b:
+        results = {}
+        for k, (image, (_, _, w, a)) in enumerate(zip(images, cases, strict=True)):
+            x, kernels = b.input(f"x{k}", image.shape, "bfloat16"), b.constant((w // 8).astype(BF16))
+            results[f"y{k}"] = ops.conv(x, kernels, **a)
+    graph = integer_products.fused(b.build(results), machine)
+    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(cases)
+    sums = compile_graph.compiled(graph, machine, CompileTarget())({}, {f"x{k}": x for k, x in enumerate(images)})
+    for k, (image, (_, _, w, a)) in enumerate(zip(images, cases, strict=True)):
+        exact = ops.conv(image.astype(np.float64), (w // 8).astype(np.float64), **a).astype(BF16)
+        np.testing.assert_array_equal(sums[f"y{k}"], exact, err_msg=f"case {k} on {name}")
+
+
+def test_convolutions_of_bfloat16_without_instructions_are_float32() -> None:
+    _, x, w, a = integer_program(CONVOLUTIONS[1], 0)
+    with Builder() as b:
+        y = ops.conv(b.input("x", x.shape, "bfloat16"), b.constant(w.astype(BF16)), **a)
+    graph = integer_products.fused(b.build({"y": y}), MACHINES["plain"])
+    assert [n.result.dtype.name for n in graph.nodes if n.op is ops.conv] == ["float32"]
 
 
 POOLS = [((3, 3), (2, 2), ((1, 1), (1, 1))), ((2, 2), (2, 2), ((0, 0), (0, 0))), ((7, 6), (1, 1), ((0, 0), (0, 0)))]
@@ -96,7 +126,7 @@ def test_pools_equal_integers(name: str) -> None:
         results = {}
         for k, (kernel, stride, padding) in enumerate(POOLS):
             a: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
-            results[f"max{k}"] = byte_operations.max_pool_bytes(image, **a)
+            results[f"max{k}"] = byte_operations.max_pool_last(image, **a)
             results[f"sum{k}"] = byte_operations.sum_pool_bytes(image, zero=9, **a)
             for kind, value in (("max", 0), ("sum", 9)):
                 padded = np.pad(x, ((0, 0), *padding, (0, 0)), constant_values=value).astype(np.int64)
@@ -107,12 +137,26 @@ def test_pools_equal_integers(name: str) -> None:
         np.testing.assert_array_equal(sums[key], exact, err_msg=key)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_maxima_of_floats_with_channels_last(dtype: str) -> None:
+    """Numbers below 0 win against padding; nan wins everywhere."""
+    x = -RNG.uniform(1, 2, (2, 7, 6, 37)).astype(as_dtype(dtype).numpy)
+    x[0, 3, 3, 5] = np.nan
+    a: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": ((1, 1), (1, 1))}
+    with Builder() as b:
+        graph = b.build({"y": byte_operations.max_pool_last(b.input("x", x.shape, dtype), **a)})
+    result = compile_graph.compiled(graph, MACHINES["all"], CompileTarget())({}, {"x": x})["y"]
+    exact = np.moveaxis(ops.max_pool(np.moveaxis(x, -1, 1).astype(np.float32), dilation=(1, 1), **a), 1, -1)
+    np.testing.assert_array_equal(result.astype(np.float32), exact)
+    assert np.isnan(exact).any()
+
+
 def test_words_of_pixels_and_rounding() -> None:
     x = RNG.integers(0, 256, (2, 6, 5, 37), np.uint8)
     numbers = RNG.standard_normal((3, 50)).astype(np.float32) * 100
     numbers[0, :4] = np.nan, np.inf, -np.inf, 0.0
     with Builder() as b:
-        words = byte_operations.words_of_pixels(b.input("x", x.shape, "uint8"))
+        words = byte_operations.words_of_pixels(b.input("x", x.shape, "uint8"), per=4)
         codes = byte_operations.quantize_bytes(b.input("v", numbers.shape, "float32"), scale=0.37, zero=100)
     results = compile_graph.compiled(b.build({"w": words, "q": codes}), MACHINES["all"], CompileTarget())(
         {}, {"x": x, "v": numbers}

@@ -238,7 +238,7 @@ def test_convolutions_agree_on_every_set_of_instructions(name: str) -> None:
         checked_convolution(machine, case)
 
 
-def test_convolutions_of_small_floats_use_float32() -> None:
+def test_convolutions_of_small_floats_agree_with_the_reference() -> None:
     w = RNG.standard_normal((24, 16, 3, 3)).astype(BF16)
     with Builder() as b:
         x = b.input("x", (1, 16, 20, 20), "bfloat16")
@@ -249,8 +249,6 @@ def test_convolutions_of_small_floats_use_float32() -> None:
     result, reference = compiled(inputs)["y"], evaluate(graph, inputs)["y"]
     assert result.dtype == BF16
     np.testing.assert_allclose(result.astype(np.float32), reference.astype(np.float32), rtol=1e-2, atol=0.05)
-    kernels = [k for k in compiled.programs[-1].executable.program.kernels.values() if k.anchor.op is ops.conv]
-    assert [k.anchor.result.dtype.name for k in kernels] == ["float32"]
 
 
 # -- C ------------------------------------------------------------------------------------------------------------

@@ -1,43 +1,53 @@
-"""Images of bytes with their channels last, between convolutions of bytes.
+"""Images with their channels last, between convolutions of bytes or of bfloat16.
 
-A convolution of unsigned bytes with constant signed ones becomes ``c.conv_bytes``, which reads and writes channels
-last. The transpose of its result moves behind the element-wise operations and pools that follow, until the next
-convolution cancels it: between convolutions nothing is transposed, and only bytes are stored.
+A convolution of unsigned bytes with constant signed ones, or of bfloat16, becomes ``c.conv_words``, which reads and
+writes channels last. The transpose of its result moves behind the element-wise operations and pools that follow, until
+the next convolution cancels it: between convolutions nothing is transposed, and only bytes are stored.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mithril import ops
-from mithril.base import int32, uint8
+from mithril.base import bfloat16, float32, int32, uint8
 from mithril.ir import Builder, Editor, Graph, Node, Value
 from mithril_cbackend.graph.byte_pools import shuffle, shuffled
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
+from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.vectorization import is_plain
+from mithril_cbackend.lowering.matmul import word_products
 from mithril_cbackend.lowering.rows import reductions
 from mithril_cbackend.lowering.words.byte_operations import (
-    PER,
-    conv_bytes,
-    max_pool_bytes,
+    conv_words,
+    max_pool_last,
     sum_pool_bytes,
     words_of_pixels,
 )
+from mithril_cbackend.lowering.words.llvm_tiles import BYTES, PAIRS, PORTABLE
 
 CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 MIN_PRODUCTS = 1 << 13
+KINDS = {uint8: BYTES, bfloat16: PAIRS}  # of the words of an image
+WIDER = {uint8: int32, bfloat16: float32}  # dtypes of the sums
 
 
-def rewritten(graph: Graph) -> Graph:
-    """Return the graph with images of bytes."""
-    return ByteImages(graph).run()
+def rewritten(graph: Graph, machine: Machine) -> Graph:
+    """Return the graph with images whose channels are neighbors where convolutions multiply words."""
+    uses = [word_products.instructions(kind, machine) for kind in (BYTES, PAIRS)]
+    # Pairs without instructions are slower than float32, bytes are not.
+    kinds = {use.kind: use.per for use in uses if use is not None and (use.kind == BYTES or use.level != PORTABLE)}
+    return ByteImages(graph, kinds).run() if kinds else graph
 
 
 class ByteImages:
     """Rewriter of one graph; regions are unchanged."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, kinds: dict[str, int]) -> None:
         self.editor: Editor = graph.edit()
+        self.kinds = kinds  # and the elements of their words
 
     def run(self) -> Graph:
         for node in self.editor.nodes():
@@ -95,14 +105,17 @@ class ByteImages:
 
     # -- operations -----------------------------------------------------------------------------------------------
     def convolution(self, node: Node) -> None:
-        """Rewrite a convolution of unsigned bytes with constant signed bytes."""
-        image, weights = self.narrow(operand(node)), self.narrow(operand(node, 1))
-        elements = None if weights is None else self.editor.data_of(weights)
-        if node.result.dtype is not int32 or image is None or image.dtype is not uint8 or elements is None:
+        """Rewrite a convolution of unsigned bytes with constant signed bytes, or of bfloat16."""
+        image = self.narrow(operand(node))
+        kind = None if image is None else KINDS.get(image.dtype)
+        if image is None or kind not in self.kinds or node.result.dtype is not WIDER[image.dtype]:
             return
-        result, shape = shape_of(node.result), np.shape(elements)
-        products = int(np.prod(shape)) * result[0] * int(np.prod(result[2:]))
-        if len(shape) != 4 or elements.min() < -128 or elements.max() > 127 or products < MIN_PRODUCTS:
+        weights = self.constant_weights(operand(node, 1), np.dtype(np.int8) if kind == BYTES else image.dtype.numpy)
+        if weights is None or weights.ndim != 4:
+            return
+        result, per = shape_of(node.result), self.kinds[kind]
+        products = weights.size * result[0] * int(np.prod(result[2:]))
+        if products < MIN_PRODUCTS:
             return
         a, zero = dict(node.attributes), 0
         pad = self.editor.producer(image)
@@ -113,14 +126,24 @@ class ByteImages:
                 zero = int(pad.attributes["value"])
         with self.editor.before(node) as b:
             last = self.last(image)
-            pixels = last if last is not None and shape_of(image)[1] % PER == 0 else words_of_pixels(image)
-            panel = b.constant(np.asarray(elements.transpose(2, 3, 1, 0), np.int8, order="C"), name="weights")
+            pixels = last if last is not None and shape_of(image)[1] % per == 0 else words_of_pixels(image, per=per)
+            panel = b.constant(np.asarray(weights.transpose(2, 3, 1, 0), order="C"), name="weights")
             names = ("stride", "padding", "dilation", "groups")
-            sums = conv_bytes(pixels, panel, zero=zero, **{name: a[name] for name in names})
+            sums = conv_words(pixels, panel, zero=zero, **{name: a[name] for name in names})
         self.replace(node, sums)
 
+    def constant_weights(self, value: Value, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+        """Return the constant weights of a convolution in a narrow dtype if it has all their digits."""
+        narrow = self.narrow(value)
+        source = self.editor.data_of(value if narrow is None else narrow)
+        if source is None:
+            return None
+        weights = np.asarray(source)
+        small = weights.astype(dtype)
+        return small if (small == weights).all() else None
+
     def narrow(self, value: Value) -> Value | None:
-        """Return the bytes that were cast to int32."""
+        """Return the elements that were cast to wider ones."""
         producer = self.editor.producer(value)
         if producer is None or producer.op is not ops.cast:
             return None
@@ -141,24 +164,24 @@ class ByteImages:
         self.replace(node, result)
 
     def only_widens(self, node: Node) -> bool:
-        """Whether a node casts bytes for convolutions, which read the bytes."""
-        is_cast = node.op is ops.cast and node.result.dtype is int32 and operand(node).dtype is uint8
+        """Whether a node widens elements for convolutions, which read the narrow ones."""
+        is_cast = node.op is ops.cast and WIDER.get(operand(node).dtype) is node.result.dtype
         return is_cast and all(user.op is ops.conv for user in self.editor.users(node.result))
 
     def pool(self, node: Node) -> None:
-        """Rewrite the maximum of windows of bytes."""
+        """Rewrite the maximum of windows."""
         last, a = self.last(operand(node)), node.attributes
-        if last is None or last.dtype is not uint8 or set(a["dilation"]) != {1}:
+        if last is None or set(a["dilation"]) != {1}:
             return
         with self.editor.before(node):
-            result = max_pool_bytes(last, kernel=a["kernel"], stride=a["stride"], padding=a["padding"])
+            result = max_pool_last(last, kernel=a["kernel"], stride=a["stride"], padding=a["padding"])
         self.replace(node, result)
 
     def move(self, node: Node) -> None:
         """Join, select or shuffle channels where they are."""
         source = shuffled(self.editor, node) if node.op is ops.reshape else None
         lasts = [self.last(v) for v in ([source] if node.op is ops.reshape else node.operands)]
-        if not all(v is not None and v.dtype is uint8 for v in lasts) or len(node.result.shape) != 4:
+        if any(v is None for v in lasts) or len(node.result.shape) != 4:
             return
         with self.editor.before(node):
             a = dict(node.attributes)

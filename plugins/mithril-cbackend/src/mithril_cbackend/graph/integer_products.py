@@ -20,9 +20,7 @@ from mithril_cbackend.graph.byte_pools import BytePools
 from mithril_cbackend.graph.group_products import GroupProducts
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
-from mithril_cbackend.lowering.matmul import word_products
 from mithril_cbackend.lowering.words.byte_operations import quantize_bytes
-from mithril_cbackend.lowering.words.llvm_tiles import BYTES
 
 PAIRS = (ops.quantize, ops.dequantize, ops.dequantize_groups)
 MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
@@ -42,8 +40,7 @@ def fused(graph: Graph, machine: Machine) -> Graph:
     if any(is_kept(node) for node in graph.nodes):
         graph = IntegerProducts(graph).run()
         graph = decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")
-    has_words = word_products.instructions(BYTES, machine) is not None
-    return byte_images.rewritten(graph) if has_words else graph
+    return byte_images.rewritten(graph, machine)
 
 
 @dataclass(frozen=True)

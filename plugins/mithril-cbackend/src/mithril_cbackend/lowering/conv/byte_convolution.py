@@ -1,4 +1,4 @@
-"""Convolutions of unsigned by signed bytes with int32 sums, of images whose channels are neighbors.
+"""Convolutions of unsigned by signed bytes, or of bfloat16, of images whose channels are neighbors.
 
 A tile multiplies pixels with a panel of output channels. Its rows are pixels of the image, padded in a copy where it
 has to be; a row of the kernel, or one of its elements, is a run of words, and a tile adds all runs. A panel reads the
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import TensorType, uint8
+from mithril.base import TensorType, int8, uint32
 from mithril.ir import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import byte_copies
@@ -23,8 +23,8 @@ from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBui
 from mithril_cbackend.lowering.element.vectorization import pieces, vectorizable
 from mithril_cbackend.lowering.matmul import word_products
 from mithril_cbackend.lowering.matmul.microkernel import count
-from mithril_cbackend.lowering.words.byte_operations import PER, conv_bytes
-from mithril_cbackend.lowering.words.llvm_tiles import BYTES
+from mithril_cbackend.lowering.words.byte_operations import WORD, conv_words
+from mithril_cbackend.lowering.words.llvm_tiles import BYTES, PAIRS
 
 PIXELS = [[0, 1, 2], [3]]  # axes that are one if nothing is broadcast along only some of them
 
@@ -32,26 +32,28 @@ PIXELS = [[0, 1, 2], [3]]  # axes that are one if nothing is broadcast along onl
 def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any]:
     """Return the panels of constant weights: [panels][runs][words][columns] words."""
     plan = plan_of(kernel, machine)
+    per, weights = plan.use.per, weights.view(np.uint16) if weights.itemsize == 2 else weights
     height, width, group, channels = weights.shape
-    spread = np.zeros((plan.panels, height, width, plan.span * PER, plan.columns), np.int8)
+    spread = np.zeros((plan.panels, height, width, plan.span * per, plan.columns), weights.dtype)
     if plan.groups == 1:
-        padded = np.zeros((height, width, group, plan.panels * plan.columns), np.int8)
+        padded = np.zeros((height, width, group, plan.panels * plan.columns), weights.dtype)
         padded[..., :channels] = weights
         spread[:, :, :, :group] = padded.reshape(height, width, group, plan.panels, -1).transpose(3, 0, 1, 2, 4)
     else:
         for channel in range(channels):
             panel, column = divmod(channel, plan.columns)
-            first = channel * plan.groups // channels * group - plan.first_word(panel) * PER
+            first = channel * plan.groups // channels * group - plan.first_word(panel) * per
             spread[panel, :, :, first : first + group, column] = weights[..., channel]
-    runs = spread.reshape(plan.panels, len(plan.offsets), plan.run * PER, plan.columns)
-    words = np.zeros((*runs.shape[:2], plan.depth * PER, plan.columns), np.int8)
-    words[:, :, : plan.run * PER] = runs
-    words = words.reshape(*runs.shape[:2], plan.depth, PER, plan.columns).swapaxes(-1, -2)
+    runs = spread.reshape(plan.panels, len(plan.offsets), plan.run * per, plan.columns)
+    words = np.zeros((*runs.shape[:2], plan.depth * per, plan.columns), weights.dtype)
+    words[:, :, : plan.run * per] = runs
+    words = words.reshape(*runs.shape[:2], plan.depth, per, plan.columns).swapaxes(-1, -2)
     return np.asarray(words, order="C").reshape(-1).view(np.uint32)
 
 
 def plan_of(kernel: Kernel, machine: Machine) -> Plan:
-    use = word_products.instructions(BYTES, machine)
+    kind = BYTES if operand(kernel.anchor, 1).dtype is int8 else PAIRS
+    use = word_products.instructions(kind, machine)
     assert use is not None
     return Plan.of(kernel.anchor, use)
 
@@ -59,14 +61,14 @@ def plan_of(kernel: Kernel, machine: Machine) -> Plan:
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     """Return the copied image, if there is one, and the sums of tiles."""
     plan, image = plan_of(kernel, machine), operand(kernel.anchor)
-    size = plan.copied_words * (PER if image.dtype is uint8 else 1)
+    size = plan.copied_words * (1 if image.dtype is uint32 else plan.use.per)
     copied = [Value("copied", TensorType(image.dtype, (size,)))] if plan.is_copied else []
     return [*copied, *word_products.sums(plan.use, plan.rows * plan.columns, machine)]
 
 
-@lowers(conv_bytes, is_producer=True, scratch=scratch, prepare=prepared, computes_terms=True)
+@lowers(conv_words, is_producer=True, scratch=scratch, prepare=prepared, computes_terms=True)
 def byte_convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Lower ``c.conv_bytes``."""
+    """Lower ``c.conv_words``."""
     frame = KernelBuilder(kernel, name, machine)
     ByteConvolution(frame).write()
     return frame.finish()
@@ -84,7 +86,7 @@ class ByteConvolution:
         self.image = scratch.get("copied", self.source)
         self.sums: t.Buffer | None = scratch.get("sums")
         self.first_sum: Any = 0
-        self.per = PER if image.dtype is uint8 else 1  # elements of a word of the image
+        self.per = 1 if image.dtype is uint32 else self.plan.use.per  # elements of a word of the image
         self.panels = frame.reader.buffers[frame.kernel.prepared[operand(self.node, 1)][0]]
         self.vector = vectorizable([n for n in frame.kernel.nodes if n is not self.node])
         shape = shape_of(self.node.result)
@@ -98,8 +100,8 @@ class ByteConvolution:
         p, reader, code = self.plan, self.frame.reader, self.frame.code
         self.offsets = code.alloc("offsets", len(p.offsets), "int32")
         for k, offset in enumerate(p.offsets):
-            code.store(self.offsets, k, t.index(offset * PER))
-        work = int(np.prod(p.result)) * len(p.offsets) * p.depth * PER // PRODUCTS // 4
+            code.store(self.offsets, k, t.index(offset * WORD))
+        work = int(np.prod(p.result)) * len(p.offsets) * p.depth * p.use.per // PRODUCTS // 4
         with reader.loop("n", p.images) as n:
             if p.is_copied:
                 byte_copies.copy(self.frame, p, self.source, self.image, n)
@@ -143,13 +145,13 @@ class ByteConvolution:
         below = p.stride[0] * width if p.lines > 1 else p.use.height * p.stride[1]
         sums, first = self.sums, self.first_sum
         if sums is None:
-            sums, first = code.alloc("tile", rows * p.columns, "int32"), 0
+            sums, first = code.alloc("tile", rows * p.columns, p.use.sums.name), 0
         begin = reader.position(t.index(p.first_word(panel))) if p.groups > 1 else 0
         code.call_piece(
             word_products.piece(p.use, rows),
             t.address_of(self.image, (start + begin) * self.per),
-            t.index(p.stride[1] * words * PER),
-            t.index(below * words * PER),
+            t.index(p.stride[1] * words * WORD),
+            t.index(below * words * WORD),
             t.address_of(self.panels, panel * (len(p.offsets) * p.depth * p.columns)),
             t.address_of(sums, first),
             t.index(p.depth),

@@ -1,14 +1,15 @@
-"""Copies of images of bytes whose channels are neighbors: padded, or of the pixels that a kernel of one pixel reads."""
+"""Copies of images whose channels are neighbors: padded, or of the pixels that a kernel of one pixel reads."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import uint8
+from mithril.base import uint32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.byte_plan import Plan
 from mithril_cbackend.lowering.element.element_reader import operand
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder
+from mithril_cbackend.lowering.element.storage_dtypes import stored
 
 
 def copy(frame: KernelBuilder, plan: Plan, source: t.Buffer, target: t.Buffer, n: Any) -> None:
@@ -20,10 +21,10 @@ class Copy:
     def __init__(self, frame: KernelBuilder, plan: Plan, source: t.Buffer, target: t.Buffer) -> None:
         self.frame, self.plan, self.source, self.target = frame, plan, source, target
         dtype = operand(frame.kernel.anchor).dtype
-        self.pixel = plan.image[3] * (4 if dtype is uint8 else 1)  # elements
+        self.pixel = plan.image[3] * (1 if dtype is uint32 else plan.use.per)  # elements
         self.lanes = frame.machine.lanes(dtype.bits)
         zero = frame.kernel.anchor.attributes["zero"]
-        self.zero = t.const(zero if dtype is uint8 else zero * 0x01010101, dtype.name)
+        self.zero = t.const(zero * 0x01010101 if dtype is uint32 else zero, stored(dtype))
 
     def write(self, n: Any) -> None:
         p, reader = self.plan, self.frame.reader

@@ -1,4 +1,4 @@
-"""Sizes of convolutions of bytes: the copied image, runs of words, tiles of pixels."""
+"""Sizes of convolutions of bytes and pairs: the copied image, runs of words, tiles of pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from mithril.ir import Node
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.matmul import word_products
 from mithril_cbackend.lowering.matmul.microkernel import count
-from mithril_cbackend.lowering.words.byte_operations import PER
 from mithril_cbackend.lowering.words.llvm_tiles import AMX, Instructions
 
 
@@ -33,7 +32,7 @@ class Plan:
     @staticmethod
     def of(node: Node, use: Instructions) -> Plan:
         a, weights, image = node.attributes, shape_of(operand(node, 1)), shape_of(operand(node))
-        words = image[3] if operand(node).dtype is uint32 else image[3] // PER
+        words = image[3] if operand(node).dtype is uint32 else image[3] // use.per
         kernel, padding = (weights[0], weights[1]), a["padding"]
         pairs = tuple(a["stride"]), tuple(a["dilation"]), (padding[0][0], padding[1][0])
         is_padded = any(n for pair in padding for n in pair)
@@ -86,7 +85,7 @@ class Plan:
         if self.groups == 1:
             return 0
         group = panel * self.columns * self.groups // self.result[3]
-        return group * self.group // PER
+        return group * self.group // self.machine_use.per
 
     @cached_property
     def span(self) -> int:
@@ -95,7 +94,7 @@ class Plan:
             return self.image[3]
         channels = self.result[3]
         last = [min((p + 1) * self.columns, channels) - 1 for p in range(self.panels)]
-        ends = [count((c * self.groups // channels + 1) * self.group, PER) for c in last]
+        ends = [count((c * self.groups // channels + 1) * self.group, self.machine_use.per) for c in last]
         return max(end - int(self.first_word(p)) for p, end in enumerate(ends))
 
     @property

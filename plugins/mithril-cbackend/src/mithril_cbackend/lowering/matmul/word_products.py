@@ -45,10 +45,6 @@ class WordProduct:
         return bfloat16 if self.use.kind == PAIRS else uint8
 
     @property
-    def per(self) -> int:
-        return 32 // self.element.bits
-
-    @property
     def depth(self) -> int:
         """Words of the contracted axis."""
         return depth_of(self.product.k, self.use)
@@ -67,7 +63,7 @@ class WordProduct:
         left = self.left
         if left is None or left.summed != 1 or left.value.dtype is not self.element:
             return True
-        return self.depth * self.per != self.product.k
+        return self.depth * self.use.per != self.product.k
 
     @property
     def rows(self) -> int:
@@ -91,8 +87,7 @@ def columns_of(use: Instructions) -> int:
 
 
 def depth_of(k: int, use: Instructions) -> int:
-    per = 2 if use.kind == PAIRS else 4
-    return -(-k // (per * use.depth)) * use.depth
+    return -(-k // (use.per * use.depth)) * use.depth
 
 
 def instructions(kind: str, machine: Machine) -> Instructions | None:
@@ -149,15 +144,14 @@ def scratch(word: WordProduct, machine: Machine) -> list[Value]:
         size = machine.threads * word.group(machine) * word.columns * word.depth
         values.append(Value("panel", TensorType(uint32, (size,))))
     if word.copies_rows:
-        size = word.product.m * word.depth * word.per
+        size = word.product.m * word.depth * word.use.per
         values.append(Value("rows", TensorType(word.element, (size,))))
     return [*values, *sums(word.use, word.rows * word.columns, machine)]
 
 
 def sums(use: Instructions, size: int, machine: Machine) -> list[Value]:
     """Return the sums of one AMX tile per thread: whole cache lines, to which the stack is not aligned."""
-    dtype = float32 if use.kind == PAIRS else int32
-    return [Value("sums", TensorType(dtype, (machine.threads * size,)))] if use.level == AMX else []
+    return [Value("sums", TensorType(use.sums, (machine.threads * size,)))] if use.level == AMX else []
 
 
 def piece(use: Instructions, rows: int, vectors: int = VECTORS) -> t.Piece:
@@ -190,7 +184,7 @@ class Panels:
         self.offsets = frame.code.alloc("offsets", 1, "int32")  # a row is one run
         frame.code.store(self.offsets, 0, t.index(0))
         if word.copies_rows:
-            buffer, start, stride = self.scratch["rows"], 0, word.depth * word.per
+            buffer, start, stride = self.scratch["rows"], 0, word.depth * word.use.per
             element, is_contiguous = self.left()
             word_packing.copy_rows(frame, element, is_contiguous, (p.m, p.k), buffer, stride)
         else:

@@ -1,22 +1,25 @@
-"""Pooling of images of bytes whose channels are neighbors, and copies of images to words of channels."""
+"""Pooling of images whose channels are neighbors, and copies of images to words of channels."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from mithril import ops
 from mithril.base import uint8
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import between, clamped, conjunction, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
+from mithril_cbackend.lowering.element.storage_dtypes import load, to_storage
 from mithril_cbackend.lowering.element.vectorization import pieces, vectorizable
-from mithril_cbackend.lowering.words.byte_operations import PER, max_pool_bytes, sum_pool_bytes, words_of_pixels
+from mithril_cbackend.lowering.rows import reductions
+from mithril_cbackend.lowering.words.byte_operations import max_pool_last, sum_pool_bytes, words_of_pixels
 
 
-@lowers(max_pool_bytes, sum_pool_bytes, is_producer=True, computes_terms=True)
+@lowers(max_pool_last, sum_pool_bytes, is_producer=True, computes_terms=True)
 def byte_pooling(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Lower ``c.max_pool_bytes`` and ``c.sum_pool_bytes``: vectors of channels."""
+    """Lower ``c.max_pool_last`` and ``c.sum_pool_bytes``: vectors of channels."""
     frame = KernelBuilder(kernel, name, machine)
     node, reader = kernel.anchor, frame.reader
     height, width, channels = shape_of(node.result)[1:]
@@ -36,16 +39,16 @@ def byte_pooling(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 def _window(frame: KernelBuilder, pixel: Any, start: Any, lanes: int, size: int) -> None:
-    """Combine the bytes of the window of a pixel in ``size`` channels."""
+    """Combine the elements of the window of a pixel in ``size`` channels."""
     node, reader, code = frame.kernel.anchor, frame.reader, frame.code
-    a, is_max = node.attributes, node.op is max_pool_bytes
-    dtype = "uint8" if is_max else "int32"
+    a, is_max = node.attributes, node.op is max_pool_last
+    dtype = node.result.dtype
     _, height, width, _ = shape = shape_of(operand(node))
     image = reader.buffers[operand(node)]
-    total = code.alloc("total", size, dtype)
+    total = code.alloc("total", size, reductions.accumulator(dtype))
     kind = t.VECTORIZED if lanes > 1 else t.SERIAL
     with reader.loop("j", size, kind) as j:
-        code.store(total, j, t.const(0, dtype))
+        code.store(total, j, reductions.identity(ops.max if is_max else ops.sum, dtype))
     with reader.several("ab", a["kernel"]) as taps:
         for tap in taps:
             positions, conditions = [], []
@@ -61,13 +64,13 @@ def _window(frame: KernelBuilder, pixel: Any, start: Any, lanes: int, size: int)
             is_inside = code.let(conjunction(conditions), "inside") if conditions and not is_max else None
             place = reader.position(t.index(reader.flat((pixel[0], *positions, 0), shape)))
             with reader.loop("j", size, kind) as j:
-                element, best = t.load(image, place + (start + j)), t.load(total, j)
+                element, best = load(image, place + (start + j), operand(node).dtype), t.load(total, j)
                 if is_max:
-                    code.store(total, j, t.select(element > best, element, best))
+                    code.store(total, j, reductions.fold(code, ops.max, best, element, dtype))
                     continue
-                number = t.cast(element, dtype)
+                number = t.cast(element, dtype.name)
                 if is_inside is not None:
-                    number = t.select(is_inside, number, t.const(a["zero"], dtype))
+                    number = t.select(is_inside, number, t.const(a["zero"], dtype.name))
                 code.store(total, j, best + number)
     with reader.loop("j", size, kind) as j:
         frame.emit((*pixel, start + j), t.load(total, j))
@@ -75,21 +78,23 @@ def _window(frame: KernelBuilder, pixel: Any, start: Any, lanes: int, size: int)
 
 @lowers(words_of_pixels, reads_once=True)
 def pixel_words(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Lower ``c.words_of_pixels``: vectors of pixels, of which each word has up to four channels."""
+    """Lower ``c.words_of_pixels``: vectors of pixels, of which each word has a few channels."""
     frame = KernelBuilder(kernel, name, machine)
     node, reader = kernel.anchor, frame.reader
     x = operand(node)
     (batch, channels, height, width), words = shape_of(x), shape_of(node.result)[3]
     lanes = machine.lanes() if vectorizable([n for n in kernel.nodes if n is not node]) else 1
     loops = (batch, height)
-    full = channels // PER
+    per = node.attributes["per"]
+    full, bits = channels // per, 32 // per
 
     def word(index: Any, first: Any, elements: int) -> t.Expr:
         result: Any = None
         for k in range(elements):
-            byte = t.cast(reader.at(x, (index[0], first + k, *index[1:])), "uint32")
-            byte = byte << t.const(8 * k, "uint32") if k else byte
-            result = byte if result is None else result | byte
+            element = to_storage(frame.code, reader.at(x, (index[0], first + k, *index[1:])), x.dtype)
+            part = t.cast(element, "uint32")
+            part = part << t.const(bits * k, "uint32") if k else part
+            result = part if result is None else result | part
         assert isinstance(result, t.Expr)
         return result
 
@@ -99,12 +104,12 @@ def pixel_words(kernel: Kernel, name: str, machine: Machine) -> Any:
             if size:
                 with reader.loop("v", size // step) as v, reader.loop("j", step, t.VECTORIZED) as j:
                     column = v * step + (j + start)
-                    frame.write(node.result, (n, y, column, w), word((n, y, column), w * PER, elements))
+                    frame.write(node.result, (n, y, column, w), word((n, y, column), w * per, elements))
 
     with reader.nest("ny", loops, frame.kinds(loops, batch * channels * height * width)) as (n, y):
         if full:
             with reader.loop("w", full) as w:
-                emit(n, y, w, PER)
+                emit(n, y, w, per)
         if words > full:
-            emit(n, y, full, channels - full * PER)
+            emit(n, y, full, channels - full * per)
     return frame.finish()

@@ -1,7 +1,7 @@
-"""Operations of integer kernels: rounding to bytes, and convolutions and pools of images with channels last.
+"""Operations of kernels of words: rounding to bytes, and convolutions and pools of images with channels last.
 
-An image is uint8 [batch, height, width, channels], or words of four channels as uint32, of which a pixel has as many
-as its channels need.
+An image is uint8 or bfloat16 [batch, height, width, channels], or words of four or two channels as uint32, of which a
+pixel has as many as its channels need.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import int32, uint8, uint32
+from mithril.base import float32, int8, int32, uint8, uint32
 from mithril.ir import Ints, Pairs, op
 
-PER = 4  # channels of a word
+WORD = 4  # bytes of a word
 NO_AXES = "it exists in programs of this backend"
 
 
@@ -34,15 +34,15 @@ def _same_shape(x: Any, **_: Any) -> Any:
     return x
 
 
-def _words_shape(x: Any) -> Any:
-    return (x[0], *x[2:], -(-x[1] // PER))
+def _words_shape(x: Any, *, per: int) -> Any:
+    return (x[0], *x[2:], -(-x[1] // per))
 
 
 @op(name="c.words_of_pixels", shape=_words_shape, dtype=_uint32, opaque=True, no_axes=NO_AXES)
-def words_of_pixels(x):  # type: ignore[no-untyped-def]
-    """The words of the pixels of an image of unsigned bytes with channels first; missing channels are 0."""
+def words_of_pixels(x, *, per: int):  # type: ignore[no-untyped-def]
+    """The words of ``per`` channels of the pixels of an image with channels first; missing channels are 0."""
     channels = x.shape[1]
-    pixels = np.zeros((x.shape[0], *x.shape[2:], -(-channels // PER) * PER), np.uint8)
+    pixels = np.zeros((x.shape[0], *x.shape[2:], -(-channels // per) * per), x.dtype)
     pixels[..., :channels] = np.moveaxis(x, 1, -1)
     return pixels.view(np.uint32)
 
@@ -55,18 +55,24 @@ def _conv_shape(image: Any, weights: Any, *, stride: Any, padding: Any, dilation
     return (image[0], *spatial, weights[3])
 
 
-@op(name="c.conv_bytes", shape=_conv_shape, dtype=_int32, opaque=True, no_axes=NO_AXES)
-def conv_bytes(image, weights, *, stride: Ints, padding: Pairs, dilation: Ints, groups: int, zero: int):  # type: ignore[no-untyped-def]
-    """Sums of the bytes of an image times signed bytes [height, width, channels / groups, results].
+def _sums(dtypes: Any, attributes: Any) -> Any:
+    return int32 if dtypes[1] is int8 else float32
+
+
+@op(name="c.conv_words", shape=_conv_shape, dtype=_sums, opaque=True, no_axes=NO_AXES)
+def conv_words(image, weights, *, stride: Ints, padding: Pairs, dilation: Ints, groups: int, zero: int):  # type: ignore[no-untyped-def]
+    """Sums of the bytes of an image times signed bytes [height, width, channels / groups, results], or of bfloat16.
 
     The image is padded with ``zero``.
     """
-    pixels = image.view(np.uint8)[..., : weights.shape[2] * groups].astype(np.float64)  # in which all sums are exact
+    is_bytes = weights.dtype == np.int8
+    pixels = image.view(np.uint8 if is_bytes else weights.dtype)[..., : weights.shape[2] * groups]
+    pixels = pixels.astype(np.float64)  # in which all sums of bytes are exact
     widths: Any = ((0, 0), *padding, (0, 0))
     pixels = np.pad(pixels, widths, constant_values=zero)
     settings: dict[str, Any] = {"stride": stride, "padding": ((0, 0), (0, 0)), "dilation": dilation, "groups": groups}
     y = ops.conv(np.moveaxis(pixels, -1, 1), weights.transpose(3, 2, 0, 1).astype(np.float64), **settings)
-    return np.moveaxis(y, 1, -1).astype(np.int32)
+    return np.moveaxis(y, 1, -1).astype(np.int32 if is_bytes else np.float32)
 
 
 def _pool_shape(image: Any, *, kernel: Any, stride: Any, padding: Any, **_: Any) -> Any:
@@ -74,7 +80,7 @@ def _pool_shape(image: Any, *, kernel: Any, stride: Any, padding: Any, **_: Any)
     return (image[0], *spatial, image[3])
 
 
-def _windows(image: Any, kernel: Any, stride: Any, padding: Any, value: int) -> Any:
+def _windows(image: Any, kernel: Any, stride: Any, padding: Any, value: Any) -> Any:
     padded = np.pad(image, ((0, 0), *padding, (0, 0)), constant_values=value)
     view = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(1, 2))
     return view[:, :: stride[0], :: stride[1]]
@@ -84,10 +90,11 @@ def _same(dtypes: Any, attributes: Any) -> Any:
     return dtypes[0]
 
 
-@op(name="c.max_pool_bytes", shape=_pool_shape, dtype=_same, opaque=True, no_axes=NO_AXES)
-def max_pool_bytes(image, *, kernel: Ints, stride: Ints, padding: Pairs):  # type: ignore[no-untyped-def]
-    """The largest byte of each window of an image with channels last."""
-    return _windows(image, kernel, stride, padding, 0).max(axis=(-2, -1))
+@op(name="c.max_pool_last", shape=_pool_shape, dtype=_same, opaque=True, no_axes=NO_AXES)
+def max_pool_last(image, *, kernel: Ints, stride: Ints, padding: Pairs):  # type: ignore[no-untyped-def]
+    """The largest element of each window of an image with channels last."""
+    lowest = 0 if image.dtype == np.uint8 else -np.inf
+    return _windows(image, kernel, stride, padding, lowest).max(axis=(-2, -1))
 
 
 @op(name="c.sum_pool_bytes", shape=_pool_shape, dtype=_int32, opaque=True, no_axes=NO_AXES)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mithril.base import DType, float32, int32
+
 PAIRS, BYTES = "bf16", "u8s8"  # kinds of words
 AMX, NATIVE, PAIRWISE, PORTABLE = "amx", "native", "pairwise", "portable"
 AMX_ROWS, AMX_WORDS = 16, 16  # of one AMX tile
@@ -23,6 +25,16 @@ class Instructions:
     lanes: int
     block: int = AMX_WORDS  # words that an AMX tile has of each row
     height: int = AMX_ROWS  # rows of an AMX tile
+
+    @property
+    def per(self) -> int:
+        """Return the number of elements of a word."""
+        return 2 if self.kind == PAIRS else 4
+
+    @property
+    def sums(self) -> DType:
+        """Return the dtype of the sums."""
+        return float32 if self.kind == PAIRS else int32
 
     @property
     def depth(self) -> int:
