@@ -119,7 +119,7 @@ def test_extreme_bytes_are_exact() -> None:
 
 
 def away_from_halves(shape: tuple[int, ...], scale: float) -> Array:
-    """Return numbers whose quotients by the scale round alike, whether a program divides or multiplies."""
+    """Return numbers whose quotients by the scale round to equal codes, whether a program divides or multiplies."""
     codes = np.rint(RNG.standard_normal(shape) / scale)
     return ((codes + RNG.uniform(-0.4, 0.4, shape)) * scale).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Give every test the same random numbers on every run and in every order of tests."""
+"""The same random numbers in every run and order of tests: ``-p mithril_testing_summary.repeatable``."""
 
 from __future__ import annotations
 
