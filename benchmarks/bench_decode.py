@@ -2,12 +2,14 @@
 
     python benchmarks/bench_decode.py [--backends c,ggml,numpy] [--peers llama.cpp,transformers] [--tokens 24]
     python benchmarks/bench_decode.py --backends c:int4:dynamic,c:int4 --peers llama.cpp:q4_k_m,onnxruntime:int4
+    python benchmarks/bench_decode.py --backends c:q4_k_m:dynamic,c:q4_k_m,ggml:q4_k_m --peers llama.cpp:q4_k_m
 
-An engine may have a codebook of 4-bit weights and a dtype of its activations, a type of llama.cpp, or onnxruntime's
-int4. Every engine runs in a process of its own with one thread (or ``--threads``), reads the same float32 weights,
-reads a prompt of 16 tokens and continues it by greedy tokens. A row is the processor time per token, or the elapsed
-time with several threads (the least of all steps, and the median), the seconds from the file to the first token, the
-largest memory of the process above that after imports, and whether the tokens are those of the first row.
+An engine may have a codebook of 4-bit weights and a dtype of its activations, a type of llama.cpp (a GGUF file that
+llama.cpp quantized), or onnxruntime's int4. Every engine runs in a process of its own with one thread (or
+``--threads``), reads the same float32 weights, reads a prompt of 16 tokens and continues it by greedy tokens. A row is
+the processor time per token, or the elapsed time with several threads (the least of all steps, and the median), the
+seconds from the file to the first token, the largest memory of the process above that after imports, the anonymous
+memory at the end above that after imports, and whether the tokens are those of the first row.
 """
 
 from __future__ import annotations
@@ -60,21 +62,41 @@ def write(folder: Path) -> None:
     ml.compile(ml.from_pretrained(folder), "numpy", inference=True).export(folder / "m.gguf", architecture="llama")
 
 
-def peak() -> int:
-    """Return the largest resident memory of this process in bytes."""
+def memory(row: str = "VmHWM") -> int:
+    """Return the largest resident memory of this process in bytes, or another row of its status."""
     lines = Path("/proc/self/status").read_text().splitlines()  # ru_maxrss would count that of the parent
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(row))
+
+
+def quantized(folder: Path, kind: str) -> Path:
+    """Return the GGUF file in a type of llama.cpp, quantized by it."""
+    import llama_cpp
+
+    file = folder / f"{kind}.gguf"
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype, settings.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}"), 1
+    if not file.exists():
+        llama_cpp.llama_model_quantize(str(folder / "m.gguf").encode(), str(file).encode(), ctypes.byref(settings))
+    return file
 
 
 def mithril_steps(folder: Path, backend: str, threads: int, *setting: str):
-    """Yield tokens of a mithril backend, with 4-bit weights if the setting has a codebook."""
+    """Yield tokens of a mithril backend, with weights of a codebook or of a GGUF file if the setting has one."""
     import mithril as ml
     from mithril.backend import to_numpy
 
     options: dict = {"num_threads": threads} if backend == "c" else {}
-    if setting:
-        options |= {"static_inference": True, "quantization": dict(zip(("weights", "activations"), setting))}
-    compiled = ml.compile(ml.from_pretrained(folder, cache=CACHE), backend, inference=True, **options)
+    is_file = bool(setting) and setting[0].startswith("q")
+    if setting and backend != "ggml":
+        options["static_inference"] = True
+        if not is_file or len(setting) > 1:
+            values = ("stored" if is_file else setting[0], *setting[1:])
+            options["quantization"] = dict(zip(("weights", "activations"), values))
+    if is_file:
+        file, name = folder / f"{setting[0]}.gguf", None if backend == "ggml" else backend
+        compiled = ml.load(file, backend=name, context=CACHE, **options)
+    else:
+        compiled = ml.compile(ml.from_pretrained(folder, cache=CACHE), backend, inference=True, **options)
     session = ml.Session(compiled)
     logits = session.start([PROMPT])
     while True:
@@ -89,11 +111,7 @@ def llama_cpp_steps(folder: Path, threads: int, kind: str = ""):
 
     file, cache = folder / "m.gguf", llama_cpp.GGML_TYPE_F32
     if kind:
-        plain, file = file, folder / f"{kind}.gguf"
-        settings = llama_cpp.llama_model_quantize_default_params()
-        settings.ftype, settings.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}"), 1
-        if not file.exists():
-            llama_cpp.llama_model_quantize(str(plain).encode(), str(file).encode(), ctypes.byref(settings))
+        file = quantized(folder, kind)
     library, default = llama_cpp.llama_cpp, llama_cpp.llama_model_default_params
 
     def without_tiles():
@@ -149,7 +167,7 @@ def measure(engine: str, folder: Path, count: int, threads: int) -> dict:
 
         ml.plugins.backend_class(engine)
         steps = mithril_steps(folder, engine, threads, *setting)
-    before, start = peak(), time.perf_counter()
+    before, anonymous, start = memory(), memory("RssAnon"), time.perf_counter()
     tokens = [next(steps), next(steps)]
     loaded = time.perf_counter() - start
     times, clock = [], time.process_time if threads == 1 else time.perf_counter
@@ -161,7 +179,8 @@ def measure(engine: str, folder: Path, count: int, threads: int) -> dict:
         "least": min(times),
         "median": statistics.median(times),
         "load": loaded,
-        "memory": (peak() - before) / 2**20,
+        "memory": (memory() - before) / 2**20,
+        "anonymous": (memory("RssAnon") - anonymous) / 2**20,
         "tokens": tokens,
     }
 
@@ -177,7 +196,7 @@ def main() -> None:
     if options.run:
         print(json.dumps(measure(options.run[0], Path(options.run[1]), options.tokens, options.threads)))
         return
-    print(f"{'engine':14} {'ms least':>9} {'median':>8} {'load s':>8} {'MiB':>7}  tokens")
+    print(f"{'engine':14} {'ms least':>9} {'median':>8} {'load s':>8} {'MiB':>7} {'anon':>7}  tokens")
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(options.threads),
@@ -188,6 +207,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
         for engine in filter(None, [*options.peers.split(","), *options.backends.split(",")]):
+            kind = (engine.split(":")[1:] or [""])[0]
+            if kind.startswith("q"):
+                quantized(Path(folder), kind)
             command = [sys.executable, __file__, "--run", engine, folder, "--tokens", str(options.tokens)]
             command += ["--threads", str(options.threads)]
             done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -196,7 +218,8 @@ def main() -> None:
                 continue
             row = json.loads(done.stdout.strip().splitlines()[-1])
             first = first or row["tokens"]
-            numbers = f"{row['least']:9.1f} {row['median']:8.1f} {row['load']:8.2f} {row['memory']:7.0f}"
+            numbers = f"{row['least']:9.1f} {row['median']:8.1f} {row['load']:8.2f}"
+            numbers += f" {row['memory']:7.0f} {row['anonymous']:7.0f}"
             print(f"{engine:14} {numbers}  {'equal' if row['tokens'] == first else 'differ'}", flush=True)
 
 

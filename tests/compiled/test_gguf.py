@@ -39,6 +39,35 @@ def test_static_programs_of_a_file(file, backend):
     assert not embedded.graph.with_role("param")
 
 
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_k", "q6_k", "mxfp4", "iq4_nl"])
+def test_matrices_of_a_file_are_multiplied_as_they_are(kind, backend, tmp_path):
+    """Compare with the decoded weights, and on C count the bytes that the program holds."""
+    pytest.importorskip("mithril_hub")
+    model = ml.Model()
+    model += Linear(96, name="first")
+    model += Linear(64, name="second")
+    source = ml.compile(model, "ggml", shapes={"input": [None, 256]}, inference=True)
+    params = source.randomize_params(0)
+    params["second.weight"] = np.random.default_rng(1).standard_normal((64, 96)).astype(np.float32)
+    path = tmp_path / "model.gguf"
+    source.export(path, params=params, quantize={"first.*": kind, "*": None})
+    weights = ml.open_weights(path)
+    assert str(weights["first.weight"]) == f"<{kind} [96, 256], {weights['first.weight'].codes.nbytes} bytes>"
+    x = np.random.default_rng(2).standard_normal((2, 256)).astype(np.float32)
+    first, second = (np.asarray(weights[f"{n}.weight"], np.float64) for n in ("first", "second"))
+    expected = (x @ first.T + weights["first.bias"]) @ second.T + weights["second.bias"]
+    for static in (True, False):
+        compiled = ml.compile(model, backend, shapes={"input": [2, 256]}, static_inference=static, inference=True)
+        compiled.bind(weights)
+        result = compiled.backend.to_numpy(compiled({"input": x})["output"])
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+        if backend == "c" and static:
+            constants = compiled.programs[-1].executable.layout.constants.values()
+            others = sum(x.nbytes for n, x in weights.items() if n != "first.weight")
+            limit = weights["first.weight"].nbytes * (1.35 if kind == "q6_k" else 1.1)  # whole bytes for six bits
+            assert sum(x.nbytes for x in constants) - others < limit + 256
+
+
 @pytest.mark.parametrize("name", ["numpy", "c"])
 def test_codes_of_a_file_are_recovered(file, name):
     """Multiply 4-bit codes whose numbers equal those of the file: nothing is quantized again."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_export import attention, cached, check, compiled, image, needs, stacked, words
+from test_open_sizes import encoder, images, perceptron
 
 import mithril as ml
 from mithril.base import OptionError
@@ -34,7 +35,7 @@ def exported(build, folder, arch, **options):
 
 # -- microcontrollers ---------------------------------------------------------------------------------------------
 @needs("arm-none-eabi-gcc", "qemu-system-arm", "make")
-@pytest.mark.parametrize("build", [image, attention, cached, words], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("build", [image, attention, cached, words, perceptron, images], ids=lambda f: f.__name__)
 def test_cortex_m7_gives_the_same(build, tmp_path):
     exported(build, tmp_path, "armv7e-m", optimize_size=build is image)
     assert check(tmp_path) <= 1e-6
@@ -62,17 +63,26 @@ const [wasm, arrays] = [readFileSync(process.argv[2]), JSON.parse(readFileSync(p
 const { instance } = await WebAssembly.instantiate(wasm, {});
 const it = instance.exports, memory = it.memory;
 let top = (it.__heap_base.value + 63) & ~63;
-const reserve = (n) => { const at = top; top = (top + n + 63) & ~63; return at; };
-const self = reserve(it.model_instance_size()), arena = reserve(it.model_arena_size());
-const inputs = arrays.inputs.map((values) => {
-  const at = reserve(4 * values.length);
-  new Float32Array(memory.buffer, at, values.length).set(values);
+const reserve = (n) => {
+  const at = top;
+  top = (top + n + 63) & ~63;
+  if (top > memory.buffer.byteLength) memory.grow(Math.ceil((top - memory.buffer.byteLength) / 65536));
   return at;
+};
+const write = (Kind, values) => {
+  const at = reserve(4 * values.length);
+  new Kind(memory.buffer, at, values.length).set(values);
+  return at;
+};
+const self = reserve(it.model_instance_size());
+const runs = arrays.map((run) => {  // functions of static shapes ignore the last arguments
+  const sizes = write(Int32Array, run.sizes), bytes = it.model_arena_size(sizes), arena = reserve(bytes);
+  const inputs = run.inputs.map((values) => write(Float32Array, values)), result = reserve(4 * run.size);
+  const codes = [it.model_init(self, arena, bytes), it.model_set_weights(self, it.model_weights.value),
+                 it.model_run(self, ...inputs, result, sizes), it.model_run(self, ...inputs, result + 1, sizes)];
+  return [codes, [...new Float32Array(memory.buffer, result, run.size)]];
 });
-const result = reserve(4 * arrays.size);
-const codes = [it.model_init(self, arena), it.model_set_weights(self, it.model_weights.value),
-               it.model_run(self, ...inputs, result), it.model_run(self, inputs[0], result + 1)];
-console.log(JSON.stringify([codes, [...new Float32Array(memory.buffer, result, arrays.size)]]));
+console.log(JSON.stringify(runs));
 """
 
 LIBRARY = """
@@ -94,7 +104,7 @@ int strcmp(const char *a, const char *b) {
 
 @needs_zig
 @pytest.mark.skipif(node() is None, reason="not installed: node")
-@pytest.mark.parametrize("build", [image, attention], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("build", [image, attention, perceptron, encoder], ids=lambda f: f.__name__)
 def test_webassembly_gives_the_same_in_node(build, tmp_path):
     contents = exported(build, tmp_path, "wasm32").contents
     names = ["instance_size", "arena_size", "init", "set_weights", "run", "weights"]
@@ -103,14 +113,21 @@ def test_webassembly_gives_the_same_in_node(build, tmp_path):
     (tmp_path / "library.c").write_text(LIBRARY)
     sources = [str(tmp_path / f) for f in ("model.c", "model_weights.c", "library.c")]
     toolchains.run([*ZIG, *flags, *exports, *sources, "-o", str(tmp_path / "model.wasm")])
-    (expected,) = contents.results.values()
-    arrays = {"inputs": [x.ravel().tolist() for x in contents.inputs.values()], "size": expected.size}
+    assert len(contents.cases) == (1 if contents.open is None else 3)
+    names = [] if contents.open is None else [*contents.open.names]
+    arrays = []
+    for case in contents.cases:
+        (expected,) = case.results.values()
+        inputs = [x.ravel().tolist() for x in case.inputs.values()]
+        arrays.append({"inputs": inputs, "size": expected.size, "sizes": [case.sizes[n] for n in names]})
     (tmp_path / "arrays.json").write_text(json.dumps(arrays))
     (tmp_path / "host.mjs").write_text(HOST)
     command = [node(), str(tmp_path / "host.mjs"), str(tmp_path / "model.wasm"), str(tmp_path / "arrays.json")]
-    codes, result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert codes == [0, 0, 0, -3]
-    np.testing.assert_allclose(np.reshape(result, expected.shape), expected, rtol=1e-5, atol=1e-6)
+    runs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    for case, (codes, result) in zip(contents.cases, runs, strict=True):
+        (expected,) = case.results.values()
+        assert codes == [0, 0, 0, -3]
+        np.testing.assert_allclose(np.reshape(result, expected.shape), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.soak  # zig compiles the C library of WASI at its first use

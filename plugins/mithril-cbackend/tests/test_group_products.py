@@ -1,4 +1,4 @@
-"""Products with 4-bit codes in groups: every set of instructions, layout and number of rows, machine code and C."""
+"""Products with codes in groups: every set of instructions, layout and number of rows, machine code and C."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from mithril.base import Dim
 from mithril.ir import Builder, Graph, decompose, evaluate
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products
-from mithril_cbackend.lowering.words.group_panels import panels_of, unpacked
+from mithril_cbackend.lowering.words.group_operation import block_matrix
+from mithril_cbackend.lowering.words.group_panels import panels_of, panels_of_blocks, unpacked
 from mithril_cbackend.program import compile_graph
+from mithril_tools.gguf.formats import FORMATS
 
 RNG = np.random.default_rng(0)
 UNEVEN = np.sort(RNG.uniform(-1, 1, 16)).astype(np.float32)
@@ -36,7 +38,54 @@ CASES = {
 }
 
 
+# format of a file, rows, signed bytes on the left; with offsets, nested scales, codes of 4 and 8 bits
+FORMATS_READ = {
+    "q4_0": (1, False),
+    "q4_1": (3, True),
+    "q5_1": (9, False),
+    "q8_0": (1, True),
+    "mxfp4": (2, True),
+    "q2_k": (1, True),
+    "q4_k": (1, False),
+    "q5_k": (11, True),
+    "q6_k": (10, False),
+    "iq4_xs": (2, False),
+}
+
+
+def blocks_of(name: str, rows: int, terms: int) -> Any:
+    """Return random rows of blocks whose factors are finite."""
+    kind = FORMATS[name]
+    data = RNG.integers(0, 256, (rows, kind.row(terms)), np.uint8)
+    blocks = kind.blocks(data)
+    factors = np.float16(RNG.uniform(0.001, 0.01, (*blocks.shape[:2], 2))).view(np.uint8)
+    places = {"q2_k": (80, 82), "q6_k": (208,), "q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2)}
+    for k, place in enumerate(places.get(name, (0,))):
+        blocks[..., place : place + 2] = factors[..., 2 * k : 2 * k + 2]
+    if name == "mxfp4":
+        blocks[..., 0] = RNG.integers(120, 126, blocks.shape[:2])
+    return data
+
+
+def graph_of_file(name: str) -> Graph:
+    """Multiply by 70 rows of a file in another order, and look some of them up."""
+    m, is_bytes = FORMATS_READ[name]
+    with Builder() as b:
+        x: Any = b.input("x", (m, 512), "float32")
+        if is_bytes:
+            s = ops.max(ops.abs(x), axis=-1) * (1 / 127)
+            x = ops.dequantize(ops.quantize(x, s, dtype="int8", axis=0), s, axis=0)
+        codes = b.constant(blocks_of(name, 70, 512), name="codes")
+        order = [b.constant(RNG.permutation(70), name="order")] if m > 1 else []
+        w = block_matrix(codes, *order, format=name)
+        y = ops.matmul(x, ops.transpose(w, perm=(1, 0)))
+        rows = ops.take(w, b.constant(np.array([3, 69, -70]), name="i"), axis=0)
+    return b.build({"y": y, "rows": rows})
+
+
 def graph_of(case: str) -> Graph:
+    if case in FORMATS_READ:
+        return graph_of_file(case)
     m, k, n, group, offset, half, is_bytes, table = CASES[case]
     kind = np.float16 if half else np.float32
     with Builder() as b:
@@ -55,11 +104,15 @@ def graph_of(case: str) -> Graph:
 
 def check(case: str, machine: Any) -> tuple[Any, Any, Any]:
     graph = graph_of(case)
-    inputs = {"x": RNG.standard_normal(CASES[case][:2]).astype(np.float32)}
-    reference = evaluate(graph, inputs)["y"]
+    inputs = {"x": RNG.standard_normal(graph.input("x").type.shape).astype(np.float32)}
+    results = evaluate(graph, inputs)
+    reference = results["y"]
     executable = compile_graph.compiled(integer_products.fused(decomposed(graph), machine), machine, CompileTarget())
     assert "groups_" in executable.source
-    np.testing.assert_allclose(executable({}, inputs)["y"], reference, rtol=1e-5, atol=1e-5 * np.abs(reference).max())
+    computed = executable({}, inputs)
+    np.testing.assert_allclose(computed["y"], reference, rtol=1e-5, atol=1e-5 * np.abs(reference).max())
+    if "rows" in results:
+        np.testing.assert_allclose(computed["rows"], results["rows"], rtol=1e-6, atol=1e-6)  # one fused rounding
     return executable, inputs, reference
 
 
@@ -72,7 +125,7 @@ def decomposed(graph: Graph) -> Graph:
 def test_products_agree_on_every_set_of_instructions(name: str) -> None:
     if not runs(MACHINES[name]):
         pytest.skip(f"this machine cannot run code for {MACHINES[name].cpu}")
-    for case in CASES:
+    for case in (*CASES, *FORMATS_READ):
         check(case, MACHINES[name])
 
 
@@ -82,7 +135,7 @@ def test_printed_c_agrees(name: str, tmp_path: Path) -> None:
     machine = MACHINES[name]
     if not runs(machine):
         pytest.skip(f"this machine cannot run code for {machine.cpu}")
-    cases = [check(case, machine) for case in CASES]
+    cases = [check(case, machine) for case in (*CASES, *FORMATS_READ)]
     library = in_c.library(tmp_path / "groups.so", [e.program for e, _, _ in cases], machine.lanes())
     for k, (executable, inputs, reference) in enumerate(cases):
         result = in_c.call(executable, getattr(library, f"entry_{k}"), inputs)["y"]
@@ -98,6 +151,17 @@ def test_panels_hold_the_numbers() -> None:
             assert panels.is_half == (kind is np.float16)
             reference = ops.dequantize_groups(codes, UNEVEN, scale.astype(kind), offset)
             np.testing.assert_array_equal(unpacked(panels, UNEVEN), reference)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS_READ))
+def test_panels_of_files_hold_the_numbers(name: str) -> None:
+    """Pack without rounding, and with as few bytes as the codes have, whole bytes for those of five and six bits."""
+    kind, data, order = FORMATS[name], blocks_of(name, 70, 512), RNG.permutation(70)
+    table = np.zeros(16, np.float32) if kind.table is None else kind.table
+    panels = panels_of_blocks(kind, data, order, 1.0)
+    np.testing.assert_array_equal(unpacked(panels, table), kind.decoded(data[order]))
+    bits = {"q5_1": 9, "q5_k": 8.65, "q6_k": 8.6, "q2_k": 5.2, "q4_k": 4.65, "iq4_xs": 4.35, "mxfp4": 4.5}
+    assert 8 * len(panels.data) / (96 * 512) <= bits.get(name, 8 * kind.bytes / kind.block)
 
 
 def test_tables_of_codes_are_read_by_row() -> None:

@@ -43,6 +43,7 @@ HOMES = {
     "codegen.shared.reductions": ("single",),
     "codegen.slice_syntax": ("sliced",),
     "codegen.source": ("Source", "template_texts"),
+    "encoded_weights": ("EncodedWeight",),
     "forking": ("watch",),
     "host_calls": ("check_results", "host_function"),
     "lazy_graph": ("LazyGraph",),

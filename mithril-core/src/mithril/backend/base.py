@@ -13,6 +13,7 @@ from mithril.backend import memory_plan
 from mithril.backend.build_options import BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
+from mithril.backend.encoded_weights import EncodedWeight
 from mithril.backend.forking import require_unforked
 from mithril.backend.lazy_graph import LazyGraph
 from mithril.base import (
@@ -25,7 +26,7 @@ from mithril.base import (
     dtype as as_dtype,
     unknown,
 )
-from mithril.ir import Graph, Node, decompose, iterate
+from mithril.ir import Graph, Node, Op, decompose, iterate
 from mithril.ops import scan_op
 
 if TYPE_CHECKING:
@@ -232,6 +233,10 @@ class Backend(metaclass=CheckedType):
     def weight_bytes(self, executable: Any) -> Mapping[str, int]:
         """Return the bytes in memory of weights that a program holds in a form of its own, by name of the input."""
         return {}
+
+    def reading_codes(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
+        """Return an operation of codes (and of an order) that yields the weight, or None: it reads float32."""
+        return None
 
     def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:
         """Return NumPy's arrays of a program's constants, or None: it holds ``embedded_copies`` of them."""

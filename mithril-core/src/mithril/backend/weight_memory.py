@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril.backend.encoded_weights import EncodedWeight
 from mithril.backend.memory_plan import format_bytes
 from mithril.system import ArrayCache
 
@@ -41,6 +42,7 @@ def held_weights(arrays: Iterable[Any]) -> HeldWeights:
     seen: set[int] = set()
     while pending:
         x = pending.pop()
+        x = x.codes if isinstance(x, EncodedWeight) else x
         if id(x) in seen:
             continue
         seen.add(id(x))

@@ -8,10 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DTypeError, ModelError, ShapeError, TensorType, bind, is_static, unknown
+from mithril.backend import Backend, EncodedWeight, to_numpy
+from mithril.base import (
+    DTypeError,
+    ModelError,
+    ShapeError,
+    TensorType,
+    bind,
+    dtype as as_dtype,
+    float32,
+    is_static,
+    unknown,
+)
 from mithril.compiler.frontend import TraceRequest
 from mithril.compiler.initializers import Array, Index, initialize
-from mithril.ir import Builder, Graph, Input, substitute_sizes
+from mithril.ir import Builder, Graph, Input, Node, Value, substitute_sizes
 
 
 class GraphInput:
@@ -91,20 +102,45 @@ def with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:
     return builder.build(graph.carrying(results))
 
 
-def with_fixed_parameters(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
-    """Return the graph with parameters and state replaced by constants: copies, except of arrays that cannot change."""
+def with_fixed_parameters(graph: Graph, arrays: Mapping[str, Any], backend: Backend) -> Graph:
+    """Return the graph with parameters and state replaced by constants: copies, except of arrays that cannot change.
 
-    def constant(i: Input) -> Input:
+    Codes of weights, which the backend reads, are constants as well.
+    """
+    inputs: list[Input] = []
+    readers: list[Node] = []
+    for i in graph.inputs:
         if i.role not in ("param", "state") or i.name not in arrays:
-            return i
-        array, dtype = arrays[i.name], i.type.dtype.numpy
-        if _is_fixed(array) and array.dtype == dtype and array.flags.c_contiguous:
-            return Input(i.value, "constant", array, i.tags)  # programs for several sizes share it
-        data = np.array(array, dtype, order="C")
-        data.setflags(write=False)
-        return Input(i.value, "constant", data, i.tags)
+            inputs.append(i)
+        elif isinstance(arrays[i.name], EncodedWeight) and i.type.dtype is float32:
+            codes, reader = _encoded(i, arrays[i.name], backend)
+            inputs += codes
+            readers.append(reader)
+        else:
+            inputs.append(_constant(i, to_numpy(arrays[i.name])))
+    return graph.replaced(inputs=tuple(inputs), nodes=(*readers, *graph.nodes))
 
-    return graph.replaced(inputs=tuple(map(constant, graph.inputs)))
+
+def _encoded(i: Input, weight: EncodedWeight, backend: Backend) -> tuple[list[Input], Node]:
+    """Return the codes of a weight as constants, and the node whose result takes the place of the input."""
+    operation = backend.reading_codes(weight)
+    assert operation is not None
+    op, attributes = operation
+    arrays = {"codes": weight.codes} if weight.order is None else {"codes": weight.codes, "order": weight.order}
+    constants = []
+    for part, array in arrays.items():
+        value = Value(f"{i.name}.{part}", TensorType(as_dtype(array.dtype.name), array.shape))
+        constants.append(_constant(Input(value, "param"), array))
+    return constants, Node(op, tuple(c.value for c in constants), attributes, (i.value,))
+
+
+def _constant(i: Input, array: Array) -> Input:
+    dtype = i.type.dtype.numpy
+    if _is_fixed(array) and array.dtype == dtype and array.flags.c_contiguous:
+        return Input(i.value, "constant", array, i.tags)  # programs for several sizes share it
+    data = np.array(array, dtype, order="C")
+    data.setflags(write=False)
+    return Input(i.value, "constant", data, i.tags)
 
 
 def _is_fixed(array: Any) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.backend import BuildOptions, ExactSizesRequired, LazyGraph, template_texts
+from mithril.backend import BuildOptions, EncodedWeight, ExactSizesRequired, LazyGraph, template_texts
 from mithril.base import (
     Decision,
     MithrilError,
@@ -159,7 +159,9 @@ class ProgramCache:
             stored = self.store.get(key, ARRAYS)
             if stored is not None:
                 self.backend.adopt(program.executable, stored[ARRAYS])
-                ArrayCache.forget(program.request.constants.values())
+                ArrayCache.forget(
+                    x.codes if isinstance(x, EncodedWeight) else x for x in program.request.constants.values()
+                )
 
     def _graphs(self, program: Program) -> dict[str, Graph]:
         """Return the graphs to save; of those with embedded weights only the one that restores an executable."""

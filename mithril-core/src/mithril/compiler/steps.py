@@ -296,7 +296,7 @@ class Compiler:
         self._typed = False
         traced = self.trace(dict(request.types), training=request.kind.training)
         if request.binding:
-            traced = with_fixed_parameters(traced, request.constants)
+            traced = with_fixed_parameters(traced, request.constants, self.backend)
         self._typed = True
         if request.kind.of:
             check_trainable(self.settings["trainable"], traced)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.backend import Backend, to_numpy
+from mithril.backend import Backend, EncodedWeight, to_numpy
 from mithril.base import Decisions, DType, InputError, MithrilError, ModelError, ShapeError, TensorType
 from mithril.ir import Graph, Input
 from mithril.runtime import weight_files
@@ -60,6 +60,7 @@ class Parameters:
         self.decisions = decisions
         self.seed: int = options["seed"]
         self.static = options["static_inference"]
+        self.reads_codes = self.static and not options["backend_map"]
         self.folder: str | None = options["cache_dir"]
         self.bound: Bound | None = None
         self.passed: Arrays = UNKNOWN  # those of `bound`, which repeated calls read at once
@@ -240,6 +241,8 @@ class Parameters:
                 name: self._convert(name, x, expected[name].dtype) if self.rounds(expected[name].dtype) else x
                 for name, x in params.items()
             }
+        if not self.static:
+            values = {n: self.backend.array(x) if isinstance(x, EncodedWeight) else x for n, x in values.items()}
         if state is not None:
             self.state = dict(state)
         self.bound = bound = self._baked(values, params) if self.static else Bound(values, values)
@@ -252,7 +255,11 @@ class Parameters:
         statistics = self.statistics  # other states change from call to call
         state = {n: x for n, x in self.initial_state().items() if n in statistics} if statistics else {}
         number = 1 if self.bound is None else self.bound.number + 1
-        return Bound(values, {}, number, {n: to_numpy(x) for n, x in (*params.items(), *state.items())})
+        return Bound(values, {}, number, {n: self._constant(x) for n, x in (*params.items(), *state.items())})
+
+    def _constant(self, x: Any) -> Any:
+        is_read = self.reads_codes and isinstance(x, EncodedWeight) and self.backend.reading_codes(x) is not None
+        return x if is_read else to_numpy(x)
 
     def _check_shapes(self, params: Arrays) -> None:
         for name, t in self.types.items():

@@ -10,9 +10,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.backend import Backend, BuildOptions, Capabilities, LazyGraph, PluginLowering, as_numpy
+from mithril.backend import (
+    Backend,
+    BuildOptions,
+    Capabilities,
+    EncodedWeight,
+    LazyGraph,
+    PluginLowering,
+    as_numpy,
+)
 from mithril.base import ALL, DType, OptionError, UnsupportedError, dtype as as_dtype
-from mithril.ir import Graph, Node
+from mithril.ir import Graph, Node, Op
 from mithril_cbackend.cpu_info import fingerprint, processors
 from mithril_cbackend.schedule.schedules import Schedules
 
@@ -103,6 +111,15 @@ class CBackend(Backend):
 
     def adopt(self, executable: Any, constants: Any) -> None:
         executable.adopt(constants)
+
+    def reading_codes(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
+        """Return the operation that reads a matrix in blocks of a file."""
+        from mithril_cbackend.lowering.words.group_operation import block_matrix
+        from mithril_tools.gguf.matrix import BlockMatrix
+
+        if not isinstance(weight, BlockMatrix) or weight.ndim != 2:
+            return None
+        return block_matrix, {"format": weight.format.name, "transposed": weight.transposed}
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:

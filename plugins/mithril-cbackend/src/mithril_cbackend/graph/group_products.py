@@ -1,8 +1,9 @@
-"""Products with constant 4-bit codes in groups: panels of codes and scales that one kernel reads once.
+"""Products with constant codes in groups: panels of codes and scales that one kernel reads once.
 
 ``matmul(x, transpose(dequantize_groups(codes, ...)))`` becomes ``c.group_product``, of float32 rows, or of signed bytes
-if the left operand is dequantized from them and the table has integers. Rows of a table of codes are rows before they
-are dequantized. Codes are never converted to a matrix of floats.
+if the left operand is dequantized from them and the numbers are integers. Rows of a table of codes are rows before they
+are dequantized. Matrices of files (``c.block_matrix``) are read in the same way, and their rows from panels. Codes are
+never converted to a matrix of floats.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from mithril.base import float32, int8
 from mithril.ir import Editor, Node, Value
 from mithril.system import ArrayCache
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
-from mithril_cbackend.lowering.words.group_operation import group_product
-from mithril_cbackend.lowering.words.group_panels import Panels, panels_of
+from mithril_cbackend.lowering.words.group_operation import block_matrix, group_product, group_rows
+from mithril_cbackend.lowering.words.group_panels import Panels, panels_of, panels_of_blocks
+from mithril_tools.gguf.formats import FORMATS, Format
 
 Array = np.ndarray[Any, Any]
 PANELS = ArrayCache()  # of codes: programs for other sizes share them
+SOURCES = (ops.dequantize_groups, block_matrix)
 UNITS = (1.0, 0.5)  # that tables of integers are multiples of
 
 
@@ -38,9 +41,38 @@ class Groups:
     def group(self) -> int:
         return int(self.codes.shape[-1] * 2 // self.scale.shape[-1])
 
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Return the arrays besides the codes that panels depend on."""
+        return id(self.scale), id(self.offset)
+
     def packed(self, unit: float) -> Panels:
         """Return panels for a table that is divided by ``unit``."""
         return panels_of(self.codes, self.scale.astype(np.float32) * np.float32(unit), self.offset)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Constant operands of ``c.block_matrix``."""
+
+    format: Format
+    codes: Array
+    order: Array | None
+
+    @property
+    def table(self) -> Array | None:
+        return self.format.table
+
+    @property
+    def group(self) -> int:
+        return self.format.group
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        return (id(self.order),)
+
+    def packed(self, unit: float) -> Panels:
+        return panels_of_blocks(self.format, self.codes, self.order, unit)
 
 
 class GroupProducts:
@@ -62,23 +94,15 @@ class GroupProducts:
         left = self.editor.producer(x)
         factor, unit = None, None
         if left is not None and left.op is ops.dequantize and self.is_symmetric(left):
-            unit = next((u for u in UNITS if is_integral(groups.table / u)), None)
+            unit = next((u for u in UNITS if groups.table is None or is_integral(groups.table / u)), None)
             if unit is not None:
                 x, factor = operand(left), operand(left, 1)
         with self.editor.before(node) as b:
             rows = x if unit is not None else ops.cast(x, dtype="float32") if x.dtype is not float32 else x
             value, panels = self.packed(b, source, groups, unit or 1.0)
-            numbers = groups.table / (unit or 1.0)
+            numbers = (np.zeros(16) if groups.table is None else groups.table) / (unit or 1.0)
             table = (numbers + 128).astype(np.uint8) if unit is not None else numbers.astype(np.float32)
-            result = group_product(
-                rows,
-                value,
-                b.constant(table, name="table"),
-                columns=panels.columns,
-                group=panels.group,
-                has_offsets=panels.has_offsets,
-                is_half=panels.is_half,
-            )
+            result = group_product(rows, value, b.constant(table, name="table"), **panels.attributes)
             if factor is not None:
                 result = result * (ops.reshape(factor, shape=(*factor.shape, 1)) if factor.ndim else factor)
             if node.result.dtype is not float32:
@@ -90,12 +114,29 @@ class GroupProducts:
     def rows(self, node: Node) -> None:
         """Take rows of codes and scales instead of rows of numbers."""
         source = self.editor.producer(operand(node))
-        if source is None or source.op is not ops.dequantize_groups or node.attributes["axis"] != 0:
+        if source is None or source.op not in SOURCES or node.attributes["axis"] != 0:
+            return
+        if source.op is block_matrix:
+            if not source.attributes["transposed"]:
+                self.rows_of_panels(node, source)
             return
         codes, table, *numbers = source.operands
         with self.editor.before(node):
             rows = [None if v is None else ops.take(v, operand(node, 1), axis=0) for v in (codes, *numbers)]
             result = ops.dequantize_groups(rows[0], table, *rows[1:])
+        self.editor.replace_value(node.result, result)
+        self.editor.erase_dead(node)
+
+    def rows_of_panels(self, node: Node, source: Node) -> None:
+        """Read rows from the panels that products read as well."""
+        groups = self.groups(source)
+        if groups is None:
+            return
+        with self.editor.before(node) as b:
+            value, panels = self.packed(b, source, groups, 1.0)
+            table = np.zeros(16, np.float32) if groups.table is None else groups.table
+            positions, numbers = operand(node, 1), b.constant(table, name="table")
+            result = group_rows(positions, value, numbers, terms=shape_of(source.result)[1], **panels.attributes)
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
 
@@ -108,11 +149,18 @@ class GroupProducts:
                 return None
             is_transposed ^= producer.op is ops.transpose
             producer = self.editor.producer(operand(producer))
-        is_matrix = producer is not None and producer.op is ops.dequantize_groups and producer.result.ndim == 2
+        if producer is not None and producer.op is block_matrix:
+            is_transposed ^= producer.attributes["transposed"]
+        is_matrix = producer is not None and producer.op in SOURCES and producer.result.ndim == 2
         return producer if is_matrix and is_transposed else None
 
-    def groups(self, node: Node) -> Groups | None:
+    def groups(self, node: Node) -> Groups | Blocks | None:
         """Return the constants of codes that panels can hold, or None."""
+        if node.op is block_matrix:
+            order = node.operands[1] if len(node.operands) > 1 else None
+            codes = self.data(node.operands[0])
+            assert codes is not None
+            return Blocks(FORMATS[node.attributes["format"]], codes, None if order is None else self.data(order))
         elements = [None if v is None else self.data(v) for v in (*node.operands, None)[:4]]
         if any(e is None for v, e in zip(node.operands, elements, strict=False) if v is not None):
             return None
@@ -131,11 +179,11 @@ class GroupProducts:
             return False
         return not scale.ndim or (node.attributes["axis"] == 0 and codes.ndim == 2)
 
-    def packed(self, b: Any, source: Node, groups: Groups, unit: float) -> tuple[Value, Panels]:
+    def packed(self, b: Any, source: Node, groups: Groups | Blocks, unit: float) -> tuple[Value, Panels]:
         """Return the panels of codes, the same for all their readers."""
         key = (source.result, unit)
         if key not in self.panels:
-            panels = PANELS.get(groups.codes, (unit, id(groups.scale), id(groups.offset)), lambda: groups.packed(unit))
+            panels = PANELS.get(groups.codes, (unit, *groups.key), lambda: groups.packed(unit))
             self.panels[key] = b.constant(panels.data, name="panels"), panels
         return self.panels[key]
 

@@ -21,8 +21,9 @@ from mithril_cbackend.graph.group_products import GroupProducts
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.words.byte_operations import quantize_bytes
+from mithril_cbackend.lowering.words.group_operation import block_matrix
 
-PAIRS = (ops.quantize, ops.dequantize, ops.dequantize_groups)
+PAIRS = (ops.quantize, ops.dequantize, ops.dequantize_groups, block_matrix)
 MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
 TINY = 1e-30  # scales between it and its reciprocal have reciprocals
 OFFSET = 128  # from signed to unsigned codes
@@ -83,7 +84,7 @@ class IntegerProducts:
             elif node.op is ops.conv and len(node.result.shape) == 4:
                 self.convolution(node)
         for node in self.editor.nodes():
-            if node.op is ops.dequantize:
+            if node.op in (ops.dequantize, block_matrix):
                 self.fold(node)
             elif node.op is ops.quantize:
                 self.rounding(node)

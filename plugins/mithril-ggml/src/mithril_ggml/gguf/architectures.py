@@ -18,10 +18,12 @@ from mithril.compiler import compile, make_backend, resolve_options
 from mithril.runtime import CompiledModel
 from mithril.system import files
 from mithril_ggml.backend import GGMLBackend
-from mithril_ggml.gguf.reader import MAX_NAME, PLAIN, GGUFFile, StoredTensor
 from mithril_ggml.library.quant_types import by_code, compatible_type
 from mithril_ggml.weights.packed_weights import PackedArray, pack, unpack
 from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
+from mithril_tools.gguf.formats import BY_CODE
+from mithril_tools.gguf.matrix import BlockMatrix
+from mithril_tools.gguf.reader import MAX_NAME, PLAIN, GGUFFile, StoredTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -61,6 +63,14 @@ class FileTensor:
         rows = int(np.prod(t.shape[:-1]))
         return unpack(t.data, by_code()[t.code], (rows, t.shape[-1])).reshape(t.shape)
 
+    def blocks(self, order: Array | None) -> BlockMatrix | None:
+        """Return the matrix as it is in the file, with its rows in this order, for other backends than GGML."""
+        t = self.stored
+        kind = BY_CODE.get(t.code)
+        if kind is None or len(t.shape) != 2:
+            return None
+        return BlockMatrix(t.data.reshape(t.shape[0], -1), kind, t.shape, order)
+
     def packed(self, order: Array | None) -> PackedArray:
         """Return the matrix as it is in the file, with its rows in this order."""
         kind, (rows, width) = by_code()[self.stored.code], self.shape
@@ -86,20 +96,25 @@ def load_architecture(
         raise error.with_facts(f"in '{file.path}'") from None
     runner: Backend = GGMLBackend() if backend is None else make_backend(backend, resolve_options(dict(options)))
     parts = {p: (tensors[name].part(index), order, offset) for p, (name, order, offset, index) in sources.items()}
-    matrices: dict[str, PackedArray | Array] = {}
+    matrices: dict[str, PackedArray | BlockMatrix | Array] = {}
     if isinstance(runner, GGMLBackend):
         for parameter, (tensor, order, offset) in parts.items():
             if len(tensor.shape) == 2 and tensor.stored.code != 0 and not offset:
                 matrices[parameter] = tensor.packed(order)
         kinds = {p: matrix.kind for p, matrix in matrices.items() if isinstance(matrix, PackedArray)}
         runner.recipe = QuantizationRecipe(None, exact=kinds)
+    elif options.get("static_inference"):
+        for parameter, (tensor, order, offset) in parts.items():
+            blocks = tensor.blocks(order)
+            if blocks is not None and not offset and runner.reading_codes(blocks) is not None:
+                matrices[parameter] = blocks
     compiled = compile(model, runner, inference=True, **options)
     for parameter, (tensor, order, offset) in parts.items():
         if parameter not in matrices:
             array = tensor.floats()
             array = array if order is None else array[order]
             matrices[parameter] = array + np.float32(offset) if offset else array
-    return compiled.bind({p: x if isinstance(x, PackedArray) else runner.array(x) for p, x in matrices.items()})
+    return compiled.bind({p: runner.array(x) if isinstance(x, np.ndarray) else x for p, x in matrices.items()})
 
 
 def export_architecture(

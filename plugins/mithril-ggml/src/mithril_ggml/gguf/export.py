@@ -19,11 +19,11 @@ from mithril.runtime import InputSpec, ProgramKey, ProgramKind
 from mithril.system import files
 from mithril_ggml import lowering
 from mithril_ggml.gguf.architectures import export_architecture
-from mithril_ggml.gguf.reader import MAX_NAME
 from mithril_ggml.library.quant_types import stored
 from mithril_ggml.weights.packed_weights import PackedArray, Store
 from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 from mithril_ggml.weights.weight_packing import Packing
+from mithril_tools.gguf.reader import MAX_NAME
 
 InputTypes = tuple[tuple[str, TensorType], ...]
 FORMAT = 1

@@ -17,10 +17,12 @@ from mithril.runtime import CompiledModel, InputSpec, Interface, Program, Progra
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.gguf.architectures import load_architecture
 from mithril_ggml.gguf.export import ARCHITECTURE, FORMAT
-from mithril_ggml.gguf.reader import PLAIN, GGUFFile, StoredTensor, read_gguf
 from mithril_ggml.library.quant_types import by_code, stored
 from mithril_ggml.weights.packed_weights import PackedArray
 from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
+from mithril_tools.gguf.formats import FORMATS
+from mithril_tools.gguf.matrix import BlockMatrix
+from mithril_tools.gguf.reader import PLAIN, GGUFFile, StoredTensor, read_gguf
 
 MAX_TEXT = 1 << 28  # characters of a graph
 
@@ -37,12 +39,12 @@ def load_gguf(
 
     Without ``backend`` it runs on GGML with the weights as they are in the file (``mapped``: read from the disk as they
     are needed; the file must then not be changed; otherwise a copy of it is read). On other backends they are unpacked,
-    and compiled with ``options``. With ``static_inference=True``, ``quantization={"weights": "int4", "group": 32}``
-    returns to the codes of q4_0. A
-    file that is damaged, or made to do harm, is an ``InputError``. Files of llama.cpp load if a plugin (mithril-hub)
-    provides their family; ``context`` is the number of positions in their cache, for ``ml.generate``.
+    and compiled with ``options``. With ``static_inference=True``, backend 'c' multiplies the codes of the file by rows
+    of float32, or with ``quantization={"weights": "stored", "activations": "dynamic"}`` by rows of bytes. A file that
+    is damaged, or made to do harm, is an ``InputError``. Files of llama.cpp load if a plugin (mithril-hub) provides
+    their family; ``context`` is the number of positions in their cache, for ``ml.generate``.
     """
-    file = read_gguf(path, mapped=mapped)
+    file = read_gguf(path, mapped=mapped, types=by_code())
     if file.metadata.get("general.architecture", ARCHITECTURE) != ARCHITECTURE:
         return load_architecture(file, backend, context, options)
     graph = _graph(file)
@@ -56,10 +58,20 @@ def load_gguf(
     else:
         compiled = compile(graph, runner, **{"inference": True, **options})
     roles = {i.name: i.role for i in graph.arguments}
-    arrays = {name: runner.array(x if runner.is_array(x) else np.asarray(x)) for name, x in values.items()}
+    arrays = {name: _array(runner, x, options) for name, x in values.items()}
     params = {name: x for name, x in arrays.items() if roles[name] == "param"}
     state = {name: x for name, x in arrays.items() if roles[name] == "state"}
     return compiled.bind(params, state or None)
+
+
+def _array(runner: Backend, x: Any, options: Mapping[str, Any]) -> Any:
+    """Return an array of a backend; codes that it reads stay in the file."""
+    if isinstance(x, PackedArray) and not isinstance(runner, GGMLBackend) and options.get("static_inference"):
+        kind = FORMATS.get(x.kind.name)
+        blocks = None if kind is None else BlockMatrix(x.data, kind, x.shape, None, x.transposed)
+        if blocks is not None and runner.reading_codes(blocks) is not None:
+            return blocks
+    return runner.array(x if runner.is_array(x) else np.asarray(x))
 
 
 def _as_in_the_file(

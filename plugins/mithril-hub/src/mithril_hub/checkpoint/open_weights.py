@@ -16,6 +16,8 @@ import numpy as np
 from mithril.backend import checked
 from mithril.base import InputError
 from mithril_hub.checkpoint.safetensors_file import read_safetensors
+from mithril_tools.gguf.matrix import array_of
+from mithril_tools.gguf.reader import read_gguf
 
 Array = np.ndarray[Any, Any]
 LOCAL_HEADER = 30  # bytes of a zip member before its name
@@ -26,22 +28,26 @@ UNREADABLE = (  # of the zip file (NotImplementedError: an unknown compression, 
 
 
 @checked()
-def open_weights(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Return the arrays of a safetensors or npz file by name, as views whose pages are loaded when they are used.
+def open_weights(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the arrays of a safetensors, npz or GGUF file by name, as views whose pages are loaded when they are used.
 
     Arrays that are compressed, or not aligned to their elements, are read. All arrays are read-only: bound to a model
-    with ``static_inference=True``, they are not copied, and packed weights are the only ones in memory.
+    with ``static_inference=True``, they are not copied, and packed weights are the only ones in memory. Quantized
+    tensors of GGUF files are decoded by ``numpy.asarray``; backend 'c' multiplies their codes with
+    ``static_inference=True``, without decoding or rounding them.
     """
     file = Path(path)
     if file.suffix == ".safetensors":
         arrays = {name: stored.array() for name, stored in read_safetensors(file).items()}
     elif file.suffix == ".npz":
         arrays = _npz(file)
+    elif file.suffix == ".gguf":
+        return {name: array_of(tensor) for name, tensor in read_gguf(file).tensors.items()}
     else:
         raise InputError(
             f"open_weights cannot read '{file}'",
-            facts=["it reads .safetensors and .npz"],
-            hint="ml.load('model.gguf') maps GGUF files, ml.from_pretrained(folder) checkpoints",
+            facts=["it reads .safetensors, .npz and .gguf"],
+            hint="ml.from_pretrained(folder) reads checkpoints",
         )
     for array in arrays.values():
         array.setflags(write=False)

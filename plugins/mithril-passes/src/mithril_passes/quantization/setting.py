@@ -13,7 +13,8 @@ from mithril_passes.quantization.ranges import Ranges
 
 ACTIVATIONS = ("uint8", "int8", "dynamic")
 GROUP_ACTIVATIONS = ("float32", "bfloat16", "dynamic")  # with 4-bit weights
-WEIGHTS = ("int8", *CODEBOOKS)
+STORED = "stored"  # weights that are codes of a file stay so, others stay float32
+WEIGHTS = ("int8", *CODEBOOKS, STORED)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Setting:
         if ranges is not None and not isinstance(ranges, Ranges):
             ranges = Ranges.load(ranges)
         weights = values.get("weights", "int8")
-        by_group = weights in CODEBOOKS
+        by_group = weights in CODEBOOKS or weights == STORED
         default = GROUP_ACTIVATIONS[0] if by_group else "uint8" if ranges is not None else "dynamic"
         activations, group = str(values.get("activations", default)), values.get("group", GROUPS[0])
         for key, value, accepted in (
@@ -45,7 +46,7 @@ class Setting:
             if value not in accepted:
                 message, facts, hint = unknown(f"dtype of {key} in quantization", str(value), accepted)
                 raise OptionError(message, facts=facts, hint=hint)
-        if "group" in values and (not by_group or group not in GROUPS):
+        if "group" in values and (weights not in CODEBOOKS or group not in GROUPS):
             expected = f"sizes of groups of 4-bit weights: {', '.join(map(str, GROUPS))}"
             raise OptionError(f"quantization: group={group!r} of {weights} weights", facts=[expected])
         if not by_group and activations != "dynamic" and ranges is None and "observe" not in values:
@@ -60,8 +61,8 @@ class Setting:
 
     @property
     def by_group(self) -> bool:
-        """Whether weights are 4-bit codes in groups."""
-        return self.weights in CODEBOOKS
+        """Whether weights are codes in groups."""
+        return self.weights in CODEBOOKS or self.weights == STORED
 
     def keeps(self, path: str) -> bool:
         """Whether a layer stays in float by the user's choice."""

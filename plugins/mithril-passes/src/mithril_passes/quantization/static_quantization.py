@@ -18,7 +18,7 @@ from mithril.system import ArrayCache
 from mithril_passes.cleaning.cleanup import constant_folding
 from mithril_passes.quantization import groups
 from mithril_passes.quantization.ranges import Range
-from mithril_passes.quantization.setting import Setting
+from mithril_passes.quantization.setting import STORED, Setting
 
 TAG = "quantized"
 SHARED = (ops.add, ops.max_pool, ops.avg_pool, ops.relu, ops.reshape, ops.transpose, ops.concat, ops.mean)
@@ -53,23 +53,42 @@ def weight_of(graph: Graph, node: Node) -> np.ndarray[Any, Any] | None:
     if node.op not in (ops.linear, ops.matmul, ops.conv) or node.tags.get("phase") == "backward":
         return None
     x, w = node.operands[0], node.operands[1]
-    i = graph.input_of.get(w) if w is not None else None
-    if i is None or i.role != "constant" or i.data is None or x is None or (x in graph.input_of and x.type.shape == ()):
+    data = data_of(graph, w)
+    if data is None or x is None or (x in graph.input_of and x.type.shape == ()):
         return None
-    data = np.asarray(i.data)
     if data.dtype != np.float32 or data.size < MIN_ELEMENTS or (node.op is ops.matmul and data.ndim != 2):
         return None
     terms = data.size // data.shape[channel_axis(node)]
     return data if terms <= MAX_TERMS and np.isfinite(data).all() else None
 
 
+def data_of(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
+    """Return the elements of a constant or of stored codes, or None if the value is computed."""
+    i = graph.input_of.get(value) if value is not None else None
+    if i is not None:
+        return None if i.role != "constant" or i.data is None else np.asarray(i.data)
+    reader = stored_codes(graph, value)
+    if reader is None:
+        return None
+    operands = [None if v is None else graph.input_of[v].data for v in reader.operands]
+    return np.asarray(reader.op.evaluate(operands, reader.attributes))
+
+
+def stored_codes(graph: Graph, value: Value | None) -> Node | None:
+    """Return the node that reads a weight from the codes of a file, or None."""
+    node = graph.producers.get(value) if value is not None else None
+    if node is None or not node.op.opaque or not node.operands:
+        return None
+    inputs = [graph.input_of.get(v) for v in node.operands if v is not None]
+    return node if all(i is not None and i.role == "constant" and i.data is not None for i in inputs) else None
+
+
 def table_of(graph: Graph, node: Node) -> np.ndarray[Any, Any] | None:
     """Return the constant table whose rows a look-up reads, or None."""
     position = TABLES.get(node.op)
-    i = graph.input_of.get(node.operands[position]) if position is not None else None  # type: ignore[arg-type]
-    if i is None or i.role != "constant" or i.data is None or node.attributes.get("axis", 0) != 0:
+    data = data_of(graph, node.operands[position]) if position is not None else None
+    if data is None or node.attributes.get("axis", 0) != 0:
         return None
-    data = np.asarray(i.data)
     is_large = data.dtype == np.float32 and data.ndim == 2 and data.size >= MIN_ELEMENTS
     return data if is_large and np.isfinite(data).all() else None
 
@@ -109,6 +128,9 @@ class Quantizer:
         for node in self.editor.nodes():
             if node.op is ops.fake_quantize:
                 changed |= self.trained(node)
+                continue
+            if self.setting.weights == STORED:
+                changed |= self.stored(node)
                 continue
             weights = weight_of(self.graph, node)
             if weights is not None and TAG not in node.tags:
@@ -150,6 +172,15 @@ class Quantizer:
             return True
         return False
 
+    # -- codes of files ---------------------------------------------------------------------------------------------
+    def stored(self, node: Node) -> bool:
+        """Quantize the other operand of a product with codes, unless its layer stays in float."""
+        right = node.operands[1] if node.op in (ops.linear, ops.matmul) else None
+        if stored_codes(self.graph, right) is None or self.stays(layer_of(node)):
+            return False
+        self.multiply(node, right)
+        return True
+
     # -- groups of 4 bits -------------------------------------------------------------------------------------------
     def grouped(self, node: Node, weights: np.ndarray[Any, Any]) -> bool:
         """Let a product read 4-bit codes, unless its layer stays in float."""
@@ -163,6 +194,13 @@ class Quantizer:
         right = self.matrix(node, weights, is_transposed)
         if right is None:
             return False
+        self.multiply(node, right)
+        return True
+
+    def multiply(self, node: Node, right: Value) -> None:
+        """Let a product read codes, and its left operand in the dtype of the setting."""
+        x = node.operands[0]
+        assert x is not None
         with self.editor.before(node):
             if self.setting.activations == "dynamic":
                 left = self.dynamic(node, x)
@@ -175,7 +213,6 @@ class Quantizer:
                 result = ops.reshape(result, shape=node.result.shape)
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
-        return True
 
     def rows_of(self, node: Node, table: np.ndarray[Any, Any]) -> bool:
         """Let a look-up read rows of 4-bit codes, unless its layer stays in float."""

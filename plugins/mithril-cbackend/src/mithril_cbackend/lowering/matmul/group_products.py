@@ -1,4 +1,4 @@
-"""Lowering of ``c.group_product``: panels of 4-bit codes are read once for each tile of rows.
+"""Lowering of ``c.group_product``: panels of codes are read once for each tile of rows.
 
 One row is bound by the memory bandwidth of the codes; more rows share the look-ups of a tile.
 """
@@ -26,7 +26,8 @@ def form_of(node: Node, machine: Machine) -> GroupForm:
     a, is_bytes = node.attributes, not operand(node).dtype.is_float
     lanes = min(max(machine.lanes(), 4), 16)
     level = group_tiles.level(frozenset(machine.features), lanes, is_bytes)
-    return GroupForm(a["group"], a["has_offsets"], a["is_half"], is_bytes, lanes, level)
+    layout = a["group"], a["has_offsets"], a["is_half"], a["bits"], a["nested"]
+    return GroupForm(*layout, is_bytes, lanes, level)
 
 
 def sizes(node: Node) -> tuple[Any, int, int]:
@@ -115,7 +116,7 @@ class GroupProduct:
             piece,
             t.address_of(self.x, row * self.terms),
             t.index(self.terms * self.itemsize),
-            t.address_of(self.panels, number * (self.groups * form.size)),
+            t.address_of(self.panels, number * form.panel(self.groups)),
             t.address_of(self.table, 0),
             unused if self.sums is None else t.address_of(self.sums, row * self.groups),
             t.address_of(total, 0),

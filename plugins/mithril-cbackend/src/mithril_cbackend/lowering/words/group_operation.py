@@ -1,4 +1,4 @@
-"""The operation ``c.group_product``: rows times a matrix of 4-bit codes in panels."""
+"""Operations of matrices of codes in groups: as blocks of files, and in panels that products and look-ups read."""
 
 from __future__ import annotations
 
@@ -9,18 +9,67 @@ import numpy as np
 from mithril.base import float32
 from mithril.ir import op
 from mithril_cbackend.lowering.words.group_panels import Panels, unpacked
+from mithril_tools.gguf.formats import FORMATS
 
-
-def _shape(x: Any, panels: Any, table: Any, *, columns: int, **_: Any) -> Any:
-    return (*x[:-1], columns)
+NO_AXES = "it exists in programs of this backend"
 
 
 def _float32(dtypes: Any, attributes: Any) -> Any:
     return float32
 
 
-@op(name="c.group_product", shape=_shape, dtype=_float32, opaque=True, no_axes="it exists in programs of this backend")
-def group_product(x, panels, table, *, columns: int, group: int, has_offsets: bool = False, is_half: bool = True):  # type: ignore[no-untyped-def]
-    """x times the transposed matrix of 4-bit codes in panels, with float32 sums."""
-    weights = unpacked(Panels(panels, columns, group, has_offsets, is_half), table)
+def _matrix_shape(codes: Any, order: Any = None, *, format: str, transposed: bool = False) -> Any:
+    kind = FORMATS[format]
+    shape = (codes[0] if order is None else order[0], codes[1] // kind.bytes * kind.block)
+    return shape[::-1] if transposed else shape
+
+
+@op(name="c.block_matrix", shape=_matrix_shape, dtype=_float32, opaque=True, no_axes=NO_AXES)
+def block_matrix(codes, order=None, *, format: str, transposed: bool = False):  # type: ignore[no-untyped-def]
+    """The matrix of rows of blocks in a format of GGUF files, perhaps in another order, or its transpose."""
+    numbers = FORMATS[format].decoded(codes if order is None else codes[order])
+    return numbers.T if transposed else numbers
+
+
+def _product_shape(x: Any, panels: Any, table: Any, *, columns: int, **_: Any) -> Any:
+    return (*x[:-1], columns)
+
+
+@op(name="c.group_product", shape=_product_shape, dtype=_float32, opaque=True, no_axes=NO_AXES)
+def group_product(  # type: ignore[no-untyped-def]
+    x,
+    panels,
+    table,
+    *,
+    columns: int,
+    group: int,
+    has_offsets: bool = False,
+    is_half: bool = True,
+    bits: int = 4,
+    nested: int = 0,
+):
+    """x times the transposed matrix of codes in panels, with float32 sums."""
+    weights = unpacked(Panels(panels, columns, group, has_offsets, is_half, bits, nested), table)
     return x.astype(np.float32) @ weights.T
+
+
+def _rows_shape(positions: Any, panels: Any, table: Any, *, terms: int, **_: Any) -> Any:
+    return (*positions, terms)
+
+
+@op(name="c.group_rows", shape=_rows_shape, dtype=_float32, opaque=True, no_axes=NO_AXES)
+def group_rows(  # type: ignore[no-untyped-def]
+    positions,
+    panels,
+    table,
+    *,
+    columns: int,
+    terms: int,
+    group: int,
+    has_offsets: bool = False,
+    is_half: bool = True,
+    bits: int = 4,
+    nested: int = 0,
+):
+    """The rows at some positions of a matrix of codes in panels."""
+    return unpacked(Panels(panels, columns, group, has_offsets, is_half, bits, nested), table)[positions]

@@ -1,8 +1,9 @@
-"""Tiles of products with 4-bit codes as LLVM IR: numbers of a table of 16, with a scale for each group of rows.
+"""Tiles of products with codes as LLVM IR: bytes, or numbers of a table of 16, with a scale for each group of rows.
 
 A tile multiplies a few rows with a panel of 32 columns and adds up its groups in float32. Each group of the panel is
-one piece of memory: its scales, its offsets if it has any, and words of eight codes along the summed axis. Byte j of a
-word has the codes j (its lower half) and j + 4 (its upper half), so that masks yield the bytes that dot products read.
+one piece of memory: its scales, its offsets if it has any, and words along the summed axis. Byte j of a word has the
+codes j (its lower half) and j + 4 (its upper half), so that masks yield the bytes that dot products read, or it has one
+number plus 128. Nested scales and offsets are bytes as well: some groups share their factors, which precede them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from mithril_cbackend.lowering.words.llvm_tiles import (
 )
 
 COLUMNS = 32  # of a panel, on every machine
-PER = 8  # codes of a word
 PERMUTED, BLENDED = "permuted", "blended"  # look-ups in one vector register, and in two
 AHEAD = 1 << 12  # bytes between the codes that are read and those that are prefetched
 LINE = 64
@@ -28,12 +28,54 @@ Sums = dict[tuple[int, int, int], str]  # by number of the partial sum, row and 
 
 
 @dataclass(frozen=True)
-class GroupForm:
-    """The layout of a panel, the elements of the rows (float32, or signed bytes), and the instructions for them."""
+class GroupLayout:
+    """The layout of a panel."""
 
     group: int  # codes with one scale
     has_offsets: bool
-    is_half: bool  # whether scales and offsets are float16
+    is_half: bool  # whether scales and offsets, or the factors of nested ones, are float16
+    bits: int  # of a code
+    nested: int  # groups that share the factors of their scales and offsets; 0: these are no codes
+
+    @property
+    def per(self) -> int:
+        """Return the codes of a word."""
+        return 32 // self.bits
+
+    @property
+    def numbers(self) -> int:
+        """Return the bytes of the scales of a group, or of its offsets."""
+        return COLUMNS * (1 if self.nested else 2 if self.is_half else 4)
+
+    @property
+    def factors(self) -> int:
+        """Return the bytes of factors before the groups that share them."""
+        return COLUMNS * 2 * (2 if self.has_offsets else 1) if self.nested else 0
+
+    @property
+    def head(self) -> int:
+        """Return the bytes before the codes of a group."""
+        return self.numbers * (2 if self.has_offsets else 1)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of a group."""
+        return self.head + COLUMNS * self.group // 8 * self.bits
+
+    @property
+    def block(self) -> int:
+        """Return the bytes of groups with the same factors."""
+        return self.factors + self.nested * self.size
+
+    def panel(self, groups: int) -> int:
+        """Return the bytes of a panel."""
+        return groups // self.nested * self.block if self.nested else groups * self.size
+
+
+@dataclass(frozen=True)
+class GroupForm(GroupLayout):
+    """A layout, the elements of the rows (float32, or signed bytes), and the instructions for them."""
+
     is_bytes: bool
     lanes: int
     level: str
@@ -48,24 +90,10 @@ class GroupForm:
         return 8 if self.lanes == 16 else 2
 
     @property
-    def numbers(self) -> int:
-        """Return the bytes of the scales of a group, or of its offsets."""
-        return COLUMNS * (2 if self.is_half else 4)
-
-    @property
-    def head(self) -> int:
-        """Return the bytes before the codes of a group."""
-        return self.numbers * (2 if self.has_offsets else 1)
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of a group."""
-        return self.head + COLUMNS * self.group // 2
-
-    @property
     def name(self) -> str:
         kind = "bytes" if self.is_bytes else "floats"
-        return f"groups_{kind}_{self.group}{'o' * self.has_offsets}{'h' * self.is_half}"
+        nested = f"n{self.nested}" if self.nested else ""
+        return f"groups_{kind}{self.bits}_{self.group}{'o' * self.has_offsets}{'h' * self.is_half}{nested}"
 
 
 def level(features: frozenset[str], lanes: int, is_bytes: bool) -> str:
@@ -104,7 +132,8 @@ class _Tile:
         self.bytes_ = f"<{4 * lanes} x i8>"
         self.scales_first = not form.is_bytes and rows > 2  # scale each number, rather than sums
         limit = ACCUMULATORS // (rows * form.vectors)
-        self.parts = 1 if self.scales_first else max(1, min(2 if form.is_bytes else 4, limit))
+        most = (1 if form.bits == 8 else 2) if form.is_bytes else 4
+        self.parts = 1 if self.scales_first else max(1, min(most, limit))
         self.kind = self.words if form.is_bytes else self.floats
         self.cells = [(i, v) for i in range(rows) for v in range(form.vectors)]
 
@@ -122,12 +151,21 @@ class _Tile:
         text.do("%g = phi i64 [ 0, %entry ], [ %g2, %next ]")
         first = len(text.lines)
         text.lines += [""] * len(self.cells)  # filled in below, when the names of the next sums are known
-        text.do(f"%begin = mul i64 %g, {form.size}")
+        text.do(f"%groups64 = mul i64 %g, {form.size}")
+        if form.nested:
+            text.do(f"%outer = udiv i64 %g, {form.nested}")
+            text.do(f"%shared = mul i64 %outer, {form.block}")
+            text.do("%factors = getelementptr i8, ptr %b, i64 %shared")
+            text.do(f"%before = mul i64 %outer, {form.factors}")
+            text.do(f"%through = add i64 %before, {form.factors}")
+            text.do("%begin = add i64 %groups64, %through")
+        else:
+            text.do("%begin = add i64 %groups64, 0")
         text.do("%head = getelementptr i8, ptr %b, i64 %begin")
         text.do(f"%codes = getelementptr i8, ptr %head, i64 {form.head}")
         text.do(f"%first = mul i64 %g, {form.group}")
         scales = [self.number(0, v) for v in range(self.vectors)]
-        offsets = [self.number(form.numbers, v) for v in range(self.vectors)] if form.has_offsets else []
+        offsets = [self.number(1, v) for v in range(self.vectors)] if form.has_offsets else []
         self.prefetch("%head", form.head)
         text.do("br label %word")
         sums = self.words_of_group(table, scales, offsets)
@@ -156,13 +194,15 @@ class _Tile:
         text.do(f"%line = mul i64 %q, {COLUMNS * 4}")
         text.do("%here = getelementptr i8, ptr %codes, i64 %line")
         self.prefetch("%here", COLUMNS * 4)
-        text.do(f"%position = mul i64 %q, {PER}")
+        text.do(f"%position = mul i64 %q, {form.per}")
         text.do("%k = add i64 %first, %position")
         words = []
         for v in range(self.vectors):
             place = text.let(f"getelementptr i8, ptr %here, i64 {4 * v * form.lanes}")
             words.append(text.let(f"load {self.words}, ptr {place}, align 4"))
-        if form.is_bytes:
+        if form.is_bytes and form.bits == 8:
+            self.add_numbers(words, sums)
+        elif form.is_bytes:
             self.add_bytes(words, table[0], sums)
         else:
             self.add_floats(words, table, sums, scales, offsets)
@@ -171,7 +211,7 @@ class _Tile:
             phi = f"phi {self.kind} [ {start}, %group ], [ {sums[u, i, v]}, %word ]"
             text.lines[first + position] = f"  %p{u}_{i}_{v} = {phi}"
         text.do("%q2 = add i64 %q, 1")
-        text.do(f"%again = icmp slt i64 %q2, {form.group // PER}")
+        text.do(f"%again = icmp slt i64 %q2, {form.group // form.per}")
         text.do("br i1 %again, label %word, label %next")
         return sums
 
@@ -200,9 +240,11 @@ class _Tile:
 
     # -- one word of each column ------------------------------------------------------------------------------------
     def add_floats(self, words: list[str], table: list[str], sums: Sums, scales: list[str], offsets: list[str]) -> None:
-        text = self.text
-        for code in range(PER):  # in the order of their bits
-            element = code // 2 + 4 * (code % 2)
+        text, is_coded = self.text, self.form.bits == 4
+        if not is_coded:
+            words = [text.let(f"xor {self.words} {w}, {self.every(-0x7F7F7F80)}") for w in words]  # less 128 each
+        for code in range(self.form.per):  # in the order of their bits
+            element = code // 2 + 4 * (code % 2) if is_coded else code
             left = []
             for i in range(self.rows):
                 offset = text.let(f"add i64 %k, {element}")
@@ -210,9 +252,9 @@ class _Tile:
                 left.append(self.broadcast("float", text.let(f"load float, ptr {place}, align 4")))
             for v in range(self.vectors):
                 shifted = words[v]
-                if code:
+                if code and is_coded:
                     shifted = text.let(f"lshr {self.words} {shifted}, {self.every(4 * code)}")
-                number = self.look_up(table, shifted)
+                number = self.look_up(table, shifted) if is_coded else self.converted(shifted, code)
                 if self.scales_first and offsets:
                     number = self.fma(number, scales[v], offsets[v])
                 elif self.scales_first:
@@ -220,6 +262,23 @@ class _Tile:
                 for i in range(self.rows):
                     u = code % self.parts
                     sums[u, i, v] = self.fma(left[i], number, sums[u, i, v])
+
+    def converted(self, word: str, code: int) -> str:
+        """Return a byte of each word as float32."""
+        text, bits = self.text, 24 - 8 * code
+        high = text.let(f"shl {self.words} {word}, {self.every(bits)}") if bits else word
+        number = text.let(f"ashr {self.words} {high}, {self.every(24)}")
+        return text.let(f"sitofp {self.words} {number} to {self.floats}")
+
+    def add_numbers(self, words: list[str], sums: Sums) -> None:
+        """Add the products of bytes without a table."""
+        text = self.text
+        for i in range(self.rows):
+            place = text.let(f"getelementptr i8, ptr %row{i}, i64 %k")
+            left = self.broadcast("i32", text.let(f"load i32, ptr {place}, align 1"))
+            for v, word in enumerate(words):
+                numbers = text.let(f"bitcast {self.words} {word} to {self.bytes_}")
+                sums[0, i, v] = self.dot(sums[0, i, v], numbers, left)
 
     def add_bytes(self, words: list[str], table: str, sums: Sums) -> None:
         text, mask = self.text, self.every(0x0F0F0F0F)
@@ -241,6 +300,8 @@ class _Tile:
     def table(self) -> list[str]:
         """Load the table into registers."""
         text, form = self.text, self.form
+        if form.bits == 8:
+            return []
         if form.is_bytes:
             one = text.let("load <16 x i8>, ptr %table, align 1")
             order = ", ".join(f"i32 {k % 16}" for k in range(4 * form.lanes))
@@ -325,13 +386,24 @@ class _Tile:
             total = text.let(f"add {words} {total}, {text.let(f'mul {words} {part}, {signed_word}')}")
         return total
 
-    def number(self, start: int, v: int) -> str:
-        """Load the scales or offsets of a vector of columns as float32."""
+    def number(self, part: int, v: int) -> str:
+        """Load the scales (part 0) or offsets (part 1) of a vector of columns as float32."""
+        text, form, lanes = self.text, self.form, self.form.lanes
+        start = part * form.numbers + v * lanes * form.numbers // COLUMNS
+        place = text.let(f"getelementptr i8, ptr %head, i64 {start}")
+        if form.nested:
+            codes = text.let(f"load <{lanes} x i8>, ptr {place}, align 1")
+            wide = text.let(f"sext <{lanes} x i8> {codes} to {self.words}")
+            number = text.let(f"sitofp {self.words} {wide} to {self.floats}")
+            shared = text.let(f"getelementptr i8, ptr %factors, i64 {2 * (part * COLUMNS + v * lanes)}")
+            return text.let(f"fmul {self.floats} {number}, {self.halves(shared)}")
+        if form.is_half:
+            return self.halves(place)
+        return text.let(f"load {self.floats}, ptr {place}, align 4")
+
+    def halves(self, place: str) -> str:
+        """Load a vector of float16 as float32."""
         text, lanes = self.text, self.form.lanes
-        size = 2 if self.form.is_half else 4
-        place = text.let(f"getelementptr i8, ptr %head, i64 {start + v * lanes * size}")
-        if not self.form.is_half:
-            return text.let(f"load {self.floats}, ptr {place}, align 4")
         if self.form.level != PORTABLE:
             half = text.let(f"load <{lanes} x half>, ptr {place}, align 2")
             return text.let(f"fpext <{lanes} x half> {half} to {self.floats}")

@@ -1,9 +1,9 @@
-"""Tiles of products with 4-bit codes as C: look-ups and dot products of the CPU where they exist, else plain loops."""
+"""Tiles of products with codes as C: look-ups and dot products of the CPU where they exist, else plain loops."""
 
 from __future__ import annotations
 
 from mithril_cbackend.lowering.words.c_tiles import TYPES
-from mithril_cbackend.lowering.words.group_tiles import COLUMNS, PER, GroupForm
+from mithril_cbackend.lowering.words.group_tiles import COLUMNS, GroupForm
 
 NUMBERS = """\
 #ifndef GROUP_NUMBERS
@@ -21,6 +21,13 @@ static inline floats group_halves(const void *from) {
   for (int j = 0; j < LANES; ++j) bits[j] = (uint32_t)(halves[j] & 0x7fff) << 13 | (uint32_t)(halves[j] >> 15) << 31;
   memcpy(&result, bits, sizeof result);
   return result * 0x1p112f;
+}
+static inline floats group_codes(const void *from) {
+  int8_t codes[LANES];
+  floats result;
+  memcpy(codes, from, sizeof codes);
+  for (int j = 0; j < LANES; ++j) result[j] = (float)codes[j];
+  return result;
 }
 #endif
 """
@@ -90,10 +97,11 @@ def tile(name: str, form: GroupForm, rows: int) -> str:
     lanes, vectors = form.lanes, range(form.vectors)
     cells = [(i, v) for i in range(rows) for v in vectors]
     kind, part = ("words", "int32_t") if form.is_bytes else ("floats", "float")
-    read, size = ("group_halves", 2) if form.is_half else ("group_numbers", 4)
-    steps = f"left += {PER * (1 if form.is_bytes else 4)}, codes += {4 * COLUMNS}"
+    steps = f"left += {form.per * (1 if form.is_bytes else 4)}, codes += {4 * COLUMNS}"
+    is_table = form.is_bytes and form.bits == 4
+    inner = (_numbers if form.bits == 8 else _bytes) if form.is_bytes else _floats
     lines = [
-        TYPES + NUMBERS + (BYTES if form.is_bytes else FLOATS),
+        TYPES + NUMBERS + (BYTES if form.is_bytes else FLOATS if form.bits == 4 else ""),
         f"#ifndef {name.upper()}\n#define {name.upper()}\nstatic inline int32_t {name}(",
         "    const void *restrict a, int32_t stride, const void *restrict b, const void *restrict table,",
         "    const void *restrict sums, void *restrict c, int32_t groups) {",
@@ -103,20 +111,23 @@ def tile(name: str, form: GroupForm, rows: int) -> str:
         f"  const {part} *totals = sums;",
         *([] if form.is_bytes or form.has_offsets else ["  (void)totals;"]),
         "  float *results = c;",
-        *(["  const group_table numbers = group_bytes_table(table);"] if form.is_bytes else []),
+        *(["  const group_table numbers = group_bytes_table(table);"] if is_table else []),
+        *(["  (void)table;"] if form.bits == 8 else []),
         "  floats " + ", ".join(f"s{i}_{v} = {{0}}" for i, v in cells) + ";",
+        *(["  const char *factors = b;"] if form.nested else []),
         f"  for (int32_t g = 0; g < groups; ++g, head += {form.size}) {{",
+        *([f"    if (g % {form.nested} == 0) factors = head, head += {form.factors};"] if form.nested else []),
         f"    {kind} " + ", ".join(f"p{i}_{v} = {{0}}" for i, v in cells) + ";",
         f"    const char *codes = head + {form.head};",
-        f"    for (int32_t q = 0; q < {form.group // PER}; ++q, {steps}) {{",
+        f"    for (int32_t q = 0; q < {form.group // form.per}; ++q, {steps}) {{",
         *(f"      const words w{v} = *(const words *)(codes + {4 * lanes * v});" for v in vectors),
-        *(_bytes(rows, form) if form.is_bytes else _floats(rows, form)),
+        *inner(rows, form),
         "    }",
     ]
     for v in vectors:
-        lines.append(f"    const floats scale{v} = {read}(head + {size * lanes * v});")
+        lines.append(f"    const floats scale{v} = {_number(form, 0, v)};")
         if form.has_offsets:
-            lines.append(f"    const floats offset{v} = {read}(head + {form.numbers + size * lanes * v});")
+            lines.append(f"    const floats offset{v} = {_number(form, 1, v)};")
     for i, v in cells:
         total = f"totals[(int64_t)groups * {i} + g]" if i else "totals[g]"
         value = f"p{i}_{v}"
@@ -136,18 +147,38 @@ def _row(i: int, offset: int) -> str:
     return f"{start} + {offset}" if offset else start
 
 
+def _number(form: GroupForm, part: int, v: int) -> str:
+    """Return the scales (part 0) or offsets (part 1) of a vector of columns."""
+    start = part * form.numbers + v * form.lanes * form.numbers // COLUMNS
+    if form.nested:
+        return f"group_codes(head + {start}) * group_halves(factors + {2 * (part * COLUMNS + v * form.lanes)})"
+    return f"{'group_halves' if form.is_half else 'group_numbers'}(head + {start})"
+
+
 def _floats(rows: int, form: GroupForm) -> list[str]:
     lines = []
-    for code in range(PER):
-        element = code // 2 + 4 * (code % 2)
+    is_coded = form.bits == 4
+    for code in range(form.per):
+        element = code // 2 + 4 * (code % 2) if is_coded else code
         lines.append("      {")
         for i in range(rows):
             lines.append(f"        const float x{i} = *(const float *)({_row(i, 4 * element)});")
         for v in range(form.vectors):
-            shifted = f"w{v} >> {4 * code}" if code else f"w{v}"
-            lines.append(f"        const floats t{v} = group_floats(table, {shifted});")
+            shifted = f"w{v} >> {form.bits * code}" if code else f"w{v}"
+            number = f"group_floats(table, {shifted})"
+            if not is_coded:
+                number = f"__builtin_convertvector((({shifted}) & 255) - 128, floats)"
+            lines.append(f"        const floats t{v} = {number};")
             lines += [f"        p{i}_{v} += t{v} * x{i};" for i in range(rows)]
         lines.append("      }")
+    return lines
+
+
+def _numbers(rows: int, form: GroupForm) -> list[str]:
+    lines = ["      int32_t word;"]
+    for i in range(rows):
+        lines.append(f"      memcpy(&word, {_row(i, 0)}, 4);")
+        lines += [f"      GROUP_DOT(p{i}_{v}, w{v}, word);" for v in range(form.vectors)]
     return lines
 
 

@@ -7,14 +7,16 @@ import os
 import shutil
 import struct
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from mithril.base import InputError
 from mithril.system import Store
+from mithril_tools.gguf.formats import BY_CODE
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -28,6 +30,23 @@ Array = np.ndarray[Any, Any]
 
 # Tensors that are not quantized: NumPy dtype by code.
 PLAIN = {0: "<f4", 1: "<f2", 24: "<i1", 25: "<i2", 26: "<i4", 27: "<i8", 28: "<f8", 30: "bfloat16"}
+
+
+class BlockType(Protocol):
+    """A format of blocks."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def block(self) -> int:
+        """The elements of a block."""
+
+    def row(self, elements: int) -> int:
+        """Return the bytes of a row."""
+
+
+Types = Mapping[int, BlockType]  # by the code in files
 
 
 @dataclass(frozen=True)
@@ -155,10 +174,10 @@ class _Reader:
         return list(infos.values())
 
 
-def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True) -> GGUFFile:
+def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True, types: Types = BY_CODE) -> GGUFFile:
     """Read a GGUF file. ``mapped`` leaves tensors in it until they are used; it must then not change.
 
-    Otherwise they are left in a copy of the file.
+    Otherwise they are left in a copy of the file. ``types`` has the formats of blocks that the file may contain.
     """
     name = os.fspath(path)
     try:
@@ -178,7 +197,7 @@ def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True) -> GGUFFile:
     tensors, entries = reader.count("tensors"), reader.count("entries")
     metadata = reader.metadata(entries)
     infos = reader.infos(tensors)
-    return GGUFFile(name, metadata, _tensors(reader, metadata, infos))
+    return GGUFFile(name, metadata, _tensors(reader, metadata, infos, types))
 
 
 def _copied(path: str) -> Array:
@@ -200,7 +219,7 @@ def _copied(path: str) -> Array:
 
 
 def _tensors(
-    reader: _Reader, metadata: dict[str, Any], infos: list[tuple[str, tuple[int, ...], int, int]]
+    reader: _Reader, metadata: dict[str, Any], infos: list[tuple[str, tuple[int, ...], int, int]], types: Types
 ) -> dict[str, StoredTensor]:
     """Return the byte range of each tensor: inside the file, aligned, without overlap."""
     alignment = metadata.get("general.alignment", 32)
@@ -211,7 +230,7 @@ def _tensors(
     tensors: dict[str, StoredTensor] = {}
     end = 0
     for name, shape, code, offset in sorted(infos, key=lambda row: row[3]):
-        size = _bytes(reader, name, shape, code)
+        size = _bytes(reader, name, shape, code, types)
         if offset % alignment or offset < end or offset + size > room:
             raise reader.error(f"the bytes of tensor '{name}' lie outside of the file, or in another tensor")
         end = offset + size
@@ -219,18 +238,16 @@ def _tensors(
     return tensors
 
 
-def _bytes(reader: _Reader, name: str, shape: tuple[int, ...], code: int) -> int:
+def _bytes(reader: _Reader, name: str, shape: tuple[int, ...], code: int, types: Types) -> int:
     """Return the number of bytes of a tensor of this type."""
-    from mithril_ggml.library.quant_types import by_code
-
     elements = 1
     for n in shape:
         elements *= n
     if code in PLAIN:
         return elements * (2 if code == 30 else np.dtype(PLAIN[code]).itemsize)
-    kind = by_code().get(code)
+    kind = types.get(code)
     if kind is None:
         raise reader.error(f"tensor '{name}' has the unknown type {code}")
-    if not kind.fits(shape[-1]):
-        raise reader.error(f"tensor '{name}' of rows of {shape[-1]} elements cannot be {kind}")
+    if shape[-1] % kind.block:
+        raise reader.error(f"tensor '{name}' of rows of {shape[-1]} elements cannot be {kind.name}")
     return elements // shape[-1] * kind.row(shape[-1])

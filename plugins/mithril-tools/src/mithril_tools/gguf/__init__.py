@@ -1,0 +1,1 @@
+"""GGUF files: reading, and matrices in their formats of blocks."""

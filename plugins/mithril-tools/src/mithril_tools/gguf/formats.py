@@ -1,0 +1,205 @@
+"""Formats of blocks in GGUF files: codes of a few bits, and the scales of their groups.
+
+A block has codes of 32 or 256 neighboring elements of a row. An element is ``numbers[code] * scale + offset`` of its
+group, where scales and offsets of large blocks are codes as well, with a factor for the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+SMALL, LARGE = 32, 256  # elements of a block
+
+SIXTEEN = np.arange(16, dtype=np.float32)
+# ggml's codebook of iq4_nl and iq4_xs, and FP4 E2M1 of the OCP Microscaling specification
+NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+MICROSCALING = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Numbers [rows, groups]: float16 or float32, or int8 codes with a float16 factor for each block."""
+
+    codes: Array
+    factor: Array | None = None  # [rows, blocks]
+
+    @property
+    def numbers(self) -> Array:
+        """Return them as float32."""
+        if self.factor is None:
+            return self.codes.astype(np.float32)
+        factor = self.factor.astype(np.float32)
+        return self.codes * np.repeat(factor, self.codes.shape[1] // factor.shape[1], axis=1)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of blocks. Its functions take the bytes of blocks, [..., bytes]."""
+
+    name: str
+    code: int  # in files
+    block: int  # elements
+    bytes: int
+    group: int  # elements with one scale
+    table: Array | None  # of the numbers of 16 codes; None: codes are the numbers
+    codes: Callable[[Array], Array]  # uint8, or int8 without a table; [..., elements]
+    scale: Callable[[Array], Scales]
+    offset: Callable[[Array], Scales] | None = None
+
+    def row(self, elements: int) -> int:
+        """Return the bytes of a row."""
+        return elements // self.block * self.bytes
+
+    def blocks(self, data: Array) -> Array:
+        """Return the rows [rows, bytes] by block."""
+        return data.reshape(len(data), -1, self.bytes)
+
+    def decoded(self, data: Array) -> Array:
+        """Return the float32 numbers of rows [rows, bytes]."""
+        blocks = self.blocks(data)
+        codes = self.codes(blocks).reshape(len(data), -1, self.group)
+        numbers = codes.astype(np.float32) if self.table is None else self.table[codes]
+        numbers *= self.scale(blocks).numbers[..., None]
+        if self.offset is not None:
+            numbers += self.offset(blocks).numbers[..., None]
+        return numbers.reshape(len(data), -1)
+
+
+def _half(start: int, sign: int = 1) -> Callable[[Array], Array]:
+    """Return a function for the float16 numbers at a byte of each block."""
+
+    def read(blocks: Array) -> Array:
+        numbers = np.asarray(blocks[..., start : start + 2], order="C").view(np.float16)[..., 0]
+        return numbers if sign > 0 else -numbers
+
+    return read
+
+
+def _plain(start: int) -> Callable[[Array], Scales]:
+    read = _half(start)
+    return lambda blocks: Scales(read(blocks))
+
+
+def _factored(codes: Callable[[Array], Array], start: int, sign: int = 1) -> Callable[[Array], Scales]:
+    read = _half(start, sign)
+
+    def scales(blocks: Array) -> Scales:
+        return Scales(codes(blocks).astype(np.int8).reshape(len(blocks), -1), read(blocks))
+
+    return scales
+
+
+def _halves(start: int) -> Callable[[Array], Array]:
+    """Return a function for 4-bit codes, the lower halves of 16 bytes before the upper ones."""
+
+    def read(blocks: Array) -> Array:
+        q = blocks[..., start : start + 16]
+        return np.concatenate([q & 15, q >> 4], -1)
+
+    return read
+
+
+def _fives(start: int, low: int) -> Callable[[Array], Array]:
+    """Return a function for 5-bit codes, whose highest bits precede the others, plus ``low``."""
+
+    def read(blocks: Array) -> Array:
+        high = np.unpackbits(blocks[..., start : start + 4], axis=-1, bitorder="little")
+        return (_halves(start + 4)(blocks) | high << 4).astype(np.int8) + np.int8(low)
+
+    return read
+
+
+def _powers(blocks: Array) -> Scales:
+    """Return the powers of two of a byte; in float16 where that holds them all."""
+    exponents = blocks[..., 0].astype(np.int32) - 127
+    fits = bool((exponents >= -24).all() and (exponents <= 15).all())
+    return Scales(np.ldexp(np.float32(1), exponents).astype(np.float16 if fits else np.float32))
+
+
+def _large_halves(start: int) -> Callable[[Array], Array]:
+    """Return a function for 4-bit codes of large blocks: 32 bytes have 64 of them."""
+
+    def read(blocks: Array) -> Array:
+        q = blocks[..., start : start + 128].reshape(*blocks.shape[:-1], 4, 32)
+        return np.stack([q & 15, q >> 4], -2).reshape(*blocks.shape[:-1], LARGE)
+
+    return read
+
+
+def _q5_k(blocks: Array) -> Array:
+    bits = np.arange(8, dtype=np.uint8)[:, None]
+    high = (blocks[..., None, 16:48] >> bits & 1).reshape(*blocks.shape[:-1], LARGE)
+    return (_large_halves(48)(blocks) | high << 4).astype(np.int8)
+
+
+def _sixes(blocks: Array, start: int) -> Array:
+    """Return eight pairs of 6-bit codes, scales before offsets, of 12 bytes."""
+    s = blocks[..., start : start + 12]
+    scale = np.concatenate([s[..., :4] & 63, s[..., 8:] & 15 | s[..., :4] >> 6 << 4], -1)
+    offset = np.concatenate([s[..., 4:8] & 63, s[..., 8:] >> 4 | s[..., 4:8] >> 6 << 4], -1)
+    return np.stack([scale, offset], -2)
+
+
+def _q6_k(blocks: Array) -> Array:
+    lead = blocks.shape[:-1]
+    low = blocks[..., :128].reshape(*lead, 2, 64)
+    low = np.concatenate([low & 15, low >> 4], -1)
+    high = _two_bits(blocks[..., 128:192])
+    return (low.reshape(*lead, LARGE) | high << 4).astype(np.int8) - np.int8(32)
+
+
+def _two_bits(q: Array) -> Array:
+    """Return 2-bit codes of 64 bytes: 32 bytes have 128 of them."""
+    parts = q.reshape(*q.shape[:-1], 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    return parts.reshape(*q.shape[:-1], LARGE)
+
+
+def _q3_k(blocks: Array) -> Array:
+    bits = np.arange(8, dtype=np.uint8)[:, None]
+    high = (blocks[..., None, :32] >> bits & 1).reshape(*blocks.shape[:-1], LARGE)
+    return _two_bits(blocks[..., 32:96]) | high << 2
+
+
+def _q3_k_scales(blocks: Array) -> Array:
+    s = blocks[..., 96:108]
+    low = np.concatenate([s[..., :8] & 15, s[..., :8] >> 4], -1)
+    high = (s[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(low.shape)
+    return (low | high << 4).astype(np.int8) - np.int8(32)
+
+
+def _iq4_xs(blocks: Array) -> Array:
+    q = blocks[..., 8:136].reshape(*blocks.shape[:-1], 8, 16)
+    return np.concatenate([q & 15, q >> 4], -1).reshape(*blocks.shape[:-1], LARGE)
+
+
+def _iq4_xs_scales(blocks: Array) -> Array:
+    low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).reshape(*blocks.shape[:-1], 8)
+    high = (blocks[..., 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(low.shape)
+    return (low | high << 4).astype(np.int8) - np.int8(32)
+
+
+_FORMATS = [
+    Format("q4_0", 2, SMALL, 18, 32, SIXTEEN - 8, _halves(2), _plain(0)),
+    Format("q4_1", 3, SMALL, 20, 32, SIXTEEN, _halves(4), _plain(0), _plain(2)),
+    Format("q5_0", 6, SMALL, 22, 32, None, _fives(2, -16), _plain(0)),
+    Format("q5_1", 7, SMALL, 24, 32, None, _fives(4, 0), _plain(0), _plain(2)),
+    Format("q8_0", 8, SMALL, 34, 32, None, lambda b: b[..., 2:].view(np.int8), _plain(0)),
+    Format("iq4_nl", 20, SMALL, 18, 32, NONLINEAR, _halves(2), _plain(0)),
+    Format("mxfp4", 39, SMALL, 17, 32, MICROSCALING, _halves(1), _powers),
+    Format("q2_k", 10, LARGE, 84, 16, SIXTEEN, lambda b: _two_bits(b[..., 16:80]),
+           _factored(lambda b: b[..., :16] & 15, 80), _factored(lambda b: b[..., :16] >> 4, 82, -1)),
+    Format("q3_k", 11, LARGE, 110, 16, SIXTEEN - 4, _q3_k, _factored(_q3_k_scales, 108)),
+    Format("q4_k", 12, LARGE, 144, 32, SIXTEEN, _large_halves(16),
+           _factored(lambda b: _sixes(b, 4)[..., 0, :], 0), _factored(lambda b: _sixes(b, 4)[..., 1, :], 2, -1)),
+    Format("q5_k", 13, LARGE, 176, 32, None, _q5_k,
+           _factored(lambda b: _sixes(b, 4)[..., 0, :], 0), _factored(lambda b: _sixes(b, 4)[..., 1, :], 2, -1)),
+    Format("q6_k", 14, LARGE, 210, 16, None, _q6_k, _factored(lambda b: b[..., 192:208].view(np.int8), 208)),
+    Format("iq4_xs", 23, LARGE, 136, 32, NONLINEAR, _iq4_xs, _factored(_iq4_xs_scales, 0)),
+]  # fmt: skip
+FORMATS = {f.name: f for f in _FORMATS}
+BY_CODE = {f.code: f for f in _FORMATS}
