@@ -214,7 +214,7 @@ def main() -> None:
             command += ["--threads", str(options.threads)]
             done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
             if done.returncode:
-                print(f"{engine:14} failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
+                print(f"{engine:14} failed: {done.stderr.strip().splitlines()[-1:]}", flush=True)
                 continue
             row = json.loads(done.stdout.strip().splitlines()[-1])
             first = first or row["tokens"]

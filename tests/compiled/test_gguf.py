@@ -40,7 +40,7 @@ def test_static_programs_of_a_file(file, backend):
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_k", "q6_k", "mxfp4", "iq4_nl"])
-def test_matrices_of_a_file_are_multiplied_as_they_are(kind, backend, tmp_path):
+def test_matrices_of_a_file_are_multiplied_unchanged(kind, backend, tmp_path):
     """Compare with the decoded weights, and on C count the bytes that the program holds."""
     pytest.importorskip("mithril_hub")
     model = ml.Model()
@@ -63,9 +63,9 @@ def test_matrices_of_a_file_are_multiplied_as_they_are(kind, backend, tmp_path):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
         if backend == "c" and static:
             constants = compiled.programs[-1].executable.layout.constants.values()
-            others = sum(x.nbytes for n, x in weights.items() if n != "first.weight")
+            rest = sum(x.nbytes for n, x in weights.items() if n != "first.weight")
             limit = weights["first.weight"].nbytes * (1.35 if kind == "q6_k" else 1.1)  # whole bytes for six bits
-            assert sum(x.nbytes for x in constants) - others < limit + 256
+            assert sum(x.nbytes for x in constants) - rest < limit + 256
 
 
 @pytest.mark.parametrize("name", ["numpy", "c"])

@@ -12,6 +12,7 @@ from mithril.ir import Builder
 from mithril_ggml.library.quant_types import by_code, compatible_type, kind, kinds
 from mithril_ggml.library.repack import is_supported
 from mithril_ggml.weights.packed_weights import PackedArray, Store, pack, unpack
+from mithril_tools.gguf.formats import FORMATS
 
 rng = np.random.default_rng(0)
 ERRORS = {"f32": 0, "f16": 1e-3, "bf16": 4e-3, "q8_0": 0.01, "q6_k": 0.03, "q5_k": 0.05, "q5_1": 0.05, "q5_0": 0.06,
@@ -21,6 +22,14 @@ ERRORS = {"f32": 0, "f16": 1e-3, "bf16": 4e-3, "q8_0": 0.01, "q6_k": 0.03, "q5_k
 
 def relative(actual, expected):
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_formats_of_other_backends_have_the_numbers_of_ggml(name):
+    packed = pack(rng.standard_normal((5, 512)).astype(np.float32) * 3, kind(name))
+    form, stored = FORMATS[name], kind(name)
+    assert (form.code, form.block, form.bytes) == (stored.code, stored.block, stored.bytes)
+    np.testing.assert_allclose(form.decoded(packed.data), np.asarray(packed), rtol=1e-6, atol=1e-6)  # ggml may fuse
 
 
 @pytest.mark.parametrize("name", list(ERRORS))

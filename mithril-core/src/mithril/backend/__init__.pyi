@@ -94,6 +94,7 @@ from mithril.backend.codegen.source import (
     Source as Source,
     template_texts as template_texts,
 )
+from mithril.backend.encoded_weights import EncodedWeight as EncodedWeight
 from mithril.backend.forking import watch as watch
 from mithril.backend.host_calls import (
     check_results as check_results,

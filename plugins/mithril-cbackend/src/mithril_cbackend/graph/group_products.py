@@ -43,7 +43,7 @@ class Groups:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Return the arrays besides the codes that panels depend on."""
+        """Return the arrays that panels depend on in addition to the codes."""
         return id(self.scale), id(self.offset)
 
     def packed(self, unit: float) -> Panels:

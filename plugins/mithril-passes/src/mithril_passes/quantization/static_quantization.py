@@ -176,7 +176,7 @@ class Quantizer:
     def stored(self, node: Node) -> bool:
         """Quantize the other operand of a product with codes, unless its layer stays in float."""
         right = node.operands[1] if node.op in (ops.linear, ops.matmul) else None
-        if stored_codes(self.graph, right) is None or self.stays(layer_of(node)):
+        if right is None or stored_codes(self.graph, right) is None or self.stays(layer_of(node)):
             return False
         self.multiply(node, right)
         return True

@@ -109,7 +109,8 @@ def _fives(start: int, low: int) -> Callable[[Array], Array]:
 
     def read(blocks: Array) -> Array:
         high = np.unpackbits(blocks[..., start : start + 4], axis=-1, bitorder="little")
-        return (_halves(start + 4)(blocks) | high << 4).astype(np.int8) + np.int8(low)
+        codes: Array = (_halves(start + 4)(blocks) | high << 4).astype(np.int8) + np.int8(low)
+        return codes
 
     return read
 
@@ -126,7 +127,8 @@ def _large_halves(start: int) -> Callable[[Array], Array]:
 
     def read(blocks: Array) -> Array:
         q = blocks[..., start : start + 128].reshape(*blocks.shape[:-1], 4, 32)
-        return np.stack([q & 15, q >> 4], -2).reshape(*blocks.shape[:-1], LARGE)
+        codes: Array = np.stack([q & 15, q >> 4], -2).reshape(*blocks.shape[:-1], LARGE)
+        return codes
 
     return read
 
@@ -134,7 +136,8 @@ def _large_halves(start: int) -> Callable[[Array], Array]:
 def _q5_k(blocks: Array) -> Array:
     bits = np.arange(8, dtype=np.uint8)[:, None]
     high = (blocks[..., None, 16:48] >> bits & 1).reshape(*blocks.shape[:-1], LARGE)
-    return (_large_halves(48)(blocks) | high << 4).astype(np.int8)
+    codes: Array = (_large_halves(48)(blocks) | high << 4).astype(np.int8)
+    return codes
 
 
 def _sixes(blocks: Array, start: int) -> Array:
@@ -142,34 +145,39 @@ def _sixes(blocks: Array, start: int) -> Array:
     s = blocks[..., start : start + 12]
     scale = np.concatenate([s[..., :4] & 63, s[..., 8:] & 15 | s[..., :4] >> 6 << 4], -1)
     offset = np.concatenate([s[..., 4:8] & 63, s[..., 8:] >> 4 | s[..., 4:8] >> 6 << 4], -1)
-    return np.stack([scale, offset], -2)
+    codes: Array = np.stack([scale, offset], -2)
+    return codes
 
 
 def _q6_k(blocks: Array) -> Array:
     lead = blocks.shape[:-1]
-    low = blocks[..., :128].reshape(*lead, 2, 64)
-    low = np.concatenate([low & 15, low >> 4], -1)
+    q = blocks[..., :128].reshape(*lead, 2, 64)
+    low: Array = np.concatenate([q & 15, q >> 4], -1)
     high = _two_bits(blocks[..., 128:192])
-    return (low.reshape(*lead, LARGE) | high << 4).astype(np.int8) - np.int8(32)
+    codes: Array = (low.reshape(*lead, LARGE) | high << 4).astype(np.int8) - np.int8(32)
+    return codes
 
 
 def _two_bits(q: Array) -> Array:
     """Return 2-bit codes of 64 bytes: 32 bytes have 128 of them."""
     parts = q.reshape(*q.shape[:-1], 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
-    return parts.reshape(*q.shape[:-1], LARGE)
+    codes: Array = parts.reshape(*q.shape[:-1], LARGE)
+    return codes
 
 
 def _q3_k(blocks: Array) -> Array:
     bits = np.arange(8, dtype=np.uint8)[:, None]
     high = (blocks[..., None, :32] >> bits & 1).reshape(*blocks.shape[:-1], LARGE)
-    return _two_bits(blocks[..., 32:96]) | high << 2
+    codes: Array = _two_bits(blocks[..., 32:96]) | high << 2
+    return codes
 
 
 def _q3_k_scales(blocks: Array) -> Array:
     s = blocks[..., 96:108]
     low = np.concatenate([s[..., :8] & 15, s[..., :8] >> 4], -1)
     high = (s[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(low.shape)
-    return (low | high << 4).astype(np.int8) - np.int8(32)
+    codes: Array = (low | high << 4).astype(np.int8) - np.int8(32)
+    return codes
 
 
 def _iq4_xs(blocks: Array) -> Array:
@@ -180,7 +188,8 @@ def _iq4_xs(blocks: Array) -> Array:
 def _iq4_xs_scales(blocks: Array) -> Array:
     low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).reshape(*blocks.shape[:-1], 8)
     high = (blocks[..., 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(low.shape)
-    return (low | high << 4).astype(np.int8) - np.int8(32)
+    codes: Array = (low | high << 4).astype(np.int8) - np.int8(32)
+    return codes
 
 
 _FORMATS = [

@@ -37,9 +37,9 @@ class GroupRows:
         groups = self.terms // group
         shape = shape_of(positions)
         with frame.reader.loop("row", math.prod(shape)) as row:
-            at = position_in(frame.reader, positions, frame.reader.split(row, shape), self.columns)
-            lane = frame.code.let(at % COLUMNS, "lane")
-            panel = frame.code.let(at // COLUMNS * self.layout.panel(groups), "panel")
+            number = position_in(frame.reader, positions, frame.reader.split(row, shape), self.columns)
+            lane = frame.code.let(number % COLUMNS, "lane")
+            panel = frame.code.let(number // COLUMNS * self.layout.panel(groups), "panel")
             with frame.reader.loop("g", groups) as g:
                 begin, factors = self.places(panel, g)
                 scale = frame.code.let(self.number(begin, factors, 0, lane), "scale")

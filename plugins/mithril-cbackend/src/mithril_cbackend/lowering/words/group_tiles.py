@@ -35,7 +35,7 @@ class GroupLayout:
     has_offsets: bool
     is_half: bool  # whether scales and offsets, or the factors of nested ones, are float16
     bits: int  # of a code
-    nested: int  # groups that share the factors of their scales and offsets; 0: these are no codes
+    nested: int  # groups that share the factors of their scales and offsets; 0: there are none
 
     @property
     def per(self) -> int:
@@ -132,8 +132,8 @@ class _Tile:
         self.bytes_ = f"<{4 * lanes} x i8>"
         self.scales_first = not form.is_bytes and rows > 2  # scale each number, rather than sums
         limit = ACCUMULATORS // (rows * form.vectors)
-        most = (1 if form.bits == 8 else 2) if form.is_bytes else 4
-        self.parts = 1 if self.scales_first else max(1, min(most, limit))
+        parts = (1 if form.bits == 8 else 2) if form.is_bytes else 4
+        self.parts = 1 if self.scales_first else max(1, min(parts, limit))
         self.kind = self.words if form.is_bytes else self.floats
         self.cells = [(i, v) for i in range(rows) for v in range(form.vectors)]
 
@@ -393,8 +393,8 @@ class _Tile:
         place = text.let(f"getelementptr i8, ptr %head, i64 {start}")
         if form.nested:
             codes = text.let(f"load <{lanes} x i8>, ptr {place}, align 1")
-            wide = text.let(f"sext <{lanes} x i8> {codes} to {self.words}")
-            number = text.let(f"sitofp {self.words} {wide} to {self.floats}")
+            integers = text.let(f"sext <{lanes} x i8> {codes} to {self.words}")
+            number = text.let(f"sitofp {self.words} {integers} to {self.floats}")
             shared = text.let(f"getelementptr i8, ptr %factors, i64 {2 * (part * COLUMNS + v * lanes)}")
             return text.let(f"fmul {self.floats} {number}, {self.halves(shared)}")
         if form.is_half:
