@@ -31,7 +31,7 @@ FLOORS = [
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2050, "system": 940, "axes": 900},
     {"ops": 8200},
-    {"backend": 4320, "autodiff": 800},
+    {"backend": 4350, "autodiff": 800},
     {"runtime": 3745, "transforms": 1500},
     {"compiler": 3540},
     {"models": 7220},
