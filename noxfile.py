@@ -13,7 +13,9 @@ EVERYDAY = [
     "mithril-core",
     *(f"plugins/mithril-{name}" for name in ("passes", "tools", "numpy", "jax", "mlx", "torch")),
 ]
-SOAKED = [ROOT / "plugins" / name for name in ("mithril-cbackend", "mithril-train")]  # have tests marked soak
+SOAKED = [
+    ROOT / "plugins" / name for name in ("mithril-cbackend", "mithril-torch", "mithril-train")
+]  # have tests marked soak
 PINNED = ["-c", "constraints.txt"]
 
 nox.options.sessions = ["lint", "types", "docs"]

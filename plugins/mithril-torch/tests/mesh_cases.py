@@ -338,13 +338,17 @@ def gradients_travel_as_16_bits():
         assert sum(n for dtype, n in wire.messages if dtype == torch.bfloat16) > 6000, wire.messages
 
 
-def forward_passes_are_compiled():
-    options = {"jit": True, "jit_options": {"backend": "aot_eager"}}
+def forward_passes_are_compiled(backend="aot_eager"):
+    options = {"jit": True, "jit_options": {"backend": backend}}
     expected = changes(language, "small", None)
     for mesh, way in (((2,), {"parallelism": "fsdp"}), ((2,), {}), ((1, 1, 2), {"pipeline_chunks": 2})):
         torch._dynamo.utils.counters.clear()
         assert_same([changes(language, "small", mesh, **way, **options)], [expected])
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+def machine_code_of_forward_passes():
+    forward_passes_are_compiled("inductor")
 
 
 class Surroundings(TorchDispatchMode):
@@ -407,7 +411,8 @@ def sharded_parameters():
     world = dist.get_world_size()
     single = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]})
     compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(world,)), parallelism="fsdp")
-    sharded = compiled.programs[-1].executable.call.placed(params)
+    assemble = compiled.programs[-1].executable.call.assemble
+    sharded = {name: assemble(name, tuple(p.shape), lambda index, p=p: p[index].clone()) for name, p in params.items()}
     gradients = compiled.evaluate(sharded, X, G)[1]
     for name, p in sharded.items():
         assert p.to_local().numel() * world == p.numel(), name

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 ENGINES = ("torch.distributed.fsdp", "torch.distributed.pipelining")
 
 
-def run_cases(module, names, count, folder):
+def run_cases(module, names, count, folder, seconds=240):
     """Run functions of a test module in ``count`` processes; return the error of each case, or an empty text.
 
     A name may have the form ``module.function``.
@@ -24,7 +24,7 @@ def run_cases(module, names, count, folder):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(240)
+        process.join(seconds)
         process.kill()
     errors = dict.fromkeys(names, "")
     for name in names:

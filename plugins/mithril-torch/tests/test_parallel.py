@@ -65,6 +65,14 @@ def test_cases_in_processes(count, tmp_path):
     assert not any(errors.values()), "\n".join(f"-- {name} --\n{error}" for name, error in errors.items() if error)
 
 
+@pytest.mark.soak
+def test_blocks_are_compiled_to_machine_code(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    name = "machine_code_of_forward_passes"
+    error = run_cases("mesh_cases", [name], 2, tmp_path, seconds=900)[name]
+    assert not error, error
+
+
 # -- a plain script -----------------------------------------------------------------------------------------------
 def _children(pid):
     with open(f"/proc/{pid}/task/{pid}/children") as file:

@@ -169,9 +169,9 @@ class TorchBackend(SourceBackend):
         options = options or BuildOptions()
         mesh = meshes.mesh_for(self, options)
         if mesh is not None:
-            from mithril_torch.parallel import program
+            import mithril as ml  # which imports this module
 
-            return self._build_on(mesh, program.with_gradients(graph, of, wrt), options)
+            return self._build_on(mesh, ml.with_framework_gradients(graph, of, wrt, cotangents=True), options)
         if _compiles(options):
             graph = with_stored_operands(graph, OWN_COMPARISONS)
         return super().build_with_gradients(graph, of, wrt, options)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from mithril.base import BackendError
-from mithril_torch.parallel.layout import Split
-from mithril_torch.parallel.meshes import MeshBackend, axes_of_mesh, join_group
+from mithril_torch.parallel.layout import Split, dimensions_of
+from mithril_torch.parallel.meshes import axes_of_mesh, join_group
+
+if TYPE_CHECKING:
+    from mithril_torch.backend import TorchBackend
 
 
 class MeshArrays:
@@ -22,21 +25,14 @@ class MeshArrays:
         self,
         shape: tuple[int, ...],
         splits: dict[str, Split],
-        backend: MeshBackend,
-        kinds: frozenset[str] = frozenset(),
+        backend: TorchBackend,
+        kinds: frozenset[str],
     ) -> None:
         device = backend.torch_device
         join_group(device)
         self.array, self.splits = backend.array, splits
-        self.axes = axes_of_mesh(shape, device.type, kinds)
+        self.axes = axes_of_mesh(shape, device.type, dimensions_of(kinds))
         self.mesh = self.axes.mesh
-
-    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters as ``DTensor``, of which every process holds its part."""
-        return {
-            name: self.joined(self.local(name, x).clone(), self.splits[name], tuple(x.shape))
-            for name, x in params.items()
-        }
 
     def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> torch.Tensor:
         """Build a parameter whose local part is ``read(index)`` of this process's region."""
@@ -51,7 +47,7 @@ class MeshArrays:
         """Return this process's part of an argument."""
         if not isinstance(x, DTensor):
             return self.part(self.splits[name], x)
-        if x.device_mesh != self.mesh:  # split over a mesh of the caller
+        if x.device_mesh is not self.mesh and x.device_mesh != self.mesh:  # split over a mesh of the caller
             return self.part(self.splits[name], x.full_tensor())
         placements = self.axes.placements(self.splits[name])
         if tuple(x.placements) != placements:

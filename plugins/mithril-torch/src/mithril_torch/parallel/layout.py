@@ -75,6 +75,7 @@ class MeshAxes:
         self.dimensions: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
         if REPLICA in names:
             self.dimensions = {DATA: (REPLICA, PARTS), **self.dimensions}
+        self._placements: dict[Split, tuple[Any, ...]] = {}
         self._groups: dict[str, Any] = {}
         self._meshes: dict[tuple[str, str], DeviceMesh] = {}
         coordinate = mesh.get_coordinate()
@@ -122,7 +123,10 @@ class MeshAxes:
 
     def placements(self, split: Split) -> tuple[Any, ...]:
         """Return the placement of a ``DTensor`` along each dimension of the mesh."""
-        places: Mapping[str, Any] = {
-            name: Shard(k) for k, axis in enumerate(split) if axis is not None for name in self.dimensions[axis]
-        }
-        return tuple(places.get(name, Replicate()) for name in self.mesh.mesh_dim_names or ())
+        if split not in self._placements:
+            places: Mapping[str, Any] = {
+                name: Shard(k) for k, axis in enumerate(split) if axis is not None for name in self.dimensions[axis]
+            }
+            names = self.mesh.mesh_dim_names or ()
+            self._placements[split] = tuple(places.get(name, Replicate()) for name in names)
+        return self._placements[split]

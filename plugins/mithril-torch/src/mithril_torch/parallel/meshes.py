@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from math import gcd, lcm, prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from mithril.backend import BuildOptions
 from mithril.base import BackendError, OptionError
-from mithril.ir import Graph
 from mithril.system import launched_task
 from mithril_torch.parallel.launcher import launch_others
-from mithril_torch.parallel.layout import AXES, MeshAxes, check_kinds, dimensions_of, kinds_of
+from mithril_torch.parallel.layout import AXES, MeshAxes, check_kinds, kinds_of
 from mithril_torch.parallel.schedules import ONE_STAGE, num_stages
 
-_meshes: dict[str, DeviceMesh] = {}
-_axes: dict[int, MeshAxes] = {}
-_current: list[MeshAxes | DeviceMesh] = []  # of the program that runs
+if TYPE_CHECKING:
+    from mithril_torch.backend import TorchBackend
 
-
-class MeshBackend(Protocol):
-    """The interface of ``mithril_torch.backend.TorchBackend`` that mesh programs use."""
-
-    torch_device: torch.device
-    device_mesh: tuple[int, ...] | None
-    cudnn_benchmark: bool | None
-    enable_amp: bool | None
-
-    def check(self, graph: Graph, /) -> None: ...
-    def generate(self, graph: Graph, options: BuildOptions, /) -> Any: ...
-    def array(self, data: Any, /) -> torch.Tensor: ...
+_current: list[MeshAxes] = []  # of the program that runs
 
 
 def parse_mesh(device_mesh: int | Sequence[int]) -> tuple[int, ...]:
@@ -56,7 +44,7 @@ def launched_world_size() -> int | None:
     return None if task is None else task.size
 
 
-def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | None:
+def mesh_for(backend: TorchBackend, options: BuildOptions) -> tuple[int, ...] | None:
     """Return the mesh selected by the backend and the options together, or None for a single device."""
     settings = options.settings
     mesh, kinds, stages = backend.device_mesh, kinds_of(settings.get("parallelism")), settings.get("pipeline_stages")
@@ -120,23 +108,15 @@ def join_group(device: torch.device) -> None:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
 
-def mesh_of(shape: tuple[int, ...], device: str, names: tuple[str, ...] = AXES) -> DeviceMesh:
-    """Return the mesh of all processes, created once because creation is collective."""
-    key = f"{device} {shape} {names}"
-    if key not in _meshes:
-        _meshes[key] = init_device_mesh(device, shape, mesh_dim_names=names[: len(shape)])
-    return _meshes[key]
+@cache
+def axes_of_mesh(shape: tuple[int, ...], device: str, names: tuple[str, ...]) -> MeshAxes:
+    """Return the axes of the mesh of all processes, created once because creation is collective."""
+    return MeshAxes(init_device_mesh(device, shape, mesh_dim_names=names))
 
 
-def axes_of_mesh(shape: tuple[int, ...], device: str, kinds: frozenset[str]) -> MeshAxes:
-    """Return the axes of the mesh of all processes, created once because groups are."""
-    mesh = mesh_of(shape, device, dimensions_of(kinds))
-    return _axes.setdefault(id(mesh), MeshAxes(mesh))
-
-
-def select(mesh: MeshAxes | DeviceMesh) -> None:
+def select(axes: MeshAxes) -> None:
     """Let the collectives of the program that runs next use the groups of this mesh."""
-    _current[:] = [mesh]
+    _current[:] = [axes]
 
 
 def group_of(axis: str) -> Any:

@@ -23,6 +23,7 @@ from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PIPELINE, Split
 from mithril_torch.parallel.pipelines import Pipeline, StageModule
 from mithril_torch.parallel.program_parts import ForwardPart
 from mithril_torch.parallel.schedules import ZERO_BUBBLE, num_stages, owners
+from mithril_torch.parallel.sharded_module import averaged_over_rows
 
 Values = dict[str, torch.Tensor]  # local parts by name
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -285,11 +286,7 @@ class PipelinePass:
         gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in parts]
         axis = self.cut.axes.get(name)
         gradient = torch.stack(gradients).sum(0) if axis is None else torch.cat(gradients, axis)
-        gradient = gradient / prod(self.rows.values())
-        for row_axis, count in self.rows.items():
-            if count > 1 and row_axis not in self.input_splits[name]:
-                dist.all_reduce(gradient, group=self.axes.get_group(row_axis))
-        return gradient
+        return averaged_over_rows(gradient, self.input_splits[name], self.axes)
 
     def _exchanged(self, local: Mapping[Item, torch.Tensor], arguments: Values) -> Iterator[tuple[Item, torch.Tensor]]:
         """Send the results of each stage to all processes, and to each its part of the gradients."""

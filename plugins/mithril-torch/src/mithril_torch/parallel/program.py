@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,17 +20,20 @@ from mithril.ir import Graph, Input
 from mithril_torch.execution import RunOptions, read, run_settings
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, PIPELINE, Split, kinds_of
-from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
+from mithril_torch.parallel.meshes import require_processes, select
 from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
-from mithril_torch.parallel.sharded_module import ShardedModule, half_parameters
+from mithril_torch.parallel.sharded_module import ShardedModule, averaged_over_rows, half_parameters
 from mithril_torch.parallel.tensor_parallel import unsupported
+
+if TYPE_CHECKING:
+    from mithril_torch.backend import TorchBackend
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd differentiates it
 Values = dict[str, torch.Tensor]  # local parts by name
 
 
-def run_options(backend: MeshBackend, options: BuildOptions) -> RunOptions:
+def run_options(backend: TorchBackend, options: BuildOptions) -> RunOptions:
     """Return the run options; raise OptionError for those that programs of several processes do not have."""
     running = read(
         options, backend.torch_device, cudnn_benchmark=backend.cudnn_benchmark, enable_amp=backend.enable_amp
@@ -52,7 +55,7 @@ def is_staged(mesh: tuple[int, ...], options: BuildOptions) -> bool:
 
 
 def build(
-    backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...], load: Callable[..., Any]
+    backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...], load: Callable[..., Any]
 ) -> SourceExecutable:
     """Build the executable of a graph on a mesh; ``load`` returns the source and the function of a part."""
     running = run_options(backend, options)
@@ -70,12 +73,6 @@ def build(
     return executable
 
 
-def with_gradients(graph: Graph, objectives: Sequence[str], wrt: Sequence[str]) -> Graph:
-    """Return a graph with gradients of a forward graph by PyTorch; cotangents are inputs."""
-    differentiated: Graph = ml.with_framework_gradients(graph, objectives, wrt, cotangents=True)
-    return differentiated
-
-
 # -- the program ------------------------------------------------------------------------------------------------------
 class MeshProgram(MeshArrays):
     """Program of one process among several that all run the user's script.
@@ -89,7 +86,7 @@ class MeshProgram(MeshArrays):
         graph: Graph,
         shape: tuple[int, ...],
         options: BuildOptions,
-        backend: MeshBackend,
+        backend: TorchBackend,
         load: Loader,
         running: RunOptions,
     ) -> None:
@@ -123,7 +120,9 @@ class MeshProgram(MeshArrays):
         arguments = {**params, **inputs}
         try:
             with run_settings(self.running):
-                values = {name: self.local(name, arguments[name]) for name in self.splits}
+                with torch.no_grad():
+                    values = {name: self.local(name, arguments[name]) for name in self.splits}
+                memory = {name: values[name] for name in self.donated}
                 for step in self.steps:
                     values.update(step(values))
         except RuntimeError as error:
@@ -131,26 +130,26 @@ class MeshProgram(MeshArrays):
                 raise connection_error(error) from error
             raise
         results = {name: values[value] for name, value in self.results.items()}
-        donated = self._overwritten(arguments, results)
+        donated = self._overwritten(arguments, memory, results)
         return {
             name: donated[name] if name in donated else self.joined(x, self.splits_of_results[name], self.shapes[name])
             for name, x in results.items()
         }
 
-    def _overwritten(self, arguments: Mapping[str, Any], results: Values) -> dict[str, Any]:
+    def _overwritten(self, arguments: Mapping[str, Any], memory: Values, results: Values) -> dict[str, Any]:
         """Store new values in the memory of donated arguments in parts: engines hold that of their parameters."""
         old = {n: arguments[n] for n in self.donated if n in results and hasattr(arguments[n], "to_local")}
-        memory = {n: x.to_local() for n, x in old.items()}
-        fits = [n for n, x in memory.items() if x.shape == results[n].shape and x.dtype == results[n].dtype]
-        owned = {memory[n].untyped_storage().data_ptr(): n for n in fits}
+        moved = [n for n in old if results[n] is not memory[n]]
+        fits = [n for n in moved if memory[n].shape == results[n].shape and memory[n].dtype == results[n].dtype]
+        owned = {memory[n].untyped_storage().data_ptr(): n for n in old}
         new = {}
         for n in fits:
             owner = owned.get(results[n].untyped_storage().data_ptr())
             new[n] = results[n] if owner in (None, n) else results[n].clone()
-        for n, x in new.items():
-            if x.data_ptr() != memory[n].data_ptr():
+        with torch.no_grad():
+            for n, x in new.items():
                 memory[n].copy_(x)
-        return {n: old[n] for n in new}
+        return {n: x for n, x in old.items() if n in new or n not in moved}
 
 
 def _argument_splits(
@@ -324,7 +323,9 @@ class _ForwardPass:
             reached = [k for k in self.part.objectives if results[k].requires_grad]
             if reached:
                 torch.autograd.backward([results[k] for k in reached], [seeds[k] for k in reached])
-        gradients = self.module.gradients() | {n: self._of_input(n, x) for n, x in leaves.items()}
+        slopes = {n: torch.zeros_like(x) if x.grad is None else x.grad for n, x in leaves.items()}
+        averaged = {n: averaged_over_rows(x, self.input_splits[n], self.axes) for n, x in slopes.items()}
+        gradients = self.module.gradients() | averaged
         arrays = [*(x.detach() for x in results), *(gradients[n] for n in self.trained)]
         return dict(zip(self.part.gives, arrays, strict=True))
 
@@ -338,13 +339,6 @@ class _ForwardPass:
         """
         split = list(self.outputs.values())[k]
         return cotangent * prod(self.axes.size(a) for a in split if a in self.rows)
-
-    def _of_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        gradient = torch.zeros_like(x) if x.grad is None else x.grad / prod(self.rows.values())
-        for axis, count in self.rows.items():
-            if count > 1 and axis not in self.input_splits[name]:
-                dist.all_reduce(gradient, group=self.axes.get_group(axis))
-        return gradient
 
 
 def _indices(program: MeshProgram, device_graph: Any) -> Values:

@@ -58,17 +58,9 @@ class ForwardPart(Part):
 def parts_of(graph: Graph) -> tuple[list[Part], dict[str, str]]:
     """Cut a graph at its forward passes; also return the name of the value of each result."""
     op = operation(GRADIENTS)
-    calls = [node for node in graph.nodes if node.op is op]
-    if not calls:
-        forward, node = _as_call(graph)
-        return _Cutter(forward, [node]).run()
-    return _Cutter(graph, calls).run()
-
-
-def _as_call(graph: Graph) -> tuple[Graph, Node]:
-    """Return a graph whose only operation is this forward pass, without gradients."""
-    called = ml.with_framework_gradients(graph, (), ())
-    return called, called.nodes[-1]
+    if not any(node.op is op for node in graph.nodes):
+        graph = ml.with_framework_gradients(graph, (), ())  # one forward pass, without gradients
+    return _Cutter(graph, [node for node in graph.nodes if node.op is op]).run()
 
 
 class _Cutter:

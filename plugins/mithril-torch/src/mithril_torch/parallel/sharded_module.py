@@ -157,6 +157,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             find_unused_parameters=self._branches,
         )
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def assign(self, values: Mapping[str, torch.Tensor]) -> None:
         """Let the parameters have the memory of these local parts."""
         new: dict[str, torch.Tensor] = {}
@@ -195,6 +196,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             return x
         return DTensor.from_local(x, self._axes.over(MODEL), [Replicate()], run_check=False)
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def gradients(self) -> dict[str, torch.Tensor]:
         """Remove the averaged gradients of the trained parameters, and return their local parts."""
         gradients: dict[str, torch.Tensor] = {}
@@ -233,6 +235,16 @@ class _Replica(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, values: Values) -> Values:
         return self.run(values)
+
+
+def averaged_over_rows(gradient: torch.Tensor, split: Split, axes: MeshAxes) -> torch.Tensor:
+    """Return the gradient of an input with this split: the mean over all processes with rows, as of parameters."""
+    rows = [axis for axis in (DATA, CONTEXT) if axes.size(axis) > 1]
+    gradient = gradient / prod(map(axes.size, rows))
+    for axis in rows:
+        if axis not in split:
+            dist.all_reduce(gradient, group=axes.get_group(axis))
+    return gradient
 
 
 def half_parameters(graph: Graph) -> dict[str, str]:

@@ -20,8 +20,8 @@ import mithril as ml
 from mithril import ops
 from mithril.axes import is_layout
 from mithril.ir import Graph, Node, Value
+from mithril_torch.parallel.layout import MODEL
 
-MODEL = "model"
 DIVISIBLE = frozenset(
     {ops.dot, ops.linear, ops.matmul, ops.take}
 )  # operations with weights that DTensor computes on parts
