@@ -97,6 +97,20 @@ def test_one_exported_program_runs_several_sizes(build, compilers, tmp_path):
             assert output.count("largest difference") == 3
 
 
+@needs("gcc", "make")
+def test_int8_weights_run_several_sizes(tmp_path):
+    """Store weights as bytes, for processors that have no instructions for them as well."""
+    model = Model.create(outputs={"output": Linear(10)(Relu()(Linear(48)(IOKey("input"))))})
+    shapes = {"input": [ml.Dim("rows", 1, 40), 24]}
+    options = {"platform": "linux", "arch": "x86_64", "quantization": "int8"}
+    compiled = ml.compile(model, "c", shapes=shapes, inference=True, mobile_options=options)
+    compiled.bind(compiled.randomize_params(0))
+    result = mithril_cbackend.export(compiled, tmp_path, library=None)
+    assert 0 < result.quantization_error < 0.02
+    assert len(result.contents.weights) < 0.4 * sum(x.nbytes for x in compiled.params.values())
+    assert run(tmp_path, "-B", "CC=gcc", f"CFLAGS={PORTABLE}", "RUN=").count("largest difference") == 3
+
+
 def library(folder, exported, sizes):
     """Load an exported library with typed functions, and a struct of sizes."""
     loaded = ctypes.CDLL(str(exported.library))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import to_numpy
+from mithril.backend import EncodedWeight, to_numpy
 from mithril.base import ModelError, ShapeError, TensorType, equal, float32, is_static, unknown
 from mithril.ir import Input
 from mithril.ops import Draws
@@ -39,15 +39,18 @@ def initialize(
     }
 
 
-def _loaded(declared: Input, array: Any, index: Index | None) -> Array:
-    """Return a pretrained array with the dtype of the input, without a copy if possible."""
-    loaded = to_numpy(array)
+def _loaded(declared: Input, array: Any, index: Index | None) -> Any:
+    """Return a pretrained array with the dtype of the input, without a copy if possible; codes are not decoded."""
+    is_encoded = isinstance(array, EncodedWeight) and index is None and declared.type.dtype is float32
+    loaded = array if is_encoded else to_numpy(array)
     shape = declared.type.shape
     if len(shape) != loaded.ndim or any(equal(a, b) is False for a, b in zip(shape, loaded.shape, strict=True)):
         raise ShapeError(
             f"the pretrained array of '{declared.name}' has shape {list(loaded.shape)}, expected {list(shape)}",
             hint="replace or remove it in the pretrained mapping of the layer",
         )
+    if is_encoded:
+        return loaded
     region = np.asarray(loaded[index or ...])
     return np.require(region, declared.type.dtype.numpy, ["C", "A"])  # mapped files may align elements to no address
 

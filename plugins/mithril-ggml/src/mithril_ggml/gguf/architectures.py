@@ -108,13 +108,16 @@ def load_architecture(
             blocks = tensor.blocks(order)
             if blocks is not None and not offset and runner.reading_codes(blocks) is not None:
                 matrices[parameter] = blocks
-    compiled = compile(model, runner, inference=True, **options)
     for parameter, (tensor, order, offset) in parts.items():
         if parameter not in matrices:
             array = tensor.floats()
             array = array if order is None else array[order]
             matrices[parameter] = array + np.float32(offset) if offset else array
-    return compiled.bind({p: runner.array(x) if isinstance(x, np.ndarray) else x for p, x in matrices.items()})
+    if options.get("static_inference") and not isinstance(runner, GGMLBackend):
+        model.pretrained = matrices  # bound when the sizes of the inputs are known
+        return compile(model, runner, inference=True, **options)
+    arrays = {p: x if isinstance(x, PackedArray) else runner.array(x) for p, x in matrices.items()}
+    return compile(model, runner, inference=True, **options).bind(arrays)
 
 
 def export_architecture(
