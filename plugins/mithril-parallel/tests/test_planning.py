@@ -258,6 +258,57 @@ def test_products_recompute_their_operands_for_up_to_two_consumers(product, shap
     assert "tanh" in materialized(thrice, *shapes)
 
 
+def test_values_joined_from_several_places_are_stored():
+    ops = ml.ops
+
+    def shifted(x, w):
+        h = ops.pad(x, widths=((1, 1), (0, 0)))
+        return h[:-2] * 0.5 + h[2:] * 0.25
+
+    def joined(x, w):
+        return ops.concat(x, w, axis=0)
+
+    def alone(x, w):
+        return x * 0.5 + 0.25
+
+    for function, name, is_stored in ((shifted, "add", True), (joined, "concat", True), (alone, "add", False)):
+
+        def twice(x, w, function=function):
+            x, w = ops.matmul(x, w), ops.matmul(w, x)
+            h = function(x, w)
+            return ops.sum(h * h, axis=0), ops.sum(ops.tanh(h), axis=0), x * w
+
+        assert (name in materialized(twice, (64, 64), (64, 64))) == is_stored
+
+
+def test_concatenation_of_concatenations_reads_their_parts():
+    with ml.Builder() as b:
+        x = [b.input(f"x{k}", (4, 4)) for k in range(3)]
+        y = ml.ops.concat(ml.ops.concat(x[0], x[1], axis=1), x[2], axis=1)
+        z = ml.ops.concat(ml.ops.concat(x[0], x[1], axis=1), ml.ops.concat(x[2], x[2], axis=1), axis=0)
+    graph = fuse(b.build({"y": y, "z": z}), tpu=True).graph
+    assert [len(graph.producers[v].operands) for v in graph.outputs] == [3, 2]
+
+
+def test_sums_of_parts_are_split_like_the_values_they_are_combined_with():
+    with ml.Builder() as b:
+        x, w = b.input("x", (8, 16)), b.param("w", (16, 16))
+        h = ml.ops.tanh(ml.ops.matmul(x, w))  # a partial sum over ``model``, complete on each device
+        y = h * x
+    graph = b.build({"y": y})
+    sharding = propagate(graph, Mesh({DATA: 2, MODEL: 4}), {"x": (DATA, MODEL), "w": (MODEL, None)})
+    assert sharding.splits[h] == (DATA, MODEL)
+    assert sharding.local(h) == (4, 4)
+
+
+def test_gathered_activations_are_stored():
+    """Count the complete batch that weights in parts read: it stays from the forward pass to the gradient."""
+    plan = ml.plan(perceptron(2048, 2048), "tpu_v5e", shapes={"x": [512, 2048]}, devices=8, of="y")
+    entry = next(w for w in plan if w.fsdp and w.mesh.size(DATA) == 8)
+    batch = 4 * 512 * 2048
+    assert entry.memory.temporaries > 2 * batch
+
+
 @pytest.mark.parametrize(
     ("compute", "is_fused"),
     [

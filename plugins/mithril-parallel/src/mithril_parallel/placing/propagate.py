@@ -89,15 +89,19 @@ def propagate(graph: Graph, mesh: Mesh, input_splits: Mapping[str, Split], carri
 
 
 def _propagate_backward(sharding: GraphSharding, graph: Graph) -> None:
-    """Shard values that no input splits (random numbers of dropout) the way all their consumers require."""
+    """Shard values further, the way all their consumers require.
+
+    These are values that no input splits (random numbers of dropout), and complete sums of partial results that are
+    combined with values split over the same axis.
+    """
     requests: dict[Value, set[Split]] = {v: {sharding.splits[v]} for v in graph.outputs}
     for node in reversed(graph.nodes):
         operand_splits = sharding.operand_splits.get(
             node, tuple(None if v is None else sharding.splits[v] for v in node.operands)
         )
-        if _can_compute_any_part(node) and len(node.results) == 1 and not any(sharding.splits[node.result]):
+        if _can_compute_any_part(node) and len(node.results) == 1:
             requested = requests.get(node.result, set())
-            if len(requested) == 1 and any(split := next(iter(requested))):
+            if len(requested) == 1 and _refines(split := next(iter(requested)), sharding.splits[node.result]):
                 sharding.splits[node.result] = split
                 shape = sizes(node.result)
                 operand_splits = tuple(
@@ -109,6 +113,11 @@ def _propagate_backward(sharding: GraphSharding, graph: Graph) -> None:
         for v, need in zip(node.operands, operand_splits, strict=True):
             if v is not None:
                 requests.setdefault(v, set()).add(need or replicated(v.ndim))
+
+
+def _refines(split: Split, current: Split) -> bool:
+    """Whether a split divides further axes than the current one, and does not change the others."""
+    return split != current and all(old in (None, new) for old, new in zip(current, split, strict=True))
 
 
 def _can_compute_any_part(node: Node) -> bool:

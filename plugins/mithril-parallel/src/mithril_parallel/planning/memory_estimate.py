@@ -105,12 +105,12 @@ def _is_attention_head_product(producer: Node | None, shape: tuple[int, ...]) ->
 
 
 def _gathered_lifetimes(fused: FusedGraph, sharding: GraphSharding) -> list[tuple[int, int, int]]:
-    """Return (first step, last step, bytes) of gathered parameters, up to their next gather or last use."""
+    """Return (first step, last step, bytes) of gathered values, up to their next gather or last use by a product."""
     gathers_by_root: dict[Value, dict[int, int]] = {}
     for e in sharding.exchanges:
         root = e.gathered_value
-        while root is not None and (producer := fused.graph.producers.get(root)) is not None:
-            root = producer.operands[0] if is_unchanged(producer) else None
+        while root is not None and (producer := fused.graph.producers.get(root)) is not None and is_unchanged(producer):
+            root = producer.operands[0]
         if root is not None and e.node in fused.step:
             gathers_by_root.setdefault(root, {})[fused.step[e.node]] = e.bytes
     lifetimes = []
@@ -118,7 +118,8 @@ def _gathered_lifetimes(fused: FusedGraph, sharding: GraphSharding) -> list[tupl
     runs = {node: fused.step[k.node] for k in fused.kernels for node in (*k.fused, k.node)}
     for root, gathers in gathers_by_root.items():
         starts = sorted(gathers)
-        reads = list(_readers(root, fused))
+        # Pointwise operations work on the parts of computed values.
+        reads = [r for r in _readers(root, fused) if root in fused.graph.input_of or is_product(r)]
         for start, end in zip(starts, [*starts[1:], len(fused.graph.nodes) + 1], strict=True):
             last = max((runs.get(r, fused.step[r]) for r in reads if start <= fused.step[r] < end), default=start)
             early = bisect_left(kernel_steps, start) - 1  # the gather overlaps the previous kernel

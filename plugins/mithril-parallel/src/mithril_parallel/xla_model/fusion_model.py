@@ -95,10 +95,20 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
 
 
 def _simplified(graph: Graph) -> Graph:
-    """Return the graph as XLA simplifies it: ``maximum(x, c) > c`` is ``x > c``: a ReLU's operand stays live."""
+    """Return the graph as XLA simplifies it.
+
+    ``maximum(x, c) > c`` is ``x > c``: a ReLU's operand stays live. A concatenation of concatenations reads their
+    operands: each part stays live until the last of them.
+    """
     producers = graph.producers
+    replaced: dict[Value, Node] = {}
 
     def simplified(node: Node) -> Node:
+        if node.op is ops.concat:
+            parts = [_parts_of(v, node, replaced) for v in node.operands]
+            node = node.replaced(operands=tuple(v for values in parts for v in values))
+            replaced[node.result] = node
+            return node
         if node.op is not ops.greater:
             return node
         inner = producers.get(node.operands[0]) if node.operands[0] is not None else None
@@ -108,6 +118,12 @@ def _simplified(graph: Graph) -> Graph:
         return node.replaced(operands=(x, node.operands[1]))
 
     return graph.replaced(nodes=tuple(simplified(node) for node in graph.nodes))
+
+
+def _parts_of(v: Value | None, node: Node, concatenations: Mapping[Value, Node]) -> tuple[Value | None, ...]:
+    """Return the operands of the concatenation along the same axis that computes ``v``, or ``v`` itself."""
+    inner = concatenations.get(v) if v is not None else None
+    return inner.operands if inner is not None and inner.attributes == node.attributes else (v,)
 
 
 def _is_fused(
@@ -157,19 +173,24 @@ def _should_recompute(
     if not can_recompute or last[v] - step[node] < 2:
         return False
     pending, chain, extended_bytes = [node], {node}, 0
+    joins_parts = False  # several arrays, or several shifted copies of one: each element comes from as many places
+    shifted: dict[Value, Node] = {}
     while pending:
         current = pending.pop()
         if current.op in SLOW:
             return False
+        joins_parts = joins_parts or (current.op is ops.concat and len(current.operands) > 1)
         if is_expensive(current) and not products and not (tpu and _only_in(product_kernels, v, graph, inner)):
             return False
         for o in current.operands:
             if o is None or o in graph.input_of or prod(sizes(o)) < prod(sizes(v)):
                 continue
+            producer = graph.producers[o]
+            if producer.op in (ops.slice, ops.pad) and (source := producer.operands[0]) is not None:
+                joins_parts = joins_parts or shifted.setdefault(source, producer) is not producer
             other_readers = [r for r in graph.users[o] if r not in chain]
             if max((last[r.result] if r in inner else step[r] for r in other_readers), default=-1) >= last[v]:
                 continue
-            producer = graph.producers[o]
             if not pointwise(producer):
                 # This operand stays live instead, for instance the bfloat16 operand of an upcast. For equal sizes
                 # the result of a convolution is materialized, not its normalization.
@@ -179,7 +200,7 @@ def _should_recompute(
                 continue
             chain.add(producer)
             pending.append(producer)
-    return True
+    return not joins_parts or all(is_product(r) for r in readers)
 
 
 def _only_in(kernels: set[Node], v: Value, graph: Graph, inner: set[Node]) -> bool:
