@@ -33,6 +33,7 @@ from mithril.models import (
     LayerNorm,
     Linear,
     MaxPool2d,
+    MixtureOfExperts,
     Model,
     MultiHeadAttention,
     Relu,
@@ -229,6 +230,16 @@ def mixture(size):
     return Model.create(outputs={"y": Linear(width, name="last")(h)}), batch, "mse_loss"
 
 
+def routed(size):
+    """Return a mixture in which all experts compute all tokens."""
+    count, width, hidden = {"small": (4, 8, 12), "medium": (8, 32, 48)}[size]
+    numbers = np.random.default_rng(7)
+    batch = {name: numbers.standard_normal((8, 6, width), np.float32) for name in ("x", "target")}
+    h = Linear(width, name="first")(IOKey("x"))
+    h = h + MixtureOfExperts(count, hidden, name="mixture")(h)
+    return Model.create(outputs={"y": Linear(width, name="last")(h)}), batch, "mse_loss"
+
+
 def changes(make, size, mesh, **options):
     """Return the changes of the parameters, the new state and the loss after a step of gradient descent."""
     model, batch, loss = make(size)
@@ -251,15 +262,17 @@ def gradients_of_several_kinds_of_models():
     sharded_sequence = ((2, 2), {"parallelism": ("fsdp", "sequence")})
     expert, sharded_expert = (((2,), {"parallelism": kinds}) for kinds in ("expert", ("fsdp", "expert")))
     expert_context = ((2, 2), {"parallelism": ("expert", "context")})
+    context_model = ((2, 2), {"parallelism": ("context", "model")})
     ways = {
         2: {
             mixture: (expert, sharded_expert),
+            routed: (expert,),
             language: (fsdp, model, context, sequence),
             images: (data, model),
             recurrent: (fsdp, context),
         },
         4: {
-            language: [((2, 2), {"parallelism": "fsdp"}), hsdp, sharded_context, sharded_sequence],
+            language: [((2, 2), {"parallelism": "fsdp"}), hsdp, sharded_context, sharded_sequence, context_model],
             images: [hsdp],
             mixture: [expert_context],
         },

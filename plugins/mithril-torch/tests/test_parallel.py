@@ -52,6 +52,7 @@ PIPELINES = (
     "dropout_and_restarts",
     "wrong_numbers_are_rejected",
 )
+OWN_GRADIENTS = ("of_rows_and_weights", "in_pipelines", "gradients_on_parts_need_no_exchange")
 PIPELINE_CASES = {2: PIPELINES, 4: ("combined",)}
 TRAINING_CASES = {2: (*TRAINED, *TRAINED_ON_TWO), 4: TRAINED}
 
@@ -61,6 +62,7 @@ def test_cases_in_processes(count, tmp_path):
     trains = importlib.util.find_spec("mithril_train") is not None
     names = (*CASES[count], *(TRAINING_CASES[count] if trains else ()))
     names += tuple(f"pipeline_cases.{name}" for name in PIPELINE_CASES[count] if trains)
+    names += tuple(f"own_gradient_cases.{name}" for name in OWN_GRADIENTS if trains and count == 2)
     errors = run_cases("mesh_cases", names, count, tmp_path)
     assert not any(errors.values()), "\n".join(f"-- {name} --\n{error}" for name, error in errors.items() if error)
 
@@ -170,7 +172,8 @@ def test_only_a_script_starts_processes():
         ((1, 2), {"parallelism": "expert"}, "requires a mesh with a data axis"),
         ((2, 2), {"parallelism": "expert"}, "conflicts with a model axis"),
         ((1, 2), {"parallelism": ("fsdp", "hsdp")}, "'fsdp' conflicts with 'hsdp'"),
-        ((1, 2), {"parallelism": ("context", "model")}, "'model' conflicts with 'context'"),
+        ((1, 2), {"parallelism": ("context", "model")}, r"requires a mesh of two axes(.|\n)*=\(2, 2\)"),
+        ((2, 2), {"parallelism": ("context", "model", "fsdp")}, "'fsdp' conflicts with 'context'"),
         ((1, 1, 2), {"pipeline_stages": 3}, "conflicts with device_mesh"),
         ((1, 1, 2), {"parallelism": "data"}, "conflicts with device_mesh"),
         ((4,), {"parallelism": "pipeline", "pipeline_stages": 3}, r"cannot be divided into 3 stages(.|\n)*=\(12,\)"),

@@ -11,7 +11,7 @@ from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
     "gradient_graph": ("gradients", "value_and_gradients"),
-    "framework_gradients": ("require_framework_gradients", "with_marked_surrogates"),
+    "framework_gradients": ("operation_gradient", "require_framework_gradients", "with_marked_surrogates"),
     "reverse": ("live_nodes", "zeros"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

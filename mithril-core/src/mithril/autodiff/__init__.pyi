@@ -6,6 +6,7 @@ new results of the role ``gradient`` to the inputs. If a name is in use, as in g
 of that name is tried."""
 
 from mithril.autodiff.framework_gradients import (
+    operation_gradient as operation_gradient,
     require_framework_gradients as require_framework_gradients,
     with_marked_surrogates as with_marked_surrogates,
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from mithril.autodiff.gradient_graph import gradients
+from mithril.autodiff.reverse import live_nodes
 from mithril.base import GradientError, operation
-from mithril.ir import Graph, Node, Value, iterate
+from mithril.ir import Graph, Input, Node, Output, Value, iterate
 
 SURROGATE = "surrogate"  # tag of a node, and of its decomposition: the operation with a custom gradient
 
@@ -22,9 +24,12 @@ def with_marked_surrogates(graph: Graph) -> Graph:
     return graph.replaced(nodes=tuple(nodes))
 
 
-def require_framework_gradients(graph: Graph, subject: str, hint: str) -> None:
-    """Raise GradientError if ``subject``, a framework, would silently return other gradients or zeros."""
-    for node, _ in iterate(graph):
+def require_framework_gradients(graph: Graph, subject: str, hint: str, *, custom: bool = False) -> None:
+    """Raise GradientError if ``subject``, a framework, would silently return other gradients or zeros.
+
+    With ``custom`` the framework calls the custom gradients of operations.
+    """
+    for node, _ in iterate(graph) if not custom else ():
         name = node.tags.get(SURROGATE) or (node.op.name if node.op.surrogate else None)
         if name is not None:
             raise GradientError(
@@ -38,6 +43,23 @@ def require_framework_gradients(graph: Graph, subject: str, hint: str) -> None:
             facts=[str(node.origin), node.op.gradient_reason],
             hint=f"exclude it: ml.compile(model, ..., trainable=[...]) without '{name}'",
         )
+
+
+def operation_gradient(node: Node) -> Graph:
+    """Return the gradients of one operation for its float operands, a function of operands, results and cotangents."""
+    operands = [None if v is None else Value(f"operand_{k}", v.type) for k, v in enumerate(node.operands)]
+    results = [Value(f"result_{k}", v.type) for k, v in enumerate(node.results)]
+    call = node.replaced(operands=tuple(operands), results=tuple(results))
+    inputs = tuple(Input(v) for v in operands if v is not None)
+    graph = Graph(inputs, (call,), tuple(Output(v, v.name) for v in results))
+    names = [i.name for i in inputs if i.type.dtype.is_float]
+    full = gradients(graph, [v.name for v in results if v.dtype.is_float], names)
+    if call not in full.nodes:  # a composite without a rule: its body is computed again
+        results = [Value(v.name, v.type) for v in results]
+    outputs = full.results[len(node.results) :]
+    nodes = live_nodes([n for n in full.nodes if n is not call], [r.value for r in outputs])
+    arguments = (*inputs, *(i for i in full.inputs if i.role == "constant"), *map(Input, results))
+    return Graph((*arguments, *full.with_role("cotangent")), tuple(nodes), outputs)
 
 
 def cut_parameters(graph: Graph) -> dict[str, Node]:

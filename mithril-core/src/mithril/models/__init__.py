@@ -36,6 +36,7 @@ HOMES = {
         *("MeanSquaredLogError", "RootMeanSquaredError"),
     ),
     "language.model": ("Model",),
+    "layers.mixture": ("MixtureOfExperts",),
     "layers.normalization": (
         *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d"),
         *("LayerNorm", "RMSNorm"),

@@ -65,6 +65,7 @@ from mithril.models.layers.metrics import (
     Recall as Recall,
     TopKAccuracy as TopKAccuracy,
 )
+from mithril.models.layers.mixture import MixtureOfExperts as MixtureOfExperts
 from mithril.models.layers.normalization import (
     BatchNorm1d as BatchNorm1d,
     BatchNorm2d as BatchNorm2d,

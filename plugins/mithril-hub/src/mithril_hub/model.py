@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from mithril.base import TensorType, dtype as as_dtype
+from mithril.base import InputError, TensorType, dtype as as_dtype
 from mithril.models import Layer
+from mithril_hub.checkpoint.stacked_experts import separated
 from mithril_hub.decoder.config import DecoderConfig
 from mithril_hub.decoder.decoder import decode
 from mithril_hub.decoder.places import Places
@@ -42,6 +44,10 @@ class Decoder(Pretrained):
             if config.depends_on_length:
                 self.inputs = (*self.inputs, "length")
 
+    def checkpoint_parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return arrays by the names of checkpoints: the matrices of stacked experts are separate there."""
+        return separated(parameters) if self.config.experts and self.config.experts.stacked else parameters
+
     def expects(self, terminal: str) -> Any:
         return ((None, None), "int32") if terminal == "input_ids" else None
 
@@ -55,3 +61,11 @@ class Decoder(Pretrained):
         position, mask = arguments.get("position"), arguments.get("attention_mask")
         places = Places.of(tokens, position, self.cache, mask, total, "Decoder")
         return decode(self, self.config, tokens, places, arguments.get("last"), self.dtype)
+
+
+def with_stacked_experts(model: Pretrained, *, stacked: bool = True) -> Decoder:
+    """Return the decoder with one parameter for all experts, or with one for each."""
+    if not isinstance(model, Decoder) or model.config.experts is None:
+        raise InputError("stack_experts=True requires a mixture of experts", hint="omit stack_experts")
+    experts = replace(model.config.experts, stacked=stacked)
+    return Decoder(replace(model.config, experts=experts), cache=model.cache, dtype=model.dtype)

@@ -25,7 +25,7 @@ from mithril.backend import (
     with_stored_operands,
 )
 from mithril.base import ALL, BackendError, DType, UnsupportedError, dtype as as_dtype
-from mithril.ir import Graph, Node, iterate
+from mithril.ir import Graph, Node, decompose, iterate
 from mithril.ops import conv_input_grad
 from mithril.system import launched_task
 from mithril_torch import stored  # noqa: F401  # defines the operation of barriers in compiled programs
@@ -41,10 +41,9 @@ from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
 from mithril_torch.lowering import table
 from mithril_torch.native_semantics import DIFFERENT, native_table
-from mithril_torch.parallel import collectives, meshes, program_parts  # noqa: F401  # add their rows to the table
+from mithril_torch.parallel import collectives, meshes, own_gradients, program_parts, ring_attention  # noqa: F401  # add their rows to the table
 
 OWN_COMPARISONS = frozenset({ops.max, ops.min})  # PyTorch's own gradients compare the operand with the result
-DEVICES_HINT = "replace the operation, or train on one device"
 MISSING = ("uint16", "uint64")  # PyTorch stores these but supports hardly any operation on them
 
 
@@ -126,6 +125,8 @@ class TorchBackend(SourceBackend):
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         if node.op.name == program_parts.GRADIENTS:
             return options is not None and self.differentiates(options)
+        if node.op.surrogate and options is not None and self.differentiates(options):
+            return True  # the gradient of its decomposition is another one
         return super().lowers(node, options)
 
     # -- building ----------------------------------------------------------------------------------------------------
@@ -145,10 +146,18 @@ class TorchBackend(SourceBackend):
         from mithril_torch.parallel import program
 
         def load(part: Graph, differentiated: bool) -> tuple[Source, Forward]:
+            table = self.table(options)
+
+            def lowers(node: Node) -> bool:
+                return table.lowers(node) or table.falls_back(node)
+
+            def has_own_gradient(node: Node) -> bool:
+                by_plugin = self.plugin_lowering(node, options) is not None
+                return node.op.surrogate or by_plugin or table.falls_back(node)
+
             if differentiated:
-                source = self._differentiable_source(part, options, "PyTorch on several devices", DEVICES_HINT)
-            else:
-                source = self._source(part, options)
+                part = own_gradients.with_own_gradients(part, has_own_gradient, table.falls_back, lowers)
+            source = self._source(decompose(part, lowers, self.name), options, gradients=differentiated)
             return source, self.loaded(source)
 
         return program.build(self, graph, options, mesh, load)

@@ -128,6 +128,8 @@ def export_architecture(
     architecture, metadata, sources, extra = function(compiled.model)
     if architecture != name:
         raise InputError(f"this model is a '{architecture}', no '{name}'", hint=f'architecture="{architecture}"')
+    if hasattr(compiled.model, "checkpoint_parameters"):  # the model has them in another form
+        parameters = compiled.model.checkpoint_parameters(parameters)
     with files.parts(Path(os.fspath(path))) as folder:
         part = folder / "part"
         writer = gguf.GGUFWriter(part, architecture)

@@ -17,7 +17,7 @@ BUFFERS = re.compile(r".*(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|posi
 
 
 class CheckpointWeights(Mapping[str, np.ndarray[Any, Any]]):
-    """Arrays by parameter name: views of the files, or converted once where the dtype of the model differs."""
+    """Arrays by parameter name: views of the files, or copies where they are converted or stacked."""
 
     def __init__(self, tensors: Mapping[str, Stored], dtype: str) -> None:
         self.tensors = dict(tensors)
@@ -28,10 +28,11 @@ class CheckpointWeights(Mapping[str, np.ndarray[Any, Any]]):
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
         if name in self.converted:
             return self.converted[name]
-        array = self.tensors[name].array()
-        if array.dtype == self.dtype:
+        stored = self.tensors[name]
+        array = stored.array()
+        if array.dtype == self.dtype and isinstance(stored, Stored):
             return array
-        array = self.converted[name] = array.astype(self.dtype)
+        array = self.converted[name] = array.astype(self.dtype, copy=False)
         return array
 
     def __iter__(self) -> Iterator[str]:

@@ -11,20 +11,32 @@ from mithril_hub.architectures import build
 from mithril_hub.checkpoint.checkpoint_weights import matched
 from mithril_hub.checkpoint.folder import locate, read_json, tensors_of
 from mithril_hub.checkpoint.parameters import parameter_types
+from mithril_hub.checkpoint.stacked_experts import stacked
+from mithril_hub.model import with_stacked_experts
 
 
 @checked()
 def from_pretrained(
-    source: str | os.PathLike[str], *, dtype: str = "float32", cache: int | None = None, revision: str | None = None
+    source: str | os.PathLike[str],
+    *,
+    dtype: str = "float32",
+    cache: int | None = None,
+    revision: str | None = None,
+    stack_experts: bool = False,
 ) -> Layer:
     """Return the model of a Hugging Face folder or repository, with its weights, which stay mapped files.
 
     ``dtype`` is that of the parameters. With ``cache=n``, decoders keep keys and values of n positions as states, for
-    ``ml.generate``. No code of the repository runs, and pickled weights are refused.
+    ``ml.generate``. With ``stack_experts`` the weights of a mixture of experts are copied to parameters
+    ``[experts, in, out]``, which ``parallelism="expert"`` divides over devices. No code of the repository runs, and
+    pickled weights are refused.
     """
     folder = locate(source, revision)
-    model, roots = build(read_json(folder / "config.json"), dtype=as_dtype(dtype).name, cache=cache)
-    weights = matched(tensors_of(folder), parameter_types(model), roots, dtype, f"'{folder}'")
+    settings, tensors = read_json(folder / "config.json"), tensors_of(folder)
+    model, roots = build(settings, dtype=as_dtype(dtype).name, cache=cache)
+    if stack_experts:
+        model, tensors = with_stacked_experts(model), stacked(tensors)
+    weights = matched(tensors, parameter_types(model), roots, dtype, f"'{folder}'")
     weights.folder = folder
     model.pretrained = weights
     return model

@@ -48,6 +48,12 @@ class Experts:
     up: str = "up_proj"
     down: str = "down_proj"
     shared: int = 0  # intermediate features of an expert that every token passes through
+    stacked: bool = False  # whether a weight [experts, in, out] holds those of all experts
+
+    @property
+    def joint(self) -> str:
+        """The path of the weights of all experts, in which their number is missing."""
+        return self.expert.replace("{}.", "")
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from mithril import ops
+from mithril.models import MixtureOfExperts
 from mithril_hub.decoder.config import DecoderConfig, Experts
 from mithril_hub.weights import Weights, activate
 
@@ -29,9 +31,10 @@ def feed_forward(weights: Weights, config: DecoderConfig, n: int, x: Any) -> Any
 
 def mixture(weights: Weights, config: DecoderConfig, experts: Experts, x: Any) -> Any:
     """Return the sum of the experts, each weighted by the router; experts that are not active have the weight 0."""
-    shares = _shares(weights, experts, x)
-    total = None
-    for e in range(experts.count):
+    logits = weights.linear(experts.router, x, experts.count)
+    _, _, shares = MixtureOfExperts.routed(logits, experts.active, normalized=experts.normalized)
+    total = _stacked(weights.below(experts.joint), config, experts, x, shares) if experts.stacked else None
+    for e in range(0 if experts.stacked else experts.count):
         part = weights.below(experts.expert.format(e))
         hidden = activate(config.activation, part.linear(experts.gate, x, experts.size))
         y = part.linear(experts.down, hidden * part.linear(experts.up, x, experts.size), config.hidden)
@@ -45,12 +48,10 @@ def mixture(weights: Weights, config: DecoderConfig, experts: Experts, x: Any) -
     return total
 
 
-def _shares(weights: Weights, experts: Experts, x: Any) -> Any:
-    """Return the weight of each expert for each token [batch, length, experts]."""
-    logits = weights.linear(experts.router, x, experts.count)
-    shares = ops.softmax(ops.cast(logits, dtype="float32"), axis=-1)
-    values, indices = ops.top_k(shares, k=experts.active, axis=-1)
-    if experts.normalized:
-        values = values / ops.sum(values, axis=-1, keepdims=True)
-    empty = ops.full(shape=shares.shape, value=0.0, dtype="float32")
-    return ops.cast(ops.scatter_along_axis(empty, indices, values, axis=-1), dtype=x.dtype)
+def _stacked(weights: Weights, config: DecoderConfig, experts: Experts, x: Any, shares: Any) -> Any:
+    """Return the weighted sum of experts whose weights are stacked."""
+    inner, outer = (experts.count, config.hidden, experts.size), (experts.count, experts.size, config.hidden)
+    shapes = {experts.gate: inner, experts.up: inner, experts.down: outer}
+    gate, up, down = (weights.param(f"{name}.weight", shape) for name, shape in shapes.items())
+    activation = partial(activate, config.activation)
+    return MixtureOfExperts.combined(x, shares, up, down, gate=gate, activation=activation)

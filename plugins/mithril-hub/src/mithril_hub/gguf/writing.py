@@ -13,7 +13,7 @@ from mithril_hub.decoder.config import DecoderConfig
 from mithril_hub.decoder.rope import Rope
 from mithril_hub.gguf.tensor_names import Tensor, tensors_by_parameter
 from mithril_hub.gguf.vocabulary import vocabulary_entries
-from mithril_hub.model import Decoder
+from mithril_hub.model import Decoder, with_stacked_experts
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -38,7 +38,8 @@ def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, 
     config: DecoderConfig = model.config
     scaling, extra = _scaling(config)
     metadata = {**_sizes(config), **scaling, **_experts(config)}
-    tensors = tensors_by_parameter(config, list(parameter_types(model)), architecture == "llama")
+    separate = with_stacked_experts(model, stacked=False) if config.experts is not None else model
+    tensors = tensors_by_parameter(config, list(parameter_types(separate)), architecture == "llama")
     entries = {f"{architecture}.{key}": value for key, value in metadata.items()}
     folder = model.pretrained.folder if isinstance(model.pretrained, CheckpointWeights) else None
     if folder is not None:

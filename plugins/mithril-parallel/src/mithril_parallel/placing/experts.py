@@ -21,10 +21,20 @@ def expert_parameters(graph: Graph, parts: int) -> list[str]:
             factors, partner = axes.operands[k], axes.operands[1 - k]
             if weight not in parameters or not factors or not partner or sizes(weight)[0] % parts:
                 continue
-            is_stacked = len(factors[0]) == 1 and factors[0][0] in axes.parallel and factors[0] in partner
+            is_stacked = (
+                len(factors[0]) == 1
+                and factors[0][0] in axes.parallel
+                and (
+                    factors[0] in partner or _is_single(node.operands[1 - k])  # of all tokens for each expert
+                )
+            )
             if is_stacked and weight.ndim > 2 and factors[0] in axes.results[0]:
                 names[parameters[weight]] = None
     return list(names)
+
+
+def _is_single(v: Value | None) -> bool:
+    return v is not None and sizes(v)[0] == 1
 
 
 def _stored(graph: Graph, v: Value | None) -> Value | None:

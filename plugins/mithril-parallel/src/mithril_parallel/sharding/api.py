@@ -32,12 +32,15 @@ def placement(
     return strategy.splits, strategy.unsplit
 
 
-def in_chunks(graph: Graph, chunks: int) -> DeviceGraph:
-    """Return the graph of one chunk of the batch; sums over the chunks are the operation ``mesh.chunk_sum``."""
+def in_chunks(graph: Graph, chunks: int, *, differentiated: bool = False) -> DeviceGraph:
+    """Return the graph of one chunk of the batch; sums over the chunks are the operation ``mesh.chunk_sum``.
+
+    ``differentiated`` tells that a framework differentiates it.
+    """
     strategy = choose(graph, Mesh({DATA: chunks}), chunked=True)
     names = {
         name: tuple(CHUNK if a == DATA else a for a in split)
         for name, split in strategy.splits.items()
         if any(i.name == name and i.role != "param" for i in graph.inputs)
     }
-    return partition_graph(graph, {CHUNK: chunks}, names, sequential_axes=(CHUNK,))
+    return partition_graph(graph, {CHUNK: chunks}, names, sequential_axes=(CHUNK,), differentiated=differentiated)

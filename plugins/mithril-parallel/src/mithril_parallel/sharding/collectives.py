@@ -83,5 +83,21 @@ def constrain(x: Any, *, split: str) -> Any:
     return x
 
 
-for _op in (all_reduce, all_gather, all_to_all, reduce_scatter, chunk_sum):
+@op(name="mesh.cotangent", shape=_same, dtype=_like, opaque=True, axes="*x -> *x", linear="x")
+def cotangent(x: Any, *, mesh: str, parts: int, scale: float) -> Any:
+    """The value; its cotangent is summed over the ``parts`` devices along the axis ``mesh``, if any, and scaled."""
+    return x
+
+
+def _attended(q: Any, k: Any, v: Any, **attributes: Any) -> Any:
+    return (*q[:3], v[3])
+
+
+@op(name="mesh.ring_attention", shape=_attended, dtype=_like, opaque=True, no_axes="it already works on local parts")
+def ring_attention(q: Any, k: Any, v: Any, *, mesh: str, parts: int, causal: bool, scale: float | None = None) -> Any:
+    """The attention of the queries of a device over the keys of all ``parts`` devices, which pass around a ring."""
+    raise NotImplementedError("it requires the keys of other devices")
+
+
+for _op in (ring_attention, cotangent, all_reduce, all_gather, all_to_all, reduce_scatter, chunk_sum):
     _op.no_vjp("collectives are inserted after differentiation")

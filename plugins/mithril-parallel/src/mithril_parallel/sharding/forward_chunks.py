@@ -41,7 +41,7 @@ def forward_chunks(graph: Graph, objectives: Sequence[str], chunks: int) -> Forw
     """Cut a forward graph into chunks whose ends have cotangents for the results ``objectives``."""
     if chunks == 1:
         return ForwardChunks(graph, {}, frozenset(), {name: name for name in graph.output_names}, None, None, None)
-    per_chunk = in_chunks(graph, chunks)
+    per_chunk = in_chunks(graph, chunks, differentiated=True)
     splits = {**per_chunk.inputs, **{name: part.split for name, part in per_chunk.outputs.items()}}
     axes = {name: split.index(CHUNK) for name, split in splits.items() if CHUNK in split}
     return _Cut(per_chunk.graph, axes).run(objectives)

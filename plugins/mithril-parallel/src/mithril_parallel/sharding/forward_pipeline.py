@@ -61,7 +61,7 @@ def forward_pipeline(
         for name, v in zip(cut.body.output_names, cut.body.outputs, strict=True)
         if name in read and name not in cut.sums
     }
-    body = SpmdPartitioner(cut.body, mesh, frozenset()).run(inputs, complete, cut.sums)
+    body = SpmdPartitioner(cut.body, mesh, frozenset(), differentiated=True).run(inputs, complete, cut.sums)
     ahead = None
     if cut.ahead is not None:
         ahead = SpmdPartitioner(cut.ahead, mesh, frozenset()).run(inputs, {}, cut.sums).graph

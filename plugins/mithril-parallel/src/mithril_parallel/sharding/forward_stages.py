@@ -28,7 +28,8 @@ class ForwardStage:
 def forward_stages(graph: Graph, count: int, last: Collection[str] = ()) -> list[ForwardStage]:
     """Cut a forward graph into stages of balanced work; the results ``last`` are those of the last stage.
 
-    Operations that depend on no parameter are repeated in each stage that reads their results.
+    Operations that depend on no parameter, or on parameters only, are repeated in each stage that reads their results:
+    schedules that divide backward passes lose the gradients of parameters that a stage sends on without an input.
     """
     return _Stages(graph, count, last).run()
 
@@ -36,12 +37,15 @@ def forward_stages(graph: Graph, count: int, last: Collection[str] = ()) -> list
 class _Stages:
     def __init__(self, graph: Graph, count: int, last: Collection[str]) -> None:
         self.graph, self.count = graph, count
-        dependent = {i.value for i in graph.with_role("param")}
-        self.nodes: list[Node] = []  # that depend on parameters
+        on_params = {i.value for i in graph.with_role("param")}
+        on_inputs = {i.value for i in graph.arguments} - on_params
+        self.nodes: list[Node] = []  # that depend on parameters and inputs
         for node in graph.nodes:
-            if any(v in dependent for v in node.operands):
+            depends = [any(v in values for v in node.operands) for values in (on_params, on_inputs)]
+            for values, does in zip((on_params, on_inputs), depends, strict=True):
+                values.update(node.results if does else ())
+            if all(depends):
                 self.nodes.append(node)
-                dependent.update(node.results)
         ends = stage_ends(self.nodes, graph, count)
         self.stage_of = {n: k for k, (a, b) in enumerate(pairwise((0, *ends))) for n in self.nodes[a:b]}
         self.home = {v: k for node, k in self.stage_of.items() for v in node.results}

@@ -51,7 +51,16 @@ class LocalGraphBuilder(ABC):
     mesh axes over which the local values still have to be summed.
     """
 
-    def __init__(self, graph: Graph, mesh: Mesh, sequential_axes: frozenset[str], *, in_region: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        sequential_axes: frozenset[str],
+        *,
+        differentiated: bool = False,
+        in_region: bool = False,
+    ) -> None:
+        self.differentiated = differentiated  # whether a framework differentiates the graph of a device
         self.graph, self.mesh, self.sequential_axes = graph, mesh, sequential_axes
         self.in_region = in_region  # a loop body or branch, which cannot contain a sum over chunks
         self.builder = Builder(graph.name)
@@ -82,7 +91,7 @@ class LocalGraphBuilder(ABC):
     def emit(self, node: Node, operands: Sequence[Value | None], rule: LocalRule) -> None:
         if self.sequential_axes and self.is_once(node):
             if any(a in self.sequential_axes for need in rule.operand_splits for a in need or ()):
-                raise self._mixed_examples_error()
+                raise self.mixed_examples_error()
             self.once.update(node.results)
         names = [v.name for v in node.results]
         outputs = self.builder.emit(
@@ -173,11 +182,11 @@ class LocalGraphBuilder(ABC):
             complete = op.complete({"mesh": mesh_axis, "parts": self.mesh.size(mesh_axis), **attributes})
             return self.builder.emit(op, (value,), op.canonical([value.type], complete))[0]
         if self.in_region or attributes.get("kind") != "sum":
-            raise self._mixed_examples_error()
+            raise self.mixed_examples_error()
         total: Value = operation("mesh.chunk_sum")(value)
         return total
 
-    def _mixed_examples_error(self) -> UnsupportedError:
+    def mixed_examples_error(self) -> UnsupportedError:
         node = self.node
         return UnsupportedError(
             "this model mixes the examples of a batch, which cannot be cut into chunks",

@@ -17,8 +17,9 @@ from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results, 
 from mithril.ops import if_op, scan_op
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
 from mithril_parallel.placing.rules import sizes
-from mithril_parallel.sharding.causal_attention import shard_causal_attention
+from mithril_parallel.sharding.attention import shard_attention
 from mithril_parallel.sharding.control_flow import shard_if, shard_scan
+from mithril_parallel.sharding.custom_gradients import shard_custom_gradient
 from mithril_parallel.sharding.local_graph import DeviceGraph, LocalGraphBuilder, Part
 from mithril_parallel.sharding.local_rules import LocalRule, is_zero, local_rule
 from mithril_parallel.sharding.lookups import shard_lookup, shard_row_aligned
@@ -31,15 +32,21 @@ def partition_graph(
     *,
     outputs: Mapping[str, Split] | None = None,
     sequential_axes: Sequence[str] = (),
+    differentiated: bool = False,
 ) -> DeviceGraph:
     """Partition ``graph`` for a mesh; ``inputs`` maps names of inputs to their splits.
 
     ``outputs`` maps names of outputs to requested splits; other outputs keep the split of their computation. The axes
     ``sequential_axes`` count iterations on one device instead of devices: their only collective is a sum
     (``mesh.chunk_sum``), and its consumers run once, after all iterations. So does the optimizer's update.
+    ``differentiated`` tells that a framework differentiates the result, with the custom gradients of operations.
     """
     mesh = Mesh({name: n for name, n in axes.items() if n > 1})
-    return SpmdPartitioner(graph, mesh, frozenset(sequential_axes) & frozenset(mesh.axes)).run(inputs, outputs or {})
+    sequential = frozenset(sequential_axes) & frozenset(mesh.axes)
+    return SpmdPartitioner(graph, mesh, sequential, differentiated=differentiated).run(inputs, outputs or {})
+
+
+RULES = (shard_custom_gradient, shard_lookup, shard_row_aligned, shard_attention)
 
 
 class SpmdPartitioner(LocalGraphBuilder):
@@ -115,7 +122,9 @@ class SpmdPartitioner(LocalGraphBuilder):
         accumulating: Collection[Value] = (),
         unreduced: Collection[str] = (),
     ) -> DeviceGraph:
-        partitioner = SpmdPartitioner(graph, self.mesh, self.sequential_axes, in_region=True)
+        partitioner = SpmdPartitioner(
+            graph, self.mesh, self.sequential_axes, differentiated=self.differentiated, in_region=True
+        )
         partitioner.accumulating.update(accumulating)
         return partitioner.run(inputs, outputs, unreduced)
 
@@ -129,7 +138,7 @@ class SpmdPartitioner(LocalGraphBuilder):
                 shard_if(self, node)
             elif self._can_delay_reduction(node):
                 self._delay_reduction(node)
-            elif not any(shard(self, node) for shard in (shard_lookup, shard_row_aligned, shard_causal_attention)):
+            elif not any(shard(self, node) for shard in RULES):
                 self._partition(node)
 
     def _partition(self, node: Node) -> None:

@@ -92,6 +92,7 @@ EXAMPLES: dict[str, tuple[str, list[int] | dict[str, list[int]]]] = {
     "MaxPool3d": ("MaxPool3d(2)", VOLUME),
     "MeanAbsoluteError": ("MeanAbsoluteError()", TARGETS),
     "MeanSquaredError": ("MeanSquaredError()", TARGETS),
+    "MixtureOfExperts": ("MixtureOfExperts(4, 16)", SEQUENCE),
     "MultiHeadAttention": ("MultiHeadAttention(8, heads=2, causal=True)", {"query": SEQUENCE}),
     "PRelu": ("PRelu()", [2, 8]),
     "Pad": ("Pad(1, (0, 2))", IMAGE),

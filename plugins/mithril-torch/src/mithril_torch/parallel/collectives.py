@@ -17,7 +17,10 @@ from mithril_torch.lowering import table
 from mithril_torch.parallel.layout import MODEL
 from mithril_torch.parallel.meshes import group_of
 
-IMPORTS = ("from mithril_torch.parallel.collectives import reduced, gathered, scattered, exchanged, with_split",)
+IMPORTS = (
+    "from mithril_torch.parallel.collectives import exchanged, gathered, reduced, scattered",
+    "from mithril_torch.parallel.collectives import with_cotangent, with_split",
+)
 STORED = {torch.bool: torch.uint8, torch.uint32: torch.int32}  # collectives lack these dtypes
 
 
@@ -51,7 +54,13 @@ def constrain(x, split):  # type: ignore[no-untyped-def]
     return with_split(x, split)
 
 
-for _function in (all_reduce, all_gather, all_to_all, reduce_scatter, constrain):
+@needs(imports=IMPORTS)
+def cotangent(x, mesh, scale):  # type: ignore[no-untyped-def]
+    """Return the value; its cotangent is summed over the group, if any, and scaled."""
+    return with_cotangent(x, mesh, scale)
+
+
+for _function in (cotangent, all_reduce, all_gather, all_to_all, reduce_scatter, constrain):
     table.helper(_function, op=f"mesh.{_function.__name__}")
 
 
@@ -69,6 +78,10 @@ def scattered(x: Any, mesh: str, parts: int, axis: int) -> Any:
 
 def exchanged(x: Any, mesh: str, parts: int, split: int, axis: int) -> Any:
     return _on_local(_Exchanged, x, _all_to_all, _all_to_all_back, group_of(mesh), parts, split, axis)
+
+
+def with_cotangent(x: Any, mesh: str, scale: float) -> Any:
+    return _on_local(_WithCotangent, x, group_of(mesh) if mesh else None, scale)
 
 
 def with_split(x: Any, split: str) -> Any:
@@ -145,6 +158,19 @@ class _Reduced(torch.autograd.Function):  # type: ignore[misc]
             is_extremum = (x == y).to(gradient.dtype)
             total = total * is_extremum / _all_reduce(is_extremum, ctx.group)
         return total, None, None
+
+
+class _WithCotangent(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx, x, group, scale):  # type: ignore[no-untyped-def]
+        ctx.group, ctx.scale = group, scale
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        total = gradient if ctx.group is None else _all_reduce(gradient, ctx.group)
+        return total * ctx.scale, None, None
 
 
 class _Exchanged(torch.autograd.Function):  # type: ignore[misc]

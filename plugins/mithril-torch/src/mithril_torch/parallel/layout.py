@@ -15,7 +15,8 @@ AXES = DATA, MODEL, PIPELINE = ("data", "model", "pipeline")
 CONTEXT, REPLICA, PARTS = "context", "replica", "parts"
 Split = tuple[str | None, ...]
 
-# The first axis of a mesh divides rows; these divide something else over its second axis.
+# The first axis of a mesh divides rows; these divide something else over its second axis. Positions and weights can be
+# divided together: positions over the first axis then, and rows over none.
 SECOND = ("model", "sequence", "context", "hsdp")
 
 
@@ -28,10 +29,20 @@ def check_kinds(kinds: frozenset[str], mesh: tuple[int, ...]) -> None:
     """Raise OptionError for kinds that conflict with one another or with the mesh."""
     second = [kind for kind in SECOND if kind in kinds]
     conflicts = [("data", "fsdp"), ("data", "hsdp"), ("fsdp", "hsdp"), ("expert", "hsdp")]
+    is_combined = divides_positions_and_weights(kinds)
+    if is_combined:
+        conflicts += [(kind, "context") for kind in ("data", "fsdp", "expert")]
+        second.remove("context")
     pairs = [second[:2]] if len(second) > 1 else [pair for pair in conflicts if kinds.issuperset(pair)]
     if pairs:
         a, b = pairs[0]
         raise OptionError(f"parallelism='{a}' conflicts with '{b}': both divide an axis of the mesh", hint="omit one")
+    if is_combined and 1 in mesh[:2]:
+        raise OptionError(
+            f"parallelism=('context', '{second[0]}') requires a mesh of two axes",
+            facts=[f"device_mesh={mesh}; the first axis divides positions, the second one weights"],
+            hint="use device_mesh=(2, 2), or one of the two kinds",
+        )
     if second and mesh[1] == 1:
         raise OptionError(
             f"parallelism='{second[0]}' requires a mesh with a second axis",
@@ -57,10 +68,17 @@ def check_kinds(kinds: frozenset[str], mesh: tuple[int, ...]) -> None:
         )
 
 
+def divides_positions_and_weights(kinds: frozenset[str]) -> bool:
+    """Whether the axes of a mesh divide positions and weights instead of rows and one of both."""
+    return "context" in kinds and bool(kinds & {"model", "sequence"})
+
+
 def dimensions_of(kinds: frozenset[str]) -> tuple[str, str, str]:
     """Return the names of the axes that ``device_mesh`` lists."""
     if "hsdp" in kinds:
         return (REPLICA, PARTS, PIPELINE)
+    if divides_positions_and_weights(kinds):
+        return (CONTEXT, MODEL, PIPELINE)
     return (DATA, CONTEXT if "context" in kinds else MODEL, PIPELINE)
 
 
@@ -92,9 +110,9 @@ class MeshAxes:
         return prod(self._sizes[name] for name in self.dimensions.get(axis or "", ()))
 
     def index(self, axis: str) -> int:
-        """Return the position of this process along an axis."""
+        """Return the position of this process along an axis; 0 for one that the mesh does not have."""
         position = 0
-        for name in self.dimensions[axis]:
+        for name in self.dimensions.get(axis, ()):
             position = position * self._sizes[name] + self._coordinate[name]
         return position
 

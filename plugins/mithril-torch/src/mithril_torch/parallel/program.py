@@ -192,7 +192,7 @@ def _placement(
     stored = PARTS if PARTS in sizes else DATA  # the axis over which fsdp divides parameters
     axes = {a: n for a, n in sizes.items() if a in (DATA, MODEL, CONTEXT, PIPELINE)}
     rows, unsplit = ml.placement(graph, axes, splits=requests, uneven=True, classes=True)
-    axes[DATA] = sizes[stored]
+    axes[DATA] = sizes.get(stored, 1)
     weights = rows
     if kinds & {"fsdp", "hsdp"}:
         weights, reasons = ml.placement(graph, axes, splits=requests, fsdp=True, uneven=True, classes=True)
@@ -280,7 +280,7 @@ class _ForwardPass:
         if halves := half_parameters(forward):  # engines exchange all parameters in one dtype
             parts += [n for n in self.params if n not in halves and n not in parts and DATA in splits[n]]
         rows = {n: tuple(a if a in self.rows else None for a in splits[n]) for n in (*self.inputs, *parts)}
-        device_graph = ml.partition_graph(forward, self.rows, rows)
+        device_graph = ml.partition_graph(forward, self.rows, rows, differentiated=True)
         self.index = _indices(program, device_graph)
         local_graph, processes = device_graph.graph, self.axes.size(MODEL)
         if processes > 1:

@@ -114,6 +114,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             return
         stored, replicas = (PARTS, REPLICA) if self._axes.size(PARTS) > 1 else (DATA, CONTEXT)
         managed = [n for n in self.paths if n not in self._parts and (not halves or n in halves)]
+        managed = [n for n in managed if self.get_parameter(n).ndim]  # engines have no scalars
         engine: Any = replicate
         options: dict[str, Any] = {"mesh": self._axes.over(*self._row_axes)}
         if any(stored in self._splits[n] for n in managed):

@@ -337,7 +337,7 @@ class Engine(CarriedArrays):
         def by_framework(graph: Graph, loss: str, names: Iterable[str]) -> Graph:
             optimized = self._passes(graph, first=True)
             hint = "replace the operation, or train on one device"
-            require_framework_gradients(optimized, f"'{self.backend.name}' on several devices", hint)
+            require_framework_gradients(optimized, f"'{self.backend.name}' on several devices", hint, custom=True)
             return with_framework_gradients(optimized, [loss], names)
 
         return with_gradients(fused, *arguments, by_framework)

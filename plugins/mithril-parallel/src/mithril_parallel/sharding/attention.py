@@ -1,22 +1,22 @@
-"""Causal attention whose queries are split: each device compares its positions with those of all keys."""
+"""Attention whose queries are split: each device compares its positions with those of all keys.
+
+Keys and values of all devices pass around a ring, or are gathered: for masks of the user, and for queries that are
+other positions than the keys.
+"""
 
 from __future__ import annotations
 
 from mithril import ops
 from mithril.base import operation
 from mithril.ir import Node, Value
-from mithril_parallel.mesh import BLOCKS
+from mithril_parallel.mesh import BLOCKS, Split
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.local_graph import LocalGraphBuilder
 
 
-def shard_causal_attention(local: LocalGraphBuilder, node: Node) -> bool:
-    """Partition causal attention along the queries; return whether this was possible.
-
-    Keys and values are gathered. The mask is computed for the queries of a device, so that a fused kernel can run;
-    each device has the same work.
-    """
-    if node.op is not ops.attention or not node.attributes["causal"]:
+def shard_attention(local: LocalGraphBuilder, node: Node) -> bool:
+    """Partition attention along the queries; return whether this was possible. Each device has the same work."""
+    if node.op is not ops.attention:
         return False
     q, k, v, mask = node.operands
     assert q is not None
@@ -24,6 +24,14 @@ def shard_causal_attention(local: LocalGraphBuilder, node: Node) -> bool:
     assert v is not None
     batch, heads, axis, _ = local.splits[q]
     if axis is None or BLOCKS in axis or axis in local.sequential_axes or heads is not None:
+        return False
+    if local.differentiated and mask is None and _in_parts(local, (q, k, v), (batch, None, axis, None)):
+        operands = [local.reduce_pending(x) for x in (q, k, v)]
+        attributes = {"causal": node.attributes["causal"], "scale": node.attributes["scale"]}
+        y = operation("mesh.ring_attention")(*operands, mesh=axis, parts=local.mesh.size(axis), **attributes)
+        local.local_values[node.result], local.splits[node.result] = y, local.splits[q]
+        return True
+    if not node.attributes["causal"]:
         return False
     split = (batch, None, axis, None)
     query = local.reshard(q, split)
@@ -39,6 +47,11 @@ def shard_causal_attention(local: LocalGraphBuilder, node: Node) -> bool:
     attention = operation("attention")(query, key, value, allowed, causal=False, scale=node.attributes["scale"])
     local.local_values[node.result], local.splits[node.result] = attention, split
     return True
+
+
+def _in_parts(local: LocalGraphBuilder, values: tuple[Value, ...], split: Split) -> bool:
+    """Whether queries, keys and values have this split, and are the same positions."""
+    return len({sizes(v)[2] for v in values}) == 1 and all(local.splits[v] == split for v in values)
 
 
 def _allowed(local: LocalGraphBuilder, axis: str, count: int, queries: int, keys: int) -> Value:

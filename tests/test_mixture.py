@@ -1,0 +1,129 @@
+"""Mixtures of experts on every backend, against a formula in NumPy, and those of decoders in one parameter each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mithril as ml
+from mithril.backend import to_numpy
+from mithril.models import MixtureOfExperts, Model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-hub" / "tests"))
+from checkpoints import folder_of, read_record
+
+BACKENDS = ["numpy", "jax", "torch", "mlx", "c", "ggml"]
+EXPERTS, HIDDEN, WIDTH, ACTIVE = 5, 6, 4, 2
+
+
+def arguments():
+    """Return inputs and parameters; the shares of the router differ clearly."""
+    rng = np.random.default_rng(3)
+    forms = {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
+    params = {name: rng.standard_normal((EXPERTS, *form), np.float32) * 0.5 for name, form in forms.items()}
+    x = rng.standard_normal((2, 3, WIDTH), np.float32)
+    router = rng.standard_normal((EXPERTS, WIDTH), np.float32)
+    gaps = np.diff(np.sort(x @ router.T, -1), axis=-1)
+    assert gaps.min() > 1e-3  # no token is between two experts
+    return x, {"router": router, **params}
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def expected(x, router, gate, up, down, *, normalized):
+    """Send each token to its experts, one by one."""
+    y = np.zeros_like(x)
+    logits = x @ router.T
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    for index in np.ndindex(*x.shape[:-1]):
+        token, experts = x[index], np.argsort(-shares[index])[:ACTIVE]
+        total = shares[index][experts].sum() if normalized else 1.0
+        for e in experts:
+            y[index] += shares[index][e] / total * ((silu(token @ gate[e]) * (token @ up[e])) @ down[e])
+    return y, shares
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_tokens_pass_through_their_experts(backend, normalized):
+    x, params = arguments()
+    layer = MixtureOfExperts(EXPERTS, HIDDEN, active=ACTIVE, normalized=normalized)
+    compiled = ml.compile(Model(layer), backend, shapes={"input": list(x.shape)})
+    parameters = {f"mixture_of_experts.{n}": compiled.backend.array(a) for n, a in params.items()}
+    actual = to_numpy(compiled.evaluate(parameters, {"input": compiled.backend.array(x)})["output"])
+    np.testing.assert_allclose(actual, expected(x, **params, normalized=normalized)[0], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_active_experts(backend):
+    x, params = arguments()
+    model = Model(MixtureOfExperts(EXPERTS, HIDDEN, active=1, gated=False))
+    compiled = ml.compile(model, backend, shapes={"input": list(x.shape)})
+    parameters = {f"mixture_of_experts.{n}": compiled.backend.array(a) for n, a in params.items() if n != "gate"}
+    _, gradients = compiled.evaluate(parameters, {"input": x}, np.ones_like(x))
+    experts = set(np.argmax(x @ params["router"].T, -1).ravel().tolist())
+    used = {e for e, g in enumerate(to_numpy(gradients["mixture_of_experts.up"])) if np.abs(g).max() > 0}
+    assert used == experts and len(used) < EXPERTS
+
+
+def test_uneven_use_of_experts_costs():
+    x, params = arguments()
+    losses = {}
+    for balance in (0.0, 0.5):
+        model = Model(MixtureOfExperts(EXPERTS, HIDDEN, active=ACTIVE, balance=balance))
+        trainer = ml.Trainer(model, ml.SGD(0.0), loss="mse_loss", backend="numpy", progress=False, seed=0)
+        trainer.begin({"input": x, "target": np.zeros_like(x)})
+        parameters = {f"mixture_of_experts.{n}": a for n, a in params.items()}
+        trainer.engine.arrays.update({n: a.copy() for n, a in parameters.items()})
+        losses[balance] = float(trainer.step({"input": x, "target": np.zeros_like(x)})["loss"])
+    _, shares = expected(x, **params, normalized=True)
+    rows = shares.reshape(-1, EXPERTS)
+    used = np.bincount(np.argsort(-rows, -1)[:, :ACTIVE].ravel(), minlength=EXPERTS) / rows.shape[0] / ACTIVE
+    assert losses[0.5] - losses[0.0] == pytest.approx(0.5 * EXPERTS * (used * rows.mean(0)).sum(), rel=1e-4)
+
+
+def test_sizes_are_checked():
+    with pytest.raises(ml.ModelError, match="active=3 exceeds the 2 experts"):
+        MixtureOfExperts(2, 4, active=3)
+
+
+# -- pretrained decoders ----------------------------------------------------------------------------------------------
+FAMILIES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_of_checkpoints_in_one_parameter(family, tmp_path):
+    """Stack the matrices of a checkpoint, compute the same logits, and write the same files."""
+    record, folder = read_record(family), folder_of(family, tmp_path)
+    inputs = {"input_ids": np.array([record["prompt"]], np.int32)}
+    models = {s: ml.from_pretrained(folder, stack_experts=s) for s in (False, True)}
+    compiled = {s: ml.compile(m, "numpy", inference=True) for s, m in models.items()}
+    logits = {s: to_numpy(c(inputs)["logits"]) for s, c in compiled.items()}
+    np.testing.assert_allclose(logits[True], logits[False], rtol=1e-4, atol=1e-5)
+    separate, stacked = (compiled[s].params for s in (False, True))
+    joint = sorted(set(stacked) - set(separate))
+    assert joint and all(stacked[n].ndim == 3 for n in joint)
+    again = models[True].checkpoint_parameters(stacked)
+    assert {n: a.shape for n, a in again.items()} == {n: a.shape for n, a in separate.items()}
+    assert all(np.array_equal(again[n], separate[n]) for n in separate)
+    files = {s: tmp_path / f"{s}.gguf" for s in models}
+    for s, path in files.items():
+        compiled[s].export(path, architecture=FAMILIES[family], quantize="q8_0")
+    assert files[True].read_bytes() == files[False].read_bytes()
+
+
+def test_experts_on_all_backends(tmp_path):
+    record, folder = read_record("mixtral"), folder_of("mixtral", tmp_path)
+    for backend in BACKENDS[1:]:
+        compiled = ml.compile(ml.from_pretrained(folder, cache=24, stack_experts=True), backend, inference=True)
+        assert ml.generate(compiled, record["prompt"][:5], max_new_tokens=6, stop=()) == record["tokens"]["5"][:6]
+
+
+def test_models_without_experts_are_refused(tmp_path):
+    with pytest.raises(ml.InputError, match="requires a mixture of experts"):
+        ml.from_pretrained(folder_of("llama2", tmp_path), stack_experts=True)
