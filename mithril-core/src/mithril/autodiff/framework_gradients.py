@@ -24,7 +24,7 @@ def with_marked_surrogates(graph: Graph) -> Graph:
     return graph.replaced(nodes=tuple(nodes))
 
 
-def require_framework_gradients(graph: Graph, subject: str, hint: str, *, custom: bool = False) -> None:
+def require_framework_gradients(graph: Graph, subject: str, hint: str, custom: bool = False) -> None:
     """Raise GradientError if ``subject``, a framework, would silently return other gradients or zeros.
 
     With ``custom`` the framework calls the custom gradients of operations.

@@ -200,13 +200,17 @@ def note_target_memory(graph: Graph, target: HardwareTarget | None, decisions: D
 
 def framework_subject(
     backend: Backend, settings: Settings, outputs: Sequence[str], for_framework: bool
-) -> tuple[str, str] | None:
-    """Return the differentiation by the backend's framework and a remedy, or None if the graph is differentiated."""
+) -> tuple[str, str, bool] | None:
+    """Return the differentiation by the backend's framework, a remedy, and whether it calls custom gradients.
+
+    Return None if the graph is differentiated.
+    """
+    custom = backend.differentiates(BuildOptions(settings))
     native = settings["autodiff"] == "native"  # read for every program, so that it is not reported as ignored
     if for_framework:
-        return f"the autodiff of '{backend.name}'", "pass output_gradients= to evaluate instead"
+        return f"the autodiff of '{backend.name}'", "pass output_gradients= to evaluate instead", custom
     if outputs and native:
-        return "autodiff='native'", "omit autodiff='native'"
-    if outputs and backend.differentiates(BuildOptions(settings)):
-        return f"'{backend.name}' on several devices", "replace the operation, or train on one device"
+        return "autodiff='native'", "omit autodiff='native'", custom
+    if outputs and custom:
+        return f"'{backend.name}' on several devices", "replace the operation, or train on one device", custom
     return None

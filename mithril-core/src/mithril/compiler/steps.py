@@ -323,9 +323,7 @@ class Compiler:
         self._stage("optimize", graph)
         note_target_memory(graph, self.context.target, self.decisions)
         if subject is not None:
-            require_framework_gradients(
-                graph, *subject, custom=self.backend.differentiates(BuildOptions(self.settings))
-            )
+            require_framework_gradients(graph, *subject)
         return _Optimized(traced, graph, Results.of(traced, derivatives), wrt, native, report, checks)
 
     def _with_checks(self, traced: Graph) -> tuple[Graph, list[Any]]:

@@ -91,7 +91,7 @@ class Ring:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def turns(self, tensors: Tensors) -> Any:
-        """Yield the rank of each process with its tensors, from this one backwards; the next ones travel concurrently."""
+        """Yield the rank of each process with its tensors, from this one backwards. The next ones travel."""
         tensors = tuple(x.contiguous() for x in tensors)
         for turn in range(self.size):
             is_last = turn == self.size - 1
