@@ -191,6 +191,12 @@ def _should_recompute(
             other_readers = [r for r in graph.users[o] if r not in chain]
             if max((last[r.result] if r in inner else step[r] for r in other_readers), default=-1) >= last[v]:
                 continue
+            if is_expensive(producer) and other_readers and not products:
+                # It is stored for the other readers in any case.
+                extended_bytes += _bytes(o)
+                if extended_bytes > _bytes(v):
+                    return False
+                continue
             if not pointwise(producer):
                 # This operand stays live instead, for instance the bfloat16 operand of an upcast. For equal sizes
                 # the result of a convolution is materialized, not its normalization.

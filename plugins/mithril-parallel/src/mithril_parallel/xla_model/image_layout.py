@@ -27,9 +27,8 @@ def images(graph: Graph) -> frozenset[Value]:
     values: set[Value] = set()
     for node in graph.nodes:
         is_like_its_operand = (pointwise(node) and not is_layout(node)) or is_pool(node)
-        is_image = computes_image(node) or (is_like_its_operand and any(v in values for v in node.operands))
-        if is_image:
-            values.update(v for v in node.results if v.ndim >= 4)
+        ranks = {v.ndim for v in node.operands if v in values} if is_like_its_operand else set()
+        values.update(v for v in node.results if computes_image(node) or v.ndim in ranks)
     return frozenset(values)
 
 
