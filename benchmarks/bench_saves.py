@@ -26,12 +26,12 @@ from mithril_torch.parallel.launcher import launch_others
 from mithril_train.loop import checkpointing
 
 WIDTH, LAYERS, ROWS = 2048, 6, 16  # 6 x 2048 x 2048 float32: 100 MB
-SAVES, STEPS = 5, 8  # steps between saves
+SAVES, STEPS = 4, 4  # steps between saves
 
 
 def trained() -> tuple[ml.Trainer, dict[str, Any]]:
     backend = ml.TorchBackend(device_mesh=(2,))
-    model = MLP([WIDTH] * (LAYERS + 1))
+    model = MLP([WIDTH] * LAYERS)
     optimizer = ml.SGD(1e-3, momentum=0.9)
     trainer = ml.Trainer(model, optimizer, loss="mse_loss", backend=backend, parallelism="fsdp", progress=False)
     rows = np.random.default_rng(0).standard_normal((ROWS, WIDTH), np.float32)

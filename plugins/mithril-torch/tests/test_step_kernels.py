@@ -97,10 +97,11 @@ def test_small_parameters_are_updated_by_calls_on_lists(rule, good):
 
 
 @pytest.mark.parametrize("good", [True, False])
-def test_large_updates_write_into_donated_memory(good):
-    """Other arguments, such as gradients, and values with a later use keep their elements."""
+@pytest.mark.parametrize("selected", ["large", "", "m_"])
+def test_updates_write_into_donated_memory(selected, good):
+    """Other arguments, such as gradients, keep their elements."""
     graph = update(adam)
-    donated = [i.name for i in graph.with_role("param") if "large" in i.name]
+    donated = [i.name for i in graph.with_role("param") if selected in i.name]
     tagged = tuple(replace(i, tags={**i.tags, "donated": True}) if i.name in donated else i for i in graph.inputs)
     arrays, backend = arrays_of(graph, good), ml.TorchBackend()
     executable = backend.build(backend.decomposed(graph.replaced(inputs=tagged), BuildOptions()), BuildOptions())

@@ -6,7 +6,8 @@ values fit the cache of a core, and equal elementwise operations of the merged b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril import ops
@@ -63,15 +64,22 @@ def with_lists(graph: Graph) -> Graph:
     groups = _groups(graph)
     if not groups:
         return graph
+    donated = _spent_arguments(graph)
     last = {group[-1]: group for group in groups}
     merged = {node for group in groups for node in group}
     nodes = []
     for node in graph.nodes:
         if node in last:
-            nodes.append(_merged(last[node]))
+            nodes.append(_merged(last[node], donated))
         elif node not in merged:
             nodes.append(node)
     return graph.replaced(nodes=tuple(nodes))
+
+
+def _spent_arguments(graph: Graph) -> set[Value]:
+    """Return the donated arguments with one use, which may overwrite them."""
+    uses = Counter(v for v in (*(v for node in graph.nodes for v in node.operands), *graph.outputs))
+    return {i.value for i in graph.inputs if i.tags.get("donated") and uses[i.value] == 1}
 
 
 # -- branches ---------------------------------------------------------------------------------------------------------
@@ -120,13 +128,14 @@ def _size(node: Node) -> int | None:
     return total
 
 
-def _merged(group: Sequence[Node]) -> Node:
-    """Return one ``if`` for several with the same condition."""
+def _merged(group: Sequence[Node], donated: Container[Value]) -> Node:
+    """Return one ``if`` for several with the same condition; it may overwrite ``donated`` operands."""
     condition = group[0].operands[0]
-    outer = dict.fromkeys(v for node in group for v in node.operands[1:])
+    outer = dict.fromkeys(v for node in group for v in node.operands[1:] if v is not None)
     regions = tuple(_joined([(node.regions[k], node.operands[1:]) for node in group], list(outer)) for k in (0, 1))
     results = tuple(v for node in group for v in node.results)
-    then = regions[0].replaced(nodes=tuple(_with_lists(regions[0])))
+    owned = {i.value for i, v in zip(regions[0].arguments, outer, strict=True) if v in donated}
+    then = regions[0].replaced(nodes=tuple(_with_lists(regions[0], owned)))
     return group[-1].replaced(operands=(condition, *outer), results=results, regions=(then, regions[1]))
 
 
@@ -152,8 +161,11 @@ def _joined(parts: Sequence[tuple[Graph, Sequence[Value | None]]], outer: Sequen
 
 
 # -- lists ------------------------------------------------------------------------------------------------------------
-def _with_lists(graph: Graph) -> Iterable[Node]:
-    """Return the nodes of a graph, by levels of dependence, with equal ones of a level as one operation on lists."""
+def _with_lists(graph: Graph, owned: Iterable[Value]) -> Iterable[Node]:
+    """Return the nodes of a graph, by levels of dependence, with equal ones of a level as one operation on lists.
+
+    The graph may overwrite the arguments ``owned``.
+    """
     constants = {n.result: (n.attributes["value"], n.attributes["dtype"]) for n in graph.nodes if n.is_constant}
     level: dict[Value, int] = {}
     alike: dict[Any, list[Node]] = {}
@@ -165,14 +177,15 @@ def _with_lists(graph: Graph) -> Iterable[Node]:
     uses: dict[Value, int] = {}
     for v in (*(v for node in graph.nodes for v in node.operands if v is not None), *graph.outputs):
         uses[v] = uses.get(v, 0) + 1
-    private: set[Value] = set()  # results of operations on lists that have one use
+    private = {v for v in owned if uses.get(v) == 1}  # and results of elementwise operations with one use
     nodes: list[Node] = []
     for (_, key), group in sorted(alike.items(), key=lambda item: item[0][0]):
         if isinstance(key, Node) or len(group) < 2:
             nodes += group
-            continue
-        nodes.append(_listed(group, constants, private))
-        private.update(v for v in nodes[-1].results if uses.get(v) == 1)
+        else:
+            nodes.append(_listed(group, constants, private))
+        new = [v for node in group if node.op in NAMES for v in node.results]
+        private.update(v for v in new if uses.get(v) == 1)
     return nodes
 
 

@@ -27,9 +27,13 @@ def exchange(
     received = []
     for message, row, forms in zip(incoming.split(totals), sizes, expected, strict=True):
         parts = message.split(row) if row else ()
-        # copied: the bytes of a tensor must be aligned
-        received.append([p.clone().view(t).view(shape) for p, (shape, t) in zip(parts, forms, strict=True)])
+        received.append([_aligned(p, t).view(t).view(shape) for p, (shape, t) in zip(parts, forms, strict=True)])
     return received
+
+
+def _aligned(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return bytes at an address that a tensor of this dtype can have."""
+    return x.clone() if x.storage_offset() % dtype.itemsize else x
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

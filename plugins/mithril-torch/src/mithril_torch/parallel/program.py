@@ -139,8 +139,8 @@ class MeshProgram(MeshArrays):
     def _overwritten(self, arguments: Mapping[str, Any], memory: Values, results: Values) -> dict[str, Any]:
         """Store new values in the memory of donated arguments in parts: engines hold that of their parameters."""
         old = {n: arguments[n] for n in self.donated if n in results and hasattr(arguments[n], "to_local")}
-        moved = [n for n in old if results[n] is not memory[n]]
-        fits = [n for n in moved if memory[n].shape == results[n].shape and memory[n].dtype == results[n].dtype]
+        separate = [n for n in old if results[n] is not memory[n]]
+        fits = [n for n in separate if memory[n].shape == results[n].shape and memory[n].dtype == results[n].dtype]
         owned = {memory[n].untyped_storage().data_ptr(): n for n in old}
         new = {}
         for n in fits:
@@ -149,7 +149,7 @@ class MeshProgram(MeshArrays):
         with torch.no_grad():
             for n, x in new.items():
                 memory[n].copy_(x)
-        return {n: x for n, x in old.items() if n in new or n not in moved}
+        return {n: x for n, x in old.items() if n in new or n not in separate}
 
 
 def _argument_splits(
