@@ -62,6 +62,8 @@ def test_cases_in_processes(count, tmp_path):
     trains = importlib.util.find_spec("mithril_train") is not None
     names = (*CASES[count], *(TRAINING_CASES[count] if trains else ()))
     names += tuple(f"pipeline_cases.{name}" for name in PIPELINE_CASES[count] if trains)
+    if trains and importlib.util.find_spec("mithril_hub") is not None and count == 2:
+        names += ("expert_cases.experts_of_a_checkpoint",)
     names += tuple(f"own_gradient_cases.{name}" for name in OWN_GRADIENTS if trains and count == 2)
     errors = run_cases("mesh_cases", names, count, tmp_path)
     assert not any(errors.values()), "\n".join(f"-- {name} --\n{error}" for name, error in errors.items() if error)
