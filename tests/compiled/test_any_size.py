@@ -306,7 +306,7 @@ def test_one_program_reads_the_prompt_and_generates():
         compiled = ml.compile(decoder(cache=64), backend, shapes={"input": [None, None]}, inference=True)
         runners.append((compiled, compiled.runner(compiled.randomize_params(0))))
     position, rng = 0, np.random.default_rng(0)
-    for length in (5, 1, 9, 1, 17, 3):
+    for length in (5, 1, 9, 2, 1, 17, 3):
         x = {"input": rng.integers(0, 20, (2, length)).astype(np.int32), "position": np.int32(position)}
         result, expected = (run(x)["output"] for _, run in runners)
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5, err_msg=str(position))

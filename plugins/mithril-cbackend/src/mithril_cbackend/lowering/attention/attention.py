@@ -8,13 +8,14 @@ remaining weights of zero are multiplied like others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mithril.base import TensorType, float32
 from mithril.ir import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.attention.attention_match import Attention, attention_of
-from mithril_cbackend.lowering.attention.blocked_attention import BlockedAttention, Sizes
+from mithril_cbackend.lowering.attention.blocked_attention import MAX_DECODE_QUERIES, BlockedAttention, Sizes
 from mithril_cbackend.lowering.attention.decode_attention import DecodeAttention
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
@@ -34,13 +35,22 @@ def attention(kernel: Kernel, name: str, machine: Machine) -> Any:
     match = attention_of(kernel.producers, kernel.anchor)
     assert match is not None
     sizes = Sizes.of(kernel, match, machine)
-    one = Sizes.of(kernel, match, machine, 1)
-    if isinstance(sizes.queries, int) or not one.reads_unpacked:
+    few = [Sizes.of(kernel, match, machine, n) for n in range(1, MAX_DECODE_QUERIES + 1)]
+    if isinstance(sizes.queries, int) or not few[0].reads_unpacked:
         write(frame, match, sizes)
-    else:  # generation continues a sequence token by token
-        is_one = t.equal(t.index(sizes.queries), 1)
-        frame.reader.either(is_one, lambda: write(frame, match, one), lambda: write(frame, match, sizes))
+    else:  # generation continues a sequence by one token, or verifies a few
+        write_smallest(frame, match, [*few, sizes])
     return frame.finish()
+
+
+def write_smallest(frame: KernelBuilder, match: Attention, variants: Sequence[Sizes]) -> None:
+    """Write variants for 1, 2, ... queries, and the last one for any number of them."""
+    first, *others = variants
+    if not others:
+        write(frame, match, first)
+        return
+    is_first = t.equal(t.index(others[-1].queries), first.queries)
+    frame.reader.either(is_first, lambda: write(frame, match, first), lambda: write_smallest(frame, match, others))
 
 
 def write(frame: KernelBuilder, match: Attention, sizes: Sizes) -> None:
