@@ -378,7 +378,7 @@ NARROW = {
 @pytest.mark.parametrize("cpu", [{}, {"vector_bytes": 16}], ids=str)
 @pytest.mark.parametrize("kind", NARROW)
 def test_narrow_products_run_any_number_of_rows(kind, cpu):
-    """Weights are embedded and packed; the last rows are tiles of 1, 2, 4, ... rows."""
+    """Weights are embedded and packed; the last rows are a tile of any height."""
     model = Model.create(outputs={"output": Linear(40)(Relu()(Linear(128)(IOKey("input"))))})
     options = {"static_inference": True, **NARROW[kind]}
     shapes = {"input": [None, 64]}

@@ -45,12 +45,12 @@ def attention(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 def write_smallest(frame: KernelBuilder, match: Attention, variants: Sequence[Sizes]) -> None:
     """Write variants for 1, 2, ... queries, and the last one for any number of them."""
-    first, *others = variants
-    if not others:
+    first, *rest = variants
+    if not rest:
         write(frame, match, first)
         return
-    is_first = t.equal(t.index(others[-1].queries), first.queries)
-    frame.reader.either(is_first, lambda: write(frame, match, first), lambda: write_smallest(frame, match, others))
+    is_first = t.equal(t.index(rest[-1].queries), first.queries)
+    frame.reader.either(is_first, lambda: write(frame, match, first), lambda: write_smallest(frame, match, rest))
 
 
 def write(frame: KernelBuilder, match: Attention, sizes: Sizes) -> None:

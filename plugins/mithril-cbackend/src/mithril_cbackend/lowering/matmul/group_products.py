@@ -15,7 +15,7 @@ from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
-from mithril_cbackend.lowering.matmul.microkernel import count, overlapping_tiles
+from mithril_cbackend.lowering.matmul.microkernel import by_height, count, each_row, tiles_of_any_number
 from mithril_cbackend.lowering.words import group_tiles, group_tiles_c
 from mithril_cbackend.lowering.words.group_operation import group_product
 from mithril_cbackend.lowering.words.group_tiles import COLUMNS, GroupForm
@@ -77,9 +77,9 @@ class GroupProduct:
         panels = count(self.columns, COLUMNS)
         with frame.share("panel", panels, work) as (_, number):
             if not isinstance(self.rows, int):
-                for loop, rows in overlapping_tiles(frame, self.rows, self.form.rows):
-                    with loop as row:
-                        self.tile(row, rows, number, panels)
+                for loop in tiles_of_any_number(frame, self.rows, self.form.rows, self.form.rows - 1):
+                    with loop as (row, height):
+                        self.tile(row, height, number, panels)
                 return
             full, rest = divmod(self.rows, self.form.rows)
             with frame.reader.loop("tile", full) as tile:
@@ -105,34 +105,43 @@ class GroupProduct:
                 result = result + t.load(total, lane)
             code.store(sums, g, result)
 
-    def tile(self, row: Any, rows: int, number: Any, panels: int) -> None:
-        """Compute one tile and run the epilogue on it."""
+    def tile(self, row: Any, rows: Any, number: Any, panels: int) -> None:
+        """Compute one tile, of a height that may be known at run time only, and run the epilogue on it."""
         form, code, reader = self.form, self.frame.code, self.frame.reader
-        name = f"{form.name}_{rows}x{form.lanes}"
-        piece = t.Piece(name, group_tiles.tile(name, form, rows), group_tiles_c.tile(name, form, rows))
-        total = code.alloc("tile", rows * COLUMNS, "float32")
+        total = code.alloc("tile", (rows if isinstance(rows, int) else form.rows) * COLUMNS, "float32")
         unused = t.address_of(self.table, 0)
-        code.call_piece(
-            piece,
-            t.address_of(self.x, row * self.terms),
-            t.index(self.terms * self.itemsize),
-            t.address_of(self.panels, number * form.panel(self.groups)),
-            t.address_of(self.table, 0),
-            unused if self.sums is None else t.address_of(self.sums, row * self.groups),
-            t.address_of(total, 0),
-            t.index(self.groups),
-        )
+
+        def multiply(rows: int) -> None:
+            name = f"{form.name}_{rows}x{form.lanes}"
+            code.call_piece(
+                t.Piece(name, group_tiles.tile(name, form, rows), group_tiles_c.tile(name, form, rows)),
+                t.address_of(self.x, row * self.terms),
+                t.index(self.terms * self.itemsize),
+                t.address_of(self.panels, number * form.panel(self.groups)),
+                t.address_of(self.table, 0),
+                unused if self.sums is None else t.address_of(self.sums, row * self.groups),
+                t.address_of(total, 0),
+                t.index(self.groups),
+            )
+
+        if isinstance(rows, int):
+            multiply(rows)
+        else:
+            by_height(self.frame, rows, range(form.rows - 1, 0, -1), multiply)
         width = self.columns % COLUMNS
 
         def emit(width: int) -> None:
             lanes = form.lanes
-            with reader.loop("i", rows) as i:
+
+            def write(i: Any) -> None:
                 for v in range(count(width, lanes)):
                     size = min(lanes, width - v * lanes)
                     kind = t.VECTORIZED if self.vector and size == lanes else t.SERIAL
                     with reader.loop("j", size, kind) as j:
                         element = t.load(total, i * COLUMNS + (j + v * lanes))
                         self.emit(row + i, number * COLUMNS + (j + v * lanes), element)
+
+            each_row(self.frame, rows, write)
 
         if not width:
             emit(COLUMNS)

@@ -21,6 +21,7 @@ from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Mach
 from mithril_cbackend.lowering.element.scalar_ops import add, mul
 
 PREFETCH = 1024  # elements between the reads of a packed constant and its prefetches
+UNROLLED = 4  # rows of a tile of a run-time height whose results are computed together
 Element = Callable[[Any, Any], t.Expr]  # row, column -> element
 Left = Callable[..., t.Expr]  # row, indices of the contracted axes -> element
 Emit = Callable[[Any, Any, t.Expr], None]  # row, column, element
@@ -249,32 +250,59 @@ def tiles(
         yield nullcontext(full_tiles * tile.rows), rest
 
 
-def overlapping_tiles(frame: KernelBuilder, m: Any, rows: int) -> Iterator[tuple[AbstractContextManager[Any], int]]:
-    """Yield loops over tiles of a symbolic number of rows with their heights; a loop returns the first row of a tile.
+def tiles_of_any_number(
+    frame: KernelBuilder, m: Any, rows: int, highest: int
+) -> Iterator[AbstractContextManager[tuple[Any, Any]]]:
+    """Yield loops over tiles of a symbolic number of rows, which return the first row of a tile and its height.
 
-    The last tile has a power of two of rows, ends with the last row, and repeats rows of the one before. Fewer rows
-    than a full tile has are two tiles of the largest power of two that fits.
+    Full tiles have ``rows``; the height of the ones after them, 1 to ``highest``, is known at run time. Few rows are a
+    tile of their own, whose first row is known.
     """
-    m, code = t.index(m), frame.code
+    m, code, reader = t.index(m), frame.code, frame.reader
 
     @contextmanager
-    def over_full_tiles() -> Iterator[Any]:
-        with frame.reader.loop("tile", m // rows) as tile:
-            yield tile * rows
+    def over_few() -> Iterator[tuple[Any, Any]]:
+        with code.when((m > 0) & (m <= highest)), reader.loop("few", 1):
+            yield 0, m
 
     @contextmanager
-    def over_last(smaller: int, height: int) -> Iterator[Any]:
-        rest, none = t.index(m % rows), t.index(0)
-        after = t.select((rest > smaller) & (rest <= height), t.index(1), none)  # of full tiles
-        few = t.select((m >= height) & (m < 2 * height), t.select(m > height, t.index(2), t.index(1)), none)
-        number = code.let(t.select(m >= rows, after, few), "number")
-        with frame.reader.loop("last", number) as i:
-            yield code.let(t.select(t.equal(i, number - 1), m - height, none), "row")
+    def over_full_tiles() -> Iterator[tuple[Any, Any]]:
+        with reader.loop("tile", m // rows) as tile:
+            yield tile * rows, rows
 
-    yield over_full_tiles(), rows
-    heights = [1 << k for k in range((rows - 1).bit_length())]
-    for smaller, height in pairwise([0, *heights, rows] if rows > 1 else []):
-        yield over_last(smaller, height), height
+    @contextmanager
+    def over_last() -> Iterator[tuple[Any, Any]]:
+        rest = m % rows
+        with code.when(m > highest), reader.loop("last", (rest + (highest - 1)) // highest) as part:
+            left = code.let(rest - part * highest, "left")
+            height = code.let(t.select(left < highest, left, t.index(highest)), "height")
+            yield code.let(m - left, "row"), height
+
+    yield from (over_full_tiles(), over_few(), over_last())  # the full ones first: LLVM compiles them best
+
+
+def by_height(frame: KernelBuilder, height: t.Expr, heights: Sequence[int], write: Callable[[int], None]) -> None:
+    """Write code for each height, of which that of the run-time height runs."""
+    first, *rest = heights
+    if not rest:
+        write(first)
+        return
+    is_first = t.equal(height, first)
+    frame.reader.either(is_first, lambda: write(first), lambda: by_height(frame, height, rest, write))
+
+
+def each_row(frame: KernelBuilder, rows: Any, write: Callable[[Any], None]) -> None:
+    """Write loops over the rows of a tile; if their number is known at run time only, some are unrolled together."""
+    reader = frame.reader
+    if isinstance(rows, int):
+        with reader.loop("i", rows) as i:
+            write(i)
+        return
+    groups = frame.code.let(rows // UNROLLED, "groups")
+    with reader.loop("g", groups) as g, reader.loop("i", UNROLLED) as i:
+        write(g * UNROLLED + i)
+    with reader.loop("i", rows % UNROLLED) as i:
+        write(groups * UNROLLED + i)
 
 
 def multiply_tile(

@@ -22,7 +22,7 @@ from mithril_cbackend.lowering.element.storage_dtypes import computed, to_storag
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import gemv, word_packing
 from mithril_cbackend.lowering.matmul.matmul_form import Product, StridedOperand, strided_operand
-from mithril_cbackend.lowering.matmul.microkernel import count, overlapping_tiles
+from mithril_cbackend.lowering.matmul.microkernel import by_height, count, each_row, tiles_of_any_number
 from mithril_cbackend.lowering.words import c_tiles, llvm_tiles
 from mithril_cbackend.lowering.words.llvm_tiles import AMX, BYTES, PAIRS, Instructions
 
@@ -259,8 +259,8 @@ class Panels:
         word, frame, p = self.word, self.frame, self.word.product
         rows = word.rows
         if not isinstance(p.m, int):
-            for loop, height in overlapping_tiles(self.frame, p.m, rows):
-                with loop as row, frame.reader.loop("panel", size) as i:
+            for loop in tiles_of_any_number(frame, p.m, rows, word.use.highest):
+                with loop as (row, height), frame.reader.loop("panel", size) as i:
                     self.tile(row, height, first + i, slot + i, left)
             return
         short = p.m % rows
@@ -278,8 +278,8 @@ class Panels:
                     lambda: self.tile(tile * rows, rows, first + i, slot + i, left),
                 )
 
-    def tile(self, row: Any, rows: int, number: Any, slot: Any, left: tuple[t.Buffer, Any, int]) -> None:
-        """Compute one tile and run the epilogue on it."""
+    def tile(self, row: Any, rows: Any, number: Any, slot: Any, left: tuple[t.Buffer, Any, int]) -> None:
+        """Compute one tile, of a height that may be known at run time only, and run the epilogue on it."""
         word, frame, p = self.word, self.frame, self.word.product
         code, reader, lanes = frame.code, frame.reader, word.use.lanes
         buffer, start, stride = left
@@ -290,30 +290,39 @@ class Panels:
             panel = t.address_of(self.scratch["panel"], slot * (word.columns * word.depth))
         total, begin = self.scratch.get("sums"), self.first_sum
         if total is None:
-            total, begin = code.alloc("tile", rows * word.columns, p.kind.name), 0
+            total, begin = code.alloc("tile", word.rows * word.columns, p.kind.name), 0
         size = stride * word.element.itemsize
-        code.call_piece(
-            piece(word.use, rows),
-            t.address_of(buffer, start + row * stride),
-            t.index(size),
-            t.index(size * word.use.height),
-            panel,
-            t.address_of(total, begin),
-            t.index(word.depth),
-            t.address_of(self.offsets, 0),
-            t.index(1),
-        )
+
+        def multiply(rows: int) -> None:
+            code.call_piece(
+                piece(word.use, rows),
+                t.address_of(buffer, start + row * stride),
+                t.index(size),
+                t.index(size * word.use.height),
+                panel,
+                t.address_of(total, begin),
+                t.index(word.depth),
+                t.address_of(self.offsets, 0),
+                t.index(1),
+            )
+
+        if isinstance(rows, int):
+            multiply(rows)
+        else:
+            by_height(frame, rows, range(word.use.highest, 0, -1), multiply)
         column = number * word.columns
         width = p.n % word.columns
 
         def emit(width: int) -> None:
-            with reader.loop("i", rows) as i:
+            def write(i: Any) -> None:
                 for v in range(count(width, lanes)):
                     size = min(lanes, width - v * lanes)
                     kind = t.VECTORIZED if self.vector and size == lanes else t.SERIAL
                     with reader.loop("j", size, kind) as j:
                         element = t.load(total, begin + i * word.columns + (j + v * lanes))
                         gemv.emit(frame, p, self.batch_index, row + i, column + (j + v * lanes), element)
+
+            each_row(frame, rows, write)
 
         if not width:
             emit(word.columns)

@@ -59,6 +59,11 @@ class Instructions:
         """Return the number of rows of a full tile of two vectors."""
         return 2 * AMX_ROWS if self.level == AMX else 8 if self.lanes == 16 else 4
 
+    @property
+    def highest(self) -> int:
+        """Return the largest height of the tiles that a program of any size has next to full ones."""
+        return min(AMX_ROWS, self.rows - 1)
+
 
 def instructions(kind: str, features: frozenset[str], lanes: int) -> Instructions:
     """Return the fastest instructions of a CPU with these features, in LLVM's names."""
