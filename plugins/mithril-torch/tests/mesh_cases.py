@@ -111,7 +111,8 @@ def equal_to_one_process():
         params["fc.weight"].sub_(1.0)  # modified in place
         changed = compiled.backend.to_numpy(compiled.evaluate(params, X, G)[0]["y"])
         single = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]})
-        np.testing.assert_allclose(changed, single.evaluate(params, X)["y"], rtol=1e-4, atol=1e-4)
+        (complete,) = on_numpy(compiled, [params])
+        np.testing.assert_allclose(changed, single.evaluate(complete, X)["y"], rtol=1e-4, atol=1e-4)
 
 
 def collectives_are_those_expected():
@@ -334,10 +335,10 @@ class Wire(TorchDispatchMode):
 def gradients_travel_as_16_bits():
     """Exchange weights that products read as bfloat16, and their gradients; others, such as those of norms, do not."""
     model, batch, loss = language("small")
-    options = {"precision": "bfloat16"}, {"enable_amp": True}, {"mixed_precision": True}
-    for parallelism, o in zip((None, "fsdp", None), options, strict=True):
+    options = {"precision": "bfloat16"}, {"enable_amp": True}, {"mixed_precision": True}, {"enable_amp": True}
+    for parallelism, o in zip((None, "fsdp", None, "hsdp"), options, strict=True):
         mixed = {"mixed_precision": o["mixed_precision"]} if "mixed_precision" in o else {}
-        backend = ml.TorchBackend(device_mesh=(2,), **({} if mixed else o))
+        backend = ml.TorchBackend(device_mesh=(1, 2) if parallelism == "hsdp" else (2,), **({} if mixed else o))
         compiled = ml.compile(model, backend, parallelism=parallelism, **mixed)
         trainer = ml.Trainer(compiled, ml.SGD(0.1), loss=loss, progress=False)
         trainer.begin(batch)
@@ -345,7 +346,7 @@ def gradients_travel_as_16_bits():
             trainer.step(batch)
         shapes = {n: x.shape for n, x in trainer.engine.arrays.items() if n == "wte.weight" or "ln_" in n}
         singles = 0 if "precision" in o else sum(map(np.prod, shapes.values()))
-        if parallelism == "fsdp":
+        if parallelism:
             assert trainer.engine.arrays["wte.weight"].to_local().shape == (12, 16)
         assert sum(n for dtype, n in wire.messages if dtype == torch.float32 and n > 1) == singles, wire.messages
         assert sum(n for dtype, n in wire.messages if dtype == torch.bfloat16) > 6000, wire.messages
@@ -423,9 +424,9 @@ def sharded_parameters():
     """Evaluate and update parameters in shards, save them, and load them for another mesh."""
     world = dist.get_world_size()
     single = ml.compile(block(), ml.TorchBackend(), shapes={"x": [8, 6, 16]})
-    compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(world,)), parallelism="fsdp")
-    assemble = compiled.programs[-1].executable.call.assemble
-    sharded = {name: assemble(name, tuple(p.shape), lambda index, p=p: p[index].clone()) for name, p in params.items()}
+    params = single.randomize_params(0)
+    compiled, sharded, _ = stepped(ml.TorchBackend(device_mesh=(world,)), parallelism="fsdp")
+    assert_same(on_numpy(compiled, [sharded]), [params])
     gradients = compiled.evaluate(sharded, X, G)[1]
     for name, p in sharded.items():
         assert p.to_local().numel() * world == p.numel(), name

@@ -153,3 +153,17 @@ def test_initial_values_are_drawn_in_parts():
         np.testing.assert_array_equal(np.asarray(x), one.backend.to_numpy(one.arrays[name]), err_msg=name)
         if "wide.weight" in name:
             assert {s.data.nbytes for s in x.addressable_shards} == {4 * width * width // 8}, name
+
+
+def test_random_parameters_are_drawn_in_parts():
+    width = 2048  # 16 MiB
+    model = Model.create(outputs={"y": Linear(8, name="head")(Linear(width, name="wide")(IOKey("x")))})
+    compiled = ml.compile(model, ml.JaxBackend(device_mesh=(8,)), shapes={"x": [8, width]}, parallelism="fsdp")
+    tracemalloc.start()
+    params = compiled.randomize_params(3)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 0.75 * 4 * width * width
+    assert {s.data.nbytes for s in params["wide.weight"].addressable_shards} == {4 * width * width // 8}
+    for name, x in ml.compile(model, "numpy", shapes={"x": [8, width]}).randomize_params(3).items():
+        np.testing.assert_array_equal(np.asarray(params[name]), x, err_msg=name)

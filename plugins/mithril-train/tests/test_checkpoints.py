@@ -98,7 +98,5 @@ def test_libraries_of_a_format_are_imported_before_training(monkeypatch, tmp_pat
         raise ml.PluginError("this format needs torch")
 
     monkeypatch.setattr("mithril_parallel.sharding.dcp_format.import_modules", missing)
-    subject = trainer(callbacks=[ml.Checkpoint(tmp_path, format="dcp")])
     with pytest.raises(ml.PluginError, match="this format needs torch"):
-        subject.fit(X, Y, 1, batch_size=16)
-    assert subject.steps == 0
+        ml.Checkpoint(tmp_path, format="dcp")

@@ -49,7 +49,7 @@ class Compiler(Protocol):
     @property
     def pretrained(self) -> Arrays: ...
 
-    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]: ...
+    def initial(self, inputs: Iterable[Input], seed: int, index: Any = None) -> dict[str, np.ndarray[Any, Any]]: ...
 
     def learn(self, shapes: Mapping[str, Any]) -> bool: ...
 
@@ -314,10 +314,11 @@ class CompiledModel:
     def randomize_params(self, seed: int | None = None, inputs: Arrays | None = None) -> dict[str, Any]:
         """Return initial parameters: pretrained arrays, and random ones that depend only on the seed.
 
-        ``inputs`` (sample arrays) are required only if shapes of parameters depend on inputs of unknown shape.
+        ``inputs`` (sample arrays) are required only if shapes of parameters depend on inputs of unknown shape. On a
+        mesh each device holds its parts alone if there is a program: with ``shapes=`` or after a call.
         """
         self._determine_sizes(inputs)
-        return self._parameters.initial("param", seed)
+        return self._parameters.initial("param", seed, next(reversed(self.programs), None))
 
     def _determine_sizes(self, inputs: Any) -> None:
         """Determine unknown sizes of the interface from sample inputs."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,7 +34,7 @@ class Initial(Protocol):
     @property
     def pretrained(self) -> Arrays: ...
 
-    def initial(self, inputs: Iterable[Input], seed: int) -> dict[str, np.ndarray[Any, Any]]: ...
+    def initial(self, inputs: Iterable[Input], seed: int, index: Any = None) -> dict[str, np.ndarray[Any, Any]]: ...
 
     def learn(self, shapes: Mapping[str, Any]) -> bool: ...
 
@@ -184,12 +185,21 @@ class Parameters:
         return backend.array(array)
 
     # -- values of the model -----------------------------------------------------------------------------------------
-    def initial(self, role: str, seed: int | None) -> dict[str, Any]:
-        """Return initial parameters or states."""
+    def initial(self, role: str, seed: int | None, program: Program | None = None) -> dict[str, Any]:
+        """Return initial parameters or states; those of a program on several devices are drawn region by region."""
         self.backend.check_fork()
-        start = self.seed if seed is None else seed
-        arrays = self.source.initial(self.interface.with_role(role), start)
-        return {name: self.backend.array(array) for name, array in arrays.items()}
+        return self._drawn(self.interface.with_role(role), seed, program)
+
+    def _drawn(self, inputs: Iterable[Input], seed: int | None, program: Program | None = None) -> dict[str, Any]:
+        start, arrays = self.seed if seed is None else seed, {}
+        for i in inputs:
+            read = partial(self._region, i, start)
+            array = None if program is None else program.assembled(i.name, read)
+            arrays[i.name] = self.backend.array(read()) if array is None else array
+        return arrays
+
+    def _region(self, i: Input, seed: int, index: Any = None) -> np.ndarray[Any, Any]:
+        return self.source.initial([i], seed, index)[i.name]
 
     def initial_state(self, seed: int | None = None) -> dict[str, Any]:
         """Return the initial state: a new one with ``seed``, otherwise always the same."""
@@ -215,9 +225,7 @@ class Parameters:
 
     def state_for(self, types: Mapping[str, TensorType], seed: int | None) -> dict[str, Any]:
         """Return the initial state for inputs of these types."""
-        states = self.source.probe(types).with_role("state")
-        arrays = self.source.initial(states, self.seed if seed is None else seed)
-        return {name: self.backend.array(array) for name, array in arrays.items()}
+        return self._drawn(self.source.probe(types).with_role("state"), seed)
 
     def bind(self, params: Arrays, state: Arrays | None = None, *, release: bool = False) -> None:
         """Bind parameters and, with ``static_inference``, embed them in the programs."""

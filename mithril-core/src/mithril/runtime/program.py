@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -119,6 +119,12 @@ class Program:
         """The checks of a call before the run, None if the run itself has to finish before its checks."""
         late = self.checked is not None and any(isinstance(check, Check) for check in self.checked.checks)
         return None if late else early_checks(self.traced)
+
+    def assembled(self, name: str, read: Callable[[Any], Any]) -> Any:
+        """Build a parameter of which each of several devices holds a region, ``read(index)``; None on one device."""
+        assemble = getattr(getattr(self.executable, "call", None), "assemble", None)
+        type = self.interface.params.get(name)
+        return None if assemble is None or type is None else assemble(name, tuple(map(int, type.shape)), read)
 
     @property
     def traced(self) -> Graph:

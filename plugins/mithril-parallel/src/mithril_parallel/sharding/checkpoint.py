@@ -66,13 +66,12 @@ def load_sharded(folder: str | os.PathLike[str], compiled: CompiledModel) -> dic
         raise InputError(
             f"'{os.fspath(folder)}' lacks parameters of this model", facts=[f"missing: {', '.join(missing[:8])}"]
         )
-    assemble = getattr(getattr(program.executable, "call", None), "assemble", None)
     params = {}
     for name, t in program.interface.params.items():
         tensor = tensors[name]
         if tensor.shape != t.shape:
             raise InputError(f"parameter '{name}' has shape {list(tensor.shape)}, expected {list(t.shape)}")
-        array = assemble(name, t.shape, tensor.read) if assemble is not None else None
+        array = program.assembled(name, tensor.read)
         params[name] = array if array is not None else compiled.backend.array(tensor.read(), t.dtype)
     return params
 

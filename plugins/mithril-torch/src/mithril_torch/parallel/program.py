@@ -201,12 +201,13 @@ def _placement(
     halves = half_parameters(graph)
     for i in graph.arguments:
         rank = i.value.ndim
-        in_graph = rank > 1 and stored == DATA and not staged  # gathered by the graph
-        if i.role == "param" and halves and i.name not in halves and not in_graph:
-            splits[i.name] = tuple(None if a == DATA else a for a in weights.get(i.name, (None,) * rank))
-        elif i.role == "param":
-            split = _along_first(i, weights.get(i.name, (None,) * rank), axes[DATA])
-            splits[i.name] = tuple(stored if a == DATA else a for a in split)
+        if i.role == "param":
+            in_graph = bool(halves) and i.name not in halves  # gathered by the graph, over all processes with rows
+            parts = sizes[DATA] if in_graph else axes[DATA]
+            split = _along_first(i, weights.get(i.name, (None,) * rank), parts)
+            replicated = in_graph and (rank == 1 or staged or not _divides(parts, i, split))
+            axis = None if replicated else DATA if in_graph else stored
+            splits[i.name] = tuple(axis if a == DATA else a for a in split)
         else:  # an input of a module is complete along the model axis
             splits[i.name] = tuple(a if a in (DATA, CONTEXT) else None for a in rows.get(i.name, (None,) * rank))
     for name in _experts(graph, sizes, kinds):
@@ -233,6 +234,10 @@ def _along_first(i: Input, split: Split, parts: int) -> Split:
     if DATA not in split or split[0] is not None or int(i.type.shape[0]) % parts:
         return split
     return (DATA, *(None if a == DATA else a for a in split[1:]))
+
+
+def _divides(parts: int, i: Input, split: Split) -> bool:
+    return all(int(n) % parts == 0 for n, axis in zip(i.type.shape, split, strict=True) if axis == DATA)
 
 
 class _Operations:

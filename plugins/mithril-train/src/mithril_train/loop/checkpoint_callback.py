@@ -55,6 +55,7 @@ class Checkpoint(Callback):
     ) -> None:
         self.folder, self.every, self.keep, self.monitor = os.fspath(folder), every, keep, monitor
         self.asynchronous, self.format = asynchronous, format
+        import_libraries(format)  # a save that takes long would count as one that hangs
         self._save_in_progress: Save | None = None
         self._shared = True  # whether all processes see the folder
         self.mode = better(mode, monitor or "")
@@ -65,7 +66,7 @@ class Checkpoint(Callback):
 
     def begin(self, trainer: Training) -> None:
         self._watchdog = trainer.watchdog
-        import_libraries(self.format)  # here, as a save that takes long counts as one that hangs
+        import_libraries(self.format)  # those of a backend that did not exist before
         self._shared = is_shared(self.folder, trainer.world)
         if trainer.world.rank == 0 or not self._shared:
             checkpoint.remove_unfinished(self.folder)
