@@ -219,8 +219,8 @@ class Parameters:
             return False
         arrays = self.source.initial(self.interface.with_role("param"), self.seed)
         backend = self.backend  # views of a mapped file are not copied where the backend takes NumPy arrays
-        taken = {n: x for n, x in arrays.items() if backend.is_array(x) or isinstance(x, EncodedWeight)}
-        self.bind({name: taken[name] if name in taken else backend.array(x) for name, x in arrays.items()})
+        is_bound = {name: backend.is_array(x) or isinstance(x, EncodedWeight) for name, x in arrays.items()}
+        self.bind({name: x if is_bound[name] else backend.array(x) for name, x in arrays.items()})
         return True
 
     def state_for(self, types: Mapping[str, TensorType], seed: int | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mithril.backend import (
     Capabilities,
     Form,
     Forward,
+    LazyGraph,
     Lowerings,
     Source,
     SourceBackend,
@@ -27,7 +28,7 @@ from mithril.backend import (
 from mithril.base import BackendError, Decisions, OptionError, UnsupportedError, dtype as as_dtype
 from mithril.ir import Graph, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
-from mithril_jax import process_config
+from mithril_jax import held_weights, process_config
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature
 from mithril_jax.lowering import table, with_unroll
 from mithril_jax.mesh import mesh_execution, pipeline_parallel
@@ -160,8 +161,21 @@ class JaxBackend(SourceBackend):
         return backend.build_pipeline(graph, options, dict(mesh.shape), specs)
 
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
-        """Build one program without pipeline stages."""
-        return super().build(with_stored_operands(graph, OWN_COMPARISONS), options)
+        """Build one program without pipeline stages; one with embedded weights holds those of its products."""
+        graph = with_stored_operands(graph, OWN_COMPARISONS)
+        reduced, weights = held_weights.extracted(graph, self.array) if self._holds(options) else (graph, {})
+        return _holding(super().build(reduced, options), graph, weights)
+
+    def _holds(self, options: BuildOptions) -> bool:
+        settings = options.settings
+        return options.static and self.mesh is None and not settings["pjit"] and not settings["vectorize"]
+
+    def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> SourceExecutable:
+        if not self._holds(options):
+            return super().revive(parts, graph, options)
+        stored = with_stored_operands(graph.get(), OWN_COMPARISONS)
+        reduced, weights = held_weights.extracted(stored, self.array)
+        return _holding(super().revive(parts, LazyGraph(reduced), options), graph, weights)
 
     def build_pipeline(
         self, graph: Graph, options: BuildOptions, axes: Mapping[str, int], specs: Mapping[str, Any]
@@ -258,6 +272,13 @@ class JaxBackend(SourceBackend):
         return Differentiated(forward, of, wrt)
 
     # -- memory ------------------------------------------------------------------------------------------------------
+    def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:
+        """Return the weights that a program holds, or None if it embeds other large ones as well."""
+        call = getattr(executable, "call", None)
+        if not isinstance(call, held_weights.HeldCall) or call.embeds_others:
+            return None
+        return [*call.weights.values()]
+
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
         usage = analysis(executable, sizes)
         if usage is None:
@@ -315,6 +336,18 @@ class JaxBackend(SourceBackend):
     def synchronize(self, value: Any = None) -> None:
         if value is not None:
             jax.block_until_ready(value)
+
+
+def _holding(
+    executable: SourceExecutable, graph: Graph | LazyGraph, weights: Mapping[str, jax.Array]
+) -> SourceExecutable:
+    """Let a program pass the weights that it holds; its graph contains them."""
+    if weights:
+        embeds_others = sum(x.nbytes for x in executable.arrays.values()) >= held_weights.SMALLEST
+        executable.call = held_weights.HeldCall(executable.call, weights, embeds_others)
+        executable.forward = held_weights.HeldCall(executable.forward, weights, embeds_others)
+        executable._graph = graph if isinstance(graph, LazyGraph) else LazyGraph(graph)
+    return executable
 
 
 def _defensive_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

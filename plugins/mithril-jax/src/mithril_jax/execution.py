@@ -22,6 +22,7 @@ from mithril.base import Decisions, InputError, OptionError, TensorType, substit
 from mithril.ir import Graph, Input, Value, cotangent_name, iterate, result
 from mithril_jax import process_config
 from mithril_jax.compilation_cache import CacheContext
+from mithril_jax.held_weights import HeldCall
 from mithril_jax.mesh import mesh_execution
 from mithril_jax.mesh.vmap import vectorized
 
@@ -387,12 +388,15 @@ def analysis(executable: Any, sizes: Mapping[str, int]) -> Any:
     if not isinstance(call, Jitted) or call.shardings is not None:
         return None
     types = {i.name: i.type for i in executable.graph.arguments}
+    weights = executable.call.weights if isinstance(executable.call, HeldCall) else {}
 
     def abstract(name: str) -> Any:
+        if name in weights:
+            return jax.ShapeDtypeStruct(weights[name].shape, weights[name].dtype)
         shape = tuple(int(substitute(d, sizes)) for d in types[name].shape)
         return jax.ShapeDtypeStruct(shape, types[name].dtype.numpy)
 
-    with jax.enable_x64(call is not executable.call):
+    with jax.enable_x64(_needs_64_bits(executable.graph)):
         arguments = [abstract(name) for name in (*call.params, *call.inputs)]
         return call.jitted.lower(*arguments).compile().memory_analysis()
 
