@@ -1,13 +1,14 @@
 """Weights of products as arguments of a program that holds them, in the layout that its products read.
 
-XLA stores a constant several times: as an array, as a literal of the program, and as the literal that its compiler folds
-it to. An argument is stored once. Transposed in advance, it is multiplied as fast as a constant.
+XLA stores a constant several times: as an array, as a literal of the program, and as the literal that its compiler
+folds it to. An argument is stored once. Transposed in advance, it is multiplied as fast as a constant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -60,7 +61,7 @@ def extracted(graph: Graph, array: Any) -> tuple[Graph, dict[str, jax.Array]]:
         value = Value(i.name, TensorType(i.type.dtype, shape))
         stored = np.asarray(data)
         matrix = stored.T if is_transposed else stored
-        weights[i.name] = HELD.get(stored, is_transposed, lambda matrix=matrix: array(matrix))
+        weights[i.name] = HELD.get(stored, is_transposed, partial(array, matrix))
         inputs.append(replace(i, value=value, role="param", data=None))
         if is_transposed:
             renamed |= {node.result: value for node in used}
