@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 
 import numpy as np
@@ -14,8 +15,9 @@ from small_models import block, scalar_loss
 import mithril as ml
 from mithril import ops
 from mithril.base import ALL
-from mithril.ir import Builder, evaluate
+from mithril.ir import Builder, Op, evaluate
 from mithril.runtime import ProgramKey, ProgramKind
+from mithril_parallel import plugin
 from mithril_parallel.sharding.spmd import partition_graph
 from mithril_testing.cases import backend_cases
 
@@ -141,3 +143,11 @@ def test_causal_attention_on_parts_of_the_queries_is_one_operation():
     assert operations.count("attention") == 1
     assert operations.count("mesh.all_gather") == 2  # keys and values
     np.testing.assert_allclose(run(sharded, inputs)["y"], evaluate(graph, inputs)["y"], rtol=1e-5)
+
+
+def test_the_plugin_names_every_operation_of_its_modules():
+    """An operation without a name there is unknown until another one of its module is used."""
+    for spec in plugin.mithril_ops():
+        module = importlib.import_module(spec.module)
+        declared = {x.name for x in vars(module).values() if isinstance(x, Op)}
+        assert set(spec.names) == {name for name in declared if name.startswith("mesh.")}

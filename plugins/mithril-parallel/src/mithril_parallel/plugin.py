@@ -61,7 +61,9 @@ def mithril_ops() -> Sequence[OpsSpec]:
         "mesh.all_to_all",
         "mesh.chunk_sum",
         "mesh.constrain",
+        "mesh.cotangent",
         "mesh.reduce_scatter",
+        "mesh.ring_attention",
     )
     return [
         OpsSpec("mithril_parallel.sharding.collectives", names),
