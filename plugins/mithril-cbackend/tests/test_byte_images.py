@@ -112,6 +112,49 @@ def test_convolutions_of_bfloat16_without_instructions_are_float32() -> None:
     assert [n.result.dtype.name for n in graph.nodes if n.op is ops.conv] == ["float32"]
 
 
+OPEN = [  # open sizes: the batch alone, or the image, too
+    ((64, 7, 7), (40, 64, 1, 1), 1, 0, 1, 1),  # in place
+    ((32, 2, 3), (33, 32, 1, 1), 1, 0, 1, 1),  # fewer pixels than a tile has
+    ((16, 9, 11), (40, 16, 3, 3), 2, 1, 1, 1),
+    ((32, 9, 9), (32, 1, 3, 3), 1, 1, 1, 32),
+    ((64, None, None), (40, 64, 1, 1), 1, 0, 1, 1),
+    ((64, None, None), (40, 64, 1, 1), 2, 0, 1, 1),
+    ((16, None, None), (40, 16, 3, 3), 1, 1, 1, 1),
+    ((3, None, None), (33, 3, 7, 7), 2, 3, 1, 1),
+    ((48, 9, None), (48, 1, 3, 3), 1, 1, 1, 48),
+    ((64, None, 10), (96, 16, 3, 3), 2, 2, 2, 4),
+]
+SIZES = [(1, 7, 8), (2, 15, 18), (3, 5, 41), (8, 6, 6), (5, 33, 31), (0, 7, 7)]  # batch, height, width
+
+
+@pytest.mark.parametrize("name", ["all", "no tiles", "16 bytes", "two threads"])
+def test_convolutions_of_open_sizes_equal_integers(name: str) -> None:
+    """Run one program on images of several sizes, with tiles of which the last ones are not full."""
+    machine = MACHINES[name]
+    if not runs(machine):
+        pytest.skip(f"this machine cannot run code for {machine.cpu}")
+    sizes = [ml.Dim("n"), ml.Dim("h", 5), ml.Dim("w", 5)]
+    with Builder() as b:
+        cases: list[Any] = []
+        results = {}
+        for k, (image, weights, *a) in enumerate(OPEN):
+            build, _, w, attributes = integer_program(((1, *[n or 9 for n in image]), weights, *a), 7)
+            shape = (sizes[0], image[0], *[d if n is None else n for n, d in zip(image[1:], sizes[1:], strict=True)])
+            results[f"y{k}"] = build(b.input(f"x{k}", shape, "uint8"), b.constant(w))
+            cases.append((image, w, attributes))
+    graph = integer_products.fused(b.build(results), machine)
+    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(cases)
+    executable = compile_graph.compiled(graph, machine, CompileTarget())
+    for batch, *image in SIZES:
+        shapes = [(batch, c[0][0], *[n or m for n, m in zip(c[0][1:], image, strict=True)]) for c in cases]
+        inputs = {f"x{k}": RNG.integers(0, 256, shape, np.uint8) for k, shape in enumerate(shapes)}
+        sums = executable({}, inputs)
+        for k, (_, w, a) in enumerate(cases):
+            padded = np.pad(inputs[f"x{k}"].astype(np.float64), ((0, 0), (0, 0), *a["padding"]), constant_values=7)
+            exact = ops.conv(padded, w.astype(np.float64), **{**a, "padding": no(a["padding"])}).astype(np.int32)
+            np.testing.assert_array_equal(sums[f"y{k}"], exact, err_msg=f"case {k} of {batch} {image} on {name}")
+
+
 POOLS = [((3, 3), (2, 2), ((1, 1), (1, 1))), ((2, 2), (2, 2), ((0, 0), (0, 0))), ((7, 6), (1, 1), ((0, 0), (0, 0)))]
 
 
@@ -224,11 +267,12 @@ def test_joined_and_shuffled_channels_stay_bytes(zero: int) -> None:
     assert not transposes
 
 
-def network(zero: int) -> Graph:
+def network(zero: int, *sizes: Any) -> Graph:
     """Return convolutions with pools, a residual addition, groups and an average between them."""
     bytes_of = rounded(zero)
+    n, height, width = sizes or (1, 33, 33)
     with Builder() as b:
-        x = bytes_of(b.input("x", (1, 3, 33, 33), "float32"))
+        x = bytes_of(b.input("x", (n, 3, height, width), "float32"))
         x = bytes_of(ops.relu(conv(x, weights(b, 48, 3, 5, 5), 2)))  # rounded again behind the pool
         x = bytes_of(ops.max_pool(x, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)), dilation=(1, 1)))
         y = bytes_of(ops.relu(conv(x, weights(b, 48, 1, 3, 3), groups=48)))
@@ -255,3 +299,18 @@ def test_networks_store_bytes_only(zero: int) -> None:
     assert not any(node.op is ops.transpose for k in inner for node in k.nodes)
     roundings = [node for k in kernels for node in k.nodes if node.op is byte_operations.quantize_bytes]
     assert len(roundings) == 6, "one for the image, and one for each of five results"
+
+
+@pytest.mark.parametrize("sizes", [(ml.Dim("n"), 33, 33), (ml.Dim("n"), ml.Dim("h", 9), ml.Dim("w", 9))], ids=str)
+def test_networks_of_open_sizes_are_one_program(sizes: Any) -> None:
+    RNG.bit_generator.state = np.random.default_rng(5).bit_generator.state  # the same weights as those of ``exact``
+    compiled = ml.compile(network(120, *sizes), "c")
+    for shape in ((1, 33, 33), (3, 33, 33)) if sizes[1] == 33 else ((3, 33, 33), (2, 20, 35)):
+        RNG.bit_generator.state = np.random.default_rng(5).bit_generator.state
+        exact = ml.compile(network(120, *shape), "c")
+        x = {"x": RNG.standard_normal((shape[0], 3, *shape[1:])).astype(np.float32)}
+        results, expected = compiled(x), exact(x)
+        np.testing.assert_array_equal(results["pooled"], expected["pooled"], err_msg=str(shape))
+        np.testing.assert_allclose(results["y"], expected["y"], rtol=1e-5, atol=1e-5, err_msg=str(shape))
+    assert len(compiled.programs) == 1
+    assert not [d for d in compiled.decisions if "one program for each size" in d.message]

@@ -7,6 +7,7 @@ the next convolution cancels it: between convolutions nothing is transposed, and
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mithril import ops
 from mithril.base import bfloat16, float32, int32, uint8
 from mithril.ir import Builder, Editor, Graph, Node, Value
 from mithril_cbackend.graph.byte_pools import shuffle, shuffled
-from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
+from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.vectorization import is_plain
 from mithril_cbackend.lowering.matmul import word_products
@@ -114,7 +115,7 @@ class ByteImages:
         if weights is None or weights.ndim != 4:
             return
         result, per = shape_of(node.result), self.kinds[kind]
-        products = weights.size * result[0] * int(np.prod(result[2:]))
+        products = weights.size * typical(result[0] * math.prod(result[2:]))
         if products < MIN_PRODUCTS:
             return
         a, zero = dict(node.attributes), 0

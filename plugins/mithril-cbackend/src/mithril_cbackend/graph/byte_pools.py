@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import float32, uint8
-from mithril.ir import Editor, Node, Value
+from mithril.base import Shape, float32, is_static, uint8
+from mithril.ir import Builder, Editor, Node, Value
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.words.byte_operations import sum_pool_bytes
 
@@ -38,6 +38,23 @@ def shuffle(image: Value, node: Node, axis: int = 1) -> Value:
     order = [*range(5)]
     order[axis], order[axis + 1] = axis + 1, axis
     return ops.reshape(ops.transpose(split, perm=tuple(order)), shape=n)  # type: ignore[no-any-return]
+
+
+def scaled(b: Builder, sums: Value, zero: int, scale: float, window: Any, image: Shape | None) -> Value:
+    """Return the means of sums of codes; with ``image``, the windows at its borders have fewer pixels."""
+    kernel, stride, padding = window
+    counts: Any
+    size, factor = math.prod(kernel), np.float32(scale)
+    settings = {"kernel": kernel, "stride": stride, "padding": padding, "count_include_pad": True}
+    if isinstance(size, int) and (image is None or is_static(image)):
+        counts = np.asarray(ops.avg_pool(np.ones(image, np.float32), **settings)) * size if image else size
+        factors = (factor / np.float32(counts)).astype(np.float32)
+        return (sums - float(zero * size)) * (b.constant(factors, name="shares") if image else float(factors))  # type: ignore[no-any-return]
+    number = float(size) if isinstance(size, int) else ops.cast(ops.size_value(value=size), dtype="float32")
+    exact, counts = sums - number * float(zero), number
+    if image is not None:
+        counts = ops.avg_pool(ops.full(shape=image, value=1.0, dtype="float32"), **settings) * number
+    return exact * (b.constant(factor, name="scale") / counts)  # type: ignore[no-any-return]
 
 
 class BytePools:
@@ -115,18 +132,13 @@ class BytePools:
             kernel, stride, padding = (height, width), (1, 1), ((0, 0), (0, 0))
         else:
             kernel, stride, padding = a["kernel"], a["stride"], a["padding"]
-        size = math.prod(kernel)
         with self.editor.before(node) as b:
             pixels = ops.transpose(codes, perm=CHANNELS_LAST)
             sums = sum_pool_bytes(pixels, kernel=kernel, stride=stride, padding=padding, zero=zero)
-            exact = ops.cast(ops.transpose(sums, perm=CHANNELS_FIRST), dtype="float32") - float(zero * size)
-            if node.op is ops.mean or a["count_include_pad"] or not any(n for pair in padding for n in pair):
-                result = exact * float(np.float32(scale) / np.float32(size))
-            else:
-                ones = np.ones((1, 1, height, width), np.float32)
-                shares = {k: a[k] for k in ("kernel", "stride", "padding")}
-                counts = np.asarray(ops.avg_pool(ones, **shares, count_include_pad=True)) * size
-                result = exact * b.constant((np.float32(scale) / counts).astype(np.float32), name="shares")
+            exact = ops.cast(ops.transpose(sums, perm=CHANNELS_FIRST), dtype="float32")
+            pads = node.op is ops.avg_pool and any(n for pair in padding for n in pair)
+            shape = (1, 1, height, width) if pads and not a["count_include_pad"] else None
+            result = scaled(b, exact, zero, scale, (kernel, stride, padding), shape)
             if node.op is ops.mean and shape_of(node.result) != shape_of(result):
                 result = ops.reshape(result, shape=node.result.shape)
-        return result  # type: ignore[no-any-return]
+        return result

@@ -71,6 +71,9 @@ class Expr:
         """Divide towards zero, which for positions, never negative, is downwards."""
         return self if self._is_neutral(other, 1) else self._build(tirx.Div, other)
 
+    def __rfloordiv__(self, other: Any) -> Expr:
+        return self._build_reversed(tirx.Div, other)
+
     def __truediv__(self, other: Any) -> Expr:
         return self._build(tirx.Div, other)
 

@@ -7,6 +7,7 @@ channels of its groups only, with zeros between groups. Sums are stored through 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mithril.base import TensorType, int8, uint32
 from mithril.ir import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import byte_copies
-from mithril_cbackend.lowering.conv.byte_plan import Plan
+from mithril_cbackend.lowering.conv.byte_plan import Plan, may_exceed
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
@@ -101,28 +102,45 @@ class ByteConvolution:
         self.offsets = code.alloc("offsets", len(p.offsets), "int32")
         for k, offset in enumerate(p.offsets):
             code.store(self.offsets, k, t.index(offset * WORD))
-        work = int(np.prod(p.result)) * len(p.offsets) * p.depth * p.use.per // PRODUCTS // 4
+        work = math.prod(p.result) * len(p.offsets) * p.depth * p.use.per // PRODUCTS // 4
+        self.height, tiles = self.select_height()
         with reader.loop("n", p.images) as n:
             if p.is_copied:
                 byte_copies.copy(self.frame, p, self.source, self.image, n)
             workers = self.frame.workers(work, p.panels * p.tiles)
             chunks = 1 if p.panels % workers == 0 else workers
-            size = count(p.tiles, chunks)
+            size = count(tiles, chunks)
             with self.frame.share("item", p.panels * chunks, work) as (worker, item):
                 self.first_sum = worker * (p.rows * p.columns)
                 panel, chunk = reader.split(item, (p.panels, chunks))
                 first = chunk * size
                 extent: Any = size
-                if p.tiles % size:
-                    left = p.tiles - t.index(first)
+                if chunks > 1:
+                    left = tiles - t.index(first)
                     extent = t.select(left < size, left, t.index(size))
                 with reader.loop("tile", extent) as i:
                     self.rows_of(n, panel, first + i)
 
+    def select_height(self) -> tuple[Any, Any]:
+        """Return the rows of tiles and the number of tiles.
+
+        Tiles of pixels in place are not higher than there are pixels; those of a copy may have too many rows.
+        """
+        p, let = self.plan, self.frame.code.let
+        if p.is_static or len(p.heights) == 1:
+            return p.rows, p.tiles
+        positions: Any = t.index(p.positions)
+        first, *others = p.heights if p.is_copied else p.heights[::-1]
+        height: Any = t.index(first)
+        for other in others:
+            height = t.select(positions <= other if p.is_copied else positions >= other, t.index(other), height)
+        height = let(height, "height")
+        return height, let(t.index(count(positions, height)), "tiles")
+
     def rows_of(self, n: Any, panel: Any, tile: Any) -> None:
         """Write one tile; the last one of an image that is read in place may have fewer rows."""
         p, reader = self.plan, self.frame.reader
-        short = p.positions % p.rows
+        short = p.positions % p.rows if p.is_static else 0
         if p.is_copied or not short:
             self.tile(n, panel, tile, p.rows)
             return
@@ -134,40 +152,60 @@ class ByteConvolution:
         )
 
     def tile(self, n: Any, panel: Any, tile: Any, rows: int) -> None:
-        p, code, reader = self.plan, self.frame.code, self.frame.reader
-        words, width = p.image[3], p.size[1]
+        p, reader = self.plan, self.frame.reader
         if p.is_flat:
-            line, part = 0, tile
-            start = tile * (p.rows * words)
-        else:
-            line, part = reader.split(tile, (count(p.result[1], p.lines), p.parts))
-            start = line * (p.lines * p.stride[0] * width * words) + part * (p.width * p.stride[1] * words)
-        below = p.stride[0] * width if p.lines > 1 else p.use.height * p.stride[1]
+            self.flat_tile(n, panel, tile, rows)
+            return
+        line, part = reader.split(tile, (count(p.result[1], p.lines), p.parts))
+        pixel = p.stride[1] * p.image[3]
+        start = line * (p.lines * p.stride[0] * p.size[1] * p.image[3]) + part * (p.width * pixel)
+        sums, first = self.multiply(panel, start, rows)
+        for k in range(p.lines):
+            with reader.loop("i", p.width) as i:
+                y, x = line * p.lines + k, part * p.width + i
+                fits = [t.index(x) < p.result[2]] if may_exceed(p.parts * p.width, p.result[2]) else []
+                fits += [t.index(y) < p.result[1]] if k and p.result[1] % p.lines != 0 else []
+                self.row(n, panel, y, x, fits, sums, first + (i + k * p.width) * p.columns)
+
+    def flat_tile(self, n: Any, panel: Any, tile: Any, rows: int) -> None:
+        """Write a tile of neighboring positions; if its height is selected at run time, the last one ends with them."""
+        p, let = self.plan, self.frame.code.let
+        repeated: Any = 0
+        position, left = tile * self.height, rows if p.is_static else self.height
+        if not p.is_static and not p.is_copied:
+            excess = t.index(position) + self.height - t.index(p.positions)
+            repeated = let(t.select(excess > 0, excess, t.index(0)), "repeated")  # rows of the tile before
+            left = self.height - repeated
+        sums, first = self.multiply(panel, (position - repeated) * p.image[3], rows)
+        with self.frame.reader.loop("i", left) as i:
+            self.flat_row(n, panel, position + i, sums, first + (repeated + i) * p.columns)
+
+    def multiply(self, panel: Any, start: Any, rows: int) -> tuple[t.Buffer, Any]:
+        """Multiply pixels from a word on with a panel; return the buffer of the sums and the position of the first."""
+        p, code = self.plan, self.frame.code
+        pixel = p.stride[1] * p.image[3] * WORD
+        below = p.stride[0] * p.size[1] * p.image[3] * WORD if p.lines > 1 else p.use.height * pixel
         sums, first = self.sums, self.first_sum
         if sums is None:
             sums, first = code.alloc("tile", rows * p.columns, p.use.sums.name), 0
-        begin = reader.position(t.index(p.first_word(panel))) if p.groups > 1 else 0
-        code.call_piece(
-            word_products.piece(p.use, rows),
+        begin = self.frame.reader.position(t.index(p.first_word(panel))) if p.groups > 1 else 0
+        arguments = [
             t.address_of(self.image, (start + begin) * self.per),
-            t.index(p.stride[1] * words * WORD),
-            t.index(below * words * WORD),
+            t.index(pixel),
+            t.index(below),
             t.address_of(self.panels, panel * (len(p.offsets) * p.depth * p.columns)),
             t.address_of(sums, first),
             t.index(p.depth),
             t.address_of(self.offsets, 0),
             t.index(len(p.offsets)),
-        )
-        if p.is_flat:
-            with reader.loop("i", rows) as i:
-                self.flat_row(n, panel, tile * p.rows + i, sums, first + i * p.columns)
-            return
-        for k in range(p.lines):
-            with reader.loop("i", p.width) as i:
-                y, x = line * p.lines + k, part * p.width + i
-                fits = [t.index(x) < p.result[2]] if p.parts * p.width > p.result[2] else []
-                fits += [t.index(y) < p.result[1]] if k and p.result[1] % p.lines else []
-                self.row(n, panel, y, x, fits, sums, first + (i + k * p.width) * p.columns)
+        ]
+        if isinstance(self.height, int):
+            code.call_piece(word_products.piece(p.use, rows), *arguments)
+            return sums, first
+        for height in p.heights:
+            with code.when(t.equal(self.height, height)):
+                code.call_piece(word_products.piece(p.use, height), *arguments)
+        return sums, first
 
     def flat_row(self, n: Any, panel: Any, position: Any, sums: t.Buffer, first: Any) -> None:
         """Write the result of a position that may lie between two rows, or after the last one."""
@@ -179,8 +217,8 @@ class ByteConvolution:
         if not p.is_copied:
             n, position = reader.split(position, (p.result[0], height * width))
         y, x = reader.position(t.index(position) // p.size[1]), reader.position(t.index(position) % p.size[1])
-        fits = [t.index(x) < width] if p.size[1] > width else []
-        fits += [t.index(y) < height] if p.is_copied and p.tiles * p.rows > p.positions else []
+        fits = [t.index(x) < width] if may_exceed(p.size[1], width) else []
+        fits += [t.index(y) < height] if p.is_copied and may_exceed(p.tiles * p.rows, p.positions) else []
         self.row(n, panel, y, x, fits, sums, first)
 
     def row(self, n: Any, panel: Any, y: Any, x: Any, fits: list[Any], sums: t.Buffer, first: Any) -> None:

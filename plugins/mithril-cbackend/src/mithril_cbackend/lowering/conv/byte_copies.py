@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import uint32
+from mithril.base import Size, uint32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.byte_plan import Plan
 from mithril_cbackend.lowering.element.element_reader import operand
@@ -35,9 +35,10 @@ class Copy:
                 start = image + (y * p.full_stride[0] * p.image[2] + x * p.full_stride[1]) * self.pixel
                 self.line(self.pixel, (y * width + x) * self.pixel, start)
             return
-        rows, columns = min(p.image[1], height - top), min(p.image[2], width - left)
-        right, bottom, line = width - left - columns, height - top - rows, width * self.pixel
-        if columns == width == p.image[2]:
+        rows, columns = self.least(p.image[1], height - top), self.least(p.image[2], width - left)
+        line = width * self.pixel
+        right, bottom = width - left - columns, height - top - rows
+        if width == p.image[2] and left == 0:
             self.line(rows * line, top * line, image)
         else:
             with reader.loop("y", rows) as y:
@@ -48,17 +49,43 @@ class Copy:
         self.line(top * line, 0)
         self.line(bottom * line, (top + rows) * line)
 
-    def line(self, size: int, place: Any, start: Any = None) -> None:
+    def least(self, size: Size, limit: Size) -> Any:
+        """Return the smaller one of two sizes, of which the image has one and the convolution reads the other."""
+        difference = size - limit
+        if isinstance(difference, int):
+            return size if difference <= 0 else limit
+        return self.frame.code.let(t.select(t.index(size) <= limit, t.index(size), t.index(limit)), "pixels")
+
+    def line(self, size: Any, place: Any, start: Any = None) -> None:
         """Copy elements that follow each other, or store zeros; the last vector may repeat elements."""
-        reader, lanes = self.frame.reader, self.lanes
+        if not isinstance(size, int):
+            self.long_line(t.index(size), place, start)
+            return
+        lanes = self.lanes
         while lanes > max(size, 1):
             lanes //= 2
         vectors, rest = divmod(size, lanes)
         if vectors:
-            with reader.loop("v", vectors) as v:
+            with self.frame.reader.loop("v", vectors) as v:
                 self.vector(lanes, place, start, v * lanes)
         if rest:
             self.vector(lanes, place, start, size - lanes)
+
+    def long_line(self, size: t.Expr, place: Any, start: Any) -> None:
+        """Copy a number of elements that is known at run time."""
+        reader, lanes = self.frame.reader, self.lanes
+        with reader.loop("v", size // lanes) as v:
+            self.vector(lanes, place, start, v * lanes)
+
+        def repeated() -> None:
+            self.vector(lanes, place, start, reader.position(size - lanes))
+
+        def single() -> None:
+            with reader.loop("i", size) as i:
+                self.vector(1, place, start, i)
+
+        with self.frame.code.when(size % lanes > 0), reader.loop("rest", 1):
+            reader.either(size > lanes, repeated, single)
 
     def vector(self, lanes: int, place: Any, start: Any, offset: Any) -> None:
         with self.frame.reader.loop("j", lanes, t.VECTORIZED) as j:

@@ -1,17 +1,28 @@
-"""Sizes of convolutions of bytes and pairs: the copied image, runs of words, tiles of pixels."""
+"""Sizes of convolutions of bytes and pairs: the copied image, runs of words, tiles of pixels.
+
+Batch, height and width may be symbolic. Tiles of a symbolic number of pixels have the height of full ones, or one of a
+few smaller ones that is selected at run time.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from mithril.base import uint32
+from mithril.base import Size, uint32
 from mithril.ir import Node
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.matmul import word_products
 from mithril_cbackend.lowering.matmul.microkernel import count
 from mithril_cbackend.lowering.words.llvm_tiles import AMX, Instructions
+
+
+def may_exceed(size: Size, limit: Size) -> bool:
+    """Whether a size is larger than another one, or may be if they are symbolic."""
+    difference = size - limit
+    return not isinstance(difference, int) or difference > 0
 
 
 @dataclass(frozen=True)
@@ -145,22 +156,30 @@ class Plan:
         return (height - 1) * self.size[1] + width if self.is_flat else width
 
     @property
+    def is_static(self) -> bool:
+        """Whether the number of positions is known."""
+        return isinstance(self.positions, int)
+
+    @property
     def parts(self) -> int:
         """Return the number of tiles of all positions."""
-        return count(self.positions, self.machine_use.rows)
+        return count(self.positions, self.machine_use.rows if self.is_static or self.is_flat else self.width)
 
     @property
     def lines(self) -> int:
-        """Return the rows of the result that a tile has."""
-        is_short = self.machine_use.level == AMX and not self.is_flat and self.positions <= self.machine_use.height
-        return 2 if is_short and self.result[1] > 1 else 1
+        """Return the rows of the result that a tile has; two if rows may be short."""
+        use = self.machine_use
+        if use.level != AMX or self.is_flat or self.result[1] == 1:
+            return 1
+        return 1 if self.is_static and self.positions > use.height else 2
 
     @property
     def width(self) -> int:
         """Return the neighboring pixels of a tile."""
-        if self.is_flat:
-            return min(self.positions, self.machine_use.rows)
-        return count(self.positions, self.parts)
+        use = self.machine_use
+        if not self.is_static:
+            return use.rows // self.lines
+        return min(self.positions, use.rows) if self.is_flat else count(self.positions, self.parts)
 
     @property
     def rows(self) -> int:
@@ -172,6 +191,17 @@ class Plan:
         return self.width if self.lines > 1 else min(self.machine_use.height, count(self.rows, 2))
 
     @property
+    def heights(self) -> list[int]:
+        """Return the possible rows of tiles, which are powers of two if there are several."""
+        if self.is_static or not self.is_flat:
+            return [self.rows]
+        if self.is_copied:  # of which small images leave some unused
+            return [self.rows, self.rows // 2, self.rows // 4]
+        image = math.prod(self.result[1:3])
+        least = min(image, self.rows) if isinstance(image, int) else 1  # positions, if there are any
+        return [h for h in (self.rows >> k for k in range(self.rows.bit_length())) if 2 * h > least]
+
+    @property
     def tiles(self) -> int:
-        """Return the tiles of an image."""
+        """Return the tiles of an image if they have the height of full ones."""
         return self.parts if self.is_flat else self.parts * count(self.result[1], self.lines)

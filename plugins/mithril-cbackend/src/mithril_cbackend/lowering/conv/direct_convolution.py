@@ -105,8 +105,8 @@ def cheaper_plan(
     kernel: Kernel, machine: Machine, constant_weights: bool
 ) -> Dense | strided_conv_grad.Plan | BySize | None:
     """Return a plan of another template that costs less than direct tiles, or None if there is none."""
-    node = kernel.anchor
-    if not im2col.is_supported(kernel) or not is_static(layout_of(node).image):
+    node, layout = kernel.anchor, layout_of(kernel.anchor)
+    if not im2col.is_supported(kernel) or (node.op is not ops.conv and not is_static(layout.image)):
         return None
     strided = strided_conv_grad.plan_of(node, machine)
     if strided is not None:
@@ -117,59 +117,83 @@ def cheaper_plan(
         return next((p for p in plans if str(p) == schedule), None)
     if machine.compact:
         sizes = {p: elements(p.scratch(machine, constant_weights)) for p in plans}
-        smallest = min(plans, key=lambda p: (sizes[p], p.cost(machine, constant_weights)))
+        smallest = min(plans, key=lambda p: (sizes[p], examples(node)[0].cost(p, machine, constant_weights)))
         return smallest if sizes[smallest] < elements(buffers(node, machine, constant_weights)) else None
     selection: list[Dense | None] = [None, *plans]  # None: direct tiles
-    batch = shape_of(node.result)[0]
-    batches = (batch,) if isinstance(batch, int) else image_blocks.BATCHES
-    costs = {n: [_cost(p, node, n, machine, constant_weights) for p in selection] for n in batches}
+    sizes_of = examples(node)
+    costs = [[e.cost(p, machine, constant_weights) for p in selection] for e in sizes_of]
     one: Dense | None
-    loss, one = _least_loss(selection, [costs[n] for n in batches])
-    if constant_weights or len(batches) == 1:  # constant weights are packed for one plan
+    loss, one = _least_loss(selection, costs)
+    if constant_weights or len(costs) == 1:  # constant weights are packed for one plan
         return one
     pairs = []
-    for k, limit in enumerate(batches[:-1], 1):
-        few, many = (_least_loss(plans, [costs[n][1:] for n in part]) for part in (batches[:k], batches[k:]))
-        pairs.append((few[0] + many[0], BySize(limit, few[1], many[1])))
+    for k, last in enumerate(sizes_of[:-1], 1):
+        few, many = (_least_loss(plans, [row[1:] for row in part]) for part in (costs[:k], costs[k:]))
+        pairs.append((few[0] + many[0], BySize(last.pixels, few[1], many[1])))
     pair_loss, pair = min(pairs, key=lambda row: row[0])
     return pair if 1.03 * pair_loss < loss else one
 
 
 def _least_loss(plans: Sequence[Any], costs: Sequence[Sequence[float]]) -> tuple[float, Any]:
-    """Return the plan whose costs are nearest to the least ones, for costs by batch, and the sum of their ratios."""
+    """Return the plan whose costs are nearest to the least ones, for costs by size, and the sum of their ratios."""
     loss = [sum(row[k] / min(row) for row in costs) for k in range(len(plans))]
     return min(loss), plans[loss.index(min(loss))]
 
 
-def _cost(plan: Dense | None, node: Node, batch: int, machine: Machine, constant_weights: bool) -> float:
-    """Estimate the cycles per element of the result of a plan, or of direct tiles, for a batch."""
-    if plan is not None:
-        return replace(plan, batch=batch, images=min(plan.images, batch)).cost(machine, constant_weights)
-    layout, depth = layout_of(node), _depth(node)
-    width, pixels = _width(layout, machine, _rows(node)), math.prod(layout.result)
-    waste = count(layout.pixels, width) * width / pixels
-    ordering = 0 if constant_weights else 2 * depth / (pixels * batch)
-    kernels = stream_cycles(math.prod(shape_of(operand(node, 1)))) / (batch * math.prod(shape_of(node.result)[1:]))
-    return float(1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1)
+def examples(node: Node) -> list[Example]:
+    """Return the sizes for which plans are compared."""
+    layout, batch = layout_of(node), shape_of(node.result)[0]
+    if is_static(layout.image):
+        batches = (batch,) if isinstance(batch, int) else image_blocks.BATCHES
+        return [Example(node, n, layout) for n in batches]
+    images = batch if isinstance(batch, int) else 1
+    return [Example(node, images, image_blocks.example(layout, side)) for side in image_blocks.SIDES]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A convolution with known sizes."""
+
+    node: Node
+    batch: int
+    layout: Layout
+
+    @property
+    def pixels(self) -> int:
+        return self.batch * math.prod(self.layout.result)
+
+    def cost(self, plan: Dense | None, machine: Machine, constant_weights: bool) -> float:
+        """Estimate the cycles per element of the result of a plan, or of direct tiles."""
+        if isinstance(plan, im2col.OpenPlan | winograd.OpenPlan):
+            return plan.of(self.layout, self.batch).cost(machine, constant_weights)
+        if plan is not None:
+            known = replace(plan, batch=self.batch, images=min(plan.images, self.batch))
+            return known.cost(machine, constant_weights)
+        width, depth = _width(layout_of(self.node), machine, _rows(self.node)), _depth(self.node)
+        waste = count(self.layout.pixels, width) * width / math.prod(self.layout.result)
+        ordering = 0 if constant_weights else 2 * depth / self.pixels
+        channels = shape_of(self.node.result)[1]
+        kernels = stream_cycles(math.prod(shape_of(operand(self.node, 1)))) / (self.pixels * channels)
+        return float(1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1)
 
 
 @dataclass(frozen=True)
 class BySize:
-    """Two plans for a symbolic batch, selected at run time."""
+    """Two plans for symbolic sizes, selected at run time."""
 
-    limit: int  # images of the first plan
+    limit: int  # pixels of results of the first plan
     few: Dense
     many: Dense
 
     def __str__(self) -> str:
-        return f"{self.few} up to {self.limit} images, else {self.many}"
+        return f"{self.few} up to {self.limit} pixels, else {self.many}"
 
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
         return [v for plan in (self.few, self.many) for v in plan.scratch(machine, constant_weights)]
 
     def write(self, frame: KernelBuilder) -> None:
         first = len(self.few.scratch(frame.machine, False))
-        few = t.index(self.few.batch) <= self.limit
+        few = t.index(self.few.batch * math.prod(self.few.layout.result)) <= self.limit
         frame.reader.either(few, lambda: self.few.write(frame), lambda: self.many.write(frame, first))
 
 
@@ -193,7 +217,7 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
 
 
 def elements(scratch: Sequence[Value]) -> int:
-    return sum(math.prod(shape_of(v)) for v in scratch)
+    return sum(typical(math.prod(shape_of(v))) for v in scratch)
 
 
 def buffers(node: Node, machine: Machine, constant_weights: bool) -> list[Value]:

@@ -9,16 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mithril import ops
-from mithril.base import TensorType, float32
+from mithril.base import TensorType, float32, is_static
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
-from mithril_cbackend.lowering.conv.image_blocks import block_at, last_tiles, several
+from mithril_cbackend.lowering.conv.image_blocks import (
+    TARGETS,
+    Name,
+    at_run_time,
+    block_at,
+    cut,
+    last_tiles,
+    least,
+    named,
+    several,
+)
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of, typical
 from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
@@ -55,8 +66,8 @@ class Plan:
     out_channels: int  # channels of a group of the result
     inner: int  # channels of a group of the image
     layout: Layout
-    rows: int  # rows of the result in a slab
-    images: int  # images in a slab
+    rows: Any  # rows of the result in a slab
+    images: Any  # images in a slab
     by_channel: bool  # vectorized over channels, not pixels
     backward: bool  # gradient of the image
 
@@ -79,13 +90,18 @@ class Plan:
         return self.elements == 1 and fits and self.images == 1
 
     @property
-    def pixels(self) -> int:
-        """Pixels of a slab."""
-        return self.images * self.rows * math.prod(self.layout.result[1:])
+    def image_pixels(self) -> Any:
+        """Pixels of an image in a slab."""
+        return self.rows * math.prod(self.layout.result[1:])
 
     @property
-    def slabs(self) -> int:
-        return self.layout.result[0] // self.rows
+    def pixels(self) -> Any:
+        """Pixels of a slab."""
+        return self.images * self.image_pixels
+
+    @property
+    def slabs(self) -> Any:
+        return count(self.layout.result[0], self.rows)
 
     @property
     def block(self) -> int:
@@ -100,8 +116,9 @@ class Plan:
         return count(self.pixels, machine.lanes()) * machine.lanes()
 
     def tile(self, machine: Machine) -> Tile:
-        sizes = (self.pixels, self.out_channels) if self.by_channel else (self.out_channels, self.pixels)
-        return tile_for(*sizes, machine)
+        if self.by_channel:
+            return tile_for(self.pixels, self.out_channels, machine)
+        return tile_for(self.out_channels, self.pixels, machine)
 
     def length(self, machine: Machine) -> int:
         """Return the row stride of the columns: an odd number of vectors (avoids cache-set conflicts)."""
@@ -113,20 +130,20 @@ class Plan:
 
     def cost(self, machine: Machine, constant_weights: bool) -> float:
         """Estimate the cycles per element of the result."""
-        lanes, cycles = machine.lanes(), self.depth / (2 * machine.lanes())
-        working_set = self.depth * (self.pixels + self.tile(machine).columns)
+        lanes, cycles, pixels = machine.lanes(), self.depth / (2 * machine.lanes()), int(self.pixels)
+        working_set = self.depth * (pixels + self.tile(machine).columns)
         # reads of columns are slower if the working set exceeds the L2 cache
         cycles *= 1 if self.reads_image or read_cycles(working_set) == read_cycles(0) else 1.2
         cycles *= 1.3 if self.by_channel and self.depth > BLOCK else 1  # panels of channels are not split into blocks
         run = self.layout.result[-1]
         columns = 0 if self.reads_image else 10 * self.depth * count(run, lanes) / run / self.out_channels
-        kernels = read_cycles(self.out_channels * self.depth) * self.depth / self.pixels  # once per slab
+        kernels = read_cycles(self.out_channels * self.depth) * self.depth / pixels  # once per slab
         results = self.batch * self.out_channels * math.prod(self.layout.result)
         kernels += stream_cycles(self.out_channels * self.depth) / results
         if not self.by_channel:
-            scattered = 2 * self.depth / self.pixels if self.backward else 0  # strided: stored by image channel
-            return cycles * count(self.pixels, lanes) * lanes / self.pixels + columns + kernels + scattered
-        packing = 0 if constant_weights or self.backward else 0.7 * self.depth / self.pixels
+            scattered = 2 * self.depth / pixels if self.backward else 0  # strided: stored by image channel
+            return cycles * count(pixels, lanes) * lanes / pixels + columns + kernels + scattered
+        packing = 0 if constant_weights or self.backward else 0.7 * self.depth / pixels
         return cycles * count(self.out_channels, lanes) * lanes / self.out_channels + columns + kernels + packing + 2.5
 
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
@@ -160,7 +177,40 @@ class Plan:
 
         vector = vectorizable([n for n in frame.kernel.nodes if n is not node])
         kernels = WeightMatrix(frame, self.out_channels, self.inner, self.elements)
-        Columns(frame, self, kernels, emit, vector, first).write()
+        Columns(frame, self.cut(frame), kernels, emit, vector, first, self).write()
+
+    def cut(self, frame: KernelBuilder) -> Plan:
+        """Return the plan whose sizes are those of the loops."""
+        return self
+
+
+@dataclass(frozen=True)
+class OpenPlan(Plan):
+    """A plan for images of symbolic sizes: its sizes are limits, and slabs are cut at run time."""
+
+    target: int  # pixels in a slab
+
+    def __str__(self) -> str:
+        return f"{'channels' if self.by_channel else 'pixels'}, {self.target} pixels"
+
+    @property
+    def pixels(self) -> Any:
+        return self.target + math.prod(self.layout.result[1:])
+
+    def length(self, machine: Machine) -> Any:
+        return (count(self.pixels, machine.lanes()) + 2) * machine.lanes()
+
+    def of(self, layout: Layout, batch: Any, name: Name = lambda n: n) -> Plan:
+        """Return the plan of known sizes, or of expressions."""
+        several_images = self.by_channel and not self.reads_image
+        height, width = layout.result[0], name(math.prod(layout.result[1:]))
+        rows, images = cut(self.target, height, width, batch if several_images else 1, name)
+        sizes = self.groups, self.out_channels, self.inner
+        return Plan(batch, *sizes, layout, rows, images, self.by_channel, self.backward)
+
+    def cut(self, frame: KernelBuilder) -> Plan:
+        name = partial(named, frame)
+        return self.of(at_run_time(self.layout, name), name(self.batch), name)
 
 
 def plans(node: Node) -> list[Plan]:
@@ -174,6 +224,9 @@ def plans_for(
     batch: int, groups: int, out_channels: int, in_channels: int, layout: Layout, backward: bool
 ) -> list[Plan]:
     """Return the possible plans for a convolution of these sizes."""
+    if not is_static(layout.image):
+        sizes = batch, groups, out_channels, in_channels, layout, 1, 1
+        return [OpenPlan(*sizes, by_channel, backward, target) for by_channel in (False, True) for target in TARGETS]
     height, depth, width = layout.result[0], in_channels * math.prod(layout.kernel), math.prod(layout.result[1:])
     image_groups = [(height, d) for d in several(batch, 1) if d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
@@ -212,31 +265,45 @@ class Columns:
     """Loops over slabs, groups and tiles."""
 
     def __init__(
-        self, frame: KernelBuilder, plan: Plan, kernels: WeightMatrix, emit: Emit, vector: bool, first: int = 0
+        self,
+        frame: KernelBuilder,
+        plan: Plan,
+        kernels: WeightMatrix,
+        emit: Emit,
+        vector: bool,
+        first: int = 0,
+        symbolic: Plan | None = None,
     ) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
+        self.symbolic = plan if symbolic is None else symbolic  # the plan whose sizes are those of the graph
+        self.reads_image = self.symbolic.reads_image
+        self.is_known = isinstance(plan.rows, int)
         self.kernels, self.emit, self.vector = kernels, emit, vector and not plan.by_channel
         self.x, self.w = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
         self.padded, self.columns, self.panel_buffer, self.sums = (
             frame.outputs[v] for v in frame.kernel.scratch[first : first + 4]
         )
-        self.tile, self.length = plan.tile(frame.machine), plan.length(frame.machine)
+        self.tile, self.length = plan.tile(frame.machine), named(frame, plan.length(frame.machine))
         self.lanes = frame.machine.lanes()
         self.images: Any = plan.images  # of the current slab
+        self.rows: Any = plan.rows
 
     def write(self) -> None:
-        p, frame, reader = self.plan, self.frame, self.reader
-        if not p.reads_image:
-            pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, p.overread(frame.machine))
-        pixels = math.prod(p.layout.result)
-        work = p.batch * p.groups * p.out_channels * p.depth * pixels // PRODUCTS
+        p, frame, reader, sizes = self.plan, self.frame, self.reader, self.symbolic
+        if not self.reads_image:
+            pad(frame, sizes.layout, self.x, self.padded, p.groups * p.inner, sizes.overread(frame.machine))
+        pixels = math.prod(sizes.layout.result)
+        work = sizes.batch * p.groups * p.out_channels * p.depth * pixels // PRODUCTS
         items = count(p.batch, p.images) * p.groups * p.slabs
         threads = frame.workers(work, p.out_channels)
-        parts = threads if typical(items) < threads and p.out_channels % (threads * self.step) == 0 else 1
+        few_items = self.is_known and typical(items) < threads
+        parts = threads if few_items and p.out_channels % (threads * self.step) == 0 else 1
         with frame.share("slab", items * parts, work) as (worker, item):
             number, group, slab, part = reader.split(item, (count(p.batch, p.images), p.groups, p.slabs, parts))
             image, self.images = block_at(frame, number, p.batch, p.images)
-            if not p.reads_image:
+            if not self.is_known:
+                self.rows = self.code.let(least(p.layout.result[0] - slab * p.rows, p.rows), "rows")
+            if not self.reads_image:
                 self.pack_columns(worker, image, group, slab)
             first = part * (p.out_channels // parts)
             multiply_slab = self.channels if p.by_channel else self.pixels
@@ -254,14 +321,14 @@ class Columns:
         """
         p, reader, code = self.plan, self.reader, self.code
         layout, base = p.layout, worker * (p.depth * self.length)
-        *outer, run = layout.result if len(layout.result) > 1 else (1, p.rows)
-        outer_sizes = (p.rows, *outer[1:]) if len(layout.result) > 1 else ()
+        *outer, run = layout.result if len(layout.result) > 1 else (1, self.rows)
+        outer_sizes = (self.rows, *outer[1:]) if len(layout.result) > 1 else ()
         with reader.loop("c", p.inner) as c, reader.loop("d", self.images) as d:
             channel = (image + d) * (p.groups * p.inner) + (group * p.inner + c)
             source = channel * layout.channel
             with reader.nest("abc", layout.kernel) as tap:
                 row = c * p.elements + reader.flat(tap, layout.kernel)
-                row = base + row * self.length + d * (p.pixels // p.images)
+                row = base + row * self.length + d * p.image_pixels
                 offset = code.let(t.index(source + layout.offset(tap)), "offset")
                 with reader.nest("yz", outer_sizes) as y:
                     start = (slab * p.rows + y[0], *y[1:], 0) if y else (slab * p.rows,)
@@ -274,11 +341,11 @@ class Columns:
     def source(self, worker: Any, image: Any, group: Any, slab: Any) -> Matrix:
         """Return the columns of a slab: the image itself, or the packed copy."""
         p = self.plan
-        if not p.reads_image:
+        if not self.reads_image:
             return Matrix(self.columns, worker * (p.depth * self.length), self.length, 1)
         size = math.prod(p.layout.result)
         channel = (image * p.groups + group) * p.inner
-        start = channel * size + slab * (p.pixels // p.images)
+        start = channel * size + slab * p.image_pixels
         return Matrix(self.reader.buffers[self.x], start, size, 1)
 
     def pixels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int) -> None:
@@ -305,7 +372,7 @@ class Columns:
         pixel, kernels = slab * p.pixels, self.rows_of_kernels(part, group, first)
         inner = (part.depth,) if part.depth < p.depth else self.kernels.inner
 
-        def block(number: Any, width: int) -> None:
+        def block(number: Any, width: Any) -> None:
             panel = Matrix(self.panel_buffer, worker * (p.block * columns), columns, 1)
             columns_of_panel = source.from_column(number * columns)
             copy_panel(self.frame, columns_of_panel.element, columns_of_panel, part.depth, width, panel)
@@ -325,7 +392,7 @@ class Columns:
                     self.prefetch(image, channel, rows, pixel + number * columns, width)
                     multiply_tile(self.frame, row, rows, inner, kernels, panel, width, emit, self.vector, sums)
 
-        self.blocks(p.pixels, block)
+        self.blocks(self.images * (self.rows * math.prod(p.layout.result[1:])), block)
 
     def rows_of_kernels(self, part: DepthBlock, group: Any, first: Any) -> Left | PackedRows:
         """Return the kernels as rows: packed if they are constant."""
@@ -341,7 +408,7 @@ class Columns:
 
         return left
 
-    def prefetch(self, image: Any, channel: Any, rows: int, pixel: Any, width: int) -> None:
+    def prefetch(self, image: Any, channel: Any, rows: int, pixel: Any, width: Any) -> None:
         """Prefetch a tile of the result and of the epilogue's operands: hardware does not predict the next row."""
         kernel, reader = self.frame.kernel, self.reader
         result = kernel.anchor.result
@@ -350,15 +417,22 @@ class Columns:
         shape = reader.shape(result)
         reads = [v for v in kernel.inputs if v not in (self.x, self.w) and reader.shape(v) == shape]
         for r in range(rows):
-            for first in range(0, width, self.lanes):
+            for first in range(0, width if isinstance(width, int) else self.tile.columns, self.lanes):
                 offset = reader.flat((image, channel + r, pixel + first), shape)
                 for v in reads:
                     self.code.prefetch(reader.buffers[v], offset)
                 for v in kernel.outputs:
                     self.code.prefetch(self.frame.outputs[v], offset)
 
-    def blocks(self, size: int, block: Any) -> None:
-        full_blocks, rest = divmod(size, self.tile.columns)
+    def blocks(self, size: Any, block: Any) -> None:
+        full_blocks, rest = size // self.tile.columns, size % self.tile.columns
+        if not isinstance(size, int):
+            full_blocks, rest = (self.code.let(n, "blocks") for n in (full_blocks, rest))
+            with self.reader.loop("block", full_blocks) as number:
+                block(number, self.tile.columns)
+            with self.code.when(rest > 0), self.reader.loop("last", 1):
+                block(full_blocks, rest)
+            return
         if full_blocks:
             with self.reader.loop("block", full_blocks) as number:
                 block(number, self.tile.columns)
@@ -367,9 +441,7 @@ class Columns:
 
     def channels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int) -> None:
         """Multiply a slab, vectorized over channels: transposed columns times kernels."""
-        p, columns, pixels_per_image = self.plan, self.tile.columns, self.plan.pixels // self.plan.images
-        if p.reads_image and p.images > 1:
-            raise AssertionError("slabs of several images are laid")
+        p, columns, pixels_per_image = self.plan, self.tile.columns, self.plan.image_pixels
         source, packed = self.source(worker, image, group, slab), self.frame.kernel.prepared.get(self.w)
 
         def left(row: Any, *index: Any) -> t.Expr:
@@ -386,12 +458,13 @@ class Columns:
                 panel = self.kernels.panel(group, channel, width, panel_copy)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
-                d, pixel = self.reader.split(row, (p.images, pixels_per_image)) if p.images > 1 else (0, row)
+                is_one = isinstance(p.images, int) and p.images == 1
+                d, pixel = (0, row) if is_one else self.reader.split(row, (p.images, pixels_per_image))
                 out_channel = group * p.out_channels + (channel + column)
                 self.emit(image + d, out_channel, slab * pixels_per_image + pixel, element)
 
             last = last_tiles(pixels_per_image, self.tile)
-            rows = self.images * pixels_per_image
+            rows = self.images * (self.rows * math.prod(p.layout.result[1:]))
             multiply(self.frame, rows, self.kernels.inner, self.tile, left, panel, width, emit, False, last)
 
         self.blocks(num_channels, block)

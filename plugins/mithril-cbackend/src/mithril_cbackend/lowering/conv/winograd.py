@@ -11,16 +11,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mithril import ops
-from mithril.base import TensorType, float32
+from mithril.base import TensorType, float32, is_static
 from mithril.ir import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
-from mithril_cbackend.lowering.conv.image_blocks import block_at, last_tiles, several
+from mithril_cbackend.lowering.conv.image_blocks import (
+    TARGETS,
+    Name,
+    at_run_time,
+    block_at,
+    cut,
+    last_tiles,
+    least,
+    named,
+    several,
+)
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, pad
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of, typical
 from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge
@@ -42,8 +53,8 @@ class Plan:
     out_channels: int  # channels of the result
     inner: int  # channels of the image
     layout: Layout
-    rows: int  # rows of tiles in a block
-    images: int  # images in a block
+    rows: Any  # rows of tiles in a block
+    images: Any  # images in a block
     backward: bool  # gradient of the image
 
     def __str__(self) -> str:
@@ -56,13 +67,13 @@ class Plan:
         return count(height, 2), count(width, 2)
 
     @property
-    def tiles(self) -> int:
+    def tiles(self) -> Any:
         """Tiles in a block."""
         return self.images * self.rows * self.grid[1]
 
     @property
     def blocks(self) -> int:
-        return count(self.batch, self.images) * (self.grid[0] // self.rows)
+        return count(self.batch, self.images) * count(self.grid[0], self.rows)
 
     @property
     def padded(self) -> Layout:
@@ -71,7 +82,7 @@ class Plan:
         return replace(self.layout, result=(2 * height, 2 * width))
 
     @property
-    def pixels(self) -> int:
+    def pixels(self) -> Any:
         """Pixels per image in a block, including the row after an odd last one."""
         return 2 * self.rows * self.layout.result[1]
 
@@ -89,7 +100,7 @@ class Plan:
     def point(self, machine: Machine) -> int:
         return self.inner * self.length(machine) + machine.lanes()
 
-    def product(self, machine: Machine) -> int:
+    def product(self, machine: Machine) -> Any:
         return self.tiles * self.tile(machine).columns + machine.lanes()
 
     def squares(self, machine: Machine) -> int:
@@ -118,7 +129,7 @@ class Plan:
         packed = 0 if constant_weights else POINTS / 2 if self.backward else POINTS / 2 + 64 / lanes
         traffic += self.inner * self.out_channels * (3 + packed)
         traffic += stream_cycles(kernels, count(self.tiles, self.tile(machine).rows))
-        return 1.05 * products + image + back + traffic / (self.batch * self.out_channels * pixels) + 1
+        return float(1.05 * products + image + back + traffic / (self.batch * self.out_channels * pixels) + 1)
 
     # -- buffers --------------------------------------------------------------------------------------------------
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
@@ -143,19 +154,53 @@ class Plan:
 
     def write(self, frame: KernelBuilder, first: int = 0) -> None:
         """Write the loops; their buffers are those of the kernel from ``first`` on."""
-        Winograd(frame, self, first).write()
+        Winograd(frame, self, first, self).write()
 
 
-def plans(node: Node, machine: Machine) -> list[Plan]:
+@dataclass(frozen=True)
+class OpenPlan(Plan):
+    """A plan for images of symbolic sizes: its sizes are limits, and blocks are cut at run time."""
+
+    target: int  # tiles in a block
+
+    def __str__(self) -> str:
+        return f"winograd, {self.target} tiles"
+
+    @property
+    def tiles(self) -> int:
+        return self.target + self.grid[1]
+
+    @property
+    def pixels(self) -> int:
+        return 4 * self.tiles
+
+    def length(self, machine: Machine) -> int:
+        return (count(self.tiles, machine.lanes()) + 2) * machine.lanes()
+
+    def of(self, layout: Layout, batch: Any, name: Name = lambda n: n) -> Plan:
+        """Return the plan of known sizes, or of expressions."""
+        height, width = (name(count(n, 2)) for n in layout.result)
+        rows, images = cut(self.target, height, width, batch, name)
+        return Plan(batch, self.out_channels, self.inner, layout, rows, images, self.backward)
+
+    def write(self, frame: KernelBuilder, first: int = 0) -> None:
+        name = partial(named, frame)
+        plan = self.of(at_run_time(self.layout, name), name(self.batch), name)
+        Winograd(frame, plan, first, self).write()
+
+
+def plans(node: Node, machine: Machine) -> Sequence[Plan]:
     """Return the possible plans; the list is empty unless the node is a 3x3 convolution of stride 1."""
     layout, lanes = layout_of(node), machine.lanes()
     dense = layout.stride == layout.dilation == layout.spread == (1, 1) and node.attributes["groups"] == 1
-    if layout.kernel != (3, 3) or not dense or lanes < SIDE or min(layout.result) < 2:
+    if layout.kernel != (3, 3) or not dense or lanes < SIDE or any(n in (0, 1) for n in layout.result):
         return []
     batch, inner = shape_of(operand(node))[:2]
-    image_plan = Plan(
-        batch, shape_of(node.result)[1], inner, layout, count(layout.result[0], 2), 1, node.op is ops.conv_input_grad
-    )
+    sizes = batch, shape_of(node.result)[1], inner, layout
+    backward = node.op is ops.conv_input_grad
+    if not is_static(layout.image):
+        return [OpenPlan(*sizes, 1, 1, backward, target) for target in TARGETS]
+    image_plan = Plan(*sizes, count(layout.result[0], 2), 1, backward)
     height = image_plan.rows
     slabs = [replace(image_plan, rows=r) for r in range(1, height + 1) if height % r == 0]
     return slabs + [replace(image_plan, images=d) for d in several(batch, math.prod(image_plan.grid))]
@@ -164,11 +209,16 @@ def plans(node: Node, machine: Machine) -> list[Plan]:
 class Winograd:
     """Loops over blocks, panels of channels and points."""
 
-    def __init__(self, frame: KernelBuilder, plan: Plan, first: int) -> None:
+    def __init__(self, frame: KernelBuilder, plan: Plan, first: int, symbolic: Plan) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
+        self.symbolic = symbolic  # the plan whose sizes are those of the graph
         self.node, self.machine, self.lanes = frame.kernel.anchor, frame.machine, frame.machine.lanes()
         self.tile = plan.tile(self.machine)
         self.images: Any = plan.images  # of the current block
+        self.rows: Any = plan.rows
+        self.across, self.point = named(frame, plan.grid[1]), named(frame, plan.point(self.machine))
+        self.product, self.squares = named(frame, plan.product(self.machine)), named(frame, plan.squares(self.machine))
+        self.length, self.pixels_of_block = named(frame, plan.length(self.machine)), named(frame, plan.pixels)
         self.x, self.w = operand(self.node), operand(self.node, 1)
         self.padded, self.transformed, self.products, self.lines, self.kernels, self.panel_buffer = (
             frame.outputs[v] for v in frame.kernel.scratch[first : first + 6]
@@ -179,18 +229,22 @@ class Winograd:
         merge(frame, aligned_values(frame.kernel), shape_of(self.node.result), [[0], [1], [2, 3]])
 
     def write(self) -> None:
-        p, frame = self.plan, self.frame
-        work = p.batch * p.out_channels * POINTS * p.inner * math.prod(p.grid) // PRODUCTS
+        p, frame, sizes = self.plan, self.frame, self.symbolic
+        work = sizes.batch * p.out_channels * POINTS * p.inner * math.prod(sizes.grid) // PRODUCTS
         if self.w not in frame.kernel.prepared:
             self.transform_kernels(work)
-        pad(frame, p.padded, self.x, self.padded, p.inner, p.overread(self.machine))
+        pad(frame, sizes.padded, self.x, self.padded, p.inner, sizes.overread(self.machine))
         panels, columns = p.panels(self.machine), self.tile.columns
         threads = frame.workers(work, p.blocks * panels)
-        parts = threads if typical(p.blocks) < threads and p.out_channels % (threads * columns) == 0 else 1
+        is_known = isinstance(p.rows, int)
+        few_blocks = is_known and typical(p.blocks) < threads
+        parts = threads if few_blocks and p.out_channels % (threads * columns) == 0 else 1
         with frame.share("block", p.blocks * parts, work) as (worker, item):
-            grid = (count(p.batch, p.images), p.grid[0] // p.rows, parts)
+            grid = (count(p.batch, p.images), count(p.grid[0], p.rows), parts)
             number, slab, part = self.reader.split(item, grid)
             image, self.images = block_at(frame, number, p.batch, p.images)
+            if not is_known:
+                self.rows = self.code.let(least(p.grid[0] - slab * p.rows, p.rows), "rows")
             self.transform_image(worker, image, slab)
             full_panels, rest = divmod(p.out_channels // parts, columns)
             first = part * full_panels
@@ -238,11 +292,12 @@ class Winograd:
     def transform_image(self, worker: Any, image: Any, slab: Any) -> None:
         """Transform vectors of tiles for every channel; the next row overwrites the overrun of a row's last vector."""
         p, reader, lanes = self.plan, self.reader, self.lanes
-        width, across, point = p.padded.sizes[1], p.grid[1], p.point(self.machine)
-        with reader.loop("c", p.inner) as c, reader.loop("d", self.images) as d, reader.loop("r", p.rows) as r:
+        across, point = self.across, self.point
+        channel_size, width = (named(self.frame, n) for n in (p.padded.channel, p.padded.sizes[1]))
+        with reader.loop("c", p.inner) as c, reader.loop("d", self.images) as d, reader.loop("r", self.rows) as r:
             channel = (image + d) * p.inner + c
-            first = channel * p.padded.channel + (slab * p.rows + r) * (2 * width)
-            row = worker * (POINTS * point) + c * p.length(self.machine)
+            first = channel * channel_size + (slab * p.rows + r) * (2 * width)
+            row = worker * (POINTS * point) + c * self.length
             row = row + (d * p.rows + r) * across
             with reader.loop("v", count(across, lanes)) as v:
                 pixels = self.code.alloc("given", POINTS * lanes, "float32")
@@ -266,10 +321,10 @@ class Winograd:
     def panel(self, worker: Any, image: Any, slab: Any, number: Any, width: int) -> None:
         """Compute a panel of channels for all tiles of a block."""
         p, reader, columns = self.plan, self.reader, self.tile.columns
-        point, product = p.point(self.machine), p.product(self.machine)
+        point, product = self.point, self.product
         with reader.loop("point", POINTS) as k:
             first = worker * (POINTS * point) + k * point
-            tiles = Matrix(self.transformed, first, p.length(self.machine), 1)
+            tiles = Matrix(self.transformed, first, self.length, 1)
             start = (number * POINTS + k) * (p.inner * columns)
             target = worker * (POINTS * product) + k * product
 
@@ -281,7 +336,7 @@ class Winograd:
 
             constant = operand(self.frame.kernel.anchor, 1) in self.frame.kernel.prepared
             panel = Matrix(self.kernels, start, columns, 1, constant=constant)
-            rows = p.rows * p.grid[1]
+            rows = self.rows * self.across
             last = last_tiles(rows, self.tile)
             multiply(self.frame, self.images * rows, (p.inner,), self.tile, left, panel, width, store, True, last)
         full_vectors, rest = divmod(width, self.lanes)
@@ -295,29 +350,35 @@ class Winograd:
     def emit_results(self, worker: Any, image: Any, slab: Any, first: Any, lane: Any, channels: int) -> None:
         """Transform a vector of channels back to pixels and run the epilogue."""
         p, reader, lanes = self.plan, self.reader, self.lanes
-        size = p.squares(self.machine) * lanes
+        size = self.squares * lanes
         base = worker * (2 * lanes * size)
         with reader.loop("d", self.images) as d:
-            self.pixels(worker, d * (p.rows * p.grid[1]), lane, base)
-            with reader.loop("s", p.squares(self.machine)) as s:
+            self.pixels(worker, d * (p.rows * self.across), lane, base)
+            with reader.loop("s", self.squares) as s:
                 source_offset = base + s * (lanes * lanes)
                 target_offset = base + (s * lanes + lanes * size)
                 self.code.transpose(lanes, self.lines, source_offset, lanes, self.lines, target_offset, size)
             height, width = p.layout.result
-            odd = height % 2
+            odd = height % 2 if isinstance(p.rows, int) else 0
+            rest = height * width - slab * self.pixels_of_block  # of the image
+            pixels = (
+                self.pixels_of_block
+                if isinstance(p.rows, int)
+                else self.code.let(least(self.pixels_of_block, rest), "pixels")
+            )
             with reader.loop("r", channels) as r:
                 line = base + (r + lanes) * size
                 channel = first + (lane + r)
 
-                def emit(begin: int, end: int, line: Any = line, channel: Any = channel) -> None:
+                def emit(begin: Any, end: Any, line: Any = line, channel: Any = channel) -> None:
                     def emit_pixel(i: Any) -> None:
-                        pixel = slab * p.pixels + (i + begin)
+                        pixel = slab * self.pixels_of_block + (i + begin)
                         element = t.load(self.lines, line + (i + begin))
                         self.frame.emit((image + d, channel, pixel), element)
 
                     inner_loop(self.frame, (), end - begin, lanes if self.vector else 0, lambda at: emit_pixel(*at))
 
-                emit(0, p.pixels - odd * width)
+                emit(0, pixels - odd * width)
                 if odd and not isinstance(slab, int):  # only the last block has no last row
                     with self.code.when(slab < p.grid[0] // p.rows - 1):
                         emit(p.pixels - width, p.pixels)
@@ -329,12 +390,12 @@ class Winograd:
         the next row.
         """
         p, lanes, columns = self.plan, self.lanes, self.tile.columns
-        width, across, product = p.layout.result[1], p.grid[1], p.product(self.machine)
+        width, across, product = p.layout.result[1], self.across, self.product
 
         def transform(a: t.Expr, b: t.Expr, c: t.Expr, d: t.Expr) -> Numbers:
             return [self.name(self.name(a + b) + c), self.name(self.name(b - c) - d)]
 
-        with self.reader.loop("y", p.rows) as y, self.reader.loop("x", across) as x:
+        with self.reader.loop("y", self.rows) as y, self.reader.loop("x", across) as x:
             column = across - 1 - x
             row = tile + (y * across + column)
             source = worker * (POINTS * product) + (row * columns + lane)

@@ -104,7 +104,7 @@ class Reader:
     @contextmanager
     def several(self, names: str, extents: Sequence[int], limit: int = 9) -> Iterator[list[Index]]:
         """Yield all indices of a small shape, to be unrolled, or the single index of a loop nest over it."""
-        if math.prod(extents) <= limit:
+        if all(isinstance(n, int) for n in extents) and math.prod(extents) <= limit:
             yield list(cartesian(*map(range, extents)))
             return
         with self.nest(names, extents) as index:

@@ -67,9 +67,11 @@ class Kernel:
 
     @property
     def sizes(self) -> list[str]:
-        """The symbolic sizes of its values, in order: arguments of the function after the buffers."""
+        """The symbolic sizes that it reads, in order: arguments of the function after the buffers."""
         values = dict.fromkeys([*self.parameters, *(v for node in self.nodes for v in (*node.operands, *node.results))])
-        return sorted({s.name for v in values if v is not None for s in symbols(*v.shape)})
+        sizes = [n for v in values if v is not None for n in v.shape]
+        sizes += [node.attributes["value"] for node in self.nodes if node.op is ops.size_value]
+        return sorted({s.name for s in symbols(*sizes)})
 
     @property
     def producers(self) -> dict[Value, Node]:

@@ -67,12 +67,14 @@ class KernelBuilder:
         axis = next(iter(enough + longer), None)
         return {} if axis is None else {axis: self.parallel(work)}
 
-    def workers(self, work: int, items: int) -> int:
-        """Return the number of threads for this amount of work."""
-        return min(self.machine.threads, typical(items)) if typical(work) >= PARALLEL_WORK else 1
+    def workers(self, work: int, items: Any) -> int:
+        """Return the number of threads for this amount of work; the number of items may be an expression."""
+        threads = self.machine.threads
+        limit = threads if isinstance(items, t.Expr) else min(threads, typical(items))
+        return limit if typical(work) >= PARALLEL_WORK else 1
 
     @contextmanager
-    def share(self, name: str, items: int, work: int) -> Iterator[tuple[Any, Any]]:
+    def share(self, name: str, items: Any, work: int) -> Iterator[tuple[Any, Any]]:
         """Open a loop over items, distributed to the threads; yield the thread, for private buffers, and the item."""
         workers = self.workers(work, items)
         with self.reader.loop("worker", workers, t.PARALLEL) as worker:

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from mithril import ops
-from mithril.base import float32
+from mithril.base import float32, is_static
 from mithril.ir import Node
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
@@ -19,14 +19,15 @@ from mithril_cbackend.lowering.element.vectorization import vectorizable
 
 
 def final_transpose(kernel: Kernel, lanes: int) -> Node | None:
-    """Return the kernel's final transpose if both of its moved axes are at least a vector long, or None."""
+    """Return the kernel's final transpose if both of its moved axes are known and at least a vector long, or None."""
     node = kernel.producers.get(kernel.outputs[0])
     if len(kernel.outputs) != 1 or node is None or node.op is not ops.transpose or lanes < 2:
         return None
     perm, shape = node.attributes["perm"], shape_of(node.result)
     if not perm or node.result.dtype is not float32 or perm[-1] == len(perm) - 1 or not vectorizable(kernel.nodes):
         return None
-    return node if shape[-1] >= lanes and shape[perm.index(len(perm) - 1)] >= lanes else None
+    moved = shape[-1], shape[perm.index(len(perm) - 1)]
+    return node if is_static(shape) and min(moved) >= lanes else None
 
 
 def transpose_squares(frame: KernelBuilder, node: Node) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, Size, float32
+from mithril.base import DType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import storage_dtypes
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
@@ -35,14 +35,14 @@ class Tile:
     columns: int
 
 
-def tile_for(m: Size, n: int, machine: Machine, bits: int = 32) -> Tile:
+def tile_for(m: Any, n: Any, machine: Machine, bits: int = 32) -> Tile:
     """Return the largest tile that fits the registers, with rows balanced so that the last tile is almost full."""
     lanes = machine.lanes(bits)
-    vectors = 1 if n <= lanes else 2
+    vectors = 1 if isinstance(n, int) and n <= lanes else 2
     rows = (8 if machine.vector_bytes == 64 else 4) * (2 if vectors == 1 else 1)
     if not isinstance(m, int):
         return Tile(rows, vectors * lanes)
-    if m <= 2 and n >= 4 * lanes:
+    if m <= 2 and isinstance(n, int) and n >= 4 * lanes:
         vectors = 4  # enough independent accumulators to hide the latency of an addition
     return Tile(-(-m // -(-m // rows)), vectors * lanes)
 
@@ -331,8 +331,14 @@ def multiply_tile(
 
     def each(action: Callable[[Any, Any, Any], None], vector: bool) -> None:
         if not isinstance(width, int):
-            with reader.loop("i", rows) as i, reader.loop("j", width) as j:
-                action(row + i, j, i * (vectors * lanes) + j)
+            full = t.index(width) // lanes * lanes if vector else t.index(0)
+            with reader.loop("i", rows) as i:
+                first = i * (vectors * lanes)
+                if vector:
+                    with reader.loop("v", full // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
+                        action(row + i, v * lanes + j, v * lanes + (j + first))
+                with reader.loop("j", t.index(width) - full) as j:
+                    action(row + i, j + full, j + (full + first))
             return
         for i, v, slot in cells:
             size = min(lanes, width - v * lanes)

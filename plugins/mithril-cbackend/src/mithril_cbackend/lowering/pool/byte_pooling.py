@@ -101,7 +101,7 @@ def pixel_words(kernel: Kernel, name: str, machine: Machine) -> Any:
     def emit(n: Any, y: Any, w: Any, elements: int) -> None:
         aligned = width // lanes * lanes
         for start, size, step in ((0, aligned, lanes), (aligned, width - aligned, 1)):
-            if size:
+            if not isinstance(size, int) or size > 0:
                 with reader.loop("v", size // step) as v, reader.loop("j", step, t.VECTORIZED) as j:
                     column = v * step + (j + start)
                     frame.write(node.result, (n, y, column, w), word((n, y, column), w * per, elements))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import float32, int8, int32, uint8, uint32
+from mithril.base import Shape, float32, int8, int32, uint8, uint32
 from mithril.ir import Ints, Pairs, op
 
 WORD = 4  # bytes of a word
@@ -98,7 +98,7 @@ def max_pool_last(image, *, kernel: Ints, stride: Ints, padding: Pairs):  # type
 
 
 @op(name="c.sum_pool_bytes", shape=_pool_shape, dtype=_int32, opaque=True, no_axes=NO_AXES)
-def sum_pool_bytes(image, *, kernel: Ints, stride: Ints, padding: Pairs, zero: int):  # type: ignore[no-untyped-def]
+def sum_pool_bytes(image, *, kernel: Shape, stride: Ints, padding: Pairs, zero: int):  # type: ignore[no-untyped-def]
     """The int32 sum of each window of an image with channels last, which is padded with ``zero``."""
     return _windows(image, kernel, stride, padding, zero).sum(axis=(-2, -1), dtype=np.int32)
 
