@@ -70,7 +70,7 @@ def expected(name: str, x: Array, w: Array) -> Array:
 
 @pytest.mark.parametrize("case", WAYS)
 def test_every_way_to_cut_images(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the loops of each way on sizes that are no multiples of tiles, blocks and vectors."""
+    """Run the loops of each way on sizes that tiles do not divide."""
     monkeypatch.setattr(kernel_builder, "PARALLEL_WORK", 1)
     (options, is_constant, ways), w = WAYS[case], weights()
     graph = blocks(w, is_constant)

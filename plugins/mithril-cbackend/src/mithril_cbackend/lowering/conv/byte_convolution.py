@@ -130,10 +130,10 @@ class ByteConvolution:
         if p.is_static or len(p.heights) == 1:
             return p.rows, p.tiles
         positions: Any = t.index(p.positions)
-        first, *others = p.heights if p.is_copied else p.heights[::-1]
+        first, *rest = p.heights if p.is_copied else p.heights[::-1]
         height: Any = t.index(first)
-        for other in others:
-            height = t.select(positions <= other if p.is_copied else positions >= other, t.index(other), height)
+        for limit in rest:
+            height = t.select(positions <= limit if p.is_copied else positions >= limit, t.index(limit), height)
         height = let(height, "height")
         return height, let(t.index(count(positions, height)), "tiles")
 

@@ -198,8 +198,8 @@ class Plan:
         if self.is_copied:  # of which small images leave some unused
             return [self.rows, self.rows // 2, self.rows // 4]
         image = math.prod(self.result[1:3])
-        least = min(image, self.rows) if isinstance(image, int) else 1  # positions, if there are any
-        return [h for h in (self.rows >> k for k in range(self.rows.bit_length())) if 2 * h > least]
+        fewest = min(image, self.rows) if isinstance(image, int) else 1  # positions, if there are any
+        return [h for h in (self.rows >> k for k in range(self.rows.bit_length())) if 2 * h > fewest]
 
     @property
     def tiles(self) -> int:

@@ -146,8 +146,9 @@ def examples(node: Node) -> list[Example]:
     if is_static(layout.image):
         batches = (batch,) if isinstance(batch, int) else image_blocks.BATCHES
         return [Example(node, n, layout) for n in batches]
-    images = batch if isinstance(batch, int) else 1
-    return [Example(node, images, image_blocks.example(layout, side)) for side in image_blocks.SIDES]
+    batches = (batch,) if isinstance(batch, int) else (1, image_blocks.SEVERAL)
+    sides = [Example(node, n, image_blocks.example(layout, side)) for n in batches for side in image_blocks.SIDES]
+    return sorted(sides, key=lambda e: e.pixels)
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,8 @@ class Example:
         if isinstance(plan, im2col.OpenPlan | winograd.OpenPlan):
             return plan.of(self.layout, self.batch).cost(machine, constant_weights)
         if plan is not None:
-            known = replace(plan, batch=self.batch, images=min(plan.images, self.batch))
-            return known.cost(machine, constant_weights)
+            exact = replace(plan, batch=self.batch, images=min(plan.images, self.batch))
+            return exact.cost(machine, constant_weights)
         width, depth = _width(layout_of(self.node), machine, _rows(self.node)), _depth(self.node)
         waste = count(self.layout.pixels, width) * width / math.prod(self.layout.result)
         ordering = 0 if constant_weights else 2 * depth / self.pixels

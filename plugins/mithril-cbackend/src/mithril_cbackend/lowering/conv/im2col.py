@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -224,10 +225,12 @@ def plans_for(
     batch: int, groups: int, out_channels: int, in_channels: int, layout: Layout, backward: bool
 ) -> list[Plan]:
     """Return the possible plans for a convolution of these sizes."""
+    depth = in_channels * math.prod(layout.kernel)
     if not is_static(layout.image):
         sizes = batch, groups, out_channels, in_channels, layout, 1, 1
-        return [OpenPlan(*sizes, by_channel, backward, target) for by_channel in (False, True) for target in TARGETS]
-    height, depth, width = layout.result[0], in_channels * math.prod(layout.kernel), math.prod(layout.result[1:])
+        targets = [n for n in TARGETS if n == TARGETS[0] or n * depth <= CACHED_ELEMENTS]
+        return [OpenPlan(*sizes, by_channel, backward, target) for by_channel in (False, True) for target in targets]
+    height, width = layout.result[0], math.prod(layout.result[1:])
     image_groups = [(height, d) for d in several(batch, 1) if d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
     fitting = [(r, d) for r, d in slabs + image_groups if r * d * width * depth <= CACHED_ELEMENTS] or [(1, 1)]
@@ -372,8 +375,8 @@ class Columns:
         pixel, kernels = slab * p.pixels, self.rows_of_kernels(part, group, first)
         inner = (part.depth,) if part.depth < p.depth else self.kernels.inner
 
-        def block(number: Any, width: Any) -> None:
-            panel = Matrix(self.panel_buffer, worker * (p.block * columns), columns, 1)
+        def block(number: Any, width: Any, room: int) -> None:
+            panel = Matrix(self.panel_buffer, worker * (p.block * columns), room, 1)
             columns_of_panel = source.from_column(number * columns)
             copy_panel(self.frame, columns_of_panel.element, columns_of_panel, part.depth, width, panel)
 
@@ -425,19 +428,19 @@ class Columns:
                     self.code.prefetch(self.frame.outputs[v], offset)
 
     def blocks(self, size: Any, block: Any) -> None:
-        full_blocks, rest = size // self.tile.columns, size % self.tile.columns
-        if not isinstance(size, int):
-            full_blocks, rest = (self.code.let(n, "blocks") for n in (full_blocks, rest))
+        """Write all blocks of columns, with the number of a block, its width and that of its panel."""
+        columns, lanes = self.tile.columns, self.lanes
+        full_blocks, rest = (named(self.frame, n) for n in (size // columns, size % columns))
+        if not isinstance(full_blocks, int) or full_blocks:
             with self.reader.loop("block", full_blocks) as number:
-                block(number, self.tile.columns)
-            with self.code.when(rest > 0), self.reader.loop("last", 1):
-                block(full_blocks, rest)
+                block(number, columns, columns)
+        if isinstance(rest, int):
+            if rest:
+                block(full_blocks, rest, columns)
             return
-        if full_blocks:
-            with self.reader.loop("block", full_blocks) as number:
-                block(number, self.tile.columns)
-        if rest:
-            block(full_blocks, rest)
+        for low, high in pairwise((0, lanes, columns)):  # one vector, or two
+            with self.code.when((rest > low) & (rest <= high)), self.reader.loop("last", 1):
+                block(full_blocks, rest, high)
 
     def channels(self, worker: Any, image: Any, group: Any, slab: Any, first: Any, num_channels: int) -> None:
         """Multiply a slab, vectorized over channels: transposed columns times kernels."""
@@ -447,7 +450,7 @@ class Columns:
         def left(row: Any, *index: Any) -> t.Expr:
             return self.code.let(source.element(self.reader.flat(index, self.kernels.inner), row), "x")
 
-        def block(number: Any, width: int) -> None:
+        def block(number: Any, width: int, _: int) -> None:
             channel = first + number * columns
             if packed is not None:
                 size = count(p.out_channels, columns) * columns * p.depth

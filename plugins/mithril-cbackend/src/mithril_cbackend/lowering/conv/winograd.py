@@ -92,20 +92,20 @@ class Plan:
     def panels(self, machine: Machine) -> int:
         return count(self.out_channels, self.tile(machine).columns)
 
-    def length(self, machine: Machine) -> int:
+    def length(self, machine: Machine, tiles: Any) -> Any:
         """Return the row stride of transformed pixels: an odd number of vectors, one of them for overrun."""
-        return (count(self.tiles + machine.lanes(), machine.lanes()) | 1) * machine.lanes()
+        return (count(tiles + machine.lanes(), machine.lanes()) | 1) * machine.lanes()
 
     # Each of the sixteen matrices is followed by one unused vector, which avoids cache-set conflicts.
-    def point(self, machine: Machine) -> int:
-        return self.inner * self.length(machine) + machine.lanes()
+    def point(self, machine: Machine, tiles: Any) -> Any:
+        return self.inner * self.length(machine, tiles) + machine.lanes()
 
-    def product(self, machine: Machine) -> Any:
-        return self.tiles * self.tile(machine).columns + machine.lanes()
+    def product(self, machine: Machine, tiles: Any) -> Any:
+        return tiles * self.tile(machine).columns + machine.lanes()
 
-    def squares(self, machine: Machine) -> int:
+    def squares(self, machine: Machine, pixels: Any) -> Any:
         """Return the number of vectors of pixels per channel."""
-        return count(self.pixels + 2, machine.lanes())
+        return count(pixels + 2, machine.lanes())
 
     def overread(self, machine: Machine) -> int:
         """Return the number of elements after the padded image that vector loads may read."""
@@ -137,9 +137,9 @@ class Plan:
         columns = self.tile(machine).columns
         sizes = {
             "padded": self.batch * self.inner * self.padded.channel + self.overread(machine),
-            "transformed": threads * POINTS * self.point(machine),
-            "products": threads * POINTS * self.product(machine),
-            "pixels": threads * self.squares(machine) * lanes * lanes * 2,
+            "transformed": threads * POINTS * self.point(machine, self.tiles),
+            "products": threads * POINTS * self.product(machine, self.tiles),
+            "pixels": threads * self.squares(machine, self.pixels) * lanes * lanes * 2,
             "kernels": 0 if constant_weights else self.panels(machine) * POINTS * self.inner * columns,
             "panel": 0 if constant_weights else threads * 9 * self.inner * columns,
         }
@@ -154,7 +154,7 @@ class Plan:
 
     def write(self, frame: KernelBuilder, first: int = 0) -> None:
         """Write the loops; their buffers are those of the kernel from ``first`` on."""
-        Winograd(frame, self, first, self).write()
+        Winograd(frame, self, first, self, self.tiles).write()
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ class OpenPlan(Plan):
     def pixels(self) -> int:
         return 4 * self.tiles
 
-    def length(self, machine: Machine) -> int:
-        return (count(self.tiles, machine.lanes()) + 2) * machine.lanes()
+    def length(self, machine: Machine, tiles: Any) -> Any:
+        return (count(tiles, machine.lanes()) + 2) * machine.lanes()
 
     def of(self, layout: Layout, batch: Any, name: Name = lambda n: n) -> Plan:
         """Return the plan of known sizes, or of expressions."""
@@ -186,7 +186,12 @@ class OpenPlan(Plan):
     def write(self, frame: KernelBuilder, first: int = 0) -> None:
         name = partial(named, frame)
         plan = self.of(at_run_time(self.layout, name), name(self.batch), name)
-        Winograd(frame, plan, first, self).write()
+
+        def write(room: Any) -> None:
+            Winograd(frame, plan, first, self, room).write()
+
+        # addresses with constant strides are cheaper: a block of at most ``target`` tiles has them
+        frame.reader.either(t.index(plan.grid[1]) <= self.target, lambda: write(self.target), lambda: write(plan.tiles))
 
 
 def plans(node: Node, machine: Machine) -> Sequence[Plan]:
@@ -209,16 +214,19 @@ def plans(node: Node, machine: Machine) -> Sequence[Plan]:
 class Winograd:
     """Loops over blocks, panels of channels and points."""
 
-    def __init__(self, frame: KernelBuilder, plan: Plan, first: int, symbolic: Plan) -> None:
+    def __init__(self, frame: KernelBuilder, plan: Plan, first: int, symbolic: Plan, room: Any) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
         self.symbolic = symbolic  # the plan whose sizes are those of the graph
         self.node, self.machine, self.lanes = frame.kernel.anchor, frame.machine, frame.machine.lanes()
         self.tile = plan.tile(self.machine)
         self.images: Any = plan.images  # of the current block
         self.rows: Any = plan.rows
-        self.across, self.point = named(frame, plan.grid[1]), named(frame, plan.point(self.machine))
-        self.product, self.squares = named(frame, plan.product(self.machine)), named(frame, plan.squares(self.machine))
-        self.length, self.pixels_of_block = named(frame, plan.length(self.machine)), named(frame, plan.pixels)
+        strides = (n(self.machine, room) for n in (plan.length, plan.point, plan.product))
+        self.length, self.point, self.product = (named(frame, n) for n in strides)
+        self.across, self.pixels_of_block = named(frame, plan.grid[1]), named(frame, plan.pixels)
+        self.squares = named(frame, plan.squares(self.machine, plan.pixels))
+        pixels = 4 * room if isinstance(symbolic, OpenPlan) else plan.pixels
+        self.channel = named(frame, plan.squares(self.machine, pixels) * self.lanes)  # pixels with their room
         self.x, self.w = operand(self.node), operand(self.node, 1)
         self.padded, self.transformed, self.products, self.lines, self.kernels, self.panel_buffer = (
             frame.outputs[v] for v in frame.kernel.scratch[first : first + 6]
@@ -350,7 +358,7 @@ class Winograd:
     def emit_results(self, worker: Any, image: Any, slab: Any, first: Any, lane: Any, channels: int) -> None:
         """Transform a vector of channels back to pixels and run the epilogue."""
         p, reader, lanes = self.plan, self.reader, self.lanes
-        size = self.squares * lanes
+        size = self.channel
         base = worker * (2 * lanes * size)
         with reader.loop("d", self.images) as d:
             self.pixels(worker, d * (p.rows * self.across), lane, base)

@@ -26,8 +26,8 @@ def final_transpose(kernel: Kernel, lanes: int) -> Node | None:
     perm, shape = node.attributes["perm"], shape_of(node.result)
     if not perm or node.result.dtype is not float32 or perm[-1] == len(perm) - 1 or not vectorizable(kernel.nodes):
         return None
-    moved = shape[-1], shape[perm.index(len(perm) - 1)]
-    return node if is_static(shape) and min(moved) >= lanes else None
+    sizes = shape[-1], shape[perm.index(len(perm) - 1)]
+    return node if is_static(shape) and min(sizes) >= lanes else None
 
 
 def transpose_squares(frame: KernelBuilder, node: Node) -> None:
