@@ -54,7 +54,7 @@ def resnet():
     """Return ResNet-18 with an open batch of images of 64 pixels."""
     from resnet18 import resnet18
 
-    return resnet18(), (None, 3, 64, 64), [(n, 3, 64, 64) for n in (1, 3, 8)]
+    return resnet18(), (None, 3, 64, 64), [(n, 3, 64, 64) for n in (1, 3, 8, 32)]
 
 
 def images():

@@ -368,6 +368,7 @@ def test_repeated_calls_check_the_sizes_again():
 
 
 NARROW = {
+    "static int8": {},  # with calibrated ranges
     "int8": {"quantization": {"activations": "dynamic"}},
     "nf4": {"quantization": {"weights": "nf4"}},
     "int4": {"quantization": {"weights": "int4"}},
@@ -382,6 +383,11 @@ def test_narrow_products_run_any_number_of_rows(kind, cpu):
     model = Model.create(outputs={"output": Linear(40)(Relu()(Linear(128)(IOKey("input"))))})
     options = {"static_inference": True, **NARROW[kind]}
     shapes = {"input": [None, 64]}
+    if kind == "static int8":
+        exact = compiled_on("numpy", model, (40, 64))
+        exact.bind(exact.randomize_params(0))
+        samples = [{"input": np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32)}]
+        options["quantization"] = {"ranges": ml.calibrate_ranges(exact, samples)}
     compiled = ml.compile(model, "c", shapes=shapes, cpu_options=cpu, num_threads=2, **options)
     reference = ml.compile(model, "numpy", shapes=shapes, **options)
     params = compiled_on("numpy", model, (2, 64)).randomize_params(0)
@@ -390,7 +396,7 @@ def test_narrow_products_run_any_number_of_rows(kind, cpu):
     for n in (1, 7, 2, 16, 31, 33, 300, 0):
         x = {"input": np.random.default_rng(n).normal(size=(n, 64)).astype(np.float32)}
         result, expected = (np.asarray(c(x)["output"]).astype(np.float32) for c in (compiled, reference))
-        bound = (1e-2 if kind in ("bfloat16", "int8") else 1e-5) * np.abs(expected).max(initial=1.0)
+        bound = (1e-2 if kind in ("bfloat16", "int8", "static int8") else 1e-5) * np.abs(expected).max(initial=1.0)
         np.testing.assert_allclose(result, expected, rtol=0, atol=bound, err_msg=str(n))
     assert len(compiled.programs) == 1
     functions = compiled.programs[-1].executable.program.functions.values()

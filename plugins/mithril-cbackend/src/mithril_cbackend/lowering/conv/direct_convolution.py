@@ -144,9 +144,8 @@ def examples(node: Node) -> list[Example]:
     """Return the sizes for which plans are compared."""
     layout, batch = layout_of(node), shape_of(node.result)[0]
     if is_static(layout.image):
-        batches = (batch,) if isinstance(batch, int) else image_blocks.BATCHES
-        return [Example(node, n, layout) for n in batches]
-    batches = (batch,) if isinstance(batch, int) else (1, image_blocks.SEVERAL)
+        return [Example(node, n, layout) for n in ((batch,) if isinstance(batch, int) else image_blocks.BATCHES)]
+    batches = [batch] if isinstance(batch, int) else [1, image_blocks.SEVERAL]
     sides = [Example(node, n, image_blocks.example(layout, side)) for n in batches for side in image_blocks.SIDES]
     return sorted(sides, key=lambda e: e.pixels)
 
