@@ -155,6 +155,29 @@ def test_convolutions_of_open_sizes_equal_integers(name: str) -> None:
             np.testing.assert_array_equal(sums[f"y{k}"], exact, err_msg=f"case {k} of {batch} {image} on {name}")
 
 
+def test_convolutions_of_bfloat16_run_open_sizes() -> None:
+    machine = MACHINES["all"]
+    if not any(f in machine.features for f in ("amx-bf16", "avx512bf16")):
+        pytest.skip("this machine does not multiply bfloat16")
+    sizes = (ml.Dim("n"), ml.Dim("h", 5), ml.Dim("w", 5))
+    programs = [integer_program(((1, w[1] * a[-1], 9, 9), w, *a), 0) for _, w, *a in OPEN]
+    with Builder() as b:
+        results = {}
+        for k, (_, x, w, a) in enumerate(programs):
+            image = b.input(f"x{k}", (sizes[0], x.shape[1], *sizes[1:]), "bfloat16")
+            results[f"y{k}"] = ops.conv(image, b.constant((w // 8).astype(BF16)), **a)
+    graph = integer_products.fused(b.build(results), machine)
+    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(OPEN)
+    executable = compile_graph.compiled(graph, machine, CompileTarget())
+    for batch, *image in SIZES[::2]:
+        shapes = [(batch, x.shape[1], *image) for _, x, _, _ in programs]
+        inputs = {f"x{k}": RNG.integers(0, 16, shape).astype(BF16) for k, shape in enumerate(shapes)}
+        sums = executable({}, inputs)
+        for k, (_, _, w, a) in enumerate(programs):
+            exact = ops.conv(inputs[f"x{k}"].astype(np.float64), (w // 8).astype(np.float64), **a).astype(BF16)
+            np.testing.assert_array_equal(sums[f"y{k}"], exact, err_msg=f"case {k} of {batch} {image}")
+
+
 POOLS = [((3, 3), (2, 2), ((1, 1), (1, 1))), ((2, 2), (2, 2), ((0, 0), (0, 0))), ((7, 6), (1, 1), ((0, 0), (0, 0)))]
 
 
