@@ -288,7 +288,7 @@ def experts(width: int, count: int, blocks: int) -> Model:
     """Return residual mixtures of perceptrons, all of which are computed and weighted by a softmax."""
     x = Linear(width, name="stem")(IOKey("input"))
     for k in range(blocks):
-        weights = Linear(count, name=f"b{k}.router")(x).softmax(1)
+        weights = Linear(count, name=f"b{k}.router")(x).softmax(axis=1)
         parts = [
             weights[:, e : e + 1] * Linear(width, name=f"b{k}.down{e}")(Relu()(Linear(width, name=f"b{k}.up{e}")(x)))
             for e in range(count)

@@ -365,6 +365,32 @@ def test_cheap_values_of_stored_values_are_computed_again():
     assert "sub" not in materialized(gate, (64, 64), (64, 64), (64, 64))
 
 
+def test_pools_compute_a_relu_that_they_read_unless_it_is_concatenated():
+    def pooled(joins):
+        def net(x, w):
+            h = ml.ops.maximum(ml.ops.conv(x, w), 0.0)
+            y = ml.ops.max_pool(h, kernel=(2, 2), stride=(2, 2))
+            return y, ml.ops.sum(h, axis=0), *((ml.ops.conv(ml.ops.concat(h, h, axis=1), w),) if joins else ())
+
+        return materialized(net, (8, 8, 16, 16), (4, 8, 1, 1) if joins else (8, 8, 3, 3))
+
+    assert "maximum" not in pooled(joins=False)
+    assert "maximum" in pooled(joins=True)
+
+
+@pytest.mark.parametrize(("features", "is_narrow"), [(32, True), (128, False)])
+def test_rows_of_tables_are_columns_of_tiles(features, is_narrow):
+    """A narrow table is copied, and the rows that are read from it take complete tiles."""
+    with ml.Builder() as b:
+        table = b.param("table", (4096, features))
+        rows = ml.ops.take(table, b.input("x", (512,), "int32"), axis=0)
+        y = ml.ops.tanh(ml.ops.matmul(rows, b.param("w", (features, 128))))
+    fused = fuse(b.build({"y": y}), tpu=True)
+    sharding = propagate(fused.graph, Mesh({DATA: 1, MODEL: 1}), {})
+    assert memory_estimate.size_function(fused, sharding, tiled=True)(rows) == 4 * 512 * 128
+    assert [nbytes for _, _, nbytes in copies(fused, sharding, frozenset())] == [4 * 4096 * 128] * is_narrow
+
+
 def test_transposed_images_are_matrices():
     with ml.Builder() as b:
         y = ml.ops.conv(b.input("x", (4, 3, 8, 8)), b.param("w", (16, 3, 3, 3)))

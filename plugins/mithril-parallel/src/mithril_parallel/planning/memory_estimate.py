@@ -19,15 +19,15 @@ from mithril_parallel.mesh import DATA
 from mithril_parallel.placing.propagate import GraphSharding
 from mithril_parallel.xla_model.fusion_model import FusedGraph
 from mithril_parallel.xla_model.image_layout import images, strip_bytes
-from mithril_parallel.xla_model.layout_copies import copies
-from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored_bytes, tiled_bytes
+from mithril_parallel.xla_model.layout_copies import copies, reads_rows
+from mithril_parallel.xla_model.tiling import TILE, image_bytes, row_bytes, stored_bytes, tiled_bytes
 
 COMBINED = 120 << 20  # bytes of the gradients that XLA reduces in one collective, at most
 
 
 # The TPU compiler's memory beyond the arguments, as a multiple of the estimate: the smallest and the largest of the
 # models in benchmarks/bench_plans.py, bench_fsdp.py and bench_tpu.py, with a margin.
-PRODUCTS, IMAGES, FULLY_SHARDED = (0.45, 1.35), (0.35, 2.1), (0.45, 4.0)
+PRODUCTS, IMAGES, FULLY_SHARDED = (0.5, 1.6), (0.5, 1.6), (0.5, 1.8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ def size_function(fused: FusedGraph, sharding: GraphSharding, *, tiled: bool) ->
         itemsize = 4 if tiled and v in fused.upcast else v.dtype.itemsize
         if v in fused.strips:
             return strip_bytes(sharding.local(v), itemsize)
+        if tiled and reads_rows(fused.graph.producers.get(v)):
+            return row_bytes(sharding.local(v), itemsize)
         if v in image_values:
             return image_bytes(sharding.local(v), itemsize)
         if tiled and _is_attention_head_product(fused.graph.producers.get(v), sharding.local(v)):

@@ -16,7 +16,7 @@ from mithril import ops
 from mithril.axes import axes_of, is_expensive, is_fold, is_layout, is_product, is_source, is_unchanged
 from mithril.ir import Graph, Node, Value
 from mithril_parallel.placing.rules import sizes
-from mithril_parallel.xla_model.convolutions import is_kernel_gradient
+from mithril_parallel.xla_model.convolutions import is_kernel_gradient, is_pool
 
 SLOW = frozenset({ops.sin, ops.cos, ops.tan})  # a TPU has no instruction for them: never computed again
 _OFTEN = 2  # products that recompute a value; for more of them (queries, keys, values) it is materialized
@@ -169,7 +169,11 @@ def _should_recompute(
     readers = graph.users.get(v, ())
     products = sum(1 for r in _through_views(v, graph.users) if is_product(r))
     into_products = tpu and v not in strips and products <= _OFTEN
-    can_recompute = all(pointwise(r) or is_fold(r) or (into_products and is_product(r)) for r in readers)
+    if any(r.op is ops.concat for r in readers):  # it is read from where it is stored
+        return False
+    can_recompute = all(
+        pointwise(r) or is_fold(r) or (tpu and is_pool(r)) or (into_products and is_product(r)) for r in readers
+    )
     if not can_recompute or last[v] - step[node] < 2:
         return False
     pending, chain, extended_bytes = [node], {node}, 0

@@ -19,7 +19,7 @@ from mithril_parallel.xla_model.convolutions import (
 )
 from mithril_parallel.xla_model.fusion_model import FusedGraph
 from mithril_parallel.xla_model.image_layout import strip_bytes
-from mithril_parallel.xla_model.tiling import TILE, image_bytes, stored_bytes
+from mithril_parallel.xla_model.tiling import TILE, image_bytes, row_bytes, stored_bytes
 
 POSITION = 4  # bytes of the position of a maximum
 SCATTER_ROWS = 4  # indices of a scatter are stored in tiles of four rows
@@ -35,6 +35,7 @@ def copies(fused: FusedGraph, sharding: GraphSharding, images: frozenset[Value])
         *_kernel_copies(nodes, fused, sharding),
         *_im2col_buffers(nodes, fused, sharding),
         *_reshape_copies(fused, sharding),
+        *_table_copies(fused, sharding),
         *_scatter_operands(fused),
         *_repeated_cotangents(fused, sharding),
     ]
@@ -104,6 +105,22 @@ def _reshape_copies(fused: FusedGraph, sharding: GraphSharding) -> Iterator[Life
         ):
             step = fused.step[node]
             yield step, step, stored_bytes(sharding.local(node.result), node.result.dtype.itemsize, True)
+
+
+def reads_rows(node: Node | None) -> bool:
+    """Whether a node looks up rows of a table: they are stored consecutively, even if they are narrow."""
+    if node is None or node.op is not ops.take or node.attributes["axis"] != 0:
+        return False
+    return operand(node, 0).ndim == 2 and node.result.ndim > 1
+
+
+def _table_copies(fused: FusedGraph, sharding: GraphSharding) -> Iterator[Lifetime]:
+    """Yield the copies of tables with narrow rows, which are updated in that layout, too."""
+    for node in fused.graph.nodes:
+        if reads_rows(node) and (table := operand(node, 0)) in fused.graph.input_of:
+            shape, itemsize = sharding.local(table), table.dtype.itemsize
+            if (copied := row_bytes(shape, itemsize)) > stored_bytes(shape, itemsize, True):
+                yield fused.step[node], len(fused.graph.nodes), copied
 
 
 def _scatter_operands(fused: FusedGraph) -> Iterator[Lifetime]:

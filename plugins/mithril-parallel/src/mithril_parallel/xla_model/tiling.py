@@ -45,3 +45,8 @@ def image_bytes(shape: tuple[int, ...], itemsize: int) -> int:
 def tiled_bytes(rows: int, columns: int, itemsize: int) -> int:
     """Return the bytes of a matrix in tiles; tiles of narrow dtypes have more rows."""
     return _rows(rows, TILE[0] * max(1, 4 // itemsize)) * (-(-columns // TILE[1]) * TILE[1]) * itemsize
+
+
+def row_bytes(shape: tuple[int, ...], itemsize: int) -> int:
+    """Return the bytes of an array whose last axis are the columns of its tiles, however few there are."""
+    return tiled_bytes(prod(shape[:-1]), shape[-1], itemsize)
