@@ -3,7 +3,7 @@
 import pytest
 
 import mithril as ml
-from mithril_cbackend.graph.call_layout import RUN
+from mithril_cbackend.graph.call_layout import RUN, Layout
 from mithril_cbackend.tir import machine_code
 from mithril_testing import BackendConformance
 
@@ -16,9 +16,12 @@ class TestC(BackendConformance):
     on_host = ON_HOST
     configurations = (ml.CBackend(num_threads=3),)
     distribution = "mithril-cbackend"
+    joins = True
 
     @pytest.fixture(autouse=True)
-    def _text_alone(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Skip machine code for tests that compare sources: it takes ten times as long."""
+    def _called_code_alone(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Skip machine code that is not called: of tests that compare sources, and of the second entry point."""
         if request.function.__name__ == "test_same_source_twice":
             monkeypatch.setattr(machine_code, "compiled", lambda *_: {RUN: None})
+        if {"case", "op"} & set(request.fixturenames):  # programs that are called by ``run`` alone
+            monkeypatch.setattr(Layout, "callable", False)

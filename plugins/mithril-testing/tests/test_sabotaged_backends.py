@@ -650,14 +650,14 @@ SABOTAGES: Mapping[str, Sabotage] = {
 }
 
 
-def kit(backend):
-    return type("Kit", (BackendConformance,), {"backend": backend})()
+def kit(backend, joins=False):
+    return type("Kit", (BackendConformance,), {"backend": backend, "joins": joins})()
 
 
-def run(backend, test: str) -> None:
+def run(backend, test: str, joins: bool = False) -> None:
     """Run one test of the kit: ``name``, ``name:argument`` or ``name:operation``."""
     name, _, argument = test.partition(":")
-    conformance, method = kit(backend), getattr(BackendConformance, f"test_{name}")
+    conformance, method = kit(backend, joins), getattr(BackendConformance, f"test_{name}")
     if not argument:
         method(conformance)
     elif name == "ranks":
@@ -673,13 +673,16 @@ def run(backend, test: str) -> None:
         method(conformance, selected((argument,))[argument])
 
 
-@pytest.mark.parametrize("name", SABOTAGES)
-def test_sabotage_is_found(name, monkeypatch):
+JOINED = [(name, True) for name, (_, test) in SABOTAGES.items() if test.startswith(("forward", "gradient"))]
+
+
+@pytest.mark.parametrize(("name", "joins"), [*((name, False) for name in SABOTAGES), *JOINED])
+def test_sabotage_is_found(name, joins, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # with it the kit cannot count threads, and skips
     build, test = SABOTAGES[name]
     try:
         with pytest.raises((Exception, pytest.fail.Exception)):  # a crash is found, too
-            run(build(), test)
+            run(build(), test, joins)
     except pytest.skip.Exception as skipped:  # it would skip this test, as if nothing had to be found
         if not sys.platform.startswith("linux"):
             raise  # no threads to count

@@ -24,6 +24,7 @@ from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.constants import ConstantsConformance
 from mithril_testing.elementwise import signs_of_zeros, special_calls, strided_calls
 from mithril_testing.grown import affordable, grown_cases, join_graphs
+from mithril_testing.joined import JoinedCalls
 from mithril_testing.operation import takes_regions
 from mithril_testing.program_checks import ProgramChecks
 from mithril_testing.random_graphs import SMALL, WIDE, random_graph
@@ -61,6 +62,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     on_host: ClassVar[frozenset[str]] = frozenset()  # primitives whose NumPy references the backend calls
     jit: ClassVar[bool | None] = False
     distribution: ClassVar[str] = ""  # of the plugin, where it is not 'mithril-<backend>'
+    joins: ClassVar[bool] = False  # whether the samples of an operation are one program, which compiles in less time
 
     # -- what the classes give the tests ------------------------------------------------------------------------------
     _backends: ClassVar[dict[type, Backend]] = {}
@@ -189,9 +191,41 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         """
         self.compare_call(self.start(graph), graph, inputs, factor, unsure, signs, largest)
 
+    def compare_sample(
+        self, kind: str, case: Case, accepts: Callable[[Case], bool], call: Callable[[Case], tuple[Graph, Arrays]]
+    ) -> None:
+        """Compare the call of one sample, which may be part of a program of all samples of its operation.
+
+        The first sample is a program of its own in any case, and so is one listed in ``xfail``.
+        """
+
+        def is_joined(c: Case) -> bool:
+            is_first = kind == "forward" and c.number == 0 and c.dtype is None
+            return self.joins and c.op is case.op and accepts(c) and not is_first and not self._is_listed(c)
+
+        graph, inputs = call(case)
+        factor = (4 if kind == "gradient" else 1) * case.op.tolerance
+        if not is_joined(case):
+            self.compare(graph, inputs, factor)
+            return
+        key = (type(self), kind, case.op)
+        if self._programs.get(kind, (None, None))[0] != key:
+            calls = {c.id: call(c) for c in self.cases() if is_joined(c)}
+            self._programs[kind] = (key, JoinedCalls(case.op.name, calls, self.start))
+        results = self._programs[kind][1].results.get(case.id)
+        if results is None:
+            self.compare(graph, inputs, factor)
+        else:
+            self.compare_call(lambda _: results, graph, inputs, factor)
+
+    _programs: ClassVar[dict[str, tuple[Any, Any]]] = {}  # the latest program of each kind
+
+    def _is_listed(self, case: Case) -> bool:
+        return any(name.removeprefix("gradient:") in case.names() for name in self.xfail)
+
     def compare_call(
         self,
-        program: Program,
+        program: Callable[[Arrays], dict[str, Array]],
         graph: Graph,
         inputs: Arrays,
         factor: float,
@@ -226,20 +260,21 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     # -- samples ------------------------------------------------------------------------------------------------------
     def test_forward(self, case: Case) -> None:
         """Compare value, shape and dtype of every sample in every dtype."""
-        self.check(case.names(), lambda: self.compare(case.graph(), case.inputs(), case.op.tolerance), [case.op.name])
+
+        def action() -> None:
+            self.compare_sample("forward", case, lambda _: True, lambda c: (c.graph(), c.inputs()))
+
+        self.check(case.names(), action, [case.op.name])
 
     def test_gradient(self, case: Case) -> None:
         """Compare the gradient program on the backend with the references'; ``OpConformance`` checks the gradient."""
 
-        def action() -> None:
-            graph = gradient_graph(case.graph())
-            self.compare(graph, with_cotangents(graph, case.inputs()), 4 * case.op.tolerance)
+        self.check(
+            ["gradient:" + n for n in case.names()],
+            lambda: self.compare_sample("gradient", case, _has_gradient, _gradient_call),
+        )
 
-        self.check(["gradient:" + n for n in case.names()], action)
-
-    test_gradient.accepts = lambda case: (  # type: ignore[attr-defined]
-        case.sample.gradient and differentiable(case) and (case.dtype is None or case.dtype in (float16, bfloat16))
-    )
+    test_gradient.accepts = lambda case: _has_gradient(case)  # type: ignore[attr-defined]
 
     def test_symbolic(self, case: Case) -> None:
         """Run one program with a symbolic leading size on several sizes, and on the first again."""
@@ -386,6 +421,15 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == "[]", f"importing {module} imports {done.stdout.strip()}"
+
+
+def _has_gradient(case: Case) -> bool:
+    return case.sample.gradient and differentiable(case) and (case.dtype is None or case.dtype in (float16, bfloat16))
+
+
+def _gradient_call(case: Case) -> tuple[Graph, Arrays]:
+    graph = gradient_graph(case.graph())
+    return graph, with_cotangents(graph, case.inputs())
 
 
 def with_cotangents(graph: Graph, arguments: Arrays) -> dict[str, Array]:
