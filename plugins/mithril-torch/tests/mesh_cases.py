@@ -15,6 +15,7 @@ from module_cases import SIZES, gpt
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -125,6 +126,8 @@ def collectives_are_those_expected():
     for mesh, options, collectives in expected:
         compiled, params, _ = stepped(ml.TorchBackend(device_mesh=mesh), **options)
         assert counts(lambda c=compiled, p=params: c.evaluate(p, X, G)) == collectives, (mesh, options)
+        engines = [type(getattr(step, "run", None)) for step in compiled.programs[-1].executable.call.steps]
+        assert (DistributedDataParallel in engines) == (mesh == (2,) and not options), engines
 
 
 RECIPES = {
