@@ -87,6 +87,8 @@ def peers(module: torch.nn.Module, x: np.ndarray[Any, Any]) -> dict[str, Call]:
     calls: dict[str, Call] = {"torch f32": lambda: module(tensor)}
     small, rounded = copy.deepcopy(module).bfloat16(), tensor.bfloat16()
     calls["torch bf16"] = lambda: small(rounded)
+    if len(module) == 1:
+        calls["onednn u8s8 of bytes"] = onednn_product(module[0], tensor)
     if find_spec("onnxscript") is None or find_spec("onnxruntime") is None:
         return calls
     import onnxruntime
@@ -124,6 +126,27 @@ def peers(module: torch.nn.Module, x: np.ndarray[Any, Any]) -> dict[str, Call]:
                 [x], share_inputs=True, share_outputs=True
             )
     return calls
+
+
+def onednn_product(layer: torch.nn.Linear, x: torch.Tensor) -> Call:
+    """Return oneDNN's product of bytes with float32 results, as PyTorch calls it; x is rounded in advance."""
+    weight = layer.weight.detach()
+    scales = weight.abs().amax(dim=1) / 127
+    zeros = torch.zeros(len(weight), dtype=torch.int32)
+    onednn = torch.ops.onednn
+    packed = onednn.qlinear_prepack((weight / scales[:, None]).round().to(torch.int8), list(x.shape))
+    scale = float(x.max() - x.min()) / 255
+    zero = round(-float(x.min()) / scale)
+    rounded = (x / scale + zero).round().clamp(0, 255).to(torch.uint8)
+
+    def run() -> torch.Tensor:
+        return onednn.qlinear_pointwise(
+            rounded, scale, zero, packed, scales, zeros, layer.bias, 1.0, 0, torch.float32, "none", [], ""
+        )
+
+    error = (run() - layer(x)).norm() / layer(x).norm()
+    assert error < 0.05, f"oneDNN's product differs from float32 by {error:.1%}"
+    return run
 
 
 def measure(title: str, widths: tuple[int, ...], rows: int) -> None:
