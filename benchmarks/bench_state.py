@@ -1,9 +1,10 @@
 """Time and memory of a decoding step at several positions of a cache of 2,048 positions.
 
-    python benchmarks/bench_state.py [--backends c,numpy,ggml,jax,torch,mlx]
+    python benchmarks/bench_state.py [--backends c,numpy,ggml,jax,torch,mlx] [--rows 4]
 
 The model is two attention layers of 12 heads of 64 elements, whose state is four arrays of 6.3 MB. A row is the least
-time of a step at each position on one thread, and the bytes that a step allocates at its peak.
+time of a step at each position on one thread, and the bytes that a step allocates at its peak. Several rows of a batch
+are at positions of their own: the second at half the position of the first, the third at a third of it.
 """
 
 from __future__ import annotations
@@ -56,15 +57,19 @@ def main():
     """Print a row for each backend."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backends", default="c,numpy,ggml,jax,torch,mlx")
-    for backend in parser.parse_args().backends.split(","):
-        x = np.random.default_rng(0).normal(size=(1, 1, FEATURES)).astype(np.float32)
-        shapes = {"input": [1, 1, FEATURES], "position": []}
+    parser.add_argument("--rows", type=int, default=1)
+    arguments = parser.parse_args()
+    rows = arguments.rows
+    for backend in arguments.backends.split(","):
+        x = np.random.default_rng(0).normal(size=(rows, 1, FEATURES)).astype(np.float32)
+        shapes = {"input": [rows, 1, FEATURES], "position": [rows] if rows > 1 else []}
         compiled = ml.compile(decoder(), backend, inference=True, shapes=shapes, num_threads=1)
         runner = compiled.runner(compiled.randomize_params(0))
         to_numpy = compiled.backend.to_numpy
         row = []
         for position in POSITIONS:
-            inputs = {"input": x, "position": np.int32(position)}
+            starts = position // np.arange(1, rows + 1, dtype=np.int32)
+            inputs = {"input": x, "position": starts if rows > 1 else starts[0]}
             times = []
             for _ in range(30):
                 start = time.perf_counter()

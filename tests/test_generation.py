@@ -12,12 +12,12 @@ import mithril as ml
 from mithril.models import Embedding, IOKey, LayerNorm, Linear, Model, MultiHeadAttention, PositionalEmbedding
 
 BACKENDS = ["numpy", "jax", "torch", "mlx", "c", "ggml"]
-PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]  # of different lengths: each row is at its own position
 COUNT = 5
 
 
 def decoder(capacity: int | None = 24) -> Model:
-    tokens, position = IOKey("tokens", dtype="int32"), IOKey("position", dtype="int32", shape=[])
+    tokens, position = IOKey("tokens", dtype="int32"), IOKey("position", dtype="int32")
     table = PositionalEmbedding(24, init="normal")
     attention = MultiHeadAttention(16, 2, causal=True, cache=capacity)
     x = Embedding(20, 16)(tokens)

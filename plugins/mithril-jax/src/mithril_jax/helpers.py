@@ -263,23 +263,26 @@ def cached_attention(q, k, v, mask, scale):
 
     def attend(size):
         def run(rows, k, v, mask, first):
-            k, v = (lax.dynamic_slice(x, (first, 0, 0, 0), (rows.shape[0], heads, size, x.shape[3])) for x in (k, v))
+            if first is None:
+                k, v = k[:, :, :size], v[:, :, :size]
+            else:
+                k, v = (lax.dynamic_slice(x, (first, 0, 0, 0), (1, heads, size, x.shape[3])) for x in (k, v))
             scores = jnp.matmul(rows, jnp.swapaxes(k[:, :, None], -1, -2))
             weights = jax.nn.softmax(jnp.where(mask[..., :size], scores, -jnp.inf), -1)
             return jnp.matmul(weights, v[:, :, None])
 
         return run
 
-    def select(rows, mask, first):
+    def select(rows, mask, first=None):
         seen = jnp.any(mask.reshape(-1, count), 0)
         last = jnp.where(jnp.any(seen), count - jnp.argmax(seen[::-1]), count)
         index = sum((last > size).astype(jnp.int32) for size in sizes[:-1])
         return lax.switch(index, [attend(size) for size in sizes], rows, k, v, mask, first)
 
     if not sizes[1:]:
-        y = attend(count)(rows, k, v, mask, 0)
+        y = attend(count)(rows, k, v, mask, None)
     elif mask.shape[0] == 1:
-        y = select(rows, mask, 0)
+        y = select(rows, mask)
     else:
         y = lax.map(lambda x: select(x[0][None], x[1][None], x[2])[0], (rows, mask, jnp.arange(batch)))
     return y.reshape(*q.shape[:3], v.shape[3])
