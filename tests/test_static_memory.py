@@ -124,6 +124,7 @@ def test_static_inference_costs_one_copy_of_the_weights(backend: str) -> None:
     assert done.returncode == 0, done.stderr
     called, shown, reported, copies = map(float, done.stdout.split()[-4:])
     assert called < copies + 0.3
+    assert copies == 1 or backend not in ("c", "jax"), "weights of products are embedded in the program"
     assert shown < copies + 0.3, "graphs with weights that were compiled again to be shown stayed in memory"
     assert abs(reported - 1) < 0.15, "memory_report() is far from the memory of the process"
 
