@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import mithril as ml
 from mithril import ops
-from mithril.base import MithrilError
+from mithril.base import MithrilError, UnsupportedError
 from mithril.models import (
     LSTM,
     BatchNorm2d,
@@ -307,6 +307,11 @@ def activations_and_classes_in_parts():
         collectives = counts(lambda t=trainer: t.step(batch))
         assert collectives["all_gather"] == gathers, collectives
         assert collectives.get("reduce_scatter", 0) == scatters, collectives
+
+
+def operations_without_a_rule_are_named():
+    message = r"no rule for an operation(.|\n)*scatter(.|\n)*parallelism=\"fsdp\""
+    raises(UnsupportedError, message, lambda: changes(routed, "small", (1, 2)))
 
 
 def tokens_travel_to_experts():

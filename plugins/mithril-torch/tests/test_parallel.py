@@ -36,6 +36,7 @@ TRAINED_ON_TWO = (
     "a_training_step_reduces_gradients_once",
     "activations_and_classes_in_parts",
     "tokens_travel_to_experts",
+    "operations_without_a_rule_are_named",
     "gradients_travel_as_16_bits",
     "forward_passes_are_compiled",
     "run_options_apply_on_a_mesh",

@@ -23,7 +23,7 @@ from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, PIPELINE,
 from mithril_torch.parallel.meshes import require_processes, select
 from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
 from mithril_torch.parallel.sharded_module import ShardedModule, averaged_over_rows, half_parameters
-from mithril_torch.parallel.tensor_parallel import unsupported
+from mithril_torch.parallel.tensor_parallel import unsupported, without_rule
 
 if TYPE_CHECKING:
     from mithril_torch.backend import TorchBackend
@@ -128,6 +128,8 @@ class MeshProgram(MeshArrays):
         except RuntimeError as error:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise connection_error(error) from error
+            if isinstance(error, NotImplementedError) and "sharding strategy" in str(error):
+                raise without_rule(error, self.axes.size(MODEL)) from error
             raise
         results = {name: values[value] for name, value in self.results.items()}
         donated = self._overwritten(arguments, memory, results)

@@ -19,6 +19,7 @@ from torch.distributed.tensor.experimental import implicit_replication, register
 import mithril as ml
 from mithril import ops
 from mithril.axes import is_layout
+from mithril.base import UnsupportedError
 from mithril.ir import Graph, Node, Value
 from mithril_torch.parallel.layout import MODEL
 
@@ -48,6 +49,15 @@ def unsupported(graph: Graph, split: Set[str]) -> dict[str, str]:
             if not (node.op in DIVISIBLE or (node.op.elementwise and _follows_product(graph, node))):
                 reasons[name] = node.op.name
     return reasons
+
+
+def without_rule(error: NotImplementedError, parts: int) -> UnsupportedError:
+    """Return a readable error for an operation that DTensor cannot compute, as those that route tokens to experts."""
+    return UnsupportedError(
+        f"DTensor has no rule for an operation of this model, on a mesh with a model axis of {parts} processes",
+        facts=[str(error).splitlines()[0]],
+        hint='omit the second number of device_mesh, and use parallelism="fsdp", or "expert" for a mixture of experts',
+    )
 
 
 def _readers(graph: Graph, v: Value) -> Iterator[Node]:
