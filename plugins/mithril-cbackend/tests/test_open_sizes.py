@@ -17,6 +17,7 @@ from mithril.models import (
     Embedding,
     Flatten,
     Gelu,
+    GlobalAvgPool2d,
     IOKey,
     LayerNorm,
     Linear,
@@ -69,6 +70,13 @@ def images():
     return Model.create(outputs={"output": Linear(5)(Flatten()(x))}), {"input": ["n", 16, 8, 8]}
 
 
+def pictures():
+    """Return convolutions of open images: Winograd transforms, columns of pixels, columns of channels."""
+    x = Relu()(Conv2d(16, 24, kernel_size=3, padding=1)(IOKey("input")))
+    x = Conv2d(24, 48, kernel_size=3, stride=2, padding=1)(x)
+    return Model.create(outputs={"output": GlobalAvgPool2d()(x)}), {"input": ["n", 16, "h", "w"]}
+
+
 def exported(build, folder, inputs=None, **options):
     model, shapes = build()
     narrow = {"vector_bytes": 16}  # short kernels compile quickly
@@ -86,7 +94,7 @@ def run(folder, *arguments):
 @needs("gcc", "make")
 @pytest.mark.parametrize(
     ("build", "compilers"),
-    [(perceptron, {"gcc": STRICT, "clang": STRICT}), (encoder, {"gcc": PORTABLE}), (images, {"gcc": PORTABLE})],
+    [(perceptron, {"gcc": STRICT, "clang": STRICT}), (encoder, {"gcc": PORTABLE}), (images, {"gcc": PORTABLE}), (pictures, {"gcc": PORTABLE})],
 )
 def test_one_exported_program_runs_several_sizes(build, compilers, tmp_path):
     _, result = exported(build, tmp_path)
@@ -176,6 +184,25 @@ def test_state_of_fixed_size_is_carried_between_runs_of_several_lengths(tmp_path
     _, result = exported(cached, tmp_path, inputs)
     assert result.contents.cases[0].sizes == {"length": 2}
     run(tmp_path, "CC=gcc", f"CFLAGS={PORTABLE}")
+
+
+@needs("gcc", "make")
+def test_exported_bytes_of_an_open_batch(tmp_path):
+    """Run convolutions and pools of bytes with channels last, with the instructions of this processor."""
+    rng = np.random.default_rng(0)
+    x = MaxPool2d(2)(Relu()(Conv2d(8, 16, kernel_size=3, padding=1)(IOKey("input"))))
+    model = Model.create(outputs={"output": Linear(5)(Flatten()(Conv2d(16, 16, kernel_size=1)(x)))})
+    exact = ml.compile(model, "numpy", shapes={"input": [32, 8, 6, 6]}, inference=True)
+    exact.bind(exact.randomize_params(0))
+    ranges = ml.calibrate_ranges(exact, [{"input": rng.normal(size=(32, 8, 6, 6)).astype(np.float32)}])
+    options = {"static_inference": True, "quantization": {"ranges": ranges}}
+    compiled = ml.compile(model, "c", shapes={"input": ["n", 8, 6, 6]}, **options)
+    compiled.bind(exact.params)
+    result = mithril_cbackend.export(compiled, tmp_path)
+    assert len(result.contents.cases) == 3
+    assert len(compiled.programs) == 1
+    output = run(tmp_path, "-B", "CC=gcc", f"CFLAGS={STRICT}")
+    assert output.count("largest difference") == 3
 
 
 @needs("gcc", "make")
