@@ -94,7 +94,12 @@ def run(folder, *arguments):
 @needs("gcc", "make")
 @pytest.mark.parametrize(
     ("build", "compilers"),
-    [(perceptron, {"gcc": STRICT, "clang": STRICT}), (encoder, {"gcc": PORTABLE}), (images, {"gcc": PORTABLE}), (pictures, {"gcc": PORTABLE})],
+    [
+        (perceptron, {"gcc": STRICT, "clang": STRICT}),
+        (encoder, {"gcc": PORTABLE}),
+        (images, {"gcc": PORTABLE}),
+        (pictures, {"gcc": PORTABLE}),
+    ],
 )
 def test_one_exported_program_runs_several_sizes(build, compilers, tmp_path):
     _, result = exported(build, tmp_path)
