@@ -365,10 +365,11 @@ def test_cheap_values_of_stored_values_are_computed_again():
     assert "sub" not in materialized(gate, (64, 64), (64, 64), (64, 64))
 
 
-def test_pools_compute_a_relu_that_they_read_unless_it_is_concatenated():
-    def pooled(joins):
+def test_pools_compute_a_relu_of_a_product_that_they_read_unless_it_is_concatenated():
+    def pooled(joins, normalizes=False):
         def net(x, w):
-            h = ml.ops.maximum(ml.ops.conv(x, w), 0.0)
+            h = ml.ops.conv(x, w)
+            h = ml.ops.maximum(h - ml.ops.mean(h, axis=0, keepdims=True) if normalizes else h, 0.0)
             y = ml.ops.max_pool(h, kernel=(2, 2), stride=(2, 2))
             return y, ml.ops.sum(h, axis=0), *((ml.ops.conv(ml.ops.concat(h, h, axis=1), w),) if joins else ())
 
@@ -376,6 +377,7 @@ def test_pools_compute_a_relu_that_they_read_unless_it_is_concatenated():
 
     assert "maximum" not in pooled(joins=False)
     assert "maximum" in pooled(joins=True)
+    assert "maximum" in pooled(joins=False, normalizes=True)
 
 
 @pytest.mark.parametrize(("features", "is_narrow"), [(32, True), (128, False)])

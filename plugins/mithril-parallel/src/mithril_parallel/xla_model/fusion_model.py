@@ -172,7 +172,11 @@ def _should_recompute(
     if any(r.op is ops.concat for r in readers):  # it is read from where it is stored
         return False
     can_recompute = all(
-        pointwise(r) or is_fold(r) or (tpu and is_pool(r)) or (into_products and is_product(r)) for r in readers
+        pointwise(r)
+        or is_fold(r)
+        or (into_products and is_product(r))
+        or (tpu and is_pool(r) and _reads_product(node, graph))
+        for r in readers
     )
     if not can_recompute or last[v] - step[node] < 2:
         return False
@@ -211,6 +215,21 @@ def _should_recompute(
             chain.add(producer)
             pending.append(producer)
     return not joins_parts or all(is_product(r) for r in readers)
+
+
+def _reads_product(node: Node, graph: Graph) -> bool:
+    """Whether a node reads a stored product: its result, with the operations that it alone feeds.
+
+    A pool computes such a node for each window; it does not repeat a normalization that often.
+    """
+    v = node.operands[0]
+    while v is not None and (producer := graph.producers.get(v)) is not None:
+        if is_product(producer):
+            return True
+        v = producer.operands[0] if pointwise(producer) and producer.operands else None
+        if v is not None and len(graph.users[v]) > 1:
+            return False
+    return False
 
 
 def _only_in(kernels: set[Node], v: Value, graph: Graph, inner: set[Node]) -> bool:
