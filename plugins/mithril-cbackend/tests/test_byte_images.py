@@ -124,7 +124,7 @@ OPEN = [  # open sizes: the batch alone, or the image, too
     ((48, 9, None), (48, 1, 3, 3), 1, 1, 1, 48),
     ((64, None, 10), (96, 16, 3, 3), 2, 2, 2, 4),
 ]
-SIZES = [(1, 7, 8), (2, 15, 18), (3, 5, 41), (8, 6, 6), (5, 33, 31), (0, 7, 7)]  # batch, height, width
+SIZES = [(1, 7, 8), (2, 15, 18), (3, 5, 41), (8, 6, 6), (5, 33, 31), (33, 5, 6), (0, 7, 7)]  # batch, height, width
 
 
 @pytest.mark.parametrize("name", ["all", "no tiles", "16 bytes", "two threads"])
