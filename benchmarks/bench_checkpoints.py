@@ -1,8 +1,9 @@
 """Milliseconds for which a step waits for an asynchronous save of ``ml.Checkpoint``, by format of the checkpoint.
 
 ``python benchmarks/bench_checkpoints.py --engine jax``: two processes train 100 MB of parameters with Adam (300 MB of
-arrays, fully sharded) and save every fifth step; the greater time of both processes counts. ``--memory`` measures
-the memory of a process instead: while it builds its arrays, trains, ends ``fit``, and resumes.
+arrays, fully sharded) and save every fifth step: medians of the time on the clock and of the time of computing, of the
+slower process. ``--memory`` measures the memory of a process instead: while it builds its arrays, trains, ends ``fit``,
+and resumes.
 """
 
 from __future__ import annotations
@@ -35,17 +36,19 @@ MODEL = f"""
 """
 SAVES = """
     class Clock(ml.Callback):
-        '''Note the time before and after another callback at the end of steps.'''
-        def __init__(self):
-            self.times = []
+        '''Note the time, and that of computing alone, before or after another callback at the end of steps.'''
+        def __init__(self, prepare=lambda trainer: None):
+            self.times, self.prepare = [], prepare
         def step_end(self, trainer, report):
             report["loss"]
-            self.times.append(time.perf_counter())
-    before, after = Clock(), Clock()
+            self.prepare(trainer)
+            self.times.append((time.perf_counter(), time.thread_time()))
     saves = ml.Checkpoint(sys.argv[2], every=5, keep=1, format=sys.argv[3])
     saves.epoch_end = lambda trainer, row: None
-    large(callbacks=[before, saves, after]).fit(batches(), 3)
-    say(json.dumps([[b - a for a, b in zip(before.times, after.times)], np.diff(before.times).tolist()]))
+    before = Clock(lambda trainer: trainer.steps % 5 or saves._finish(trainer))  # a save waits for the previous one
+    after = Clock()
+    large(callbacks=[before, saves, after]).fit(batches(), 2)
+    say(json.dumps((np.array(after.times) - before.times)[4::5].T.tolist()))
 """
 PEAKS = """
     import re
@@ -95,15 +98,8 @@ def main() -> None:
     for form in arguments.formats.split(","):
         with tempfile.TemporaryDirectory() as folder:
             results = run(Path(folder), arguments.engine, SAVES, form)
-        blocked, steps = ([max(ranks) for ranks in zip(*times, strict=True)] for times in zip(*results, strict=True))
-        saves = [1e3 * seconds for seconds in blocked[4::5]]
-        quiet = [1e3 * s for k, s in enumerate(steps) if k % 5 == 3]  # after the save has ended
-        during = [1e3 * s for k, s in enumerate(steps) if k and k % 5 == 0]
-        print(
-            f"{arguments.engine} {form}: a save blocks {statistics.median(saves):.0f} ms (at most {max(saves):.0f}); "
-            f"a step takes {statistics.median(quiet):.0f} ms, {statistics.median(during):.0f} ms after a save",
-            flush=True,
-        )
+        medians = [max(1e3 * statistics.median(times) for times in ranks) for ranks in zip(*results, strict=True)]
+        print("|", " | ".join([arguments.engine, form, *(f"{median:.0f}" for median in medians)]), "|", flush=True)
 
 
 def memory(engine: str) -> None:
