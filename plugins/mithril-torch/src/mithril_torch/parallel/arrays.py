@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,10 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from mithril.base import BackendError
 from mithril_torch.parallel.layout import Split, dimensions_of
-from mithril_torch.parallel.meshes import axes_of_mesh, join_group
-
-if TYPE_CHECKING:
-    from mithril_torch.backend import TorchBackend
+from mithril_torch.parallel.meshes import MeshBackend, axes_of_mesh, join_group
 
 
 class MeshArrays:
@@ -25,7 +22,7 @@ class MeshArrays:
         self,
         shape: tuple[int, ...],
         splits: dict[str, Split],
-        backend: TorchBackend,
+        backend: MeshBackend,
         kinds: frozenset[str],
     ) -> None:
         device = backend.torch_device

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from math import gcd, lcm, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,10 +19,18 @@ from mithril_torch.parallel.launcher import launch_others
 from mithril_torch.parallel.layout import AXES, MeshAxes, check_kinds, kinds_of
 from mithril_torch.parallel.schedules import ONE_STAGE, num_stages
 
-if TYPE_CHECKING:
-    from mithril_torch.backend import TorchBackend
-
 _current: list[MeshAxes] = []  # of the program that runs
+
+
+class MeshBackend(Protocol):
+    """The part of ``TorchBackend`` that programs on meshes use."""
+
+    torch_device: torch.device
+    device_mesh: tuple[int, ...] | None
+    cudnn_benchmark: bool | None
+    enable_amp: bool | None
+
+    def array(self, data: Any, /) -> torch.Tensor: ...
 
 
 def parse_mesh(device_mesh: int | Sequence[int]) -> tuple[int, ...]:
@@ -44,7 +52,7 @@ def launched_world_size() -> int | None:
     return None if task is None else task.size
 
 
-def mesh_for(backend: TorchBackend, options: BuildOptions) -> tuple[int, ...] | None:
+def mesh_for(backend: MeshBackend, options: BuildOptions) -> tuple[int, ...] | None:
     """Return the mesh selected by the backend and the options together, or None for a single device."""
     settings = options.settings
     mesh, kinds, stages = backend.device_mesh, kinds_of(settings.get("parallelism")), settings.get("pipeline_stages")

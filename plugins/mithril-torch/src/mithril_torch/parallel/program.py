@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,20 +20,17 @@ from mithril.ir import Graph, Input
 from mithril_torch.execution import RunOptions, read, run_settings
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, PIPELINE, Split, kinds_of
-from mithril_torch.parallel.meshes import require_processes, select
+from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
 from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
 from mithril_torch.parallel.sharded_module import ShardedModule, averaged_over_rows, half_parameters
 from mithril_torch.parallel.tensor_parallel import unsupported, without_rule
-
-if TYPE_CHECKING:
-    from mithril_torch.backend import TorchBackend
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd differentiates it
 Values = dict[str, torch.Tensor]  # local parts by name
 
 
-def run_options(backend: TorchBackend, options: BuildOptions) -> RunOptions:
+def run_options(backend: MeshBackend, options: BuildOptions) -> RunOptions:
     """Return the run options; raise OptionError for those that programs of several processes do not have."""
     running = read(
         options, backend.torch_device, cudnn_benchmark=backend.cudnn_benchmark, enable_amp=backend.enable_amp
@@ -55,7 +52,7 @@ def is_staged(mesh: tuple[int, ...], options: BuildOptions) -> bool:
 
 
 def build(
-    backend: TorchBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...], load: Callable[..., Any]
+    backend: MeshBackend, graph: Graph, options: BuildOptions, mesh: tuple[int, ...], load: Callable[..., Any]
 ) -> SourceExecutable:
     """Build the executable of a graph on a mesh; ``load`` returns the source and the function of a part."""
     running = run_options(backend, options)
@@ -86,7 +83,7 @@ class MeshProgram(MeshArrays):
         graph: Graph,
         shape: tuple[int, ...],
         options: BuildOptions,
-        backend: TorchBackend,
+        backend: MeshBackend,
         load: Loader,
         running: RunOptions,
     ) -> None:
