@@ -87,7 +87,7 @@ def peers(module: torch.nn.Module, x: np.ndarray[Any, Any]) -> dict[str, Call]:
     calls: dict[str, Call] = {"torch f32": lambda: module(tensor)}
     small, rounded = copy.deepcopy(module).bfloat16(), tensor.bfloat16()
     calls["torch bf16"] = lambda: small(rounded)
-    if len(module) == 1:
+    if isinstance(module, torch.nn.Sequential) and len(module) == 1:
         calls["onednn u8s8 of bytes"] = onednn_product(module[0], tensor)
     if find_spec("onnxscript") is None or find_spec("onnxruntime") is None:
         return calls
