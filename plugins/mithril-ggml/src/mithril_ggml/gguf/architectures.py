@@ -94,7 +94,8 @@ def load_architecture(
         model, sources = function(file.metadata, tensors, context=context)
     except InputError as error:
         raise error.with_facts(f"in '{file.path}'") from None
-    runner: Backend = GGMLBackend() if backend is None else make_backend(backend, resolve_options(dict(options)))
+    settings = resolve_options(dict(options))
+    runner: Backend = GGMLBackend() if backend is None else make_backend(backend, settings)
     parts = {p: (tensors[name].part(index), order, offset) for p, (name, order, offset, index) in sources.items()}
     matrices: dict[str, PackedArray | BlockMatrix | Array] = {}
     if isinstance(runner, GGMLBackend):
@@ -103,7 +104,7 @@ def load_architecture(
                 matrices[parameter] = tensor.packed(order)
         kinds = {p: matrix.kind for p, matrix in matrices.items() if isinstance(matrix, PackedArray)}
         runner.recipe = QuantizationRecipe(None, exact=kinds)
-    elif options.get("static_inference"):
+    elif settings["static_inference"]:
         for parameter, (tensor, order, offset) in parts.items():
             blocks = tensor.blocks(order)
             if blocks is not None and not offset and runner.reading_codes(blocks) is not None:
@@ -113,7 +114,7 @@ def load_architecture(
             array = tensor.floats()
             array = array if order is None else array[order]
             matrices[parameter] = array + np.float32(offset) if offset else array
-    if options.get("static_inference") and not isinstance(runner, GGMLBackend):
+    if settings["static_inference"] and not isinstance(runner, GGMLBackend):
         model.pretrained = matrices  # bound when the sizes of the inputs are known
         return compile(model, runner, inference=True, **options)
     arrays = {p: x if isinstance(x, PackedArray) else runner.array(x) for p, x in matrices.items()}

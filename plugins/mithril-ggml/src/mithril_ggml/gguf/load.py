@@ -58,15 +58,15 @@ def load_gguf(
     else:
         compiled = compile(graph, runner, **{"inference": True, **options})
     roles = {i.name: i.role for i in graph.arguments}
-    arrays = {name: _array(runner, x, options) for name, x in values.items()}
+    arrays = {name: _array(runner, x, settings["static_inference"]) for name, x in values.items()}
     params = {name: x for name, x in arrays.items() if roles[name] == "param"}
     state = {name: x for name, x in arrays.items() if roles[name] == "state"}
     return compiled.bind(params, state or None)
 
 
-def _array(runner: Backend, x: Any, options: Mapping[str, Any]) -> Any:
+def _array(runner: Backend, x: Any, is_static: bool) -> Any:
     """Return an array of a backend; codes that it reads stay in the file."""
-    if isinstance(x, PackedArray) and not isinstance(runner, GGMLBackend) and options.get("static_inference"):
+    if isinstance(x, PackedArray) and not isinstance(runner, GGMLBackend) and is_static:
         kind = FORMATS.get(x.kind.name)
         blocks = None if kind is None else BlockMatrix(x.data, kind, x.shape, None, x.transposed)
         if blocks is not None and runner.reading_codes(blocks) is not None:
