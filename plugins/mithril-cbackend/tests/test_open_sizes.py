@@ -197,7 +197,7 @@ def test_exported_bytes_of_an_open_batch(tmp_path):
     rng = np.random.default_rng(0)
     x = MaxPool2d(2)(Relu()(Conv2d(8, 16, kernel_size=3, padding=1)(IOKey("input"))))
     model = Model.create(outputs={"output": Linear(5)(Flatten()(Conv2d(16, 16, kernel_size=1)(x)))})
-    exact = ml.compile(model, "numpy", shapes={"input": [32, 8, 6, 6]}, inference=True)
+    exact = ml.compile(model, "c", shapes={"input": [32, 8, 6, 6]}, inference=True)
     exact.bind(exact.randomize_params(0))
     ranges = ml.calibrate_ranges(exact, [{"input": rng.normal(size=(32, 8, 6, 6)).astype(np.float32)}])
     options = {"static_inference": True, "quantization": {"ranges": ranges}}
