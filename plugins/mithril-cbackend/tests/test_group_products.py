@@ -18,10 +18,13 @@ from mithril.base import Dim
 from mithril.ir import Builder, Graph, decompose, evaluate
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products
+from mithril_cbackend.graph.group_products import PANELS, GroupProducts
 from mithril_cbackend.lowering.words.group_operation import block_matrix
 from mithril_cbackend.lowering.words.group_panels import panels_of, panels_of_blocks, unpacked
 from mithril_cbackend.program import compile_graph
+from mithril_passes.quantization.groups import CODEBOOKS
 from mithril_tools.gguf.formats import FORMATS
+from mithril_tools.gguf.matrix import BlockMatrix
 
 RNG = np.random.default_rng(0)
 UNEVEN = np.sort(RNG.uniform(-1, 1, 16)).astype(np.float32)
@@ -163,6 +166,69 @@ def test_panels_of_files_hold_the_numbers(name: str) -> None:
     np.testing.assert_array_equal(unpacked(panels, table), kind.decoded(data[order]))
     bits = {"q5_1": 9, "q5_k": 8.65, "q6_k": 8.6, "q2_k": 5.2, "q4_k": 4.65, "iq4_xs": 4.35, "mxfp4": 4.5}
     assert 8 * len(panels.data) / (96 * 512) <= bits.get(name, 8 * kind.bytes / kind.block)
+
+
+@pytest.mark.parametrize(("name", "place"), [("q4_k", 0), ("q4_k", 2), ("q8_0", 0), ("mxfp4", 0)])
+@pytest.mark.parametrize("number", [np.inf, np.nan])
+def test_factors_of_files_that_are_not_finite_stay_so(name: str, place: int, number: float) -> None:
+    """Decode such a file, because panels move the bits of its factors as those of finite numbers."""
+    data = blocks_of(name, 40, 512)
+    if name == "mxfp4":
+        data[3, place] = 255
+    else:
+        data[3, place : place + 2] = np.float16([number]).view(np.uint8)
+    expected = FORMATS[name].decoded(data)
+    assert not np.isfinite(expected[3]).all()
+    with Builder() as b:
+        w = block_matrix(b.constant(data, name="codes"), format=name)
+        y = ops.matmul(b.input("x", (2, 512), "float32"), ops.transpose(w, perm=(1, 0)))
+        rows = ops.take(w, b.constant(np.array([2, 3]), name="i"), axis=0)
+    x = RNG.uniform(1, 2, (2, 512)).astype(np.float32)
+    results = ml.compile(b.build({"y": y, "rows": rows}), "c", inference=True)({"x": x})
+    np.testing.assert_allclose(results["rows"], expected[2:4], rtol=1e-6)
+    assert not np.isfinite(results["y"][:, 3]).any()
+    columns = np.delete(np.arange(40), 3)
+    np.testing.assert_allclose(results["y"][:, columns], x @ expected[columns].T, rtol=1e-4, atol=1e-3)
+
+
+def test_programs_of_other_sizes_share_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack codes once, also in an order that each program copies, and again in another one."""
+    data = blocks_of("q8_0", 40, 64)
+    data.setflags(write=False)
+    packed = []
+    compute = GroupProducts.packed
+
+    def recorded(self: GroupProducts, *arguments: Any) -> Any:
+        result = compute(self, *arguments)
+        packed.append(result[1].data)
+        return result
+
+    monkeypatch.setattr(GroupProducts, "packed", recorded)
+    order = RNG.permutation(40)
+    x = RNG.standard_normal((3, 64)).astype(np.float32)
+    for rows, selected in ((1, order), (3, order), (3, order[::-1])):
+        model = ml.Model()
+        model += ml.models.Linear(40, bias=False, name="a")
+        model.pretrained = {"a.weight": BlockMatrix(data, FORMATS["q8_0"], (40, 64), selected)}
+        compiled = ml.compile(model, "c", shapes={"input": [rows, 64]}, inference=True, static_inference=True)
+        expected = x[:rows] @ FORMATS["q8_0"].decoded(data[selected]).T
+        np.testing.assert_allclose(compiled({"input": x[:rows]})["output"], expected, rtol=1e-4, atol=1e-4)
+    assert [p is packed[0] for p in packed] == [True, True, False]
+    assert len(PANELS.results_of(data)) >= 2
+
+
+@pytest.mark.parametrize("name", ["iq4_nl", "mxfp4"])
+def test_codebooks_of_files_are_those_of_quantization(name: str) -> None:
+    expected = np.array(CODEBOOKS[name], np.float32)
+    assert FORMATS[name].table.tobytes() == expected.tobytes()  # the sign of zero, too
+
+
+def test_matrices_of_files_without_elements() -> None:
+    for rows, columns in ((3, 0), (0, 64), (0, 0)):
+        for kind in FORMATS.values():
+            codes = np.zeros((rows, kind.row(columns * 4)), np.uint8)
+            matrix = BlockMatrix(codes, kind, (rows, columns * 4))
+            assert np.asarray(matrix).shape == kind.decoded(codes).shape == (rows, columns * 4)
 
 
 def test_tables_of_codes_are_read_by_row() -> None:

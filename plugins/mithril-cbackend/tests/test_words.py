@@ -267,6 +267,11 @@ def test_printed_c_agrees(name: str, tmp_path: Path) -> None:
     for k, (executable, inputs, reference) in enumerate(cases):
         result = in_c.call(executable, getattr(library, f"entry_{k}"), inputs)["y"]
         np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-3)
+    if name == "all" and shutil.which("objdump"):
+        command = ["objdump", "-d", str(tmp_path / "words.so")]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for feature, instruction in {"avx512vnni": "vpdpbusd", "avx512bf16": "vdpbf16ps"}.items():
+            assert instruction in code or feature not in machine.features or machine.lanes() != 16
 
 
 def test_a_table_of_codes_keeps_the_dtype_of_its_scale() -> None:

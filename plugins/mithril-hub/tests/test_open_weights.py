@@ -1,5 +1,7 @@
 """Weights as views of files."""
 
+import struct
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -7,6 +9,7 @@ from safetensors.numpy import save_file
 import mithril as ml
 from mithril import InputError
 from mithril_testing.damaged_files import attempts, check, flipped, truncated
+from mithril_tools.gguf.formats import OTHERS
 
 RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -42,6 +45,24 @@ def test_other_files_are_rejected(tmp_path):
     np.savez(tmp_path / "objects.npz", a=np.array([{}], dtype=object))
     with pytest.raises(InputError, match="Python objects"):
         ml.open_weights(tmp_path / "objects.npz")
+
+
+def test_types_of_files_that_are_not_decoded_are_named(tmp_path):
+    """Name the type of a tensor, the known ones, and a remedy."""
+    path = tmp_path / "a.gguf"
+    for code, name, remedy in ((16, "iq2_xxs", "quantize the file"), (34, "tq1_0", f"ml.load('{path}') reads it")):
+        header = struct.pack("<4sIQQQ1sIQQIQ", b"GGUF", 3, 1, 0, 1, b"w", 2, 256, 2, code, 0)
+        path.write_bytes(header + bytes(-len(header) % 32 + 256))
+        with pytest.raises(InputError, match=f"tensor 'w' of .* is of the type {name}") as caught:
+            ml.open_weights(path)
+        assert "iq4_nl, iq4_xs, mxfp4, q2_k" in str(caught.value)
+        assert remedy in str(caught.value)
+
+
+def test_names_of_types_are_those_of_ggml():
+    gguf = pytest.importorskip("gguf")
+    for code, name in OTHERS.items():
+        assert gguf.GGMLQuantizationType(code).name.lower() == name
 
 
 def test_changed_files_give_errors_of_mithril(tmp_path):

@@ -9,6 +9,7 @@ never converted to a matrix of floats.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,13 @@ class Groups:
         return int(self.codes.shape[-1] * 2 // self.scale.shape[-1])
 
     @property
-    def key(self) -> tuple[int, ...]:
+    def operands(self) -> tuple[Array | None, ...]:
         """Return the arrays that panels depend on in addition to the codes."""
-        return id(self.scale), id(self.offset)
+        return self.scale, self.offset
+
+    @property
+    def is_finite(self) -> bool:
+        return all(np.isfinite(x).all() for x in (self.scale, self.offset) if x is not None)
 
     def packed(self, unit: float) -> Panels:
         """Return panels for a table that is divided by ``unit``."""
@@ -64,12 +69,12 @@ class Blocks:
         return self.format.table
 
     @property
-    def group(self) -> int:
-        return self.format.group
+    def operands(self) -> tuple[Array | None, ...]:
+        return (self.order,)
 
     @property
-    def key(self) -> tuple[int, ...]:
-        return (id(self.order),)
+    def is_finite(self) -> bool:
+        return all(head.is_finite for head in self.format.heads(self.format.blocks(self.codes)))
 
     def packed(self, unit: float) -> Panels:
         return panels_of_blocks(self.format, self.codes, self.order, unit)
@@ -155,12 +160,13 @@ class GroupProducts:
         return producer if is_matrix and is_transposed else None
 
     def groups(self, node: Node) -> Groups | Blocks | None:
-        """Return the constants of codes that panels can hold, or None."""
+        """Return the constants of codes that panels can hold, which convert scales as finite numbers, or None."""
         if node.op is block_matrix:
             order = node.operands[1] if len(node.operands) > 1 else None
             codes = self.data(node.operands[0])
             assert codes is not None
-            return Blocks(FORMATS[node.attributes["format"]], codes, None if order is None else self.data(order))
+            blocks = Blocks(FORMATS[node.attributes["format"]], codes, None if order is None else self.data(order))
+            return blocks if blocks.is_finite else None
         elements = [None if v is None else self.data(v) for v in (*node.operands, None)[:4]]
         if any(e is None for v, e in zip(node.operands, elements, strict=False) if v is not None):
             return None
@@ -169,8 +175,7 @@ class GroupProducts:
         assert table is not None
         assert scale is not None
         result = Groups(codes, table.astype(np.float32), scale, offset)
-        numbers = [scale] if offset is None else [scale, offset]
-        return result if result.group % 8 == 0 and all(np.isfinite(x).all() for x in numbers) else None
+        return result if result.group % 8 == 0 and result.is_finite else None
 
     def is_symmetric(self, node: Node) -> bool:
         """Whether an operand is signed bytes with one scale, or one per row of a matrix."""
@@ -183,7 +188,9 @@ class GroupProducts:
         """Return the panels of codes, the same for all their readers."""
         key = (source.result, unit)
         if key not in self.panels:
-            panels = PANELS.get(groups.codes, (unit, *groups.key), lambda: groups.packed(unit))
+            # By content: equal arrays of two programs are two objects, and their numbers may be those of later ones.
+            content = tuple(None if x is None else sha256(x.tobytes()).digest() for x in groups.operands)
+            panels = PANELS.get(groups.codes, (unit, content), lambda: groups.packed(unit))
             self.panels[key] = b.constant(panels.data, name="panels"), panels
         return self.panels[key]
 

@@ -36,6 +36,10 @@ class Scales:
         factor = self.factor.astype(np.float32)
         return self.codes * np.repeat(factor, self.codes.shape[1] // factor.shape[1], axis=1)
 
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.codes if self.factor is None else self.factor).all())
+
 
 @dataclass(frozen=True)
 class Format:
@@ -59,14 +63,22 @@ class Format:
         """Return the rows [rows, bytes] by block."""
         return data.reshape(len(data), -1, self.bytes)
 
+    def heads(self, blocks: Array) -> list[Scales]:
+        """Return the scales, and the offsets if there are any."""
+        return [self.scale(blocks)] + ([] if self.offset is None else [self.offset(blocks)])
+
     def decoded(self, data: Array) -> Array:
-        """Return the float32 numbers of rows [rows, bytes]."""
+        """Return the float32 numbers of rows [rows, bytes]; scales of damaged files may be infinite."""
+        if not data.size:
+            return np.empty((len(data), data.shape[1] // self.bytes * self.block), np.float32)
         blocks = self.blocks(data)
         codes = self.codes(blocks).reshape(len(data), -1, self.group)
         numbers = codes.astype(np.float32) if self.table is None else self.table[codes]
-        numbers *= self.scale(blocks).numbers[..., None]
-        if self.offset is not None:
-            numbers += self.offset(blocks).numbers[..., None]
+        with np.errstate(over="ignore", invalid="ignore"):
+            scale, *offset = (head.numbers[..., None] for head in self.heads(blocks))
+            numbers *= scale
+            for number in offset:
+                numbers += number
         return numbers.reshape(len(data), -1)
 
 
@@ -116,10 +128,11 @@ def _fives(start: int, low: int) -> Callable[[Array], Array]:
 
 
 def _powers(blocks: Array) -> Scales:
-    """Return the powers of two of a byte; in float16 where that holds them all."""
+    """Return the powers of two of a byte, or nan for 255; in float16 where that holds them all."""
     exponents = blocks[..., 0].astype(np.int32) - 127
     fits = bool((exponents >= -24).all() and (exponents <= 15).all())
-    return Scales(np.ldexp(np.float32(1), exponents).astype(np.float16 if fits else np.float32))
+    powers = np.where(exponents == 128, np.float32(np.nan), np.ldexp(np.float32(1), np.minimum(exponents, 127)))
+    return Scales(powers.astype(np.float16 if fits else np.float32))
 
 
 def _large_halves(start: int) -> Callable[[Array], Array]:
@@ -212,3 +225,19 @@ _FORMATS = [
 ]  # fmt: skip
 FORMATS = {f.name: f for f in _FORMATS}
 BY_CODE = {f.code: f for f in _FORMATS}
+OTHERS = {
+    9: "q8_1",
+    15: "q8_k",
+    16: "iq2_xxs",
+    17: "iq2_xs",
+    18: "iq3_xxs",
+    19: "iq1_s",
+    21: "iq3_s",
+    22: "iq2_s",
+    29: "iq1_m",
+    34: "tq1_0",
+    35: "tq2_0",
+    40: "nvfp4",
+    41: "q1_0",
+}  # ggml's names of codes in files
+TERNARY = (34, 35)  # codes of those that the ggml library decodes

@@ -37,7 +37,7 @@ class BlockMatrix(EncodedWeight):
         shape = self.shape[::-1] if self.transposed else self.shape
         rows = len(self.codes) if self.order is None else len(self.order)
         result = np.empty((rows, shape[-1]), np.float32)
-        step = max(1, STEP // shape[-1])
+        step = max(1, STEP // max(1, shape[-1]))
         for first in range(0, rows, step):
             part = slice(first, first + step)
             result[part] = self.format.decoded(self.codes[part if self.order is None else self.order[part]])

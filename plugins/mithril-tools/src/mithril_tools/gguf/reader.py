@@ -16,7 +16,7 @@ import numpy as np
 
 from mithril.base import InputError
 from mithril.system import Store
-from mithril_tools.gguf.formats import BY_CODE
+from mithril_tools.gguf.formats import BY_CODE, OTHERS, TERNARY
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -246,6 +246,15 @@ def _bytes(reader: _Reader, name: str, shape: tuple[int, ...], code: int, types:
     if code in PLAIN:
         return elements * (2 if code == 30 else np.dtype(PLAIN[code]).itemsize)
     kind = types.get(code)
+    if kind is None and code in OTHERS:
+        names = ", ".join(sorted(t.name for t in types.values()))
+        raise InputError(
+            f"tensor '{name}' of '{reader.path}' is of the type {OTHERS[code]}, which is not decoded here",
+            facts=[f"types: {names}"],
+            hint=f"ml.load('{reader.path}') reads it (pip install mithril-ggml)"
+            if code in TERNARY and types is BY_CODE
+            else "quantize the file to one of these types",
+        )
     if kind is None:
         raise reader.error(f"tensor '{name}' has the unknown type {code}")
     if shape[-1] % kind.block:

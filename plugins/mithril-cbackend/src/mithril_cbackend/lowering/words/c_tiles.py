@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mithril_cbackend.lowering.words.llvm_tiles import PAIRS, Instructions
 
-# The instruction itself, because gcc spills the sums around the intrinsic functions of VNNI.
+# The instruction itself, because gcc spills the sums around the intrinsic functions.
 STEP_BYTES = """\
 #ifndef STEP_U8S8
 #if (defined(__x86_64__) && defined(__AVX512VNNI__) && LANES == 16) || (defined(__AVXVNNI__) && LANES == 8)
@@ -33,9 +33,14 @@ STEP_BYTES = """\
 """
 STEP_PAIRS = """\
 #ifndef STEP_BF16
+#if defined(__x86_64__) && defined(__AVX512BF16__) && LANES == 16
+#define STEP_BF16(sum, word, panel) \\
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"((word) - (words){0}), "v"(panel))
+#else
 #define STEP_BF16(sum, word, panel) \\
   (sum += (floats)((panel) << 16) * float_of_uint32((uint32_t)(word) << 16) + \\
           (floats)((panel) & -65536) * float_of_uint32((uint32_t)(word) & 0xffff0000u))
+#endif
 #endif
 """
 TYPES = """\

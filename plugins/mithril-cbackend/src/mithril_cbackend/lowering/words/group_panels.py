@@ -63,7 +63,7 @@ def panels_of_blocks(format: Format, data: Array, order: Array | None, unit: flo
         return format.codes(blocks[rows if order is None else order[rows]]).reshape(-1, count)
 
     count = format.block * blocks.shape[1]
-    heads = [format.scale(blocks)] + ([] if format.offset is None else [format.offset(blocks)])
+    heads = format.heads(blocks)
     if unit != 1.0:
         heads[0] = Scales(heads[0].numbers * np.float32(unit))
     if order is not None:
