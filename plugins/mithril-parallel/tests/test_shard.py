@@ -14,10 +14,13 @@ from small_models import block, scalar_loss
 
 import mithril as ml
 from mithril import ops
+from mithril.autodiff import operation_gradient
 from mithril.base import ALL
 from mithril.ir import Builder, Op, evaluate
+from mithril.ir.type_rules import floating, same_shape
 from mithril.runtime import ProgramKey, ProgramKind
 from mithril_parallel import plugin
+from mithril_parallel.sharding.custom_gradients import is_linear
 from mithril_parallel.sharding.spmd import partition_graph
 from mithril_testing.cases import backend_cases
 
@@ -143,6 +146,21 @@ def test_causal_attention_on_parts_of_the_queries_is_one_operation():
     assert operations.count("attention") == 1
     assert operations.count("mesh.all_gather") == 2  # keys and values
     np.testing.assert_allclose(run(sharded, inputs)["y"], evaluate(graph, inputs)["y"], rtol=1e-5)
+
+
+def test_cotangents_are_counted_by_their_places():
+    """A product of the cotangent with itself is not linear."""
+    for combine, linear in ((ops.mul, False), (ops.div, False), (ops.add, True)):
+
+        def same(x):
+            """Return the operand."""
+            return x
+
+        new = ml.op(name="test.same", shape=same_shape, dtype=floating)(same)
+        new.surrogate_vjp(lambda g, y, x, combine=combine: (combine(g, g),))
+        with Builder() as b:
+            new(b.input("x", (3,)))
+        assert is_linear(operation_gradient(b.nodes[-1])) == linear, combine
 
 
 def test_the_plugin_names_every_operation_of_its_modules():

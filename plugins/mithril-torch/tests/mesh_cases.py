@@ -360,6 +360,18 @@ def gradients_travel_as_16_bits():
         assert sum(n for dtype, n in wire.messages if dtype == torch.bfloat16) > 6000, wire.messages
 
 
+def mixed_precision_without_an_axis_of_examples():
+    results = []
+    for mesh, parallelism in ((None, None), ((2, 2), ("context", "model"))):
+        model, batch, loss = language("small")
+        backend = ml.TorchBackend(device_mesh=mesh, enable_amp=True)
+        trainer = ml.Trainer(
+            ml.compile(model, backend, parallelism=parallelism), ml.SGD(0.1), loss=loss, progress=False, seed=0
+        )
+        results.append([float(trainer.step(batch)["loss"]) for _ in range(2)])
+    np.testing.assert_allclose(results[1], results[0], rtol=2e-3)
+
+
 def forward_passes_are_compiled(backend="aot_eager"):
     options = {"jit": True, "jit_options": {"backend": backend}}
     expected = changes(language, "small", None)

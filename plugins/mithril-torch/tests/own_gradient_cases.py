@@ -28,6 +28,7 @@ EACH = {"axes": "*x -> *x"}
 host_cube = declared("host_cube", lambda x: x**3, lambda g, y, x: (3.0 * g * x * x,), surrogate=False, **EACH)
 # gradients that need the true cotangent, other rows, and the number of rows
 clipped = declared("clipped", lambda x: x * 1, lambda g, y, x: (ops.clip(g, low=-0.002, high=0.002),), **EACH)
+squared = declared("squared", lambda x: x * 1, lambda g, y, x: (100.0 * (g * g),), **EACH)
 centered = declared("centered", lambda x: x * 1, lambda g, y, x: (g - ops.mean(g, axis=0, keepdims=True),), **EACH)
 averaged = declared("averaged", lambda x: x * 1, lambda g, y, x: (g * (8.0 / x.shape[0]),), **EACH)
 host_only = declared("host_only", np.tanh, lambda g, y, x: (g * 2.0,))  # without a declaration of its axes
@@ -71,6 +72,13 @@ def limited(size):
     return Model.create(outputs={"y": Linear(width, name="out")(h)}), batch_of(width), "mse_loss"
 
 
+def squares(size):
+    """Multiply cotangents by themselves: linear in each operand, but not in both."""
+    width = sizes_of(size)
+    h = squared(Relu()(Linear(width, name="in")(IOKey("x"))))
+    return Model.create(outputs={"y": Linear(width, name="out")(h)}), batch_of(width), "mse_loss"
+
+
 def limited_rows(size):
     width = sizes_of(size)
     h = clipped(Relu()(Linear(width, name="in")(IOKey("x"))))
@@ -89,7 +97,7 @@ def of_rows_and_weights():
     count = dist.get_world_size()
     fsdp = {"parallelism": "fsdp"}
     ways = {2: [((2,), {}), ((2,), fsdp), ((1, 2), {})], 4: [((2, 2), fsdp), ((2, 2), {"parallelism": "hsdp"})]}
-    for make in (rounded, limited, mixed):
+    for make in (rounded, limited, squares, mixed):
         assert_gradients(make, *ways[count], sizes=("small", "medium") if make is rounded else ("small",))
 
 

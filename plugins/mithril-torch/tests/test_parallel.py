@@ -55,7 +55,7 @@ PIPELINES = (
 )
 OWN_GRADIENTS = ("of_rows_and_weights", "in_pipelines", "gradients_on_parts_need_no_exchange")
 PIPELINE_CASES = {2: PIPELINES, 4: ("combined",)}
-TRAINING_CASES = {2: (*TRAINED, *TRAINED_ON_TWO), 4: TRAINED}
+TRAINING_CASES = {2: (*TRAINED, *TRAINED_ON_TWO), 4: (*TRAINED, "mixed_precision_without_an_axis_of_examples")}
 
 
 @pytest.mark.parametrize("count", CASES)

@@ -259,3 +259,22 @@ def test_cotangents_of_a_split_are_concatenated(order):
     graph = b.build({"loss": loss})
     source = gradient_source(ml.compile(graph, "torch"), graph, arrays_of(graph))
     assert source.count("F.pad(") == (0 if len(order) == 4 else 2), "parts with a gap stay apart"
+
+
+# -- results in the memory of operands ----------------------------------------------------------------------------
+OVERLAPS = {
+    "divided by its first column": lambda h: h / h[:, :1],
+    "divided by its first row": lambda h: h / h[:1],
+    "symmetric": lambda h: h + ops.transpose(h),
+    "twice": lambda h: h + h,
+}
+
+
+@pytest.mark.parametrize("case", OVERLAPS)
+def test_no_operation_overwrites_memory_that_another_operand_views(case):
+    with Builder() as b:
+        x, good = b.input("x", (4, 4)), b.input("good", (), "bool")
+        y = ops.cond(good, lambda: OVERLAPS[case](ops.exp(x)), lambda: x)
+        graph = b.build({"y": y})
+    source = compare(graph, {"x": np.random.default_rng(5).standard_normal((4, 4), np.float32), "good": np.array(True)})
+    assert ("out=" in source) == (case == "twice"), source

@@ -137,6 +137,16 @@ def test_moving_averages():
         _ = trainer_without.averaged
 
 
+@pytest.mark.parametrize("attribute", ["params", "averaged"])
+def test_values_of_a_trainer_are_copies(attribute):
+    subject = trainer(ema=0.5)
+    subject.begin(BATCH)
+    step(subject)
+    values = {n: subject.to_numpy(x) for n, x in getattr(subject, attribute).items()}
+    live = [subject.to_numpy(x) for x in subject.engine.arrays.values()]
+    assert [n for n, x in values.items() if any(np.shares_memory(x, a) for a in live)] == []
+
+
 def test_a_loss_scale_changes_nothing_but_the_range():
     free, scaled = step(trainer(optimizer=ml.SGD(0.1))), step(trainer(optimizer=ml.SGD(0.1), loss_scale=1024.0))
     for n in ("first.weight", "last.bias"):

@@ -351,7 +351,10 @@ class FunctionEmitter:
         result = node.result
         if not result.shape:
             return None
-        dying = [v for v in node.operands if v is not None and self._is_last_use(v) and v.type == result.type]
+        operands = [v for v in node.operands if v is not None]
+        dying = [v for v in operands if self._is_last_use(v) and v.type == result.type]
+        memory = {v: self.bases.get(v, {v}) for v in operands}  # libraries read a view after they wrote below it
+        dying = [v for v in dying if all(o is v or memory[v].isdisjoint(memory[o]) for o in operands)]
         return next((v for v in dying if v not in self.produced), dying[0] if dying else None)
 
     def is_spent(self, v: Value | None) -> bool:

@@ -132,8 +132,9 @@ def _is_linear_in(graph: Graph, node: Node, dependent: set[Value]) -> bool:
         return bool(node.op.linear) and _are_terms(graph, node.operands, dependent)
     for group in node.op.linear.split("|"):
         names = group.split()
-        joint = [v for n, v in zip(node.op.operands, node.operands, strict=False) if n in names]
-        rest = [v for v in node.operands if not any(v is w for w in joint)]
+        operands = list(zip(node.op.operands, node.operands, strict=False))
+        joint = [v for n, v in operands if n in names]
+        rest = [v for n, v in operands if n not in names]
         if joint and not any(v in dependent for v in rest) and _are_terms(graph, joint, dependent):
             return True
     return False

@@ -1,7 +1,8 @@
-"""Updates of large parameters that overwrite the old values, which saves the allocation of new memory in every step.
+"""Operations in the branches of ``if`` that overwrite an operand, which saves the allocation of new memory.
 
-A training step on a CPU skips an update by one ``if`` per parameter. The elementwise operations of such a branch write
-into the memory of an operand that has no later use, if the program owns it: that of a donated argument or of a result.
+A training step on a CPU skips an update by one ``if`` per parameter: this is where it matters. The elementwise
+operations of every branch write into the memory of an operand that has no later use, if the program owns it (that of a
+donated argument or of a result) and no other operand is a view of it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class TrainerEvaluation(TrainerValues):
     ) -> dict[str, float]:
         """Compute loss and metrics of all samples, of a loader or of arrays; ``ema`` uses the averaged parameters."""
         totals = Totals(self.recipe.metrics, self.to_numpy)
-        parameters = self.averaged if ema else None
+        parameters = self._live_averages() if ema else None
         for item in evaluation_source(x, y, self._inputs, batch_size, sample_weight):
             batch = self._columns(item)
             if not self.engine.arrays:
@@ -93,7 +93,7 @@ class TrainerEvaluation(TrainerValues):
             columns = self._columns(batch)
             if not self.engine.arrays:
                 raise InputError("nothing is trained yet", hint="trainer.fit(loader) first, or trainer.begin(batch)")
-            params = self.engine.live(self.averaged if ema else None)
+            params = self.engine.live(self._live_averages() if ema else None)
             state = self.engine.model_states()
             with self.watchdog.waiting("prediction", compiles=True):
                 outputs = self.compiled.evaluate(params, self.engine.as_inputs(columns), state=state, training=False)[0]

@@ -86,7 +86,12 @@ class TrainerValues(metaclass=CheckedType):
 
     @property
     def averaged(self) -> dict[str, Any]:
-        """The moving averages of the parameters (``ema=``)."""
+        """Copies of the moving averages of the parameters (``ema=``)."""
+        arrays, averages = self.engine.arrays, self._live_averages()
+        return {n: self.engine.copied(ema_name(n)) if x is arrays[ema_name(n)] else x for n, x in averages.items()}
+
+    def _live_averages(self) -> dict[str, Any]:
+        """Return the moving averages in the dtypes of the parameters; the next step may overwrite them."""
         self._require()
         if self.recipe.ema is None:
             raise OptionError("there is no moving average", hint="Trainer(ema=0.999)")
