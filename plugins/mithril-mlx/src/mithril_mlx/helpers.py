@@ -259,12 +259,12 @@ def nan_where_fully_masked(y, mask, is_causal, n, m):
 def cached_attention(q, k, v, mask, scale):
     """Return attention to a cache, of which each row of a batch reads the positions that it has written."""
     n = mask.shape[-1]
-    rows = mx.any(mask.reshape(mask.shape[0] if mask.ndim == 4 else 1, -1, n), 1)
+    rows = mx.any(mx.flatten(mask, 1, -2) if mask.ndim == 4 else mask.reshape(1, -1, n), 1)
     seen = mx.max(mx.where(rows, mx.arange(1, n + 1), 0), 1).tolist()
     if len(set(seen)) > 1:
         parts = [[x[b : b + 1] for x in (q, k, v, mask)] for b in range(len(seen))]
         return mx.concatenate([cached_attention(*part, scale) for part in parts])
-    last = seen[0] or n
+    last = max(seen, default=0) or n
     mask = mask[..., :last]
     y = mx.fast.scaled_dot_product_attention(q, k[:, :, :last], v[:, :, :last], scale=scale, mask=mask)
     return nan_where_fully_masked(y, mask, False, 0, 0)

@@ -363,7 +363,7 @@ def visible(mask):
     Rows without such a key see all of them.
     """
     count = mask.shape[-1]
-    rows = mask.reshape(mask.shape[0] if mask.ndim == 4 else 1, -1, count).any(1)
+    rows = (mask.flatten(1, -2) if mask.ndim == 4 else mask.reshape(1, -1, count)).any(1)
     last = torch.where(rows, torch.arange(1, count + 1, device=mask.device), 0).amax(1).tolist()
     return [n or count for n in last]
 
@@ -372,8 +372,8 @@ def visible(mask):
 def cached_attention(q, k, v, mask, **options):
     """Return attention to a cache, of which each row of a batch reads the positions that it has written."""
     seen = visible(mask)
-    if len(set(seen)) == 1:
-        n = seen[0]
+    if len(set(seen)) <= 1:  # 0: an empty batch
+        n = max(seen, default=mask.shape[-1])
         y = F.scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n], attn_mask=mask[..., :n], **options)
         return nan_where_masked(y, mask[..., :n])
     rows = (x.split(1) for x in (q, k, v, mask))
