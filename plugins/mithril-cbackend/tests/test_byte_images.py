@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 from typing import Any
 
 import numpy as np
@@ -36,7 +39,10 @@ CONVOLUTIONS = [
     ((1, 48, 13, 13), (48, 1, 3, 3), 1, 1, 1, 48),  # one channel per group
     ((2, 64, 13, 13), (96, 16, 3, 3), 2, 1, 1, 4),
     ((1, 40, 9, 9), (40, 4, 5, 5), 1, 2, 1, 10),
+    ((1, 64, 9, 9), (64, 32, 3, 3), 1, 1, 1, 2),  # groups of whole panels
+    ((1, 64, 6, 5), (16, 64, 1, 1), 2, 1, 1, 1),  # one pixel of the kernel, with padding
 ]
+PAIRS_LEFT = 3  # convolutions with groups that share a panel, which bfloat16 leaves to float32
 
 
 def integer_program(case: Any, zero: int) -> tuple[Any, Array, Array, dict[str, Any]]:
@@ -97,11 +103,105 @@ def test_convolutions_of_bfloat16_have_float32_sums(name: str) -> None:
             x, kernels = b.input(f"x{k}", image.shape, "bfloat16"), b.constant((w // 8).astype(BF16))
             results[f"y{k}"] = ops.conv(x, kernels, **a)
     graph = integer_products.fused(b.build(results), machine)
-    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(cases)
+    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(cases) - PAIRS_LEFT
     sums = compile_graph.compiled(graph, machine, CompileTarget())({}, {f"x{k}": x for k, x in enumerate(images)})
     for k, (image, (_, _, w, a)) in enumerate(zip(images, cases, strict=True)):
         exact = ops.conv(image.astype(np.float64), (w // 8).astype(np.float64), **a).astype(BF16)
         np.testing.assert_array_equal(sums[f"y{k}"], exact, err_msg=f"case {k} on {name}")
+
+
+def bfloat16_sums(name: str, x: Array, w: Array, pad: float | None = None, **a: Any) -> tuple[Array, Array, list[str]]:
+    """Return the results of a convolution of bfloat16, the exact ones, and its operations."""
+    machine = MACHINES[name]
+    if not any(f in machine.features for f in ("amx-bf16", "avx512bf16")):
+        pytest.skip("this machine does not multiply bfloat16")
+    widths, zeros = ((0, 0), (0, 0), (1, 1), (1, 1)), ((0, 0), (0, 0))
+    x, w = x.astype(BF16), w.astype(BF16)
+    with Builder() as b:
+        pixels = b.input("x", x.shape, "bfloat16")
+        padded = pixels if pad is None else ops.pad(pixels, widths=widths, value=pad)
+        graph = b.build({"y": ops.conv(padded, b.constant(w), **{"padding": zeros, **a})})
+    graph = integer_products.fused(graph, machine)
+    result = compile_graph.compiled(graph, machine, CompileTarget())({}, {"x": x})["y"]
+    image = x.astype(np.float32) if pad is None else np.pad(x.astype(np.float32), widths, constant_values=pad)
+    exact = ops.conv(image, w.astype(np.float32), **{"padding": zeros, **a}).astype(BF16)
+    return result.astype(np.float32), exact.astype(np.float32), [node.op.name for node in graph.nodes]
+
+
+@pytest.mark.parametrize("pad", [0.0, 0.5, 1.0, -np.inf, np.nan])
+def test_pads_of_bfloat16_have_their_value(pad: float) -> None:
+    x, w = RNG.integers(1, 8, (1, 32, 6, 7)), RNG.integers(1, 8, (32, 32, 3, 3))
+    result, exact, names = bfloat16_sums("all", x, w, pad)
+    np.testing.assert_array_equal(result, exact)
+    assert ("pad" in names) == (pad != 0)
+
+
+SPECIAL = [  # channels of the image, weights, groups: runs that are whole AMX blocks, and others
+    (64, (32, 64, 3, 3), 1),
+    (48, (32, 48, 3, 3), 1),
+    (144, (32, 144, 1, 1), 1),
+    (92, (32, 92, 1, 1), 1),
+    (3, (48, 3, 7, 7), 1),
+    (32, (64, 1, 3, 3), 32),
+    (64, (64, 32, 3, 3), 2),
+    (96, (48, 32, 1, 1), 3),
+    (66, (64, 33, 1, 1), 2),
+]
+
+
+@pytest.mark.parametrize("name", ["all", "no tiles"])
+@pytest.mark.parametrize("case", SPECIAL, ids=str)
+def test_numbers_that_are_not_finite_reach_their_own_windows(case: Any, name: str) -> None:
+    """A pixel that is inf or nan is multiplied by no weight of another window or group, not even by 0."""
+    channels, shape, groups = case
+    x, w = RNG.integers(1, 8, (1, channels, 14, 15)), RNG.integers(1, 8, shape)
+    x = x.astype(np.float32)
+    x[0, 0, 7, 7], x[0, 0, 1, 9], x[0, -1, 11, 13] = np.inf, np.nan, -np.inf
+    result, exact, _ = bfloat16_sums(name, x, w, groups=groups)
+    np.testing.assert_array_equal(result, exact)
+    assert np.isfinite(exact).any()
+
+
+@pytest.mark.parametrize("case", SPECIAL, ids=str)
+def test_tiles_of_bfloat16_read_no_words_after_a_copy(case: Any) -> None:
+    """Copies of images are in scratch, which a larger image filled with nan before."""
+    machine, (channels, shape, groups) = MACHINES["all"], case
+    if not any(f in machine.features for f in ("amx-bf16", "avx512bf16")):
+        pytest.skip("this machine does not multiply bfloat16")
+    sizes, weights = {"large": 13, "small": 9}, RNG.integers(1, 8, shape).astype(BF16)
+    with Builder() as b:
+        images = {name: b.input(name, (1, channels, n, n), "bfloat16") for name, n in sizes.items()}
+        graph = b.build({name: ops.conv(x, b.constant(weights), groups=groups) for name, x in images.items()})
+    graph = integer_products.fused(graph, machine)
+    small = RNG.integers(1, 8, (1, channels, 9, 9)).astype(BF16)
+    inputs = {"large": np.full((1, channels, 13, 13), np.nan, BF16), "small": small}
+    results = compile_graph.compiled(graph, machine, CompileTarget())({}, inputs)
+    exact = ops.conv(small.astype(np.float32), weights.astype(np.float32), groups=groups).astype(BF16)
+    np.testing.assert_array_equal(results["small"].astype(np.float32), exact.astype(np.float32))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a child process reads after the end of an image")
+@pytest.mark.parametrize("groups", [1, 3])
+def test_images_are_read_up_to_their_end(groups: int) -> None:
+    """Read an image in place that ends at the end of its page, before one that must not be read."""
+    image, weights = (1, 16, 16, 96), (1, 1, 96 // groups, 48)
+    with Builder() as b:
+        x, w = b.input("x", image, "uint8"), b.constant(RNG.integers(-9, 9, weights, np.int8))
+        a: dict[str, Any] = {"stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0)), "zero": 0}
+        graph = b.build({"y": byte_operations.conv_words(x, w, groups=groups, **a)})
+    executable = compile_graph.compiled(graph, MACHINES["all"], CompileTarget())
+    size = int(np.prod(image))
+    pages = -(-size // mmap.PAGESIZE)
+    memory = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
+    elements = np.frombuffer(memory, np.uint8, size, pages * mmap.PAGESIZE - size).reshape(image)
+    expected = executable({}, {"x": elements})["y"]
+    child = os.fork()
+    if child == 0:
+        guard = elements.ctypes.data + size
+        status = ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), mmap.PAGESIZE, 0)
+        result = executable({}, {"x": elements})["y"]
+        os._exit(0 if status == 0 and np.array_equal(result, expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_convolutions_of_bfloat16_without_instructions_are_float32() -> None:
@@ -119,6 +219,7 @@ OPEN = [  # open sizes: the batch alone, or the image, too
     ((32, 9, 9), (32, 1, 3, 3), 1, 1, 1, 32),
     ((64, None, None), (40, 64, 1, 1), 1, 0, 1, 1),
     ((64, None, None), (40, 64, 1, 1), 2, 0, 1, 1),
+    ((64, None, 9), (16, 64, 1, 1), 3, 1, 1, 1),
     ((16, None, None), (40, 16, 3, 3), 1, 1, 1, 1),
     ((3, None, None), (33, 3, 7, 7), 2, 3, 1, 1),
     ((48, 9, None), (48, 1, 3, 3), 1, 1, 1, 48),
@@ -167,7 +268,7 @@ def test_convolutions_of_bfloat16_run_open_sizes() -> None:
             image = b.input(f"x{k}", (sizes[0], x.shape[1], *sizes[1:]), "bfloat16")
             results[f"y{k}"] = ops.conv(image, b.constant((w // 8).astype(BF16)), **a)
     graph = integer_products.fused(b.build(results), machine)
-    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(OPEN)
+    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(OPEN) - PAIRS_LEFT
     executable = compile_graph.compiled(graph, machine, CompileTarget())
     for batch, *image in SIZES[::2]:
         shapes = [(batch, x.shape[1], *image) for _, x, _, _ in programs]
@@ -215,6 +316,31 @@ def test_maxima_of_floats_with_channels_last(dtype: str) -> None:
     exact = np.moveaxis(ops.max_pool(np.moveaxis(x, -1, 1).astype(np.float32), dilation=(1, 1), **a), 1, -1)
     np.testing.assert_array_equal(result.astype(np.float32), exact)
     assert np.isnan(exact).any()
+
+
+def test_windows_of_padding_are_lower_than_all_codes() -> None:
+    """Pool an image of one row, which lies between the elements of windows."""
+    x = RNG.integers(1, 9, (1, 4, 1, 8), np.uint8)
+    a: dict[str, Any] = {"kernel": (2, 2), "stride": (1, 1), "padding": ((2, 2), (0, 0)), "dilation": (3, 1)}
+    with Builder() as b:
+        y = ops.max_pool(ops.dequantize(b.input("x", x.shape, "uint8"), np.float32(0.5), np.int32(3)), **a)
+        graph = b.build({"y": y})
+    exact = evaluate(graph, {"x": x})["y"]
+    np.testing.assert_array_equal(ml.compile(graph, "c")({"x": x})["y"], exact)
+    assert np.isinf(exact).any()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "float32", "bfloat16"])
+def test_maxima_of_any_numbers_equal_their_reference(dtype: str) -> None:
+    x = RNG.integers(0, 100, (1, 5, 6, 8)).astype(as_dtype(dtype).numpy)
+    a: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": ((1, 1), (1, 1))}
+    with Builder() as b:
+        graph = b.build({"y": byte_operations.max_pool_last(b.input("x", x.shape, dtype), **a)})
+    result = compile_graph.compiled(graph, MACHINES["all"], CompileTarget())({}, {"x": x})["y"]
+    expected = np.moveaxis(ops.max_pool(np.moveaxis(x, -1, 1), dilation=(1, 1), **a), 1, -1)
+    for y in (result, evaluate(graph, {"x": x})["y"]):
+        assert y.dtype == x.dtype
+        np.testing.assert_array_equal(y.astype(np.float32), expected.astype(np.float32))
 
 
 def test_words_of_pixels_and_rounding() -> None:

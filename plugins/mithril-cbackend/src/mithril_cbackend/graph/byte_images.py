@@ -2,7 +2,7 @@
 
 A convolution of unsigned bytes with constant signed ones, or of bfloat16, becomes ``c.conv_words``, which reads and
 writes channels last. The transpose of its result moves behind the element-wise operations and pools that follow, until
-the next convolution cancels it: between convolutions nothing is transposed, and only bytes are stored.
+the next convolution cancels it: between convolutions nothing is transposed, and only narrow elements are stored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from mithril import ops
 from mithril.base import bfloat16, float32, int32, uint8
 from mithril.ir import Builder, Editor, Graph, Node, Value
-from mithril_cbackend.graph.byte_pools import shuffle, shuffled
+from mithril_cbackend.graph.byte_pools import CHANNELS_FIRST, CHANNELS_LAST, shuffle, shuffled
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.vectorization import is_plain
@@ -27,9 +27,8 @@ from mithril_cbackend.lowering.words.byte_operations import (
     sum_pool_bytes,
     words_of_pixels,
 )
-from mithril_cbackend.lowering.words.llvm_tiles import BYTES, PAIRS, PORTABLE
+from mithril_cbackend.lowering.words.llvm_tiles import BYTES, PAIRS, PORTABLE, Instructions
 
-CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 MIN_PRODUCTS = 1 << 13
 KINDS = {uint8: BYTES, bfloat16: PAIRS}  # of the words of an image
 WIDER = {uint8: int32, bfloat16: float32}  # dtypes of the sums
@@ -39,16 +38,24 @@ def rewritten(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with images whose channels are neighbors where convolutions multiply words."""
     uses = [word_products.instructions(kind, machine) for kind in (BYTES, PAIRS)]
     # Pairs without instructions are slower than float32, bytes are not.
-    kinds = {use.kind: use.per for use in uses if use is not None and (use.kind == BYTES or use.level != PORTABLE)}
+    kinds = {use.kind: use for use in uses if use is not None and (use.kind == BYTES or use.level != PORTABLE)}
     return ByteImages(graph, kinds).run() if kinds else graph
+
+
+def shares_panels(weights: tuple[int, ...], groups: int, use: Instructions) -> bool:
+    """Whether a panel has results of several groups, or a word has channels of several.
+
+    Products of the channels of one group with the zeros of another one are nan if a channel is not finite.
+    """
+    return groups > 1 and (weights[0] // groups % word_products.columns_of(use) != 0 or weights[1] % use.per != 0)
 
 
 class ByteImages:
     """Rewriter of one graph; regions are unchanged."""
 
-    def __init__(self, graph: Graph, kinds: dict[str, int]) -> None:
+    def __init__(self, graph: Graph, kinds: dict[str, Instructions]) -> None:
         self.editor: Editor = graph.edit()
-        self.kinds = kinds  # and the elements of their words
+        self.kinds = kinds
 
     def run(self) -> Graph:
         for node in self.editor.nodes():
@@ -114,17 +121,18 @@ class ByteImages:
         weights = self.constant_weights(operand(node, 1), np.dtype(np.int8) if kind == BYTES else image.dtype.numpy)
         if weights is None or weights.ndim != 4:
             return
-        result, per = shape_of(node.result), self.kinds[kind]
+        use, result = self.kinds[kind], shape_of(node.result)
         products = weights.size * typical(result[0] * math.prod(result[2:]))
-        if products < MIN_PRODUCTS:
+        if products < MIN_PRODUCTS or (kind == PAIRS and shares_panels(weights.shape, node.attributes["groups"], use)):
             return
-        a, zero = dict(node.attributes), 0
+        a, zero, per = dict(node.attributes), 0, use.per
         pad = self.editor.producer(image)
         if pad is not None and pad.op is ops.pad and pad.attributes["mode"] == "constant":
-            widths = pad.attributes["widths"]
-            if not any(n for pair in (*widths[:2], *a["padding"]) for n in pair):
+            widths, value = pad.attributes["widths"], pad.attributes["value"]
+            is_zero = kind == BYTES or value == 0  # a zero point, or the number that words are padded with
+            if is_zero and not any(n for pair in (*widths[:2], *a["padding"]) for n in pair):
                 image, a["padding"] = operand(pad), tuple(tuple(map(int, pair)) for pair in widths[2:])
-                zero = int(pad.attributes["value"])
+                zero = int(value)
         with self.editor.before(node) as b:
             last = self.last(image)
             pixels = last if last is not None and shape_of(image)[1] % per == 0 else words_of_pixels(image, per=per)
@@ -190,7 +198,7 @@ class ByteImages:
                 assert lasts[0] is not None
                 result = shuffle(lasts[0], node, 3)
             elif node.op is ops.concat:
-                # Stored parts are bytes: without the barrier the kernel of the join would read sums of convolutions.
+                # Stored parts are narrow: without the barrier the kernel of the join would read sums of convolutions.
                 parts = [v if self.is_slice(v) else ops.barrier(v)[0] for v in lasts]
                 result = ops.concat(*parts, axis=CHANNELS_LAST.index(a["axis"]))
             else:

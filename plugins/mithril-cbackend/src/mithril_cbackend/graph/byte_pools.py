@@ -110,6 +110,9 @@ class BytePools:
         if scale is None or scale.size != 1 or scale.min() <= 0 or zero is None or node.result.dtype is not float32:
             return
         if node.op is ops.max_pool:
+            a = node.attributes
+            if set(a["dilation"]) != {1} and any(n for pair in a["padding"] for n in pair):
+                return  # pixels may lie between the elements of a window, whose maximum is lower than all codes
             with self.editor.before(node):
                 pooled = ops.max_pool(codes, **node.attributes)
                 result = ops.dequantize(pooled, *source.operands[1:], axis=None)

@@ -2,7 +2,8 @@
 
 A tile multiplies pixels with a panel of output channels. Its rows are pixels of the image, padded in a copy where it
 has to be; a row of the kernel, or one of its elements, is a run of words, and a tile adds all runs. A panel reads the
-channels of its groups only, with zeros between groups. Sums are stored through the epilogue, channel by channel.
+channels of its groups only, with zeros between groups of bytes; panels of bfloat16 have one group each. Sums are stored
+through the epilogue, channel by channel.
 """
 
 from __future__ import annotations

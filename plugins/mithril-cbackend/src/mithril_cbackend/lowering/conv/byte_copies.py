@@ -30,7 +30,7 @@ class Copy:
         p, reader = self.plan, self.frame.reader
         (height, width), (top, left) = p.size, p.before
         image = n * (p.image[1] * p.image[2] * self.pixel)
-        if p.is_single and (p.full_stride != (1, 1)) and not p.is_padded:
+        if p.stride != p.full_stride:
             with reader.loop("y", height) as y, reader.loop("x", width) as x:
                 start = image + (y * p.full_stride[0] * p.image[2] + x * p.full_stride[1]) * self.pixel
                 self.line(self.pixel, (y * width + x) * self.pixel, start)

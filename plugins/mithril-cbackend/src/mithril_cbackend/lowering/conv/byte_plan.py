@@ -16,7 +16,7 @@ from mithril.ir import Node
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.matmul import word_products
 from mithril_cbackend.lowering.matmul.microkernel import count
-from mithril_cbackend.lowering.words.llvm_tiles import AMX, Instructions
+from mithril_cbackend.lowering.words.llvm_tiles import AMX, AMX_WORDS, NATIVE, Instructions
 
 
 def may_exceed(size: Size, limit: Size) -> bool:
@@ -48,7 +48,9 @@ class Plan:
         pairs = tuple(a["stride"]), tuple(a["dilation"]), (padding[0][0], padding[1][0])
         is_padded = any(n for pair in padding for n in pair)
         shapes = (*image[:3], words), weights[2], a["groups"], kernel, shape_of(node.result)
-        return Plan(use, *shapes, *pairs, is_padded)
+        plan = Plan(use, *shapes, *pairs, is_padded)
+        is_short = count(plan.run, use.of_runs(plan.run).depth) > 2 * count(plan.run, AMX_WORDS)
+        return replace(plan, machine_use=replace(use, level=NATIVE)) if use.level == AMX and is_short else plan
 
     # -- the image ------------------------------------------------------------------------------------------------
     @property
@@ -59,13 +61,14 @@ class Plan:
     @property
     def is_copied(self) -> bool:
         """Whether tiles read a copy of the image: padded, with fewer pixels, or with words after the last pixel."""
-        is_exact = self.depth == self.run and not self.is_padded
+        last = self.first_word(self.panels - 1) + self.depth
+        is_exact = self.depth == self.run and last <= self.image[3] and not self.is_padded
         return not (self.is_single and self.full_stride == (1, 1) and is_exact)
 
     @property
     def stride(self) -> tuple[int, int]:
-        """Return the distance of pixels in the copy, which has only those that a kernel of one pixel reads."""
-        return (1, 1) if self.is_single else self.full_stride
+        """Return the distance of pixels in the copy; without padding it has only those that a kernel of one reads."""
+        return (1, 1) if self.is_single and not self.is_padded else self.full_stride
 
     @property
     def size(self) -> tuple[int, int]:

@@ -59,7 +59,7 @@ def _window(frame: KernelBuilder, pixel: Any, start: Any, lanes: int, size: int)
                 if before or after:
                     position = reader.position(position)
                     conditions.append(between(position, 0, n))
-                    position = clamped(reader, position, 0, n - 1)  # inside the window, so that a maximum is the same
+                    position = clamped(reader, position, 0, n - 1)  # in the window, as padding is smaller
                 positions.append(position)
             is_inside = code.let(conjunction(conditions), "inside") if conditions and not is_max else None
             place = reader.position(t.index(reader.flat((pixel[0], *positions, 0), shape)))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Shape, float32, int8, int32, uint8, uint32
+from mithril.base import Shape, dtype as as_dtype, float32, int8, int32, uint8, uint32
 from mithril.ir import Ints, Pairs, op
 
 WORD = 4  # bytes of a word
@@ -93,7 +93,8 @@ def _same(dtypes: Any, attributes: Any) -> Any:
 @op(name="c.max_pool_last", shape=_pool_shape, dtype=_same, opaque=True, no_axes=NO_AXES)
 def max_pool_last(image, *, kernel: Ints, stride: Ints, padding: Pairs):  # type: ignore[no-untyped-def]
     """The largest element of each window of an image with channels last."""
-    lowest = 0 if image.dtype == np.uint8 else -np.inf
+    kind = as_dtype(image.dtype)
+    lowest = -np.inf if kind.is_float else kind.limits[0]
     return _windows(image, kernel, stride, padding, lowest).max(axis=(-2, -1))
 
 

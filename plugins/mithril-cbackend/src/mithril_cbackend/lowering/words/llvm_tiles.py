@@ -42,7 +42,12 @@ class Instructions:
         return self.block if self.level == AMX else 1
 
     def of_runs(self, words: int) -> Instructions:
-        """Return the instructions whose blocks exceed runs of this length by as few words as possible."""
+        """Return the instructions whose blocks exceed runs of this length by as few words as possible.
+
+        Those of pairs exceed them by none: a word after a run may be inf or nan, whose products with 0 are nan.
+        """
+        if self.kind == PAIRS:
+            return replace(self, block=max(n for n in range(1, AMX_WORDS + 1) if words % n == 0))
         return replace(self, block=-(-words // -(-words // AMX_WORDS)))
 
     def heights(self, rows: int) -> list[int]:
@@ -69,9 +74,9 @@ def instructions(kind: str, features: frozenset[str], lanes: int) -> Instruction
     """Return the fastest instructions of a CPU with these features, in LLVM's names."""
     is_512 = lanes == 16 and "avx512bw" in features
     if kind == PAIRS:
-        if is_512 and "amx-bf16" in features:
-            return Instructions(kind, AMX, lanes)
-        return Instructions(kind, NATIVE if is_512 and "avx512bf16" in features else PORTABLE, lanes)
+        if not is_512 or "avx512bf16" not in features:
+            return Instructions(kind, PORTABLE, lanes)
+        return Instructions(kind, AMX if "amx-bf16" in features else NATIVE, lanes)  # every CPU with AMX has both
     if is_512 and "amx-int8" in features:
         return Instructions(kind, AMX, lanes)
     if (is_512 and "avx512vnni" in features) or (lanes == 8 and "avxvnni" in features):
