@@ -223,6 +223,26 @@ def test_embedded_parameters_leave_the_cache_to_the_caller(backend):
     assert fixed.programs[-1].interface.states
 
 
+def test_a_state_that_an_update_of_another_becomes_has_no_decision():
+    """Report only copies of a state that its own update could overwrite, with the reader that prevents it."""
+
+    class Caches(ml.models.Layer):
+        inputs = ("input", "start")
+
+        def build(self, x, start):
+            first, second, third = (self.state(name, (2, 8), "zeros") for name in ("first", "second", "third"))
+            self.update_state("second", ops.dynamic_update_rows(first, x, start, axis=1))
+            self.update_state("third", ops.dynamic_update_rows(third, third, start, axis=1))
+            return ops.sum(second, axis=(1,))
+
+    shapes = {"input": [2, 1], "start": [2]}
+    compiled = ml.compile(Caches(), "numpy", inference=True, shapes=shapes, types={"start": "int32"})
+    run(compiled, compiled.runner(), {"input": np.ones((2, 1), np.float32), "start": np.zeros(2, np.int32)})
+    assert [d.message for d in compiled.decisions.of("choice") if "state" in d.message] == [
+        "state 'third' is copied in every call: 'dynamic_update_rows' reads its old value"
+    ]
+
+
 def test_a_state_whose_old_value_is_read_is_copied_with_a_decision():
     """Copy a state in every call rather than overwrite a value before its reader."""
 

@@ -31,8 +31,8 @@ FLOORS = [
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2050, "system": 940, "axes": 900},
     {"ops": 8200},
-    {"backend": 4350, "autodiff": 830},
-    {"runtime": 3745, "transforms": 1500},
+    {"backend": 4355, "autodiff": 830},
+    {"runtime": 3760, "transforms": 1500},
     {"compiler": 3540},
     {"models": 7320},
     {"": 250},  # the face: mithril/__init__.py and __main__.py

@@ -82,6 +82,52 @@ def test_matrices_of_a_file_are_multiplied_unchanged(stored, is_static, backend)
         assert sum(x.nbytes for x in constants) < limit + 1024
 
 
+@pytest.fixture
+def embedded(stored, backend):
+    """Return a static model of the file."""
+    model = stored[1]()
+    model.pretrained = stored[0]
+    return ml.compile(model, backend, shapes={"input": [3, 256]}, inference=True, static_inference=True)
+
+
+def test_bound_matrices_of_a_file_are_saved(stored, embedded, tmp_path):
+    """Write the numbers of all weights: only a backend that reads codes has them in ``params``."""
+    embedded.save(tmp_path / "w.safetensors")
+    saved = ml.open_weights(tmp_path / "w.safetensors")
+    assert saved.keys() == stored[0].keys()
+    for name, weight in stored[0].items():
+        np.testing.assert_array_equal(saved[name], np.asarray(weight), err_msg=name)
+        is_bound = embedded.backend.is_array(embedded.params[name])
+        assert is_bound is (embedded.backend.name != "c" or name.endswith("bias"))
+
+
+@pytest.mark.parametrize("name", ["numpy", "c"])
+def test_codes_of_a_file_survive_later_bindings(name, stored):
+    """Load one tensor, load none, and release: matrices that are read by their codes remain codes."""
+    weights, build, inputs, expected = stored
+    options = {"shapes": {"input": [3, 256]}, "inference": True, "static_inference": True}
+    compiled = ml.compile(build(), name, **options).bind(weights)
+    kind = type(compiled.params["q8_0.weight"])
+    compiled.load_state_dict({"q4_0.bias": weights["q4_0.bias"]}, strict=False)
+    compiled.load_state_dict({"q4_0.weight": weights["q4_0.weight"]}, strict=False)
+    assert {type(compiled.params[f"{k}.weight"]) for k in KINDS} == {kind}
+    owned = dict(weights)
+    compiled.bind(owned, release=True)
+    assert not owned
+    assert {type(compiled.params[f"{k}.weight"]) for k in KINDS} == {kind}
+    assert (kind is np.ndarray) == (name == "numpy")
+    result = np.asarray(compiled(inputs)["output"])
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_parameters_are_drawn_without_a_program(backend):
+    """Compile only the program that embeds the bound parameters."""
+    options = {"shapes": {"input": [3, 64]}, "inference": True, "static_inference": True}
+    compiled = ml.compile(Linear(8), backend, **options)
+    compiled.bind(compiled.randomize_params())
+    assert [p.request.binding for p in compiled.programs] == [1]
+
+
 def test_matrices_of_a_file_name_their_format(stored):
     assert str(stored[0]["q4_k.weight"]) == f"<q4_k [256, 256], {256 * 144} bytes>"
 

@@ -50,7 +50,7 @@ HOMES = {
     "lowering_types": ("ArrayKernel", "Condition", "TextWriter"),
     "memory_plan": (
         *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes"),
-        *("UPDATES", "in_place_updates", "lifetimes", "nbytes", "parse_bytes", "peak_bytes", "plan"),
+        *("UPDATES", "in_place_updates", "lifetimes", "nbytes", "parse_bytes", "peak_bytes", "plan", "state_updates"),
     ),
     "patterns": ("matches", "require_match"),
     "plugin_lowering": ("Label", "PluginLowering", "applicable", "lowering_error_context", "plugin_lowerings"),

@@ -121,6 +121,7 @@ from mithril.backend.memory_plan import (
     parse_bytes as parse_bytes,
     peak_bytes as peak_bytes,
     plan as plan,
+    state_updates as state_updates,
 )
 from mithril.backend.patterns import (
     matches as matches,

@@ -64,15 +64,22 @@ def in_place_updates(graph: Graph, inputs: Collection[Value] | None = None) -> d
     """
     if inputs is None:
         inputs = {i.value for i in graph.inputs if i.tags.get("donated")}
-    owners = {i.name: i.value for i in graph.inputs if i.value in inputs and i.value not in graph.outputs}
+    return {value: owner for value, (owner, reason, _) in state_updates(graph, inputs).items() if not reason}
+
+
+def state_updates(graph: Graph, inputs: Collection[Value]) -> dict[Value, tuple[Value, str, Node]]:
+    """Return the input that each next state updates; if it has to be copied, why, and the node that causes it."""
+    owners = {i.name: i.value for i in graph.inputs if i.value in inputs}
     outputs = list(graph.outputs)
     updates = {}
     for state in graph.results_of("state"):
         node, owner = graph.producers.get(state.value), owners.get(state.of)
         if node is None or owner is None or node.op not in UPDATES or node.operands[0] is not owner:
             continue
-        if outputs.count(state.value) == len(graph.users[owner]) == node.operands.count(owner) == 1:
-            updates[state.value] = owner
+        readers = [n for n in graph.users[owner] if n is not node or n.operands.count(owner) > 1]
+        reason = "it is also an output" if owner in outputs or outputs.count(state.value) > 1 else ""
+        reason = f"'{readers[0].op.name}' reads its old value" if readers else reason
+        updates[state.value] = owner, reason, (*readers, node)[0]
     return updates
 
 

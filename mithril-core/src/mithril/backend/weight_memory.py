@@ -42,7 +42,9 @@ def held_weights(arrays: Iterable[Any]) -> HeldWeights:
     seen: set[int] = set()
     while pending:
         x = pending.pop()
-        x = x.codes if isinstance(x, EncodedWeight) else x
+        if isinstance(x, EncodedWeight):
+            pending.extend(part for part in (x.codes, x.order) if part is not None)
+            continue
         if id(x) in seen:
             continue
         seen.add(id(x))

@@ -13,7 +13,7 @@ HOMES = {
     "memory_usage": ("MemoryUse", "ProgramMemory", "allocated_bytes", "largest_sizes", "memory_use"),
     "model_files": ("load", "read_model_file"),
     "program_summary": ("layer_results",),
-    "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results"),
+    "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results", "assemble_of"),
     "pure_function": ("PureFunction", "PureProgram"),
     "runner": ("Runner",),
     "declared_shapes": ("declared_text", "expanded"),

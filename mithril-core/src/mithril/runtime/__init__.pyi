@@ -41,6 +41,7 @@ from mithril.runtime.program import (
     ProgramKey as ProgramKey,
     ProgramKind as ProgramKind,
     Results as Results,
+    assemble_of as assemble_of,
 )
 from mithril.runtime.program_summary import layer_results as layer_results
 from mithril.runtime.pure_function import (

@@ -318,7 +318,7 @@ class CompiledModel:
         mesh each device holds its parts alone if there is a program: with ``shapes=`` or after a call.
         """
         self._determine_sizes(inputs)
-        return self._parameters.initial("param", seed, next(reversed(self.programs), None))
+        return self._parameters.initial("param", seed, next(reversed(tuple(self._calls)), None))
 
     def _determine_sizes(self, inputs: Any) -> None:
         """Determine unknown sizes of the interface from sample inputs."""

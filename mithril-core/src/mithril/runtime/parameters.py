@@ -240,18 +240,18 @@ class Parameters:
         except ShapeError:
             if self.static:
                 raise
-            values = dict(params)  # the first call checks them
+            values = self._readable(params)  # the first call checks them
         else:
             missing_or_unknown("parameter", expected, params)
             if release:
                 self._check_shapes(params)
-                params = moved_to_file(params, self.folder)  # type: ignore[arg-type]  # a MutableMapping
+                codes = {n: params.pop(n) for n in expected if self._reads(params[n])}  # type: ignore[attr-defined]
+                params = {**moved_to_file(params, self.folder), **codes}  # type: ignore[arg-type]  # a MutableMapping
+            params = self._readable(params)
             values = {
                 name: self._convert(name, x, expected[name].dtype) if self.rounds(expected[name].dtype) else x
                 for name, x in params.items()
             }
-        if not self.static:
-            values = {n: self.backend.array(x) if isinstance(x, EncodedWeight) else x for n, x in values.items()}
         if state is not None:
             self.state = dict(state)
         self.bound = bound = self._baked(values, params) if self.static else Bound(values, values)
@@ -264,11 +264,18 @@ class Parameters:
         statistics = self.statistics  # other states change from call to call
         state = {n: x for n, x in self.initial_state().items() if n in statistics} if statistics else {}
         number = 1 if self.bound is None else self.bound.number + 1
-        return Bound(values, {}, number, {n: self._constant(x) for n, x in (*params.items(), *state.items())})
+        return Bound(
+            values, {}, number, {n: x if self._reads(x) else to_numpy(x) for n, x in (*params.items(), *state.items())}
+        )
 
-    def _constant(self, x: Any) -> Any:
-        is_read = self.reads_codes and isinstance(x, EncodedWeight) and self.backend.reading_codes(x) is not None
-        return x if is_read else to_numpy(x)
+    def _reads(self, x: Any) -> bool:
+        """Whether programs read the codes of a weight."""
+        return self.reads_codes and isinstance(x, EncodedWeight) and self.backend.reading_codes(x) is not None
+
+    def _readable(self, params: Arrays) -> dict[str, Any]:
+        """Decode the weights whose codes no program reads."""
+        array, encoded = self.backend.array, EncodedWeight
+        return {n: array(x) if isinstance(x, encoded) and not self._reads(x) else x for n, x in params.items()}
 
     def _check_shapes(self, params: Arrays) -> None:
         for name, t in self.types.items():
@@ -333,18 +340,19 @@ class Parameters:
         base: Arrays = self.bound.values if self.bound is not None else {}
         if not base and expected.keys() - arrays:
             base = self.initial("param", None)
-        array = self.backend.array
-        params = {n: array(arrays[n]) if n in arrays else base[n] for n in expected}
+        params = {n: self._loaded(arrays[n]) if n in arrays else base[n] for n in expected}
         self._bind_loaded(params, {n: arrays[n] for n in states if n in arrays})
         return report
 
     def _bind_loaded(self, params: Arrays, states: Arrays) -> None:
-        array = self.backend.array
-        loaded = {n: array(x) for n, x in states.items()}
+        loaded = {n: self.backend.array(x) for n, x in states.items()}
         self.bind(
-            {n: x if self.backend.is_array(x) else array(x) for n, x in params.items()},
+            {n: x if self.backend.is_array(x) else self._loaded(x) for n, x in params.items()},
             {**self.initial_state(), **loaded} if self.state_types else None,
         )
+
+    def _loaded(self, x: Any) -> Any:
+        return x if isinstance(x, EncodedWeight) else self.backend.array(x)
 
 
 def _mismatch_error(subject: str, report: weight_files.LoadReport, tensors: str) -> InputError:

@@ -82,6 +82,12 @@ class Results:
         return not self.gradients and not self.states
 
 
+def assemble_of(executable: Any) -> Callable[..., Any] | None:
+    """Return the function that builds an array from the regions of devices, also of a call in another setting."""
+    call = getattr(executable, "call", None)
+    return getattr(getattr(call, "jitted_call", call), "assemble", None)
+
+
 @dataclass(eq=False, repr=False)
 class Program:
     """A compiled program: the graphs before and after the passes, and the executable."""
@@ -122,7 +128,7 @@ class Program:
 
     def assembled(self, name: str, read: Callable[[Any], Any]) -> Any:
         """Build a parameter of which each of several devices holds a region, ``read(index)``; None on one device."""
-        assemble = getattr(getattr(self.executable, "call", None), "assemble", None)
+        assemble = assemble_of(self.executable)
         type = self.interface.params.get(name)
         return None if assemble is None or type is None else assemble(name, tuple(map(int, type.shape)), read)
 

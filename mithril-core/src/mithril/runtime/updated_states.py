@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mithril import ops
-from mithril.backend import UPDATES, in_place_updates
+from mithril.backend import in_place_updates, state_updates
 from mithril.base import Decisions
 from mithril.ir import Graph, Node, Value, attributes_text, evaluate
 from mithril.runtime.bound_checks import Bound, BufferBound, with_bounds
@@ -67,18 +67,16 @@ def with_updates(graph: Graph, decisions: Decisions) -> Graph:
     Attention to such a state is tagged ``cached``: a mask excludes the positions that are not written yet.
     """
     states = {i.value: i for i in graph.with_role("state")}
+    for owner, reason, node in state_updates(graph, states).values():
+        if reason:
+            decisions.record("choice", f"state '{states[owner].name}' is copied in every call: {reason}", node.origin)
     updates = in_place_updates(graph, states)
-    for state in graph.results_of("state"):
-        node = graph.producers.get(state.value)
-        if node is not None and node.op in UPDATES and node.operands[0] in states and state.value not in updates:
-            reader = next((n for n in graph.users[node.operands[0]] if n is not node), None)
-            reason = "it is also an output" if reader is None else f"'{reader.op.name}' reads its old value"
-            decisions.record("choice", f"state '{state.of}' is copied in every call: {reason}", (reader or node).origin)
     if not updates:
         return graph
     if early_checks(graph) is None:
-        names = ", ".join(f"'{states[owner].name}'" for owner in updates.values())
-        decisions.record("choice", f"state {names} is copied in every call: a check during the call may reject it")
+        for owner in updates.values():
+            message = f"state '{states[owner].name}' is copied in every call: a check during the call may reject it"
+            decisions.record("choice", message)
         return graph
     updated = set(updates.values())
     inputs = tuple(replace(i, tags={**i.tags, "donated": True}) if i.value in updated else i for i in graph.inputs)

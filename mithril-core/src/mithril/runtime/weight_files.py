@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import to_numpy
-from mithril.base import InputError, Shape, TensorType, closest
+from mithril.backend import EncodedWeight, to_numpy
+from mithril.base import InputError, Shape, TensorType, closest, float32
 from mithril.system import files
 
 COUNTERS = ("num_batches_tracked",)  # name suffixes in torch's state dictionaries that are not weights
@@ -80,22 +80,21 @@ class LoadReport:
         return "\n".join(rows)
 
 
-def match(
-    declared: Mapping[str, TensorType], actual: Mapping[str, Any]
-) -> tuple[dict[str, np.ndarray[Any, Any]], LoadReport]:
+def match(declared: Mapping[str, TensorType], actual: Mapping[str, Any]) -> tuple[dict[str, Any], LoadReport]:
     """Return the tensors of a state dictionary that match the model by name and shape, and a report."""
     report = LoadReport()
-    out: dict[str, np.ndarray[Any, Any]] = {}
+    out: dict[str, Any] = {}
     for name, expected in declared.items():
         if name not in actual:
             similar = closest(name, [g for g in actual if g not in declared], 1)
             report.missing.append(name + (f" (is it '{similar[0]}'?)" if similar else ""))
             continue
-        array = to_numpy(actual[name])
+        is_encoded = isinstance(actual[name], EncodedWeight) and expected.dtype is float32
+        array = actual[name] if is_encoded else to_numpy(actual[name])
         if not _fits(array.shape, expected.shape):
             report.mismatched.append(f"{name}: expected {list(expected.shape)}, got {list(array.shape)}")
             continue
-        out[name] = array.astype(expected.dtype.numpy, copy=False)
+        out[name] = array if is_encoded else array.astype(expected.dtype.numpy, copy=False)
         report.loaded.append(name)
     for name in actual:
         if name not in declared:

@@ -14,7 +14,7 @@ import numpy as np
 from mithril.backend import Backend, to_numpy
 from mithril.base import Decisions, InputError, MithrilError, unknown
 from mithril.ir import Graph
-from mithril.runtime import missing_or_unknown
+from mithril.runtime import assemble_of, missing_or_unknown
 from mithril_parallel.sharding.tensor_parts import PartedTensor, held, in_memory
 from mithril_train.step.step import TrainState, carried_values, parameter_names, trained_names
 from mithril_train.step.step_config import StepConfig
@@ -65,8 +65,7 @@ class CarriedArrays:
     # -- placement ---------------------------------------------------------------------------------------------------
     def place_like(self, executable: Any, names: Sequence[str]) -> None:
         """Build arrays of these names in future as an executable splits them."""
-        call = getattr(executable, "call", None)
-        assemble = getattr(getattr(call, "jitted_call", call), "assemble", None)
+        assemble = assemble_of(executable)
         if assemble is not None and getattr(self.backend, "mesh", True) is not None:
             self._assemble, self._split = assemble, frozenset(names)
 
