@@ -436,6 +436,8 @@ SABOTAGES: Mapping[str, Sabotage] = {
     "numbers for arrays": (lambda: running(numbers), "forward:tanh"),
     "text that changes": (lambda: having(executable=ChangingText), "same_source_twice:tanh"),
     "text that imports mithril": (lambda: having(executable=ImportingText), "same_source_twice:tanh"),
+    "values of one dtype": (lambda: after("tanh", lambda y: y * 2, is_("float64")), "forward:tanh"),
+    "values of a gradient": (lambda: after("exp", lambda y: y * 2), "gradient:exp"),
     "operations it says it did not run": (lambda: having(executable=Pretending), "forward:tanh"),
     "operations computed by their references": (lambda: Helped, "forward:tanh"),
     "a dtype it has not": (
@@ -654,8 +656,8 @@ def kit(backend, joins=False):
     return type("Kit", (BackendConformance,), {"backend": backend, "joins": joins})()
 
 
-def run(backend, test: str, joins: bool = False) -> None:
-    """Run one test of the kit: ``name``, ``name:argument`` or ``name:operation``."""
+def run(backend, test: str, joins: bool = False, first: int = 0) -> None:
+    """Run one test of the kit: ``name``, ``name:argument`` or ``name:operation``, from its ``first`` case on."""
     name, _, argument = test.partition(":")
     conformance, method = kit(backend, joins), getattr(BackendConformance, f"test_{name}")
     if not argument:
@@ -666,32 +668,90 @@ def run(backend, test: str, joins: bool = False) -> None:
         method(conformance, argument)
     elif name in ("forward", "gradient", "symbolic", "same_source_twice"):
         accepts = getattr(method, "accepts", lambda case: True)
-        for case in backend_cases(conformance.make().dtypes, [argument]):
+        for case in itertools.islice(backend_cases(conformance.make().dtypes, [argument]), first, None):
             if accepts(case):
                 method(conformance, case)
     else:
         method(conformance, selected((argument,))[argument])
 
 
-JOINED = [(name, True) for name, (_, test) in SABOTAGES.items() if test.startswith(("forward", "gradient"))]
+def is_joined(test: str) -> bool:
+    return test.startswith(("forward", "gradient"))
 
 
-@pytest.mark.parametrize(("name", "joins"), [*((name, False) for name in SABOTAGES), *JOINED])
-def test_sabotage_is_found(name, joins, monkeypatch):
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_sabotage_is_found(name, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # with it the kit cannot count threads, and skips
     build, test = SABOTAGES[name]
     try:
         with pytest.raises((Exception, pytest.fail.Exception)):  # a crash is found, too
-            run(build(), test, joins)
+            run(build(), test)
     except pytest.skip.Exception as skipped:  # it would skip this test, as if nothing had to be found
         if not sys.platform.startswith("linux"):
             raise  # no threads to count
         pytest.fail(f"the kit skipped it: {skipped}")
 
 
-@pytest.mark.parametrize("test", sorted({test for _, test in SABOTAGES.values()}))
-def test_honest_backend_passes(test):
-    run(Honest, test)
+@pytest.mark.parametrize("name", [name for name, (_, test) in SABOTAGES.items() if is_joined(test)])
+def test_sabotage_is_found_in_joined_samples(name):
+    """Expect an error as of single programs, from the second case on: the first is a program of its own in any case."""
+    build, test = SABOTAGES[name]
+    errors = []
+    for joins in (False, True):
+        with pytest.raises((Exception, pytest.fail.Exception)) as caught:
+            run(build(), test, joins, first=1)
+        errors.append(caught.value)
+    assert type(errors[1]) is type(errors[0]), errors
+
+
+HONEST = sorted({test for _, test in SABOTAGES.values()})
+
+
+@pytest.mark.parametrize(
+    ("test", "joins"), [*((t, False) for t in HONEST), *((t, True) for t in HONEST if is_joined(t))]
+)
+def test_honest_backend_passes(test, joins):
+    run(Honest, test, joins)
+
+
+def outcomes(backend, operation: str) -> dict[str, str]:
+    """Return the errors of the joined samples of an operation."""
+    conformance = kit(backend, joins=True)
+    type(conformance).ops = (operation,)
+    errors = {}
+    for case in conformance.cases()[1:]:
+        try:
+            conformance.test_forward(case)
+        except Exception as error:
+            errors[case.id] = str(error)
+    return errors
+
+
+def test_a_sample_that_fails_in_a_joined_program_is_the_only_one_to_fail():
+    """Build each sample alone after the failure of the joined program, which is built once."""
+    sizes = []
+
+    def build(self, graph, options=None):
+        sizes.append(len(graph.nodes))
+        if any(node.result.dtype.name == "float64" for node in graph.nodes):
+            raise RuntimeError("no registers left")
+        return Honest.build(self, graph, options)
+
+    errors = outcomes(having(build=build), "tanh")
+    assert list(errors) == ["tanh[0-float64]"]
+    assert errors["tanh[0-float64]"] == "no registers left"
+    assert sum(size > 1 for size in sizes) == 1
+
+
+def test_programs_that_fail_only_if_they_are_joined_are_reported():
+    def build(self, graph, options=None):
+        if len(graph.nodes) > 1:
+            raise RuntimeError("no registers left")
+        return Honest.build(self, graph, options)
+
+    errors = outcomes(having(build=build), "tanh")
+    assert len(errors) > 2
+    assert set(errors.values()) == {"samples of tanh run alone, but not as one program: no registers left"}
 
 
 def test_with_ops_a_gradient_that_needs_other_rows_is_skipped_and_one_that_lacks_its_own_fails():

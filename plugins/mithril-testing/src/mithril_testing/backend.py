@@ -212,7 +212,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         if self._programs.get(kind, (None, None))[0] != key:
             calls = {c.id: call(c) for c in self.cases() if is_joined(c)}
             self._programs[kind] = (key, JoinedCalls(case.op.name, calls, self.start))
-        results = self._programs[kind][1].results.get(case.id)
+        results = self._programs[kind][1].result(case.id)
         if results is None:
             self.compare(graph, inputs, factor)
         else:
