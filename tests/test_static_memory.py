@@ -25,8 +25,8 @@ def resident():
 
 def compiled(size):
     model = Model()
-    for _ in range(2):
-        model += Linear(size, bias=False)
+    for k in range(2):
+        model += Linear(size, name=f"l{k}")
     program = ml.compile(model, sys.argv[1], shapes={"input": [1, size]}, static_inference=True)
     shapes = {name: x.shape for name, x in program.randomize_params(seed=0).items()}
     rng = np.random.default_rng(0)  # XLA stores arrays of one repeated number as that number
@@ -39,8 +39,8 @@ warm.bind(params)({"input": x})
 program, params, x = compiled(4096)
 before, size = resident(), sum(np.asarray(p).nbytes for p in params.values())
 expected = np.ones(4096, np.float64)
-for weight in params.values():
-    expected = np.asarray(weight) @ expected
+for k in range(2):
+    expected = np.asarray(params[f"l{k}.weight"]) @ expected + np.asarray(params[f"l{k}.bias"])
 program.bind(params)
 for _ in range(2):
     y = np.asarray(program({"input": x})["output"])  # some backends compute in the background: wait for the end
@@ -48,8 +48,8 @@ print((resident() - before) / size)
 assert str(program.graph) and len(program.graph.nodes)  # compiled again to be shown
 assert program.memory_report().parameters
 held = resident() - before
-exact = program.backend.embedded_arrays(program.programs[-1].executable) is not None
-copies = 1 if exact else program.backend.embedded_copies
+arrays, _ = program.backend.embedded_weights(program.programs[-1].executable, size)
+copies = 1 if arrays else program.backend.embedded_copies
 print(held / size, program.memory_report().weights.in_memory / (held + size), copies)
 assert np.allclose(y, expected, rtol=1e-3)
 """

@@ -391,3 +391,12 @@ def test_fully_sharded_parameters_need_a_fraction_of_the_memory():
 def test_invalid_stages_are_rejected(options, message):
     with pytest.raises(ml.OptionError, match=message):
         compiled(perceptron(), **options)
+
+
+def test_programs_with_static_weights_contain_them(tmp_path):
+    static = compiled(perceptron(256, 128), static_inference=True)
+    params = static.randomize_params(0)
+    program = mithril_tpu.ahead_of(static.bind(params))
+    metadata = json.loads((program.save(tmp_path) / "analysis.json").read_text())
+    assert metadata["params"] == []
+    assert program.stablehlo.count('dense<"0x') >= 2

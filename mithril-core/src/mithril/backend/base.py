@@ -238,9 +238,12 @@ class Backend(metaclass=CheckedType):
         """Return an operation of codes (and of an order) that yields the weight, or None: it reads float32."""
         return None
 
-    def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:
-        """Return NumPy's arrays of a program's constants, or None: it holds ``embedded_copies`` of them."""
-        return None
+    def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
+        """Return the arrays of weights that a program holds, and the estimated bytes of those that it embeds.
+
+        The weights have ``size`` bytes in the graph.
+        """
+        return (), round(self.embedded_copies * size)
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         """Run once and return the peak bytes of values and results, including a persistent arena."""

@@ -191,18 +191,13 @@ class ProgramCache:
             lowered,
             self._options,
         )
+        if request.binding and "lowered" in parts and hasattr(executable, "release"):
+            executable.release(graphs[-1])  # the executable has copies of the weights that the graph contains
         for kind, message, location in description["decisions"]:
             self.decisions.record(kind, message, location)
-        program = Program(
-            request,
-            before,
-            after,
-            interface,
-            executable,
-            _results(description["results"]),
-            PipelineReport([PassRecord(*row) for row in description["report"]]),
-            backend=self.backend,
-        )
+        results = _results(description["results"])
+        report = PipelineReport([PassRecord(*row) for row in description["report"]])
+        program = Program(request, before, after, interface, executable, results, report, backend=self.backend)
         if bounds := [KINDS[kind](*fields) for kind, *fields in description["bounds"]]:
             program.checked = IndexCheckedExecutable(executable, bounds, program.types, self.backend)
         return program

@@ -119,10 +119,9 @@ def memory_report(
 def _held(model: Compiled, executable: Any, n: int) -> HeldWeights:
     """Return the weights of a program with embedded parameters, whose constants have n bytes."""
     bound = (model.params or {}).values()
-    embedded = model.backend.embedded_arrays(executable)
-    if embedded is not None:
-        return held_weights([*bound, *embedded])
-    return held_weights(bound).with_copies(round(model.backend.embedded_copies * n))
+    arrays, embedded = model.backend.embedded_weights(executable, n)
+    weights = held_weights([*bound, *arrays])
+    return weights.with_copies(embedded) if embedded else weights
 
 
 def _shape(x: Any) -> tuple[int, ...]:

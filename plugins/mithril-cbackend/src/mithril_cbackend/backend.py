@@ -122,9 +122,11 @@ class CBackend(Backend):
         return block_matrix, {"format": weight.format.name, "transposed": weight.transposed}
 
     # -- memory ------------------------------------------------------------------------------------------------------
-    def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:
+    def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
         layout = getattr(executable, "layout", None)  # a program of several backends, or of a plugin, has none
-        return None if layout is None else [*layout.constants.values()]
+        if layout is None:
+            return super().embedded_weights(executable, size)
+        return [*layout.constants.values()], 0
 
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
         from mithril_cbackend.program.any_size import AnySizeExecutable

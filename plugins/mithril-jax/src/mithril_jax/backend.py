@@ -163,18 +163,23 @@ class JaxBackend(SourceBackend):
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
         """Build one program without pipeline stages; one with embedded weights holds those of its products."""
         graph = with_stored_operands(graph, OWN_COMPARISONS)
-        reduced, weights = held_weights.extracted(graph, self.array) if self._holds(options) else (graph, {})
+        reduced, weights = self._extracted(graph) if self._holds(options) else (graph, {})
         return _holding(super().build(reduced, options), graph, weights)
 
     def _holds(self, options: BuildOptions) -> bool:
+        """Whether a program passes weights of products as arguments; a source file contains them instead."""
         settings = options.settings
-        return options.static and self.mesh is None and not settings["pjit"] and not settings["vectorize"]
+        is_alone = self.mesh is None and not settings["pjit"] and not settings["vectorize"]
+        return options.static and is_alone and options.file_path is None
+
+    def _extracted(self, graph: Graph) -> tuple[Graph, dict[str, jax.Array]]:
+        return held_weights.extracted(graph, self.array, self.placement)
 
     def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> SourceExecutable:
         if not self._holds(options):
             return super().revive(parts, graph, options)
         stored = with_stored_operands(graph.get(), OWN_COMPARISONS)
-        reduced, weights = held_weights.extracted(stored, self.array)
+        reduced, weights = self._extracted(stored)
         return _holding(super().revive(parts, LazyGraph(reduced), options), graph, weights)
 
     def build_pipeline(
@@ -272,12 +277,11 @@ class JaxBackend(SourceBackend):
         return Differentiated(forward, of, wrt)
 
     # -- memory ------------------------------------------------------------------------------------------------------
-    def embedded_arrays(self, executable: Any) -> Sequence[Any] | None:
-        """Return the weights that a program holds, or None if it embeds other large ones as well."""
+    def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
         call = getattr(executable, "call", None)
-        if not isinstance(call, held_weights.HeldCall) or call.embeds_others:
-            return None
-        return [*call.weights.values()]
+        if not isinstance(call, held_weights.HeldCall):
+            return super().embedded_weights(executable, size)
+        return [*call.weights.values()], round(self.embedded_copies * call.embedded)
 
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
         usage = analysis(executable, sizes)
@@ -343,9 +347,9 @@ def _holding(
 ) -> SourceExecutable:
     """Let a program pass the weights that it holds; its graph contains them."""
     if weights:
-        embeds_others = sum(x.nbytes for x in executable.arrays.values()) >= held_weights.SMALLEST
-        executable.call = held_weights.HeldCall(executable.call, weights, embeds_others)
-        executable.forward = held_weights.HeldCall(executable.forward, weights, embeds_others)
+        embedded = sum(x.nbytes for x in executable.arrays.values())
+        executable.call = held_weights.HeldCall(executable.call, weights, embedded)
+        executable.forward = held_weights.HeldCall(executable.forward, weights, embedded)
         executable._graph = graph if isinstance(graph, LazyGraph) else LazyGraph(graph)
     return executable
 

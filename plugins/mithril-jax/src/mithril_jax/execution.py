@@ -427,11 +427,13 @@ def _getter(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, 
 
 
 def _donatable(graph: Graph, requested: Sequence[int], params: Sequence[str], inputs: Sequence[str]) -> tuple[int, ...]:
-    """Return the flat arguments to donate: one of matching type per result."""
+    """Return the flat arguments to donate: one of matching type per result, but no weight of the program itself."""
     free: list[TensorType] = [v.type for v in graph.outputs]
     by_name = {i.name: i for i in graph.arguments}
     donated = []
     for k, i in enumerate(by_name[name] for name in (*params, *inputs)):
+        if i.tags.get("held"):
+            continue
         if ((0 if k < len(params) else 1) in requested or i.tags.get("donated")) and i.type in free:
             free.remove(i.type)
             donated.append(k)

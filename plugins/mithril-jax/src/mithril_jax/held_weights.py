@@ -6,10 +6,10 @@ folds it to. An argument is stored once. Transposed in advance, it is multiplied
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from mithril.ir import Graph, Input, Node, Value, iterate
 from mithril.system import ArrayCache
 
 SMALLEST = 1 << 16  # bytes; the call of a program takes longer with each argument
-HELD: ArrayCache = ArrayCache()  # of constants: programs for other sizes share them
+HELD: ArrayCache = ArrayCache()  # by constant, as long as a program lives: programs for other sizes share them
 SWAPPED = (1, 0)
 Array = np.ndarray[Any, Any]
 
@@ -29,9 +29,9 @@ Array = np.ndarray[Any, Any]
 class HeldCall:
     """A function of params and inputs that passes the weights that it holds."""
 
-    def __init__(self, call: Forward, weights: Mapping[str, jax.Array], embeds_others: bool) -> None:
+    def __init__(self, call: Forward, weights: Mapping[str, jax.Array], embedded: int) -> None:
         self.call, self.weights = call, weights
-        self.embeds_others = embeds_others  # whether the program has other large constants
+        self.embedded = embedded  # bytes of other large constants, which the program embeds
         self.jitted_call = getattr(call, "jitted_call", call)
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,8 +44,10 @@ class HeldCall:
             forget()
 
 
-def extracted(graph: Graph, array: Any) -> tuple[Graph, dict[str, jax.Array]]:
-    """Return the graph with weights of products as parameters, and their arrays, which ``array`` converts."""
+def extracted(
+    graph: Graph, array: Callable[[Array], jax.Array], placement: Hashable
+) -> tuple[Graph, dict[str, jax.Array]]:
+    """Return the graph with weights of products as parameters, and their arrays, which ``array`` puts there."""
     readers = _readers(graph)
     weights: dict[str, jax.Array] = {}
     inputs: list[Input] = []
@@ -61,8 +63,12 @@ def extracted(graph: Graph, array: Any) -> tuple[Graph, dict[str, jax.Array]]:
         value = Value(i.name, TensorType(i.type.dtype, shape))
         stored = np.asarray(data)
         matrix = stored.T if is_transposed else stored
-        weights[i.name] = HELD.get(stored, is_transposed, partial(array, matrix))
-        inputs.append(replace(i, value=value, role="param", data=None))
+        shared: WeakValueDictionary[Any, jax.Array] = HELD.get(stored, "held", WeakValueDictionary)
+        weight = shared.get((is_transposed, placement))
+        if weight is None:
+            weight = shared[is_transposed, placement] = array(matrix)
+        weights[i.name] = weight
+        inputs.append(replace(i, value=value, role="param", data=None, tags={**i.tags, "held": True}))
         if is_transposed:
             renamed |= {node.result: value for node in used}
         else:

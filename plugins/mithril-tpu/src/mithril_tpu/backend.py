@@ -105,6 +105,9 @@ class AheadBackend(JaxBackend):
         cotangents = tuple(Input(Value(cotangent_name(n), outputs[n].type), "cotangent", of=n) for n in of)
         return super().build_with_gradients(graph.replaced(inputs=graph.inputs + cotangents), of, wrt, options)
 
+    def _holds(self, options: BuildOptions) -> bool:
+        return False  # a saved program contains its weights
+
     def dump(self, executable: Any) -> dict[str, bytes] | None:
         """Return None: only a TPU can load the TPU compiler's programs, so that there is nothing to cache."""
         return None
