@@ -180,6 +180,22 @@ def test_tiles_of_bfloat16_read_no_words_after_a_copy(case: Any) -> None:
     np.testing.assert_array_equal(results["small"].astype(np.float32), exact.astype(np.float32))
 
 
+def test_copies_have_no_rows_of_padding_that_no_window_reads() -> None:
+    """Pad an image by more rows than its only window has, and read another input of the program afterwards."""
+    x, w = RNG.integers(0, 256, (1, 64, 6, 600), np.uint8), RNG.integers(-128, 128, (32, 64, 1, 1), np.int8)
+    a: dict[str, Any] = {"stride": (999, 1), "padding": ((90, 0), (0, 0))}
+    with Builder() as b:
+        image, other = b.input("x", x.shape, "uint8"), b.input("other", (64, 64), "float32")
+        square = ops.barrier(ops.matmul(other, other))[0]
+        sums = ops.conv(cast(image, dtype="int32"), cast(b.constant(w), dtype="int32"), **a)
+        graph = b.build({"y": sums, "square": ops.matmul(square, other)})
+    numbers = {"x": x, "other": RNG.integers(-2, 3, (64, 64)).astype(np.float32)}
+    graph = integer_products.fused(graph, MACHINES["all"])
+    results = compile_graph.compiled(graph, MACHINES["all"], CompileTarget())({}, numbers)
+    assert not results["y"].any()
+    np.testing.assert_array_equal(results["square"], np.linalg.matrix_power(numbers["other"], 3))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a child process reads after the end of an image")
 @pytest.mark.parametrize("groups", [1, 3])
 def test_images_are_read_up_to_their_end(groups: int) -> None:

@@ -133,6 +133,9 @@ class ByteImages:
             if is_zero and not any(n for pair in (*widths[:2], *a["padding"]) for n in pair):
                 image, a["padding"] = operand(pad), tuple(tuple(map(int, pair)) for pair in widths[2:])
                 zero = int(value)
+        reach = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], a["dilation"], strict=True)]
+        if any(before > n for (before, _), n in zip(a["padding"], reach, strict=True)):
+            return  # the copy of the image may begin after the pixels that windows read
         with self.editor.before(node) as b:
             last = self.last(image)
             pixels = last if last is not None and shape_of(image)[1] % per == 0 else words_of_pixels(image, per=per)
