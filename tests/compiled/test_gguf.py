@@ -120,6 +120,23 @@ def test_codes_of_a_file_survive_later_bindings(name, stored):
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+def test_products_without_codes_are_reported(stored, backend):
+    """Record every layer in which ``stored`` has no effect: of arrays, and on backends that read no codes."""
+    weights, build = stored[:2]
+    options = {"shapes": {"input": [3, 256]}, "inference": True, "static_inference": True}
+    decoded = {n: np.asarray(w) for n, w in weights.items()}
+    if backend == "ggml":
+        pytest.skip("GGML has a quantization of its own")
+    for arrays, name in ((weights, backend), (decoded, "c")):
+        compiled = ml.compile(build(), name, quantization={"weights": "stored"}, **options).bind(arrays)
+        assert compiled.programs
+        messages = [d.message for d in compiled.decisions.of("downgrade") if "stays float32" in d.message]
+        layers = [] if arrays is weights and name == "c" else KINDS
+        assert messages == [
+            f"'{k}' stays float32: its weights are no codes of a file that backend '{name}' reads" for k in layers
+        ]
+
+
 def test_parameters_are_drawn_without_a_program(backend):
     """Compile only the program that embeds the bound parameters."""
     options = {"shapes": {"input": [3, 64]}, "inference": True, "static_inference": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import re
@@ -9,6 +10,7 @@ import shutil
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -18,10 +20,11 @@ from rank_programs import outputs
 import mithril as ml
 from mithril.models import MLP
 from mithril_parallel.processes import World
-from mithril_parallel.sharding import dcp_format, orbax_format
-from mithril_parallel.sharding.checkpoint import Reader, begin_save
+from mithril_parallel.sharding import dcp_format, orbax_format, storage
+from mithril_parallel.sharding.checkpoint import Reader, begin_save, save_sharded
 from mithril_parallel.sharding.storage import DamagedError
-from mithril_parallel.sharding.tensor_parts import Part, PartedTensor
+from mithril_parallel.sharding.tensor_parts import Part, PartedTensor, in_memory
+from mithril_parallel.sharding.zarr_format import ZarrWriter
 
 LIBRARIES = {"dcp": "torch.distributed.checkpoint", "orbax": "orbax.checkpoint"}
 READERS = {"dcp": dcp_format.read, "orbax": orbax_format.read}
@@ -179,6 +182,59 @@ def test_parts_of_different_sizes_are_exported_to_orbax_as_equal_ones(tmp_path):
     ml.export_checkpoint(tmp_path / "parts", tmp_path / "orbax", "orbax")
     with ocp.PyTreeCheckpointer() as checkpointer:
         np.testing.assert_array_equal(checkpointer.restore(tmp_path / "orbax" / "state")["w"], weight)
+
+
+def test_a_file_without_access_is_not_damaged(tmp_path, monkeypatch):
+    """Stop rather than resume from an older checkpoint if a file exists that cannot be opened."""
+    folder = storage.LocalFolder(tmp_path)
+    with pytest.raises(DamagedError, match="cannot be read"):
+        folder.open("absent")
+    remote = storage.RemoteFolder(SimpleNamespace(open=open, unstrip_protocol=str), str(tmp_path))
+    with pytest.raises(DamagedError, match="cannot be read"):
+        remote.open("absent")
+
+    def refuse(*arguments):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(storage, "open", refuse, raising=False)
+    for place in (folder, storage.RemoteFolder(SimpleNamespace(open=refuse, unstrip_protocol=str), "bucket")):
+        with pytest.raises(ml.InputError, match="Permission denied") as caught:
+            place.open("present")
+        assert not isinstance(caught.value, DamagedError)
+
+
+def test_new_folders_of_chunks_are_durable(tmp_path, monkeypatch):
+    """Synchronize every folder that gets an entry: that of the file, and those above it that are new."""
+    folders = []
+    monkeypatch.setattr(storage, "_make_durable", folders.append)
+    folder = storage.LocalFolder(tmp_path / "step") / "state"
+    storage.write_bytes(folder, "w/0.0", b"x")
+    assert set(folders) == {tmp_path, tmp_path / "step", tmp_path / "step/state", tmp_path / "step/state/w"}
+    folders.clear()
+    storage.write_bytes(folder, "w/0.1", b"x")
+    assert folders == [tmp_path / "step/state/w"]
+
+
+def test_orbax_needs_equal_names_and_one_jax_process_each(tmp_path):
+    """Refuse to write different names, or the same arrays by several processes, which would overwrite each other."""
+    pytest.importorskip("orbax.checkpoint")
+    two = SimpleNamespace(rank=0, size=2, timeout=9, exchange=lambda value, purpose: [value, {"other": (1,)}])
+    tensors = {"w": in_memory("w", np.zeros((2, 2), np.float32), 0, replicas=False)}
+    with pytest.raises(ml.InputError, match="same names of arrays.*\n.*process 0 lacks other\n.*process 1 lacks w"):
+        ZarrWriter(storage.LocalFolder(tmp_path), tensors, {}, two)
+    pytest.importorskip("jax")
+    with pytest.raises(ml.UnsupportedError, match="JAX runs in 1 processes, but 2 save"):
+        orbax_format.OrbaxWriter(str(tmp_path / "step"), {}, {}, two)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", ["orbax", "dcp"])
+def test_a_file_is_not_replaced_by_an_export(form, tmp_path):
+    save_sharded(tmp_path / "parts", {"w": np.zeros(3, np.float32)})
+    (tmp_path / "target").write_text("notes")
+    with pytest.raises(ml.InputError, match="exists already"):
+        ml.export_checkpoint(tmp_path / "parts", tmp_path / "target", form)
+    assert (tmp_path / "target").read_text() == "notes"
 
 
 def test_last_part_may_be_smaller(tmp_path):

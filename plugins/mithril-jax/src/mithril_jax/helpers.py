@@ -258,8 +258,12 @@ def cached_attention(q, k, v, mask, scale):
     batch, heads, count = k.shape[:3]
     sizes = [n for n in (128, 512, 2048, 8192, 32768) if n < count] + [count]
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-    mask = mask.reshape(mask.shape[0], heads, -1, *mask.shape[2:]) if mask.shape[1] > 1 else mask[:, :, None]
-    rows = (q * scale).reshape(batch, heads, -1, *q.shape[2:])
+    mask = (
+        mask.reshape(mask.shape[0], heads, mask.shape[1] // heads, *mask.shape[2:])
+        if mask.shape[1] > 1
+        else mask[:, :, None]
+    )
+    rows = (q * scale).reshape(batch, heads, q.shape[1] // heads, *q.shape[2:])
 
     def attend(size):
         def run(rows, k, v, mask, first):

@@ -27,7 +27,7 @@ COMBINED = 120 << 20  # bytes of the gradients that XLA reduces in one collectiv
 
 # The TPU compiler's memory beyond the arguments, as a multiple of the estimate: the smallest and the largest of the
 # models in benchmarks/bench_plans.py, bench_fsdp.py and bench_tpu.py, with a margin.
-PRODUCTS, IMAGES, FULLY_SHARDED = (0.5, 1.6), (0.5, 1.6), (0.5, 1.8)
+USUAL, FULLY_SHARDED = (0.5, 1.6), (0.5, 1.8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class MemoryEstimate:
     outputs: int
     aliased: int
     temporaries: int
-    error: tuple[float, float] = PRODUCTS
+    error: tuple[float, float] = USUAL
 
     @property
     def peak(self) -> int:
@@ -73,9 +73,7 @@ def estimate_memory(
     state = sum(size(v) for v, r in results.items() if r.role == "state")
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
     lifetimes = _gathered_lifetimes(fused, sharding) + (copies(fused, sharding, images(graph)) if tiled else [])
-    error = IMAGES if any(is_windowed_product(node) for node in graph.nodes) else PRODUCTS
-    if sharding.stored:
-        error = FULLY_SHARDED
+    error = FULLY_SHARDED if sharding.stored else USUAL
     return MemoryEstimate(arguments, outputs, aliased, _temporaries(fused, sharding, results, size, lifetimes), error)
 
 

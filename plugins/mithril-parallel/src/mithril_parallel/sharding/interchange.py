@@ -31,7 +31,7 @@ def export_checkpoint(folder: PathLike, path: PathLike, format: Literal["orbax",
     if format not in ("orbax", "dcp"):
         raise InputError(f"format={format!r}, expected 'orbax' or 'dcp'")
     target = folder_of(path)
-    if world.from_first(bool(target.names()), "the path of an exported checkpoint"):
+    if world.from_first(target.is_file() or bool(target.names()), "the path of an exported checkpoint"):
         raise InputError(f"'{path}' exists already", hint="export to a new path")
     writer: zarr_format.ZarrWriter | dcp_format.DcpWriter
     if format == "orbax":

@@ -26,6 +26,12 @@ class OrbaxWriter:
 
     def __init__(self, path: str, arrays: Mapping[str, Any], metadata: Mapping[str, Any], world: World):
         ocp = library("orbax.checkpoint", "orbax-checkpoint")
+        hosts = library("jax", "jax").process_count()
+        if hosts != world.size:  # each would write all arrays to the same place
+            raise UnsupportedError(
+                f"JAX runs in {hosts} processes, but {world.size} save a checkpoint of Orbax",
+                hint="call jax.distributed.initialize() in every process, or leave out format='orbax'",
+            )
         handler = ocp.CompositeCheckpointHandler()
         self.checkpointer = ocp.AsyncCheckpointer(handler, timeout_secs=max(1, int(world.timeout)))
         items = {ARRAYS: ocp.args.StandardSave(dict(arrays)), METADATA: ocp.args.JsonSave(dict(metadata))}

@@ -48,8 +48,16 @@ class Folder(Protocol):
     def write(self, name: str, fill: Callable[[BinaryIO], Any], /) -> None: ...
     def open(self, name: str, /) -> BinaryIO: ...
     def exists(self, name: str, /) -> bool: ...
+    def is_file(self) -> bool: ...
     def names(self) -> list[str]: ...
     def remove(self, name: str, /) -> None: ...
+
+
+def _unreadable(error: OSError, message: str) -> InputError:
+    """Return the error of a file that cannot be opened: one without access may be intact, and an older one too old."""
+    if isinstance(error, FileNotFoundError):
+        return DamagedError(message)
+    return InputError(message, hint="check the permissions of the file and the connection to the store")
 
 
 class LocalFolder:
@@ -67,6 +75,9 @@ class LocalFolder:
     def write(self, name: str, fill: Callable[[BinaryIO], Any]) -> None:
         """Write a file and make it durable; a failure leaves the previous file unchanged."""
         target = self.path / name
+        changed = [target.parent]  # the folders with a new entry
+        while not changed[-1].exists():
+            changed.append(changed[-1].parent)
         with files.parts(target, "checkpoint") as folder:
             part = folder / "part"
             with open(part, "wb") as file:
@@ -74,16 +85,21 @@ class LocalFolder:
                 file.flush()
                 os.fsync(file.fileno())
             files.move(part, target)
-        _make_durable(self.path)
+        for folder in changed:
+            _make_durable(folder)
 
     def open(self, name: str) -> BinaryIO:
         try:
             return open(self.path / name, "rb")
         except OSError as error:
-            raise DamagedError(f"'{self.path / name}' cannot be read: {error.strerror}") from None
+            raise _unreadable(error, f"'{self.path / name}' cannot be read: {error.strerror}") from None
 
     def exists(self, name: str) -> bool:
         return (self.path / name).exists()
+
+    def is_file(self) -> bool:
+        """Whether there is a file at the path of the folder."""
+        return self.path.is_file()
 
     def names(self) -> list[str]:
         return sorted(entry.name for entry in self.path.iterdir()) if self.path.is_dir() else []
@@ -119,11 +135,15 @@ class RemoteFolder:
         try:
             file: BinaryIO = self.files.open(f"{self.path}/{name}", "rb")
         except OSError as error:
-            raise DamagedError(f"'{self}/{name}' cannot be read: {error}") from None
+            raise _unreadable(error, f"'{self}/{name}' cannot be read: {error}") from None
         return file
 
     def exists(self, name: str) -> bool:
         return bool(self.files.exists(f"{self.path}/{name}"))
+
+    def is_file(self) -> bool:
+        """Whether there is an object at the path of the folder."""
+        return bool(self.files.isfile(self.path))
 
     def names(self) -> list[str]:
         self.files.invalidate_cache()

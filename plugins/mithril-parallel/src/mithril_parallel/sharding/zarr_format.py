@@ -14,7 +14,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from mithril.base import UnsupportedError
+from mithril.base import InputError, UnsupportedError
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.storage import Folder, damaged, library, read_bytes, write_bytes
 from mithril_parallel.sharding.tensor_parts import Array, Part, PartedTensor, checksum, part_key
@@ -38,6 +38,13 @@ class ZarrWriter:
         self.folder, self.tensors, self.metadata, self.world = folder, dict(tensors), dict(metadata), world
         local = {n: [p.size for p in t.parts] or [(0,) * len(t.shape)] for n, t in tensors.items()}
         largest = world.exchange({n: _largest(sizes) for n, sizes in local.items()}, "the sizes of parts")
+        names = set(local).union(*largest)
+        if any(s.keys() != names for s in largest):
+            facts = [f"process {k} lacks {', '.join(sorted(names - s.keys())[:8])}" for k, s in enumerate(largest)]
+            facts = [fact for fact, s in zip(facts, largest, strict=True) if s.keys() != names]
+            raise InputError(
+                "Orbax needs the same names of arrays in all processes", facts=facts, hint="leave out format='orbax'"
+            )
         self.chunks = {n: _largest([(1,) * len(t.shape), *(s[n] for s in largest)]) for n, t in self.tensors.items()}
 
     def write(self) -> Any:

@@ -176,7 +176,12 @@ class Quantizer:
     def stored(self, node: Node) -> bool:
         """Quantize the other operand of a product with codes, unless its layer stays in float."""
         right = node.operands[1] if node.op in (ops.linear, ops.matmul) else None
-        if right is None or stored_codes(self.graph, right) is None or self.stays(layer_of(node)):
+        is_stored = stored_codes(self.graph, right) is not None
+        if (not is_stored and weight_of(self.graph, node) is None) or self.stays(layer_of(node)):
+            return False
+        if right is None or not is_stored:
+            message = f"its weights are no codes of a file that backend '{self.context.backend.name}' reads"
+            self.context.record("downgrade", f"'{layer_of(node)}' stays float32: {message}")
             return False
         self.multiply(node, right)
         return True
