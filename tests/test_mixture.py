@@ -58,16 +58,60 @@ def test_tokens_pass_through_their_experts(backend, normalized):
     np.testing.assert_allclose(actual, expected(x, **params, normalized=normalized)[0], rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch", "mlx", "ggml"])
-def test_gradients_of_active_experts(backend):
+def gradients_of(backend, x, params, cotangent, **options):
+    """Return the gradients of the parameters of a mixture, by name."""
+    layer = MixtureOfExperts(EXPERTS, HIDDEN, **options)
+    compiled = ml.compile(Model(layer), backend, shapes={"input": list(x.shape)})
+    parameters = {f"mixture_of_experts.{n}": compiled.backend.array(a) for n, a in params.items()}
+    _, gradients = compiled.evaluate(parameters, {"input": x}, cotangent)
+    return {n: to_numpy(gradients[f"mixture_of_experts.{n}"]) for n in params}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_are_finite_differences(backend):
+    """Compare the change of the result along random directions; no token changes its experts on the way."""
     x, params = arguments()
-    model = Model(MixtureOfExperts(EXPERTS, HIDDEN, active=1, gated=False))
-    compiled = ml.compile(model, backend, shapes={"input": list(x.shape)})
-    parameters = {f"mixture_of_experts.{n}": compiled.backend.array(a) for n, a in params.items() if n != "gate"}
-    _, gradients = compiled.evaluate(parameters, {"input": x}, np.ones_like(x))
+    rng = np.random.default_rng(8)
+    cotangent = rng.standard_normal(x.shape).astype(np.float32)
+    gradients = gradients_of(backend, x, params, cotangent, active=ACTIVE)
+    assert np.abs(gradients["router"]).max() > 0.01
+    exact = {n: a.astype(np.float64) for n, a in params.items()}
+    for name, slope in gradients.items():
+        direction = rng.standard_normal(slope.shape)
+        ends = [
+            (expected(x.astype(np.float64), **{**exact, name: exact[name] + step * direction}, normalized=True)[0])
+            for step in (1e-5, -1e-5)
+        ]
+        change = ((ends[0] - ends[1]) / 2e-5 * cotangent).sum()
+        assert (slope * direction).sum() == pytest.approx(change, rel=2e-3, abs=2e-3), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_single_active_expert_trains_the_router(backend):
+    x, params = arguments()
+    del params["gate"]
+    gradients = gradients_of(backend, x, params, np.ones_like(x), active=1, gated=False)
     experts = set(np.argmax(x @ params["router"].T, -1).ravel().tolist())
-    used = {e for e, g in enumerate(to_numpy(gradients["mixture_of_experts.up"])) if np.abs(g).max() > 0}
+    used = {e for e, g in enumerate(gradients["up"]) if np.abs(g).max() > 0}
     assert used == experts and len(used) < EXPERTS
+    assert np.abs(gradients["router"]).max() > 0.01
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_expert_that_overflows_concerns_its_tokens_only(backend):
+    x, params = arguments()
+    active = np.argsort(-(x @ params["router"].T), -1)[..., :ACTIVE]
+    expert = int(np.argmin(np.bincount(active.ravel(), minlength=EXPERTS)))
+    unaffected = (active != expert).all(-1)
+    assert unaffected.any()
+    params["down"][expert] = 1e38
+    params["up"][expert] *= 1e3
+    compiled = ml.compile(Model(MixtureOfExperts(EXPERTS, HIDDEN)), backend, shapes={"input": list(x.shape)})
+    parameters = {f"mixture_of_experts.{n}": compiled.backend.array(a) for n, a in params.items()}
+    y = to_numpy(compiled.evaluate(parameters, {"input": x})["output"])
+    with np.errstate(all="ignore"):
+        exact = expected(x.astype(np.float64), **{n: a.astype(np.float64) for n, a in params.items()}, normalized=True)
+    np.testing.assert_allclose(y[unaffected], exact[0][unaffected], rtol=2e-4, atol=2e-5)
 
 
 def test_uneven_use_of_experts_costs():

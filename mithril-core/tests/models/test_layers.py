@@ -347,6 +347,18 @@ def test_rows_at_other_positions_equal_separate_calls(layer):
         close(out["output"][row : row + 1], separate["output"])
 
 
+@pytest.mark.parametrize(
+    "layer", [PositionalEmbedding(9), SinusoidalEmbedding(), RotaryEmbedding(), MultiHeadAttention(8, 2, cache=9)]
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_positions_of_another_batch_are_rejected(layer, rows):
+    x = f32(rows, 4, 8)
+    name = "query" if isinstance(layer, MultiHeadAttention) else "input"
+    x = x[:, None] if isinstance(layer, RotaryEmbedding) else x
+    with pytest.raises(ShapeError, match=rf"'position' has 2 elements, and the batch has {rows} rows(.|\n)*\[{rows}\]"):
+        run(layer, {name: x, "position": np.zeros(2, np.int32)})
+
+
 def test_masks_and_caches_hide_the_same_positions():
     x, mask = f32(1, 4, 8), np.array([True, False, True, True, True, True])
     model = Model()

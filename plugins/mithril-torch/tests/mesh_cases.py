@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from module_cases import SIZES, gpt
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -225,6 +225,16 @@ class Experts(Layer):
         return ops.matmul(weights, ops.reshape(y, shape=(rows, count * capacity, width)))
 
 
+def bidirectional(size):
+    """Attend in both directions, with heads that share keys and values."""
+    width = {"small": 16, "medium": 32}[size]
+    numbers = np.random.default_rng(5)
+    batch = {name: numbers.standard_normal((4, 6, width), np.float32) for name in ("x", "target")}
+    h = Linear(width, name="first")(IOKey("x"))
+    y = h + MultiHeadAttention(width, 4, kv_heads=2, causal=False, name="attention")(h)
+    return Model.create(outputs={"y": y}), batch, "mse_loss"
+
+
 def mixture(size):
     count, width, hidden, capacity = {"small": (4, 8, 12, 5), "medium": (8, 32, 48, 3)}[size]
     numbers = np.random.default_rng(6)
@@ -271,6 +281,7 @@ def gradients_of_several_kinds_of_models():
         2: {
             mixture: (expert, sharded_expert),
             routed: (expert,),
+            bidirectional: (context,),
             language: (fsdp, model, context, sequence),
             images: (data, model),
             recurrent: (fsdp, context),
@@ -507,6 +518,26 @@ def dropout_draws_the_numbers_of_one_device():
         weights.append(trainer.engine.to_numpy())
         assert_same([weights[-1]], [weights[0]])
     assert len(weights) > 1
+
+
+def replicated_values_are_updated():
+    """Pass complete parameters to a step that holds parts of them: the new values are those of the results."""
+    subjects = [trainer(*MESHES["fsdp"]) for _ in range(2)]
+    batch = {"x": X["x"], "target": G}
+    for replaces, subject in enumerate(subjects):
+        subject.begin(batch)
+        arrays = subject.engine.arrays
+        if replaces:
+            complete = [n for n, x in arrays.items() if isinstance(x, DTensor)]
+            arrays.update(
+                {n: arrays[n].redistribute(placements=[Replicate()] * arrays[n].device_mesh.ndim) for n in complete}
+            )
+            assert complete
+        for _ in range(2):
+            subject.step(batch)
+    expected, actual = (subject.engine.to_numpy() for subject in subjects)
+    for name, x in expected.items():
+        np.testing.assert_allclose(actual[name], x, rtol=1e-6, atol=1e-7, err_msg=name)
 
 
 def rows_split_over_a_mesh_of_the_caller():

@@ -38,6 +38,7 @@ TRAINED_ON_TWO = (
     "tokens_travel_to_experts",
     "operations_without_a_rule_are_named",
     "gradients_travel_as_16_bits",
+    "replicated_values_are_updated",
     "forward_passes_are_compiled",
     "run_options_apply_on_a_mesh",
     "a_step_of_several_passes",

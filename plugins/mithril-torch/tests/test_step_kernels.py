@@ -14,6 +14,7 @@ from mithril.backend import BuildOptions
 from mithril.ir import Builder, Output
 from mithril.ir.evaluation import evaluate
 from mithril_torch.fusion.attention_gradients import join_attentions
+from mithril_torch.parallel import program_parts
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 3, 4), "large": (100, 100), "row": (1, 7)}
 
@@ -278,3 +279,17 @@ def test_no_operation_overwrites_memory_that_another_operand_views(case):
         graph = b.build({"y": y})
     source = compare(graph, {"x": np.random.default_rng(5).standard_normal((4, 4), np.float32), "good": np.array(True)})
     assert ("out=" in source) == (case == "twice"), source
+
+
+@pytest.mark.parametrize("reads", ["nothing", "a result", "a later part"])
+def test_parts_of_a_program_keep_arguments_that_are_still_read(reads, monkeypatch):
+    with Builder() as b:
+        d = b.param("d", (2, 3))
+        new, middle = d * 2.0, ops.exp(b.input("x", (2, 3)))
+        later = middle + (d if reads == "a later part" else 1.0)
+        graph = b.build({"new": new, "later": later, **({"old": d} if reads == "a result" else {})})
+    graph = graph.replaced(inputs=tuple(replace(i, tags={"donated": True}) for i in graph.inputs))
+    (call,) = (node for node in graph.nodes if node.op is ops.exp)
+    monkeypatch.setattr(program_parts._Cutter, "_forward", lambda self, node: None)
+    first, _, _ = program_parts._Cutter(graph, [call]).run()[0]
+    assert first.graph.input("d").tags.get("donated", False) == (reads == "nothing")

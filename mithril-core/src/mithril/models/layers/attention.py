@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import ModelError, ShapeError, Size
+from mithril.base import ModelError, ShapeError, Size, equal
 from mithril.ir import Builder, Value
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
 from mithril.models.language.layer import Layer
@@ -108,7 +108,7 @@ class MultiHeadAttention(Layer):
     def _cached(self, k: Any, v: Any, position: Value, mask: Any, shape: tuple[Size, ...]) -> tuple[Any, Any, Any]:
         """Write keys and values to the cache; return both caches and a mask of the positions written so far."""
         assert self.cache is not None
-        length, start = shape[1], _offset(position, 4)
+        length, start = shape[1], _offset(position, 4, shape[0])
         keys, values = (self._written(f"cache_{n}", x, start) for n, x in (("key", k), ("value", v)))
         rows = ops.iota(shape=(length, 1), axis=0, dtype="int32") + start
         _must_fit(rows, self.cache, self)
@@ -132,10 +132,16 @@ class MultiHeadAttention(Layer):
         return new
 
 
-def _offset(position: Value, rank: int) -> Any:
+def _offset(position: Value, rank: int, batch: Size) -> Any:
     """Return the position of the first tokens: [], or one for each row of the batch, [batch, 1, ...] of a rank."""
     expect_rank(position, 0, 1, layout="[] or [batch]")
     axes = () if position.shape in ((), (1,)) else (*position.shape, *[1] * (rank - 1))
+    if axes and equal(axes[0], batch) is False:  # None: the size of the batch varies
+        raise ShapeError(
+            f"'position' has {axes[0]} elements, and the batch has {batch} rows",
+            facts=[f"position {position.type}"],
+            hint=f"pass one position, of shape [], or one for each row, [{batch}]",
+        )
     return ops.reshape(ops.cast(position, dtype="int32"), shape=axes)
 
 
@@ -154,7 +160,7 @@ class PositionalEmbedding(Layer):
         expect_rank(x, 3, layout=FULL)
         table = self.param("weight", (self.length, x.shape[2]), self.init)
         if position is not None:
-            rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32") + _offset(position, 2)
+            rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32") + _offset(position, 2, x.shape[0])
             _must_fit(rows, self.length, self)
             return x + ops.embedding(rows, table)
         if isinstance(x.shape[1], int) and x.shape[1] > self.length:
@@ -193,7 +199,7 @@ class SinusoidalEmbedding(Layer):
             raise ShapeError(
                 f"sinusoidal positions require an even number of features, got {size}", facts=[f"input {x.type}"]
             )
-        start = None if position is None else _offset(position, 3)
+        start = None if position is None else _offset(position, 3, x.shape[0])
         angles = _angles(x.shape[1], size, self.base, start, x.dtype)
         waves = ops.stack(ops.sin(angles), ops.cos(angles), axis=-1)
         return x + ops.cast(ops.reshape(waves, shape=(*angles.shape[:-1], size)), dtype=x.dtype)
@@ -213,7 +219,7 @@ class RotaryEmbedding(Layer):
         size = x.shape[3]
         if not isinstance(size, int) or size % 2:
             raise ShapeError(f"rotary positions require an even head size, got {size}", facts=[f"input {x.type}"])
-        start = None if position is None else _offset(position, 4)
+        start = None if position is None else _offset(position, 4, x.shape[0])
         angles = _angles(x.shape[2], size, self.base, start, x.dtype)
         cos, sin = ops.cast(ops.cos(angles), dtype=x.dtype), ops.cast(ops.sin(angles), dtype=x.dtype)
         return ops.rotary_embedding(x, cos, sin, interleaved=self.interleaved)

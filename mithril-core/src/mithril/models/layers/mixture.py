@@ -17,7 +17,8 @@ class MixtureOfExperts(Layer):
 
     Parameters: ``router [experts, in]``, ``gate`` and ``up`` ``[experts, in, hidden]``, ``down [experts, hidden, in]``.
     An expert is ``down(activation(gate(x)) * up(x))``, and without ``gated`` it is ``down(activation(up(x)))``. Results
-    are weighted by the shares, a softmax of the router; with ``normalized`` those of the active experts sum to 1.
+    are weighted by the shares, a softmax of the router; with ``normalized`` those of several active experts sum to 1.
+    The share of a single one remains: divided by itself it would not depend on the router, which could not be trained.
 
     No token is dropped: products run for all experts, with the share 0 where an expert is not active. In training,
     ``balance`` times a loss is added that is 1 if experts are active equally often, and larger otherwise.
@@ -45,7 +46,8 @@ class MixtureOfExperts(Layer):
     def build(self, x: Value) -> Any:
         width = expect_size(x, -1, None, "features")
         logits = ops.linear(x, self.param("router", (self.experts, width), "normal(std=0.02)"))
-        shares, indices, routing = self.routed(logits, self.active, normalized=self.normalized)
+        normalized = self.normalized and self.active > 1
+        shares, indices, routing = self.routed(logits, self.active, normalized=normalized)
         if self.balance:
             self._add_balance(shares, indices)
         form, init = (self.experts, width, self.hidden), f"fan_in_uniform(fan_in={width})"
@@ -73,7 +75,9 @@ class MixtureOfExperts(Layer):
         else:
             hidden = activation(ops.matmul(tokens, gate)) * ops.matmul(tokens, up)
         weights = ops.transpose(ops.reshape(routing, shape=(1, -1, count)), perm=(2, 1, 0))
-        return ops.reshape(ops.sum(ops.matmul(hidden, down) * weights, axis=(0,)), shape=x.shape)
+        results = ops.matmul(hidden, down)
+        used = ops.where(ops.not_equal(weights, 0.0), results * weights, 0.0)  # other experts may overflow
+        return ops.reshape(ops.sum(used, axis=(0,)), shape=x.shape)
 
     def _add_balance(self, shares: Any, indices: Any) -> None:
         tokens = tuple(range(len(shares.shape) - 1))

@@ -1,6 +1,7 @@
 """Weights of experts: files have one matrix ``[out, in]`` for each, models also one parameter ``[experts, in, out]``.
 
-A mesh of devices divides such a parameter over its processes; when it is saved, files have separate matrices again.
+A mesh of devices divides such a parameter over its processes; an export as GGUF writes separate matrices
+again, and safetensors files keep the parameter.
 """
 
 from __future__ import annotations

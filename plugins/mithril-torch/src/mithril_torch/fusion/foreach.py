@@ -78,7 +78,7 @@ def with_lists(graph: Graph) -> Graph:
 
 def _spent_arguments(graph: Graph) -> set[Value]:
     """Return the donated arguments with one use, which may overwrite them."""
-    uses = Counter(v for v in (*(v for node in graph.nodes for v in node.operands), *graph.outputs))
+    uses = Counter([*(v for node in graph.nodes for v in node.operands), *graph.outputs])
     return {i.value for i in graph.inputs if i.tags.get("donated") and uses[i.value] == 1}
 
 

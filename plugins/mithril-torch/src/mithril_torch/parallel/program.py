@@ -137,7 +137,7 @@ class MeshProgram(MeshArrays):
 
     def _overwritten(self, arguments: Mapping[str, Any], memory: Values, results: Values) -> dict[str, Any]:
         """Store new values in the memory of donated arguments in parts: engines hold that of their parameters."""
-        old = {n: arguments[n] for n in self.donated if n in results and hasattr(arguments[n], "to_local")}
+        old = {n: arguments[n] for n in self.donated if n in results and _has_memory(arguments[n], memory[n])}
         separate = [n for n in old if results[n] is not memory[n]]
         fits = [n for n in separate if memory[n].shape == results[n].shape and memory[n].dtype == results[n].dtype]
         owned = {memory[n].untyped_storage().data_ptr(): n for n in old}
@@ -149,6 +149,11 @@ class MeshProgram(MeshArrays):
             for n, x in new.items():
                 memory[n].copy_(x)
         return {n: x for n, x in old.items() if n in new or n not in separate}
+
+
+def _has_memory(x: Any, local: torch.Tensor) -> bool:
+    """Whether an argument is a ``DTensor`` with this part: a redistributed part is a copy."""
+    return hasattr(x, "to_local") and x.to_local().data_ptr() == local.data_ptr()
 
 
 def _argument_splits(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mithril as ml
 from mithril.base import operation
@@ -89,7 +89,8 @@ class _Cutter:
         parts: list[Part] = []
         for k, nodes in enumerate(groups):
             if nodes:
-                parts.append(self._operations(nodes))
+                later = [*self.calls[k:], *(node for group in groups[k + 1 :] for node in group)]
+                parts.append(self._operations(nodes, {v for node in later for v in node.operands if v is not None}))
             if k < len(self.calls):
                 parts.append(self._forward(self.calls[k]))
         return parts, {r.name: self.names[r.value] for r in self.graph.results}
@@ -101,7 +102,8 @@ class _Cutter:
         gives = tuple(self.names[v] for v in node.results)
         return ForwardPart(forward, takes, gives, tuple(node.attributes["objectives"]), trained)
 
-    def _operations(self, nodes: Sequence[Node]) -> Part:
+    def _operations(self, nodes: Sequence[Node], later: set[Value]) -> Part:
+        """Return a part of the program; ``later`` are the values that the parts after it read."""
         inner = {v for node in nodes for v in node.results}
         members = set(nodes)
         live = {v for node in self.graph.nodes if node not in members for v in node.operands if v is not None}
@@ -111,6 +113,8 @@ class _Cutter:
         for v in (v for node in nodes for v in node.operands if v is not None and v not in inner):
             if v in self.graph.input_of:
                 inputs[v] = self.graph.input_of[v]
+                if v in later or v in self.graph.outputs:  # the old value is still read
+                    inputs[v] = replace(inputs[v], tags={t: x for t, x in inputs[v].tags.items() if t != "donated"})
             elif v not in new:
                 new[v] = Value(self.names[v], v.type)
                 inputs[v] = Input(new[v], "input")

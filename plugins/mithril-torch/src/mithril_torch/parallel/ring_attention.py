@@ -1,8 +1,8 @@
 """Attention whose queries, keys and values are split along the positions: keys and values pass around a ring.
 
-Each process holds the keys and values of one other at a time, so that no process has all positions. The partial results
-are combined by the logarithms of their sums of weights, which are exact: the result is that of one softmax. Gradients
-pass around the ring with the keys and values that they belong to.
+Each process reads the keys and values of one other while it receives the next ones, so that none has all positions.
+The partial results are combined by the logarithms of their sums of weights, which are exact: the result is that of one
+softmax. Gradients pass around the ring with the keys and values that they belong to.
 """
 
 from __future__ import annotations
@@ -71,15 +71,14 @@ class _Ring(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx, g):  # type: ignore[no-untyped-def]
         q, k, v, y, sums = ctx.saved_tensors
         ring, g = ctx.ring, g.contiguous()
-        of_query = torch.zeros_like(q, dtype=torch.float32)
-        of_others = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
+        of_query, *of_others = (torch.zeros_like(x, dtype=_wide(x)) for x in (q, k, v))
         for source, (keys, values) in ring.turns((k, v)):
             if not ctx.causal or source <= ring.rank:
                 is_causal = ctx.causal and source == ring.rank
                 parts = block_gradients(g, q, keys, values, y, sums, is_causal, ctx.scale)
                 of_query += parts[0]
-                of_others = tuple(total + x for total, x in zip(of_others, parts[1:], strict=True))
-            of_others = ring.passed(of_others)  # to the process that has these keys and values next
+                of_others = [total + x for total, x in zip(of_others, parts[1:], strict=True)]
+            of_others = ring.passed(tuple(of_others))  # to the process that has these keys and values next
         of_key, of_value = (x.to(operand.dtype) for x, operand in zip(of_others, (k, v), strict=True))
         return of_query.to(q.dtype), of_key, of_value, None, None, None
 
@@ -125,13 +124,13 @@ def combined(y: Any, sums: Any, part: Any, part_sums: Any) -> tuple[torch.Tensor
 
 
 def block(q: Any, k: Any, v: Any, causal: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention over a block of keys as float32, and the logarithms of its sums of weights."""
+    """Return the attention over a block of keys, at least as float32, and the logarithms of its sums of weights."""
     if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
         y, sums = KERNEL(q, k, v, 0.0, causal, scale=scale)
-        return y.float(), sums
+        return y.to(_wide(q)), sums
     scores = _scores(q, k, causal, scale)
     sums = scores.logsumexp(-1)
-    return (scores - sums.unsqueeze(-1)).exp() @ v.float(), sums
+    return (scores - sums.unsqueeze(-1)).exp() @ v.to(_wide(v)), sums
 
 
 def block_gradients(g: Any, q: Any, k: Any, v: Any, y: Any, sums: Any, causal: bool, scale: float) -> Tensors:
@@ -139,14 +138,19 @@ def block_gradients(g: Any, q: Any, k: Any, v: Any, y: Any, sums: Any, causal: b
     if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
         return tuple(GRADIENT(g, q, k, v, y, sums, 0.0, causal, scale=scale))
     weights = (_scores(q, k, causal, scale) - sums.unsqueeze(-1)).exp()
-    g = g.float()
-    slopes = weights * (g @ v.float().mT - (g * y.float()).sum(-1, keepdim=True)) * scale
-    return slopes @ k.float(), slopes.mT @ q.float(), weights.mT @ g
+    g, q, k, v, y = (x.to(_wide(x)) for x in (g, q, k, v, y))
+    slopes = weights * (g @ v.mT - (g * y).sum(-1, keepdim=True)) * scale
+    return slopes @ k, slopes.mT @ q, weights.mT @ g
 
 
 def _scores(q: Any, k: Any, causal: bool, scale: float) -> torch.Tensor:
-    scores = q.float() @ k.float().mT * scale
+    scores = q.to(_wide(q)) @ k.to(_wide(k)).mT * scale
     if not causal:
         return scores
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     return scores.masked_fill(future, float("-inf"))
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype of sums: float32 for few bits, that of the tensor otherwise."""
+    return torch.promote_types(x.dtype, torch.float32)

@@ -142,7 +142,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             engine(self, **options)
 
     def averaging(self) -> Callable[[Values], Values]:
-        """Return this module run by ``DistributedDataParallel``, if there are parameters whose gradients that averages.
+        """Return this module run by ``DistributedDataParallel``, or itself if no gradient is averaged that way.
 
         Parameters must have memory.
         """
@@ -165,7 +165,8 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         for name in self.paths:
             parameter, x = self.parameter(name), values[name]
             old = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            if not old.is_meta and old.data_ptr() == x.data_ptr() and old.shape == x.shape:
+            is_same = old.shape == x.shape and old.stride() == x.stride()
+            if is_same and not old.is_meta and old.data_ptr() == x.data_ptr():
                 continue
             if old.is_meta or isinstance(parameter, DTensor):
                 new[name] = like(parameter, x.contiguous())
