@@ -54,6 +54,19 @@ def test_positions_behind_the_table_raise(backend: str) -> None:
         free({"input": np.ones((1, 7, 16), np.float32)})
 
 
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax", "mlx"])
+def test_attention_to_a_cache_of_no_rows_or_queries_is_empty(backend: str) -> None:
+    modules = {name: f"mithril_{name}.helpers" for name in ("torch", "jax", "mlx")}
+    helpers = pytest.importorskip(modules.get(backend, "mithril.backend"))
+    array = ml.compile(Relu(), backend).backend.array
+    for batch, queries in ((0, 1), (2, 0), (0, 0)):
+        for seen in {batch, 1}:  # masks of each row, and of all
+            q, k = np.zeros((batch, 4, queries, 8), np.float32), np.zeros((batch, 2, 200, 8), np.float32)
+            arrays = [array(x) for x in (q, k, k, np.ones((seen, 1, queries, 200), bool))]
+            options = {"scale": 0.5, "enable_gqa": True} if backend == "torch" else {"scale": 0.5}
+            assert tuple(helpers.cached_attention(*arrays, **options).shape) == q.shape
+
+
 def test_a_full_cache_raises_inside_of_a_loop() -> None:
     body = Model()
     body |= MultiHeadAttention(heads=2, cache=4)(query="h", position="i", output="next")

@@ -31,7 +31,7 @@ FLOORS = [
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2050, "system": 940, "axes": 900},
     {"ops": 8200},
-    {"backend": 4355, "autodiff": 830},
+    {"backend": 4360, "autodiff": 830},
     {"runtime": 3760, "transforms": 1500},
     {"compiler": 3540},
     {"models": 7320},

@@ -283,7 +283,7 @@ def cached_attention(q, k, v, mask, scale):
         index = sum((last > size).astype(jnp.int32) for size in sizes[:-1])
         return lax.switch(index, [attend(size) for size in sizes], rows, k, v, mask, first)
 
-    if not sizes[1:]:
+    if not sizes[1:] or not batch:
         y = attend(count)(rows, k, v, mask, None)
     elif mask.shape[0] == 1:
         y = select(rows, mask)

@@ -12,7 +12,7 @@ def visible(mask):
     Rows without such a key see all of them.
     """
     count = mask.shape[-1]
-    rows = mask.reshape(mask.shape[0] if mask.ndim == 4 else 1, -1, count).any(1)
+    rows = mask.any((1, 2) if mask.ndim == 4 else tuple(range(mask.ndim - 1))).reshape(-1, count)
     return [n or count for n in np.where(rows, np.arange(1, count + 1), 0).max(1).tolist()]
 
 
@@ -23,7 +23,7 @@ def cached_attention(q, k, v, mask, scale):
     if len(set(seen)) > 1:
         parts = [[x[b : b + 1] for x in (q, k, v, mask)] for b in range(len(seen))]
         return np.concatenate([cached_attention(*part, scale) for part in parts])
-    n = seen[0]
+    n = max(seen, default=mask.shape[-1])  # of an empty batch: all
     heads, shared = k.shape[1], q.shape[1] // k.shape[1]
     mask = mask[..., :n].reshape((1,) * (4 - mask.ndim) + mask.shape[:-1] + (n,))
     if mask.shape[1] > 1:
