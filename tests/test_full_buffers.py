@@ -111,3 +111,10 @@ def test_runner_checks_positions_of_any_length(backend: str) -> None:
         runner({"x": np.ones((1, length, 16), np.float32), "position": np.int32(position)})
     with pytest.raises(InputError, match="holds 8 positions"):
         runner({"x": np.ones((1, 2, 16), np.float32), "position": np.int32(7)})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_batch_without_rows(backend: str) -> None:
+    model = compiled(MultiHeadAttention(heads=2, cache=8), backend, query=[0, 1, 16], position=[0])
+    result = model({"query": np.zeros((0, 1, 16), np.float32), "position": np.zeros(0, np.int32)})
+    assert result["output"].shape == (0, 1, 16)
