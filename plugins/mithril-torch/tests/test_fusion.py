@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.base.registry import operation_name
 from mithril.ir import Op, result_name
 from mithril.ir.evaluation import evaluate
 from mithril.models import Conv1d, Conv2d, Gelu, LayerNorm, MaxPool2d, Model, Relu, Sigmoid, Tanh
@@ -83,3 +84,8 @@ def test_results_are_those_of_the_subgraph(name, dtype, scale):
         result = backend.to_numpy(results[key])
         assert result.dtype == dtype
         np.testing.assert_allclose(result, array, rtol=rtol, atol=rtol * max(np.abs(array).max(), 1), err_msg=key)
+
+
+def test_operations_of_kernels_need_no_registration():
+    """A registered operation of ``torch.`` would make the names of all others unknown to kernels of other plugins."""
+    assert operation_name("torch.sigmoid_grad") == "torch.sigmoid_grad"

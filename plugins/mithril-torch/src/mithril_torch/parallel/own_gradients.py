@@ -18,7 +18,7 @@ from mithril.base import TensorType
 from mithril.ir import Graph, Input, Ints, Node, Output, Value, decompose, op
 from mithril_torch.lowering import table
 
-NAME = "torch.with_gradient"
+NAME = "autograd.with_gradient"  # names in "torch." are not registered; one that is would make the others unknown
 IMPORT = "from mithril_torch.parallel.own_gradients import called"
 
 
