@@ -11,7 +11,7 @@ import pytest
 from small_models import block
 
 import mithril as ml
-from mithril.models import Conv2d, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
+from mithril.models import Conv2d, Embedding, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
 
 pytest.importorskip("mithril_train")
 numbers = np.random.default_rng(0)
@@ -153,6 +153,13 @@ def test_initial_values_are_drawn_in_parts():
         np.testing.assert_array_equal(np.asarray(x), one.backend.to_numpy(one.arrays[name]), err_msg=name)
         if "wide.weight" in name:
             assert {s.data.nbytes for s in x.addressable_shards} == {4 * width * width // 8}, name
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])  # programs with 64-bit values run in a setting of their own
+def test_parameters_beside_integers_are_drawn_in_parts(dtype):
+    tokens = {"shapes": {"input": [8]}, "types": {"input": dtype}, "parallelism": "fsdp"}
+    drawn = ml.compile(Embedding(64, 8), ml.JaxBackend(device_mesh=(8,)), **tokens).randomize_params()["weight"]
+    assert drawn.addressable_shards[0].data.size == 8 * 8
 
 
 def test_random_parameters_are_drawn_in_parts():
