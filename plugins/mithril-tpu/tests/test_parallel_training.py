@@ -156,7 +156,7 @@ def test_initial_values_are_drawn_in_parts():
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])  # programs with 64-bit values run in a setting of their own
-def test_parameters_beside_integers_are_drawn_in_parts(dtype):
+def test_parameters_next_to_integers_are_drawn_in_parts(dtype):
     tokens = {"shapes": {"input": [8]}, "types": {"input": dtype}, "parallelism": "fsdp"}
     drawn = ml.compile(Embedding(64, 8), ml.JaxBackend(device_mesh=(8,)), **tokens).randomize_params()["weight"]
     assert drawn.addressable_shards[0].data.size == 8 * 8
