@@ -152,7 +152,7 @@ SPECIAL = [  # channels of the image, weights, groups: runs that are whole AMX b
 @pytest.mark.parametrize("name", ["all", "no tiles"])
 @pytest.mark.parametrize("case", SPECIAL, ids=str)
 def test_numbers_that_are_not_finite_reach_their_own_windows(case: Any, name: str) -> None:
-    """A pixel that is inf or nan is multiplied by no weight of another window or group, not even by 0."""
+    """Multiply a pixel that is inf or nan by no weight of another window or group, not even by 0."""
     channels, shape, groups = case
     x, w = RNG.integers(1, 8, (1, channels, 14, 15)), RNG.integers(1, 8, shape)
     x = x.astype(np.float32)

@@ -52,7 +52,7 @@ def held(model):
 
 @pytest.mark.parametrize("donated", [0, (0, 1)])
 def test_held_weights_are_not_donated(donated):
-    """A result has the type of the weight, and could take its buffer."""
+    """Return a result of the type of the weight, which could take its buffer."""
     model = compiled(rows=SIZE, jit_options={"donate_argnums": donated}).bind(weights())
     x = rng.random((SIZE, SIZE), np.float32)
     first, second = (np.array(model({"input": model.backend.array(x)})["output"]) for _ in range(2))

@@ -158,7 +158,7 @@ def test_fully_sharded_needs_less_and_exchanges_weights_or_smaller_activations()
 
 
 def test_plans_exchange_activations_of_weights_that_stay_in_place():
-    """On a mesh with ``model``, too: one sum of a partial result in each direction, and no gathered weights."""
+    """Plan, with ``model`` too, one sum of a partial result in each direction, and no gathered weights."""
     exchanged, peaks = [], []
     for rows in (64, 1 << 16):
         plan = ml.plan(perceptron(4096, 4096), "tpu_v5e", shapes={"x": [rows, 4096]}, devices=8, of="y")
@@ -343,7 +343,7 @@ def test_pools_of_images_are_images():
 
 
 def test_images_have_any_number_of_axes():
-    """A convolution over time needs no copy of a value that is computed from another convolution's result."""
+    """Count no copy of a value that a convolution over time reads from another convolution."""
     with ml.Builder() as b:
         x = b.input("x", (8, 4, 32))
         h = ml.ops.tanh(ml.ops.conv(x, b.param("v", (4, 4, 1))))
@@ -382,7 +382,7 @@ def test_pools_compute_a_relu_of_a_product_that_they_read_unless_it_is_concatena
 
 @pytest.mark.parametrize(("features", "is_narrow"), [(32, True), (128, False)])
 def test_rows_of_tables_are_columns_of_tiles(features, is_narrow):
-    """A narrow table is copied, and the rows that are read from it take complete tiles."""
+    """Count a copy of a narrow table, and complete tiles of the rows that are read from it."""
     with ml.Builder() as b:
         table = b.param("table", (4096, features))
         rows = ml.ops.take(table, b.input("x", (512,), "int32"), axis=0)

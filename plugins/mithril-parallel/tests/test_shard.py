@@ -149,7 +149,7 @@ def test_causal_attention_on_parts_of_the_queries_is_one_operation():
 
 
 def test_cotangents_are_counted_by_their_places():
-    """A product of the cotangent with itself is not linear."""
+    """Treat a product of the cotangent with itself as not linear."""
     for combine, linear in ((ops.mul, False), (ops.div, False), (ops.add, True)):
 
         def same(x):

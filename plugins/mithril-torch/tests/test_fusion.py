@@ -87,5 +87,5 @@ def test_results_are_those_of_the_subgraph(name, dtype, scale):
 
 
 def test_operations_of_kernels_need_no_registration():
-    """A registered operation of ``torch.`` would make the names of all others unknown to kernels of other plugins."""
+    """Register no operation of ``torch.``: the names of all others would be unknown to kernels of plugins."""
     assert operation_name("torch.sigmoid_grad") == "torch.sigmoid_grad"

@@ -100,7 +100,7 @@ def test_small_parameters_are_updated_by_calls_on_lists(rule, good):
 @pytest.mark.parametrize("good", [True, False])
 @pytest.mark.parametrize("selected", ["large", "", "m_"])
 def test_updates_write_into_donated_memory(selected, good):
-    """Other arguments, such as gradients, keep their elements."""
+    """Overwrite donated memory only: other arguments, such as gradients, keep their elements."""
     graph = update(adam)
     donated = [i.name for i in graph.with_role("param") if selected in i.name]
     tagged = tuple(replace(i, tags={**i.tags, "donated": True}) if i.name in donated else i for i in graph.inputs)
