@@ -426,7 +426,7 @@ def template(kernel, name, machine):
     import math
     size = math.prod(source.shape)
     code = t.Code()
-    x, y = t.pointer("x", "float32", size), t.pointer("y", "float32", size)
+    x, y = t.pointer("x", "float32"), t.pointer("y", "float32")
     with code.loop("i", size) as i:
         code.store(y[1], i, t.load(x[1], i) * 4.0)
     return t.Function(t.function(name, [x, y], code.finish()), frozenset(), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril import ops
 from mithril.backend import to_numpy
-from mithril.models import MixtureOfExperts, Model
+from mithril.models import IOKey, Layer, MixtureOfExperts, Model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-hub" / "tests"))
 from checkpoints import folder_of, read_record
@@ -114,6 +116,35 @@ def test_an_expert_that_overflows_concerns_its_tokens_only(backend):
     np.testing.assert_allclose(y[unaffected], exact[0][unaffected], rtol=2e-4, atol=2e-5)
 
 
+class Products(Layer):
+    """Multiplies rows by the weights of experts."""
+
+    inputs = ("x", "w", "experts")
+
+    def build(self, x, w, experts):
+        return ops.expert_matmul(x, w, experts)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_products_of_many_rows_are_those_of_single_rows(backend):
+    """Send more rows to an expert than a block has, none to another, and some to experts that do not exist."""
+    rng = np.random.default_rng(5)
+    w, cotangent = (rng.standard_normal(s, np.float32) for s in ((4, 3, 5), (40, 2, 5)))
+    x, experts = rng.standard_normal((40, 1, 3), np.float32), rng.choice([-1, 0, 1, 1, 3, 4], (40, 2)).astype(np.int32)
+    inputs = {"x": x, "w": w, "experts": experts}
+    shapes = {name: list(array.shape) for name, array in inputs.items()}
+    model = Model.create(outputs={"y": Products()(*map(IOKey, inputs))})
+    compiled = ml.compile(model, backend, shapes=shapes, types={"experts": "int32"}, trainable=["x", "w"])
+    y, gradients = compiled.evaluate({}, inputs, {"y": cotangent})
+    rows = {e: (experts == e)[..., None] for e in range(4)}
+    expected = sum(np.where(rows[e], x @ w[e], 0) for e in rows)
+    np.testing.assert_allclose(to_numpy(y["y"]), expected, rtol=1e-5, atol=1e-5)
+    slopes = [np.einsum("nkd,nke->de", np.broadcast_to(x, (40, 2, 3)), np.where(rows[e], cotangent, 0)) for e in rows]
+    np.testing.assert_allclose(to_numpy(gradients["w"]), slopes, rtol=1e-4, atol=1e-5)
+    back = sum(np.where(rows[e], cotangent @ w[e].T, 0) for e in rows).sum(1, keepdims=True)
+    np.testing.assert_allclose(to_numpy(gradients["x"]), back, rtol=1e-4, atol=1e-5)
+
+
 def test_uneven_use_of_experts_costs():
     x, params = arguments()
     losses = {}
@@ -130,9 +161,57 @@ def test_uneven_use_of_experts_costs():
     assert losses[0.5] - losses[0.0] == pytest.approx(0.5 * EXPERTS * (used * rows.mean(0)).sum(), rel=1e-4)
 
 
-def test_sizes_are_checked():
+def test_arguments_are_checked():
     with pytest.raises(ml.ModelError, match="active=3 exceeds the 2 experts"):
         MixtureOfExperts(2, 4, active=3)
+    with pytest.raises(ml.ModelError, match="(?s)unknown activation 'sillu' of MixtureOfExperts.*silu"):
+        MixtureOfExperts(4, 8, activation="sillu")
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+def test_numbers_that_may_not_hold_all_experts_are_refused(kind):
+    model = Model.create(outputs={"y": Products()(*map(IOKey, ("x", "w", "experts")))})
+    inputs = {"x": np.ones((2, 3), np.float32), "w": np.ones((300, 3, 5), np.float32), "experts": np.ones(2, kind)}
+    shapes = {name: list(array.shape) for name, array in inputs.items()}
+    with pytest.raises(ml.DTypeError, match=f"at least 32 bits, not {kind}"):
+        ml.compile(model, "numpy", shapes=shapes, types={"experts": kind}).evaluate({}, inputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_with_any_number_of_experts(backend):
+    """Compile once for a symbolic number of experts, and train two sizes."""
+    model = Model.create(outputs={"y": Products()(*map(IOKey, ("x", "w", "experts")))})
+    shapes = {"x": [3, 2], "w": [None, 2, 2], "experts": [3]}
+    compiled = ml.compile(model, backend, shapes=shapes, types={"experts": "int32"}, trainable=["w"])
+    x, experts = np.ones((3, 2), np.float32), np.array([1, 1, 0], np.int32)
+    for count in (2, 4):
+        inputs = {"x": x, "w": np.ones((count, 2, 2), np.float32), "experts": experts}
+        _, gradients = compiled.evaluate({}, inputs, {"y": x})
+        slopes = to_numpy(gradients["w"])
+        np.testing.assert_allclose(slopes[:, 0, 0], [1, 2, 0, 0][:count])
+
+
+class Shared(Layer):
+    """Sums the results of experts with given shares."""
+
+    inputs = ("x", "shares", "experts", "up", "down")
+
+    def build(self, x, shares, experts, up, down):
+        return ops.expert_mixture(x, shares, experts, up, down, activation="relu")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_active_expert_without_a_share_is_ignored(backend):
+    """Let an expert overflow whose share underflowed to 0."""
+    ones = np.ones((1, 2), np.float32)
+    up = np.stack([np.eye(2, dtype=np.float32), np.full((2, 2), 3e38, np.float32)])
+    down = np.stack([np.eye(2, dtype=np.float32)] * 2)
+    inputs = {"x": ones, "shares": np.array([[1, 0]], np.float32), "experts": np.array([[0, 1]], np.int32)}
+    inputs |= {"up": up, "down": down}
+    model = Model.create(outputs={"y": Shared()(*map(IOKey, inputs))})
+    shapes = {name: list(array.shape) for name, array in inputs.items()}
+    compiled = ml.compile(model, backend, shapes=shapes, types={"experts": "int32"})
+    np.testing.assert_allclose(to_numpy(compiled.evaluate({}, inputs)["y"]), ones)
 
 
 # -- pretrained decoders ----------------------------------------------------------------------------------------------
@@ -164,6 +243,16 @@ def test_experts_of_a_checkpoint_on_ggml(tmp_path):
     record, folder = read_record("mixtral"), folder_of("mixtral", tmp_path)
     compiled = ml.compile(ml.from_pretrained(folder, cache=24, stack_experts=True), "ggml", inference=True)
     assert ml.generate(compiled, record["prompt"][:5], max_new_tokens=6, stop=()) == record["tokens"]["5"][:6]
+
+
+def test_stacked_experts_know_the_activations_of_separate_ones(tmp_path):
+    folder = folder_of("mixtral", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "quick_gelu"}))
+    inputs = {"input_ids": np.array([[1, 2, 3]], np.int32)}
+    compiled = [ml.compile(ml.from_pretrained(folder, stack_experts=s), "numpy", inference=True) for s in (False, True)]
+    first, second = (to_numpy(c(inputs)["logits"]) for c in compiled)
+    np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
 
 
 def test_models_without_experts_are_refused(tmp_path):

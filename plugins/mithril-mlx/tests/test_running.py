@@ -149,3 +149,16 @@ def test_runs_on_a_gpu():
     on_cpu = ml.compile(mlp(), ml.MlxBackend(device="cpu"), shapes={"x": [2, 8]})
     on_gpu = ml.compile(mlp(), ml.MlxBackend(device="gpu"), shapes={"x": [2, 8]})
     np.testing.assert_allclose(run(on_gpu, random(2, 8)), run(on_cpu, random(2, 8)), rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_of_a_mixture_of_experts_under_mx_compile():
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    gradients = []
+    for jit in (False, True):
+        model = Model(ml.models.MixtureOfExperts(5, 6, active=2))
+        compiled = ml.compile(model, "mlx", shapes={"input": [2, 3, 4]}, jit=jit)
+        _, slopes = compiled.evaluate(compiled.randomize_params(0), {"input": x}, x)
+        gradients.append({name: ml.backend.to_numpy(g) for name, g in slopes.items()})
+    for name, slope in gradients[0].items():
+        assert np.abs(slope).max() > 0
+        np.testing.assert_allclose(gradients[1][name], slope, rtol=1e-4, atol=1e-6)

@@ -37,6 +37,7 @@ HOMES = {
     "codegen.shared": ("Dialect", "HELPERS", "xp"),
     "codegen.shared.": ("complex_numbers", "factors", "indexing", "integers", "reductions"),
     "codegen.shared.cached_attention": ("cached_attention",),
+    "codegen.shared.expert_products": ("expert_matmul", "expert_weight_grad"),
     "codegen.shared.indexing": ("positions",),
     "codegen.shared.integers": ("floordiv_int",),
     "codegen.shared.pooling": ("max_pool_positions", "offsets", "pool_counts", "taps", "window_parts"),

@@ -79,6 +79,10 @@ from mithril.backend.codegen.shared import (
     xp as xp,
 )
 from mithril.backend.codegen.shared.cached_attention import cached_attention as cached_attention
+from mithril.backend.codegen.shared.expert_products import (
+    expert_matmul as expert_matmul,
+    expert_weight_grad as expert_weight_grad,
+)
 from mithril.backend.codegen.shared.indexing import positions as positions
 from mithril.backend.codegen.shared.integers import floordiv_int as floordiv_int
 from mithril.backend.codegen.shared.pooling import (

@@ -21,6 +21,7 @@ HOMES = {
         *("Conv1d", "Conv2d", "Conv3d"),
         *("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DepthwiseConv2d"),
     ),
+    "layers.kv_cache": ("limit_positions", "visible_keys", "write_cache"),
     "language.layer": ("Layer",),
     "layers.linear": ("Embedding", "Linear", "MLP"),
     "layers.metrics": (

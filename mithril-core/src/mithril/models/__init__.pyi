@@ -46,6 +46,11 @@ from mithril.models.layers.convolution import (
     ConvTranspose3d as ConvTranspose3d,
     DepthwiseConv2d as DepthwiseConv2d,
 )
+from mithril.models.layers.kv_cache import (
+    limit_positions as limit_positions,
+    visible_keys as visible_keys,
+    write_cache as write_cache,
+)
 from mithril.models.layers.linear import (
     Embedding as Embedding,
     Linear as Linear,

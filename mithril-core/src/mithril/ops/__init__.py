@@ -22,6 +22,7 @@ from mithril.ops import (  # noqa: F401
     cumulative,
     dynamic_slices,
     elementwise,
+    expert_products,
     imbalance_losses,
     indexing,
     linalg,
@@ -49,7 +50,8 @@ from mithril.ops.creation import size_value
 from mithril.ops.derived_gradients import BY_KERNEL, BodyGradient
 from mithril.ops.draws import Draws
 from mithril.ops.elementwise import CENTRAL, TAIL
-from mithril.ops.nn import ACTIVATIONS
+from mithril.ops.expert_products import sum_of_shares
+from mithril.ops.nn import ACTIVATIONS, ANY_ACTIVATION
 from mithril.ops.python_indexing import getitem
 from mithril.ops.random import threefry
 from mithril.ops.regions import Body, Region, as_tuple, close, name_outputs
@@ -58,6 +60,7 @@ from mithril.ops.shape import spread
 
 __all__ = [
     "ACTIVATIONS",
+    "ANY_ACTIVATION",
     "BOUNDED",
     "BY_KERNEL",
     "CENTRAL",
@@ -82,6 +85,7 @@ __all__ = [
     "scan_op",
     "size_value",
     "spread",
+    "sum_of_shares",
     "threefry",
     "unary",
     "while_loop",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril.ops.nn import ACTIVATIONS as ACTIVATIONS
+from mithril.ops.nn import ANY_ACTIVATION as ANY_ACTIVATION
 from mithril.ops.control_flow import BOUNDED as BOUNDED
 from mithril.ops.derived_gradients import BY_KERNEL as BY_KERNEL
 from mithril.ops.regions import Body as Body
@@ -30,6 +31,7 @@ from mithril.ops.control_flow import scan as scan
 from mithril.ops.control_flow import scan_op as scan_op
 from mithril.ops.creation import size_value as size_value
 from mithril.ops.shape import spread as spread
+from mithril.ops.expert_products import sum_of_shares as sum_of_shares
 from mithril.ops.random import threefry as threefry
 from mithril.ir import unary as unary
 from mithril.ops.control_flow import while_loop as while_loop
@@ -619,6 +621,35 @@ class _exp(Op):
 
 exp: _exp
 """Exponential, e to the power of x."""
+
+class _expert_matmul(Op):
+    """x[n] @ w[experts[n]] for each row n, with w [experts, in, out]; 0 for experts that w does not have."""
+    def __call__(self, x: Any, w: Any, experts: Any) -> Any: ...
+
+expert_matmul: _expert_matmul
+"""x[n] @ w[experts[n]] for each row n, with w [experts, in, out]; 0 for experts that w does not have."""
+
+class _expert_mixture(Op):
+    """Results of the experts of each row, summed with their shares; shares and numbers of experts are [..., active].
+
+    Weights are [experts, in, out]. An expert is ``down(activation(gate(x)) * up(x))``, or without a gate
+    ``down(activation(up(x)))``.
+    """
+    def __call__(self, x: Any, shares: Any, experts: Any, up: Any, down: Any, gate: Any = None, *, activation: str = 'silu') -> Any: ...
+
+expert_mixture: _expert_mixture
+"""Results of the experts of each row, summed with their shares; shares and numbers of experts are [..., active].
+
+Weights are [experts, in, out]. An expert is ``down(activation(gate(x)) * up(x))``, or without a gate
+``down(activation(up(x)))``.
+"""
+
+class _expert_weight_grad(Op):
+    """The gradient of ``expert_matmul`` for its weight: for each expert the sum of the outer products of its rows."""
+    def __call__(self, x: Any, g: Any, experts: Any, *, count: Any) -> Any: ...
+
+expert_weight_grad: _expert_weight_grad
+"""The gradient of ``expert_matmul`` for its weight: for each expert the sum of the outer products of its rows."""
 
 class _expm1(Op):
     """exp(x) - 1, accurate near 0."""

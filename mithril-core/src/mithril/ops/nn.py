@@ -26,6 +26,12 @@ ACTIVATIONS: dict[str, Any] = {
     },
     "gelu_tanh": lambda x: activations.gelu(x, approximate="tanh"),
 }
+# All activations, by the names that operations, layers and configurations of checkpoints share.
+ANY_ACTIVATION: dict[str, Any] = {
+    **ACTIVATIONS,
+    **{op.activation: op for op in vars(activations).values() if isinstance(op, Op) and op.activation},
+    "quick_gelu": lambda x: x * activations.sigmoid(x * 1.702),
+}
 
 
 def _linear_flops(types: Any, results: Any, attributes: Any) -> Any:

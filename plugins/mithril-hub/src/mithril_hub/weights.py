@@ -9,22 +9,24 @@ from mithril import ops
 from mithril.base import UnsupportedError
 from mithril.models import Layer
 
-TANH_FORM = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+# Names of configurations for activations of operations.
+OTHER_NAMES = {**dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"), "swish": "silu"}
+
+
+def activation_name(name: str) -> str:
+    """Return the name by which operations know the activation of that name in a configuration."""
+    operation = OTHER_NAMES.get(name, name)
+    if operation not in ops.ANY_ACTIVATION:
+        raise UnsupportedError(
+            f"the activation '{name}' is not supported",
+            facts=[f"supported: {', '.join([*ops.ANY_ACTIVATION, *OTHER_NAMES])}"],
+        )
+    return operation
 
 
 def activate(name: str, x: Any) -> Any:
     """Apply the activation of that name in a configuration."""
-    if name in TANH_FORM:
-        return ops.gelu(x, approximate="tanh")
-    if name == "quick_gelu":
-        return x * ops.sigmoid(x * 1.702)
-    function: Any = getattr(ops, "silu" if name == "swish" else name, None)
-    if getattr(function, "activation", None) is None:
-        raise UnsupportedError(
-            f"the activation '{name}' is not supported",
-            facts=[f"supported: those of mithril.ops, {', '.join(TANH_FORM)}, quick_gelu, swish"],
-        )
-    return function(x)
+    return ops.ANY_ACTIVATION[activation_name(name)](x)
 
 
 class Style(Protocol):

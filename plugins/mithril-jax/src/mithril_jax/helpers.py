@@ -249,6 +249,71 @@ def put_rows(x, first, update, axis):
     )
 
 
+# -- mixtures of experts ------------------------------------------------------------------------------------------
+def blocks_of_experts(experts, count):
+    """Return the rows of each block, the expert of each block, and the place of each row in the blocks.
+
+    A block has rows of one expert; the last one of an expert is filled with the number after the last row.
+    """
+    n = experts.size
+    numbers = experts.reshape(-1)
+    numbers = jnp.where((numbers >= 0) & (numbers < count), numbers, count).astype(jnp.int32)
+    size = 1 << min(6, max(0, (n // (2 * count)).bit_length() - 1))
+    total = (n + count * (size - 1)) // size
+    order = jnp.argsort(numbers, stable=True)
+    rows = jnp.bincount(numbers, length=count + 1)
+    ends = jnp.cumsum(-(-rows[:count] // size))
+    first = jnp.concatenate([jnp.zeros(1, ends.dtype), ends]) * size  # of each expert; rows without one come last
+    first = first.at[count].set(total * size)
+    sorted_numbers = numbers[order]
+    places = first[sorted_numbers] + jnp.arange(n) - (jnp.cumsum(rows) - rows)[sorted_numbers]
+    blocks = jnp.full(total * size, n).at[places].set(order, mode="drop").reshape(total, size)
+    owners = jnp.searchsorted(ends, jnp.arange(total), side="right").clip(0, count - 1)
+    return blocks, owners, jnp.zeros(n, places.dtype).at[order].set(places)
+
+
+def multiply_rows(a, b):
+    """Return a matrix product, with 16-bit floats summed in float32."""
+    accumulator = jnp.float32 if a.dtype in (jnp.float16, jnp.bfloat16) else a.dtype
+    return jnp.matmul(a, b, preferred_element_type=accumulator).astype(a.dtype)
+
+
+@needs(blocks_of_experts, multiply_rows)
+def expert_matmul(x, w, experts):
+    """Return the product of each row with the weight of its expert, in blocks of rows of one expert."""
+    shape = jnp.broadcast_shapes(x.shape[:-1], experts.shape)
+    numbers = jnp.broadcast_to(jnp.arange(x[..., 0].size).reshape(x.shape[:-1]), shape).reshape(-1)
+    y = jnp.zeros((*shape, w.shape[2]), x.dtype)
+    if not y.size:
+        return y
+    blocks, owners, places = blocks_of_experts(jnp.broadcast_to(experts, shape), w.shape[0])
+    rows = x.reshape(-1, x.shape[-1])
+
+    def multiply(block):
+        picked = rows.at[numbers.at[block[0]].get(mode="fill", fill_value=len(rows))].get(mode="fill", fill_value=0)
+        return multiply_rows(picked, w[block[1]])
+
+    products = lax.map(multiply, (blocks, owners)).reshape(-1, w.shape[2])
+    return products.at[places].get(mode="fill", fill_value=0).reshape(y.shape)
+
+
+@needs(blocks_of_experts)
+def expert_weight_grad(x, g, experts, count):
+    """Return for each expert the sum of the outer products of its rows."""
+    accumulator = jnp.float32 if x.dtype in (jnp.float16, jnp.bfloat16) else x.dtype
+    y = jnp.zeros((count, x.shape[-1], g.shape[-1]), accumulator)
+    if not x.size or not g.size:
+        return y.astype(x.dtype)
+    blocks, owners, _ = blocks_of_experts(experts, count)
+    rows, cotangents = (z.reshape(-1, z.shape[-1]) for z in (x, g))
+
+    def add(y, block):
+        a, b = (z.at[block[0]].get(mode="fill", fill_value=0) for z in (rows, cotangents))
+        return y.at[block[1]].add(jnp.matmul(a.T, b, preferred_element_type=y.dtype)), None
+
+    return lax.scan(add, y, (blocks, owners))[0].astype(x.dtype)
+
+
 # -- shared helpers written for JAX -----------------------------------------------------------------------------------
 def cached_attention(q, k, v, mask, scale):
     """Return attention to a cache; the branch with the smallest part that holds all visible keys is selected.

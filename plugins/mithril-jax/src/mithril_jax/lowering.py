@@ -71,6 +71,7 @@ def _cached_attention(call: Call) -> str:
     return f"{call.helper(helpers.cached_attention)}({arrays}, {call.literal(scale)})"
 
 
+table.helpers(helpers.expert_matmul, helpers.expert_weight_grad)
 table.helper(helpers.floordiv_float, op="floordiv")
 table.helper(helpers.mod_float, op="mod")
 
@@ -235,7 +236,7 @@ table.helper(helpers.max_pool_positions_reduce_window, op="max_pool_positions", 
 table.helper(helpers.max_pool_grad, op="max_pool_grad", when=lambda node: not is_wide(node))
 
 
-def _kernel_exceeds_image(node: Node) -> bool:
+def kernel_exceeds_image(node: Node) -> bool:
     """Whether the kernel exceeds the image, where XLA's convolutions on a CPU are up to 300x slower."""
     shape = node.attributes.get("shape", ())
     image = shape if node.op is ops.conv_input_grad else _shape_of(node, 0)
@@ -266,12 +267,12 @@ def _is_miscompiled(node: Node) -> bool:
 
 
 def _needs_im2col(node: Node) -> bool:
-    return _kernel_exceeds_image(node) or _is_miscompiled(node)
+    return kernel_exceeds_image(node) or _is_miscompiled(node)
 
 
-table.helper(helpers.conv_im2col, op="conv", when=_kernel_exceeds_image)
+table.helper(helpers.conv_im2col, op="conv", when=kernel_exceeds_image)
 table.helper(helpers.conv_input_grad_im2col, op="conv_input_grad", when=_needs_im2col)
-table.helper(helpers.conv_weight_grad_im2col, op="conv_weight_grad", when=_kernel_exceeds_image)
+table.helper(helpers.conv_weight_grad_im2col, op="conv_weight_grad", when=kernel_exceeds_image)
 
 
 # -- control flow -------------------------------------------------------------------------------------------------

@@ -114,6 +114,57 @@ def matmul(a, b):
     return result.astype(a.dtype)
 
 
+# -- mixtures of experts ------------------------------------------------------------------------------------------
+def by_expert(experts, count):
+    """Return the expert of each row, its position in the order of the experts, and sizes and starts of their groups."""
+    numbers = mx.stop_gradient(experts).reshape(-1).astype(mx.int32)
+    numbers = mx.where((numbers >= 0) & (numbers < count), numbers, count)
+    order = mx.argsort(numbers)
+    sizes = mx.sum(numbers[:, None] == mx.arange(count), axis=0)
+    return numbers, order, sizes, mx.cumsum(sizes) - sizes
+
+
+@needs(by_expert)
+def expert_matmul(x, w, experts):
+    """Return the product of each row with the weight of its expert, in blocks of rows of one expert.
+
+    The last block of an expert is filled with any rows: their products are not read.
+    """
+    lead, count = mx.broadcast_shapes(x.shape[:-1], experts.shape), w.shape[0]
+    if not (x.size and w.size and experts.size):
+        return mx.zeros((*lead, w.shape[2]), x.dtype)
+    experts = mx.broadcast_to(experts, lead)
+    n = experts.size
+    size = max(1, min(64, n // (2 * count)))
+    rows = mx.broadcast_to(mx.arange(x[..., 0].size).reshape(x.shape[:-1]), lead).reshape(-1)
+    numbers, order, sizes, starts = by_expert(experts, count)
+    ends = mx.cumsum((sizes + (size - 1)) // size)
+    first = mx.concatenate([mx.zeros(1, mx.int32), ends])  # block of each expert
+    blocks = mx.arange((n + count * (size - 1)) // size)
+    owners = mx.minimum(mx.sum(ends <= blocks[:, None], axis=1), count - 1)
+    positions = (starts[owners] + (blocks - first[owners]) * size)[:, None] + mx.arange(size)
+    picked = x.reshape(-1, x.shape[-1])[rows[order[mx.clip(positions, 0, n - 1)]]]
+    kind = mx.float32 if x.dtype in (mx.float16, mx.bfloat16) else x.dtype
+    y = mx.gather_mm(picked.astype(kind), w.astype(kind), rhs_indices=owners.astype(mx.uint32), sorted_indices=True)
+    owner = mx.minimum(numbers, count - 1)
+    places = first[owner] * size + mx.argsort(order) - starts[owner]
+    zero = mx.zeros((1, w.shape[2]), kind)  # the result of rows without an expert
+    y = mx.concatenate([y.reshape(-1, w.shape[2]), zero])[mx.where(numbers < count, places, blocks.size * size)]
+    return y.astype(x.dtype).reshape(*lead, w.shape[2])
+
+
+@needs(by_expert)
+def expert_weight_grad(x, g, experts, count):
+    """Return for each expert the sum of the outer products of its rows."""
+    if not (x.size and g.size):
+        return mx.zeros((count, x.shape[-1], g.shape[-1]), x.dtype)
+    _, order, sizes, starts = by_expert(experts, count)
+    kind = mx.float32 if x.dtype in (mx.float16, mx.bfloat16) else x.dtype
+    a, b = (z.reshape(-1, z.shape[-1])[order].astype(kind) for z in (x, g))
+    segments = mx.stack([starts, starts + sizes], axis=1).astype(mx.uint32)
+    return mx.segmented_mm(a.T, b, segments).astype(x.dtype)
+
+
 # -- shapes -------------------------------------------------------------------------------------------------------
 def flip(x, axes):
     """Return the elements in reverse order along ``axes``."""

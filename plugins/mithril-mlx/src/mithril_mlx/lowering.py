@@ -262,6 +262,8 @@ table.helpers(
     helpers.conv,
     helpers.conv_input_grad,
     helpers.conv_weight_grad,
+    helpers.expert_matmul,
+    helpers.expert_weight_grad,
 )
 
 

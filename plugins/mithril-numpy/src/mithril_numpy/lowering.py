@@ -14,6 +14,8 @@ from mithril.backend import (
     axes_text,
     bounds,
     cached_attention,
+    expert_matmul,
+    expert_weight_grad,
     functions,
     indexing,
     integer_cast,
@@ -85,6 +87,7 @@ def _pow(call: Call) -> str:
 
 
 shared_helpers(table)
+table.helpers(expert_matmul, expert_weight_grad)
 
 
 @table.function("attention", when=lambda node: bool(node.tags.get("cached")))

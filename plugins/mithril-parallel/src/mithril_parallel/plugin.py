@@ -62,8 +62,10 @@ def mithril_ops() -> Sequence[OpsSpec]:
         "mesh.chunk_sum",
         "mesh.constrain",
         "mesh.cotangent",
+        "mesh.from_experts",
         "mesh.reduce_scatter",
         "mesh.ring_attention",
+        "mesh.to_experts",
     )
     return [
         OpsSpec("mithril_parallel.sharding.collectives", names),

@@ -380,6 +380,54 @@ def cached_attention(q, k, v, mask, **options):
     return torch.cat([cached_attention(*row, **options) for row in zip(*rows)])
 
 
+# -- mixtures of experts ------------------------------------------------------------------------------------------
+def grouped(experts, count):
+    """Return the order that groups rows by their expert, and the end of each group; rows of no expert come last."""
+    numbers = experts.reshape(-1)
+    numbers = torch.where((numbers >= 0) & (numbers < count), numbers, count)
+    order = torch.argsort(numbers, stable=True)
+    return order, torch.bincount(numbers, minlength=count + 1)[:count].cumsum(0)
+
+
+def sizes_of(ends):
+    """Return the sizes of groups as numbers."""
+    ends = ends.tolist()
+    return [last - first for first, last in zip([0, *ends], ends)]
+
+
+def by_all_experts(x, w, experts):
+    """Return the product of each row with the weight of its expert, computed for all experts: no size is variable."""
+    y = torch.matmul(x.reshape(1, -1, x.shape[-1]), w).reshape(w.shape[0], *x.shape[:-1], w.shape[2])
+    numbers = torch.arange(w.shape[0], device=x.device).reshape(-1, *[1] * (experts.ndim + 1))
+    return torch.where(experts[None, ..., None] == numbers, y, 0).sum(0)
+
+
+@needs(by_all_experts, grouped, sizes_of)
+def expert_matmul(x, w, experts):
+    """Return the product of each row with the weight of its expert."""
+    if torch.compiler.is_compiling():
+        return by_all_experts(x, w, experts)
+    shape = torch.broadcast_shapes(x.shape[:-1], experts.shape)
+    lead = x.shape[:-1].numel()
+    numbers = torch.arange(lead, device=x.device).reshape(x.shape[:-1]).expand(shape).reshape(-1)
+    order, ends = grouped(experts.expand(shape), w.shape[0])
+    sizes = sizes_of(ends)
+    used = order[: sum(sizes)]
+    rows = x.reshape(lead, x.shape[-1])[numbers[used]].split(sizes)
+    parts = [a @ b for a, b in zip(rows, w.unbind()) if a.shape[0]] or [rows[0] @ w[0]]  # autograd reaches operands
+    return x.new_zeros(numbers.shape[0], w.shape[2]).index_copy(0, used, torch.cat(parts)).reshape(*shape, w.shape[2])
+
+
+@needs(grouped, sizes_of)
+def expert_weight_grad(x, g, experts, count):
+    """Return for each expert the sum of the outer products of its rows."""
+    order, ends = grouped(experts, count)
+    sizes = sizes_of(ends)
+    used = order[: sum(sizes)]
+    rows, cotangents = (z.reshape(experts.numel(), z.shape[-1])[used].split(sizes) for z in (x, g))
+    return torch.stack([a.mT @ b for a, b in zip(rows, cotangents)])
+
+
 def float_key(x):
     """Return sort keys for floats: every nan gets the same sign, so that all sort last."""
     return torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x)
@@ -405,9 +453,12 @@ def even(padding):
 
 
 def onednn_runs(x):
-    """Whether oneDNN's own operations may be called: they have no gradients, and torch.compile supports few."""
-    recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    return not recorded and x.dtype == torch.float32 and x.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    """Whether oneDNN's own operations may be called.
+
+    They have no gradients, autocast does not cast their operands, and torch.compile supports few.
+    """
+    excluded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+    return not excluded and x.dtype == torch.float32 and x.is_cpu and torch.backends.mkldnn.is_available()
 
 
 def onednn_convolves(x, w):
@@ -434,6 +485,18 @@ def im2col_conv(x, w, b, output_size, padding, stride, dilation, activation):
     return y.view(x.shape[0], -1, w.shape[0]).transpose(1, 2).contiguous().view(x.shape[0], w.shape[0], *output_size)
 
 
+@needs(even)
+def packed_kernel(w, stride, padding, dilation, groups, shape):
+    """Return a kernel in the layout that oneDNN selects for images of this shape."""
+    symmetric = even(padding)
+    if symmetric is None:
+        shape = [*shape[:2], *(n + a + b for n, (a, b) in zip(shape[2:], padding))]
+        symmetric = [0] * len(padding)
+    if not torch.backends.mkldnn.is_available():
+        return w
+    return torch.ops.mkldnn._reorder_convolution_weight(w, symmetric, stride, dilation, groups, shape)
+
+
 @needs(bordered, even, onednn_runs, onednn_convolves, im2col_output_size, im2col_conv)
 def conv(x, w, stride, padding, dilation, groups, b=None, relu=False):
     """Return the convolution of [batch, channels, ...] images, with an optional bias per channel and relu."""
@@ -442,12 +505,16 @@ def conv(x, w, stride, padding, dilation, groups, b=None, relu=False):
         x, symmetric = bordered(x, padding, 0.0), [0] * len(padding)
     if onednn_runs(x):
         activation = "relu" if relu else "none"
+        if w.is_mkldnn:
+            settings = (symmetric, stride, dilation, groups, activation, [], "")
+            return torch.ops.mkldnn._convolution_pointwise(x, w, b, *settings)
         output_size = im2col_output_size(x, w, symmetric, stride, dilation) if groups == 1 else None
         if output_size:
             return im2col_conv(x, w, b, output_size, symmetric, stride, dilation, activation)
         if onednn_convolves(x, w):
             settings = (symmetric, stride, dilation, groups, activation, [], "")
             return torch.ops.mkldnn._convolution_pointwise(x, w, b, *settings)
+    w = w.to_dense() if w.is_mkldnn else w
     y = (F.conv1d, F.conv2d, F.conv3d)[w.ndim - 3](x, w, b, stride, symmetric, dilation, groups)
     return torch.relu_(y) if relu else y
 

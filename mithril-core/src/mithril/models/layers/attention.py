@@ -8,12 +8,12 @@ import numpy as np
 
 from mithril import ops
 from mithril.base import ModelError, ShapeError, Size, equal
-from mithril.ir import Builder, Value
+from mithril.ir import Value
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
 from mithril.models.language.layer import Layer
+from mithril.models.layers.kv_cache import limit_positions, visible_keys, write_cache
 from mithril.models.layers.linear import Linear
 from mithril.models.layers.shape_layers import Dropout
-from mithril.ops import PLACES
 
 FULL = "[batch, length, features]"
 
@@ -108,28 +108,16 @@ class MultiHeadAttention(Layer):
     def _cached(self, k: Any, v: Any, position: Value, mask: Any, shape: tuple[Size, ...]) -> tuple[Any, Any, Any]:
         """Write keys and values to the cache; return both caches and a mask of the positions written so far."""
         assert self.cache is not None
-        length, start = shape[1], _offset(position, 4, shape[0])
-        keys, values = (self._written(f"cache_{n}", x, start) for n, x in (("key", k), ("value", v)))
-        rows = ops.iota(shape=(length, 1), axis=0, dtype="int32") + start
-        _must_fit(rows, self.cache, self)
-        visible = ops.less_equal(ops.iota(shape=(1, self.cache), axis=1, dtype="int32"), rows)
+        start = _offset(position, 4, shape[0])
+        keys, values = (write_cache(self, f"cache_{n}", x, start, self.cache) for n, x in (("key", k), ("value", v)))
+        rows = ops.iota(shape=(shape[1], 1), axis=0, dtype="int32") + start
+        limit_positions(rows, self.cache, type(self).__name__)
+        visible = visible_keys(rows, self.cache)
         if mask is None:
             return keys, values, visible
         if mask.dtype.is_bool:
             return keys, values, ops.logical_and(mask, visible)
         return keys, values, ops.where(visible, mask, float("-inf"))
-
-    def _written(self, name: str, x: Any, start: Any) -> Any:
-        """Write [batch, heads, length, size] to a cache, from one position or one for each row; return all of it."""
-        assert self.cache is not None
-        old = self.state(name, (*x.shape[:2], self.cache, x.shape[3]), "zeros", dtype=x.dtype)
-        if start.ndim:
-            new = ops.dynamic_update_rows(old, x, ops.reshape(start, shape=x.shape[:1]), axis=2)
-        else:
-            zero = Builder.current().constant(0, "int32")
-            new = ops.dynamic_update_slice(old, x, ops.stack(zero, zero, start, zero, axis=0))
-        self.update_state(name, new)
-        return new
 
 
 def _offset(position: Value, rank: int, batch: Size) -> Any:
@@ -161,18 +149,11 @@ class PositionalEmbedding(Layer):
         table = self.param("weight", (self.length, x.shape[2]), self.init)
         if position is not None:
             rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32") + _offset(position, 2, x.shape[0])
-            _must_fit(rows, self.length, self)
+            limit_positions(rows, self.length, type(self).__name__)
             return x + ops.embedding(rows, table)
         if isinstance(x.shape[1], int) and x.shape[1] > self.length:
             raise ShapeError(f"{x.shape[1]} positions, the layer has {self.length}", facts=[f"input {x.type}"])
         return x + table[: x.shape[1]]  # the slice adds a guard for a dynamic length
-
-
-def _must_fit(rows: Any, size: int, owner: Layer) -> None:
-    """Tag the positions just computed, so that a call raises if one is not below ``size``."""
-    nodes = Builder.current().nodes
-    assert nodes[-1].result is rows
-    nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, PLACES: f"{size} {type(owner).__name__}"})
 
 
 def _angles(length: Size, size: int, base: float, position: Value | None, dtype: Any) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from mithril import ops
-from mithril.base import ModelError
+from mithril.base import ModelError, unknown
 from mithril.ir import Value
 from mithril.models.language.arguments import expect_size, positive
 from mithril.models.language.layer import Layer
-from mithril.models.layers.linear import activation_layer
 
 
 class MixtureOfExperts(Layer):
@@ -20,8 +19,8 @@ class MixtureOfExperts(Layer):
     are weighted by the shares, a softmax of the router; with ``normalized`` those of several active experts sum to 1.
     The share of a single one remains: divided by itself it would not depend on the router, which could not be trained.
 
-    No token is dropped: products run for all experts, with the share 0 where an expert is not active. In training,
-    ``balance`` times a loss is added that is 1 if experts are active equally often, and larger otherwise.
+    No token is dropped, and experts compute the tokens that are routed to them only. In training, ``balance`` times a
+    loss is added that is 1 if experts are active equally often, and larger otherwise.
     """
 
     def __init__(
@@ -40,53 +39,35 @@ class MixtureOfExperts(Layer):
         self.active = positive("MixtureOfExperts", "active", active)
         if active > experts:
             raise ModelError(f"MixtureOfExperts: active={active} exceeds the {experts} experts")
-        self.activation = activation_layer(activation)
+        if activation not in ops.ANY_ACTIVATION:
+            message, facts, hint = unknown("activation of MixtureOfExperts", activation, list(ops.ANY_ACTIVATION))
+            raise ModelError(message, facts=facts, hint=hint)
+        self.activation = activation
         self.gated, self.normalized, self.balance = gated, normalized, balance
 
     def build(self, x: Value) -> Any:
         width = expect_size(x, -1, None, "features")
         logits = ops.linear(x, self.param("router", (self.experts, width), "normal(std=0.02)"))
         normalized = self.normalized and self.active > 1
-        shares, indices, routing = self.routed(logits, self.active, normalized=normalized)
+        shares, indices, used = self.routed(logits, self.active, normalized=normalized)
         if self.balance:
             self._add_balance(shares, indices)
         form, init = (self.experts, width, self.hidden), f"fan_in_uniform(fan_in={width})"
         gate = self.param("gate", form, init) if self.gated else None
         up = self.param("up", form, init)
         down = self.param("down", (self.experts, self.hidden, width), f"fan_in_uniform(fan_in={self.hidden})")
-        return self.combined(x, routing, up, down, gate=gate, activation=self.activation)
+        return ops.expert_mixture(x, used, indices, up, down, gate, activation=self.activation)
 
     @staticmethod
     def routed(logits: Any, active: int, *, normalized: bool) -> tuple[Any, Any, Any]:
-        """Return the shares of all experts, the numbers of the active ones, and the shares with 0 for the others."""
+        """Return the shares of all experts, the numbers of the active ones, and their shares in the result."""
         shares = ops.softmax(ops.cast(logits, dtype="float32"), axis=-1)
         values, indices = ops.top_k(shares, k=active, axis=-1)
         if normalized:
             values = values / ops.sum(values, axis=-1, keepdims=True)
-        return shares, indices, ops.cast(_scattered(shares, indices, values), dtype=logits.dtype)
-
-    @staticmethod
-    def combined(x: Any, routing: Any, up: Any, down: Any, *, gate: Any = None, activation: Any) -> Any:
-        """Return the results of the experts, weighted by ``routing`` [..., experts]; weights are [experts, in, out]."""
-        count, width, _ = up.shape
-        tokens = ops.reshape(x, shape=(1, -1, width))
-        if gate is None:
-            hidden = activation(ops.matmul(tokens, up))
-        else:
-            hidden = activation(ops.matmul(tokens, gate)) * ops.matmul(tokens, up)
-        weights = ops.transpose(ops.reshape(routing, shape=(1, -1, count)), perm=(2, 1, 0))
-        results = ops.matmul(hidden, down)
-        used = ops.where(ops.not_equal(weights, 0.0), results * weights, 0.0)  # other experts may overflow
-        return ops.reshape(ops.sum(used, axis=(0,)), shape=x.shape)
+        return shares, indices, ops.cast(values, dtype=logits.dtype)
 
     def _add_balance(self, shares: Any, indices: Any) -> None:
         tokens = tuple(range(len(shares.shape) - 1))
-        ones = ops.full(shape=indices.shape, value=1.0 / self.active, dtype="float32")
-        used = ops.mean(_scattered(shares, indices, ones), axis=tokens)
+        used = ops.mean(ops.one_hot(indices, depth=self.experts), axis=(*tokens, len(tokens)))
         self.add_loss(ops.sum(used * ops.mean(shares, axis=tokens)) * (self.balance * self.experts))
-
-
-def _scattered(shares: Any, indices: Any, values: Any) -> Any:
-    """Return values at the numbers of their experts, and 0 elsewhere, in the form of the shares."""
-    empty = ops.full(shape=shares.shape, value=0.0, dtype="float32")
-    return ops.scatter_along_axis(empty, indices, values, axis=-1)

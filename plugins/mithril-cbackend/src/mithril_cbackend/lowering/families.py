@@ -3,7 +3,7 @@
 from mithril_cbackend.lowering.conv import byte_convolution, direct_convolution
 from mithril_cbackend.lowering.element import scatter
 from mithril_cbackend.lowering.element.kernel import LOWERINGS
-from mithril_cbackend.lowering.matmul import group_products, group_rows, matmul
+from mithril_cbackend.lowering.matmul import expert_products, group_products, group_rows, matmul
 from mithril_cbackend.lowering.pool import byte_pooling, pooling
 from mithril_cbackend.lowering.rows import cumulative, reductions
 
@@ -12,6 +12,7 @@ FAMILIES = (
     byte_pooling,
     cumulative,
     direct_convolution,
+    expert_products,
     group_products,
     group_rows,
     matmul,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from mithril.backend import cached_attention
+from mithril import ops
+from mithril.backend import cached_attention, expert_matmul, expert_weight_grad
 from mithril.ir import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.elementwise import EPILOGUES, activated
@@ -18,6 +20,19 @@ from mithril_ggml.program.strided_tensor import Tensor
 FEW = 16  # rows up to which ggml's dot products beat a BLAS that packs its operands first
 TINY = 1 << 15  # multiplications that cost less than leaving ggml
 GREEDY = 1 << 20  # elements of a weight from which one row is bound by memory, where BLAS reads faster
+
+
+@row("expert_matmul", "expert_weight_grad", when=lambda node: dtype_of(node).name == "float32")
+def _expert_products(draft: ProgramBuilder, node: Node, *operands: Tensor) -> Tensor:
+    """Multiply the rows of each expert by NumPy."""
+    function: Any = expert_matmul if node.op is ops.expert_matmul else expert_weight_grad
+
+    def multiply(*arrays: Array) -> None:
+        arrays[-1][...] = function(*arrays[:-1], **node.attributes)
+
+    out = draft.like(node.result)
+    draft.numpy(node.op.name, multiply, list(operands), [out])
+    return out
 
 
 @row("attention", when=lambda node: bool(node.tags.get("cached")))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from mithril import ops
 from mithril.models import MixtureOfExperts
 from mithril_hub.decoder.config import DecoderConfig, Experts
-from mithril_hub.weights import Weights, activate
+from mithril_hub.weights import Weights, activate, activation_name
 
 
 def feed_forward(weights: Weights, config: DecoderConfig, n: int, x: Any) -> Any:
@@ -32,13 +31,13 @@ def feed_forward(weights: Weights, config: DecoderConfig, n: int, x: Any) -> Any
 def mixture(weights: Weights, config: DecoderConfig, experts: Experts, x: Any) -> Any:
     """Return the sum of the experts, each weighted by the router; experts that are not active have the weight 0."""
     logits = weights.linear(experts.router, x, experts.count)
-    _, _, shares = MixtureOfExperts.routed(logits, experts.active, normalized=experts.normalized)
-    total = _stacked(weights.below(experts.joint), config, experts, x, shares) if experts.stacked else None
+    _, numbers, shares = MixtureOfExperts.routed(logits, experts.active, normalized=experts.normalized)
+    total = _stacked(weights.below(experts.joint), config, experts, x, shares, numbers) if experts.stacked else None
     for e in range(0 if experts.stacked else experts.count):
         part = weights.below(experts.expert.format(e))
         hidden = activate(config.activation, part.linear(experts.gate, x, experts.size))
         y = part.linear(experts.down, hidden * part.linear(experts.up, x, experts.size), config.hidden)
-        y = y * shares[..., e : e + 1]
+        y = y * ops.sum(ops.where(ops.equal(numbers, e), shares, 0.0), axis=-1, keepdims=True)
         total = y if total is None else total + y
     if experts.shared:
         part = weights.below("mlp.shared_expert.")
@@ -48,10 +47,10 @@ def mixture(weights: Weights, config: DecoderConfig, experts: Experts, x: Any) -
     return total
 
 
-def _stacked(weights: Weights, config: DecoderConfig, experts: Experts, x: Any, shares: Any) -> Any:
+def _stacked(weights: Weights, config: DecoderConfig, experts: Experts, x: Any, shares: Any, numbers: Any) -> Any:
     """Return the weighted sum of experts whose weights are stacked."""
     inner, outer = (experts.count, config.hidden, experts.size), (experts.count, experts.size, config.hidden)
     shapes = {experts.gate: inner, experts.up: inner, experts.down: outer}
     gate, up, down = (weights.param(f"{name}.weight", shape) for name, shape in shapes.items())
-    activation = partial(activate, config.activation)
-    return MixtureOfExperts.combined(x, shares, up, down, gate=gate, activation=activation)
+    activation = activation_name(config.activation)
+    return ops.expert_mixture(x, shares, numbers, up, down, gate, activation=activation)

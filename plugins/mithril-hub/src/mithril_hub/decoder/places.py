@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Builder
-from mithril.models import Layer
-from mithril.ops import PLACES
+from mithril.models import Layer, limit_positions, visible_keys, write_cache
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,7 @@ class Places:
             start = ops.reshape(start, shape=(start.shape[0], 1))
             rows = ops.reshape(rows, shape=(1, length))
         rows = rows + start
-        nodes = Builder.current().nodes
-        nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, PLACES: f"{capacity} {owner}"})
+        limit_positions(rows, capacity, owner)
         return cls(rows, start, capacity, length=total)
 
     def mask(self, window: int | None) -> Any:
@@ -47,26 +44,14 @@ class Places:
         last = ops.iota(shape=(length, 1), axis=0, dtype="int32")
         if start is not None:
             last = last + (ops.reshape(start, shape=(start.shape[0], 1, 1, 1)) if start.shape else start)
-        columns = ops.iota(shape=(1, self.capacity if start is not None else length), axis=1, dtype="int32")
-        visible = ops.less_equal(columns, last)
-        if window is not None:
-            visible = ops.logical_and(visible, ops.greater(columns, last - window))
+        visible = visible_keys(last, length if start is None else self.capacity, window)
         if self.keys is not None:
             batch, keys = self.keys.shape
             visible = ops.logical_and(visible, ops.reshape(self.keys, shape=(batch, 1, 1, keys)))
-            visible = ops.logical_or(visible, ops.equal(columns, last))  # without a key, padding would become NaN
+            itself = ops.equal(ops.iota(shape=(1, length), axis=1, dtype="int32"), last)
+            visible = ops.logical_or(visible, itself)  # without a key, padding would become NaN
         return visible
 
     def cached(self, layer: Layer, name: str, x: Any) -> Any:
         """Write keys or values [batch, heads, length, size] to the cache of that name, and return all of it."""
-        if self.start is None:
-            return x
-        batch, heads, _, size = x.shape
-        old = layer.state(name, (batch, heads, self.capacity, size), "zeros", dtype=x.dtype)
-        if len(self.start.shape) == 0:
-            zero = Builder.current().constant(0, "int32")
-            new = ops.dynamic_update_slice(old, x, ops.stack(zero, zero, self.start, zero, axis=0))
-        else:
-            new = ops.dynamic_update_rows(old, x, ops.reshape(self.start, shape=(batch,)), axis=2)
-        layer.update_state(name, new)
-        return new
+        return x if self.start is None else write_cache(layer, name, x, self.start, self.capacity)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from mithril import ops
 from mithril.axes import axes_of, is_product, is_unchanged
-from mithril.ir import Graph, Value, decompose
+from mithril.ir import Graph, Node, Value, decompose
 from mithril_parallel.placing.rules import sizes
 
 
 def expert_parameters(graph: Graph, parts: int) -> list[str]:
     """Return the parameters that hold one weight for each of several experts, whose number ``parts`` divides."""
-    graph = decompose(graph, lambda node: not node.op.composite or node.op.elementwise or is_product(node))
+    graph = decompose(graph, _is_whole)
     parameters = {i.value: i.name for i in graph.with_role("param")}
     names: dict[str, None] = {}
     for node in graph.nodes:
+        stored = [_stored(graph, v) for v in expert_weights(node)]
+        names |= {parameters[v]: None for v in stored if v in parameters and sizes(v)[0] % parts == 0}
         if not is_product(node) or len(node.operands) != 2:
             continue
         axes = axes_of(node)
@@ -31,6 +34,18 @@ def expert_parameters(graph: Graph, parts: int) -> list[str]:
             if is_stacked and weight.ndim > 2 and factors[0] in axes.results[0]:
                 names[parameters[weight]] = None
     return list(names)
+
+
+def expert_weights(node: Node) -> list[Value]:
+    """Return the weights of a mixture of experts, of which each row has those of its expert."""
+    if node.op not in (ops.expert_matmul, ops.expert_mixture):
+        return []
+    operands = dict(zip(node.op.operands, node.operands, strict=True))
+    return [v for name in ("w", "up", "down", "gate") if (v := operands.get(name)) is not None]
+
+
+def _is_whole(node: Node) -> bool:
+    return not node.op.composite or node.op.elementwise or is_product(node) or bool(expert_weights(node))
 
 
 def _is_single(v: Value | None) -> bool:

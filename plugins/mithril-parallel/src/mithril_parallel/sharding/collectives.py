@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mithril.base import TensorType, int64, product
 from mithril.ir import op
 from mithril_parallel.mesh import Split
 
@@ -29,7 +30,10 @@ def _scattered(x: Any, *, mesh: str, parts: int, axis: int) -> Any:
 
 @op(name="mesh.all_reduce", shape=_same, dtype=_like, opaque=True, no_axes="it already works on local parts")
 def all_reduce(x: Any, *, mesh: str, parts: int, kind: str = "sum") -> Any:
-    """The sum (or ``max``, ``min``) of the values of the ``parts`` devices along the axis ``mesh``."""
+    """The sum (or ``max``, ``min``) of the values of the ``parts`` devices along the axis ``mesh``.
+
+    A ``total`` is a sum whose cotangent all devices have.
+    """
     return x
 
 
@@ -99,5 +103,52 @@ def ring_attention(q: Any, k: Any, v: Any, *, mesh: str, parts: int, causal: boo
     raise NotImplementedError("it requires the keys of other devices")
 
 
-for _op in (ring_attention, cotangent, all_reduce, all_gather, all_to_all, reduce_scatter, chunk_sum):
+def _at_experts(types: Any, attributes: Any, regions: Any) -> Any:
+    x, experts = types
+    rows = attributes["parts"] * product(experts.shape)
+    numbers = TensorType(experts.dtype, (rows,))
+    return (
+        TensorType(x.dtype, (rows, x.shape[-1])),
+        numbers,
+        TensorType(int64, (attributes["parts"] * attributes["count"],)),
+    )
+
+
+@op(
+    name="mesh.to_experts",
+    infer=_at_experts,
+    results=("rows", "numbers", "counts"),
+    opaque=True,
+    no_axes="it already works on local parts",
+)
+def to_experts(x: Any, experts: Any, *, mesh: str, parts: int, count: int) -> Any:
+    """The rows of all devices that are routed to the ``count`` experts of this one, their experts, and their counts.
+
+    There is place for all rows; those after the received ones have no expert. Counts are by device and expert.
+    """
+    raise NotImplementedError("it requires the rows of other devices")
+
+
+def _back(types: Any, attributes: Any, regions: Any) -> Any:
+    y, experts, _ = types
+    return (TensorType(y.dtype, (*experts.shape, y.shape[-1])),)
+
+
+@op(name="mesh.from_experts", infer=_back, opaque=True, no_axes="it already works on local parts")
+def from_experts(y: Any, experts: Any, counts: Any, *, mesh: str, parts: int, count: int) -> Any:
+    """The results of the rows that ``mesh.to_experts`` has sent, for each active expert of a row."""
+    raise NotImplementedError("it requires the rows of other devices")
+
+
+for _op in (
+    to_experts,
+    from_experts,
+    ring_attention,
+    cotangent,
+    all_reduce,
+    all_gather,
+    all_to_all,
+    reduce_scatter,
+    chunk_sum,
+):
     _op.no_vjp("collectives are inserted after differentiation")

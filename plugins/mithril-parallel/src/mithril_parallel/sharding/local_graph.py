@@ -58,8 +58,10 @@ class LocalGraphBuilder(ABC):
         sequential_axes: frozenset[str],
         *,
         differentiated: bool = False,
+        exchanges_rows: bool = False,
         in_region: bool = False,
     ) -> None:
+        self.exchanges_rows = exchanges_rows  # whether numbers of exchanged rows may be known at run time only
         self.differentiated = differentiated  # whether a framework differentiates the graph of a device
         self.graph, self.mesh, self.sequential_axes = graph, mesh, sequential_axes
         self.in_region = in_region  # a loop body or branch, which cannot contain a sum over chunks

@@ -15,12 +15,14 @@ from mithril.axes import linear_in
 from mithril.base import OperationError, TensorType, UnsupportedError
 from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results, types_of
 from mithril.ops import if_op, scan_op
-from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
+from mithril_parallel.mesh import BLOCKS, Mesh, Split, base, replicated
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.attention import shard_attention
 from mithril_parallel.sharding.control_flow import shard_if, shard_scan
 from mithril_parallel.sharding.custom_gradients import shard_custom_gradient
-from mithril_parallel.sharding.local_graph import DeviceGraph, LocalGraphBuilder, Part
+from mithril_parallel.sharding.equal_cotangents import with_equal_cotangents
+from mithril_parallel.sharding.experts import shard_experts
+from mithril_parallel.sharding.local_graph import INDEX, DeviceGraph, LocalGraphBuilder, Part
 from mithril_parallel.sharding.local_rules import LocalRule, is_zero, local_rule
 from mithril_parallel.sharding.lookups import shard_lookup, shard_row_aligned
 
@@ -33,6 +35,7 @@ def partition_graph(
     outputs: Mapping[str, Split] | None = None,
     sequential_axes: Sequence[str] = (),
     differentiated: bool = False,
+    exchanges_rows: bool = False,
 ) -> DeviceGraph:
     """Partition ``graph`` for a mesh; ``inputs`` maps names of inputs to their splits.
 
@@ -40,13 +43,15 @@ def partition_graph(
     ``sequential_axes`` count iterations on one device instead of devices: their only collective is a sum
     (``mesh.chunk_sum``), and its consumers run once, after all iterations. So does the optimizer's update.
     ``differentiated`` tells that a framework differentiates the result, with the custom gradients of operations.
+    With ``exchanges_rows`` devices send each other the rows of their experts, whose number is known at run time only.
     """
     mesh = Mesh({name: n for name, n in axes.items() if n > 1})
     sequential = frozenset(sequential_axes) & frozenset(mesh.axes)
-    return SpmdPartitioner(graph, mesh, sequential, differentiated=differentiated).run(inputs, outputs or {})
+    partitioner = SpmdPartitioner(graph, mesh, sequential, differentiated=differentiated, exchanges_rows=exchanges_rows)
+    return partitioner.run(inputs, outputs or {})
 
 
-RULES = (shard_custom_gradient, shard_lookup, shard_row_aligned, shard_attention)
+RULES = (shard_custom_gradient, shard_lookup, shard_row_aligned, shard_attention, shard_experts)
 
 
 class SpmdPartitioner(LocalGraphBuilder):
@@ -81,6 +86,10 @@ class SpmdPartitioner(LocalGraphBuilder):
             self.graph.name,
             tuple(self.builder.guards),
         )
+        if self.differentiated and not self.in_region:
+            for axis in self.mesh.axes:
+                differing = [n for n, split in input_splits.items() if any(a and base(a) == axis for a in split)]
+                local_graph = with_equal_cotangents(local_graph, [*differing, INDEX + axis], axis)
         return DeviceGraph(local_graph, self.mesh, input_splits, parts)
 
     def _output_value(self, v: Value, requested: Split | None, unreduced: bool) -> Value:
@@ -123,7 +132,12 @@ class SpmdPartitioner(LocalGraphBuilder):
         unreduced: Collection[str] = (),
     ) -> DeviceGraph:
         partitioner = SpmdPartitioner(
-            graph, self.mesh, self.sequential_axes, differentiated=self.differentiated, in_region=True
+            graph,
+            self.mesh,
+            self.sequential_axes,
+            differentiated=self.differentiated,
+            exchanges_rows=self.exchanges_rows,
+            in_region=True,
         )
         partitioner.accumulating.update(accumulating)
         return partitioner.run(inputs, outputs, unreduced)

@@ -125,10 +125,11 @@ def local_parts(x: Any, rank: int, *, replicas: bool) -> Iterator[tuple[tuple[in
                 written.add(start)
                 yield start, np.array(shard.data)
     elif hasattr(x, "to_local") and hasattr(x, "device_mesh"):  # a DTensor of PyTorch
-        start, is_replica = _place_of(x)
         local = np.array(to_numpy(x.to_local()))
-        if local.size and (replicas or not is_replica):
-            yield start, local
+        if local.size:  # else a process of other stages
+            start, is_replica = _place_of(x)
+            if replicas or not is_replica:
+                yield start, local
     elif replicas or rank == 0:
         array = to_numpy(x)
         yield (0,) * len(x.shape), np.array(array, order="C")
