@@ -1,4 +1,4 @@
-"""``static_inference=True``: programs hold the weights of products and pass them as arguments."""
+"""``static_inference=True``: programs hold the weights of products and convolutions and pass them as arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.models import Layer, Linear, Model
+from mithril.models import Conv2d, Layer, Linear, MixtureOfExperts, Model
 
 SIZE = 256
 rng = np.random.default_rng(0)
@@ -88,6 +88,36 @@ def test_an_array_is_bound_on_two_devices():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == ["0 1", "1 1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "image", "order"),
+    [
+        ({}, 8, (2, 3, 1, 0)),
+        ({}, 2, (0, 1, 2, 3)),  # the kernel exceeds the image: the convolution becomes a product
+        ({"vectorize": True}, 8, (2, 3, 1, 0)),
+    ],
+)
+def test_kernels_are_held_in_the_order_that_the_convolution_reads(options, image, order):
+    model = Model()
+    model += Conv2d(64, 96, 3, padding=1, groups=2, name="c")
+    shapes = {"input": [None if options else 2, 64, image, image]}
+    program = ml.compile(model, "jax", shapes=shapes, static_inference=True, **options)
+    reference = ml.compile(model, "jax", shapes={"input": [2, 64, image, image]})
+    params = {"c.weight": rng.normal(size=(96, 32, 3, 3)).astype(np.float32), "c.bias": np.ones(96, np.float32)}
+    x = rng.normal(size=(2, 64, image, image)).astype(np.float32)
+    (y,), (expected,) = program.bind(params)({"input": x}).values(), reference.evaluate(params, {"input": x}).values()
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+    (kernel,) = held(program).values()
+    np.testing.assert_array_equal(kernel, params["c.weight"].transpose(order))
+
+
+def test_weights_of_experts_are_held():
+    model = compiled(MixtureOfExperts(4, SIZE))
+    forms = model.randomize_params(0)
+    model.bind({name: np.asarray(array) for name, array in forms.items()})
+    model({"input": rng.random((4, SIZE), np.float32)})
+    assert sorted(w.shape for w in held(model).values()) == [(4, SIZE, SIZE)] * 3
 
 
 def test_programs_share_a_weight_and_release_it_before_the_caller_does():

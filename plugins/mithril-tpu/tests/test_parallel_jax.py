@@ -10,7 +10,7 @@ from gpt import gpt
 from small_models import block
 
 import mithril as ml
-from mithril.models import IOKey, Linear, Model, Relu
+from mithril.models import Conv2d, IOKey, Linear, Model, Relu
 from mithril.runtime import ProgramKey, ProgramKind
 from mithril_tpu.aot import analysis
 
@@ -215,3 +215,39 @@ def test_native_gradients_reject_a_pipeline():
     )
     with pytest.raises(ml.OptionError, match="conflicts with a pipeline"):
         compiled.evaluate(compiled.randomize_params(0), X, G)
+
+
+def bound_on_two_devices(model, shape, requested):
+    """Return a program that holds random weights, divided as requested, and the weights by name."""
+    options = {"static_inference": True, "tensor_split_dims": requested}
+    compiled = ml.compile(model, ml.JaxBackend(device_mesh=(1, 2)), shapes={"input": shape}, **options)
+    shapes = {name: x.shape for name, x in compiled.randomize_params(0).items()}
+    weights = {name: np.random.default_rng(0).random(s, np.float32) for name, s in shapes.items()}
+    return compiled, compiled.bind(weights), weights
+
+
+@pytest.mark.parametrize(("group", "axis"), [("weights", 0), ("weights", -1), ("weight", 0), ("weight", 1)])
+def test_a_mesh_divides_the_weights_that_a_program_holds(group, axis):
+    """Count axes of the parameter, although the program holds it transposed."""
+    compiled, program, weights = bound_on_two_devices(Linear(4096, bias=False), [4, 256], {group: axis})
+    x = np.ones((4, 256), np.float32)
+    np.testing.assert_allclose(program({"input": x})["output"], x @ weights["weight"].T, rtol=1e-4)
+    (weight,) = compiled.programs[-1].executable.call.weights.values()
+    assert weight.shape == (256, 4096)
+    assert weight.sharding.shard_shape(weight.shape) == ((256, 2048) if axis == 0 else (128, 4096))
+
+
+def test_axes_of_kernels_that_a_program_holds_are_those_of_the_parameter():
+    """Divide or report axes of [outputs, inputs, height, width]; the program holds the outputs last."""
+    model = Model()
+    model += Conv2d(64, 96, 3, groups=2, bias=False, name="c")
+    model += Conv2d(96, 64, 3, bias=False, name="d")
+    compiled, program, _ = bound_on_two_devices(model, [1, 64, 9, 9], {"c.weight": 0, "d.weight": 2})
+    program({"input": np.ones((1, 64, 9, 9), np.float32)})
+    weights = compiled.programs[-1].executable.call.weights
+    parts = {name: x.sharding.shard_shape(x.shape) for name, x in weights.items()}
+    assert parts == {"c.weight": (3, 3, 32, 48), "d.weight": (3, 3, 96, 64)}
+    messages = [line for line in map(str, compiled.decisions) if "is replicated" in line]
+    assert messages == ["choice: 'd.weight' is replicated: axis 2 of length 3 cannot be divided by 2"]
+    with pytest.raises(ml.OptionError, match=r"'c.weight' has no axis 4(.|\n)*\[96, 32, 3, 3\]"):
+        bound_on_two_devices(model, [1, 64, 9, 9], {"c.weight": 4})[1]({"input": np.ones((1, 64, 9, 9), np.float32)})

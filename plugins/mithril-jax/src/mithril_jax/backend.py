@@ -12,7 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mithril import ops
 from mithril.backend import (
+    Backend,
     BuildOptions,
     Capabilities,
     Form,
@@ -26,7 +28,7 @@ from mithril.backend import (
     with_stored_operands,
 )
 from mithril.base import BackendError, Decisions, OptionError, UnsupportedError, dtype as as_dtype
-from mithril.ir import Graph, cotangent_name, iterate, result_name
+from mithril.ir import Graph, Node, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
 from mithril_jax import held_weights, process_config
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature
@@ -147,6 +149,12 @@ class JaxBackend(SourceBackend):
             unrolled_table = self._unrolled[id(base), steps] = with_unroll(base, steps)
         return unrolled_table
 
+    def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
+        is_divided = self.mesh is not None or (options is not None and options.settings["pjit"])
+        if is_divided and node.op in (ops.expert_matmul, ops.expert_weight_grad):
+            return False  # sorting the rows would gather them
+        return super().lowers(node, options)
+
     def base_table(self, semantics: str) -> Lowerings:
         return TPU_TABLES[semantics] if "tpu" in self.capabilities.families else super().base_table(semantics)
 
@@ -161,26 +169,41 @@ class JaxBackend(SourceBackend):
         return backend.build_pipeline(graph, options, dict(mesh.shape), specs)
 
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
-        """Build one program without pipeline stages; one with embedded weights holds those of its products."""
+        """Build one program without pipeline stages; one with embedded weights passes them as arguments."""
         graph = with_stored_operands(graph, OWN_COMPARISONS)
-        reduced, weights = self._extracted(graph) if self._holds(options) else (graph, {})
-        return _holding(super().build(reduced, options), graph, weights)
+        reduced, weights = held_weights.extracted(graph) if self._holds(options) else (graph, {})
+        return self._holding(super().build(reduced, options), graph, weights)
 
     def _holds(self, options: BuildOptions) -> bool:
-        """Whether a program passes weights of products as arguments; a source file contains them instead."""
-        settings = options.settings
-        is_alone = self.mesh is None and not settings["pjit"] and not settings["vectorize"]
-        return options.static and is_alone and options.file_path is None
+        """Whether a program passes weights as arguments; a source file contains them instead."""
+        return options.static and options.file_path is None
 
-    def _extracted(self, graph: Graph) -> tuple[Graph, dict[str, jax.Array]]:
-        return held_weights.extracted(graph, self.array, self.placement)
+    def _holding(
+        self, executable: SourceExecutable, graph: Graph | LazyGraph, weights: Mapping[str, held_weights.Held]
+    ) -> SourceExecutable:
+        """Let a program pass the weights that it holds; its graph contains them."""
+        if not weights:
+            return executable
+        shardings = getattr(getattr(executable.call, "jitted_call", executable.call), "shardings", None)
+
+        def placed(name: str, weight: held_weights.Held) -> jax.Array:
+            if shardings is None:
+                return weight.placed(self.array, self.placement)
+            sharding = shardings.sharding(name)
+            return weight.placed(lambda x: mesh_execution.put(np.asarray(x, order="C"), sharding), sharding)
+
+        arrays = {name: placed(name, weight) for name, weight in weights.items()}
+        embedded = sum(x.nbytes for x in executable.arrays.values())
+        executable.call = held_weights.HeldCall(executable.call, arrays, embedded)
+        executable.forward = held_weights.HeldCall(executable.forward, arrays, embedded)
+        executable._graph = graph if isinstance(graph, LazyGraph) else LazyGraph(graph)
+        return executable
 
     def revive(self, parts: Mapping[str, bytes], graph: LazyGraph, options: BuildOptions) -> SourceExecutable:
         if not self._holds(options):
             return super().revive(parts, graph, options)
-        stored = with_stored_operands(graph.get(), OWN_COMPARISONS)
-        reduced, weights = self._extracted(stored)
-        return _holding(super().revive(parts, LazyGraph(reduced), options), graph, weights)
+        reduced, weights = held_weights.extracted(with_stored_operands(graph.get(), OWN_COMPARISONS))
+        return self._holding(super().revive(parts, LazyGraph(reduced), options), graph, weights)
 
     def build_pipeline(
         self, graph: Graph, options: BuildOptions, axes: Mapping[str, int], specs: Mapping[str, Any]
@@ -280,7 +303,7 @@ class JaxBackend(SourceBackend):
     def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
         call = getattr(executable, "call", None)
         if not isinstance(call, held_weights.HeldCall):
-            return super().embedded_weights(executable, size)
+            return Backend.embedded_weights(self, executable, size)  # XLA copies the constants of the module
         return [*call.weights.values()], round(self.embedded_copies * call.embedded)
 
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
@@ -340,18 +363,6 @@ class JaxBackend(SourceBackend):
     def synchronize(self, value: Any = None) -> None:
         if value is not None:
             jax.block_until_ready(value)
-
-
-def _holding(
-    executable: SourceExecutable, graph: Graph | LazyGraph, weights: Mapping[str, jax.Array]
-) -> SourceExecutable:
-    """Let a program pass the weights that it holds; its graph contains them."""
-    if weights:
-        embedded = sum(x.nbytes for x in executable.arrays.values())
-        executable.call = held_weights.HeldCall(executable.call, weights, embedded)
-        executable.forward = held_weights.HeldCall(executable.forward, weights, embedded)
-        executable._graph = graph if isinstance(graph, LazyGraph) else LazyGraph(graph)
-    return executable
 
 
 def _defensive_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

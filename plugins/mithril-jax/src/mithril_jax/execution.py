@@ -432,7 +432,7 @@ def _donatable(graph: Graph, requested: Sequence[int], params: Sequence[str], in
     by_name = {i.name: i for i in graph.arguments}
     donated = []
     for k, i in enumerate(by_name[name] for name in (*params, *inputs)):
-        if i.tags.get("held"):
+        if "held_order" in i.tags:
             continue
         if ((0 if k < len(params) else 1) in requested or i.tags.get("donated")) and i.type in free:
             free.remove(i.type)

@@ -1,4 +1,4 @@
-"""Weights of products as arguments of a program that holds them, in the layout that its products read.
+"""Weights as arguments of a program that holds them, in the layout that its products and convolutions read.
 
 XLA stores a constant several times: as an array, as a literal of the program, and as the literal that its compiler
 folds it to. An argument is stored once. Transposed in advance, it is multiplied as fast as a constant.
@@ -6,8 +6,8 @@ folds it to. An argument is stored once. Transposed in advance, it is multiplied
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -15,10 +15,12 @@ import jax
 import numpy as np
 
 from mithril import ops
+from mithril.axes import is_product
 from mithril.backend import Forward
 from mithril.base import TensorType
 from mithril.ir import Graph, Input, Node, Value, iterate
 from mithril.system import ArrayCache
+from mithril_jax.lowering import kernel_exceeds_image
 
 SMALLEST = 1 << 16  # bytes; the call of a program takes longer with each argument
 HELD: ArrayCache = ArrayCache()  # by constant, as long as a program lives: programs for other sizes share them
@@ -44,33 +46,48 @@ class HeldCall:
             forget()
 
 
-def extracted(
-    graph: Graph, array: Callable[[Array], jax.Array], placement: Hashable
-) -> tuple[Graph, dict[str, jax.Array]]:
-    """Return the graph with weights of products as parameters, and their arrays, which ``array`` puts there."""
+@dataclass(frozen=True)
+class Held:
+    """A constant that becomes an argument, and the order in which its axes are stored."""
+
+    constant: Array
+    order: tuple[int, ...]
+
+    def placed(self, transfer: Callable[[Array], jax.Array], placement: Hashable) -> jax.Array:
+        """Return the array of a placement, which ``transfer`` makes unless a program holds it already."""
+        shared: WeakValueDictionary[Any, jax.Array] = HELD.get(self.constant, "held", WeakValueDictionary)
+        weight = shared.get((self.order, placement))
+        if weight is None:
+            weight = shared[self.order, placement] = transfer(self.constant.transpose(self.order))
+        return weight
+
+
+def extracted(graph: Graph) -> tuple[Graph, dict[str, Held]]:
+    """Return the graph with weights of products and convolutions as parameters, and their elements."""
     readers = _readers(graph)
-    weights: dict[str, jax.Array] = {}
+    weights: dict[str, Held] = {}
     inputs: list[Input] = []
+    restored: list[Node] = []
     renamed: dict[Value, Value] = {}
     for i in graph.inputs:
         data = i.data
         used = readers.get(i.value)
-        if i.role != "constant" or data is None or used is None or data.nbytes < SMALLEST or i.value in graph.outputs:
+        if i.role != "constant" or data is None or used is None or data.nbytes < SMALLEST:
             inputs.append(i)
             continue
-        is_transposed = all(node.op is ops.transpose for node in used)
-        shape = i.type.shape[::-1] if is_transposed else i.type.shape
-        value = Value(i.name, TensorType(i.type.dtype, shape))
-        stored = np.asarray(data)
-        matrix = stored.T if is_transposed else stored
-        shared: WeakValueDictionary[Any, jax.Array] = HELD.get(stored, "held", WeakValueDictionary)
-        weight = shared.get((is_transposed, placement))
-        if weight is None:
-            weight = shared[is_transposed, placement] = array(matrix)
-        weights[i.name] = weight
-        inputs.append(replace(i, value=value, role="param", data=None, tags={**i.tags, "held": True}))
-        if is_transposed:
+        order = _order(i.value, used)
+        value = Value(i.name, TensorType(i.type.dtype, tuple(i.type.shape[k] for k in order)))
+        weights[i.name] = Held(np.asarray(data), order)
+        axes = i.tags.get("axes", range(len(order)))  # constant folding may have transposed the parameter
+        tags = {**i.tags, "held_order": tuple(axes[k] for k in order)}
+        inputs.append(replace(i, value=value, role="param", data=None, tags=tags))
+        if all(node.op is ops.transpose for node in used):
             renamed |= {node.result: value for node in used}
+        elif order != tuple(range(len(order))):  # XLA's convolutions read any order, without a copy
+            original = Value(f"{i.name}_original", i.type)
+            attributes = ops.transpose.complete({"perm": tuple(np.argsort(order).tolist())})
+            restored.append(Node(ops.transpose, (value,), attributes, (original,)))
+            renamed[i.value] = original
         else:
             renamed[i.value] = value
     nodes = [
@@ -78,14 +95,28 @@ def extracted(
         for node in graph.nodes
         if not (node.op is ops.transpose and node.result in renamed)
     ]
-    return (graph.replaced(inputs=tuple(inputs), nodes=tuple(nodes)), weights) if weights else (graph, weights)
+    return (graph.replaced(inputs=tuple(inputs), nodes=(*restored, *nodes)), weights) if weights else (graph, weights)
+
+
+def _order(weight: Value, readers: Sequence[Node]) -> tuple[int, ...]:
+    """Return the order of the axes that the readers read fastest: a convolution reads its kernel channels last."""
+    rank = len(weight.shape)
+    if all(node.op is ops.transpose for node in readers):
+        return SWAPPED
+    if all(node.op is ops.conv and not kernel_exceeds_image(node) for node in readers):
+        return (*range(2, rank), *SWAPPED)
+    return tuple(range(rank))
 
 
 def _readers(graph: Graph) -> dict[Value, list[Node]]:
-    """Return the nodes that read each matrix which only products and look-ups of rows read, perhaps transposed."""
+    """Return the nodes that read each weight which only products, convolutions and look-ups of rows read.
+
+    A product may read a matrix transposed.
+    """
     users: dict[Value, list[Node]] = {}
     outer = set(graph.nodes)
     excluded = set(graph.outputs)
+    constants = {i.value for i in graph.with_role("constant")}
     for node, _ in iterate(graph):
         for v in node.operands:
             if v is not None and node in outer:
@@ -93,17 +124,19 @@ def _readers(graph: Graph) -> dict[Value, list[Node]]:
             elif v is not None:
                 excluded.add(v)
 
-    def is_product(node: Node) -> bool:
-        return node.op is ops.matmul or (node.op is ops.take and node.attributes["axis"] == 0)
+    def is_reader(v: Value, node: Node) -> bool:
+        if node.op is ops.take:
+            return bool(node.attributes["axis"] == 0)
+        return is_product(node) and (node.op is not ops.conv or node.operands[0] is not v)
 
-    def is_matrix(node: Node) -> bool:
+    def is_transpose(node: Node) -> bool:
         """Whether the node is the transpose of a matrix that only products read."""
         if node.op is not ops.transpose or tuple(node.attributes["perm"]) != SWAPPED or node.result in excluded:
             return False
-        return all(is_product(n) for n in users.get(node.result, ()))
+        return all(is_reader(node.result, n) for n in users.get(node.result, ()))
 
     def is_read(v: Value, nodes: list[Node]) -> bool:
-        is_weight = v not in excluded and len(v.shape) == 2 and v.dtype.is_float
-        return is_weight and all(is_product(node) or is_matrix(node) for node in nodes)
+        is_weight = v in constants and v not in excluded and len(v.shape) >= 2 and v.dtype.is_float
+        return is_weight and all(is_reader(v, node) or is_transpose(node) for node in nodes)
 
     return {v: nodes for v, nodes in users.items() if is_read(v, nodes)}

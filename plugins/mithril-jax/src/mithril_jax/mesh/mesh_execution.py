@@ -19,7 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import mithril as ml
-from mithril.base import BackendError, Decisions, OptionError
+from mithril.base import BackendError, Decisions, OptionError, TensorType
 from mithril.ir import Graph, Input, Output
 from mithril.system import launched_task
 from mithril_jax import process_config
@@ -134,6 +134,11 @@ def _padded(spec: PartitionSpec, rank: int) -> tuple[str | None, ...]:
     return (*spec, *[None] * (rank - len(spec)))
 
 
+def _parameter(i: Input) -> str:
+    """Return the name of a parameter, whose elements a program may hold transposed under another name."""
+    return str(i.tags.get("parameter", i.name))
+
+
 class ArgumentShardings:
     """The sharding of each argument of a program. ``place`` transfers arrays to it; parameters only once."""
 
@@ -163,7 +168,7 @@ class ArgumentShardings:
         self._device_params: dict[str, tuple[Any, Any]] = {}  # parameters: the user's array, the placed array
 
     def _check_names(self, graph: Graph) -> None:
-        params = [i.name for i in graph.with_role("param")]
+        params = [_parameter(i) for i in graph.with_role("param")]
         for pattern in self.splits:
             if pattern not in GROUPS and not any(fnmatchcase(name, pattern) for name in params):
                 raise OptionError(
@@ -233,23 +238,27 @@ class ArgumentShardings:
         return PartitionSpec(*(over if k == longest else a for k, a in enumerate(split)))
 
     def _weight_spec(self, i: Input) -> PartitionSpec:
-        parts, shape = self.mesh.shape.get("model", 1), i.type.shape
-        axis = self._requested_axis(i.name, len(shape))
+        name = _parameter(i)
+        order = i.tags.get("held_order", range(len(i.type.shape)))  # axes are those of the parameter
+        shape = tuple(i.type.shape[order.index(k)] for k in range(len(order)))
+        parts = self.mesh.shape.get("model", 1)
+        axis = self._requested_axis(name, len(shape))
         if axis is not None and not -len(shape) <= axis < len(shape):
-            raise OptionError(f"tensor_split_dims: '{i.name}' has no axis {axis}", facts=[f"it is {i.type}"])
+            facts = [f"it is {TensorType(i.type.dtype, shape)}"]
+            raise OptionError(f"tensor_split_dims: '{name}' has no axis {axis}", facts=facts)
         if parts == 1 or not shape:
             return PartitionSpec()
         fits = [k for k, n in enumerate(shape) if isinstance(n, int) and n % parts == 0]
         if axis is not None:
             split_axis: int | None = axis % len(shape)
             if split_axis not in fits:
-                self._record_replicated(i.name, axis % len(shape), shape[axis], "model")
+                self._record_replicated(name, axis % len(shape), shape[axis], "model")
                 return PartitionSpec()
         elif self.pairs is not None:
             return PartitionSpec(*self.pairs.get(i.name, ()))
         else:
             split_axis = next(iter(fits), None) if len(shape) > 1 else None
-        return PartitionSpec(*("model" if k == split_axis else None for k in range(len(shape))))
+        return PartitionSpec(*("model" if k == split_axis else None for k in order))
 
     def _requested_axis(self, name: str, rank: int) -> int | None:
         if name in self.splits:
