@@ -150,6 +150,13 @@ class SourceBackend(Backend):
         forward = self.loaded(source)
         return SourceExecutable(graph, source, forward, self.finish(forward, cast("Graph", graph), options))
 
+    def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
+        """Return the constants of the generated module, among them views of mapped files."""
+        space = getattr(getattr(executable, "forward", None), "__globals__", None)
+        if space is None:  # a program of several backends, or of a plugin
+            return super().embedded_weights(executable, size)
+        return [x for x in space.values() if getattr(x, "nbytes", 0)], 0
+
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:

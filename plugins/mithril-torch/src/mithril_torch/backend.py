@@ -37,13 +37,15 @@ from mithril_torch.fusion.batch_statistics import with_native_statistics
 from mithril_torch.fusion.foreach import with_lists
 from mithril_torch.fusion.in_place import with_overwritten_operands
 from mithril_torch.fusion.norm_gradients import join_norms
+from mithril_torch.fusion.packed_kernels import with_packed_kernels
 from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
 from mithril_torch.lowering import table
 from mithril_torch.native_semantics import DIFFERENT, native_table
-from mithril_torch.parallel import collectives, meshes, own_gradients, program_parts, ring_attention  # noqa: F401  # add their rows to the table
+from mithril_torch.parallel import collectives, meshes, own_gradients, program_parts, ring_attention, routed_rows  # noqa: F401  # add their rows to the table
 
 OWN_COMPARISONS = frozenset({ops.max, ops.min})  # PyTorch's own gradients compare the operand with the result
+GROUPED = frozenset({ops.expert_matmul, ops.expert_weight_grad})
 MISSING = ("uint16", "uint64")  # PyTorch stores these but supports hardly any operation on them
 
 
@@ -127,6 +129,10 @@ class TorchBackend(SourceBackend):
             return options is not None and self.differentiates(options)
         if node.op.surrogate and options is not None and self.differentiates(options):
             return True  # the gradient of its decomposition is another one
+        if node.op is ops.expert_mixture and self.device_mesh is not None:
+            return True  # divided as a whole over the processes
+        if node.op in GROUPED and options is not None and not self.branches(options):
+            return False  # the sizes of groups are known at run time only
         return super().lowers(node, options)
 
     # -- building ----------------------------------------------------------------------------------------------------
@@ -149,6 +155,8 @@ class TorchBackend(SourceBackend):
             table = self.table(options)
 
             def lowers(node: Node) -> bool:
+                if node.op in GROUPED and (mesh[1] > 1 or not self.branches(options)):
+                    return False  # DTensor has no rules for the sizes of groups
                 return table.lowers(node) or table.falls_back(node)
 
             def has_own_gradient(node: Node) -> bool:
@@ -215,9 +223,15 @@ class TorchBackend(SourceBackend):
         if options.fuses:
             graph = join_attentions(graph) if self.torch_device.type == "cpu" else graph
             graph = pair_operations(join_norms(fuse_subgraphs(graph)))
+            graph = with_packed_kernels(graph) if self._packs(options) else graph
             # autograd saves values that these overwrite
             graph = graph if gradients else with_overwritten_operands(with_lists(graph))
         return super().generate(graph, options, gradients)
+
+    def _packs(self, options: BuildOptions) -> bool:
+        """Whether oneDNN runs the convolutions of the program: torch.compile and mixed precision select kernels."""
+        is_eager = self.branches(options) and not self.enable_amp
+        return options.static and is_eager and self.torch_device.type == "cpu"
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)
@@ -268,7 +282,7 @@ class TorchBackend(SourceBackend):
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         if isinstance(array, np.ndarray):
             return array
-        full = gathered(array) if hasattr(array, "full_tensor") else array
+        full = _complete(array) if hasattr(array, "full_tensor") else array
         host = full.detach().cpu()
         if host.dtype == torch.bfloat16:
             return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
@@ -284,12 +298,11 @@ class TorchBackend(SourceBackend):
             torch.mps.synchronize()
 
 
-def gathered(array: Any) -> torch.Tensor:
-    """Return all elements of a DTensor; collectives do not support uint32, the dtype of random keys."""
-    if array.dtype != torch.uint32:
-        return array.full_tensor()
-    words = type(array).from_local(array.to_local().view(torch.int32), array.device_mesh, array.placements)
-    return words.full_tensor().view(torch.uint32)
+def _complete(array: Any) -> torch.Tensor:
+    """Return all elements of a DTensor."""
+    from mithril_torch.parallel.arrays import complete
+
+    return complete(array)
 
 
 def _phone(settings: Mapping[str, Any]) -> str:

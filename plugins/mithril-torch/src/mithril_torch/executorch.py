@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -102,7 +103,16 @@ def _inference(compiled: Any) -> tuple[Graph, Any]:
             f"size '{unknown[0].name}' is symbolic, but ExecuTorch requires static shapes",
             hint="compile with integers in shapes=",
         )
-    return graph, candidates[-1].executable.forward
+    return graph, _with_plain_kernels(candidates[-1].executable.forward)
+
+
+def _with_plain_kernels(forward: Any) -> Any:
+    """Return the function with its constants in a layout that other runtimes read, not packed for oneDNN."""
+    constants = {
+        name: x.to_dense() if isinstance(x, torch.Tensor) and x.is_mkldnn else x
+        for name, x in forward.__globals__.items()
+    }
+    return FunctionType(forward.__code__, constants)
 
 
 def _lowered(program: torch.nn.Module, examples: tuple[Any, ...], delegate: str | None) -> bytes:

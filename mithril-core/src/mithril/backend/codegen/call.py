@@ -37,6 +37,7 @@ class Lines(Protocol):
     def line(self, text: str, node: Node, /) -> None: ...
     def region(self, graph: Graph, wish: str, arguments: Sequence[Value | None] = (), /) -> str: ...
     def is_spent(self, v: Value | None, /) -> bool: ...
+    def convert_constant(self, v: Value | None, helper: Callable[..., Any], arguments: Sequence[str], /) -> None: ...
 
 
 class Call:
@@ -113,6 +114,10 @@ class Call:
     def helper(self, function: Callable[..., Any]) -> str:
         """Add the source of a function to the generated file and return its name there."""
         return self._writer.helper(function)
+
+    def convert_constant(self, name: str, helper: Callable[..., Any], *arguments: str) -> None:
+        """Replace a constant operand that nothing else reads by the result of a helper when the module is loaded."""
+        self._writer.convert_constant(self.node.operands[self.node.op.operands.index(name)], helper, arguments)
 
     def line(self, text: str) -> None:
         """Emit a statement before the one of this operation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Sequence
 from string import Formatter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -309,6 +309,10 @@ class FunctionEmitter:
         for value, name in zip(node.results, results, strict=True):
             self.text[value] = name
         self._ownership(node, row)
+
+    def convert_constant(self, v: Value | None, helper: Callable[..., Any], arguments: Sequence[str]) -> None:
+        name = self.text[cast("Value", v)]
+        self.module.constants.append(f"{name} = {self.helper(helper)}({', '.join([name, *arguments])})")
 
     def fill_template(self, template: str, call: Call) -> str:
         parts = []

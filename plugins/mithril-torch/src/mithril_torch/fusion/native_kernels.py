@@ -15,6 +15,7 @@ from mithril_torch.fusion import (
     foreach,
     in_place,
     norm_gradients,
+    packed_kernels,
     paired_ops,
     subgraph_fusion,
 )
@@ -25,6 +26,7 @@ subgraph_fusion.add_rows(table)
 paired_ops.add_rows(table)
 foreach.add_rows(table)
 in_place.add_rows(table)
+packed_kernels.add_rows(table)
 norm_gradients.add_rows(table)
 attention_gradients.add_rows(table)
 batch_statistics.add_rows(table)
