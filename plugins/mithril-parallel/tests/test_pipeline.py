@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 from gpt import gpt
@@ -11,7 +13,7 @@ from test_shard import step_graph
 
 import mithril as ml
 from mithril.ir import evaluate
-from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model
+from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model, TransformerEncoderLayer
 
 
 def run(pipeline, arguments):
@@ -104,7 +106,7 @@ def test_backward_links_are_as_narrow_as_forward_links():
 
 
 def test_unequal_layers_are_balanced_by_work():
-    graph = forward(chain([512, 512, 64, 64, 64, 64]), {"x": [32, 512]})
+    graph = forward(chain([512, 512, 256, 64, 64, 64]), {"x": [32, 512]})
     pipeline = ml.staged(graph, 3)
     work = [sum(1 for n in t.graph.nodes if n.op.name in ("linear", "matmul")) for t in pipeline.tasks]
     assert work == [1, 1, 4]
@@ -118,6 +120,16 @@ def test_cuts_are_at_points_with_few_live_values():
         h = h + Linear(32, name=f"b{k}")(Linear(128, name=f"a{k}")(h))
     pipeline = ml.staged(forward(Model.create(outputs={"y": h}), {"x": [16, 32]}), 4)
     assert [len(t.takes) for t in pipeline.tasks] == [0, 1, 1, 1]
+
+
+def test_cuts_are_between_blocks_if_the_best_balance_is_inside_one():
+    """Cut seven encoder blocks in three: a third ends inside a block, where several values are live."""
+    model = Model()
+    for k in range(7):
+        model += TransformerEncoderLayer(32, 4, 128, name=f"l{k}")
+    pipeline = ml.staged(forward(model, {"input": [8, 16, 32]}), 3)
+    link_bytes = [sum(4 * prod(map(int, t.graph.input(n).type.shape)) for n in t.takes) for t in pipeline.tasks]
+    assert link_bytes == [0, 4 * 8 * 16 * 32, 4 * 8 * 16 * 32]
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])

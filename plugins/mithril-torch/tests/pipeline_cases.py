@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import tempfile
+from unittest import mock
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from mesh_cases import G, X, assert_same, block, changes, images, language, on_numpy, raises, stepped
 from module_cases import SIZES
 
 import mithril as ml
 from mithril.models import Dropout, IOKey, Linear, Model, Relu
+from mithril_torch.parallel import pipeline_pass
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
 
@@ -150,10 +153,42 @@ def dropout_and_restarts():
         second.fit(ROWS, epochs=2, batch_size=8, shuffle=False, resume=path)
         moments = {n: x for n, x in second.engine.arrays.items() if "/" in n and n.endswith("first.weight")}
         assert len(moments) >= 2
-        assert all(x.to_local().numel() * count == x.numel() for x in moments.values())
+        assert all(elements_of_processes(x) == x.numel() for x in moments.values())
         assert_same([second.engine.to_numpy()], [single.engine.to_numpy()])
         rows = ROWS["x"][:7]  # cannot be cut into chunks
         np.testing.assert_allclose(second.predict(rows), single.predict(rows), rtol=1e-4, atol=1e-5)
+
+
+def elements_of_processes(x):
+    """Return the number of elements that all processes hold of an array."""
+    total = torch.tensor(x.to_local().numel())
+    dist.all_reduce(total)
+    return int(total)
+
+
+def stages_have_their_own_parameters():
+    """Exchange the weight of two stages and the loss in a step, and a number for the norm; hold each array once."""
+    model, batch, loss = perceptron("medium")
+    mesh = ml.TorchBackend(device_mesh=(1, 1, dist.get_world_size()))
+    recipe = {"loss": loss, "clip_norm": 0.5, "ema": 0.9, "progress": False, "seed": 0}
+    single = ml.Trainer(model, ml.Adam(0.01), backend=ml.TorchBackend(), **recipe)
+    trainer = ml.Trainer(model, ml.Adam(0.01), backend=mesh, pipeline_chunks=4, **recipe)
+    single.step(batch)
+    trainer.step(batch)
+    with (
+        mock.patch.object(pipeline_pass, "exchange", wraps=pipeline_pass.exchange) as exchanges,
+        mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sums,
+    ):
+        trainer.step(batch)
+    single.step(batch)
+    assert sums.call_count == 1
+    shapes = [tuple(x.shape) for call in exchanges.call_args_list for row in call.args[0] for x in row]
+    assert set(shapes) <= {(9, 40), ()}, shapes
+    split = {n: x for n, x in trainer.engine.arrays.items() if x.ndim}
+    assert all(elements_of_processes(x) == x.numel() for x in split.values())
+    owners = {n: bool(x.to_local().numel()) for n, x in split.items()}
+    assert all(owners[n] == owners[n.rpartition("/")[2]] for n in owners)
+    assert_same([trainer.engine.to_numpy()], [single.engine.to_numpy()])
 
 
 def wrong_numbers_are_rejected():

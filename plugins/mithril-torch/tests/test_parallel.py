@@ -36,6 +36,7 @@ TRAINED_ON_TWO = (
     "a_training_step_reduces_gradients_once",
     "activations_and_classes_in_parts",
     "tokens_travel_to_experts",
+    "routed_rows_travel",
     "operations_without_a_rule_are_named",
     "gradients_travel_as_16_bits",
     "replicated_values_are_updated",
@@ -52,6 +53,7 @@ PIPELINES = (
     "terms_equal_in_all_chunks",
     "gradients_of_inputs",
     "dropout_and_restarts",
+    "stages_have_their_own_parameters",
     "wrong_numbers_are_rejected",
 )
 OWN_GRADIENTS = ("of_rows_and_weights", "in_pipelines", "gradients_on_parts_need_no_exchange")
@@ -174,7 +176,6 @@ def test_only_a_script_starts_processes():
         ((2,), {"parallelism": "model"}, "requires a mesh with a second axis"),
         ((2,), {"parallelism": "hsdp"}, "requires a mesh with a second axis"),
         ((1, 2), {"parallelism": "expert"}, "requires a mesh with a data axis"),
-        ((2, 2), {"parallelism": "expert"}, "conflicts with a model axis"),
         ((1, 2), {"parallelism": ("fsdp", "hsdp")}, "'fsdp' conflicts with 'hsdp'"),
         ((1, 2), {"parallelism": ("context", "model")}, r"requires a mesh of two axes(.|\n)*=\(2, 2\)"),
         ((2, 2), {"parallelism": ("context", "model", "fsdp")}, "'fsdp' conflicts with 'context'"),

@@ -146,7 +146,7 @@ class Save:
             except BackendError:  # only now is it certain that no process commits
                 self.folder.remove(part_name(world.rank, world.size, self.commit["id"]))
                 if world.rank == 0 and "library" in self.commit:
-                    self.folder.remove(self.commit["library"])
+                    self._remove_all(self.commit["library"])
                 raise
             self.commit["shared"] = shared
             self.commit["parts"] = {}
@@ -167,6 +167,12 @@ class Save:
     def _write_commit(self) -> None:
         write_bytes(self.folder, COMMIT, json.dumps(self.commit).encode())
         self._remove_previous()
+
+    def _remove_all(self, prefix: str) -> None:
+        """Remove the files of a library, whose unfinished folders have longer names."""
+        for name in self.folder.names():
+            if name.startswith(prefix):
+                self.folder.remove(name)
 
     def _remove_previous(self) -> None:
         """Remove the parts of previous saves, which the commit does not name."""

@@ -1,7 +1,7 @@
 """A graph cut into consecutive pipeline stages with balanced work.
 
-The forward pass is cut at the points of balanced work with the fewest live bytes. Backward operations are assigned to
-the stage that holds their operands, so that activations and parameters are not sent. Operations that run once after
+The forward pass is cut where the slowest stage has least to compute and to exchange. Backward operations are assigned
+to the stage that holds their operands, so that activations and parameters are not sent. Operations that run once after
 all chunks (mainly the optimizer's update) are assigned to the stage that holds most bytes of their operands.
 """
 
@@ -20,8 +20,9 @@ from mithril_parallel.placing.strategy import LINK, forward_nodes
 from mithril_parallel.sharding.collectives import chunk_sum
 from mithril_parallel.xla_model.fusion_model import walk
 
-SLACK = 1.05  # load of a stage relative to the best balance that is accepted for a narrower cut
+SLACKS = (1.0, 1.05, 1.1, 1.2, 1.4)  # loads of a stage, relative to the best balance, at which narrow cuts are tried
 _PER_BYTE = 2  # operations that take as long as one byte of memory traffic
+_PER_LINK_BYTE = 100  # the same of a link between devices
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,31 @@ def stage_ends(nodes: Sequence[Node], graph: Graph, stages: int) -> list[int]:
             hint=f"set pipeline_stages between 1 and {max(1, len(nodes))}",
         )
     sums = [0.0, *accumulate(cost(n) for n in nodes)]
-    limit = SLACK * _minimax_load(sums, stages)
     width = _live_bytes(nodes, graph)
+    balance = _minimax_load(sums, stages)
+
+    def slowest(ends: list[int]) -> float:
+        """Return the load of the slowest stage, with the bytes that it receives and sends."""
+        return max(
+            sums[b] - sums[a] + _PER_LINK_BYTE * ((width[a] if a else 0) + (width[b] if b < len(nodes) else 0))
+            for a, b in pairwise((0, *ends))
+        )
+
+    return min((_narrow_ends(sums, width, stages, slack * balance) for slack in SLACKS), key=slowest)
+
+
+def _narrow_ends(sums: Sequence[float], width: Sequence[int], stages: int, limit: float) -> list[int]:
+    """Return the ends of stages whose loads are within a limit, at the fewest live bytes."""
+    count = len(sums) - 1
     latest = _earliest_starts(sums, stages, limit)
     ends, start = [], 0
     for k in range(1, stages):
         fits = [
-            p
-            for p in range(start + 1, len(nodes) - (stages - k) + 1)
-            if p >= latest[k] and sums[p] - sums[start] <= limit
+            p for p in range(start + 1, count - (stages - k) + 1) if p >= latest[k] and sums[p] - sums[start] <= limit
         ]
         start = min(fits, key=lambda p: (width[p], abs(sums[p] - k * sums[-1] / stages))) if fits else start + 1
         ends.append(start)
-    return [*ends, len(nodes)]
+    return [*ends, count]
 
 
 def _minimax_load(sums: Sequence[float], stages: int) -> float:

@@ -1,4 +1,8 @@
-"""Arrays of a program on a mesh: every process holds its parts of those that are split, as ``DTensor``."""
+"""Arrays of a program on a mesh: every process holds its parts of those that are split, as ``DTensor``.
+
+The parameters of a stage, and their optimizer values, belong to the processes of this stage: they are a ``DTensor`` on
+the mesh of these, of which other processes hold no element.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from mithril.base import BackendError
-from mithril_torch.parallel.layout import Split, dimensions_of
+from mithril_torch.parallel.layout import PIPELINE, Split, dimensions_of
 from mithril_torch.parallel.meshes import MeshBackend, axes_of_mesh, join_group
 
 
@@ -25,30 +29,38 @@ class MeshArrays:
         backend: MeshBackend,
         kinds: frozenset[str],
     ) -> None:
-        device = backend.torch_device
+        self.device = device = backend.torch_device
         join_group(device)
         self.array, self.splits = backend.array, splits
         self.axes = axes_of_mesh(shape, device.type, dimensions_of(kinds))
-        self.mesh = self.axes.mesh
+        self.owners: dict[str, int] = {}  # the position along the pipeline of arguments of one stage
 
     def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> torch.Tensor:
         """Build a parameter whose local part is ``read(index)`` of this process's region."""
+        if not self.is_here(name):
+            return self.joined(self.array(read((slice(0),) * len(shape))), self.splits[name], shape, self.owners[name])
         index = []
         for n, axis in zip(shape, self.splits[name], strict=True):
             size = n // self.axes.size(axis)
             start = self.axes.index(axis) * size if axis is not None else 0
             index.append(slice(start, start + size))
-        return self.joined(self.array(read(tuple(index))), self.splits[name], shape)
+        return self.joined(self.array(read(tuple(index))), self.splits[name], shape, self.owners.get(name))
+
+    def is_here(self, name: str) -> bool:
+        """Whether this process has a part of an argument."""
+        position = self.axes.index(PIPELINE)
+        return self.owners.get(name, position) == position
 
     def local(self, name: str, x: Any) -> torch.Tensor:
         """Return this process's part of an argument."""
+        mesh = self.axes.storage_of(self.owners.get(name))
+        if isinstance(x, DTensor) and x.device_mesh is not mesh and x.device_mesh != mesh:
+            x = complete(x)  # of a mesh of the caller, or of another stage
         if not isinstance(x, DTensor):
-            return self.part(self.splits[name], x)
-        if x.device_mesh is not self.mesh and x.device_mesh != self.mesh:  # split over a mesh of the caller
-            return self.part(self.splits[name], x.full_tensor())
-        placements = self.axes.placements(self.splits[name])
+            return self.part(self.splits[name], x) if self.is_here(name) else x.new_empty(0)
+        placements = self.axes.placements(self.splits[name], mesh)
         if tuple(x.placements) != placements:
-            x = x.redistribute(self.mesh, placements)
+            x = x.redistribute(mesh, placements)
         local: torch.Tensor = x.to_local()
         return local
 
@@ -58,14 +70,28 @@ class MeshArrays:
                 x = x.chunk(self.axes.size(axis), k)[self.axes.index(axis)]
         return x
 
-    def joined(self, local: torch.Tensor, split: Split, shape: Sequence[int]) -> torch.Tensor:
-        """Return the array with this local part; one that is not split is a plain tensor."""
-        if not any(split):
+    def joined(self, local: torch.Tensor, split: Split, shape: Sequence[int], owner: int | None) -> torch.Tensor:
+        """Return the array with this local part; one that all processes have is a plain tensor."""
+        if owner is None and not any(split):
             return local
         stride = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
+        mesh = self.axes.storage_of(owner)
         return DTensor.from_local(
-            local, self.mesh, self.axes.placements(split), run_check=False, shape=torch.Size(shape), stride=stride
+            local, mesh, self.axes.placements(split, mesh), run_check=False, shape=torch.Size(shape), stride=stride
         )
+
+
+def complete(x: DTensor) -> torch.Tensor:
+    """Return all elements of an array; all processes must call it. Collectives lack uint32, the dtype of keys."""
+    if x.dtype == torch.uint32:
+        words, shape = x.to_local().view(torch.int32), {"shape": x.shape, "stride": x.stride()}
+        signed = DTensor.from_local(words, x.device_mesh, x.placements, run_check=False, **shape)
+        return complete(signed).view(torch.uint32)
+    full: torch.Tensor = x.full_tensor()
+    if x.device_mesh.size() < dist.get_world_size():  # of one stage
+        full = full if full.numel() else full.new_empty(x.shape)
+        dist.broadcast(full, int(x.device_mesh.mesh.flatten()[0]))
+    return full
 
 
 def connection_error(error: Exception) -> BackendError:

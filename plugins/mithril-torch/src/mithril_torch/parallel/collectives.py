@@ -143,15 +143,17 @@ def _all_to_all_back(x: torch.Tensor, group: Any, parts: int, split: int, axis: 
 class _Reduced(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx, x, group, kind):  # type: ignore[no-untyped-def]
-        y = _all_reduce(x, group, kind)
+        y = _all_reduce(x, group, "sum" if kind == "total" else kind)
         ctx.group, ctx.kind = group, kind
-        if kind != "sum":
+        if kind not in ("sum", "total"):
             ctx.save_for_backward(x, y)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        if ctx.kind == "total":
+            return gradient * dist.get_world_size(ctx.group), None, None
         total = _all_reduce(gradient, ctx.group)
         if ctx.kind != "sum":  # equal extrema share the gradient
             x, y = ctx.saved_tensors

@@ -55,12 +55,6 @@ def check_kinds(kinds: frozenset[str], mesh: tuple[int, ...]) -> None:
             facts=[f"device_mesh={mesh}; experts are divided over the processes that divide the batch"],
             hint=f"use device_mesh=({prod(mesh)},)",
         )
-    if "expert" in kinds and mesh[1] > 1 and "context" not in kinds:
-        raise OptionError(
-            "parallelism='expert' conflicts with a model axis: DTensor has no rules for the routing of tokens",
-            facts=[f"device_mesh={mesh}"],
-            hint=f"use device_mesh=({prod(mesh)},), or parallelism=('expert', 'context')",
-        )
     if mesh[2] > 1 and (conflicting := kinds & {"data", "model", "expert"}):
         raise OptionError(
             f"parallelism='{min(conflicting)}' conflicts with device_mesh={mesh}, which has {mesh[2]} stages",
@@ -93,9 +87,12 @@ class MeshAxes:
         self.dimensions: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
         if REPLICA in names:
             self.dimensions = {DATA: (REPLICA, PARTS), **self.dimensions}
-        self._placements: dict[Split, tuple[Any, ...]] = {}
+        self._placements: dict[tuple[Split, tuple[str, ...]], tuple[Any, ...]] = {}
         self._groups: dict[str, Any] = {}
         self._meshes: dict[tuple[str, str], DeviceMesh] = {}
+        storage_names = tuple(name for name in names if name != PIPELINE)
+        groups = mesh.mesh.unbind(-1) if self.size(PIPELINE) > 1 else ()
+        self.stages = [DeviceMesh(mesh.device_type, ranks, mesh_dim_names=storage_names) for ranks in groups]
         coordinate = mesh.get_coordinate()
         assert coordinate is not None
         self._coordinate = dict(zip(names, coordinate, strict=True))
@@ -139,12 +136,16 @@ class MeshAxes:
             self._groups[axis] = self.over(axis).get_group()
         return self._groups[axis]
 
-    def placements(self, split: Split) -> tuple[Any, ...]:
-        """Return the placement of a ``DTensor`` along each dimension of the mesh."""
-        if split not in self._placements:
+    def storage_of(self, owner: int | None) -> DeviceMesh:
+        """Return the mesh of an array: that of one process of a pipeline, or all."""
+        return self.mesh if owner is None else self.stages[owner]
+
+    def placements(self, split: Split, mesh: DeviceMesh) -> tuple[Any, ...]:
+        """Return the placement of a ``DTensor`` along each dimension of a mesh."""
+        names = mesh.mesh_dim_names or ()
+        if (split, names) not in self._placements:
             places: Mapping[str, Any] = {
                 name: Shard(k) for k, axis in enumerate(split) if axis is not None for name in self.dimensions[axis]
             }
-            names = self.mesh.mesh_dim_names or ()
-            self._placements[split] = tuple(places.get(name, Replicate()) for name in names)
-        return self._placements[split]
+            self._placements[split, names] = tuple(places.get(name, Replicate()) for name in names)
+        return self._placements[split, names]

@@ -1,7 +1,7 @@
 """A forward pass of a program, and its gradients, in stages and chunks.
 
-Between steps, parameters and optimizer values are split over the stages. In a step each process gathers the parameters
-of its stages and distributes their gradients. Every process has all inputs: stages exchange only activations.
+A parameter belongs to the processes of the first stage that reads it. Those of other stages, as of tied weights,
+receive it before a step and return its gradient. Every process has all inputs: stages exchange only activations.
 """
 
 from __future__ import annotations
@@ -89,6 +89,15 @@ class PipelinePass:
         self.finish = None if self.cut.finish is None else _function(load, self.cut.finish)
         self.seeds = None if self.cut.seeds is None else _function(load, self.cut.seeds)
         self.ahead = None if self.plan.ahead is None else _function(load, self.plan.ahead)
+        operands = part.operands
+        for k, stage in enumerate(self.plan.stages):
+            for i in stage.graph.with_role("param"):
+                if i.value.ndim and self.processes > 1:
+                    program.value_owners.setdefault(operands[i.name], self.owners[k])
+        self.home = {n: program.value_owners.get(operands[n]) for n in part.params}  # None: all processes have it
+        self._plan_moves()
+        gradients = zip(part.gives[len(self.names) :], part.trained, strict=True)
+        self.owners_of_results = {gives: self.home.get(n) for gives, n in gradients}
         self.outputs = {n: self.plan.splits[self.cut.results[n]] if n in self.cut.results else () for n in self.names}
         splits = [*self.outputs.values(), *(self.input_splits[n] for n in part.trained)]
         ranks = [v.ndim for v in graph.outputs] + [len(self.input_splits[n]) for n in part.trained]
@@ -143,13 +152,19 @@ class PipelinePass:
             chunks=self.chunks,
             schedule=schedule,
         )
-        self.divided = [
-            (k, i.name)
-            for k, stage in enumerate(stages)
-            for i in stage.graph.with_role("param")
-            if PIPELINE in self.input_splits[i.name]
-        ]
-        self.complete: dict[tuple[int, str], torch.Tensor] = {}  # gathered parameters
+
+    def _plan_moves(self) -> None:
+        """Determine the parameters that a stage reads and another one has, with the process that reads them."""
+        self.forms: dict[str, Form] = {}  # of the local parts of parameters
+        moves: dict[tuple[str, int], None] = {}
+        for k, stage in enumerate(self.plan.stages):
+            for i in stage.graph.with_role("param"):
+                shape = zip(map(int, i.type.shape), self.input_splits[i.name], strict=True)
+                self.forms[i.name] = tuple(n // self.axes.size(a) for n, a in shape), getattr(torch, i.type.dtype.name)
+                if self.home[i.name] not in (None, self.owners[k]):
+                    moves[i.name, self.owners[k]] = None
+        self.moves = list(moves)
+        self.copies: Values = {}  # the parameters that this process receives
 
     def _with_layout(self, stage: Any) -> Any:
         """Return a stage whose weights are split over the model axis."""
@@ -169,7 +184,7 @@ class PipelinePass:
             self.names[k]: values[name] for k, name in zip(self.part.objectives, self.part.cotangents, strict=True)
         }
         with torch.no_grad():
-            self._gather(arguments)
+            self._move(arguments)
             chunks = [self._chunk(c, arguments) for c in range(self.chunks)]
             seeds = self._seeds(cotangents, arguments, chunks) if self.part.trained else []
         inputs, leaves = self._inputs(chunks)
@@ -177,22 +192,24 @@ class PipelinePass:
         with torch.no_grad():
             return self._results(arguments, leaves)
 
-    def _gather(self, values: Values) -> None:
-        """Let the stages of this process have their parameters, which are split over the stages between steps."""
-        messages: list[list[torch.Tensor]] = [[] for _ in range(self.processes)]
-        for k, name in self.divided:
-            messages[self.owners[k]].append(values[name])
-        slots = [slot for slot in self.divided if slot[0] in self.modules]
-        forms = [_form(values[name]) for _, name in slots]
-        received = exchange(messages, [forms] * self.processes, self.axes.get_group(PIPELINE), self.device)
-        for j, (k, name) in enumerate(slots):
-            parts, axis = [message[j] for message in received], self.input_splits[name].index(PIPELINE)
-            if (k, name) in self.complete:
-                torch.cat(parts, axis, out=self.complete[k, name])
-            else:
-                self.complete[k, name] = torch.cat(parts, axis)
-        for k, module in self.modules.items():
-            module.assign({n: self.complete.get((k, n), values[n]) for n in module.paths})
+    def _move(self, values: Values) -> None:
+        """Let the stages of this process have their parameters, of which a few belong to other stages."""
+        if self.moves:
+            messages: list[list[torch.Tensor]] = [[] for _ in range(self.processes)]
+            expected: list[list[Form]] = [[] for _ in range(self.processes)]
+            for name, target in self.moves:
+                source = self.home[name]
+                if source == self.rank:
+                    messages[target].append(values[name])
+                if target == self.rank:
+                    expected[source].append(self.forms[name])
+            received = exchange(messages, expected, self.axes.get_group(PIPELINE), self.device)
+            for source, tensors in enumerate(received):
+                names = [n for n, target in self.moves if target == self.rank and self.home[n] == source]
+                for name, x in zip(names, tensors, strict=True):
+                    self.copies[name] = self.copies[name].copy_(x) if name in self.copies else x.clone()
+        for module in self.modules.values():
+            module.assign({n: self.copies.get(n, values[n]) for n in module.paths})
 
     def _chunk(self, c: int, values: Values) -> Values:
         """Return the inputs of one chunk of this process's rows."""
@@ -277,9 +294,11 @@ class PipelinePass:
         results = {n: ends[end] for n, end in self.cut.results.items()}
         if self.finish is not None:
             results.update(self.finish({**arguments, **ends}))
-        missing = {n: torch.zeros_like(arguments[n]) for n in self.part.trained if n not in gradients}
-        ordered = [results[n] for n in self.names] + [{**gradients, **missing}[n] for n in self.part.trained]
-        return dict(zip(self.part.gives, ordered, strict=True))
+        local_names = [n for n in self.part.trained if self.home.get(n) in (None, self.rank)]
+        missing = {n: torch.zeros_like(arguments[n]) for n in local_names if n not in gradients}
+        values = dict(zip(self.part.gives, [results[n] for n in self.names], strict=False))
+        gives = dict(zip(self.part.trained, self.part.gives[len(self.names) :], strict=True))
+        return {**values, **{gives[n]: x for n, x in {**gradients, **missing}.items()}}
 
     def _of_input(self, name: str, parts: Sequence[Any]) -> torch.Tensor:
         """Return the gradient of an input from its parts in the chunks."""
@@ -289,26 +308,26 @@ class PipelinePass:
         return averaged_over_rows(gradient, self.input_splits[name], self.axes)
 
     def _exchanged(self, local: Mapping[Item, torch.Tensor], arguments: Values) -> Iterator[tuple[Item, torch.Tensor]]:
-        """Send the results of each stage to all processes, and to each its part of the gradients."""
+        """Send the results of each stage to all processes, and gradients to those that have the parameter."""
         messages: list[list[torch.Tensor]] = [[] for _ in range(self.processes)]
         expected: list[list[Form]] = [[] for _ in range(self.processes)]
         items: list[list[Item]] = [[] for _ in range(self.processes)]
         for item, form in self._items(arguments):
-            owner = self.owners[item.stage]
-            items[owner].append(item)
-            expected[owner].append(form)
-            if owner == self.rank:
-                split = () if item.is_result else self.input_splits[item.name]
-                x = local[item]
-                parts = x.chunk(self.processes, split.index(PIPELINE)) if PIPELINE in split else [x] * self.processes
-                for message, part in zip(messages, parts, strict=True):
-                    message.append(part)
+            source, home = self.owners[item.stage], None if item.is_result else self.home.get(item.name)
+            for target in range(self.processes) if home is None else (home,):
+                if source == target == self.rank:
+                    yield item, local[item]
+                elif source == self.rank:
+                    messages[target].append(local[item])
+                elif target == self.rank:
+                    items[source].append(item)
+                    expected[source].append(form)
         received = exchange(messages, expected, self.axes.get_group(PIPELINE), self.device)
         for row, tensors in zip(items, received, strict=True):
             yield from zip(row, tensors, strict=True)
 
     def _items(self, arguments: Values) -> Iterator[tuple[Item, Form]]:
-        """Yield the results and gradients of all stages with their forms in each process."""
+        """Yield the results and gradients of all stages with their forms."""
         for k, stage in enumerate(self.plan.stages):
             types = {r.name: r.value.type for r in stage.graph.results}
             for name in stage.results:
@@ -318,7 +337,7 @@ class PipelinePass:
             arguments_of_stage = {i.name for i in stage.graph.arguments}
             for name in self.part.trained:
                 if name in arguments_of_stage:
-                    yield Item(k, name, False), _form(arguments[name])
+                    yield Item(k, name, False), self.forms.get(name) or _form(arguments[name])
 
 
 def _form(x: torch.Tensor) -> Form:

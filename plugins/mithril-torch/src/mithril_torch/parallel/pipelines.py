@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from mithril.base import OptionError, TensorType
 from mithril.ir import Graph
 from mithril_torch.parallel.collectives import STORED
-from mithril_torch.parallel.layout import PIPELINE, MeshAxes, Split
+from mithril_torch.parallel.layout import MeshAxes, Split
 from mithril_torch.parallel.sharded_module import ShardedModule
 
 Values = dict[str, torch.Tensor]
@@ -32,7 +32,7 @@ class StageModule(ShardedModule):
         compiler: Mapping[str, Any] | None,
     ) -> None:
         names = [i.name for i in stage.graph.with_role("param")]
-        splits = {n: tuple(None if a == PIPELINE else a for a in splits[n]) for n in names}
+        splits = {n: splits[n] for n in names}
         trained = [n for n in trained if n in names]
         # parameters are gathered once for all chunks
         super().__init__(stage.graph, load, splits, trained, axes, reshard=False, compiler=compiler)

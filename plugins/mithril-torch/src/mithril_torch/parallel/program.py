@@ -6,7 +6,7 @@ parts, mainly the optimizer's update: each process computes those for the arrays
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -21,6 +21,7 @@ from mithril_torch.execution import RunOptions, read, run_settings
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, PIPELINE, Split, kinds_of
 from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
+from mithril_torch.parallel.owned_values import part_of_process
 from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
 from mithril_torch.parallel.sharded_module import ShardedModule, averaged_over_rows, half_parameters
 from mithril_torch.parallel.tensor_parallel import unsupported, without_rule
@@ -95,8 +96,10 @@ class MeshProgram(MeshArrays):
         staged = is_staged(shape, options)
         self.splits = splits = _argument_splits(graph, parts, self.axes.sizes, self.kinds, options, staged=staged)
         self.donated = [i.name for i in graph.arguments if i.tags.get("donated")]
-        self.shapes = {r.name: tuple(map(int, r.value.shape)) for r in graph.results}
+        self.types = {r.name: r.value.type for r in graph.results}
         value_splits = dict(splits)  # also of the values between parts
+        self.value_owners: dict[str, int | None] = {}  # the process of a pipeline that has a value; None: all have it
+        types = {i.name: i.type for i in graph.arguments}
         self.steps: list[Callable[[Values], Values]] = []
         for part in parts:
             step: Any
@@ -109,7 +112,14 @@ class MeshProgram(MeshArrays):
             else:
                 step = _ForwardPass(self, part, value_splits, options, load)
             value_splits.update(step.splits)
+            self.value_owners.update(step.owners_of_results)
+            owners = {n: owner for n, owner in self.value_owners.items() if n in types}
+            for name in splits:
+                param = parameter_of(name, types, owners)
+                if param is not None:
+                    self.value_owners.setdefault(name, owners[param])
             self.steps.append(step)
+        self.owners = {n: owner for n in splits if (owner := self.value_owners.get(n)) is not None}
         self.splits_of_results = {name: value_splits[value] for name, value in self.results.items()}
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,12 +138,20 @@ class MeshProgram(MeshArrays):
             if isinstance(error, NotImplementedError) and "sharding strategy" in str(error):
                 raise without_rule(error, self.axes.size(MODEL)) from error
             raise
-        results = {name: values[value] for name, value in self.results.items()}
-        donated = self._overwritten(arguments, memory, results)
-        return {
-            name: donated[name] if name in donated else self.joined(x, self.splits_of_results[name], self.shapes[name])
-            for name, x in results.items()
-        }
+        results = {n: values[v] if v in values else self._absent(n, memory) for n, v in self.results.items()}
+        with torch.no_grad():
+            donated = self._overwritten(arguments, memory, results)
+        return {name: donated[name] if name in donated else self._joined(name, x) for name, x in results.items()}
+
+    def _absent(self, name: str, memory: Values) -> torch.Tensor:
+        """Return the part of a result of another stage, which is empty."""
+        if name in memory:
+            return memory[name]
+        return torch.empty(0, dtype=getattr(torch, self.types[name].dtype.name), device=self.device)
+
+    def _joined(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        shape, owner = tuple(map(int, self.types[name].shape)), self.value_owners.get(self.results[name])
+        return self.joined(local, self.splits_of_results[name], shape, owner)
 
     def _overwritten(self, arguments: Mapping[str, Any], memory: Values, results: Values) -> dict[str, Any]:
         """Store new values in the memory of donated arguments in parts: engines hold that of their parameters."""
@@ -145,9 +163,8 @@ class MeshProgram(MeshArrays):
         for n in fits:
             owner = owned.get(results[n].untyped_storage().data_ptr())
             new[n] = results[n] if owner in (None, n) else results[n].clone()
-        with torch.no_grad():
-            for n, x in new.items():
-                memory[n].copy_(x)
+        for n, x in new.items():
+            memory[n].copy_(x)
         return {n: x for n, x in old.items() if n in new or n not in separate}
 
 
@@ -181,12 +198,17 @@ def _argument_splits(
     result: dict[str, Split] = {}
     types = {i.name: i.type for i in graph.arguments}
     for name, t in types.items():
-        owner = name
-        while owner not in selected and "/" in owner:  # an optimizer's value is named after its parameter
-            owner = owner.partition("/")[2]
-        fits = owner in selected and (owner == name or types[owner].shape == t.shape)
-        result[name] = selected[owner] if fits else (None,) * len(t.shape)
+        param = parameter_of(name, types, selected)
+        result[name] = selected[param] if param is not None else (None,) * len(t.shape)
     return result
+
+
+def parameter_of(name: str, types: Mapping[str, Any], names: Container[str]) -> str | None:
+    """Return the one of ``names`` that is placed like an argument: optimizer values are named after parameters."""
+    owner = name
+    while owner not in names and "/" in owner:
+        owner = owner.partition("/")[2]
+    return owner if owner in names and types[owner].shape == types[name].shape else None
 
 
 def _placement(
@@ -194,7 +216,7 @@ def _placement(
 ) -> tuple[dict[str, Split], dict[str, str]]:
     """Return the splits of the arguments of a forward pass, and why some that could be split are not."""
     stored = PARTS if PARTS in sizes else DATA  # the axis over which fsdp divides parameters
-    axes = {a: n for a, n in sizes.items() if a in (DATA, MODEL, CONTEXT, PIPELINE)}
+    axes = {a: n for a, n in sizes.items() if a in (DATA, MODEL, CONTEXT)}
     rows, unsplit = ml.placement(graph, axes, splits=requests, uneven=True, classes=True)
     axes[DATA] = sizes.get(stored, 1)
     weights = rows
@@ -250,11 +272,19 @@ class _Operations:
     def __init__(
         self, program: MeshProgram, part: Part, value_splits: Mapping[str, Split], options: BuildOptions, load: Loader
     ) -> None:
-        inputs = {name: value_splits[name] for name in part.takes if name in value_splits}
+        program.value_owners.update((n, None) for n in part.takes if n not in program.value_owners)
+        owners = {n: owner for n in part.takes if (owner := program.value_owners[n]) is not None}
+        needed = {v: program.value_owners[n] for n, v in program.results.items() if n in program.value_owners}
+        position, count = program.axes.index(PIPELINE), program.axes.size(PIPELINE)
+        local = part_of_process(part.graph, owners, needed, position, count)
+        self.owners_of_results = local.owners
+        inputs = {i.name: value_splits[i.name] for i in local.graph.arguments if i.name in value_splits}
         requested = {value: program.splits[name] for name, value in program.results.items() if name in program.splits}
-        outputs = {name: requested[name] for name in part.gives if name in requested}
-        device_graph = ml.partition_graph(part.graph, program.axes.sizes, inputs, outputs=outputs)
+        outputs = {name: requested[name] for name in local.graph.output_names if name in requested}
+        device_graph = ml.partition_graph(local.graph, program.axes.sizes, inputs, outputs=outputs)
         self.splits: dict[str, Split] = {name: p.split for name, p in device_graph.outputs.items()}
+        absent = [r for r in part.graph.results if r.name not in self.splits]
+        self.splits.update((r.name, requested.get(r.name, (None,) * r.value.ndim)) for r in absent)
         self.index = _indices(program, device_graph)
         arguments = device_graph.graph.arguments
         self.params = [i.name for i in arguments if i.role == "param"]
@@ -289,7 +319,13 @@ class _ForwardPass:
         if halves := half_parameters(forward):  # engines exchange all parameters in one dtype
             parts += [n for n in self.params if n not in halves and n not in parts and DATA in splits[n]]
         rows = {n: tuple(a if a in self.rows else None for a in splits[n]) for n in (*self.inputs, *parts)}
-        device_graph = ml.partition_graph(forward, self.rows, rows, differentiated=True)
+        device_graph = ml.partition_graph(
+            forward,
+            self.rows,
+            rows,
+            differentiated=True,
+            exchanges_rows=program.compiler is None and self.axes.size(MODEL) == 1,
+        )
         self.index = _indices(program, device_graph)
         local_graph, processes = device_graph.graph, self.axes.size(MODEL)
         if processes > 1:
@@ -308,6 +344,7 @@ class _ForwardPass:
         self.outputs = {name: p.split for name, p in device_graph.outputs.items()}
         self.splits = dict(zip(part.gives, [*self.outputs.values(), *(splits[n] for n in self.trained)], strict=True))
         self.input_splits = splits
+        self.owners_of_results: dict[str, int | None] = {}
         for k, name in zip(self.part.objectives, self.cotangents, strict=True):
             if name in program.splits:
                 program.splits[name] = list(self.outputs.values())[k]
