@@ -17,13 +17,16 @@ from mithril_cbackend.program.executable import Executable
 from mithril_cbackend.program.program import Program
 
 FLAGS = [
-    "-std=c11", "-O1", "-fstrict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wcast-qual", "-Werror", "-fwrapv",
-    "-fPIC", "-shared", "-march=native",
+    "-std=c11", "-O1", "-fstrict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wcast-qual", "-Werror", "-fPIC",
+    "-shared", "-march=native",
 ]  # fmt: skip
 
 
-def library(path: Path, printed: Sequence[Program], lanes: int) -> ctypes.CDLL:
-    """Compile programs for which gcc starts once: ``entry_0``, ``entry_1`` and so on."""
+def library(path: Path, printed: Sequence[Program], lanes: int, overflow: str = "-fwrapv") -> ctypes.CDLL:
+    """Compile programs for which gcc starts once: ``entry_0``, ``entry_1`` and so on.
+
+    ``overflow`` is the flag for the overflow of signed integers.
+    """
     texts = []
     for k, program in enumerate(printed):
         struct = f"{STRUCT}_{k}"
@@ -37,7 +40,7 @@ def library(path: Path, printed: Sequence[Program], lanes: int) -> ctypes.CDLL:
     body = "\n".join(texts)
     source = path.with_suffix(".c")
     source.write_text(prelude(body, lanes) + body)
-    command = ["gcc", *FLAGS, str(source), "-o", str(path), "-lm"]
+    command = ["gcc", *FLAGS, overflow, str(source), "-o", str(path), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(path))

@@ -18,8 +18,10 @@ from mithril.ir import Builder, Graph, evaluate
 from mithril.ops import cast
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products
+from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.words import byte_operations
-from mithril_cbackend.program import compile_graph
+from mithril_cbackend.program import compile_graph, program as programs
+from mithril_cbackend.program.c_module import module_text
 
 RNG = np.random.default_rng(0)
 Array = np.ndarray[Any, Any]
@@ -41,6 +43,7 @@ CONVOLUTIONS = [
     ((1, 40, 9, 9), (40, 4, 5, 5), 1, 2, 1, 10),
     ((1, 64, 9, 9), (64, 32, 3, 3), 1, 1, 1, 2),  # groups of whole panels
     ((1, 64, 6, 5), (16, 64, 1, 1), 2, 1, 1, 1),  # one pixel of the kernel, with padding
+    ((2, 24, 6, 14), (40, 24, 3, 3), 1, 1, 1, 1),  # tiles that end with their row
 ]
 PAIRS_LEFT = 3  # convolutions with groups that share a panel, which bfloat16 leaves to float32
 
@@ -87,6 +90,17 @@ def test_convolutions_equal_integers(name: str) -> None:
         padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *a["padding"]), constant_values=zero)
         exact = ops.conv(padded, w.astype(np.float64), **{**a, "padding": no(a["padding"])}).astype(np.int32)
         np.testing.assert_array_equal(sums[f"y{k}"], exact, err_msg=f"case {k} on {name}")
+
+
+@pytest.mark.parametrize(("width", "rows"), [(7, 7), (14, 7), (9, 8), (56, 8)])
+def test_tiles_cross_the_ends_of_rows_where_it_takes_less_time(width: int, rows: int) -> None:
+    """Two pixels of padding separate two rows of an image; their results are not used."""
+    build, _, w, _ = integer_program(((1, 16, width, width), (32, 16, 3, 3), 1, 1, 1, 1), 0)
+    with Builder() as b:
+        result = build(b.input("x", (1, 16, width, width), "uint8"), b.constant(w))
+    machine = Machine("x86-64-v4", 1, features=("avx512bw", "avx512vnni"))
+    source = module_text(programs.write(integer_products.fused(b.build({"y": result}), machine), machine), 16)
+    assert f"int32_t dot_u8s8_{rows}x32(" in source
 
 
 @pytest.mark.parametrize("name", ["all", "no tiles"])

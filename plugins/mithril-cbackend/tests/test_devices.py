@@ -15,7 +15,7 @@ from test_open_sizes import images, perceptron
 
 import mithril as ml
 from mithril.base import OptionError
-from mithril.models import Linear, Relu
+from mithril.models import Conv2d, Linear, Relu
 from mithril_cbackend import toolchains
 
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
@@ -41,6 +41,10 @@ def test_cortex_m7_gives_the_same(build, tmp_path):
     assert check(tmp_path) <= 1e-6
 
 
+FIRMWARE = [
+    *("-target", "thumb-freestanding-eabihf", "-mcpu=cortex_m7", "-std=c11", "-ffreestanding", "-fwrapv", "-Os"),
+    *("-Wall", "-Wextra", "-Wconversion", "-Wcast-qual", "-Werror"),
+]
 LINKED = {"memcpy", "memmove", "memset", "strcmp"}  # which a compiler may call even without a C library
 
 
@@ -49,9 +53,7 @@ LINKED = {"memcpy", "memmove", "memset", "strcmp"}  # which a compiler may call 
 @pytest.mark.parametrize("build", [image, attention, cached], ids=lambda f: f.__name__)
 def test_firmware_needs_no_library_and_no_doubles(build, tmp_path):
     exported(build, tmp_path, "armv7e-m", optimize_size=True)
-    flags = ["-target", "thumb-freestanding-eabihf", "-mcpu=cortex_m7", "-std=c11", "-ffreestanding", "-fwrapv", "-Os"]
-    strict = ["-Wall", "-Wextra", "-Wconversion", "-Wcast-qual", "-Werror"]
-    toolchains.run([*ZIG, *flags, *strict, "-c", str(tmp_path / "model.c"), "-o", str(tmp_path / "model.o")])
+    toolchains.run([*ZIG, *FIRMWARE, "-c", str(tmp_path / "model.c"), "-o", str(tmp_path / "model.o")])
     undefined = set(toolchains.run(["nm", "-u", str(tmp_path / "model.o")]).split()) - {"U", "w"}
     assert not {n for n in undefined if not n.startswith(("__aeabi_f", "__aeabi_unwind", "__aeabi_mem"))} - LINKED
 
@@ -140,37 +142,63 @@ def test_make_check_runs_webassembly(tmp_path):
     assert re.search(r"^RUN \?= node run.mjs$", (tmp_path / "Makefile").read_text(), re.MULTILINE)
 
 
-# -- arm64 --------------------------------------------------------------------------------------------------------
+# -- dot products -------------------------------------------------------------------------------------------------
 def layers():
     return stacked(Linear(64, name="first"), Relu(), Linear(64, name="second"), Relu(), Linear(8, name="last")), {
         "input": [32, 64]
     }
 
 
+def convolutions():
+    return stacked(Conv2d(16, kernel_size=3, padding=1, name="c"), Relu(), Conv2d(8, kernel_size=3, name="d")), {
+        "input": [2, 8, 12, 12]
+    }
+
+
+def exported_bytes(build, folder, device, **quantization):
+    """Export a model with calibrated ranges, or another quantization, for a device."""
+    model, shapes = build()
+    exact = compiled(build)
+    inputs = {n: np.random.default_rng(0).standard_normal(shape).astype(np.float32) for n, shape in shapes.items()}
+    kind = quantization or {"ranges": ml.calibrate_ranges(exact, [inputs] * (1 if build is layers else 16))}
+    small = ml.compile(model, "c", shapes=shapes, static_inference=True, quantization=kind, mobile_options=device).bind(
+        exact.params
+    )
+    return small.export(folder, inputs=inputs, library=None).contents
+
+
+PHONE = {"arch": "arm64-v8a", "platform": "linux"}
+
+
+@needs("aarch64-linux-gnu-gcc", "qemu-aarch64", "make")
+@pytest.mark.parametrize(
+    ("quantization", "features", "instruction"),
+    [
+        ({}, "+dotprod", "sdot"),
+        ({}, "+i8mm", "usdot"),
+        ({"weights": "int4", "activations": "dynamic"}, "+dotprod", "sdot"),
+    ],
+    ids=str,
+)
+def test_arm64_multiplies_bytes_by_dot_products(quantization, features, instruction, tmp_path):
+    exported_bytes(layers, tmp_path, PHONE, **quantization)
+    flags = (
+        f"CFLAGS=-std=c11 -O2 -fwrapv -ffp-contract=fast -Wall -Wextra -Wpedantic -Werror -march=armv8.2-a{features}"
+    )
+    assert check(tmp_path, flags, "RUN=qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu") <= 1e-6
+    code = toolchains.run(["aarch64-linux-gnu-objdump", "-d", str(tmp_path / "model.o")])
+    assert re.search(rf"\b{instruction}\b", code)
+
+
 @needs_zig
-def test_bytes_are_multiplied_by_dot_products_of_arm(tmp_path):
-    inputs = {"input": np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)}
-    exact = compiled(layers)
-    ranges = ml.calibrate_ranges(exact, [inputs])
-    phone = {"arch": "arm64-v8a", "platform": "linux"}
-    options = {"static_inference": True, "quantization": {"ranges": ranges}, "mobile_options": phone}
-    small = ml.compile(layers()[0], "c", shapes=layers()[1], **options)
-    small.bind(exact.params)
-    small(inputs)  # compiles the program that contains the weights
-    small.export(tmp_path, inputs=inputs, library=None)
-    flags = [
-        "-target",
-        "aarch64-freestanding",
-        "-std=c11",
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        "-ffreestanding",
-        "-S",
-    ]
-    for cpu, expected in (("neoverse_n1", True), ("generic", False)):
-        toolchains.run([*ZIG, *flags, f"-mcpu={cpu}", str(tmp_path / "model.c"), "-o", str(tmp_path / "model.s")])
-        assert ("sdot" in (tmp_path / "model.s").read_text()) == expected
+@needs("arm-none-eabi-gcc", "qemu-system-arm", "make")
+def test_cortex_m7_multiplies_bytes(tmp_path):
+    """Codes stay bytes: the arena has neither weights nor images of 32 bits."""
+    contents = exported_bytes(convolutions, tmp_path, {"arch": "armv7e-m"})
+    assert contents.arena_bytes < compiled(convolutions).programs[-1].executable.program.arena / 2
+    assert check(tmp_path) <= 1e-6
+    assert "smlad" in toolchains.run(["arm-none-eabi-objdump", "-d", str(tmp_path / "model.o")])
+    toolchains.run([*ZIG, *FIRMWARE, "-c", str(tmp_path / "model.c"), "-o", str(tmp_path / "clang.o")])
 
 
 # -- options ------------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """Exported C: compiles without warnings, Python and TVM, and computes the results of the model."""
 
 import ctypes
+import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -61,6 +63,11 @@ def wide():
 
 def normalized():
     return stacked(LayerNorm(name="n"), Linear(7, name="l")), {"input": [6, 24]}
+
+
+def grouped():
+    """Weights of whole groups of 32 elements."""
+    return stacked(Linear(32, name="first"), Relu(), Linear(32, name="last")), {"input": [4, 64]}
 
 
 def image():
@@ -160,11 +167,18 @@ def test_with_its_own_flags_it_gives_the_same_bits(tmp_path):
     assert check(tmp_path, "CC=gcc") == 0
 
 
-@needs("clang", "make")
-@pytest.mark.parametrize("build", [wide, attention, cached, repeated], ids=lambda f: f.__name__)
-def test_clang_compiles_it(build, tmp_path):
-    compiled(build).export(tmp_path)
-    assert check(tmp_path, "CC=clang", f"CFLAGS={STRICT}") <= 1e-6
+CLANG = shutil.which("clang") or (f"{sys.executable} -m ziglang cc" if importlib.util.find_spec("ziglang") else None)
+
+
+@pytest.mark.skipif(CLANG is None, reason="not installed: clang or ziglang")
+@needs("gcc", "make")
+@pytest.mark.parametrize("options", [{}, {"weights": "int4"}, {"weights": "int4", "activations": "dynamic"}], ids=str)
+def test_clang_compiles_it(options, tmp_path):
+    """Link with gcc, because ziglang compiles a C library before it links."""
+    static = {"static_inference": True, "quantization": options} if options else {}
+    compiled(grouped if options else cached, **static).export(tmp_path)
+    make(tmp_path, "model.o", f"CC={CLANG}", f"CFLAGS={STRICT} -fno-sanitize=all")
+    assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT}") <= 1e-6
 
 
 @needs("gcc", "make")
@@ -238,17 +252,22 @@ def test_a_shared_library_runs_with_weights_set_one_by_one(tmp_path):
     np.testing.assert_allclose(y.reshape(5, 10), compiled_model({"input": x})["output"], rtol=1e-5, atol=1e-6)
 
 
+@needs("gcc", "make")
 def test_programs_of_baked_weights_are_exported(tmp_path):
-    compiled_model = compiled(mlp, static_inference=True)
-    compiled_model({"input": np.ones((5, 16), np.float32)})
+    """Weights that are constants leave buffers without elements, which are not passed at the address of another."""
+    model = stacked(Conv2d(16, kernel_size=3, padding=1, name="c"), Conv2d(16, kernel_size=3, padding=1, name="d"))
+    short = {"static_inference": True, "cpu_options": {"vector_bytes": 16}}
+    compiled_model = compiled(lambda: (model, {"input": [1, 16, 8, 8]}), **short)
     exported = compiled_model.export(tmp_path)
     assert not exported.contents.params
-    assert len(exported.contents.weights) >= 4 * (16 * 32 + 32 * 10)
+    assert len(exported.contents.weights) >= 4 * 2 * 16 * 16 * 9
+    assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT}") <= 1e-6
 
 
 # -- telephones ---------------------------------------------------------------------------------------------------
 def telephone(build, arch, **options):
-    return compiled(build, mobile_options={"platform": "linux", "arch": arch, **options})
+    static = {"static_inference": True, "quantization": {"weights": "int4"}} if build is grouped else {}
+    return compiled(build, mobile_options={"platform": "linux", "arch": arch, **options}, **static)
 
 
 @needs("aarch64-linux-gnu-gcc", "qemu-aarch64", "make")
@@ -259,10 +278,19 @@ def test_arm64_gives_the_same(build, tmp_path):
     assert check(tmp_path) <= 1e-6
 
 
-@needs("arm-linux-gnueabihf-gcc", "qemu-arm", "make")
-def test_armv7_gives_the_same(tmp_path):
-    telephone(attention, "armeabi-v7a").export(tmp_path)
-    assert check(tmp_path) <= 1e-6
+@needs("arm-none-eabi-gcc", "qemu-arm", "make")
+@pytest.mark.parametrize("build", [wide, attention, grouped], ids=lambda f: f.__name__)
+def test_armv7_gives_the_same(build, tmp_path):
+    """Link a C library whose system calls are those of the emulator."""
+    target = telephone(build, "armeabi-v7a").export(tmp_path, library=None).contents.target
+    flags = f"CFLAGS={target.flags_of('arm-none-eabi-gcc')} -mfloat-abi=hard -Werror"
+    assert check(tmp_path, "CC=arm-none-eabi-gcc", flags, "PROGRAM=--specs=rdimon.specs", "RUN=qemu-arm") <= 1e-6
+
+
+def test_ziglang_has_its_own_flags_of_armv7():
+    toolchain = toolchains.FOREIGN["linux", "armeabi-v7a"]
+    assert "-mfp16-format" in toolchain.flags_of("arm-linux-gnueabihf-gcc")
+    assert toolchain.flags_of(f"python3 -m ziglang cc -target {toolchain.zig}") == "-mcpu=cortex_a7"
 
 
 @needs("gcc", "make")

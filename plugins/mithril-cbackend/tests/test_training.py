@@ -77,7 +77,8 @@ def test_a_step_trains_in_exported_c(engine, tmp_path):
         carried = {n: np.array(outputs[n]) for n in carried}
     library = ctypes.CDLL(str(exported.library))
     library.trainer_get.restype = ctypes.c_void_p
-    model = np.zeros(exported.contents.program.slots + 1, np.int64)
+    library.trainer_instance_size.restype = ctypes.c_size_t
+    model = np.zeros(library.trainer_instance_size() // 8 + 1, np.int64)
     arena = np.zeros(exported.contents.arena_bytes, np.uint8)
     rate = np.float32([1e-2])
     weights = np.frombuffer(exported.contents.weights, np.uint8)

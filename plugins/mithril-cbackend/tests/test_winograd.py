@@ -19,6 +19,7 @@ from mithril_cbackend.lowering.conv import direct_convolution, winograd
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph, program
+from mithril_cbackend.program.c_module import module_text
 from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
@@ -154,3 +155,22 @@ def test_in_c(tmp_path: Path) -> None:
     compiled.export(tmp_path)
     subprocess.run(["make", "model_test"], cwd=tmp_path, check=True, capture_output=True)
     subprocess.run(["./model_test"], cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_convolutions_of_equal_sizes_share_all_but_their_last_operations():
+    x, w, z = random(1, 32, 14, 14), random(32, 32, 3, 3), random(1, 32, 14, 14)
+
+    def three(x: Any, w: Any, z: Any) -> Any:
+        y = maximum(conv(x, w, **DENSE), 0.0)
+        y = maximum(conv(y, w, **DENSE) + z, 0.0)
+        return conv(y, w, **DENSE)
+
+    graph = graph_of(three, {"x": x, "w": w, "z": z})
+    written = program.write(graph, Machine(machine_code.host_cpu(), 2))
+    assert [k.anchor.op.name for k in written.kernels.values()] == ["conv"] * 3
+    parts = [n.rpartition("_")[0].rpartition("_")[0] for n in written.functions if n not in written.kernels]
+    assert sorted(p for p in parts if p.startswith("winograd")) == [
+        "winograd_image", "winograd_kernels", "winograd_pixels", "winograd_products",
+    ]  # fmt: skip
+    source = module_text(written, 16)
+    assert source.count("winograd_products_") == 1 + 3  # defined once, and called by each kernel

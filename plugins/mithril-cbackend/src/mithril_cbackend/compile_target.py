@@ -33,10 +33,9 @@ class CompileTarget:
         """The vector width of the architecture: that of NEON, SSE and SIMD128, none on microcontrollers."""
         return 4 if self.platform == "bare" else 16
 
-    @property
-    def flags(self) -> str:
-        """Compiler flags, including those of the architecture."""
-        return f"{self.portable_flags} {self.toolchain.flags}"
+    def flags_of(self, compiler: str) -> str:
+        """Return the flags for a compiler, including those of the architecture."""
+        return f"{self.portable_flags} {self.toolchain.flags_of(compiler)}"
 
     @property
     def portable_flags(self) -> str:

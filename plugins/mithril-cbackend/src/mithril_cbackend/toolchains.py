@@ -23,8 +23,8 @@ LIBRARIES = ("object", "static", "shared")
 class Toolchain:
     """Compilers in order of preference, their flags, and the emulator (``runner``) for foreign programs.
 
-    ``zig`` is the target of ``python -m ziglang cc``, the compiler without a system installation. ``link`` has the
-    flags of programs, such as the test.
+    ``zig`` is the target of ``python -m ziglang cc``, the compiler without a system installation, and ``zig_flags`` are
+    its flags where it rejects those of the others. ``link`` has the flags of programs, such as the test.
     """
 
     compilers: tuple[str, ...]
@@ -32,6 +32,7 @@ class Toolchain:
     install: str
     runner: str = ""
     zig: str = ""
+    zig_flags: str | None = None
     link: str = ""
 
     def compiler(self) -> str | None:
@@ -41,6 +42,10 @@ class Toolchain:
         if installed is None and self.zig and importlib.util.find_spec("ziglang") is not None:
             return f"{shlex.quote(sys.executable)} -m ziglang cc -target {self.zig}"
         return installed
+
+    def flags_of(self, compiler: str) -> str:
+        """Return the flags of the architecture for a compiler."""
+        return self.flags if self.zig_flags is None or not is_zig(compiler) else self.zig_flags
 
     @property
     def default(self) -> str:
@@ -56,6 +61,10 @@ class Toolchain:
                 hint=f"{self.install}; or call export(..., library=None) and compile elsewhere with the Makefile",
             )
         return path
+
+
+def is_zig(compiler: str) -> bool:
+    return " -m ziglang cc " in compiler
 
 
 def ndk() -> list[str]:
@@ -82,8 +91,10 @@ FOREIGN = {  # (platform, Android ABI) -> toolchain
     ("linux", "armeabi-v7a"): Toolchain(
         ("arm-linux-gnueabihf-gcc",),
         "-march=armv7-a -mfpu=neon-vfpv4 -mfp16-format=ieee",
-        "apt-get install gcc-arm-linux-gnueabihf",
+        "apt-get install gcc-arm-linux-gnueabihf, or pip install ziglang",
         "qemu-arm -L /usr/arm-linux-gnueabihf",
+        zig="arm-linux-musleabihf",
+        zig_flags="-mcpu=cortex_a7",
     ),
     ("linux", "x86_64"): Toolchain(
         ("x86_64-linux-gnu-gcc", "gcc", "clang"), "-march=x86-64-v2", "apt-get install gcc", "qemu-x86_64"
@@ -104,7 +115,7 @@ def build(folder: Path, name: str, kind: str, compiler: str, flags: str) -> Path
     if kind not in LIBRARIES:
         raise OptionError(f"unknown library={kind!r}", facts=[f"accepted: {', '.join(LIBRARIES)}, None"])
     target = {"object": f"{name}.o", "static": f"lib{name}.a", "shared": f"lib{name}.so"}[kind]
-    archiver = [f"AR={compiler.partition(' cc ')[0]} ar"] if " -m ziglang cc " in compiler else []
+    archiver = [f"AR={compiler.partition(' cc ')[0]} ar"] if is_zig(compiler) else []
     run(["make", "-s", "-C", str(folder), target, f"CC={compiler}", f"CFLAGS={flags}", *archiver])
     return folder / target
 

@@ -126,8 +126,9 @@ def export_program(
     if kind is None:
         return Exported(folder, contents, quantization_error=error)
     compiler = target.toolchain.require()
-    built = toolchains.build(folder, name, kind, compiler, target.flags)
-    code = toolchains.code_bytes(toolchains.build(folder, name, "object", compiler, target.flags))
+    flags = target.flags_of(compiler)
+    built = toolchains.build(folder, name, kind, compiler, flags)
+    code = toolchains.code_bytes(toolchains.build(folder, name, "object", compiler, flags))
     return Exported(folder, contents, built, code, error)
 
 

@@ -36,10 +36,15 @@ WIDER = {uint8: int32, bfloat16: float32}  # dtypes of the sums
 
 def rewritten(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with images whose channels are neighbors where convolutions multiply words."""
+    uses = kinds(machine)
+    return ByteImages(graph, uses).run() if uses else graph
+
+
+def kinds(machine: Machine) -> dict[str, Instructions]:
+    """Return the instructions of the words that convolutions multiply, by kind."""
     uses = [word_products.instructions(kind, machine) for kind in (BYTES, PAIRS)]
     # Pairs without instructions are slower than float32, bytes are not.
-    kinds = {use.kind: use for use in uses if use is not None and (use.kind == BYTES or use.level != PORTABLE)}
-    return ByteImages(graph, kinds).run() if kinds else graph
+    return {use.kind: use for use in uses if use is not None and (use.kind == BYTES or use.level != PORTABLE)}
 
 
 def shares_panels(weights: tuple[int, ...], groups: int, use: Instructions) -> bool:

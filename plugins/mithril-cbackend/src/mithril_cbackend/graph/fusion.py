@@ -27,12 +27,14 @@ from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.views import view
 from mithril_cbackend.lowering.families import LOWERINGS
-from mithril_cbackend.lowering.matmul import matmul, matmul_form
+from mithril_cbackend.lowering.matmul import expert_products, matmul, matmul_form
 from mithril_cbackend.lowering.rows import fused_rows, reductions
 
 
 def lowers(node: Node) -> bool:
     """Whether this backend computes the node with a kernel, or its regions in the driver."""
+    if node.op in expert_products.OPERATIONS and not expert_products.is_supported(node):
+        return False
     return bool(node.regions) or node.op.name in LOWERINGS or node.op.name in RULES
 
 

@@ -105,7 +105,7 @@ class GroupProducts:
         with self.editor.before(node) as b:
             rows = x if unit is not None else ops.cast(x, dtype="float32") if x.dtype is not float32 else x
             value, panels = self.packed(b, source, groups, unit or 1.0)
-            numbers = (np.zeros(16) if groups.table is None else groups.table) / (unit or 1.0)
+            numbers = first_numbers(groups) / (unit or 1.0)
             table = (numbers + 128).astype(np.uint8) if unit is not None else numbers.astype(np.float32)
             result = group_product(rows, value, b.constant(table, name="table"), **panels.attributes)
             if factor is not None:
@@ -139,8 +139,7 @@ class GroupProducts:
             return
         with self.editor.before(node) as b:
             value, panels = self.packed(b, source, groups, 1.0)
-            table = np.zeros(16, np.float32) if groups.table is None else groups.table
-            positions, numbers = operand(node, 1), b.constant(table, name="table")
+            positions, numbers = operand(node, 1), b.constant(first_numbers(groups), name="table")
             result = group_rows(positions, value, numbers, terms=shape_of(source.result)[1], **panels.attributes)
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
@@ -193,6 +192,11 @@ class GroupProducts:
             panels = PANELS.get(groups.codes, (unit, content), lambda: groups.packed(unit))
             self.panels[key] = b.constant(panels.data, name="panels"), panels
         return self.panels[key]
+
+
+def first_numbers(groups: Groups | Blocks) -> Array:
+    """Return the table that operations of panels take: the numbers of the codes of four bits."""
+    return np.zeros(16, np.float32) if groups.table is None else groups.table[:16]
 
 
 def is_integral(table: Array) -> bool:

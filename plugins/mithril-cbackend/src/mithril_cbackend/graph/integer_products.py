@@ -15,7 +15,7 @@ import numpy as np
 from mithril import ops
 from mithril.base import float32, int8, uint8
 from mithril.ir import Builder, Editor, Graph, Node, Value, decompose
-from mithril_cbackend.graph import byte_images, fusion, small_floats
+from mithril_cbackend.graph import byte_images, fusion, signals, small_floats
 from mithril_cbackend.graph.byte_pools import BytePools
 from mithril_cbackend.graph.group_products import GroupProducts
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
@@ -37,7 +37,7 @@ def is_kept(node: Node) -> bool:
 
 def fused(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with integer products, divided into the operations that kernels compute."""
-    graph = small_floats.widened(graph)
+    graph = signals.as_images(small_floats.widened(graph), machine)
     if any(is_kept(node) for node in graph.nodes):
         graph = IntegerProducts(graph).run()
         graph = decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")

@@ -24,7 +24,6 @@ from mithril_cbackend.program.c_printer import (
     TWO_OPERANDS,
     TYPES,
     Printer,
-    parameters,
 )
 from mithril_cbackend.program.c_text import c_visible
 from mithril_cbackend.program.program import Program
@@ -77,12 +76,12 @@ def fields(program: Program) -> dict[int, Field]:
 
 
 class DriverPrinter(Printer):
-    """Printer of the driver, which passes the addresses of a struct to the kernels."""
+    """Printer of the driver, which passes the addresses of a struct to kernels with these parameters."""
 
-    def __init__(self, program: Program, lanes: int) -> None:
+    def __init__(self, program: Program, lanes: int, kernels: dict[str, list[str | None]]) -> None:
         super().__init__(t.Function(program.driver, frozenset(), 0), lanes)
         self.fields = fields(program)
-        self.parameters = {name: parameters(function) for name, function in program.functions.items()}
+        self.kernels = kernels
         self.counters = set[str]()
 
     def text(self, name: str) -> str:
@@ -122,9 +121,9 @@ class DriverPrinter(Printer):
         if function == "memcpy":
             target, source = (self.pointer(a, "") for a in arguments[:2])
             return f"memcpy({target}, {source}, {int(arguments[2].value)})", ATOM
-        if function in self.parameters:
-            element_types = [p.partition("*")[0].strip() for p in self.parameters[function]]
-            texts = map(self.pointer, arguments, element_types)
+        if function in self.kernels:
+            rows = zip(arguments, self.kernels[function], strict=True)
+            texts = [self.pointer(a, p.partition("*")[0].strip()) for a, p in rows if p is not None]
             return f"{function}({', '.join(texts)})", ATOM
         return super().call(x)
 
@@ -171,12 +170,13 @@ def comment(kernel: Kernel) -> str:
 def body_text(program: Program, lanes: int, struct: str = STRUCT) -> str:
     """Return all kernels, and the driver as a function of the struct of addresses."""
     pieces = {name: piece for f in program.functions.values() for name, piece in f.pieces.items()}
-    parts = [piece.c for piece in pieces.values()]
+    parts, arguments = [piece.c for piece in pieces.values()], {}
     for name, function in program.functions.items():
-        kernel = program.kernels.get(name)
+        kernel, printer = program.kernels.get(name), Printer(function, lanes)
         above = comment(kernel) if kernel is not None else ""
-        parts.append(above + Printer(function, lanes).text(name))
-    parts.append(DriverPrinter(program, lanes).text(struct))
+        parts.append(above + printer.text(name))
+        arguments[name] = printer.arguments
+    parts.append(DriverPrinter(program, lanes, arguments).text(struct))
     return "\n".join(parts)
 
 

@@ -108,18 +108,18 @@ typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
 }
 
 
-def parameters(function: t.Function) -> list[str]:
-    """Return the declarations of a function's parameters."""
+def parameters(function: t.Function) -> dict[str, str]:
+    """Return the declarations of a function's parameters by name."""
     body = function.primfunc.body
     statements = list(body.seq) if isinstance(body, n.SeqStmt) else [body]
     declared = {s.data.name: s.buffer for s in statements if isinstance(s, n.DeclBuffer)}
-    texts = []
+    texts = {}
     for k, p in enumerate(function.primfunc.params):
         if p.name in declared:
             const = "const " if k < function.read else ""
-            texts.append(f"{const}{ELEMENTS[str(declared[p.name].dtype)]} *restrict {p.name}")
+            texts[p.name] = f"{const}{ELEMENTS[str(declared[p.name].dtype)]} *restrict {p.name}"
         else:  # a number
-            texts.append(f"{TYPES[dtype_of(p)]} {p.name}")
+            texts[p.name] = f"{TYPES[dtype_of(p)]} {p.name}"
     return texts
 
 
@@ -133,14 +133,14 @@ class Printer:
         self.reading: set[str] = set()
         self.depth = 1
         self.constant = {str(p.name) for p in list(function.primfunc.params)[: function.read]}  # read-only arrays
+        self.arguments: list[str | None] = []  # declarations of the parameters, None for one that sizes leave unused
 
     def text(self, name: str) -> str:
         self.statement(self.function.primfunc.body)
         text = self.body()
-        for p in self.function.primfunc.params:
-            if not re.search(rf"\b{p.name}\b", text):  # unused by the template for these sizes
-                text = f"  (void){p.name};\n{text}"
-        return f"static void {name}({', '.join(parameters(self.function))}) {{\n{text}\n}}\n"
+        declared = parameters(self.function).items()
+        self.arguments = [p if re.search(rf"\b{n}\b", text) else None for n, p in declared]
+        return f"static void {name}({', '.join(filter(None, self.arguments)) or 'void'}) {{\n{text}\n}}\n"
 
     def line(self, text: str, gives: str | None = None) -> None:
         self.written.append(("  " * self.depth + text, gives, self.reading))

@@ -15,7 +15,7 @@ from mithril.ir import Graph
 from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import CALL, RUN, Layout
 from mithril_cbackend.lowering.element.element_reader import shape_of
-from mithril_cbackend.program.numpy_abi import CLASS, DATA, DIMENSIONS, DTYPE, FLAGS, IN_C_ORDER, RANK, SIZE
+from mithril_cbackend.program.numpy_abi import CLASS, DATA, DIMENSIONS, DTYPE, FLAGS, IN_C_ORDER, RANK
 from mithril_cbackend.program.program import DRIVE
 
 
@@ -37,20 +37,20 @@ def call(graph: Graph, layout: Layout) -> Any:
     objects = [t.number(f"input{k}") for k in range(len(layout.inputs))]
     results = [t.number(f"result{k}") for k in range(len(layout.results))]
     code = t.Code()
-    table = code.view("table", "int64", t.int_to_pointer(address), layout.slots + layout.expected)
+    table = code.view("table", "int64", t.int_to_pointer(address))
     for name, slot in layout.sizes.items():
         code.bind(t.size(name), t.cast(t.load(table, slot), "int32"))
     for k, ((name, slot), x) in enumerate(zip(layout.inputs, objects, strict=True)):
         shape = shapes[name]
-        words = code.view("words", "int64", t.int_to_pointer(x), SIZE // 8)
+        words = code.view("words", "int64", t.int_to_pointer(x))
         return_mismatch(code, word(words, CLASS), t.load(table, layout.slots))
         return_mismatch(code, word(words, DTYPE), t.load(table, layout.slots + 1 + k))
-        halves = code.view("halves", "int32", t.int_to_pointer(x), SIZE // 4)
+        halves = code.view("halves", "int32", t.int_to_pointer(x))
         return_mismatch(code, t.load(halves, RANK // 4), t.const(len(shape), "int32"))
         flag = t.load(halves, FLAGS // 4) & t.const(IN_C_ORDER, "int32")
         return_mismatch(code, flag, t.const(IN_C_ORDER, "int32"))
         if shape:
-            sizes = code.view("sizes", "int64", t.int_to_pointer(word(words, DIMENSIONS)), len(shape))
+            sizes = code.view("sizes", "int64", t.int_to_pointer(word(words, DIMENSIONS)))
             for axis, size in enumerate(shape):
                 return_mismatch(code, t.load(sizes, axis), t.const(size, "int64"))
         code.store(table, slot, word(words, DATA))

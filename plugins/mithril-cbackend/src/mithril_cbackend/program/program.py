@@ -176,7 +176,7 @@ class ProgramEmitter:
         self.graph = graph
         self.machine = machine
         self.code = t.Code()
-        self.table = t.pointer("table", "int64", 1 << 20)
+        self.table = t.pointer("table", "int64")
         self.functions: dict[str, t.Function] = {}
         self.kernels: dict[str, Kernel] = {}
         self.names: dict[str, str] = {}
@@ -415,7 +415,7 @@ def host_call(
     step = HostStep(node, writer.failures)
     writer.host_steps.append(step)
     code, table = writer.code, writer.table[1]
-    words = code.view("words", "int64", scratch.address(table), len(inputs) + len(results))
+    words = code.view("words", "int64", scratch.address(table))
     for k, location in enumerate((*inputs, *results)):
         code.store(words, k, t.pointer_to_int(location.address(table)))
     slot = writer.slot()

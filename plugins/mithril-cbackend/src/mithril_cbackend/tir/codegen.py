@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from mithril.base import Size
 from mithril_cbackend.c_names import is_taken
 from mithril_cbackend.tir.expr import Buffer, Expr, address_of, cast, index, load, not_equal, shuffle, vector
-from mithril_cbackend.tir.tvm_api import PointerType, PrimType, nodes, stmt, tirx, tvm
+from mithril_cbackend.tir.tvm_api import PointerType, PrimType, nodes, stmt, tirx, tvm, tvm_ffi, undefined_vars
 
 Stmt = Any
 SERIAL, PARALLEL, VECTORIZED, UNROLLED = (stmt.ForKind(k) for k in range(4))
@@ -23,7 +22,7 @@ class Code:
     def __init__(self) -> None:
         self._open: list[list[Stmt]] = [[]]
         self._names: dict[str, int] = {}
-        self.names: set[str] = set()  # arrays of ``let``, which are written once
+        self.names: dict[str, Buffer] = {}  # arrays of ``let``, which are written once
         self.helpers: dict[str, Function] = {}  # called functions by name
         self.pieces: dict[str, Piece] = {}  # called functions that are not TIR
         self._vector: tuple[Expr, int, list[Stmt]] | None = None  # the current vector loop, and the block around it
@@ -65,7 +64,7 @@ class Code:
             position, lanes, enclosing = self._vector
             buffer = self._local(name, lanes, stored_dtype)
             enclosing.append(stmt.AllocBuffer(buffer))
-        self.names.add(buffer.name)
+        self.names[buffer.name] = buffer
         self.store(buffer, position, cast(value, stored_dtype))
         element = load(buffer, position)
         return not_equal(element, 0) if value.dtype == "bool" else element
@@ -79,9 +78,9 @@ class Code:
         self.emit(stmt.AllocBuffer(buffer))
         return buffer
 
-    def view(self, name: str, dtype: str, address: Expr, size: int = 1) -> Buffer:
+    def view(self, name: str, dtype: str, address: Expr) -> Buffer:
         """Return the elements that an address points at as a buffer."""
-        parameter, buffer = pointer(self.name(name), dtype, size)
+        parameter, buffer = pointer(self.name(name), dtype)
         self.emit(stmt.Bind(parameter, tirx.reinterpret(parameter.ty, address.node.args[0])))
         self.emit(stmt.DeclBuffer(buffer, data=parameter))
         return buffer
@@ -99,6 +98,33 @@ class Code:
     def call_piece(self, piece: Piece, *arguments: Expr) -> None:
         self.pieces[piece.name] = piece
         self.call(piece.name, *arguments)
+
+    def call_part(self, stem: str, body: list[Stmt], arrays: Sequence[tuple[Any, Buffer]], read: int) -> None:
+        """Call statements as a function of their own, whose name is the same wherever the statements are equal.
+
+        Its parameters are those of the arrays that it uses, of which the first ``read`` are only read, and the numbers
+        that are defined outside.
+        """
+        free = {v.name: v for v in undefined_vars(sequence(body), [])}
+        read = sum(b.name in free for _, b in arrays[:read])
+        used = [(p, b) for p, b in arrays if free.pop(b.name, None) is not None]
+        parameters, arguments = [p for p, _ in used], [address_of(b, 0) for _, b in used]
+        statements: list[Stmt] = []
+        for name, variable in free.items():
+            buffer = self.names.get(name)
+            if buffer is None:  # a loop variable or a size
+                parameters.append(variable)
+                arguments.append(Expr(variable))
+                continue
+            parameter = tirx.Var(self.name(name), str(buffer.dtype))
+            parameters.append(parameter)
+            arguments.append(load(buffer, 0))
+            statements += [stmt.AllocBuffer(buffer), stmt.BufferStore(buffer, parameter, [index(0).node])]
+        content = _global(parameters, used, sequence([*statements, *body]), stem)
+        name = f"{stem}_{tvm_ffi.structural_hash(content) & 0xFFFFFFFFFFFF:x}_{read}"
+        content = content.with_attr("global_symbol", name)
+        self.helpers[name] = Function(content, frozenset(self.names), read)
+        self.call(name, *arguments)
 
     def prefetch(self, buffer: Buffer, position: Any) -> None:
         """Ask for the cache line of an element, which may be past the end of the buffer."""
@@ -197,11 +223,10 @@ def importing(pieces: Iterable[Piece], body: Stmt) -> Stmt:
     return body
 
 
-def pointer(name: str, dtype: str, size: Size) -> tuple[Any, Buffer]:
-    """Return a pointer parameter and the buffer of `size` elements that it points at."""
+def pointer(name: str, dtype: str) -> tuple[Any, Buffer]:
+    """Return a pointer parameter and the buffer that it points at, of a size that no analysis limits."""
     parameter = tirx.Var(name, PointerType(PrimType(dtype)))
-    extent = max(size, 1) if isinstance(size, int) else 1 << 30
-    return parameter, tirx.decl_buffer((index(extent).node,), dtype, name=name, layout=None)
+    return parameter, tirx.decl_buffer((index(1 << 30).node,), dtype, name=name, layout=None)
 
 
 def function(name: str, parameters: Sequence[tuple[Any, Buffer]], body: Stmt, sizes: Sequence[Expr] = ()) -> Any:
@@ -228,7 +253,7 @@ def entry(name: str, parameters: Sequence[Expr], body: Stmt) -> Any:
 @cache
 def _square_transpose(name: str, lanes: int) -> Function:
     """Build a transpose in registers: in step s, rows at distance s exchange every second block of s elements."""
-    (source, rows), (target, columns) = pointer("source", "float32", 1 << 30), pointer("target", "float32", 1 << 30)
+    (source, rows), (target, columns) = pointer("source", "float32"), pointer("target", "float32")
     stride, target_stride = Expr(tirx.Var("stride", "int32")), Expr(tirx.Var("to_stride", "int32"))
     code = Code()
 

@@ -10,18 +10,19 @@ from mithril_cbackend.cpu_info import processors
 from mithril_cbackend.module_loader import without_torch, without_unused_parts
 
 
-def _import_tvm() -> Any:
+def _import_tvm() -> tuple[Any, Any]:
     os.environ.setdefault("TVM_NUM_THREADS", str(processors()))  # upper limit of TVM's thread pool
     with without_torch(), without_unused_parts():
         import tvm
-        import tvm_ffi  # noqa: F401
-    return tvm
+        import tvm_ffi
+    return tvm, tvm_ffi
 
 
-tvm = _import_tvm()
+tvm, tvm_ffi = _import_tvm()
 from tvm import tirx  # noqa: E402
 from tvm.ir import PointerType, PrimType  # noqa: E402
 from tvm.tirx import stmt  # noqa: E402
+from tvm.tirx.analysis import undefined_vars  # noqa: E402
 
 nodes = SimpleNamespace(  # node classes that the C printer distinguishes
     **{
@@ -48,4 +49,4 @@ nodes = SimpleNamespace(  # node classes that the C printer distinguishes
     Call=tvm.ir.Call,
 )  # fmt: skip
 
-__all__ = ["PointerType", "PrimType", "nodes", "stmt", "tirx", "tvm"]
+__all__ = ["PointerType", "PrimType", "nodes", "stmt", "tirx", "tvm", "tvm_ffi", "undefined_vars"]

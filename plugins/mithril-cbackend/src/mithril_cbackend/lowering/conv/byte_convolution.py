@@ -119,7 +119,9 @@ class ByteConvolution:
                 if chunks > 1:
                     left = tiles - t.index(first)
                     extent = t.select(left < size, left, t.index(size))
+                self.distance = workers if chunks == 1 else 1
                 with reader.loop("tile", extent) as i:
+                    self.turn = (i, size if isinstance(size, int) else 0)
                     self.rows_of(n, panel, first + i)
 
     def select_height(self) -> tuple[Any, Any]:
@@ -190,6 +192,7 @@ class ByteConvolution:
         if sums is None:
             sums, first = code.alloc("tile", rows * p.columns, p.use.sums.name), 0
         begin = self.frame.reader.position(t.index(p.first_word(panel))) if p.groups > 1 else 0
+        shape = len(p.offsets) * p.depth, p.columns
         arguments = [
             t.address_of(self.image, (start + begin) * self.per),
             t.index(pixel),
@@ -199,6 +202,7 @@ class ByteConvolution:
             t.index(p.depth),
             t.address_of(self.offsets, 0),
             t.index(len(p.offsets)),
+            *word_products.prefetched(self.panels, p.panels - 1, panel, self.distance, shape, self.turn),
         ]
         if isinstance(self.height, int):
             code.call_piece(word_products.piece(p.use, rows), *arguments)
@@ -223,8 +227,10 @@ class ByteConvolution:
         self.row(n, panel, y, x, fits, sums, first)
 
     def row(self, n: Any, panel: Any, y: Any, x: Any, fits: list[Any], sums: t.Buffer, first: Any) -> None:
-        height, width = self.plan.result[1:3]
-        pixel = (n * (height * width) + (y * width + x),) if self.is_merged else (n, y, x)
+        sizes = self.plan.result[:3]
+        pixel = tuple(0 if size == 1 else k for size, k in zip(sizes, (n, y, x), strict=True))  # where others are read
+        if self.is_merged:
+            pixel = (n * (sizes[1] * sizes[2]) + (y * sizes[2] + x),)
 
         def emit() -> None:
             self.channels(panel, pixel, sums, first)

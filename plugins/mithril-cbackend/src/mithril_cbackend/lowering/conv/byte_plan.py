@@ -140,10 +140,20 @@ class Plan:
         return [y * row + x * self.dilation[1] * words for y in range(self.kernel[0]) for x in columns]
 
     # -- tiles ----------------------------------------------------------------------------------------------------
-    @property
+    @cached_property
     def is_flat(self) -> bool:
         """Whether tiles run over the ends of rows, at the cost of unused pixels between them."""
-        return self.stride == (1, 1)
+        use, (height, width) = self.machine_use, self.result[1:3]
+        if self.stride != (1, 1):
+            return False
+        if use.level == AMX or not (self.is_copied and isinstance(height, int) and isinstance(width, int)):
+            return True
+
+        def time(positions: int) -> int:  # in rows of tiles; low tiles wait for their sums
+            tiles = count(positions, use.rows)
+            return tiles * max(count(positions, tiles), use.rows * 3 // 4)
+
+        return time((height - 1) * self.size[1] + width) <= height * time(width)
 
     @property
     def images(self) -> int:

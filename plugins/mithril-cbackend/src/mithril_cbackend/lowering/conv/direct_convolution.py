@@ -17,7 +17,14 @@ from mithril import ops
 from mithril.base import TensorType, float32, is_static
 from mithril.ir import Node, Value, attributes_text
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.conv import conv_weight_grad, im2col, image_blocks, strided_conv_grad, winograd
+from mithril_cbackend.lowering.conv import (
+    conv_weight_grad,
+    im2col,
+    image_blocks,
+    plans_by_size,
+    strided_conv_grad,
+    winograd,
+)
 from mithril_cbackend.lowering.conv.conv_weights import stream_cycles, transpose_weights, transposed_weights
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad, pad_channel
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of, typical
@@ -27,7 +34,7 @@ from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import PREFETCH, count
 
-Dense = im2col.Plan | winograd.Plan
+Dense = plans_by_size.Dense
 MIN_PRODUCTS = 1 << 13  # smaller convolutions use simple loops
 
 
@@ -103,7 +110,7 @@ def schedules(node: Node, machine: Machine, max_per_kind: int = 3) -> list[str]:
 
 def cheaper_plan(
     kernel: Kernel, machine: Machine, constant_weights: bool
-) -> Dense | strided_conv_grad.Plan | BySize | None:
+) -> Dense | strided_conv_grad.Plan | plans_by_size.BySize | None:
     """Return a plan of another template that costs less than direct tiles, or None if there is none."""
     node, layout = kernel.anchor, layout_of(kernel.anchor)
     if not im2col.is_supported(kernel) or (node.op is not ops.conv and not is_static(layout.image)):
@@ -122,22 +129,13 @@ def cheaper_plan(
     selection: list[Dense | None] = [None, *plans]  # None: direct tiles
     sizes_of = examples(node)
     costs = [[e.cost(p, machine, constant_weights) for p in selection] for e in sizes_of]
-    one: Dense | None
-    loss, one = _least_loss(selection, costs)
     if constant_weights or len(costs) == 1:  # constant weights are packed for one plan
-        return one
-    pairs = []
-    for k, last in enumerate(sizes_of[:-1], 1):
-        few, many = (_least_loss(plans, [row[1:] for row in part]) for part in (costs[:k], costs[k:]))
-        pairs.append((few[0] + many[0], BySize(last.pixels, few[1], many[1])))
-    pair_loss, pair = min(pairs, key=lambda row: row[0])
-    return pair if 1.03 * pair_loss < loss else one
-
-
-def _least_loss(plans: Sequence[Any], costs: Sequence[Sequence[float]]) -> tuple[float, Any]:
-    """Return the plan whose costs are nearest to the least ones, for costs by size, and the sum of their ratios."""
-    loss = [sum(row[k] / min(row) for row in costs) for k in range(len(plans))]
-    return min(loss), plans[loss.index(min(loss))]
+        sums = [sum(row[k] / min(row) for row in costs) for k in range(len(selection))]
+        return selection[sums.index(min(sums))]
+    channels = shape_of(node.result)[1]
+    cycles = [[c * e.pixels * channels for c in row[1:]] for e, row in zip(sizes_of, costs, strict=True)]
+    plan: Dense | plans_by_size.BySize = plans_by_size.selected(plans, [e.measures for e in sizes_of], cycles)
+    return plan
 
 
 def examples(node: Node) -> list[Example]:
@@ -145,9 +143,8 @@ def examples(node: Node) -> list[Example]:
     layout, batch = layout_of(node), shape_of(node.result)[0]
     if is_static(layout.image):
         return [Example(node, n, layout) for n in ((batch,) if isinstance(batch, int) else image_blocks.BATCHES)]
-    batches = [batch] if isinstance(batch, int) else [1, image_blocks.SEVERAL]
-    sides = [Example(node, n, image_blocks.example(layout, side)) for n in batches for side in image_blocks.SIDES]
-    return sorted(sides, key=lambda e: e.pixels)
+    batches = (batch,) if isinstance(batch, int) else image_blocks.BATCHES
+    return [Example(node, n, image_blocks.example(layout, side)) for n in batches for side in image_blocks.SIDES]
 
 
 @dataclass(frozen=True)
@@ -159,13 +156,17 @@ class Example:
     layout: Layout
 
     @property
+    def measures(self) -> tuple[int, ...]:
+        return plans_by_size.measures(self.batch, self.layout.result)
+
+    @property
     def pixels(self) -> int:
         return self.batch * math.prod(self.layout.result)
 
     def cost(self, plan: Dense | None, machine: Machine, constant_weights: bool) -> float:
         """Estimate the cycles per element of the result of a plan, or of direct tiles."""
         if isinstance(plan, im2col.OpenPlan | winograd.OpenPlan):
-            return plan.of(self.layout, self.batch).cost(machine, constant_weights)
+            return plan.cost_of(self.layout, self.batch, machine, constant_weights)
         if plan is not None:
             exact = replace(plan, batch=self.batch, images=min(plan.images, self.batch))
             return exact.cost(machine, constant_weights)
@@ -175,26 +176,6 @@ class Example:
         channels = shape_of(self.node.result)[1]
         kernels = stream_cycles(math.prod(shape_of(operand(self.node, 1)))) / (self.pixels * channels)
         return float(1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1)
-
-
-@dataclass(frozen=True)
-class BySize:
-    """Two plans for symbolic sizes, selected at run time."""
-
-    limit: int  # pixels of results of the first plan
-    few: Dense
-    many: Dense
-
-    def __str__(self) -> str:
-        return f"{self.few} up to {self.limit} pixels, else {self.many}"
-
-    def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
-        return [v for plan in (self.few, self.many) for v in plan.scratch(machine, constant_weights)]
-
-    def write(self, frame: KernelBuilder) -> None:
-        first = len(self.few.scratch(frame.machine, False))
-        few = t.index(self.few.batch * math.prod(self.few.layout.result)) <= self.limit
-        frame.reader.either(few, lambda: self.few.write(frame), lambda: self.many.write(frame, first))
 
 
 def _depth(node: Node) -> int:

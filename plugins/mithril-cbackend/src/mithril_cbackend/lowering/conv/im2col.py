@@ -209,6 +209,13 @@ class OpenPlan(Plan):
         sizes = self.groups, self.out_channels, self.inner
         return Plan(batch, *sizes, layout, rows, images, self.by_channel, self.backward)
 
+    def cost_of(self, layout: Layout, batch: int, machine: Machine, constant_weights: bool) -> float:
+        """Estimate the cycles per element of the result for known sizes."""
+        exact = self.of(layout, batch)
+        vectors = count(int(exact.pixels), machine.lanes())
+        lone = 1 if self.by_channel else (vectors + 0.4 * (vectors % 2)) / vectors  # read more kernels than pairs do
+        return lone * exact.cost(machine, constant_weights)
+
     def cut(self, frame: KernelBuilder) -> Plan:
         name = partial(named, frame)
         return self.of(at_run_time(self.layout, name), name(self.batch), name)
@@ -287,7 +294,7 @@ class Columns:
             frame.outputs[v] for v in frame.kernel.scratch[first : first + 4]
         )
         self.tile, self.length = plan.tile(frame.machine), named(frame, plan.length(frame.machine))
-        self.lanes = frame.machine.lanes()
+        self.lanes, self.epilogue = frame.machine.lanes(), len(frame.kernel.nodes) > 1
         self.images: Any = plan.images  # of the current slab
         self.rows: Any = plan.rows
 
@@ -378,7 +385,9 @@ class Columns:
         def block(number: Any, width: Any, room: int) -> None:
             panel = Matrix(self.panel_buffer, worker * (p.block * columns), room, 1)
             columns_of_panel = source.from_column(number * columns)
-            copy_panel(self.frame, columns_of_panel.element, columns_of_panel, part.depth, width, panel)
+            vectors = count(width if isinstance(width, int) else room, self.lanes)
+            copied = width if self.reads_image else vectors * self.lanes  # rows of columns end with a spare vector
+            copy_panel(self.frame, columns_of_panel.element, columns_of_panel, part.depth, copied, panel)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 channel = group * p.out_channels + (first + row)
@@ -389,11 +398,13 @@ class Columns:
                 return self.sums, start + ((first + row) * p.sums_row(self.frame.machine) + column)
 
             sums = None if part.depth == p.depth else PartialSums(sum_slot, part.first, part.last)
-            for tile, rows in tiles(self.frame, num_channels, self.tile):
+            several = columns // (vectors * self.lanes) if callable(kernels) else 1  # tiles of packed rows are fixed
+            for tile, rows in tiles(self.frame, num_channels, Tile(self.tile.rows * several, columns)):
                 with tile as row:
                     channel = group * p.out_channels + first + row
                     self.prefetch(image, channel, rows, pixel + number * columns, width)
-                    multiply_tile(self.frame, row, rows, inner, kernels, panel, width, emit, self.vector, sums)
+                    how = self.vector, sums, self.epilogue
+                    multiply_tile(self.frame, row, rows, inner, kernels, panel, width, emit, *how)
 
         self.blocks(self.images * (self.rows * math.prod(p.layout.result[1:])), block)
 
@@ -468,6 +479,8 @@ class Columns:
 
             last = last_tiles(pixels_per_image, self.tile)
             rows = self.images * (self.rows * math.prod(p.layout.result[1:]))
-            multiply(self.frame, rows, self.kernels.inner, self.tile, left, panel, width, emit, False, last)
+            multiply(
+                self.frame, rows, self.kernels.inner, self.tile, left, panel, width, emit, False, last, self.epilogue
+            )
 
         self.blocks(num_channels, block)

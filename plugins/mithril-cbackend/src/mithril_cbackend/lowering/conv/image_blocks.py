@@ -19,7 +19,6 @@ from mithril_cbackend.lowering.matmul.microkernel import Tile, count
 
 BATCHES = (1, 3, 8, 32)  # for which the plan of a symbolic batch is selected
 SIDES = (2, 4, 7, 14, 28, 56)  # of results for which the plan of symbolic images is selected
-SEVERAL = 8  # images of a symbolic batch of them
 TARGETS = (16, 32, 64, 128, 256, 512)  # pixels or tiles of a block of symbolic images
 ROOM = (2, 4, 8, 16, 32)
 FEW = 64  # rows of a block of a symbolic batch, if it has several images

@@ -39,8 +39,14 @@ class Layout:
         return tuple(o + r - 1 + (1 if s > 1 else 0) for o, r, s in zip(self.result, reach, self.stride, strict=True))
 
     @property
+    def steps(self) -> tuple[int, ...]:
+        """Steps between the phases that elements of the kernel read, along each axis."""
+        axes = zip(self.kernel, self.stride, self.dilation, strict=True)
+        return tuple(math.gcd(s, d) if k > 1 else s for k, s, d in axes)
+
+    @property
     def phases(self) -> int:
-        return math.prod(self.stride)
+        return math.prod(s // step for s, step in zip(self.stride, self.steps, strict=True))
 
     @property
     def channel(self) -> int:
@@ -56,8 +62,8 @@ class Layout:
         """Return the offset from a pixel of the result to the pixel that kernel element ``index`` multiplies."""
         phase: Any = 0
         flat: Any = 0
-        for k, d, s, n in zip(index, self.dilation, self.stride, self.sizes, strict=True):
-            phase = phase * s + k * d % s
+        for k, d, s, step, n in zip(index, self.dilation, self.stride, self.steps, self.sizes, strict=True):
+            phase = phase * (s // step) + k * d % s // step
             flat = flat * n + k * d // s
         return phase * math.prod(self.sizes) + flat
 
@@ -97,27 +103,36 @@ def pad(frame: KernelBuilder, layout: Layout, x: Value, padded: Any, channels: i
     """Copy all channels to the padded buffer, with zeros around the pixels."""
     code, reader = frame.code, frame.reader
     batch = shape_of(x)[0]
-    with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
-        index = (c // channels, c % channels)
-        pad_channel(frame, layout, x, padded, tuple(reader.position(k) for k in index), c * layout.channel)
-    with reader.loop("i", overread) as i:
-        code.store(padded, i + batch * channels * layout.channel, t.const(0, "float32"))
+    with frame.part("pad"):
+        with reader.loop("c", batch * channels, frame.parallel(batch * channels * layout.channel)) as c:
+            index = (c // channels, c % channels)
+            pad_channel(frame, layout, x, padded, tuple(reader.position(k) for k in index), c * layout.channel)
+        with reader.loop("i", overread) as i:
+            code.store(padded, i + batch * channels * layout.channel, t.const(0, "float32"))
 
 
 def pad_channel(frame: KernelBuilder, layout: Layout, x: Value, padded: Any, index: Index, base: Any) -> None:
     """Copy one channel of one image."""
     with frame.reader.loop("i", layout.channel) as i:
         frame.code.store(padded, base + i, t.const(0, "float32"))
-    for phase in every(*map(range, layout.stride)):
-        _copy_phase(frame, layout, x, padded, index, base, phase)
+    axes = (range(0, s, step) for s, step in zip(layout.stride, layout.steps, strict=True))
+    for number, phase in enumerate(every(*axes)):
+        _copy_phase(frame, layout, x, padded, index, base, number, phase)
 
 
 def _copy_phase(
-    frame: KernelBuilder, layout: Layout, x: Value, padded: Any, index: Index, base: Any, phase: Sequence[int]
+    frame: KernelBuilder,
+    layout: Layout,
+    x: Value,
+    padded: Any,
+    index: Index,
+    base: Any,
+    number: int,
+    phase: Sequence[int],
 ) -> None:
     """Copy the pixels of one phase: along each axis every ``steps``-th pixel from ``starts`` on."""
     counts: list[Any] = []  # expressions for symbolic sizes
-    reader, starts, positions, jumps, steps, phase_number = frame.reader, [], [], [], [], 0
+    reader, starts, positions, jumps, steps = frame.reader, [], [], [], []
     for n, spread, before, s, p, size in zip(
         layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
     ):
@@ -129,7 +144,6 @@ def _copy_phase(
             steps.append(s)
             jumps.append(spread)
             counts.append(_covered(n, size, first, s, positions[-1], spread))
-            phase_number = phase_number * s + p
             continue
         covered = [
             i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size
@@ -141,7 +155,6 @@ def _copy_phase(
         steps.append(covered[1] - covered[0] if len(covered) > 1 else 1)
         positions.append((before + covered[0] * spread - p) // s)
         jumps.append((covered[1] - covered[0]) * spread // s if len(covered) > 1 else 1)
-        phase_number = phase_number * s + p
 
     def source(inner: Index) -> Any:
         pixel = tuple(i * step + first for i, step, first in zip(inner, steps, starts, strict=True))
@@ -151,7 +164,7 @@ def _copy_phase(
         flat: Any = 0
         for i, jump, position, size in zip(inner, jumps, positions, layout.sizes, strict=True):
             flat = flat * size + (i * jump + position)
-        return base + (flat + phase_number * math.prod(layout.sizes))
+        return base + (flat + number * math.prod(layout.sizes))
 
     with reader.nest("yxz", counts[:-1]) as row:
 

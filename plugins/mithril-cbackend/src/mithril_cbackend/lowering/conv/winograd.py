@@ -183,6 +183,10 @@ class OpenPlan(Plan):
         rows, images = cut(self.target, height, width, batch, name)
         return Plan(batch, self.out_channels, self.inner, layout, rows, images, self.backward)
 
+    def cost_of(self, layout: Layout, batch: int, machine: Machine, constant_weights: bool) -> float:
+        """Estimate the cycles per element of the result for known sizes."""
+        return self.of(layout, batch).cost(machine, constant_weights)
+
     def write(self, frame: KernelBuilder, first: int = 0) -> None:
         name = partial(named, frame)
         plan = self.of(at_run_time(self.layout, name), name(self.batch), name)
@@ -240,7 +244,8 @@ class Winograd:
         p, frame, sizes = self.plan, self.frame, self.symbolic
         work = sizes.batch * p.out_channels * POINTS * p.inner * math.prod(sizes.grid) // PRODUCTS
         if self.w not in frame.kernel.prepared:
-            self.transform_kernels(work)
+            with frame.part("winograd_kernels"):
+                self.transform_kernels(work)
         pad(frame, sizes.padded, self.x, self.padded, p.inner, sizes.overread(self.machine))
         panels, columns = p.panels(self.machine), self.tile.columns
         threads = frame.workers(work, p.blocks * panels)
@@ -253,7 +258,8 @@ class Winograd:
             image, self.images = block_at(frame, number, p.batch, p.images)
             if not is_known:
                 self.rows = self.code.let(least(p.grid[0] - slab * p.rows, p.rows), "rows")
-            self.transform_image(worker, image, slab)
+            with frame.part("winograd_image"):
+                self.transform_image(worker, image, slab)
             full_panels, rest = divmod(p.out_channels // parts, columns)
             first = part * full_panels
             if full_panels:
@@ -328,9 +334,9 @@ class Winograd:
     # -- products -------------------------------------------------------------------------------------------------
     def panel(self, worker: Any, image: Any, slab: Any, number: Any, width: int) -> None:
         """Compute a panel of channels for all tiles of a block."""
-        p, reader, columns = self.plan, self.reader, self.tile.columns
+        p, frame, reader, columns = self.plan, self.frame, self.reader, self.tile.columns
         point, product = self.point, self.product
-        with reader.loop("point", POINTS) as k:
+        with frame.part("winograd_products"), reader.loop("point", POINTS) as k:
             first = worker * (POINTS * point) + k * point
             tiles = Matrix(self.transformed, first, self.length, 1)
             start = (number * POINTS + k) * (p.inner * columns)
@@ -361,11 +367,12 @@ class Winograd:
         size = self.channel
         base = worker * (2 * lanes * size)
         with reader.loop("d", self.images) as d:
-            self.pixels(worker, d * (p.rows * self.across), lane, base)
-            with reader.loop("s", self.squares) as s:
-                source_offset = base + s * (lanes * lanes)
-                target_offset = base + (s * lanes + lanes * size)
-                self.code.transpose(lanes, self.lines, source_offset, lanes, self.lines, target_offset, size)
+            with self.frame.part("winograd_pixels"):
+                self.pixels(worker, d * (p.rows * self.across), lane, base)
+                with reader.loop("s", self.squares) as s:
+                    source_offset = base + s * (lanes * lanes)
+                    target_offset = base + (s * lanes + lanes * size)
+                    self.code.transpose(lanes, self.lines, source_offset, lanes, self.lines, target_offset, size)
             height, width = p.layout.result
             odd = height % 2 if isinstance(p.rows, int) else 0
             rest = height * width - slab * self.pixels_of_block  # of the image

@@ -75,12 +75,18 @@ class Reader:
             return
         blocks = []
         for write in (yes, no):
-            self.elements.append({})
-            with self.code.block() as block:
+            with self.block() as block:
                 write()
-            self.elements.pop()
             blocks.append(block)
         self.code.either(condition, *blocks)
+
+    @contextmanager
+    def block(self) -> Iterator[list[Any]]:
+        """Collect statements in a separate list."""
+        self.elements.append({})
+        with self.code.block() as statements:
+            yield statements
+        self.elements.pop()
 
     @contextmanager
     def nest(self, names: str, extents: Sequence[int], kinds: Mapping[int, Any] | None = None) -> Iterator[Index]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 from mithril.ir import Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.lowering.element.element_reader import Index, Reader, shape_of, typical
+from mithril_cbackend.lowering.element.element_reader import Index, Reader, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.storage_dtypes import load, store, stored
 
@@ -50,7 +49,7 @@ class KernelBuilder:
         buffers: dict[Value, t.Buffer] = {}
         self.outputs: dict[Value, t.Buffer] = {}
         for k, v in enumerate(kernel.parameters):
-            pair = t.pointer(self.code.name(v.name), stored(v.dtype), math.prod(shape_of(v)))
+            pair = t.pointer(self.code.name(v.name), stored(v.dtype))
             self.parameters.append(pair)
             (buffers if k < len(kernel.inputs) else self.outputs)[v] = pair[1]
         self.reader = Reader(self.code, kernel.producers, buffers, kernel.in_bounds)
@@ -83,6 +82,13 @@ class KernelBuilder:
                 extent = (t.index(items) + (workers - 1) - worker) // workers
             with self.reader.loop(name, extent) as i:
                 yield worker, i * workers + worker
+
+    @contextmanager
+    def part(self, stem: str) -> Iterator[None]:
+        """Write statements as a function of their own, which all kernels with equal statements share."""
+        with self.reader.block() as body:
+            yield
+        self.code.call_part(stem, body, self.parameters, len(self.kernel.inputs))
 
     def write(self, value: Value, index: Index, element: t.Expr) -> None:
         """Store an element of a result."""

@@ -37,11 +37,11 @@ def sizes(node: Node) -> tuple[Any, int, int]:
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """Return the buffer of the sums of groups, which offsets and bytes need."""
+    """Return the buffer of the sums of groups, if tiles read them."""
     node = kernel.anchor
     rows, _, terms = sizes(node)
     form = form_of(node, machine)
-    if not form.is_bytes and not form.has_offsets:
+    if not form.has_sums:
         return []
     return [Value("sums", TensorType(int32 if form.is_bytes else float32, (rows * (terms // form.group),)))]
 

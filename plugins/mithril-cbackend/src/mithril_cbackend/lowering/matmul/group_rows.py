@@ -22,7 +22,7 @@ def rows(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 class GroupRows:
-    """Loops over positions, groups and codes."""
+    """Loops over positions, groups and codes; threads share the positions."""
 
     def __init__(self, frame: KernelBuilder) -> None:
         node = frame.kernel.anchor
@@ -36,7 +36,8 @@ class GroupRows:
         frame, positions, group = self.frame, operand(self.node), self.layout.group
         groups = self.terms // group
         shape = shape_of(positions)
-        with frame.reader.loop("row", math.prod(shape)) as row:
+        rows = math.prod(shape)
+        with frame.share("row", rows, rows * self.terms) as (_, row):
             number = position_in(frame.reader, positions, frame.reader.split(row, shape), self.columns)
             lane = frame.code.let(number % COLUMNS, "lane")
             panel = frame.code.let(number // COLUMNS * self.layout.panel(groups), "panel")
@@ -44,10 +45,10 @@ class GroupRows:
                 begin, factors = self.places(panel, g)
                 scale = frame.code.let(self.number(begin, factors, 0, lane), "scale")
                 offset = frame.code.let(self.number(begin, factors, 1, lane), "offset") if self.has_offsets else None
-                with frame.reader.loop("k", group) as k:
-                    element = self.code(begin + self.layout.head + lane * 4, k) * scale
+                with frame.reader.loop("four", group // 4) as four, frame.reader.loop("k", 4) as k:
+                    element = self.code(begin + self.layout.head, lane * 4 + k, four) * scale
                     element = element if offset is None else element + offset
-                    frame.write_flat(self.node.result, row * self.terms + g * group + k, element)
+                    frame.write_flat(self.node.result, row * self.terms + g * group + four * 4 + k, element)
 
     @property
     def has_offsets(self) -> bool:
@@ -85,10 +86,18 @@ class GroupRows:
         sign = (bits >> t.const(15, "uint32")) << t.const(31, "uint32")
         return t.bits(magnitude | sign, "float32") * t.const(2.0**112, "float32")
 
-    def code(self, words: Any, k: Any) -> t.Expr:
-        """Load the number of a code."""
-        if self.layout.bits == 8:
-            return t.cast(self.byte(words + k // 4 * (4 * COLUMNS) + k % 4) - 128, "float32")
-        byte = self.byte(words + k // 8 * (4 * COLUMNS) + k % 4)
-        shift = t.cast(t.index(k // 4 % 2 * 4), "int32")
-        return t.load(self.table, byte >> shift & t.const(15, "int32"))
+    def code(self, begin: Any, byte: Any, four: Any) -> t.Expr:
+        """Load the number of a code: one of four that have this byte of their words."""
+        layout = self.layout
+        words = begin + layout.upper + byte
+        if layout.bits == 8:
+            return t.cast(self.byte(words + four * (4 * COLUMNS)) - 128, "float32")
+        shift = t.cast(t.index(four % 2 * 4), "int32")
+        code = self.byte(words + four // 2 * (4 * COLUMNS)) >> shift & t.const(15, "int32")
+        number = t.load(self.table, code)
+        if not layout.upper:
+            return number
+        count = layout.bits - 4
+        shift = t.cast(t.index(four * count), "int32")
+        upper = self.byte(begin + byte) >> shift & t.const((1 << count) - 1, "int32")
+        return number + t.cast(upper * 16, "float32")

@@ -200,6 +200,7 @@ class Tiles:
         self.left, self.right = (strided_operand(side, kernel.producers) for side in (product.left, product.right))
         feeding = {product.left.value, product.right.value}
         follow = [n for n in kernel.nodes if n is not kernel.anchor and n.result not in feeding]
+        self.epilogue = len(follow) > 0
         self.vector = vectorizable(follow) and gemv.is_contiguous(product, kernel)
         self.scratch = {v.name: frame.outputs[v] for v in kernel.scratch}
         self.worker: Any = None  # the thread that computes the current matrix, if threads compute separate matrices
@@ -414,4 +415,4 @@ class Part:
             return buffer, p.flat(s.reader, self.batch_index, self.row + i, column + j)
 
         sums = None if self.depth == p.k else PartialSums(sum_slot, self.first, self.last)
-        multiply_tile(s.frame, row, tile_rows, (self.depth,), self.left, panel, width, emit, s.vector, sums)
+        multiply_tile(s.frame, row, tile_rows, (self.depth,), self.left, panel, width, emit, s.vector, sums, s.epilogue)

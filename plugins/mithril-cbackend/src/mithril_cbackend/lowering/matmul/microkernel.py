@@ -6,6 +6,7 @@ cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,10 +18,12 @@ import numpy as np
 from mithril.base import DType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import storage_dtypes
+from mithril_cbackend.lowering.element.element_reader import typical
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.scalar_ops import add, mul
 
 PREFETCH = 1024  # elements between the reads of a packed constant and its prefetches
+LONG = 192  # products of a sum that take much longer than storing it
 UNROLLED = 4  # rows of a tile of a run-time height whose results are computed together
 Element = Callable[[Any, Any], t.Expr]  # row, column -> element
 Left = Callable[..., t.Expr]  # row, indices of the contracted axes -> element
@@ -190,6 +193,7 @@ def multiply(
     emit: Emit,
     vector: bool,
     last: Sequence[int] = (1, 2, 4, 8, 16),
+    epilogue: bool = False,
 ) -> None:
     """Multiply all rows with one panel. ``emit`` gets vectors if ``vector`` is set, else elements.
 
@@ -197,7 +201,7 @@ def multiply(
     """
     for first, rows in tiles(frame, m, tile, last):
         with first as row:
-            multiply_tile(frame, row, rows, inner, left, panel, width, emit, vector)
+            multiply_tile(frame, row, rows, inner, left, panel, width, emit, vector, None, epilogue)
 
 
 class LastRows:
@@ -316,29 +320,36 @@ def multiply_tile(
     emit: Emit,
     vector: bool,
     sums: PartialSums | None = None,
+    epilogue: bool = False,
 ) -> None:
-    """Multiply the rows from ``row`` on with one panel."""
+    """Multiply the rows from ``row`` on with one panel.
+
+    Results of long sums that have an ``epilogue`` pass through memory: it is written once, not for each vector.
+    """
     code, reader, kind = frame.code, frame.reader, panel.kind
     lanes = frame.machine.lanes(kind.bits)
     vectors = count(width if isinstance(width, int) else panel.row, lanes)
     total = code.alloc("tile", rows * vectors * lanes, kind.name)
     cells = [(i, v, (i * vectors + v) * lanes) for i in range(rows) for v in range(vectors)]
+    in_rows = epilogue and rows > 1 and typical(math.prod(inner)) >= LONG
 
     def clear() -> None:
         for _, _, slot in cells:
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 code.store(total, j + slot, t.const(0, kind.name))
 
-    def each(action: Callable[[Any, Any, Any], None], vector: bool) -> None:
-        if not isinstance(width, int):
-            full = t.index(width) // lanes * lanes if vector else t.index(0)
+    def each(action: Callable[[Any, Any, Any], None], vector: bool, in_rows: bool = False) -> None:
+        if in_rows or not isinstance(width, int):
+            vector = vector and (not isinstance(width, int) or width >= lanes)
+            full = width // lanes * lanes if vector else 0
             with reader.loop("i", rows) as i:
                 first = i * (vectors * lanes)
                 if vector:
                     with reader.loop("v", full // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
                         action(row + i, v * lanes + j, v * lanes + (j + first))
-                with reader.loop("j", t.index(width) - full) as j:
-                    action(row + i, j + full, j + (full + first))
+                if not isinstance(width, int) or width > full:
+                    with reader.loop("j", width - full) as j:
+                        action(row + i, j + full, j + (full + first))
             return
         for i, v, slot in cells:
             size = min(lanes, width - v * lanes)
@@ -353,8 +364,14 @@ def multiply_tile(
         assert sums is not None
         code.store(*sums.slot(i, j), t.load(total, slot))
 
-    def finish(i: Any, j: Any, slot: Any) -> None:
-        emit(i, j, t.load(total, slot))
+    def finish() -> None:
+        results = total
+        if in_rows:
+            results = code.alloc("results", rows * vectors * lanes, kind.name)
+            for _, _, slot in cells:
+                with reader.loop("j", lanes, t.VECTORIZED) as j:
+                    code.store(results, j + slot, t.load(total, j + slot))
+        each(lambda i, j, slot: emit(i, j, t.load(results, slot)), vector, in_rows)
 
     if sums is None or (width % lanes and sums.first is not True):
         clear()
@@ -376,6 +393,6 @@ def multiply_tile(
                 product = mul(code, elements[i], b, kind)
                 code.store(total, offset, add(code, t.load(total, offset), product, kind))
     if sums is None:
-        each(finish, vector)
+        finish()
     else:
-        reader.either(sums.last, lambda: each(finish, vector), lambda: each(save, True))
+        reader.either(sums.last, finish, lambda: each(save, True))

@@ -28,6 +28,7 @@ from mithril_cbackend.lowering.words.llvm_tiles import AMX, BYTES, PAIRS, Instru
 
 MIN_PRODUCTS = 1 << 12  # multiplications; packing is not worthwhile for less
 VECTORS = 2  # of a panel
+WORD = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,10 @@ def depth_of(k: int, use: Instructions) -> int:
 
 
 def instructions(kind: str, machine: Machine) -> Instructions | None:
-    """Return the instructions for a kind of words, or None without vectors."""
+    """Return the instructions for a kind of words, or None for pairs without vectors."""
     lanes = machine.lanes()
-    return llvm_tiles.instructions(kind, frozenset(machine.features), lanes) if lanes >= 4 else None
+    is_known = lanes >= 4 or (lanes == 1 and kind == BYTES)
+    return llvm_tiles.instructions(kind, frozenset(machine.features), lanes) if is_known else None
 
 
 def kind_of(product: Product, left: DType | None, right: DType | None) -> str | None:
@@ -160,6 +162,20 @@ def piece(use: Instructions, rows: int, vectors: int = VECTORS) -> t.Piece:
     return t.Piece(name, llvm_tiles.tile(name, use, rows, vectors), c_tiles.tile(name, use, rows, vectors))
 
 
+def prefetched(
+    panels: t.Buffer, last: int, number: Any, distance: int, shape: tuple[int, int], turn: tuple[Any, int]
+) -> list[t.Expr]:
+    """Return where a tile begins to prefetch its part of a later panel, and the number of bytes with each word.
+
+    Each tile fetches a part, because the first one would otherwise wait for its whole panel.
+    """
+    (words, columns), (tile, tiles) = shape, turn
+    pace = WORD * columns // tiles if tiles else 0
+    later = t.index(number) + distance
+    start = t.select(later > last, t.index(last), later) * (words * columns)
+    return [t.address_of(panels, start + tile * (words * pace // WORD)), t.index(pace)]
+
+
 def write(frame: KernelBuilder, word: WordProduct) -> None:
     """Write the loops over matrices."""
     with frame.reader.nest("", word.product.batch) as batch_index:
@@ -199,6 +215,7 @@ class Panels:
         splits = 1  # symbolic rows are not split: their last tiles overlap
         if isinstance(tiles, int) and groups % threads and groups < 4 * threads and tiles % threads == 0:
             splits = threads
+        self.distance = group * (threads if splits == 1 else 1)
         with frame.share("group", groups * splits, work) as (worker, item):
             number, split = frame.reader.split(item, (groups, splits))
             first = number * group
@@ -258,6 +275,7 @@ class Panels:
         """Multiply tiles of rows with the panels of a group; the last tile of all may have fewer rows."""
         word, frame, p = self.word, self.frame, self.word.product
         rows = word.rows
+        self.turn: tuple[Any, int] = (0, 0)  # the number of a tile, and of tiles with the same panel
         if not isinstance(p.m, int):
             for loop in tiles_of_any_number(frame, p.m, rows, word.use.highest):
                 with loop as (row, height), frame.reader.loop("panel", size) as i:
@@ -266,6 +284,7 @@ class Panels:
         short = p.m % rows
         with frame.reader.loop("tile", blocks) as block, frame.reader.loop("panel", size) as i:
             tile = offset + block
+            self.turn = (block, blocks)
             if not short:
                 self.tile(tile * rows, rows, first + i, slot + i, left)
             elif p.m < rows:
@@ -286,8 +305,11 @@ class Panels:
         if word.is_packed:
             packed = reader.buffers[frame.kernel.prepared[p.right.value][0]]
             panel = t.address_of(packed, number * (word.columns * word.depth))
+            shape = word.depth, word.columns
+            ahead = prefetched(packed, word.panels - 1, number, self.distance, shape, self.turn)
         else:
             panel = t.address_of(self.scratch["panel"], slot * (word.columns * word.depth))
+            ahead = [panel, t.index(0)]
         total, begin = self.scratch.get("sums"), self.first_sum
         if total is None:
             total, begin = code.alloc("tile", word.rows * word.columns, p.kind.name), 0
@@ -304,6 +326,7 @@ class Panels:
                 t.index(word.depth),
                 t.address_of(self.offsets, 0),
                 t.index(1),
+                *ahead,
             )
 
         if isinstance(rows, int):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mithril_cbackend.lowering.words.llvm_tiles import PAIRS, Instructions
+import re
+
+from mithril_cbackend.lowering.words.llvm_tiles import ACCUMULATORS, PAIRS, Instructions
 
 # The instruction itself, because gcc spills the sums around the intrinsic functions.
 STEP_BYTES = """\
@@ -15,6 +17,22 @@ STEP_BYTES = """\
 #define STEP_U8S8(sum, word, panel) \\
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"((word) - (words){0}), "x"(panel))
 #endif
+#elif defined(__ARM_FEATURE_SIMD32) && LANES == 1 /* of microcontrollers: bytes 0 and 2, bytes 1 and 3 */
+static inline int32_t dot_word(int32_t sum, int32_t word, int32_t panel) {
+  int32_t left, right;
+  __asm__("uxtb16 %0, %1" : "=r"(left) : "r"(word));
+  __asm__("sxtb16 %0, %1" : "=r"(right) : "r"(panel));
+  __asm__("smlad %0, %1, %2, %0" : "+r"(sum) : "r"(left), "r"(right));
+  __asm__("uxtb16 %0, %1, ror #8" : "=r"(left) : "r"(word));
+  __asm__("sxtb16 %0, %1, ror #8" : "=r"(right) : "r"(panel));
+  __asm__("smlad %0, %1, %2, %0" : "+r"(sum) : "r"(left), "r"(right));
+  return sum;
+}
+#define STEP_U8S8(sum, word, panel) (sum = dot_word(sum, word, panel))
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && LANES == 4
+#include <arm_neon.h>
+#define STEP_U8S8(sum, word, panel) \\
+  (sum = (words)vusdotq_s32((int32x4_t)(sum), (uint8x16_t)((word) - (words){0}), (int8x16_t)(panel)))
 #elif defined(__ARM_FEATURE_DOTPROD) && LANES == 4 /* signed bytes: subtract 128, and add it again as twice 64 */
 #include <arm_neon.h>
 #define DOT_S8S8(sum, a, b) ((words)vdotq_s32((int32x4_t)(sum), (int8x16_t)(a), (int8x16_t)(b)))
@@ -47,6 +65,7 @@ TYPES = """\
 #ifndef WORDS_TYPE
 #define WORDS_TYPE
 typedef int32_t words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t unsigned_words __attribute__((vector_size(LANES * 4)));
 typedef float floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 #endif
 """
@@ -57,20 +76,23 @@ def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
     lanes = use.lanes
     kind, step = ("floats", "STEP_BF16") if use.kind == PAIRS else ("words", "STEP_U8S8")
     cells = [(i, v) for i in range(rows) for v in range(vectors)]
+    prefetches = lanes == 16 and 2 * len(cells) > ACCUMULATORS
     lines = [
-        TYPES + (STEP_PAIRS if use.kind == PAIRS else STEP_BYTES),
+        (TYPES if lanes > 1 else "") + (STEP_PAIRS if use.kind == PAIRS else STEP_BYTES),
         f"#ifndef {name.upper()}\n#define {name.upper()}\nstatic inline int32_t {name}(",
         "    const void *restrict a, int32_t stride, int32_t below, const void *restrict b, void *restrict c,",
-        "    int32_t depth, const void *restrict offsets, int32_t runs) {",
+        "    int32_t depth, const void *restrict offsets, int32_t runs, const void *ahead, int32_t pace) {",
         "  const int32_t *panel = b, *offset = offsets;",
         "  int32_t *sums = c;",
         f"  {kind} " + ", ".join(f"s{i}_{v} = {{0}}" for i, v in cells) + ";",
+        *([] if prefetches else ["  (void)ahead;", "  (void)pace;"]),
         *(["  (void)below;"] if rows <= use.height else []),
         *(["  (void)stride;"] if min(rows, use.height) == 1 else []),
         "  for (int32_t r = 0; r < runs; ++r) {",
         "    const char *left = (const char *)a + offset[r];",
         f"    for (int32_t k = 0; k < depth; ++k, left += 4, panel += {vectors * lanes}) {{",
         "      int32_t word;",
+        *(["      __builtin_prefetch((const char *)ahead + (r * depth + k) * pace);"] if prefetches else []),
         *(f"      const words b{v} = *(const words *)(panel + {v * lanes});" for v in range(vectors)),
     ]
     for i in range(rows):
@@ -81,4 +103,5 @@ def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
     lines += ["    }", "  }"]
     lines += [f"  *({kind} *)(sums + {(i * vectors + v) * lanes}) = s{i}_{v};" for i, v in cells]
     lines += ["  return 0;", "}", "#endif", ""]
-    return "\n".join(lines).replace("LANES", str(lanes))
+    text = "\n".join(lines).replace("LANES", str(lanes))
+    return text if lanes > 1 else re.sub(r"\bwords\b", "int32_t", text)

@@ -68,7 +68,7 @@ def panels_of_blocks(format: Format, data: Array, order: Array | None, unit: flo
         heads[0] = Scales(heads[0].numbers * np.float32(unit))
     if order is not None:
         heads = [Scales(h.codes[order], None if h.factor is None else h.factor[order]) for h in heads]
-    return packed(read, format.group, 8 if format.table is None else 4, heads)
+    return packed(read, format.group, format.bits, heads)
 
 
 def packed(read: Callable[[slice], Array], group: int, bits: int, heads: Sequence[Scales]) -> Panels:
@@ -94,9 +94,14 @@ def packed(read: Callable[[slice], Array], group: int, bits: int, heads: Sequenc
                 part[:, :, k * size : (k + 1) * size] = _by_panel(head.factor[rows], len(part))
             numbers = _by_panel(head.codes[rows].astype(kind, copy=False), len(part))
             body[..., k * layout.numbers : (k + 1) * layout.numbers] = numbers.reshape(*body.shape[:3], -1)
-        words = padded(in_words(read(rows), bits), len(part))
-        words = words.reshape(len(part), COLUMNS, *body.shape[1:3], -1, 4).transpose(0, 2, 3, 4, 1, 5)
-        body[..., layout.head :] = words.reshape(*body.shape[:3], -1)
+        codes = padded(read(rows), len(part))
+        if layout.upper:
+            upper = upper_words(codes, layout).reshape(len(part), COLUMNS, *body.shape[1:3], 4)
+            upper = upper.transpose(0, 2, 3, 1, 4).reshape(*body.shape[:3], -1)
+            body[..., layout.head : layout.head + layout.upper] = upper
+            codes = codes & 15
+        words = in_words(codes, bits).reshape(len(part), COLUMNS, *body.shape[1:3], -1, 4).transpose(0, 2, 3, 4, 1, 5)
+        body[..., layout.head + layout.upper :] = words.reshape(*body.shape[:3], -1)
     result.setflags(write=False)
     return panels
 
@@ -125,12 +130,24 @@ def _by_panel(numbers: Array, blocks: int) -> Array:
 
 
 def in_words(codes: Array, bits: int) -> Array:
-    """Return the bytes of words: codes at a distance of four, or codes plus 128."""
+    """Return the bytes of words: codes of four bits at a distance of four, or codes plus 128."""
     if bits == 8:
         return codes.view(np.uint8) ^ np.uint8(128)
     eight = codes.reshape(len(codes), -1, 8)
     result: Array = (eight[..., :4] | eight[..., 4:] << 4).reshape(len(codes), -1)
     return result
+
+
+def upper_words(codes: Array, layout: GroupLayout) -> Array:
+    """Return the bytes of words of the bits after the lower four, for each group of rows of codes."""
+    fours = (codes >> 4).reshape(len(codes), -1, layout.group // 4, 4)
+    result: Array = np.bitwise_or.reduce(fours << _shifts(layout), axis=2)
+    return result
+
+
+def _shifts(layout: GroupLayout) -> Array:
+    """Return the place of the upper bits of each four codes in the bytes of a word."""
+    return np.arange(0, 8, layout.bits - 4, dtype=np.uint8)[:, None]
 
 
 def unpacked(panels: Panels, table: Array) -> Array:
@@ -147,14 +164,19 @@ def unpacked(panels: Panels, table: Array) -> Array:
             factor = np.asarray(part[:, :, k * size : (k + 1) * size], order="C").view(np.float16)
             head = head * factor[:, :, None].astype(np.float32)
         heads.append(np.moveaxis(head, -1, 1)[..., None])
-    words = np.moveaxis(body[..., layout.head :].reshape(*body.shape[:3], -1, COLUMNS, 4), -2, 1)
+    words = np.moveaxis(body[..., layout.head + layout.upper :].reshape(*body.shape[:3], -1, COLUMNS, 4), -2, 1)
     if panels.bits == 8:
         numbers = words.astype(np.float32) - 128
     else:
-        numbers = table[np.stack([words & 15, words >> 4], -2)]  # in the order of the summed axis
+        numbers = table[np.stack([words & 15, words >> 4], -2)].astype(np.float32)  # in the order of the summed axis
         if table.dtype == np.uint8:
-            numbers = numbers.astype(np.float32) - 128
-    numbers = numbers.reshape(*words.shape[:4], -1) * heads[0]
+            numbers -= 128
+    numbers = numbers.reshape(*words.shape[:4], -1)
+    if layout.upper:
+        upper = body[..., layout.head : layout.head + layout.upper].reshape(*body.shape[:3], COLUMNS, 1, 4)
+        upper = np.moveaxis(upper >> _shifts(layout), -3, 1) & ((1 << layout.bits - 4) - 1)
+        numbers += 16 * upper.reshape(numbers.shape)
+    numbers = numbers * heads[0]
     if panels.has_offsets:
         numbers = numbers + heads[1]
     result: Array = numbers.reshape(len(part) * COLUMNS, -1)[: panels.columns]

@@ -3,7 +3,9 @@
 A tile multiplies a few rows with a panel of 32 columns and adds up its groups in float32. Each group of the panel is
 one piece of memory: its scales, its offsets if it has any, and words along the summed axis. Byte j of a word has the
 codes j (its lower half) and j + 4 (its upper half), so that masks yield the bytes that dot products read, or it has one
-number plus 128. Nested scales and offsets are bytes as well: some groups share their factors, which precede them.
+number plus 128. Codes of five or six bits are consecutive integers; their lower four bits are in such words, after one
+word of each column with the other bits of the group: those of code k in byte k % 4, in ascending order. Nested scales
+and offsets are bytes as well: some groups share their factors, which precede them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ class GroupLayout:
     @property
     def per(self) -> int:
         """Return the codes of a word."""
-        return 32 // self.bits
+        return 4 if self.bits == 8 else 8
+
+    @property
+    def upper(self) -> int:
+        """Return the bytes of the words that have the bits after the lower four of each code."""
+        return COLUMNS * 4 if self.bits in (5, 6) else 0
 
     @property
     def numbers(self) -> int:
@@ -85,6 +92,16 @@ class GroupForm(GroupLayout):
         return COLUMNS // self.lanes
 
     @property
+    def has_first(self) -> bool:
+        """Whether codes are multiplied instead of numbers, and the first number is added with the offset."""
+        return bool(self.upper) and not self.is_bytes
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether a tile reads the sum of each group of each row."""
+        return self.is_bytes or self.has_offsets or self.has_first
+
+    @property
     def rows(self) -> int:
         """Return the number of rows of a full tile."""
         return 8 if self.lanes == 16 else 2
@@ -109,8 +126,8 @@ def level(features: frozenset[str], lanes: int, is_bytes: bool) -> str:
 def tile(name: str, form: GroupForm, rows: int) -> str:
     """Return a module with one function ``name(a, stride, panel, table, sums, c, groups)``.
 
-    ``a`` has rows at a distance of ``stride`` bytes. ``table`` has 16 numbers, for rows of bytes 128 more than them as
-    bytes. ``sums`` has the sum of each group of each row, where offsets or bytes need it. ``c`` takes the results.
+    ``a`` has rows at a distance of ``stride`` bytes. ``table`` has the first 16 numbers, for rows of bytes 128 more
+    than them as bytes. ``sums`` has the sum of each group of each row if the form has them. ``c`` takes the results.
     """
     text = Text()
     _Tile(text, form, rows).write()
@@ -162,13 +179,16 @@ class _Tile:
         else:
             text.do("%begin = add i64 %groups64, 0")
         text.do("%head = getelementptr i8, ptr %b, i64 %begin")
-        text.do(f"%codes = getelementptr i8, ptr %head, i64 {form.head}")
+        text.do(f"%codes = getelementptr i8, ptr %head, i64 {form.head + form.upper}")
         text.do(f"%first = mul i64 %g, {form.group}")
         scales = [self.number(0, v) for v in range(self.vectors)]
         offsets = [self.number(1, v) for v in range(self.vectors)] if form.has_offsets else []
-        self.prefetch("%head", form.head)
+        if form.has_first:
+            offsets = [self.after_first(table[0], *numbers) for numbers in zip(scales, *([offsets] * form.has_offsets))]
+        self.prefetch("%head", form.head + form.upper)
+        upper = [self.upper(v) for v in range(self.vectors)] if form.upper else []
         text.do("br label %word")
-        sums = self.words_of_group(table, scales, offsets)
+        sums = self.words_of_group(table, upper, scales, offsets)
         text.label("next")
         after = self.scaled(sums, scales, offsets)
         text.do("%g2 = add i64 %g, 1")
@@ -182,14 +202,14 @@ class _Tile:
             text.do(f"store {self.floats} {after[i, v]}, ptr {place}, align 4")
         text.do("ret i32 0")
 
-    def words_of_group(self, table: list[str], scales: list[str], offsets: list[str]) -> Sums:
+    def words_of_group(self, table: list[str], upper: list[str], scales: list[str], offsets: list[str]) -> Sums:
         """Write the loop over words of a group, and return its sums."""
         text, form = self.text, self.form
         text.label("word")
         text.do("%q = phi i64 [ 0, %group ], [ %q2, %word ]")
         keys = [(u, i, v) for i, v in self.cells for u in range(self.parts)]
         first = len(text.lines)
-        text.lines += [""] * len(keys)
+        text.lines += [""] * (len(keys) + len(upper))
         sums = {(u, i, v): f"%p{u}_{i}_{v}" for u, i, v in keys}
         text.do(f"%line = mul i64 %q, {COLUMNS * 4}")
         text.do("%here = getelementptr i8, ptr %codes, i64 %line")
@@ -200,16 +220,27 @@ class _Tile:
         for v in range(self.vectors):
             place = text.let(f"getelementptr i8, ptr %here, i64 {4 * v * form.lanes}")
             words.append(text.let(f"load {self.words}, ptr {place}, align 4"))
-        if form.is_bytes and form.bits == 8:
-            self.add_numbers(words, sums)
-        elif form.is_bytes:
+        rest = [f"%upper{v}" for v in range(len(upper))]
+        if form.bits == 4 and form.is_bytes:
             self.add_bytes(words, table[0], sums)
-        else:
+        elif form.bits == 4:
             self.add_floats(words, table, sums, scales, offsets)
+        else:
+            for four in range(form.per // 4):
+                numbers = words
+                if form.upper:
+                    numbers, rest = self.joined(words, rest, table[0], four)
+                if form.is_bytes:
+                    self.add_numbers(numbers, sums, four)
+                else:
+                    self.add_converted(numbers, sums, scales, offsets, four)
         for position, (u, i, v) in enumerate(keys):
             start = f"%acc{i}_{v}" if self.scales_first else "zeroinitializer"
             phi = f"phi {self.kind} [ {start}, %group ], [ {sums[u, i, v]}, %word ]"
             text.lines[first + position] = f"  %p{u}_{i}_{v} = {phi}"
+        for v, word in enumerate(upper):
+            phi = f"phi {self.words} [ {word}, %group ], [ {rest[v]}, %word ]"
+            text.lines[first + len(keys) + v] = f"  %upper{v} = {phi}"
         text.do("%q2 = add i64 %q, 1")
         text.do(f"%again = icmp slt i64 %q2, {form.group // form.per}")
         text.do("br i1 %again, label %word, label %next")
@@ -240,61 +271,96 @@ class _Tile:
 
     # -- one word of each column ------------------------------------------------------------------------------------
     def add_floats(self, words: list[str], table: list[str], sums: Sums, scales: list[str], offsets: list[str]) -> None:
-        text, is_coded = self.text, self.form.bits == 4
-        if not is_coded:
-            words = [text.let(f"xor {self.words} {w}, {self.every(-0x7F7F7F80)}") for w in words]  # less 128 each
-        for code in range(self.form.per):  # in the order of their bits
-            element = code // 2 + 4 * (code % 2) if is_coded else code
-            left = []
+        """Add the products of floats and of the numbers of a table."""
+        for code in range(8):  # in the order of their bits
+            shift = self.every(4 * code)
+            shifted = [self.text.let(f"lshr {self.words} {w}, {shift}") for w in words] if code else words
+            numbers = [self.look_up(table, w) for w in shifted]
+            self.add_products(code // 2 + 4 * (code % 2), code, numbers, sums, scales, offsets)
+
+    def add_converted(self, words: list[str], sums: Sums, scales: list[str], offsets: list[str], four: int) -> None:
+        """Add the products of floats and of bytes: codes, or 128 more than numbers."""
+        if not self.form.has_first:
+            words = [self.text.let(f"xor {self.words} {w}, {self.every(-0x7F7F7F80)}") for w in words]
+        for code in range(4):
+            numbers = [self.converted(word, code) for word in words]
+            self.add_products(4 * four + code, code, numbers, sums, scales, offsets)
+
+    def add_products(
+        self, element: int, turn: int, numbers: list[str], sums: Sums, scales: list[str], offsets: list[str]
+    ) -> None:
+        """Add the products of one float of each row and the numbers of all columns to partial sums in turn."""
+        text, left, u = self.text, [], turn % self.parts
+        for i in range(self.rows):
+            offset = text.let(f"add i64 %k, {element}")
+            place = text.let(f"getelementptr float, ptr %row{i}, i64 {offset}")
+            left.append(self.broadcast("float", text.let(f"load float, ptr {place}, align 4")))
+        for v, number in enumerate(numbers):
+            if self.scales_first and offsets:
+                number = self.fma(number, scales[v], offsets[v])
+            elif self.scales_first:
+                number = text.let(f"fmul {self.floats} {number}, {scales[v]}")
             for i in range(self.rows):
-                offset = text.let(f"add i64 %k, {element}")
-                place = text.let(f"getelementptr float, ptr %row{i}, i64 {offset}")
-                left.append(self.broadcast("float", text.let(f"load float, ptr {place}, align 4")))
-            for v in range(self.vectors):
-                shifted = words[v]
-                if code and is_coded:
-                    shifted = text.let(f"lshr {self.words} {shifted}, {self.every(4 * code)}")
-                number = self.look_up(table, shifted) if is_coded else self.converted(shifted, code)
-                if self.scales_first and offsets:
-                    number = self.fma(number, scales[v], offsets[v])
-                elif self.scales_first:
-                    number = text.let(f"fmul {self.floats} {number}, {scales[v]}")
-                for i in range(self.rows):
-                    u = code % self.parts
-                    sums[u, i, v] = self.fma(left[i], number, sums[u, i, v])
+                sums[u, i, v] = self.fma(left[i], number, sums[u, i, v])
+
+    def upper(self, v: int) -> str:
+        """Load the upper bits of the codes of a group."""
+        text = self.text
+        place = text.let(f"getelementptr i8, ptr %head, i64 {self.form.head + 4 * v * self.form.lanes}")
+        return text.let(f"load {self.words}, ptr {place}, align 4")
+
+    def joined(self, words: list[str], rest: list[str], first: str, four: int) -> tuple[list[str], list[str]]:
+        """Return four codes of each column, or numbers plus 128, and the upper bits of the next ones."""
+        text, count = self.text, self.form.bits - 4
+        mask = self.every(0x10101010 * ((1 << count) - 1))
+        numbers, after = [], []
+        for word, bits in zip(words, rest, strict=True):
+            shifted = text.let(f"lshr {self.words} {word}, {self.every(4)}") if four else word
+            low = text.let(f"and {self.words} {shifted}, {self.every(0x0F0F0F0F)}")
+            high = text.let(f"and {self.words} {text.let(f'shl {self.words} {bits}, {self.every(4)}')}, {mask}")
+            code = text.let(f"or {self.words} {low}, {high}")
+            if self.form.is_bytes:
+                number = text.let(f"bitcast {self.words} {code} to {self.bytes_}")
+                code = self.as_words(text.let(f"add {self.bytes_} {number}, {first}"))
+            numbers.append(code)
+            after.append(text.let(f"lshr {self.words} {bits}, {self.every(count)}"))
+        return numbers, after
 
     def converted(self, word: str, code: int) -> str:
-        """Return a byte of each word as float32."""
+        """Return a byte of each word as float32: a code, or a signed number."""
         text, bits = self.text, 24 - 8 * code
-        high = text.let(f"shl {self.words} {word}, {self.every(bits)}") if bits else word
-        number = text.let(f"ashr {self.words} {high}, {self.every(24)}")
+        if self.form.has_first:
+            low = text.let(f"lshr {self.words} {word}, {self.every(8 * code)}") if code else word
+            number = text.let(f"and {self.words} {low}, {self.every(255)}") if bits else low
+        else:
+            high = text.let(f"shl {self.words} {word}, {self.every(bits)}") if bits else word
+            number = text.let(f"ashr {self.words} {high}, {self.every(24)}")
         return text.let(f"sitofp {self.words} {number} to {self.floats}")
 
-    def add_numbers(self, words: list[str], sums: Sums) -> None:
-        """Add the products of bytes without a table."""
-        text = self.text
+    def after_first(self, first: str, scale: str, offset: str = "") -> str:
+        """Return the number of code 0 with its scale and offset."""
+        if offset:
+            return self.fma(first, scale, offset)
+        return self.text.let(f"fmul {self.floats} {first}, {scale}")
+
+    def add_numbers(self, words: list[str], sums: Sums, four: int) -> None:
+        """Add the products of bytes, and of bytes that are 128 more than their numbers."""
+        text, u = self.text, four % self.parts
         for i in range(self.rows):
-            place = text.let(f"getelementptr i8, ptr %row{i}, i64 %k")
+            offset = text.let(f"add i64 %k, {4 * four}")
+            place = text.let(f"getelementptr i8, ptr %row{i}, i64 {offset}")
             left = self.broadcast("i32", text.let(f"load i32, ptr {place}, align 1"))
             for v, word in enumerate(words):
                 numbers = text.let(f"bitcast {self.words} {word} to {self.bytes_}")
-                sums[0, i, v] = self.dot(sums[0, i, v], numbers, left)
+                sums[u, i, v] = self.dot(sums[u, i, v], numbers, left)
 
     def add_bytes(self, words: list[str], table: str, sums: Sums) -> None:
+        """Add the products of bytes and of the bytes of a table."""
         text, mask = self.text, self.every(0x0F0F0F0F)
-        for half in range(2):
-            left = []
-            for i in range(self.rows):
-                offset = text.let(f"add i64 %k, {4 * half}")
-                place = text.let(f"getelementptr i8, ptr %row{i}, i64 {offset}")
-                left.append(self.broadcast("i32", text.let(f"load i32, ptr {place}, align 1")))
-            for v in range(self.vectors):
-                shifted = text.let(f"lshr {self.words} {words[v]}, {self.every(4)}") if half else words[v]
-                codes = text.let(f"and {self.words} {shifted}, {mask}")
-                numbers = self.look_up_bytes(table, codes)
-                for i in range(self.rows):
-                    u = half % self.parts
-                    sums[u, i, v] = self.dot(sums[u, i, v], numbers, left[i])
+        for four in range(2):
+            shifted = [text.let(f"lshr {self.words} {w}, {self.every(4)}") for w in words] if four else words
+            codes = [text.let(f"and {self.words} {w}, {mask}") for w in shifted]
+            self.add_numbers([self.look_up_bytes(table, c) for c in codes], sums, four)
 
     # -- instructions -----------------------------------------------------------------------------------------------
     def table(self) -> list[str]:
@@ -302,6 +368,10 @@ class _Tile:
         text, form = self.text, self.form
         if form.bits == 8:
             return []
+        if form.upper and form.is_bytes:  # the first number plus 128
+            return [self.broadcast("i8", text.let("load i8, ptr %table, align 1"), 4)]
+        if form.upper:
+            return [self.broadcast("float", text.let("load float, ptr %table, align 4"))]
         if form.is_bytes:
             one = text.let("load <16 x i8>, ptr %table, align 1")
             order = ", ".join(f"i32 {k % 16}" for k in range(4 * form.lanes))
@@ -346,14 +416,17 @@ class _Tile:
         if self.form.level != PORTABLE:
             function = "llvm.x86.avx512.pshuf.b.512" if count == 64 else "llvm.x86.avx2.pshuf.b"
             text.declare(f"declare {kind} @{function}({kind}, {kind})")
-            return text.let(f"call {kind} @{function}({kind} {table}, {kind} {index})")
+            return self.as_words(text.let(f"call {kind} @{function}({kind} {table}, {kind} {index})"))
         result = "poison"
         for position in range(count):
             code = text.let(f"extractelement {kind} {index}, i64 {position}")
             place = text.let(f"getelementptr i8, ptr %table, i8 {code}")
             number = text.let(f"load i8, ptr {place}, align 1")
             result = text.let(f"insertelement {kind} {result}, i8 {number}, i64 {position}")
-        return result
+        return self.as_words(result)
+
+    def as_words(self, numbers: str) -> str:
+        return self.text.let(f"bitcast {self.bytes_} {numbers} to {self.words}")
 
     def dot(self, total: str, numbers: str, word: str) -> str:
         """Add the dot products of unsigned and signed bytes."""
@@ -432,8 +505,8 @@ class _Tile:
         self.text.declare(f"declare {self.floats} @{function}({self.floats}, {self.floats}, {self.floats})")
         return self.text.let(f"call {self.floats} @{function}({self.floats} {a}, {self.floats} {b}, {self.floats} {c})")
 
-    def broadcast(self, kind: str, x: str) -> str:
-        lanes = self.form.lanes
+    def broadcast(self, kind: str, x: str, per: int = 1) -> str:
+        lanes = self.form.lanes * per
         one = self.text.let(f"insertelement <{lanes} x {kind}> poison, {kind} {x}, i64 0")
         zeros = f"<{lanes} x i32> zeroinitializer"
         return self.text.let(f"shufflevector <{lanes} x {kind}> {one}, <{lanes} x {kind}> poison, {zeros}")

@@ -110,11 +110,11 @@ class Text:
 
 
 def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
-    """Return a module with one function ``name(a, stride, below, b, c, words, offsets, runs)``.
+    """Return a module with one function ``name(a, stride, below, b, c, words, offsets, runs, ahead, pace)``.
 
     ``a`` has rows at a distance of ``stride`` bytes, the rows of further AMX tiles ``below`` bytes after the first
     ones. Each of the ``runs`` begins at an offset in bytes and has ``words`` words in every row and in the panel ``b``.
-    ``c`` is an array of the sums.
+    ``c`` is an array of the sums. High tiles of vectors prefetch ``pace`` bytes from ``ahead`` on with every word.
     """
     text = Text()
     if use.level == AMX:
@@ -122,7 +122,8 @@ def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
     else:
         _vectors(text, name, use, rows, vectors)
     left, right = "ptr noalias %a, i32 %stride, i32 %below", "ptr noalias %b, ptr noalias %c, i32 %words"
-    head = f"define linkonce_odr i32 @{name}({left}, {right}, ptr noalias %offsets, i32 %runs)"
+    rest = "ptr noalias %offsets, i32 %runs, ptr %ahead, i32 %pace"
+    head = f"define linkonce_odr i32 @{name}({left}, {right}, {rest})"
     body = "\n".join(text.lines)
     globals_ = [d for d in sorted(text.declared) if d.startswith("@")]
     declared = [d for d in sorted(text.declared) if not d.startswith("@")]
@@ -138,6 +139,8 @@ def _vectors(text: Text, name: str, use: Instructions, rows: int, vectors: int) 
     unroll = max(1, min(4, ACCUMULATORS // cells)) if use.level != PORTABLE else 1
     sums = [(u, i, v) for u in range(unroll) for i in range(rows) for v in range(vectors)]
     text.label("entry")
+    if use.level == NATIVE:
+        _free_registers(text, lanes)
     text.do("%stride64 = sext i32 %stride to i64")
     text.do("%n = sext i32 %words to i64")
     text.do("%last = sext i32 %runs to i64")
@@ -160,6 +163,8 @@ def _vectors(text: Text, name: str, use: Instructions, rows: int, vectors: int) 
     for u in range(unroll):
         position = "%k" if u == 0 else text.let(f"add i64 %k, {u}")
         _step(text, use, rows, vectors, position, f"%s{u}", f"%t{u}")
+    if unroll == 1 and use.level == NATIVE:
+        _prefetch(text)
     text.do(f"%k2 = add i64 %k, {unroll}")
     text.do("%more = icmp slt i64 %k2, %main")
     text.do("br i1 %more, label %loop, label %join")
@@ -187,6 +192,22 @@ def _vectors(text: Text, name: str, use: Instructions, rows: int, vectors: int) 
     _end_run(text)
     text.label("end")
     _store_sums(text, use, rows, vectors, unroll)
+
+
+def _free_registers(text: Text, lanes: int) -> None:
+    """Leave all registers to the sums: those of an epilogue's constants, loaded before the loops, would be missing."""
+    kind, number = ("zmm", 32) if lanes == 16 else ("ymm", 16)
+    used = ",".join(f"~{{{kind}{k}}}" for k in range(number))
+    text.do(f'call void asm sideeffect "", "{used}"()')
+
+
+def _prefetch(text: Text) -> None:
+    """Ask for the bytes ahead that belong to a word."""
+    text.declare("declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
+    position = text.let(f"add i64 {text.let('mul i64 %r, %n')}, %k")
+    distance = text.let(f"mul i64 {position}, {text.let('sext i32 %pace to i64')}")
+    place = text.let(f"getelementptr i8, ptr %ahead, i64 {distance}")
+    text.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
 
 
 def _start_run(text: Text, word: int) -> None:
