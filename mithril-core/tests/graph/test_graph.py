@@ -259,6 +259,15 @@ def test_values_are_replaced_everywhere():
     assert [n.op.name for n in graph.nodes] == ["matmul", "relu", "constant", "add"]  # the old graph is unchanged
 
 
+def test_values_of_another_type_are_rejected():
+    graph = small()
+    editor = graph.edit()
+    with editor.before(graph.nodes[1]):
+        column = sum(graph.nodes[0].result, axis=(1,), keepdims=True)
+    with pytest.raises(GraphError, match=r"cannot replace %relu: f32\[2, 4\] by %sum: f32\[2, 1\]: the types differ"):
+        editor.replace_value(graph.nodes[1].result, column)
+
+
 def test_outputs_are_replaced_too():
     graph = small()
     editor = graph.edit()

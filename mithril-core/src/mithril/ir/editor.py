@@ -31,15 +31,13 @@ class Editor:
         self.outputs: list[Value] = list(graph.outputs)
         self.guards = dict.fromkeys(graph.guards)
         self.changed = False
-        self._names: dict[str, int] = {i.name: 1 for i in graph.inputs}
+        self._names = {i.name: 1 for i in graph.inputs} | {v.name: 1 for n in graph.nodes for v in n.results}
         self._constants = {i.value: i.data for i in graph.inputs if i.data is not None}
         self._ends = Slot(None)  # sentinel of a circular list: after it the first node, before it the last
         self._slots: dict[Value, Slot] = {}
         self._uses: dict[Value, dict[Slot, None]] = {}
         for node in graph.nodes:
             self._link(Slot(node), self._ends)
-            for value in node.results:
-                self._names.setdefault(value.name, 1)
         self._output_uses: dict[Value, list[int]] = {}
         for k, value in enumerate(self.outputs):
             self._output_uses.setdefault(value, []).append(k)
@@ -78,9 +76,11 @@ class Editor:
 
     # -- changing ----------------------------------------------------------------------------------------------------
     def replace_value(self, old: Value, new: Value) -> list[Node]:
-        """Replace every use of ``old`` by ``new``; return the rewritten nodes."""
+        """Replace every use of ``old`` by ``new``, a value of the same type; return the rewritten nodes."""
         if old is new:
             return []
+        if old.type != new.type:
+            raise GraphError(f"cannot replace %{old.name}: {old.type} by %{new.name}: {new.type}: the types differ")
         touched = []
         for slot in list(self._uses.get(old, ())):
             assert slot.node is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ ABANDONED = 3600.0  # seconds since its last change after which a part counts as
 
 PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 PathLike = str | os.PathLike[str]
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write(
@@ -52,9 +54,9 @@ def parts(path: PathLike, option: str = "") -> Iterator[Path]:
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or error
         name = f"{option}: " if option else ""
-        raise OptionError(
-            f"{name}'{target}' cannot be written: {cause}", hint="pass a file in a folder with write permission"
-        ) from None
+        is_full = getattr(error, "errno", None) in FULL
+        place = "on a disk with free space" if is_full else "in a folder with write permission"
+        raise OptionError(f"{name}'{target}' cannot be written: {cause}", hint=f"pass a file {place}") from None
 
 
 def move(part: Path, path: PathLike) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mithril.base import is_static, numel
 from mithril.ir import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
-from mithril.ops import dequantize, dequantize_groups
+from mithril.ops import dequantize, dequantize_groups, transpose
 from mithril.passes import PassContext
 
 NO_CONTEXT = PassContext()
@@ -94,6 +94,8 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
         i.value: i.data for i in graph.inputs if i.data is not None and i.data.size <= limit
     }
     folded: dict[Value, np.ndarray[Any, Any]] = {}
+    transposed: dict[Value, dict[str, Any]] = {}  # tags of results that are an input with its axes in another order
+    by_value: dict[Value | None, Input] = {i.value: i for i in graph.inputs}
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.is_constant:
@@ -102,6 +104,13 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
         elif _foldable(node, constants_by_value, limit):
             for value, array in zip(node.results, _compute(node, constants_by_value), strict=True):
                 constants_by_value[value] = folded[value] = array
+            if node.op is transpose and (source := by_value.get(node.operands[0])) is not None:
+                axes = source.tags.get("axes", range(node.result.ndim))
+                parameter = source.tags.get("parameter", source.name)
+                transposed[node.result] = {
+                    "parameter": parameter,
+                    "axes": tuple(axes[k] for k in node.attributes["perm"]),
+                }
         else:
             nodes.append(node)
     if not folded:
@@ -120,7 +129,7 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
         else:
             frozen = np.array(array, order="C")
             frozen.setflags(write=False)
-            inputs.append(Input(_renamed(value, builder), "constant", frozen))
+            inputs.append(Input(_renamed(value, builder), "constant", frozen, transposed.get(value, {})))
     replaced = {
         value: i.value for value, i in zip([v for v in folded if v in read and folded[v].ndim], inputs, strict=True)
     }
