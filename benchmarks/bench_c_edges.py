@@ -5,11 +5,12 @@ python benchmarks/bench_c_edges.py [calls] [compiling] [export]
 
 from __future__ import annotations
 
+import ctypes
 import os
-import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np  # noqa: E402
 from interleaved import interleaved  # noqa: E402
 
 import mithril as ml  # noqa: E402
-from mithril.models import Gelu, LayerNorm, Linear, Model, Relu, Softmax  # noqa: E402
+from mithril.models import Conv2d, Gelu, LayerNorm, Linear, Model, Relu, Softmax  # noqa: E402
 
 HERE = Path(__file__).parent
 
@@ -114,47 +115,94 @@ def compiling() -> None:
             print(f"  {way:<16}{float(words[0]):>7.2f} s ({float(words[1]):.2f} s of the processor){more}")
 
 
-def exported() -> None:
-    """Export a perceptron: bytes, and its time over that of the same program in process."""
+def perceptron() -> tuple[Any, list[int]]:
     model = Model()
     for k, size in enumerate((512, 512, 10)):
         model += Linear(size, name=f"l{k}")
         if k < 2:
             model += Relu()
-    x = np.random.default_rng(0).standard_normal((32, 784)).astype(np.float32)
-    print("MLP 784-512-512-10, batch 32, exported")
-    for options in ({}, {"platform": "linux", "arch": "x86_64", "optimize_size": True, "quantization": "int8"}):
-        compiled = ml.compile(model, "c", shapes={"input": [32, 784]}, inference=True, mobile_options=options)
-        compiled.bind(compiled.randomize_params(seed=0))
-        with tempfile.TemporaryDirectory() as folder:
-            files = compiled.export(folder, inputs={"input": x}, library="shared")
-            print("  " + "\n  ".join(str(files).splitlines()[1:]))
-            if not options:
-                print(f"  the C, by the same in Python: {against_python(compiled, Path(folder), x):.2f}x the time")
+    return model, [32, 768]
 
 
-def against_python(compiled: Any, folder: Path, x: np.ndarray[Any, Any]) -> float:
-    import ctypes
+def convolutions() -> tuple[Any, list[int]]:
+    model = Model()
+    for k in range(4):
+        model += Conv2d(64, kernel_size=3, padding=1, name=f"c{k}")
+        model += Relu()
+    return model, [1, 64, 28, 28]
 
-    library = ctypes.CDLL(str(folder / "libmodel.so"))
-    header = (folder / "model.h").read_text()
-    sizes = dict(re.findall(r"#define (\w+) (\d+)", header))
-    slots = re.search(r"table\[(\d+)\]", header)
-    assert slots is not None
-    table = np.zeros(int(slots[1]) + 1, np.int64)
-    arena = np.zeros(int(sizes["MODEL_ARENA_BYTES"]) + 64, np.uint8)
-    y = np.zeros(int(sizes["MODEL_OUTPUT_SIZE"]), np.float32)
-    model, inp, out = (ctypes.c_void_p(a.ctypes.data) for a in (table, x, y))
-    library.model_init(model, ctypes.c_void_p(arena.ctypes.data + -arena.ctypes.data % 64))
-    for name, w in compiled.params.items():
-        library.model_set_weight(model, name.encode(), ctypes.c_void_p(w.ctypes.data))
-    executable = compiled.programs[-1].executable
-    compiled({"input": x})
-    best = interleaved(
-        {"C": lambda: library.model_run(model, inp, out), "Python": lambda: executable.run(executable.address)},
-        seconds=3,
-    )
-    return best["C"] / best["Python"]
+
+DTYPES: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"precision": "bfloat16"},
+    "int8": {"quantization": {"ranges": None}},  # measured
+    "int4": {"quantization": {"weights": "int4"}},
+    "int4, bytes": {"quantization": {"weights": "int4", "activations": "dynamic"}},
+}
+SMALL = {"platform": "linux", "arch": "x86_64", "optimize_size": True}
+
+
+def exported() -> None:
+    """Export models of every dtype: bytes, and their times relative to the same program in this process."""
+    for title, build, dtypes in (
+        ("MLP 768-512-512-10, batch 32", perceptron, list(DTYPES)),
+        ("4 convolutions of 64 channels at 28", convolutions, ["float32", "bfloat16", "int8"]),
+    ):
+        print(f"{title}: bytes of weights, arena, machine code; times of gcc, clang; arena, machine code with -Os")
+        model, shape = build()
+        exact = ml.compile(model, "c", shapes={"input": shape}, inference=True)
+        exact.bind(exact.randomize_params(seed=0))
+        samples = [{"input": np.random.default_rng(k).standard_normal(shape).astype(np.float32)} for k in range(32)]
+        for dtype in dtypes:
+            options = dict(DTYPES[dtype])
+            if options.get("quantization", {}).keys() == {"ranges"}:
+                options["quantization"] = {"ranges": ml.calibrate_ranges(exact, samples)}
+            sizes: list[int] = []
+            times: dict[str, float] = {}
+            for device in ({}, SMALL):
+                options |= {"static_inference": True, "mobile_options": device}
+                compiled = ml.compile(model, "c", shapes={"input": shape}, **options).bind(exact.params)
+                with tempfile.TemporaryDirectory() as folder:
+                    files = compiled.export(folder, inputs=samples[0], library="shared")
+                    sizes += [files.contents.arena_bytes, files.code_bytes]
+                    if not device:
+                        sizes.insert(0, len(files.contents.weights))
+                        compiled(samples[0])  # whose arrays the program keeps
+                        times = against_python(compiled.programs[-1].executable, files)
+            texts = [f"{n:,}" for n in sizes]
+            texts[3:3] = [f"{ratio:.2f}" for ratio in times.values()]
+            print(f"  {dtype:<12}" + "".join(f"{text:>12}" for text in texts), flush=True)
+
+
+def against_python(executable: Any, files: Any) -> dict[str, float]:
+    """Return the times of gcc's and clang's code relative to the program in this process."""
+    flags = f"CFLAGS={files.contents.target.flags_of('clang')} -fno-sanitize=all"
+    clang = f"CC={sys.executable} -m ziglang cc"
+    subprocess.run(["make", "-s", "-B", "-C", files.folder, "model.o", clang, flags], check=True)
+    other = files.folder / "libclang.so"  # linked by gcc, because ziglang compiles a C library first
+    subprocess.run(["gcc", "-shared", "-o", other, files.folder / "model.o", "-lm"], check=True)
+    case = files.contents.cases[0]
+    expected = case.results["output"]
+    calls: dict[str, Any] = {"Python": lambda: executable.run(executable.address)}
+    memory = []
+    for name, path in (("gcc", files.library), ("clang", other)):
+        library = ctypes.CDLL(str(path))
+        library.model_instance_size.restype = library.model_arena_size.restype = ctypes.c_size_t
+        sizes = library.model_instance_size(), library.model_arena_size(), len(files.contents.weights)
+        buffers = [np.zeros(size + 64, np.uint8) for size in sizes]
+        model, arena, weights = (x[-x.ctypes.data % 64 :] for x in buffers)
+        weights[: sizes[2]] = np.frombuffer(files.contents.weights, np.uint8)
+        arrays = [model, arena, weights, case.inputs["input"], np.empty_like(expected)]
+        m, a, w, x, y = (ctypes.c_void_p(array.ctypes.data) for array in arrays)
+        assert library.model_init(m, a) == 0
+        assert library.model_set_weights(m, w) == 0
+        assert library.model_run(m, x, y) == 0
+        largest = np.abs(expected.astype(np.float64)).max()
+        np.testing.assert_allclose(arrays[-1].astype(np.float64), expected.astype(np.float64), atol=1e-2 * largest)
+        memory.append(arrays)
+        calls[name] = partial(library.model_run, m, x, y)
+    best = interleaved(calls, seconds=3)
+    return {name: best[name] / best["Python"] for name in ("gcc", "clang")}
 
 
 PARTS = {"calls": calls, "compiling": compiling, "export": exported}

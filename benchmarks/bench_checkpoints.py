@@ -1,9 +1,9 @@
 """Milliseconds for which a step waits for an asynchronous save of ``ml.Checkpoint``, by format of the checkpoint.
 
 ``python benchmarks/bench_checkpoints.py --engine jax``: two processes train 100 MB of parameters with Adam (300 MB of
-arrays, fully sharded) and save every fifth step: medians of the time on the clock and of the time of computing, of the
-slower process. ``--memory`` measures the memory of a process instead: while it builds its arrays, trains, ends ``fit``,
-and resumes.
+arrays, sharded by ``--parallelism``) and save every fifth step: medians of the time on the clock and of the time of
+computing, of the slower process. ``--memory`` measures the memory of a process instead: while it builds its arrays,
+trains, ends ``fit``, and resumes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODEL = f"""
     def large(**options):
         return ml.Trainer(
             MLP([{WIDTH}] * {LAYERS + 1}), ml.Adam(1e-4), loss="mse_loss", backend=backend(), progress=False,
-            parallelism="fsdp", **options,
+            parallelism=sys.argv[3], **options,
         )
     def batches():
         return ml.DataLoader((rows, rows), 16)
@@ -43,7 +43,7 @@ SAVES = """
             report["loss"]
             self.prepare(trainer)
             self.times.append((time.perf_counter(), time.thread_time()))
-    saves = ml.Checkpoint(sys.argv[2], every=5, keep=1, format=sys.argv[3])
+    saves = ml.Checkpoint(sys.argv[2], every=5, keep=1, format=sys.argv[4])
     saves.epoch_end = lambda trainer, row: None
     before = Clock(lambda trainer: trainer.steps % 5 or saves._finish(trainer))  # a save waits for the previous one
     after = Clock()
@@ -90,26 +90,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=["jax", "torch"], required=True)
     parser.add_argument("--formats", default="parts,dcp,orbax")
+    parser.add_argument("--parallelism", choices=["fsdp", "pipeline"], default="fsdp")
     parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
     if arguments.memory:
-        memory(arguments.engine)
+        memory(arguments.engine, arguments.parallelism)
         return
     for form in arguments.formats.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            results = run(Path(folder), arguments.engine, SAVES, form)
+            results = run(Path(folder), arguments.engine, SAVES, arguments.parallelism, form)
         medians = [max(1e3 * statistics.median(times) for times in ranks) for ranks in zip(*results, strict=True)]
         print("|", " | ".join([arguments.engine, form, *(f"{median:.0f}" for median in medians)]), "|", flush=True)
 
 
-def memory(engine: str) -> None:
+def memory(engine: str, parallelism: str) -> None:
     """Print a row of the table of docs/many-devices.md: MiB of each process above its memory before."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that the system gets back each array that is freed
     with tempfile.TemporaryDirectory() as folder:
-        trained, resumed = (run(Path(folder), engine, PEAKS + text) for text in (TRAIN, RESUME))
+        trained, resumed = (run(Path(folder), engine, PEAKS + text, parallelism) for text in (TRAIN, RESUME))
     begin, _, steady, end = (max(values) for values in zip(*trained, strict=True))
     resume = max(peaks[0] for peaks in resumed)
-    print("|", " | ".join([engine, *(f"{peak:.0f}" for peak in (begin, steady, end, resume))]), "|")
+    print("|", " | ".join([engine, parallelism, *(f"{peak:.0f}" for peak in (begin, steady, end, resume))]), "|")
 
 
 def run(folder: Path, engine: str, text: str, *arguments: str) -> list[Any]:

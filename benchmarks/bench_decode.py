@@ -3,13 +3,15 @@
     python benchmarks/bench_decode.py [--backends c,ggml,numpy] [--peers llama.cpp,transformers] [--tokens 24]
     python benchmarks/bench_decode.py --backends c:int4:dynamic,c:int4 --peers llama.cpp:q4_k_m,onnxruntime:int4
     python benchmarks/bench_decode.py --backends c:q4_k_m:dynamic,c:q4_k_m,ggml:q4_k_m --peers llama.cpp:q4_k_m
+    python benchmarks/bench_decode.py --cache --backends c,c:int8,c:int4,c:q8_0,c:q4_k_m --peers llama.cpp:q4_k_m
 
 An engine may have a codebook of 4-bit weights and a dtype of its activations, a type of llama.cpp (a GGUF file that
 llama.cpp quantized), or onnxruntime's int4. Every engine runs in a process of its own with one thread (or
 ``--threads``), reads the same float32 weights, reads a prompt of 16 tokens and continues it by greedy tokens. A row is
 the processor time per token, or the elapsed time with several threads (the least of all steps, and the median), the
 seconds from the file to the first token, the largest memory of the process above that after imports, the anonymous
-memory at the end above that after imports, and whether the tokens are those of the first row.
+memory at the end above that after imports, and whether the tokens are those of the first row. With ``--cache`` the C
+backend's programs and packed weights are those that a process before has cached on disk.
 """
 
 from __future__ import annotations
@@ -80,12 +82,14 @@ def quantized(folder: Path, kind: str) -> Path:
     return file
 
 
-def mithril_steps(folder: Path, backend: str, threads: int, *setting: str):
+def mithril_steps(folder: Path, backend: str, threads: int, is_cached: bool, *setting: str):
     """Yield tokens of a mithril backend, with weights of a codebook or of a GGUF file if the setting has one."""
     import mithril as ml
     from mithril.backend import to_numpy
 
     options: dict = {"num_threads": threads} if backend == "c" else {}
+    if backend == "c" and is_cached:
+        options |= {"cache": True, "cache_dir": folder / "cache", "static_inference": True}
     is_file = bool(setting) and setting[0].startswith("q")
     if setting and backend != "ggml":
         options["static_inference"] = True
@@ -146,7 +150,7 @@ def transformers_steps(folder: Path):
             yield int(tokens)
 
 
-def measure(engine: str, folder: Path, count: int, threads: int) -> dict:
+def measure(engine: str, folder: Path, count: int, threads: int, is_cached: bool) -> dict:
     """Run one engine in this process."""
     engine, *setting = engine.split(":")
     if engine == "llama.cpp":
@@ -166,7 +170,7 @@ def measure(engine: str, folder: Path, count: int, threads: int) -> dict:
         import mithril as ml
 
         ml.plugins.backend_class(engine)
-        steps = mithril_steps(folder, engine, threads, *setting)
+        steps = mithril_steps(folder, engine, threads, is_cached, *setting)
     before, anonymous, start = memory(), memory("RssAnon"), time.perf_counter()
     tokens = [next(steps), next(steps)]
     loaded = time.perf_counter() - start
@@ -191,10 +195,12 @@ def main() -> None:
     parser.add_argument("--peers", default="llama.cpp,transformers")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", action="store_true")
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
-        print(json.dumps(measure(options.run[0], Path(options.run[1]), options.tokens, options.threads)))
+        engine, folder = options.run
+        print(json.dumps(measure(engine, Path(folder), options.tokens, options.threads, options.cache)))
         return
     print(f"{'engine':14} {'ms least':>9} {'median':>8} {'load s':>8} {'MiB':>7} {'anon':>7}  tokens")
     environment = {
@@ -211,7 +217,9 @@ def main() -> None:
             if kind.startswith("q"):
                 quantized(Path(folder), kind)
             command = [sys.executable, __file__, "--run", engine, folder, "--tokens", str(options.tokens)]
-            command += ["--threads", str(options.threads)]
+            command += ["--threads", str(options.threads), *(["--cache"] * options.cache)]
+            if options.cache and engine.split(":")[0] == "c":
+                subprocess.run(command, check=False, capture_output=True, env=environment)
             done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
             if done.returncode:
                 print(f"{engine:14} failed: {done.stderr.strip().splitlines()[-1:]}", flush=True)

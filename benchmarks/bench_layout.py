@@ -1,8 +1,11 @@
 """Layouts of images and weights on other engines than C, interleaved: ratios of times in one process.
 
-``OMP_NUM_THREADS=1 NPROC=1 python benchmarks/bench_layout.py [channels] [weights]``: chains of convolutions, channels
-first over channels last with the transposes at both ends; a perceptron over code typed by hand whose weights are stored
-transposed, with weights as arguments, bound, and embedded by ``static_inference``.
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 python benchmarks/bench_layout.py [PART ...]
+
+The parts are ``channels``, chains of convolutions, channels first over channels last with the transposes at both ends;
+``weights``, a perceptron over code typed by hand whose weights are stored transposed, with weights as arguments, bound,
+and embedded by ``static_inference``; ``images``, ResNet-18 over code typed by hand with channels last throughout, in
+the same three ways; ``mlx`` and ``resnet``, the gains of the pass ``channels-last``.
 """
 
 from __future__ import annotations
@@ -161,11 +164,115 @@ def weights() -> None:
         print(f"  batch {batch}: {ratios} ({times['by hand'] * 1e6:.0f} us)", flush=True)
 
 
+def images_by_hand(backend: str) -> tuple[Any, Callable[[Any], Any], Callable[[str, Any], Any], Callable[..., Any]]:
+    """Return functions with channels last, the conversions of images and parameters, and a wrapper of functions."""
+    if backend == "torch":
+        import bench_torch
+        import torch
+
+        torch.set_num_threads(1)
+
+        def channels_last(x: Any) -> Any:
+            return x.to(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+        return bench_torch.Hand, channels_last, lambda _, x: channels_last(x), bench_torch.eager
+    if backend == "jax":
+        import bench_jax
+        import jax
+        import jax.numpy as jnp
+
+        class LastOnJax(bench_jax.Hand):
+            image_axes = (1, 2)
+
+            @staticmethod
+            def conv(x: Any, w: Any, stride: int, padding: int) -> Any:
+                around, numbers = ((padding, padding),) * 2, ("NHWC", "HWIO", "NHWC")
+                return jax.lax.conv_general_dilated(x, w, (stride, stride), around, dimension_numbers=numbers)
+
+            @staticmethod
+            def max_pool(x: Any) -> Any:
+                around = ((0, 0), (1, 1), (1, 1), (0, 0))
+                return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), around)
+
+            @staticmethod
+            def batch_norm(x: Any, mean: Any, var: Any, scale: Any, bias: Any) -> Any:
+                return (x - mean) * jax.lax.rsqrt(var + 1e-5) * scale + bias
+
+            @staticmethod
+            def linear(x: Any, w: Any, b: Any) -> Any:
+                return x @ w + b
+
+        def stored(name: str, x: Any) -> Any:
+            axes = (2, 3, 1, 0) if x.ndim == 4 else (1, 0) if x.ndim == 2 else (0,)
+            return jnp.asarray(np.asarray(x).transpose(axes).copy())
+
+        return LastOnJax, lambda x: jnp.asarray(np.asarray(x).transpose(0, 2, 3, 1).copy()), stored, jax.jit
+    import bench_mlx
+    from bench_mlx import mx, nn
+
+    pool = nn.MaxPool2d(3, 2, 1)
+
+    class LastOnMlx(bench_mlx.Hand):
+        image_axes = (1, 2)
+        conv, max_pool = staticmethod(mx.conv2d), staticmethod(pool)
+
+        @staticmethod
+        def batch_norm(x: Any, mean: Any, var: Any, scale: Any, bias: Any) -> Any:
+            return (x - mean) * mx.rsqrt(var + 1e-5) * scale + bias
+
+    def last(x: Any) -> Any:
+        return mx.array(np.asarray(x).transpose(0, 2, 3, 1).copy())
+
+    return LastOnMlx, last, lambda _, x: last(x) if x.ndim == 4 else x, lambda function: function
+
+
+def images_ways(name: str, batch: int, size: int) -> dict[str, Callable[[], Any]]:
+    from frameworks import resnet
+
+    import mithril as ml
+
+    case = resnet(batch, size)
+    functions, converted, stored, wrapped = images_by_hand(name)
+    options = {"shapes": {"input": list(case.shape)}}
+    plain = ml.compile(case.model, name, inference=True, **options)
+    backend = plain.backend
+    params = plain.randomize_params(0)
+    x = backend.array(RNG.normal(size=case.shape).astype(np.float32))
+    bound = ml.compile(case.model, name, inference=True, **options).bind(params)
+    static = ml.compile(case.model, name, static_inference=True, **options).bind(params)
+    by_hand = wrapped(lambda p, image: case.by_hand(functions, p, image))
+    image = converted(x)
+    values = {n: stored(n, p) for n, p in {**params, **plain.initial_state()}.items()}
+    calls = {
+        "by hand": lambda: by_hand(values, image),
+        "arguments": lambda: next(iter(plain.evaluate(params, {"input": x}).values())),
+        "bound": lambda: next(iter(bound({"input": x}).values())),
+        "embedded": lambda: next(iter(static({"input": x}).values())),
+    }
+    results = {n: backend.to_numpy(call()) for n, call in calls.items()}
+    for way, y in results.items():
+        np.testing.assert_allclose(y, results["by hand"], rtol=1e-2, atol=1e-3, err_msg=way)
+    if name == "mlx":
+        from mithril_mlx.mlx_loader import mx
+
+        return {n: lambda call=call: mx.eval(call()) for n, call in calls.items()}
+    return {n: lambda call=call: backend.synchronize(call()) for n, call in calls.items()}
+
+
+def images() -> None:
+    print("ResNet-18 over code by hand with channels last")
+    for name in ("jax", "mlx", "torch"):
+        for batch, size in ((1, 64), (8, 64), (1, 224)):
+            times = interleaved(images_ways(name, batch, size), 4, clock=time.process_time)
+            ratios = ", ".join(f"{n} {t / times['by hand']:.2f}" for n, t in times.items() if n != "by hand")
+            print(f"  {name:5} batch {batch}, {size}x{size}: {ratios} ({times['by hand'] * 1e3:.1f} ms)", flush=True)
+
+
 def channels() -> None:
     print(f"{DEPTH} convolutions of 3x3 and relu, channels first / last")
     for name, ways in (("jax", jax_ways), ("torch", torch_ways)):
         for batch, channels, size in SIZES:
-            times = interleaved(ways(*arrays(batch, channels, size)))
+            times = interleaved(ways(*arrays(batch, channels, size)), clock=time.process_time)
             ratio = times["first"] / times["last"]
             print(f"  {name:5} batch {batch}, {channels} channels, {size}x{size}: {ratio:.2f}", flush=True)
 
@@ -205,6 +312,6 @@ def resnet() -> None:
 
 
 if __name__ == "__main__":
-    parts = {"channels": channels, "weights": weights, "mlx": mlx, "resnet": resnet}
+    parts = {"channels": channels, "weights": weights, "images": images, "mlx": mlx, "resnet": resnet}
     for part in sys.argv[1:] or parts:
         parts[part]()

@@ -1,22 +1,23 @@
 """Products and models in 8 bits and bfloat16 on the C backend, against onnxruntime, OpenVINO and torch.
 
-``python benchmarks/bench_lowbits.py [words of the rows]``: microseconds of process time on one thread, the least of
-interleaved rounds in one process, and the error of our results against float32. Models take and return float32.
-Peers that are not installed are left out.
+``python benchmarks/bench_lowbits.py [words of the rows] [--threads 2]``: microseconds of process time on one thread,
+or of wall-clock time on several, the least of interleaved rounds in one process, and the error of our results against
+float32. Models take and return float32. Peers that are not installed are left out.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
-os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["TVM_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = sys.argv[sys.argv.index("--threads") + 1] if "--threads" in sys.argv else "1"
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
 
 import contextlib
 import copy
 import io
 import itertools
 import logging
-import sys
 import tempfile
 import time
 import warnings
@@ -32,7 +33,11 @@ from interleaved import interleaved
 import mithril as ml
 from mithril.models import Linear, Relu
 
-torch.set_num_threads(1)
+THREADS = int(os.environ["OMP_NUM_THREADS"])
+torch.set_num_threads(THREADS)
+CLOCK = time.process_time if THREADS == 1 else time.perf_counter
+REST = 0.0 if THREADS == 1 else 0.1  # seconds: others' threads spin after their turn, on the other cores
+ROUNDS = 5 if THREADS == 1 else 25
 RNG = np.random.default_rng(0)
 Call = Callable[[], Any]
 SIZES = [(512, 512, 512), (1024, 1024, 1024), (32, 768, 512), (1, 2048, 2048), (1, 4096, 4096)]
@@ -112,7 +117,7 @@ def peers(module: torch.nn.Module, x: np.ndarray[Any, Any]) -> dict[str, Call]:
         quantize_static(files["prepared"], files["int8"], Reader(), per_channel=True, activation_type=QuantType.QUInt8)
         quantize_dynamic(files["prepared"], files["dynamic"], per_channel=True)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = THREADS
     for kind in ("f32", "int8", "dynamic"):
         session = onnxruntime.InferenceSession(files[kind], options, ["CPUExecutionProvider"])
         calls[f"ort {kind}"] = lambda session=session: session.run(None, {"input": x})
@@ -120,7 +125,8 @@ def peers(module: torch.nn.Module, x: np.ndarray[Any, Any]) -> dict[str, Call]:
         import openvino
 
         for kind, file, hint in (("f32", "f32", "f32"), ("bf16", "f32", "bf16"), ("int8", "int8", "f32")):
-            settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
+            limits = {"INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY"}
+            settings = limits | {"INFERENCE_PRECISION_HINT": hint}
             request = openvino.Core().compile_model(files[file], "CPU", settings).create_infer_request()
             calls[f"openvino {kind}"] = lambda request=request: request.infer(
                 [x], share_inputs=True, share_outputs=True
@@ -157,7 +163,7 @@ def measure(title: str, widths: tuple[int, ...], rows: int) -> None:
     }
     with torch.no_grad():
         calls, errors = ours(model, params, x)
-        seconds = interleaved(calls | peers(module, x), 1.5, min_rounds=5, clock=time.process_time)
+        seconds = interleaved(calls | peers(module, x), 1.5, min_rounds=ROUNDS, clock=CLOCK, rest=REST)
     report(title, seconds, errors)
 
 
@@ -189,12 +195,12 @@ def network(title: str) -> None:
     module = bench_c.Whole(work, bench_c.Plain, tensors).eval()
     with torch.no_grad():
         calls, errors = ours(work.model, params, x, state)
-        seconds = interleaved(calls | peers(module, x), 4.0, min_rounds=5, clock=time.process_time)
+        seconds = interleaved(calls | peers(module, x), 4.0, min_rounds=ROUNDS, clock=CLOCK, rest=REST)
     report(title, seconds, errors)
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:]
+    wanted = [word for word in sys.argv[1:] if word not in ("--threads", str(THREADS))]
     for title, (widths, rows) in ROWS.items():
         if all(word in title for word in wanted):
             measure(title, widths, rows)

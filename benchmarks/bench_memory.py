@@ -1,8 +1,13 @@
-"""Memory: reports against measurements, plans, and savings by checkpointing; `bench_memory.py c jax`."""
+"""Memory: reports against measurements, plans, and savings by checkpointing; `bench_memory.py c jax`.
+
+`bench_memory.py weights` prints the copies of the weights of a file that a process of each backend holds.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -96,7 +101,88 @@ def measured(backend: str, compiled: Any, call: Any) -> float:
     raise ValueError(f"{backend} does not say how much it takes")
 
 
+COPIES = """
+import ctypes, gc, sys
+import numpy as np
+import mithril as ml
+import mithril.models as m
+
+def anonymous():
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return next(1024 * int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon"))
+
+def run(kind, size, channels, weights, static):
+    model, shape = m.Model(), [1, size] if kind == "products" else [1, channels, 14, 14]
+    for k in range(4):
+        products, name = kind == "products", f"l{k}"
+        kernel = dict(padding=1, bias=False, name=name)
+        model += m.Linear(size, bias=False, name=name) if products else m.Conv2d(channels, channels, 3, **kernel)
+    options = {"static_inference": True} if static else {"inference": True}
+    program = ml.compile(model, sys.argv[1], shapes={"input": shape}, **options)
+    program.bind(weights)
+    for _ in range(2):
+        program.backend.to_numpy(program({"input": np.ones(shape, np.float32)})["output"])
+    return program
+
+kind, path, static = sys.argv[2], sys.argv[3], sys.argv[4] == "static"
+shape = (64, 64) if kind == "products" else (16, 16, 3, 3)
+warm = run(kind, 64, 16, {f"l{k}.weight": np.ones(shape, np.float32) for k in range(4)}, static)
+before = anonymous()
+weights = ml.open_weights(path)
+total = sum(4 * np.prod(x.shape) for x in weights.values())
+program = run(kind, 2048, 512, weights, static)
+report = program.memory_report()
+held = report.weights.in_memory if report.weights else 0
+print((anonymous() - before) / total, held / total)
+"""
+
+
+def copies() -> None:
+    """Print the copies of the weights of a file that a process holds after calls: measured (RssAnon), and reported."""
+    from gguf import GGUFWriter
+
+    from mithril.runtime.weight_files import save_file
+
+    rng = np.random.default_rng(0)
+    shapes = {"products": (2048, 2048), "convolutions": (512, 512, 3, 3)}
+    print(f"{'':<26}" + "".join(f"{kind + ' ' + way:>26}" for kind in shapes for way in ("bound", "static")))
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, shape in shapes.items():
+            weights = {f"l{k}.weight": rng.standard_normal(shape, dtype=np.float32) for k in range(4)}
+            save_file(weights, Path(folder, f"{kind}.safetensors"), {})
+            np.savez(Path(folder, f"{kind}.npz"), **weights)
+            writer = GGUFWriter(Path(folder, f"{kind}.gguf"), "none")
+            for name, array in weights.items():
+                writer.add_tensor(name, array)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+        for backend in sorted(plugins.backends()):
+            for suffix in ("safetensors", "gguf", "npz"):
+                cells = []
+                for kind in shapes:
+                    for way in ("bound", "static"):
+                        command = [sys.executable, "-W", "ignore", "-c", COPIES, backend, kind]
+                        command += [str(Path(folder, f"{kind}.{suffix}")), way]
+                        done = subprocess.run(command, capture_output=True, text=True, check=False)
+                        if done.returncode:
+                            cells.append(f"{done.stderr.strip().splitlines()[-1][:24]:>26}")
+                            continue
+                        measured_copies, reported = map(float, done.stdout.split())
+                        cells.append(
+                            f"{measured_copies:>16.2f} ({reported:.2f})"
+                            if way == "static"
+                            else f"{measured_copies:>26.2f}"
+                        )
+                print(f"{backend + ', ' + suffix:<26}" + "".join(f"{cell:>26}" for cell in cells), flush=True)
+
+
 def main() -> None:
+    if sys.argv[1:] == ["weights"]:
+        copies()
+        return
     for name in sys.argv[1:] or plugins.backends():
         figures(name)
     if sys.argv[1:]:

@@ -105,8 +105,8 @@ def gpt_block(features: int, heads: int, batch: int, length: int) -> Case:
     return Case(model, (batch, length, features), by_hand)
 
 
-def resnet(batch: int) -> Case:
-    """ResNet-18 on images of 64x64, batch norms by running statistics."""
+def resnet(batch: int, size: int = 64) -> Case:
+    """ResNet-18 on square images, batch norms by running statistics; by hand with channels where the framework says."""
 
     def block(f: Any, p: Params, prefix: str, x: Any, stride: int) -> Any:
         def norm(name: str, x: Any) -> Any:
@@ -124,9 +124,9 @@ def resnet(batch: int) -> Case:
         for stage in range(1, 5):
             for k in range(2):
                 x = block(f, p, f"layer{stage}.{k}", x, 2 if stage > 1 and k == 0 else 1)
-        return f.linear(x.mean((2, 3)), p["fc.weight"], p["fc.bias"])
+        return f.linear(x.mean(getattr(f, "image_axes", (2, 3))), p["fc.weight"], p["fc.bias"])
 
-    return Case(resnet18(), (batch, 3, 64, 64), by_hand)
+    return Case(resnet18(), (batch, 3, size, size), by_hand)
 
 
 def _batch_norm(f: Any, p: Params, prefix: str, x: Any) -> Any:
