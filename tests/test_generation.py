@@ -1,4 +1,7 @@
-"""Generation by a model of the user on every backend: greedy tokens equal those of reading the whole text again."""
+"""Generation by a model of the user on every backend: greedy tokens equal those of reading the whole text again.
+
+Drawn tokens depend on the seed only, also those of another backend.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ from mithril.models import Embedding, IOKey, LayerNorm, Linear, Model, MultiHead
 BACKENDS = ["numpy", "jax", "torch", "mlx", "c", "ggml"]
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]  # of different lengths: each row is at its own position
 COUNT = 5
+DRAWN = [
+    {"temperature": 2.0, "top_k": 6, "seed": 1},
+    {"temperature": 3.0, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.3, "seed": 2},
+]
 
 
 def decoder(capacity: int | None = 24) -> Model:
@@ -53,6 +60,14 @@ def beams() -> Any:
     return ml.generate(runner("numpy"), PROMPTS[0], num_beams=3, max_new_tokens=COUNT, stop=())
 
 
+@cache
+def drawn() -> Any:
+    session = ml.Session(runner("numpy"))
+    texts = [ml.generate(session, PROMPTS, max_new_tokens=COUNT, stop=(), **settings) for settings in DRAWN]
+    assert len({str(text) for text in texts}) == len(DRAWN)
+    return texts
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_generation_is_equal_on_all_backends(backend):
     pytest.importorskip({"c": "mithril_cbackend"}.get(backend, f"mithril_{backend}"))
@@ -62,7 +77,10 @@ def test_generation_is_equal_on_all_backends(backend):
     assert ml.generate(session, PROMPTS[0], **options) == expected[0]
     reused = ml.generate(session, PROMPTS[0] + expected[0][:2], max_new_tokens=COUNT - 2, stop=())
     assert reused == expected[0][2:]
-    assert ml.generate(session, PROMPTS, **options) == expected
+    seen: list[list[int]] = [[], []]
+    assert ml.generate(session, PROMPTS, on_token=lambda k, token: seen[k].append(token), **options) == expected == seen
+    assert ml.generate(session, PROMPTS[0], max_new_tokens=COUNT, stop=[expected[0][1:3]]) == expected[0][:3]
+    assert [ml.generate(session, PROMPTS, **options, **settings) for settings in DRAWN] == drawn()
     run.reset()
     draft = runner(backend, 1) if backend == "numpy" else runner("numpy", 1)
     assert ml.generate(run, PROMPTS[1], draft=draft, draft_tokens=2, **options) == expected[1]

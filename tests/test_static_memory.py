@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.models import Conv2d
 from mithril.runtime.weight_files import save_file
 
 PROGRAM = """
@@ -181,3 +182,17 @@ def test_processes_share_the_packed_weights_of_the_cache(tmp_path: Path) -> None
         assert result == again
         assert min(mapped, mapped_again) > 0.9 * packed
         assert max(first, second) < packed / 4, "a process holds packed weights of its own"
+
+
+def test_embedded_views_of_a_file_are_not_counted_as_memory(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    weight = np.random.default_rng(0).random((64, 64, 3, 3), np.float32)
+    save_file({"weight": weight}, file, {})
+    program = ml.compile(
+        Conv2d(64, 64, 3, bias=False), "numpy", shapes={"input": [1, 64, 8, 8]}, static_inference=True
+    ).bind(ml.open_weights(file))
+    program({"input": np.ones((1, 64, 8, 8), np.float32)})
+    report = program.memory_report().weights
+    assert report.mapped >= weight.nbytes
+    assert report.in_memory < 0.1 * weight.nbytes
+    assert not report.is_estimate

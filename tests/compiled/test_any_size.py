@@ -115,7 +115,8 @@ def test_convolutions_run_any_batch(threads):
 
 def test_small_maps_are_multiplied_by_several_images():
     """Select plans by the batch; the last block of images is smaller."""
-    from mithril_cbackend.lowering.conv.direct_convolution import BySize, cheaper_plan
+    from mithril_cbackend.lowering.conv.direct_convolution import cheaper_plan
+    from mithril_cbackend.lowering.conv.plans_by_size import BySize
 
     x = Relu()(Conv2d(48, 48, kernel_size=3, padding=1)(IOKey("input")))  # 5x5: odd
     x = Relu()(Conv2d(48, 64, kernel_size=3)(x))  # 3x3

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import fault_runs
+import numpy as np
 import pytest
 from fault_runs import PROGRAM, check, undisturbed
 from rank_programs import SECONDS, started
+
+import mithril as ml
+from mithril.models import Linear
 
 FAST = ("jax", "freeze")
 RUNS = [FAST, ("torch", "freeze"), *((engine, kind) for kind in ("kill", "partition") for engine in ("jax", "torch"))]
@@ -37,3 +42,41 @@ def test_sigterm_of_one_process_saves_and_ends_all(tmp_path):
     assert 5 <= last < fault_runs.STEPS
     assert lines[1][-1] == f"step {last}"
     assert (tmp_path / "run" / saved[-1] / "commit.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of tasks of Orbax that have failed
+@pytest.mark.parametrize(
+    ("engine", "format", "library"),
+    [
+        ("numpy", "parts", "numpy"),
+        ("torch", "dcp", "torch"),
+        ("jax", "orbax", "orbax.checkpoint"),
+    ],
+)
+def test_full_disk_loses_no_checkpoint(engine, format, library, tmp_path):
+    """Limit the size of files, which fails like a full disk, and for every user."""
+    resource = pytest.importorskip("resource")
+    pytest.importorskip(library)
+    rows = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
+
+    def fit(epochs):
+        saved = ml.Checkpoint(tmp_path, every=2, format=format)
+        trainer = ml.Trainer(
+            Linear(64, 64), ml.Adam(0.01), loss="mse_loss", backend=engine, progress=False, callbacks=[saved]
+        )
+        trainer.fit({"input": rows, "target": rows[::-1]}, epochs, batch_size=8, resume="auto")
+        return trainer
+
+    fit(1)
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, limits[1]))
+    try:
+        with pytest.raises(ml.MithrilError, match="free space"):
+            fit(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+    resumed = fit(3)
+    assert len(resumed.history.steps) == 12
+    gc.collect()  # while those warnings are ignored

@@ -15,7 +15,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 SMALL, LARGE = 32, 256  # elements of a block
 
-SIXTEEN = np.arange(16, dtype=np.float32)
+SIXTEEN, THIRTY_TWO, SIXTY_FOUR = (np.arange(count, dtype=np.float32) for count in (16, 32, 64))
 # ggml's codebook of iq4_nl and iq4_xs, and FP4 E2M1 of the OCP Microscaling specification
 NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 MICROSCALING = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -50,10 +50,15 @@ class Format:
     block: int  # elements
     bytes: int
     group: int  # elements with one scale
-    table: Array | None  # of the numbers of 16 codes; None: codes are the numbers
+    table: Array | None  # of the numbers of codes, consecutive integers if they have more than 4 bits; None: codes are
     codes: Callable[[Array], Array]  # uint8, or int8 without a table; [..., elements]
     scale: Callable[[Array], Scales]
     offset: Callable[[Array], Scales] | None = None
+
+    @property
+    def bits(self) -> int:
+        """Return the bits of a code."""
+        return 8 if self.table is None else len(self.table).bit_length() - 1
 
     def row(self, elements: int) -> int:
         """Return the bytes of a row."""
@@ -116,12 +121,12 @@ def _halves(start: int) -> Callable[[Array], Array]:
     return read
 
 
-def _fives(start: int, low: int) -> Callable[[Array], Array]:
-    """Return a function for 5-bit codes, whose highest bits precede the others, plus ``low``."""
+def _fives(start: int) -> Callable[[Array], Array]:
+    """Return a function for 5-bit codes, whose highest bits precede the others."""
 
     def read(blocks: Array) -> Array:
         high = np.unpackbits(blocks[..., start : start + 4], axis=-1, bitorder="little")
-        codes: Array = (_halves(start + 4)(blocks) | high << 4).astype(np.int8) + np.int8(low)
+        codes: Array = _halves(start + 4)(blocks) | high << 4
         return codes
 
     return read
@@ -149,7 +154,7 @@ def _large_halves(start: int) -> Callable[[Array], Array]:
 def _q5_k(blocks: Array) -> Array:
     bits = np.arange(8, dtype=np.uint8)[:, None]
     high = (blocks[..., None, 16:48] >> bits & 1).reshape(*blocks.shape[:-1], LARGE)
-    codes: Array = (_large_halves(48)(blocks) | high << 4).astype(np.int8)
+    codes: Array = _large_halves(48)(blocks) | high << 4
     return codes
 
 
@@ -167,7 +172,7 @@ def _q6_k(blocks: Array) -> Array:
     q = blocks[..., :128].reshape(*lead, 2, 64)
     low: Array = np.concatenate([q & 15, q >> 4], -1)
     high = _two_bits(blocks[..., 128:192])
-    codes: Array = (low.reshape(*lead, LARGE) | high << 4).astype(np.int8) - np.int8(32)
+    codes: Array = low.reshape(*lead, LARGE) | high << 4
     return codes
 
 
@@ -208,8 +213,8 @@ def _iq4_xs_scales(blocks: Array) -> Array:
 _FORMATS = [
     Format("q4_0", 2, SMALL, 18, 32, SIXTEEN - 8, _halves(2), _plain(0)),
     Format("q4_1", 3, SMALL, 20, 32, SIXTEEN, _halves(4), _plain(0), _plain(2)),
-    Format("q5_0", 6, SMALL, 22, 32, None, _fives(2, -16), _plain(0)),
-    Format("q5_1", 7, SMALL, 24, 32, None, _fives(4, 0), _plain(0), _plain(2)),
+    Format("q5_0", 6, SMALL, 22, 32, THIRTY_TWO - 16, _fives(2), _plain(0)),
+    Format("q5_1", 7, SMALL, 24, 32, THIRTY_TWO, _fives(4), _plain(0), _plain(2)),
     Format("q8_0", 8, SMALL, 34, 32, None, lambda b: b[..., 2:].view(np.int8), _plain(0)),
     Format("iq4_nl", 20, SMALL, 18, 32, NONLINEAR, _halves(2), _plain(0)),
     Format("mxfp4", 39, SMALL, 17, 32, MICROSCALING, _halves(1), _powers),
@@ -218,9 +223,10 @@ _FORMATS = [
     Format("q3_k", 11, LARGE, 110, 16, SIXTEEN - 4, _q3_k, _factored(_q3_k_scales, 108)),
     Format("q4_k", 12, LARGE, 144, 32, SIXTEEN, _large_halves(16),
            _factored(lambda b: _sixes(b, 4)[..., 0, :], 0), _factored(lambda b: _sixes(b, 4)[..., 1, :], 2, -1)),
-    Format("q5_k", 13, LARGE, 176, 32, None, _q5_k,
+    Format("q5_k", 13, LARGE, 176, 32, THIRTY_TWO, _q5_k,
            _factored(lambda b: _sixes(b, 4)[..., 0, :], 0), _factored(lambda b: _sixes(b, 4)[..., 1, :], 2, -1)),
-    Format("q6_k", 14, LARGE, 210, 16, None, _q6_k, _factored(lambda b: b[..., 192:208].view(np.int8), 208)),
+    Format("q6_k", 14, LARGE, 210, 16, SIXTY_FOUR - 32, _q6_k,
+           _factored(lambda b: b[..., 192:208].view(np.int8), 208)),
     Format("iq4_xs", 23, LARGE, 136, 32, NONLINEAR, _iq4_xs, _factored(_iq4_xs_scales, 0)),
 ]  # fmt: skip
 FORMATS = {f.name: f for f in _FORMATS}
