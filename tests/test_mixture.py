@@ -178,6 +178,18 @@ def test_numbers_that_may_not_hold_all_experts_are_refused(kind):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_of_experts_without_a_sign(backend):
+    inputs = {"x": np.ones((3, 2), np.float32), "w": np.ones((2, 2, 2), np.float32)}
+    inputs["experts"] = np.array([0, 1, 4294967295], np.uint32)
+    shapes = {name: list(array.shape) for name, array in inputs.items()}
+    model = Model.create(outputs={"y": Products()(*map(IOKey, inputs))})
+    compiled = ml.compile(model, backend, shapes=shapes, types={"experts": "uint32"}, trainable=["w"])
+    y, gradients = compiled.evaluate({}, inputs, {"y": inputs["x"]})
+    np.testing.assert_allclose(to_numpy(y["y"]), [[2, 2], [2, 2], [0, 0]])
+    np.testing.assert_allclose(to_numpy(gradients["w"]), np.ones((2, 2, 2)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_with_any_number_of_experts(backend):
     """Compile once for a symbolic number of experts, and train two sizes."""
     model = Model.create(outputs={"y": Products()(*map(IOKey, ("x", "w", "experts")))})

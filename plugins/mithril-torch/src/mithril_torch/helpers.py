@@ -383,7 +383,7 @@ def cached_attention(q, k, v, mask, **options):
 # -- mixtures of experts ------------------------------------------------------------------------------------------
 def grouped(experts, count):
     """Return the order that groups rows by their expert, and the end of each group; rows of no expert come last."""
-    numbers = experts.reshape(-1)
+    numbers = experts.reshape(-1).to(torch.int64)  # PyTorch cannot compare uint32
     numbers = torch.where((numbers >= 0) & (numbers < count), numbers, count)
     order = torch.argsort(numbers, stable=True)
     return order, torch.bincount(numbers, minlength=count + 1)[:count].cumsum(0)
@@ -399,7 +399,7 @@ def by_all_experts(x, w, experts):
     """Return the product of each row with the weight of its expert, computed for all experts: no size is variable."""
     y = torch.matmul(x.reshape(1, -1, x.shape[-1]), w).reshape(w.shape[0], *x.shape[:-1], w.shape[2])
     numbers = torch.arange(w.shape[0], device=x.device).reshape(-1, *[1] * (experts.ndim + 1))
-    return torch.where(experts[None, ..., None] == numbers, y, 0).sum(0)
+    return torch.where(experts[None, ..., None].to(torch.int64) == numbers, y, 0).sum(0)
 
 
 @needs(by_all_experts, grouped, sizes_of)

@@ -59,6 +59,7 @@ def returned(y: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, mesh:
 
 def _grouped(numbers: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows with an expert, ordered by its number, and how many each expert has."""
+    numbers = numbers.to(torch.int64)  # PyTorch cannot compare uint32
     valid = torch.where((numbers >= 0) & (numbers < count), numbers, count)
     counts = torch.bincount(valid, minlength=count + 1)[:count]
     return torch.argsort(valid, stable=True)[: int(counts.sum())], counts
