@@ -131,6 +131,15 @@ def test_updates_of_fully_sharded_parameters_gather_no_optimizer_value():
     assert not [name for name in constrained if name.startswith(("optimizer", "ema"))]
 
 
+def traced(function):
+    """Return the result and the peak of NumPy's memory; JAX's own is not included."""
+    tracemalloc.start()
+    try:
+        return function(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 def test_initial_values_are_drawn_in_parts():
     width = 4096  # one weight has 64 MiB, much more than objects of Python
     batch = {"x": np.zeros((8, width), np.float32), "target": np.zeros((8, 8), np.float32)}
@@ -139,10 +148,7 @@ def test_initial_values_are_drawn_in_parts():
     def begun(mesh, **options):
         compiled = ml.compile(model, ml.JaxBackend(device_mesh=mesh), shapes={"x": [8, width]}, **options)
         training = ml.Trainer(compiled, ml.Adam(1e-3), loss="mse_loss", ema=0.9, progress=False)
-        tracemalloc.start()
-        training.begin(batch)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+        _, peak = traced(lambda: training.begin(batch))
         return training.engine, peak
 
     many, peak = begun((8,), parallelism="fsdp")
@@ -162,14 +168,26 @@ def test_parameters_next_to_integers_are_drawn_in_parts(dtype):
     assert drawn.addressable_shards[0].data.size == 8 * 8
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("options", [{}, {"parallelism": "fsdp"}], ids=["replicated", "in parts"])
+def test_parameters_are_copies_of_pretrained_arrays(dtype, options):
+    raw = np.empty(64 + 64 * 16 * 8, np.uint8)
+    weight = raw[-raw.ctypes.data % 64 :][: 64 * 16 * np.dtype(dtype).itemsize].view(dtype).reshape(64, 16)
+    weight[...] = 1 / 3  # JAX may use the memory of arrays with this alignment
+    linear = Linear(64, name="linear")
+    linear.pretrained = {"weight": weight}
+    model = Model.create(outputs={"y": linear(IOKey("x"))})
+    backend = ml.JaxBackend(device_mesh=(8,), dtype=dtype)
+    drawn = ml.compile(model, backend, shapes={"x": [8, 16]}, **options).randomize_params()["linear.weight"]
+    weight[...] = 5
+    np.testing.assert_array_equal(np.asarray(drawn), np.full_like(weight, 1 / 3), strict=True)
+
+
 def test_random_parameters_are_drawn_in_parts():
     width = 2048  # 16 MiB
     model = Model.create(outputs={"y": Linear(8, name="head")(Linear(width, name="wide")(IOKey("x")))})
     compiled = ml.compile(model, ml.JaxBackend(device_mesh=(8,)), shapes={"x": [8, width]}, parallelism="fsdp")
-    tracemalloc.start()
-    params = compiled.randomize_params(3)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    params, peak = traced(lambda: compiled.randomize_params(3))
     assert peak < 0.75 * 4 * width * width
     assert {s.data.nbytes for s in params["wide.weight"].addressable_shards} == {4 * width * width // 8}
     for name, x in ml.compile(model, "numpy", shapes={"x": [8, width]}).randomize_params(3).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -102,6 +102,13 @@ def put(x: Any, sharding: Any) -> jax.Array:
         return x if x.sharding == sharding else jax.jit(lambda y: y, out_shardings=sharding)(x)
     full = np.asarray(x)
     return jax.make_array_from_callback(full.shape, sharding, lambda index: full[index])
+
+
+def _copy(x: np.ndarray[Any, Any], device: Any) -> jax.Array:
+    """Copy an array to a device; a CPU would use its memory if the alignment permits, even with ``may_alias=False``."""
+    with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
+        array = jax.device_put(x, device)
+    return jax.device_put(array, device, may_alias=False) if device.platform == "cpu" else array
 
 
 def connection_error(error: Exception) -> BackendError:
@@ -302,9 +309,10 @@ class ArgumentShardings:
             devices.setdefault(region, []).append(device)
         arrays = []
         for region, holders in devices.items():
-            part = read(tuple(slice(*bounds) for bounds in region))
+            part = np.asarray(read(tuple(slice(*bounds) for bounds in region)))
             # Copies are asynchronous: waiting lets the part go before the next one is read.
-            arrays += jax.block_until_ready([jax.device_put(part, device) for device in holders])
+            arrays += jax.block_until_ready([_copy(part, device) for device in holders])
+            del part
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
