@@ -237,6 +237,14 @@ def test_a_mesh_divides_the_weights_that_a_program_holds(group, axis):
     assert weight.sharding.shard_shape(weight.shape) == ((256, 2048) if axis == 0 else (128, 4096))
 
 
+def test_a_mesh_holds_weights_of_64_bits():
+    backend = ml.JaxBackend(device_mesh=(1, 2), dtype="float64")
+    compiled = ml.compile(Linear(256, bias=False), backend, shapes={"input": [4, 256]}, static_inference=True)
+    weight = np.random.default_rng(0).random((256, 256))
+    x = np.ones((4, 256))
+    np.testing.assert_allclose(compiled.bind({"weight": weight})({"input": x})["output"], x @ weight.T, rtol=1e-12)
+
+
 def test_axes_of_kernels_that_a_program_holds_are_those_of_the_parameter():
     """Divide or report axes of [outputs, inputs, height, width]; the program holds the outputs last."""
     model = Model()

@@ -327,8 +327,7 @@ class JaxBackend(SourceBackend):
         array = as_numpy(self.shared(data) if _only_dlpack(data) else data, self.dtype)
         if dtype is not None:
             array = array.astype(as_dtype(dtype).numpy)
-        with jax.enable_x64(True) if array.dtype.itemsize == 8 else nullcontext():
-            return mesh_execution.put(_defensive_copy(array), self.placement)  # jnp.asarray would compile a program
+        return mesh_execution.put(_defensive_copy(array), self.placement)  # jnp.asarray would compile a program
 
     def from_local_rows(self, rows: np.ndarray[Any, Any]) -> jax.Array:
         """Return the array of the rows of all processes, split over ``data``."""

@@ -96,18 +96,18 @@ def put(x: Any, sharding: Any) -> jax.Array:
     """Place an array on devices; for devices of other processes, each process provides its own shards."""
     if isinstance(x, jax.Array) and x.sharding == sharding:
         return x
-    if getattr(sharding, "is_fully_addressable", True):
-        return jax.device_put(x, sharding)
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return x if x.sharding == sharding else jax.jit(lambda y: y, out_shardings=sharding)(x)
-    full = np.asarray(x)
-    return jax.make_array_from_callback(full.shape, sharding, lambda index: full[index])
+    with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
+        if getattr(sharding, "is_fully_addressable", True):
+            return jax.device_put(x, sharding)
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return jax.jit(lambda y: y, out_shardings=sharding)(x)
+        full = np.asarray(x)
+        return jax.make_array_from_callback(full.shape, sharding, lambda index: full[index])
 
 
 def _copy(x: np.ndarray[Any, Any], device: Any) -> jax.Array:
     """Copy an array to a device; a CPU would use its memory if the alignment permits, even with ``may_alias=False``."""
-    with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
-        array = jax.device_put(x, device)
+    array = put(x, device)
     return jax.device_put(array, device, may_alias=False) if device.platform == "cpu" else array
 
 
