@@ -12,6 +12,7 @@ from mithril.backend import Buffer
 from mithril.backend.memory_plan import smallest
 from mithril.ir import Builder, decompose, evaluate
 from mithril.models import Conv2d, Gelu, LayerNorm, Linear, MaxPool2d, Model, MultiHeadAttention, Relu
+from mithril_cbackend import tir as t
 from mithril_cbackend.backend import CBackend
 
 
@@ -65,6 +66,24 @@ def test_more_equal_blocks_are_more_calls_of_the_same_kernels():
     three, five = (program(encoder(n), {"input": [2, 24, 32]}) for n in (3, 5))
     assert len(five.functions) == len(three.functions)
     assert five.calls > 1.5 * three.calls
+
+
+def test_parts_of_kernels_share_a_function_only_if_they_are_equal():
+    """Copy with other strides and offsets, for which TVM's structural hash is the same number."""
+
+    def called(stride, offset):
+        code, arrays = t.Code(), [t.pointer(name, "float32") for name in ("source", "target")]
+        with code.block() as body, code.loop("i", 7) as i:
+            code.store(arrays[1][1], i * stride + offset, t.load(arrays[0][1], i))
+        code.call_part("copy", body, arrays, read=1)
+        ((name, function),) = code.helpers.items()
+        return name, function
+
+    parts = [called(*numbers) for numbers in ((3, 2), (6, 44), (6, 44), (3, 2))]
+    names = [name for name, _ in parts]
+    assert names[0] != names[1]
+    assert names == [*names[:2], *names[1::-1]]
+    assert [str(function.primfunc.attrs["global_symbol"]) for _, function in parts] == names
 
 
 def counted(function, *shapes):

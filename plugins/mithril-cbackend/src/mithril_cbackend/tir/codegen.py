@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 from mithril_cbackend.c_names import is_taken
 from mithril_cbackend.tir.expr import Buffer, Expr, address_of, cast, index, load, not_equal, shuffle, vector
@@ -121,9 +123,10 @@ class Code:
             arguments.append(load(buffer, 0))
             statements += [stmt.AllocBuffer(buffer), stmt.BufferStore(buffer, parameter, [index(0).node])]
         content = _global(parameters, used, sequence([*statements, *body]), stem)
+        # TVM's hash does not suffice: it is the same for ``to[i * 3 + 2]`` and ``to[i * 6 + 44]``.
         name = f"{stem}_{tvm_ffi.structural_hash(content) & 0xFFFFFFFFFFFF:x}_{read}"
-        content = content.with_attr("global_symbol", name)
-        self.helpers[name] = Function(content, frozenset(self.names), read)
+        name, part = shared(name, Function(content, frozenset(self.names), read))
+        self.helpers[name] = part
         self.call(name, *arguments)
 
     def prefetch(self, buffer: Buffer, position: Any) -> None:
@@ -214,6 +217,20 @@ class Function:
     read: int  # number of leading read-only parameters
     helpers: Mapping[str, Function] = field(default_factory=dict)  # called functions by name
     pieces: Mapping[str, Piece] = field(default_factory=dict)  # called functions that are not TIR
+
+
+PARTS: WeakValueDictionary[str, Function] = WeakValueDictionary()  # by name, as long as programs hold them
+NAMING = Lock()
+
+
+def shared(name: str, part: Function) -> tuple[str, Function]:
+    """Return the function of a name if it is equal to a part of kernels, else that of a longer name; with the name."""
+    named = replace(part, primfunc=part.primfunc.with_attr("global_symbol", name))
+    with NAMING:
+        known = PARTS.setdefault(name, named)
+    if known is named or tvm_ffi.structural_equal(known.primfunc, named.primfunc):
+        return name, known
+    return shared(f"{name}_", part)
 
 
 def importing(pieces: Iterable[Piece], body: Stmt) -> Stmt:
