@@ -237,6 +237,29 @@ def test_a_mesh_divides_the_weights_that_a_program_holds(group, axis):
     assert weight.sharding.shard_shape(weight.shape) == ((256, 2048) if axis == 0 else (128, 4096))
 
 
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [((2, 2), {}), ((1, 2), {"static_inference": True}), ((4,), {"parallelism": "fsdp"})],
+    ids=["model axis", "held weights", "fully sharded"],
+)
+def test_a_cached_program_is_divided_as_before(tmp_path, mesh, options):
+    pair = Model()  # weights are divided along their shorter axis, so that one sum combines both products
+    pair += Linear(128, name="down")
+    pair += Linear(256, name="up")
+    results = []
+    for _ in range(2):
+        backend = ml.JaxBackend(device_mesh=mesh)
+        cached = {"cache": True, "cache_dir": str(tmp_path)}
+        compiled = ml.compile(pair, backend, shapes={"input": [4, 256]}, **options, **cached)
+        compiled.bind({name: np.asarray(x) for name, x in compiled.randomize_params(0).items()})
+        y = compiled({"input": np.ones((4, 256), np.float32)})["output"]
+        call = compiled.programs[-1].executable.call
+        results.append((np.asarray(y), getattr(call, "jitted_call", call).shardings.specs))
+        assert not [line for line in map(str, compiled.decisions) if "recompiled" in line]
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
 def test_a_mesh_holds_weights_of_64_bits():
     backend = ml.JaxBackend(device_mesh=(1, 2), dtype="float64")
     compiled = ml.compile(Linear(256, bias=False), backend, shapes={"input": [4, 256]}, static_inference=True)

@@ -273,7 +273,9 @@ class JaxBackend(SourceBackend):
             graph = with_gradient_signature(graph, forward.of, forward.wrt)
         return runner(forward, graph, running, options, self._argument_shardings(graph, options))
 
-    def _argument_shardings(self, graph: Graph, options: BuildOptions) -> mesh_execution.ArgumentShardings | None:
+    def _argument_shardings(
+        self, graph: Graph | LazyGraph, options: BuildOptions
+    ) -> mesh_execution.ArgumentShardings | None:
         """Return the shardings of arguments over the mesh; ``pjit=True`` without a mesh uses all devices."""
         mesh = self.mesh
         use_all = options.settings["pjit"]
@@ -294,7 +296,8 @@ class JaxBackend(SourceBackend):
             raise OptionError(
                 "jit=False conflicts with a mesh of devices", facts=["XLA's compiler inserts the collectives"]
             )
-        return mesh_execution.ArgumentShardings(mesh, graph, options.settings, options.decisions)
+        complete = graph.get() if isinstance(graph, LazyGraph) else graph  # a cached program's is parsed
+        return mesh_execution.ArgumentShardings(mesh, complete, options.settings, options.decisions)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)

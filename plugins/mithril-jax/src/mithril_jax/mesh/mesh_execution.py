@@ -146,6 +146,14 @@ def _parameter(i: Input) -> str:
     return str(i.tags.get("parameter", i.name))
 
 
+def _placement() -> Callable[..., Any] | None:
+    """Return ``ml.placement``, or None without mithril-parallel."""
+    try:
+        return cast("Callable[..., Any]", ml.placement)
+    except (AttributeError, ml.MithrilError):
+        return None
+
+
 class ArgumentShardings:
     """The sharding of each argument of a program. ``place`` transfers arrays to it; parameters only once."""
 
@@ -211,9 +219,8 @@ class ArgumentShardings:
             return {}
         if not all(i.type.is_static for i in graph.arguments):
             return None
-        try:
-            choose = ml.placement
-        except (AttributeError, ml.MithrilError):
+        choose = _placement()
+        if choose is None:
             return None
         pairs, replicated = choose(graph, {"model": self.mesh.shape["model"]})
         for name, reason in replicated.items():
@@ -226,10 +233,10 @@ class ArgumentShardings:
             return {}
         if not all(i.type.is_static for i in graph.arguments):
             return {}
-        try:
-            pairs, _ = ml.placement(graph, {"model": self.mesh.size})
-        except (AttributeError, ml.MithrilError):
+        choose = _placement()
+        if choose is None:
             return {}
+        pairs, _ = choose(graph, {"model": self.mesh.size})
         return {
             n: PartitionSpec(*("data" if axis == "model" else axis for axis in s)) for n, s in pairs.items() if any(s)
         }
