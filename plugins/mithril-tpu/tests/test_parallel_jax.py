@@ -268,6 +268,18 @@ def test_a_mesh_holds_weights_of_64_bits():
     np.testing.assert_allclose(compiled.bind({"weight": weight})({"input": x})["output"], x @ weight.T, rtol=1e-12)
 
 
+def test_weights_that_a_program_embeds_are_not_divided():
+    """Report the pattern: small weights and biases are literals of the program."""
+    compiled, program, weights = bound_on_two_devices(Linear(4096), [4, 256], {"bias": 0, "weight": 0})
+    x = np.ones((4, 256), np.float32)
+    expected = x @ weights["weight"].T + weights["bias"]
+    np.testing.assert_allclose(program({"input": x})["output"], expected, rtol=1e-4)
+    assert [line for line in map(str, compiled.decisions) if "tensor_split_dims" in line] == [
+        "ignored: tensor_split_dims: 'bias' matches no weight that the program holds as an argument; "
+        "each device has all embedded ones"
+    ]
+
+
 def test_axes_of_kernels_that_a_program_holds_are_those_of_the_parameter():
     """Divide or report axes of [outputs, inputs, height, width]; the program holds the outputs last."""
     model = Model()

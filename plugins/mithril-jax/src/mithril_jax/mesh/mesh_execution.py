@@ -176,20 +176,27 @@ class ArgumentShardings:
                 facts=[f"device_mesh={tuple(mesh.shape.values())}"],
                 hint=f"use device_mesh=(1, {mesh.devices.size})",
             )
-        self._check_names(graph)
+        self._check_names(graph, settings)
         self.pairs = self._pairs(graph)
         self.stored_pairs = self._stored_pairs(graph)
         self.specs = {i.name: self._spec(i) for i in graph.arguments}
         self._device_params: dict[str, tuple[Any, Any]] = {}  # parameters: the user's array, the placed array
 
-    def _check_names(self, graph: Graph) -> None:
+    def _check_names(self, graph: Graph, settings: Mapping[str, Any]) -> None:
         params = [_parameter(i) for i in graph.with_role("param")]
         for pattern in self.splits:
-            if pattern not in GROUPS and not any(fnmatchcase(name, pattern) for name in params):
+            if pattern in GROUPS or any(fnmatchcase(name, pattern) for name in params):
+                continue
+            if not settings["static_inference"]:
                 raise OptionError(
                     f"tensor_split_dims: no parameter matches '{pattern}'",
                     facts=["groups: " + ", ".join(GROUPS), "parameters: " + ", ".join(params[:12])],
                 )
+            self.decisions.record(
+                "ignored",
+                f"tensor_split_dims: '{pattern}' matches no weight that the program holds as an argument; "
+                "each device has all embedded ones",
+            )
         if "activations" in self.splits and self.splits["activations"] != 0:
             self.decisions.record(
                 "ignored",
