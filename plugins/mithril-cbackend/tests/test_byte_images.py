@@ -258,7 +258,7 @@ OPEN = [  # open sizes: the batch alone, or the image, too
 SIZES = [(1, 7, 8), (2, 15, 18), (3, 5, 41), (8, 6, 6), (5, 33, 31), (33, 5, 6), (0, 7, 7)]  # batch, height, width
 
 
-@pytest.mark.parametrize("name", ["all", "no tiles", "16 bytes", "two threads"])
+@pytest.mark.parametrize("name", ["all", "no tiles", "16 bytes", "no vectors", "two threads"])
 def test_convolutions_of_open_sizes_equal_integers(name: str) -> None:
     """Run one program on images of several sizes, with tiles of which the last ones are not full."""
     machine = MACHINES[name]

@@ -76,6 +76,8 @@ class Copy:
         reader, lanes = self.frame.reader, self.lanes
         with reader.loop("v", size // lanes) as v:
             self.vector(lanes, place, start, v * lanes)
+        if lanes == 1:
+            return
 
         def repeated() -> None:
             self.vector(lanes, place, start, reader.position(size - lanes))
