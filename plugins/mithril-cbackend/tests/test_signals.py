@@ -132,6 +132,18 @@ def test_convolutions_multiply_bfloat16() -> None:
     np.testing.assert_array_equal(ml.compile(graph, "c")(inputs)["y"], evaluate(graph, inputs)["y"])
 
 
+def test_a_signal_is_joined_twice_with_another() -> None:
+    with Builder() as b:
+        x, z = b.input("x", (2, 32, 24), "float32"), b.input("z", (2, 32, 24), "float32")
+        y = ops.conv(rounded(x, b, 0.02, 7), kernel(b, (32, 32, 3)), **settings(1, (1, 1), 1, 1))
+        part = rounded(z, b, 0.02, 7)
+        y = ops.concat(part, y, part, axis=1)
+    graph, inputs = b.build({"y": y}), {n: away_from_halves((2, 32, 24), 0.02) for n in "xz"}
+    expected, compiled = evaluate(graph, inputs)["y"], ml.compile(graph, "c")
+    np.testing.assert_allclose(compiled(inputs)["y"], expected, atol=1e-5 * np.abs(expected).max())
+    assert compiled.source.count("= c.conv_words(") == 1
+
+
 def test_signals_of_floats_stay_signals() -> None:
     with Builder() as b:
         y = ops.conv(b.input("x", (1, 32, 64), "float32"), kernel(b, (32, 32, 3)), **settings(1, (1, 1), 1, 1))

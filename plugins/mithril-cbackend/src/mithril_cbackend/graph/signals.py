@@ -7,7 +7,7 @@ follow, as the transposes of images do, and before the rounding of the operands 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def as_images(graph: Graph, machine: Machine) -> Graph:
 class Signals:
     """Rewriter of one graph; regions are unchanged."""
 
-    def __init__(self, graph: Graph, kinds: Any) -> None:
+    def __init__(self, graph: Graph, kinds: Collection[str]) -> None:
         self.editor: Editor = graph.edit()
         self.kinds = kinds
 
@@ -121,7 +121,10 @@ class Signals:
         """Replace a node by a view of the result for images, and return that."""
         signal = node.result
         axes = node.operands[1:] if node.op in ROUNDINGS else ()  # scales and zero points
-        images = [v if v is None or v in axes else self.image(v, signal) for v in node.operands]
+        images: dict[Value | None, Value | None] = {None: None, **{v: v for v in axes}}
+        for v in node.operands:
+            if v is not None and v not in images:
+                images[v] = self.image(v, signal)
         attributes = dict(node.attributes)
         if node.op is ops.broadcast_to:
             attributes["shape"] = image_shape(signal)
@@ -130,7 +133,7 @@ class Signals:
         current = self.editor.producer(signal)  # its operands may have been replaced
         assert current is not None
         with self.editor.before(current):
-            result = node.op(*images, **attributes)
+            result = node.op(*[images[v] for v in node.operands], **attributes)
             view = result if result.shape == signal.shape else ops.reshape(result, shape=shape_of(signal))
         self.editor.replace_value(signal, view)
         self.editor.erase_dead(current)
