@@ -190,6 +190,18 @@ def test_numbers_of_experts_without_a_sign(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_products_of_integers(backend):
+    rng = np.random.default_rng(6)
+    x, w = (rng.integers(-9, 9, shape).astype(np.int32) for shape in ((4, 3), (2, 3, 5)))
+    inputs = {"x": x, "w": w, "experts": np.array([1, 0, 2, 1], np.int32)}
+    shapes = {name: list(array.shape) for name, array in inputs.items()}
+    model = Model.create(outputs={"y": Products()(*map(IOKey, inputs))})
+    compiled = ml.compile(model, backend, shapes=shapes, types=dict.fromkeys(inputs, "int32"))
+    expected = [x[0] @ w[1], x[1] @ w[0], np.zeros(5), x[3] @ w[1]]
+    np.testing.assert_array_equal(to_numpy(compiled.evaluate({}, inputs)["y"]), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_with_any_number_of_experts(backend):
     """Compile once for a symbolic number of experts, and train two sizes."""
     model = Model.create(outputs={"y": Products()(*map(IOKey, ("x", "w", "experts")))})
@@ -214,7 +226,7 @@ class Shared(Layer):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_active_expert_without_a_share_is_ignored(backend):
-    """Let an expert overflow whose share underflowed to 0."""
+    """Let an expert overflow whose share underflowed to 0: gradients are those without the expert."""
     ones = np.ones((1, 2), np.float32)
     up = np.stack([np.eye(2, dtype=np.float32), np.full((2, 2), 3e38, np.float32)])
     down = np.stack([np.eye(2, dtype=np.float32)] * 2)
@@ -222,8 +234,13 @@ def test_an_active_expert_without_a_share_is_ignored(backend):
     inputs |= {"up": up, "down": down}
     model = Model.create(outputs={"y": Shared()(*map(IOKey, inputs))})
     shapes = {name: list(array.shape) for name, array in inputs.items()}
-    compiled = ml.compile(model, backend, shapes=shapes, types={"experts": "int32"})
-    np.testing.assert_allclose(to_numpy(compiled.evaluate({}, inputs)["y"]), ones)
+    trainable = ["x", "shares", "up", "down"]
+    compiled = ml.compile(model, backend, shapes=shapes, types={"experts": "int32"}, trainable=trainable)
+    y, gradients = compiled.evaluate({}, inputs, {"y": ones})
+    np.testing.assert_allclose(to_numpy(y["y"]), ones)
+    used = np.stack([np.ones((2, 2)), np.zeros((2, 2))])
+    for name, slope in {"x": ones, "shares": [[2, 0]], "up": used, "down": used}.items():
+        np.testing.assert_allclose(to_numpy(gradients[name]), slope)
 
 
 # -- pretrained decoders ----------------------------------------------------------------------------------------------
@@ -265,6 +282,23 @@ def test_stacked_experts_know_the_activations_of_separate_ones(tmp_path):
     compiled = [ml.compile(ml.from_pretrained(folder, stack_experts=s), "numpy", inference=True) for s in (False, True)]
     first, second = (to_numpy(c(inputs)["logits"]) for c in compiled)
     np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
+
+
+def test_an_expert_of_a_checkpoint_that_overflows_concerns_its_tokens_only(tmp_path):
+    """Let the first expert of the last layer return infinity: the other rows of logits stay as they were."""
+    folder, inputs = folder_of("mixtral", tmp_path), {"input_ids": np.array([[1, 2, 3, 4, 5, 6]], np.int32)}
+    compiled = [ml.compile(ml.from_pretrained(folder, stack_experts=s), "numpy", inference=True) for s in (False, True)]
+    names = [f"model.layers.1.block_sparse_moe.experts.{n}.weight" for n in ("0.w2", "w2")]
+    rows = []
+    for program, name in zip(compiled, names, strict=True):
+        weight = np.array(program.params[name])
+        weight[... if weight.ndim == 2 else 0] = 3e38
+        before, after = (
+            to_numpy(program.evaluate({**program.params, **new}, inputs)["logits"]) for new in ({}, {name: weight})
+        )
+        rows.append(np.isclose(before, after, atol=1e-5).all(-1))
+    assert rows[1].any() and not rows[1].all()
+    np.testing.assert_array_equal(*rows)
 
 
 def test_models_without_experts_are_refused(tmp_path):

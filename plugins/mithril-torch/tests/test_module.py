@@ -112,6 +112,38 @@ def test_torch_func_and_torch_compile_around_the_module():
     assert hessian.abs().sum() > 0
 
 
+class Experts(Layer):
+    inputs = ("x", "experts")
+
+    def build(self, x, experts):
+        return ops.expert_matmul(x, self.param("w", [3, 4, 5], "normal(std=1.0)"), experts)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of the checks of shapes
+@pytest.mark.parametrize(("rows", "numbers"), [((3, 4), (3,)), ((3, 4), (2, 3)), ((2, 3, 4), (3,))])
+def test_captured_and_vectorized_experts_compute_for_other_numbers(rows, numbers):
+    shapes = {"x": list(rows), "experts": list(numbers)}
+    module = ml.compile(Experts(), "torch", shapes=shapes, types={"experts": "int32"}).to_module()
+    x, routings = torch.randn(rows), torch.randint(-1, 4, (6, *numbers), dtype=torch.int32)
+    expected = torch.stack([module(x, experts) for experts in routings])
+    for captured in (
+        torch.jit.trace(module, (x, routings[0]), check_trace=False),
+        torch.compile(module, fullgraph=True, backend="aot_eager"),
+        torch.export.export(module, (x, routings[0])).module(),
+    ):
+        torch.testing.assert_close(torch.stack([captured(x, experts) for experts in routings]), expected)
+    torch.testing.assert_close(torch.func.vmap(module, in_dims=(None, 0))(x, routings), expected)
+
+    def loss(params, experts):
+        return torch.func.functional_call(module, params, (x, experts)).square().sum()
+
+    params = {n: p.detach() for n, p in module.named_parameters()}
+    slopes = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, routings)
+    loss(dict(module.named_parameters()), routings[1]).backward()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(slopes[name][1], parameter.grad)
+
+
 def test_dropout_draws_new_masks_only_in_training():
     module = ml.compile(model(0.5), "torch", shapes={"x": ["B", 8]}).to_module()
     x, _ = x_and_labels()

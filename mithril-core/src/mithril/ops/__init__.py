@@ -50,7 +50,7 @@ from mithril.ops.creation import size_value
 from mithril.ops.derived_gradients import BY_KERNEL, BodyGradient
 from mithril.ops.draws import Draws
 from mithril.ops.elementwise import CENTRAL, TAIL
-from mithril.ops.expert_products import sum_of_shares
+from mithril.ops.expert_products import sum_of_shares, used_experts
 from mithril.ops.nn import ACTIVATIONS, ANY_ACTIVATION
 from mithril.ops.python_indexing import getitem
 from mithril.ops.random import threefry
@@ -88,6 +88,7 @@ __all__ = [
     "sum_of_shares",
     "threefry",
     "unary",
+    "used_experts",
     "while_loop",
     "while_op",
 ]

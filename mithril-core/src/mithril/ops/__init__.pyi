@@ -34,6 +34,7 @@ from mithril.ops.shape import spread as spread
 from mithril.ops.expert_products import sum_of_shares as sum_of_shares
 from mithril.ops.random import threefry as threefry
 from mithril.ir import unary as unary
+from mithril.ops.expert_products import used_experts as used_experts
 from mithril.ops.control_flow import while_loop as while_loop
 from mithril.ops.control_flow import while_op as while_op
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import DTypeError, OperationError, ShapeError, Size, TensorType, dtype as as_dtype, product, unknown
+import numpy as np
+
+from mithril.base import (
+    DTypeError,
+    OperationError,
+    ShapeError,
+    Size,
+    TensorType,
+    dtype as as_dtype,
+    equal as same_size,
+    product,
+    shape_text,
+    unknown,
+)
 from mithril.ir import composite, exactly, ints, sample
 from mithril.ops.creation import iota
 from mithril.ops.elementwise import equal, not_equal, where
@@ -24,6 +37,8 @@ ROUTED = (
     sample((6, 4), (3, 4, 5), ints((6,), 0, 2)),
     sample((3, 1, 4), (3, 4, 2), ints((3, 2), 0, 2), label="several experts"),
     sample((4, 3), (2, 3, 5), exactly(1, 2, -1, 1, dtype="int32"), label="outside"),
+    sample((3, 4), (4, 4, 2), ints((2, 3), 0, 3), label="rows of several"),
+    sample((2, 3, 4), (3, 4, 2), ints((3,), 0, 2), label="numbers of several"),
 )
 
 
@@ -39,15 +54,17 @@ ROUTED = (
 def expert_matmul(x, w, experts):
     """x[n] @ w[experts[n]] for each row n, with w [experts, in, out]; 0 for experts that w does not have."""
     _check(x, w, experts)
-    y = reshape(matmul(reshape(x, shape=(1, -1, x.shape[-1])), w), shape=(w.shape[0], *x.shape[:-1], w.shape[2]))
-    return sum(where(_selected(experts, w.shape[0]), y, 0), axis=0)
+    lead, rank = x.shape[:-1], max(len(x.shape) - 1, len(experts.shape))
+    y = matmul(reshape(x, shape=(1, product(lead), x.shape[-1])), w)
+    y = reshape(y, shape=(w.shape[0], *[1] * (rank - len(lead)), *lead, w.shape[2]))
+    return sum(where(_selected(experts, w.shape[0], rank), y, 0), axis=0)
 
 
 def _check(x: Any, w: Any, experts: Any) -> None:
     if len(w.shape) != 3:
         raise ShapeError(f"the weight of experts has rank {len(w.shape)}, expected [experts, in, out]")
-    if not x.shape or x.shape[-1] != w.shape[1]:
-        raise ShapeError(f"rows of {x.shape[-1:]} features do not match experts of {w.shape[1]} features")
+    if not x.shape or same_size(x.shape[-1], w.shape[1]) is False:
+        raise ShapeError(f"rows {shape_text(x.shape)} do not match weights {shape_text(w.shape)} [experts, in, out]")
     _check_numbers(experts)
 
 
@@ -60,18 +77,18 @@ def _check_numbers(experts: Any) -> None:
         )
 
 
-def _selected(experts: Any, count: Size) -> Any:
-    """Return [count, ..., 1]: whether a row is routed to an expert."""
-    rank = len(experts.shape)
+def _selected(experts: Any, count: Size, rank: int) -> Any:
+    """Return [count, ..., 1]: whether a row is routed to an expert; rows have ``rank`` axes."""
     numbers = reshape(iota(shape=(count,), dtype=experts.dtype), shape=(count, *[1] * (rank + 1)))
-    return equal(unsqueeze(experts, axis=(0, rank + 1)), numbers)
+    return equal(unsqueeze(experts, axis=(-1,)), numbers)
 
 
 @expert_matmul.vjp
 def _(g, y, x, w, experts):
     gx = expert_matmul(g, transpose(w, perm=(0, 2, 1)), experts)
     rows = broadcast_to(x, shape=(*g.shape[:-1], x.shape[-1]))
-    return unbroadcast(gx, x.shape), expert_weight_grad(rows, g, experts, count=w.shape[0]), None
+    numbers = broadcast_to(experts, shape=g.shape[:-1])
+    return unbroadcast(gx, x.shape), expert_weight_grad(rows, g, numbers, count=w.shape[0]), None
 
 
 def _weight_flops(types: Sequence[TensorType | None], _: Any, attributes: Any) -> Size:
@@ -95,9 +112,13 @@ def _weight_flops(types: Sequence[TensorType | None], _: Any, attributes: Any) -
 def expert_weight_grad(x, g, experts, *, count: Size):
     """The gradient of ``expert_matmul`` for its weight: for each expert the sum of the outer products of its rows."""
     _check_numbers(experts)
-    selected = where(_selected(experts, count), unsqueeze(x, axis=(0,)), 0)
-    rows = reshape(selected, shape=(count, -1, x.shape[-1]))
-    return matmul(transpose(rows, perm=(0, 2, 1)), reshape(g, shape=(1, -1, g.shape[-1])))
+    lead = experts.shape
+    for shape in (x.shape, g.shape):
+        if len(shape) != len(lead) + 1 or any(same_size(a, b) is False for a, b in zip(shape[:-1], lead, strict=True)):
+            raise ShapeError(f"rows {shape_text(shape)} do not match numbers of experts {shape_text(lead)}")
+    selected = where(_selected(experts, count, len(lead)), unsqueeze(x, axis=(0,)), 0)
+    rows = reshape(selected, shape=(count, product(lead), x.shape[-1]))
+    return matmul(transpose(rows, perm=(0, 2, 1)), reshape(g, shape=(1, product(lead), g.shape[-1])))
 
 
 @expert_weight_grad.vjp
@@ -123,18 +144,23 @@ def expert_mixture(x, shares, experts, up, down, gate=None, *, activation: str =
     if activation not in ANY_ACTIVATION:
         message, facts, hint = unknown("activation of expert_mixture", activation, list(ANY_ACTIVATION))
         raise OperationError(message, facts=facts, hint=hint)
-    rows, activate = unsqueeze(x, axis=(-2,)), ANY_ACTIVATION[activation]
+    rows, activate, used = unsqueeze(x, axis=(-2,)), ANY_ACTIVATION[activation], used_experts(experts, shares)
     if gate is None:
-        hidden = activate(expert_matmul(rows, up, experts))
+        hidden = activate(expert_matmul(rows, up, used))
     else:
-        hidden = activate(expert_matmul(rows, gate, experts)) * expert_matmul(rows, up, experts)
-    return sum_of_shares(expert_matmul(hidden, down, experts), shares)
+        hidden = activate(expert_matmul(rows, gate, used)) * expert_matmul(rows, up, used)
+    return sum_of_shares(expert_matmul(hidden, down, used), shares)
+
+
+def used_experts(experts: Any, shares: Any) -> Any:
+    """Return the numbers of experts, with one that does not exist where the share is 0: the expert may overflow."""
+    kind = as_dtype(experts.dtype)
+    return where(not_equal(shares, 0), experts, np.iinfo(kind.numpy).max)
 
 
 def sum_of_shares(y: Any, shares: Any) -> Any:
-    """Return the results ``y`` [..., active, features] summed with their shares; 0 ignores a result that overflows."""
-    shares = unsqueeze(shares, axis=(-1,))
-    return sum(where(not_equal(shares, 0), y * shares, 0), axis=-2)
+    """Return the results ``y`` [..., active, features] of experts summed with their shares."""
+    return sum(y * unsqueeze(shares, axis=(-1,)), axis=-2)
 
 
 __all__ = ["expert_matmul", "expert_mixture", "expert_weight_grad"]

@@ -44,13 +44,19 @@ def as_int64(function, *xs):
     return function(*[x.to(torch.int64) for x in xs])
 
 
-def reads_values(x):
-    """Whether Python can read the values of a tensor at once: it is on the CPU, and nothing traces or batches it."""
+def has_values(x):
+    """Whether Python can read the values of a tensor: nothing traces or batches it."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
-    if type(x) is not torch.Tensor or x.device.type != "cpu" or torch._C._len_torch_dispatch_stack():
+    if type(x) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+@needs(has_values)
+def reads_values(x):
+    """Whether Python can read the values of a tensor at once: it is on the CPU, too."""
+    return x.device.type == "cpu" and has_values(x)
 
 
 @needs(reads_values, imports=("import math",))
@@ -397,15 +403,17 @@ def sizes_of(ends):
 
 def by_all_experts(x, w, experts):
     """Return the product of each row with the weight of its expert, computed for all experts: no size is variable."""
-    y = torch.matmul(x.reshape(1, -1, x.shape[-1]), w).reshape(w.shape[0], *x.shape[:-1], w.shape[2])
-    numbers = torch.arange(w.shape[0], device=x.device).reshape(-1, *[1] * (experts.ndim + 1))
-    return torch.where(experts[None, ..., None].to(torch.int64) == numbers, y, 0).sum(0)
+    rank = max(x.ndim - 1, experts.ndim)  # of the rows of the result
+    y = torch.matmul(x.reshape(1, -1, x.shape[-1]), w)
+    y = y.reshape(w.shape[0], *[1] * (rank + 1 - x.ndim), *x.shape[:-1], w.shape[2])
+    numbers = torch.arange(w.shape[0], device=x.device).reshape(-1, *[1] * (rank + 1))
+    return torch.where(experts[..., None].to(torch.int64) == numbers, y, 0).sum(0)
 
 
-@needs(by_all_experts, grouped, sizes_of)
+@needs(by_all_experts, grouped, has_values, sizes_of)
 def expert_matmul(x, w, experts):
     """Return the product of each row with the weight of its expert."""
-    if torch.compiler.is_compiling():
+    if not has_values(experts):
         return by_all_experts(x, w, experts)
     shape = torch.broadcast_shapes(x.shape[:-1], experts.shape)
     lead = x.shape[:-1].numel()

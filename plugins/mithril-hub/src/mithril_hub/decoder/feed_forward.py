@@ -37,7 +37,8 @@ def mixture(weights: Weights, config: DecoderConfig, experts: Experts, x: Any) -
         part = weights.below(experts.expert.format(e))
         hidden = activate(config.activation, part.linear(experts.gate, x, experts.size))
         y = part.linear(experts.down, hidden * part.linear(experts.up, x, experts.size), config.hidden)
-        y = y * ops.sum(ops.where(ops.equal(numbers, e), shares, 0.0), axis=-1, keepdims=True)
+        share = ops.sum(ops.where(ops.equal(numbers, e), shares, 0.0), axis=-1, keepdims=True)
+        y = ops.where(ops.not_equal(share, 0.0), y, 0.0) * share  # the results for other tokens may overflow
         total = y if total is None else total + y
     if experts.shared:
         part = weights.below("mlp.shared_expert.")

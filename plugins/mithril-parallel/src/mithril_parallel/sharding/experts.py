@@ -57,11 +57,12 @@ def _exchange_rows(local: LocalGraphBuilder, node: Node, axis: str) -> bool:
         n: local.reshard(v, (axis, None, None)) for n in ("up", "down", "gate") if (v := operands[n]) is not None
     }
     places = {"mesh": axis, "parts": local.mesh.size(axis), "count": weights["up"].shape[0]}
-    x, local_numbers, counts = operation("mesh.to_experts")(rows["x"], rows["experts"], **places)
+    numbers = ops.used_experts(rows["experts"], rows["shares"])
+    x, local_numbers, counts = operation("mesh.to_experts")(rows["x"], numbers, **places)
     one = operation("full")(shape=(x.shape[0], 1), value=1.0, dtype=x.dtype)
     single = operation("unsqueeze")(local_numbers, axis=(-1,))
     y = node.op(x, one, single, *(weights.get(n) for n in ("up", "down", "gate")), **node.attributes)
-    y = operation("mesh.from_experts")(y, rows["experts"], counts, **places)
+    y = operation("mesh.from_experts")(y, numbers, counts, **places)
     local.local_values[node.result] = ops.sum_of_shares(y, rows["shares"])
     local.splits[node.result] = (*split, None)
     return True

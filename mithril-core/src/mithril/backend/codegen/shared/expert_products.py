@@ -22,9 +22,9 @@ def summable(x):
 @needs(rows_of_experts, summable)
 def expert_matmul(x, w, experts):
     """Return the product of each row with the weight of its expert."""
-    shape = np.broadcast_shapes(x.shape[:-1], experts.shape)
-    rows = x.reshape(-1 if x.size else 0, x.shape[-1])
-    numbers = np.broadcast_to(np.arange(len(rows)).reshape(x.shape[:-1]), shape).reshape(-1)
+    lead, shape = x.shape[:-1], np.broadcast_shapes(x.shape[:-1], experts.shape)
+    rows = x.reshape(int(np.prod(lead)), x.shape[-1])
+    numbers = np.broadcast_to(np.arange(len(rows)).reshape(lead), shape).reshape(-1)
     y = np.zeros((numbers.size, w.shape[2]), x.dtype)
     for e, positions in rows_of_experts(np.broadcast_to(experts, shape).reshape(-1), w.shape[0]):
         y[positions] = summable(rows[numbers[positions]]) @ summable(w[e])

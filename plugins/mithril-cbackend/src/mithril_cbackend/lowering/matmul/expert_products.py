@@ -24,10 +24,11 @@ OPERATIONS = frozenset({ops.expert_matmul, ops.expert_weight_grad})
 
 
 def is_supported(node: Node) -> bool:
-    """Whether all sizes are known, and floats have 32 bits."""
+    """Whether all sizes are known, the factors are float32, and the numbers of experts int32."""
     values = [v for v in (*node.operands, node.result) if v is not None]
     sizes = [n for v in values for n in v.shape]
-    return all(isinstance(n, int) and n for n in sizes) and all(v.dtype in (float32, int32) for v in values)
+    kinds = [v.dtype for v in values]
+    return all(isinstance(n, int) and n for n in sizes) and kinds == [float32, float32, int32, float32]
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
