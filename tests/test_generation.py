@@ -88,6 +88,30 @@ def test_generation_is_equal_on_all_backends(backend):
     assert ml.generate(run, PROMPTS[0], num_beams=3, **options) == beams()
 
 
+@pytest.mark.parametrize("backend", ["numpy", "mlx", "ggml"])
+def test_models_of_bfloat16_generate(backend):
+    pytest.importorskip({"c": "mithril_cbackend"}.get(backend, f"mithril_{backend}"))
+    shapes = {"tokens": [None, None], "position": [None]}
+    compiled = ml.compile(decoder(), backend, shapes=shapes, inference=True, precision="bfloat16")
+    run = compiled.runner(parameters(0))
+    assert ml.generate(run, PROMPTS[0], max_new_tokens=2, stop=()) == greedy(tuple(PROMPTS[0]))[:2]
+    assert len(ml.generate(run, PROMPTS[0], num_beams=2, max_new_tokens=2, stop=())) == 2
+
+
+def test_positions_have_the_declared_rank():
+    """Generate with a position for each row, with one for all, and with one token at a time."""
+    expected = [greedy(tuple(p)) for p in PROMPTS]
+    for shapes in ({"tokens": ["b", "s"], "position": [None]}, {"tokens": [None, 1], "position": []}):
+        compiled = ml.compile(decoder(), "numpy", shapes=shapes, static_inference=True)
+        compiled.bind(parameters(0))
+        assert ml.generate(compiled, PROMPTS[0], max_new_tokens=COUNT) == expected[0]
+        if shapes["position"]:
+            assert ml.generate(compiled, PROMPTS, max_new_tokens=COUNT) == expected
+        else:
+            with pytest.raises(ml.InputError, match="require a number for each in the input 'position'"):
+                ml.generate(compiled, PROMPTS)
+
+
 def test_models_without_tokens_or_a_cache_are_rejected():
     for model in (decoder(None), Linear(3)):
         compiled = ml.compile(model, "numpy", inference=True)

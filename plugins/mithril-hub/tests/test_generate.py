@@ -57,6 +57,23 @@ def test_sampling_follows_the_distribution(compiled):
     assert set(np.flatnonzero(drawn(compiled, 200, temperature=1.0, min_p=0.5))) <= set(probable)
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-42, 5e-324])
+def test_low_temperatures_take_the_most_probable_token(compiled, temperature):
+    greedy = ml.generate(compiled, PROMPT[:5], max_new_tokens=6, stop=())
+    drawn = {"temperature": temperature, "top_k": 9, "top_p": 0.9, "min_p": 0.1}
+    assert ml.generate(compiled, PROMPT[:5], max_new_tokens=6, stop=(), **drawn) == greedy
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "top_p": 0.9}, {"num_beams": 2}], ids=str)
+def test_undefined_logits_are_an_error(compiled, settings):
+    params = {
+        name: np.full_like(x, np.nan) if name.endswith("model.norm.weight") else x
+        for name, x in compiled.params.items()
+    }
+    with pytest.raises(InputError, match="logits of row 0 are nan"):
+        ml.generate(compiled.runner(params), PROMPT[:5], **settings)
+
+
 def test_a_penalty_avoids_repetition(compiled):
     plain = ml.generate(compiled, PROMPT[:5], max_new_tokens=20, stop=())
     varied = ml.generate(compiled, PROMPT[:5], max_new_tokens=20, stop=(), repetition_penalty=2.0)
@@ -72,6 +89,11 @@ def test_stops_and_callbacks(compiled):
         compiled, PROMPT[:5], max_new_tokens=20, stop=(), on_token=lambda r, t: seen.append(t) or len(seen) == 4
     )
     assert ended == seen == tokens[:4]
+    stop = [np.int64(tokens[1]), tuple(np.array(tokens[5:7]))]
+    assert ml.generate(compiled, PROMPT[:5], max_new_tokens=20, stop=stop) == tokens[:2]
+    options = {"max_new_tokens": 3, "stop": ()}
+    assert ml.generate(compiled, PROMPT[:5], on_token=lambda r, t: np.True_, **options) == tokens[:1]
+    assert ml.generate(compiled, PROMPT[:5], on_token=lambda r, t: 1, **options) == tokens[:3], "of a writing function"
 
 
 def test_a_session_reuses_the_beginning_of_a_prompt(compiled):
@@ -85,6 +107,44 @@ def test_a_session_reuses_the_beginning_of_a_prompt(compiled):
     tokens = ml.generate(session, longer, max_new_tokens=4, stop=())
     assert sum(read[:1]) <= 8, "only the new end of the prompt is read"
     assert tokens == ml.generate(compiled, longer, max_new_tokens=4, stop=())
+
+
+def test_rows_of_a_batch_draw_the_numbers_of_their_prompt_alone(compiled):
+    """Only prompts that occur more than once are continued differently."""
+    prompts = [PROMPT[:5], PROMPT[:7], PROMPT[:5], PROMPT[2:6]]
+    settings = {"max_new_tokens": 6, "stop": (), "temperature": 1.5, "seed": 4}
+    rows = [ml.generate(compiled, prompt, **settings) for prompt in prompts]
+    batch = ml.generate(compiled, prompts, **settings)
+    assert [batch[n] == rows[n] for n in range(4)] == [True, True, False, True]
+    draft = {"draft": compiled, "draft_tokens": 2}
+    assert ml.generate(compiled, prompts, **settings, **draft) == batch
+
+
+def test_each_row_of_a_session_needs_room_for_its_own_tokens_only(compiled):
+    """Continue a long text next to a new one, each of which the cache holds; end one that fills it before another."""
+    session = ml.Session(compiled)
+    long = [*PROMPT[:20], *PROMPT[:20]]
+    ml.generate(session, [long, PROMPT[:2]], max_new_tokens=1)
+    prompts = [[*long, 5], PROMPT[:20]]
+    expected = [ml.generate(compiled, p, max_new_tokens=3, stop=()) for p in prompts]
+    assert ml.generate(session, prompts, max_new_tokens=3, stop=()) == expected
+    full, short = [*long, *PROMPT[:8]], PROMPT[:5]
+    (last,) = ml.generate(compiled, full, max_new_tokens=1, stop=())
+    row = ml.generate(compiled, short, max_new_tokens=4, stop=())
+    assert last not in row
+    assert ml.generate(compiled, [full, short], max_new_tokens=4, stop=[last]) == [[last], row]
+
+
+@pytest.mark.parametrize("family", ["longrope", "dynamic"])
+def test_rotations_that_depend_on_the_length_are_those_of_the_text(family, folders):
+    """Read a shorter text again after a longer one, and verify proposals up to the length of another rotation only."""
+    prompt, options = read_record(family)["prompt"], {"max_new_tokens": 8, "stop": ()}
+    compiled = ml.compile(ml.from_pretrained(folders(family), cache=48), "numpy", inference=True)
+    expected = ml.generate(compiled, prompt[:12], **options)
+    assert ml.generate(compiled, prompt[:12], **options, draft=compiled, draft_tokens=3) == expected
+    session = ml.Session(compiled)
+    for count in (20, 12, 20):
+        assert ml.generate(session, prompt[:count], **options) == ml.generate(compiled, prompt[:count], **options)
 
 
 def test_a_full_cache_is_an_error_before_the_step(compiled):
@@ -102,6 +162,30 @@ def test_speculation_changes_nothing(compiled, folders, settings, equal):
     draft = compiled if equal else ml.compile(ml.from_pretrained(folders("llama2"), cache=48), "numpy", inference=True)
     plain = ml.generate(compiled, PROMPT[:9], max_new_tokens=20, stop=(), **settings)
     assert ml.generate(compiled, PROMPT[:9], max_new_tokens=20, stop=(), draft=draft, **settings) == plain
+
+
+def test_a_draft_has_a_cache_of_its_own(compiled):
+    session, runner = ml.Session(compiled), compiled.runner()
+    for model, draft in ((session, session), (runner, runner), (session, session.runner)):
+        with pytest.raises(InputError, match="the draft has the cache of the model"):
+            ml.generate(model, PROMPT[:5], draft=draft)
+
+
+def test_proposals_end_at_tokens_that_one_model_does_not_know(compiled):
+    """Accept vocabularies of different sizes: models of a family pad theirs differently."""
+
+    def other(vocabulary):
+        tokens, position = ml.IOKey("tokens", dtype="int32"), ml.IOKey("position", dtype="int32")
+        x = ml.models.Embedding(vocabulary, 8)(tokens)
+        x = ml.models.MultiHeadAttention(8, 2, causal=True, cache=48)(x, position)
+        model = ml.Model.create(outputs={"scores": ml.models.Linear(vocabulary)(x)})
+        small = ml.compile(model, "numpy", shapes={"tokens": [None, None], "position": []}, inference=True)
+        return small.runner(small.randomize_params(0))
+
+    for vocabulary, settings in ((60, {}), (300, {"temperature": 2.0, "seed": 1})):
+        options = {"max_new_tokens": 12, "stop": (), **settings}
+        expected = ml.generate(compiled, PROMPT[:9], **options)
+        assert ml.generate(compiled, PROMPT[:9], draft=other(vocabulary), **options) == expected
 
 
 def test_a_perfect_draft_saves_steps(compiled):
@@ -122,6 +206,24 @@ def test_beams(family, folders):
     for stop, text in (((), expected["best"]), ([expected["stop"]], expected["ended"])):
         settings = {"max_new_tokens": 10, "stop": stop, "num_beams": 4}
         assert ml.generate(compiled, record["prompt"][:5], **settings) == text
+
+
+def test_beams_end_where_all_candidates_end(compiled):
+    """Find a text although the most probable tokens, or all of them, end it."""
+    (best,) = ml.generate(compiled, PROMPT[:5], max_new_tokens=1, stop=())
+    assert ml.generate(compiled, PROMPT[:5], max_new_tokens=4, stop=list(range(97)), num_beams=2) == [best]
+    (logits,) = np.asarray(ml.Session(compiled).start([PROMPT[:5]]))[0]
+    probable = [int(t) for t in np.argsort(-logits)[:5]]
+    text = ml.generate(compiled, PROMPT[:5], max_new_tokens=4, stop=probable, num_beams=2)
+    assert text[-1] in probable or len(text) == 4
+
+
+def test_a_session_forks_rows_that_exist(compiled):
+    session = ml.Session(compiled)
+    for _ in range(2):
+        with pytest.raises(InputError, match="there is no row 1 in a session"):
+            session.fork([1])
+        session.start([PROMPT[:5]])
 
 
 def test_a_runner_forks_and_resets(compiled):
@@ -145,6 +247,16 @@ def test_a_runner_forks_and_resets(compiled):
         {"prompt": []},
         {"prompt": [[]]},
         {"prompt": [[1], "a"]},
+        {"prompt": None},
+        {"prompt": 5},
+        {"prompt": "text"},
+        {"prompt": [1.5]},
+        {"prompt": [3, -1]},
+        {"prompt": [3, 97]},
+        {"prompt": [3, 2**40]},
+        {"stop": [4.5]},
+        {"stop": ["ab"]},
+        {"draft_tokens": 0, "draft": True},
         {"temperature": -1.0},
         {"top_k": 0},
         {"top_p": 0.0},

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.backend import Backend, to_numpy
+from mithril.backend import Backend
 from mithril.base import InputError
 from mithril.runtime.signature import InputSpec
 
@@ -84,6 +84,6 @@ class Runner:
         backend = self.model.backend
         index = np.asarray(rows, np.int64)
         return {
-            name: backend.array(to_numpy(x)[index]) if len(x.shape) > 1 else backend.copied(x)
+            name: backend.array(backend.to_numpy(x)[index]) if len(x.shape) > 1 else backend.copied(x)
             for name, x in state.items()
         }

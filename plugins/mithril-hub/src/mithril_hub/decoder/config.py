@@ -103,3 +103,8 @@ class DecoderConfig:
     def short_limit(self) -> int:
         """Tokens up to which another rotation applies, or 0: longer sequences are read again."""
         return max((rope.limit for rope in self.ropes if rope is not None and rope.long), default=0)
+
+    @property
+    def growing_limit(self) -> int:
+        """Tokens beyond which each further one changes the rotation, or 0."""
+        return max((rope.limit for rope in self.ropes if rope is not None and rope.growth), default=0)

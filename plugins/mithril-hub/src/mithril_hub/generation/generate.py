@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from mithril.base import InputError
 from mithril.runtime import CompiledModel, Runner
 from mithril_hub.encoder.network import TextSettings
 from mithril_hub.generation.beams import beam_search
+from mithril_hub.generation.prompts import check_vocabulary, read_prompts
 from mithril_hub.generation.sampling import Sampler, Sampling
 from mithril_hub.generation.session import Session
 from mithril_hub.generation.source import Source
@@ -45,10 +47,11 @@ def generate(
 
     ``model`` is a compiled decoder with a cache, a runner of it, or a ``Session``, whose cache is reused as far as it
     holds the beginning of the prompts. Temperature 0 takes the most probable token; other settings draw tokens that
-    depend only on ``seed``, on every backend. ``stop`` lists tokens, or sequences of tokens, that end a row and belong
-    to the result; the default is those of the checkpoint. ``on_token(row, token)`` is called for each token, and ends
-    the row if it returns True. ``draft`` is a smaller model of the same vocabulary, which proposes ``draft_tokens``
-    tokens at a time: the result is the same.
+    depend only on ``seed``, on every backend: a row of a batch has those of its prompt alone, and prompts that occur
+    more than once in a batch are continued differently. ``stop`` lists tokens, or sequences of tokens, that end a row
+    and belong to the result; the default is those of the checkpoint. ``on_token(row, token)`` is called for each token,
+    and ends the row if it returns True. ``draft`` is a smaller model of the same vocabulary, which proposes
+    ``draft_tokens`` tokens at a time: the result is the same.
 
     Models of an encoder and a decoder read ``source``, tokens or lists of tokens of T5, spectra of Whisper. Their
     prompt is the beginning of the result, by default the token that begins a text in the checkpoint.
@@ -56,8 +59,11 @@ def generate(
     if max_new_tokens < 1:
         raise InputError(f"generate: max_new_tokens={max_new_tokens}, expected at least 1")
     session = model if isinstance(model, Session) else Session(model)
-    prompts, single = _with_source(session, prompt, source) if _has_encoder(session, source) else _prompts(prompt)
+    prompts, single = _with_source(session, prompt, source) if _has_encoder(session, source) else read_prompts(prompt)
+    if session.config is not None:
+        check_vocabulary(prompts, session.config.vocabulary)
     sources = session.source
+    samples = _samples(prompts, sources)
     if stop is None:
         stop = session.text.stop if session.text is not None else ()
     stopping = Stopping(stop, on_token, max_new_tokens)
@@ -68,40 +74,63 @@ def generate(
     elif draft is not None:
         if sources is not None:
             raise InputError("generate: a draft does not go with an encoder", hint="remove draft")
+        helper, sampler = _draft(session, draft, draft_tokens), Sampler(sampling, session.backend.name, seed)
         rows = [
-            speculate(
-                _alone(session, sources, n),
-                draft,
-                p,
-                n,
-                Sampler(sampling, session.backend.name, seed),
-                stopping,
-                draft_tokens,
-            )
-            for n, p in enumerate(prompts)
+            speculate(session, helper, p, n, sampler, sample, stopping, draft_tokens)
+            for n, (p, sample) in enumerate(zip(prompts, samples, strict=True))
         ]
     else:
-        rows = _sampled(session, prompts, Sampler(sampling, session.backend.name, seed), stopping)
+        rows = _sampled(session, prompts, samples, Sampler(sampling, session.backend.name, seed), stopping)
     return rows[0] if single else rows
 
 
-def _sampled(session: Session, prompts: list[list[int]], sampler: Sampler, stopping: Stopping) -> list[list[int]]:
+def _sampled(
+    session: Session, prompts: list[list[int]], samples: list[int], sampler: Sampler, stopping: Stopping
+) -> list[list[int]]:
     """Draw one token for each row at a time, until all rows have ended."""
     new: list[list[int]] = [[] for _ in prompts]
     logits = session.start(prompts)
     ended = [False] * len(prompts)
     while True:
         history = [p + t for p, t in zip(prompts, new, strict=True)]
-        tokens = sampler.tokens(logits.reshape(logits.shape[0], logits.shape[2]), history)
+        tokens = sampler.tokens(logits.reshape(logits.shape[0], logits.shape[2]), history, samples)
         for b, token in enumerate(tokens):
             if not ended[b]:
                 new[b].append(token)
                 ended[b] = stopping.ends(b, new[b])
         if all(ended):
             return new
-        # a row that has ended repeats its last token, whose logits nothing reads
-        session.keep([len(p) + len(t) - 1 for p, t in zip(prompts, new, strict=True)])
-        logits = session.extend([[t[-1]] for t in new])
+        # a row that has ended reads the token before its last one again, whose position exists
+        texts = [(p + t)[: len(p) + len(t) - e] for p, t, e in zip(prompts, new, ended, strict=True)]
+        session.keep([len(text) - 1 for text in texts])
+        logits = session.extend([text[-1:] for text in texts])
+
+
+def _samples(prompts: list[list[int]], source: Source | None) -> list[int]:
+    """Return the number of earlier rows with the same prompt and source, so that rows are drawn as without the others.
+
+    Only equal prompts draw different numbers.
+    """
+    counts: Counter[Any] = Counter()
+    samples = []
+    for n, prompt in enumerate(prompts):
+        text = tuple(prompt), None if source is None else source.key(n)
+        samples.append(counts[text])
+        counts[text] += 1
+    return samples
+
+
+def _draft(session: Session, draft: Any, draft_tokens: int) -> Session:
+    """Return the session of the model that proposes tokens."""
+    if draft_tokens < 1:
+        raise InputError(f"generate: draft_tokens={draft_tokens}, expected at least 1")
+    helper = draft if isinstance(draft, Session) else Session(draft)
+    if helper.runner is session.runner:
+        raise InputError(
+            "generate: the draft has the cache of the model, and their steps would overwrite each other",
+            hint="pass a compiled model, or a runner of its own: draft=compiled.runner(params)",
+        )
+    return helper
 
 
 def _has_encoder(session: Session, source: Any) -> bool:
@@ -124,7 +153,7 @@ def _with_source(session: Session, prompt: Any, source: Any) -> tuple[list[list[
     rows, single = session.source.rows, session.source.single
     if prompt is None:
         prompt = list(session.text.start) if isinstance(session.text, TextSettings) else []
-    prompts, one = _prompts(prompt)
+    prompts, one = read_prompts(prompt)
     if one:
         prompts = prompts * rows
     if len(prompts) != rows:
@@ -137,19 +166,6 @@ def _alone(session: Session, source: Source | None, n: int) -> Session:
     if source is not None:
         session.attend(source.row(n))
     return session
-
-
-def _prompts(prompt: Any) -> tuple[list[list[int]], bool]:
-    """Return prompts as lists of tokens, and whether there is only one, outside of a batch."""
-    rows = prompt.tolist() if isinstance(prompt, np.ndarray) else list(prompt)
-    single = bool(rows) and all(isinstance(t, (int, np.integer)) for t in rows)
-    batch = [rows] if single else [list(r) for r in rows]
-    for row in batch:
-        if not row or not all(isinstance(t, (int, np.integer)) and not isinstance(t, bool) for t in row):
-            raise InputError("generate: a prompt is a list of at least one token", facts=[f"got {str(row)[:80]}"])
-    if not batch:
-        raise InputError("generate: there is no prompt", hint="pass a list of tokens, or a list of such lists")
-    return [[int(t) for t in row] for row in batch], single
 
 
 def _check_beams(num_beams: int, sampling: Sampling, draft: Any, on_token: Any) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import InputError
+from mithril.backend import to_numpy
+from mithril.base import InputError, dtype as as_dtype
 from mithril.compiler import compile
 from mithril.ir import Builder
+
+UNDEFINED = -1  # the token of a row whose logits are nan
+LARGEST = 1e30  # reciprocal of a temperature
 
 
 @dataclass(frozen=True)
@@ -52,42 +56,55 @@ class Sampler:
         self.backend = backend
         self.seed = seed
 
-    def tokens(self, logits: Any, history: list[list[int]], rows: list[int] | None = None) -> list[int]:
+    def tokens(self, logits: Any, history: list[list[int]], samples: list[int]) -> list[int]:
         """Return the next token of each row of logits [rows, vocabulary].
 
-        The random numbers of a row depend on the seed, the number of tokens before it, and its number in the batch.
+        The random numbers of a row depend on the seed, the number of tokens before it, and its number in ``samples``.
         """
         count, vocabulary = logits.shape
-        program = _program(self.sampling, self.backend, count, vocabulary)
+        program = _program(self.sampling, self.backend, count, vocabulary, as_dtype(logits.dtype).name)
         inputs: dict[str, Any] = {"logits": logits}
         if self.sampling.temperature:
-            numbers = range(count) if rows is None else rows
-            inputs["draw"] = np.array([[len(h), r] for h, r in zip(history, numbers, strict=True)], np.int32)
+            inputs["draw"] = np.array([[len(h), n] for h, n in zip(history, samples, strict=True)], np.int32)
             inputs["seed"] = np.array([self.seed >> 32 & 0xFFFFFFFF, self.seed & 0xFFFFFFFF], np.uint32)
         if self.sampling.penalizes:
             seen = np.zeros((count, vocabulary), np.bool_)
-            for row, tokens in zip(seen, history, strict=True):
-                row[tokens] = True
+            for row, text in zip(seen, history, strict=True):
+                row[[t for t in text if t < vocabulary]] = True
             inputs["seen"] = seen
-        from mithril.backend import to_numpy
+        tokens = [int(t) for t in to_numpy(program.evaluate({}, inputs)["tokens"])]
+        if UNDEFINED in tokens:
+            raise undefined(tokens.index(UNDEFINED))
+        return tokens
 
-        return [int(t) for t in to_numpy(program.evaluate({}, inputs)["tokens"])]
+
+def undefined(row: int) -> InputError:
+    """Return the error of logits that are nan."""
+    return InputError(
+        f"generate: logits of row {row} are nan",
+        hint="check the parameters, and compute in float32 if numbers of 16 bits overflow",
+    )
 
 
 @lru_cache(maxsize=64)
-def _program(sampling: Sampling, backend: str, rows: int, vocabulary: int) -> Any:
+def _program(sampling: Sampling, backend: str, rows: int, vocabulary: int, dtype: str) -> Any:
     """Return the compiled graph that draws tokens."""
     with Builder("sample") as b:
-        logits = ops.cast(b.input("logits", (rows, vocabulary)), dtype="float32")
+        original = b.input("logits", (rows, vocabulary), dtype)
+        logits = ops.cast(original, dtype="float32")
         if sampling.penalizes:
             seen, penalty = b.input("seen", (rows, vocabulary), "bool"), sampling.repetition_penalty
             less = ops.where(ops.less(logits, 0.0), logits * penalty, logits * (1.0 / penalty))
             logits = ops.where(seen, less, logits)
         if sampling.temperature:
-            logits = _filtered(logits * (1.0 / sampling.temperature), sampling)
+            # the largest becomes 0, so that a low temperature overflows to -inf only
+            logits = logits - ops.max(logits, axis=-1, keepdims=True)
+            logits = _filtered(logits * min(1.0 / sampling.temperature, LARGEST), sampling)
             seed, draw = b.input("seed", (2,), "uint32"), b.input("draw", (rows, 2), "int32")
             logits = logits + _noise(seed, draw, rows, vocabulary)
         tokens = ops.argmax(logits, axis=-1)
+        is_undefined = ops.any(ops.isnan(original), axis=-1)
+        tokens = ops.where(is_undefined, UNDEFINED, tokens)
     return compile(b.build({"tokens": tokens}), backend, inference=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import CheckedType, to_numpy
+from mithril.backend import CheckedType
 from mithril.base import InputError
 from mithril.runtime import CompiledModel, Runner
 from mithril_hub.encoder.network import Network
@@ -83,13 +83,13 @@ class Session(metaclass=CheckedType):
         if len(self.rows) != len(prompts):
             self.reset()
             self.rows = [[] for _ in prompts]
-        common = [min(_shared(old, new), len(new) - 1) for old, new in zip(self.rows, prompts, strict=True)]
+        common = [self._reused(old, new) for old, new in zip(self.rows, prompts, strict=True)]
         self.rows = [list(new[:n]) for new, n in zip(prompts, common, strict=True)]
         return self.extend([new[n:] for new, n in zip(prompts, common, strict=True)])
 
     def extend(self, rows: Sequence[Sequence[int]]) -> Any:
         """Read further tokens of each row, and return the logits after the last token of each row."""
-        self.check(max(len(r) for r in rows))
+        self.check([len(r) for r in rows])
         if self._crosses(rows):
             rows, self.rows = [old + list(new) for old, new in zip(self.rows, rows, strict=True)], [[] for _ in rows]
         ends = np.array([len(r) for r in rows])
@@ -106,16 +106,39 @@ class Session(metaclass=CheckedType):
                 self.reads_source = False
             results = self._logits(inputs)
             if not selects:
-                results = to_numpy(results)[np.arange(len(rows)), last][:, None]
+                results = self.backend.to_numpy(results)[np.arange(len(rows)), last][:, None]
             reads = (ends > offset)[:, None, None]  # other rows have ended before
-            logits = results if reads.all() else np.where(reads, to_numpy(results), to_numpy(logits))
+            logits = results if reads.all() else np.where(reads, *map(self.backend.to_numpy, (results, logits)))
             offset += piece.shape[1]
         self.rows = [old + list(new) for old, new in zip(self.rows, rows, strict=True)]
         return logits
 
+    @property
+    def _reads_one(self) -> bool:
+        """Whether the model was compiled for one token at a time."""
+        shape = self.runner.model.specs[self.tokens].shape
+        return shape is not None and shape[-1] == 1
+
+    @property
+    def short_limit(self) -> int:
+        """The length up to which keys have another rotation than those of longer texts, or 0."""
+        return self.config.short_limit if self.config is not None else 0
+
+    @property
+    def growing_limit(self) -> int:
+        """The length beyond which each further token changes the rotation, or 0."""
+        return self.config.growing_limit if self.config is not None else 0
+
+    def _reused(self, old: Sequence[int], new: Sequence[int]) -> int:
+        """Return the number of tokens whose keys and values remain: none if a new text has another rotation."""
+        grows = 0 < self.growing_limit < max(len(old), len(new))
+        if grows or len(new) <= self.short_limit < len(old):
+            return 0
+        return min(_shared(old, new), len(new) - 1)
+
     def _crosses(self, rows: Sequence[Sequence[int]]) -> bool:
         """Whether a sequence becomes so long that the keys and values in the cache count no more."""
-        limit = self.config.short_limit if self.config is not None else 0
+        limit = self.short_limit
         return any(0 < len(old) <= limit < len(old) + len(new) for old, new in zip(self.rows, rows, strict=True))
 
     def _piece(self, rows: Sequence[Sequence[int]], offset: int, left: int) -> tuple[Tokens, Tokens, Tokens]:
@@ -126,7 +149,7 @@ class Session(metaclass=CheckedType):
         begins = [min(offset, len(row) - 1) for row in rows]
         starts = np.array([len(old) + n for old, n in zip(self.rows, begins, strict=True)], np.int32)
         size = LARGE if left > LARGE // 2 else SMALL if left > 1 else 1
-        if int(starts.max()) + size > self.capacity:
+        if int(starts.max()) + size > self.capacity or self._reads_one:
             size = 1
         piece = np.zeros((len(rows), size), np.int32)
         for b, (row, n) in enumerate(zip(rows, begins, strict=True)):
@@ -137,10 +160,22 @@ class Session(metaclass=CheckedType):
 
     def _inputs(self, tokens: Tokens, starts: Tokens, totals: Sequence[int]) -> dict[str, Any]:
         """Return the inputs of a step: one position for all rows if they agree, else one per row."""
-        inputs = {self.tokens: tokens, "position": _one_or_all(starts)}
+        inputs = {self.tokens: tokens, "position": self._one_or_all("position", starts)}
         if "length" in self.runner.model.specs:
-            inputs["length"] = _one_or_all(np.array(totals, np.int32))
+            inputs["length"] = self._one_or_all("length", np.array(totals, np.int32))
         return inputs
+
+    def _one_or_all(self, name: str, numbers: Tokens) -> Any:
+        """Return the only number if all are equal, which takes a faster program, or as many as the input declares."""
+        shape = self.runner.model.specs[name].shape
+        rank = None if shape is None or ... in shape else len(shape)
+        are_equal = (numbers == numbers[0]).all()
+        if rank == 0 and not are_equal:
+            raise InputError(
+                f"rows of different lengths require a number for each in the input '{name}', which was compiled as one",
+                hint=f"compile with shapes={{'{name}': [None]}}, or generate one row at a time",
+            )
+        return numbers[0] if rank == 0 or (rank is None and are_equal) else numbers
 
     def _logits(self, inputs: dict[str, Any]) -> Any:
         """Run a step, and return its only output, or that named ``logits``."""
@@ -149,7 +184,9 @@ class Session(metaclass=CheckedType):
 
     def verify(self, rows: Sequence[Sequence[int]]) -> Any:
         """Read as many tokens in each row, and return the logits after every one: [batch, length, vocabulary]."""
-        self.check(len(rows[0]))
+        self.check([len(r) for r in rows])
+        if len(rows[0]) == 1:
+            return self.extend(rows)
         starts = np.array([len(r) for r in self.rows], np.int32)
         inputs = self._inputs(np.array(rows, np.int32), starts, [int(n) + len(rows[0]) for n in starts])
         logits = self._logits(inputs)
@@ -162,17 +199,25 @@ class Session(metaclass=CheckedType):
 
     def fork(self, rows: Sequence[int]) -> Session:
         """Return a session that continues these rows, in this order."""
+        invalid = next((r for r in rows if not 0 <= r < len(self.rows)), None)
+        if invalid is not None:
+            raise InputError(f"there is no row {invalid} in a session of {len(self.rows)} rows")
         other = Session(self.runner.fork(rows))
         other.rows = [list(self.rows[r]) for r in rows]
         return other
 
-    def check(self, count: int) -> None:
-        """Raise InputError if the cache has no room for ``count`` more tokens in each row."""
-        longest = max((len(r) for r in self.rows), default=0)
-        if longest + count > self.capacity:
+    def room(self, count: int) -> int:
+        """Return how many tokens can be read together with the last one of a text of ``count`` tokens."""
+        end = self.growing_limit or (self.short_limit if count <= self.short_limit + 1 else 0)
+        return min(end or self.capacity, self.capacity) - count
+
+    def check(self, counts: Sequence[int]) -> None:
+        """Raise InputError if the cache has no room for ``counts`` more tokens in the rows."""
+        length, count = max(((len(r), n) for r, n in zip(self.rows, counts, strict=True)), key=sum)
+        if length + count > self.capacity:
             raise InputError(
-                f"the cache holds {self.capacity} positions, and {longest} + {count} are required",
-                hint=f"ml.from_pretrained(folder, cache={longest + count}), or a shorter prompt",
+                f"the cache holds {self.capacity} positions, and {length} + {count} are required",
+                hint=f"ml.from_pretrained(folder, cache={length + count}), or a shorter prompt",
             )
 
 
@@ -190,8 +235,3 @@ def token_input(specs: Mapping[str, Any]) -> str | None:
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _one_or_all(numbers: Tokens) -> Any:
-    """Return the only number if all are equal, which takes a faster program, else all."""
-    return numbers[0] if (numbers == numbers[0]).all() else numbers

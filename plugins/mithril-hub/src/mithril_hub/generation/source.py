@@ -22,6 +22,13 @@ class Source:
         """The number of texts."""
         return len(self.arrays[self.name])
 
+    def key(self, n: int) -> bytes:
+        """Return the content of a row, which does not depend on the padding that the others require."""
+        array = self.arrays[self.name][n]
+        mask = self.arrays.get("attention_mask")
+        content: bytes = (array if mask is None else array[: int(mask[n].sum())]).tobytes()
+        return content
+
     def row(self, n: int) -> Source:
         """Return the source of one text."""
         other: Source = object.__new__(Source)

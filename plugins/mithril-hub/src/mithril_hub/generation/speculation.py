@@ -13,19 +13,26 @@ from mithril_hub.generation.stopping import Stopping
 
 
 def speculate(
-    session: Session, draft: Any, prompt: list[int], row: int, sampler: Sampler, stopping: Stopping, ahead: int
+    session: Session,
+    helper: Session,
+    prompt: list[int],
+    row: int,
+    sampler: Sampler,
+    sample: int,
+    stopping: Stopping,
+    ahead: int,
 ) -> list[int]:
     """Return the tokens that continue one prompt."""
-    helper = draft if isinstance(draft, Session) else Session(draft)
-    new = _drawn(sampler, session.start([prompt])[0], [prompt], row)
-    helper.start([prompt])
+    logits = session.start([prompt])
+    vocabularies = logits.shape[-1], helper.start([prompt]).shape[-1]
+    new = _drawn(sampler, logits[0], [prompt], sample)
     while not stopping.ends(row, new):
         text = prompt + new
-        room = min(session.capacity, helper.capacity) - len(text)
-        proposal = _proposed(helper, text, min(ahead, room, stopping.limit - len(new) - 1), sampler, row)
+        room = min(session.room(len(text)), helper.room(len(text)), ahead, stopping.limit - len(new) - 1)
+        proposal = _proposed(helper, text, room, sampler, sample, vocabularies)
         logits = session.verify([[new[-1], *proposal]])[0]
         histories = [text + proposal[:k] for k in range(len(proposal) + 1)]
-        drawn = _drawn(sampler, logits, histories, row)
+        drawn = _drawn(sampler, logits, histories, sample)
         agreed = next((k for k, (a, b) in enumerate(zip(proposal, drawn, strict=False)) if a != b), len(proposal))
         for token in drawn[:agreed]:
             new.append(token)
@@ -36,14 +43,20 @@ def speculate(
     return new
 
 
-def _drawn(sampler: Sampler, logits: Any, histories: list[list[int]], row: int) -> list[int]:
-    return sampler.tokens(logits, histories, [row] * len(histories))
+def _drawn(sampler: Sampler, logits: Any, histories: list[list[int]], sample: int) -> list[int]:
+    return sampler.tokens(logits, histories, [sample] * len(histories))
 
 
-def _proposed(helper: Session, text: list[int], count: int, sampler: Sampler, row: int) -> list[int]:
-    """Return the next tokens of the small model."""
+def _proposed(
+    helper: Session, text: list[int], count: int, sampler: Sampler, sample: int, vocabularies: tuple[int, int]
+) -> list[int]:
+    """Return the next tokens of the small model, up to one that the models do not both know."""
     proposal: list[int] = []
+    if count < 1 or max(text) >= min(vocabularies):
+        return proposal
     while len(proposal) < count:
-        logits = helper.start([text + proposal])
-        proposal += _drawn(sampler, logits[0], [text + proposal], row)
+        token = _drawn(sampler, helper.start([text + proposal])[0], [text + proposal], sample)[0]
+        if token >= min(vocabularies):
+            break
+        proposal.append(token)
     return proposal
