@@ -66,3 +66,18 @@ def test_hessians(size):
     rows = np.stack([X, T, X + T])
     vectorized = ml.compile(ml.vmap(energy, {"w": None}, size=size), JaxBackend()).evaluate({}, {"x": rows, "w": W})
     close(vectorized["hessian/w"], jax.vmap(blocks, (0, None))(rows, W)[1][1])
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 5), (3, 0, 5), (3, 4, 0)], ids=["experts", "features", "results"])
+def test_products_of_experts_may_have_no_elements(shape):
+    count, features, results = shape
+    with ml.Builder() as b:
+        x, w = b.input("x", (6, features)), b.input("w", shape)
+        y = ops.expert_matmul(x, w, b.input("experts", (6,), "int32"))
+    inputs = {"x": np.ones((6, features)), "w": np.ones(shape), "experts": np.zeros(6)}
+    types = {"x": np.float32, "w": np.float32, "experts": np.int32}
+    inputs = {name: array.astype(types[name]) for name, array in inputs.items()}
+    compiled = ml.compile(b.build({"y": y}), JaxBackend(), inference=False)
+    outputs, gradients = compiled.evaluate({}, inputs, {"y": np.ones((6, results), np.float32)}, wrt=["x", "w"])
+    assert not np.any(outputs["y"])
+    assert all(x.shape == inputs[name].shape and not np.any(x) for name, x in gradients.items())

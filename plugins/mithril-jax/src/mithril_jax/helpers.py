@@ -282,12 +282,12 @@ def multiply_rows(a, b):
 def expert_matmul(x, w, experts):
     """Return the product of each row with the weight of its expert, in blocks of rows of one expert."""
     shape = jnp.broadcast_shapes(x.shape[:-1], experts.shape)
-    numbers = jnp.broadcast_to(jnp.arange(x[..., 0].size).reshape(x.shape[:-1]), shape).reshape(-1)
     y = jnp.zeros((*shape, w.shape[2]), x.dtype)
-    if not y.size:
+    if not y.size or not w.size:
         return y
-    blocks, owners, places = blocks_of_experts(jnp.broadcast_to(experts, shape), w.shape[0])
     rows = x.reshape(-1, x.shape[-1])
+    numbers = jnp.broadcast_to(jnp.arange(len(rows)).reshape(x.shape[:-1]), shape).reshape(-1)
+    blocks, owners, places = blocks_of_experts(jnp.broadcast_to(experts, shape), w.shape[0])
 
     def multiply(block):
         picked = rows.at[numbers.at[block[0]].get(mode="fill", fill_value=len(rows))].get(mode="fill", fill_value=0)
@@ -302,7 +302,7 @@ def expert_weight_grad(x, g, experts, count):
     """Return for each expert the sum of the outer products of its rows."""
     accumulator = jnp.float32 if x.dtype in (jnp.float16, jnp.bfloat16) else x.dtype
     y = jnp.zeros((count, x.shape[-1], g.shape[-1]), accumulator)
-    if not x.size or not g.size:
+    if not x.size or not g.size or not count:
         return y.astype(x.dtype)
     blocks, owners, _ = blocks_of_experts(experts, count)
     rows, cotangents = (z.reshape(-1, z.shape[-1]) for z in (x, g))
