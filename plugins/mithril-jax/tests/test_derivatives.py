@@ -70,7 +70,7 @@ def test_hessians(size):
 
 @pytest.mark.parametrize("shape", [(0, 4, 5), (3, 0, 5), (3, 4, 0)], ids=["experts", "features", "results"])
 def test_products_of_experts_may_have_no_elements(shape):
-    count, features, results = shape
+    _, features, results = shape
     with ml.Builder() as b:
         x, w = b.input("x", (6, features)), b.input("w", shape)
         y = ops.expert_matmul(x, w, b.input("experts", (6,), "int32"))
