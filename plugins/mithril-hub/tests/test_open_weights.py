@@ -1,6 +1,7 @@
 """Weights as views of files."""
 
 import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -42,6 +43,15 @@ def test_other_files_are_rejected(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK nothing")
     with pytest.raises(InputError, match="cannot be read"):
         ml.open_weights(tmp_path / "a.npz")
+    header = b"{'descr':".ljust(117) + b"\n"  # ends within a dictionary
+    with zipfile.ZipFile(tmp_path / "header.npz", "w") as archive:
+        archive.writestr("w.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    with pytest.raises(InputError, match="cannot be read"):
+        ml.open_weights(tmp_path / "header.npz")
+    (tmp_path / "empty.safetensors").touch()
+    with pytest.raises(InputError) as caught:
+        ml.open_weights(tmp_path / "empty.safetensors")
+    assert str(caught.value).count("is damaged") == 1
     np.savez(tmp_path / "objects.npz", a=np.array([{}], dtype=object))
     with pytest.raises(InputError, match="Python objects"):
         ml.open_weights(tmp_path / "objects.npz")

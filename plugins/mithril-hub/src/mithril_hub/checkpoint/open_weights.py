@@ -6,6 +6,7 @@ import lzma
 import math
 import os
 import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -23,7 +24,7 @@ Array = np.ndarray[Any, Any]
 LOCAL_HEADER = 30  # bytes of a zip member before its name
 UNREADABLE = (  # of the zip file (NotImplementedError: an unknown compression, RuntimeError: encrypted), then of arrays
     *(OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError),
-    *(ValueError, TypeError, SyntaxError, KeyError, struct.error, OverflowError, MemoryError),
+    *(ValueError, TypeError, SyntaxError, tokenize.TokenError, KeyError, struct.error, OverflowError, MemoryError),
 )
 
 

@@ -56,11 +56,13 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(MAX_HEADER, size - 8):
-                raise _damaged(path, f"a header of {length} bytes in a file of {size}")
-            header = json.loads(file.read(length))
+            content = file.read(length) if length <= min(MAX_HEADER, size - 8) else None
     except OSError as error:
         raise InputError(f"'{path}' cannot be read", facts=[str(error)]) from None
+    if size < 8 or content is None:
+        raise _damaged(path, f"a header of {length} bytes in a file of {size}")
+    try:
+        header = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"its header is not JSON: {str(error)[:200]}") from None
     if not isinstance(header, dict):
