@@ -144,6 +144,12 @@ def test_embeddings_are_quantized() -> None:
     small.bind(plain.params)
     inputs = {"input": np.array([0, 3, 39, 3, 1])}
     assert 0 < error(small(inputs)["output"], plain(inputs)["output"]) < 0.15
+    setting = {"weights": "iq4_nl"}
+    ranges = ml.calibrate_ranges(plain, [inputs], error=1e-4, min_rows=5, quantization=setting)
+    assert set(ranges.keep) == {"table", "head"}, "the error of the table counts"
+    setting = {**setting, "ranges": ranges}
+    exact = ml.compile(model, "numpy", shapes={"input": [5]}, static_inference=True, quantization=setting)
+    assert error(exact.bind(plain.params)(inputs)["output"], plain(inputs)["output"]) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -153,6 +159,7 @@ def test_embeddings_are_quantized() -> None:
         ({"weights": "nf4", "activations": "uint8"}, "unknown dtype 'uint8' of activations"),
         ({"weights": "nf4", "group": 48}, "group=48 of nf4 weights"),
         ({"weights": "int8", "group": 32}, "group=32 of int8 weights"),
+        ({"weights": "nf4", "per_channel": False}, "per_channel does not go with nf4 weights"),
     ],
 )
 def test_settings_are_checked(exact: Any, setting: dict[str, Any], text: str) -> None:

@@ -92,6 +92,69 @@ def test_layers_stay_in_float(compiled: Any) -> None:
     assert f"'{bounded.keep[0]}' stays float32: alone it changes results" in str(model.decisions)
 
 
+def test_layers_that_the_calibration_excludes_stay_in_float(compiled: Any) -> None:
+    ranges = ml.calibrate_ranges(compiled, [{"input": X}], keep="l0")
+    assert "layer l0: stays float" in str(ranges)
+    model = quantized(compiled, ranges=ranges)
+    model({"input": X})
+    assert count(model, ops.quantize) == 2
+    assert "'l0' stays float32: the calibration excluded it by 'keep'" in str(model.decisions)
+    bounded = ml.calibrate_ranges(compiled, [{"input": X}], keep=["l0"], error=0.006)
+    assert bounded.keep[0] == "l0" and set(bounded.errors) == {"l1", "l2"}
+    model, exact = quantized(compiled, ranges=bounded), compiled({"input": X})["output"]
+    assert error(model({"input": X})["output"], exact) <= 0.006
+
+
+def test_the_selected_outputs_are_calibrated(compiled: Any) -> None:
+    part = ml.compile(compiled.model, "numpy", shapes=SHAPES, inference=True, outputs=["l0"])
+    part.bind(compiled.params)
+    ranges = ml.calibrate_ranges(part, [{"input": X}], error=1.0)
+    assert set(ranges.errors) == {"l0"} and set(ranges.values) == {"input"}
+
+
+def test_decoders_with_a_cache_are_calibrated() -> None:
+    """Create the state for the batch of the samples, whose first input has no rows."""
+    layer = ml.models.MultiHeadAttention(16, 2, causal=True, cache=8)
+    shapes = {"query": [None, None, 16], "position": []}
+    decoder = ml.compile(layer, "numpy", shapes=shapes, inference=True)
+    decoder.bind(decoder.randomize_params(0))
+    ranges = ml.calibrate_ranges(decoder, [{"position": np.int32(0), "query": X[:, None, :16]}], error=0.1)
+    assert ranges.rows == 64 and len(ranges.errors) == 4 and max(ranges.errors.values()) > 0
+
+
+def test_images_have_scales_of_their_own() -> None:
+    """The result of an image does not depend on the others of its batch."""
+    model = ml.Model()
+    model += Conv2d(8, 16, 3, padding=1)
+    image = RNG.standard_normal((2, 8, 5, 5)).astype(np.float32) * np.array([1, 1000], np.float32).reshape(2, 1, 1, 1)
+    settings = {"static_inference": True, "quantization": {"activations": "dynamic"}}
+    results, params = {}, None
+    for count in (1, 2, None):
+        compiled = ml.compile(model, "numpy", shapes={"input": [count, 8, 5, 5]}, **settings)
+        params = params or compiled.randomize_params(seed=0)
+        results[count] = compiled.bind(params)({"input": image[:count]})["output"]
+    np.testing.assert_allclose(results[2][:1], results[1], rtol=1e-6)
+    np.testing.assert_array_equal(results[2], results[None])
+
+
+def test_mixed_precision_leaves_products_of_codes_to_integers(compiled: Any) -> None:
+    settings = {"static_inference": True, "mixed_precision": True, "shapes": SHAPES}
+    setting = {"activations": "dynamic", "keep": "l1"}
+    model = ml.compile(compiled.model, "numpy", quantization=setting, **settings).bind(compiled.params)
+    model({"input": X})
+    graph = model.graph
+    products = [n for n in graph.nodes if n.op is ops.linear]
+    operands = [v for n in products for v in n.operands[:2] if v is not None]
+    assert [v.dtype.name for v in operands] == ["float32"] * 2 + ["bfloat16"] * 2 + ["float32"] * 2
+
+
+def test_weights_of_sixteen_bits_are_reported(compiled: Any) -> None:
+    settings = {"static_inference": True, "precision": "bfloat16", "quantization": {"activations": "dynamic"}}
+    model = ml.compile(compiled.model, "numpy", shapes=SHAPES, **settings).bind(compiled.params)
+    model({"input": X})
+    assert "'l0' stays bfloat16: weights are quantized from float32" in str(model.decisions)
+
+
 def test_residual_additions_and_pools_read_codes() -> None:
     image = RNG.standard_normal((4, 3, 8, 8)).astype(np.float32)
     with ml.Builder() as b:
@@ -159,6 +222,17 @@ def test_errors_say_what_to_do(compiled: Any, tmp_path: Path) -> None:
         ml.calibrate_ranges(compiled, [{"input": X[:8]}])
     with pytest.raises(OptionError, match="unknown method 'min' of calibrate_ranges"):
         ml.calibrate_ranges(compiled, [{"input": X}], method="min")
+    for name, value in (("percentile", 40), ("percentile", np.nan), ("error", -0.1), ("error", np.nan)):
+        with pytest.raises(OptionError, match=f"{name}={value}, expected"):
+            ml.calibrate_ranges(compiled, [{"input": X}], **{name: value})
+    with pytest.raises(OptionError, match="'l9' in keep of calibrate_ranges matches no layer"):
+        ml.calibrate_ranges(compiled, [{"input": X}], keep="l9")
+    with pytest.raises(InputError, match="a batch is a mapping from inputs to arrays, got ndarray"):
+        ml.calibrate_ranges(compiled, [X])
+    with pytest.raises(InputError, match="got 0 rows"):
+        ml.calibrate_ranges(compiled, [], min_rows=0, error=0.1)
+    with pytest.raises(InputError, match="requires bound parameters"):
+        ml.calibrate_ranges(ml.compile(compiled.model, "numpy", shapes=SHAPES, inference=True), [{"input": X}])
     with pytest.raises(OptionError, match="need ranges"):
         quantized(compiled, activations="uint8")({"input": X})
     with pytest.raises(OptionError, match="static_inference=True"):

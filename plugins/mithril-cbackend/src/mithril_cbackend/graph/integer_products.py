@@ -112,7 +112,7 @@ class IntegerProducts:
         self.editor.erase_dead(node)
 
     def convolution(self, node: Node) -> None:
-        """Rewrite a convolution with constant codes of an image with one scale."""
+        """Rewrite a convolution with constant codes of images with one scale, or one for each."""
         left, right = self.editor.producer(operand(node)), self.editor.producer(operand(node, 1))
         if left is None or right is None or left.op is not ops.dequantize or right.op is not ops.dequantize:
             return
@@ -120,7 +120,9 @@ class IntegerProducts:
         data, scales = self.data(right.operands[0]), self.data(right.operands[1])
         assert codes is not None
         assert scale is not None
-        if data is None or scales is None or zero is None or scale.ndim or codes.dtype not in (int8, uint8):
+        if data is None or scales is None or zero is None or codes.dtype not in (int8, uint8):
+            return
+        if scale.ndim and left.attributes["axis"] != 0:
             return
         shifted = data.astype(np.int32) - (self.zero_of(right) or 0)
         terms = int(np.prod(data.shape[1:]))
@@ -147,7 +149,8 @@ class IntegerProducts:
             if isinstance(factor, float):
                 result = total * b.constant((spread * np.float32(factor)).astype(np.float32), name="scale")
             else:
-                result = total * factor * b.constant(np.array(spread), name="scale")
+                by_image = ops.reshape(factor, shape=(*scale.shape, 1, 1, 1)) if scale.ndim else factor
+                result = total * by_image * b.constant(np.array(spread), name="scale")
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
 

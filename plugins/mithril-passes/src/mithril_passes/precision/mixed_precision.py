@@ -127,11 +127,21 @@ class Rewriter:
             return False
         kind = self.policy.kind(node)
         if kind == "low":
-            return True
+            return not self._reads_codes(node)
         if kind == "full":
             return False
         firm = [v for v in floats if v not in self.soft]
         return bool(firm) and all(v in self.small for v in firm)
+
+    def _reads_codes(self, node: Node) -> bool:
+        """Whether a product reads codes of 8 or 4 bits, which a 16-bit dtype would replace by numbers."""
+        weights = node.operands[1] if len(node.operands) > 1 else None
+        producer = None if weights is None else self.graph.producers.get(weights)
+        while (
+            producer is not None and producer.op.name in ("transpose", "reshape") and producer.operands[0] is not None
+        ):
+            producer = self.graph.producers.get(producer.operands[0])
+        return producer is not None and producer.op.name in ("dequantize", "dequantize_groups")
 
     def as_full(self, value: Value) -> Value:
         upcast = self.full.get(value)

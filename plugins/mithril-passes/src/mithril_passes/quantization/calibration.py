@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mithril import Graph, Node, Value, compile as compile_model
-from mithril.base import InputError, OptionError, unknown
+from mithril.backend import matches, require_match
+from mithril.base import InputError, OptionError, ShapeError, unknown
 from mithril.ir import Output
+from mithril_passes.quantization.groups import CODEBOOKS
 from mithril_passes.quantization.ranges import Range, Ranges
-from mithril_passes.quantization.static_quantization import layer_of
+from mithril_passes.quantization.static_quantization import layer_of, table_of
 
 METHODS = ("minmax", "percentile", "entropy")
 MIN_ROWS = 32
@@ -33,36 +36,58 @@ def calibrate_ranges(
     """Return the ranges of the activations that ``quantization=`` rounds, from sample inputs.
 
     ``compiled`` has bound parameters. ``"minmax"`` records the extremes; ``"percentile"`` and ``"entropy"`` cut rare
-    numbers off. With ``error=``, layers stay in float, worst first, until the results of the first batch differ by at
-    most that fraction of their norm; ``quantization`` has other keys of the option to bound, such as 4-bit weights.
-    ``min_rows`` is the smallest accepted number of samples.
+    numbers off. ``keep`` has names or patterns of layers that stay in float. With ``error=``, further ones do, worst
+    first, until the results of the first batch differ by at most that fraction of their norm; ``quantization`` has
+    other keys of the option to bound, such as 4-bit weights. ``min_rows`` is the smallest accepted number of samples.
     """
     if method not in METHODS:
         message, facts, hint = unknown("method of calibrate_ranges", method, METHODS)
         raise OptionError(message, facts=facts, hint=hint)
-    if compiled.params is None and compiled.types:
+    if not 50 < percentile <= 100:
+        raise OptionError(f"calibrate_ranges: percentile={percentile}, expected above 50 and at most 100")
+    if error is not None and not 0 <= error < np.inf:
+        raise OptionError(f"calibrate_ranges: error={error}, expected a fraction of the norm, such as 0.01")
+    if compiled.params is None and compiled.interface.with_role("param"):
         raise InputError("calibrate_ranges requires bound parameters", hint="call compiled.bind(params) first")
-    samples = [dict(batch) for batch in batches]
-    rows = sum(len(next(iter(batch.values()))) for batch in samples if batch)
-    if rows < min_rows:
+    samples = _samples(batches)
+    rows = sum(max((np.shape(x)[0] for x in batch.values() if np.ndim(x)), default=1) for batch in samples)
+    if rows < min_rows or not samples:
         raise InputError(
-            f"calibrate_ranges got {rows} rows, expected at least {min_rows}",
+            f"calibrate_ranges got {rows} rows, expected at least {max(min_rows, 1)}",
             facts=["few samples underestimate the ranges, and larger numbers are cut off"],
             hint=f"pass more batches, or min_rows={rows}",
         )
-    observed = Observed(compiled, keep)
+    observed = Observed(compiled, quantization or {})
     values = {name: span(parts, method, percentile) for name, parts in observed.collect(samples).items()}
-    ranges = Ranges(values, method, rows)
-    return ranges if error is None else bounded(observed, ranges, samples[0], error, quantization or {})
+    patterns = (keep,) if isinstance(keep, str) else tuple(keep)
+    for pattern in patterns:
+        require_match("keep of calibrate_ranges", "layer with weights to quantize", pattern, observed.layers)
+    excluded = tuple(layer for layer in observed.layers if any(matches(layer, pattern) for pattern in patterns))
+    ranges = Ranges(values, method, rows, keep=excluded)
+    return ranges if error is None else bounded(observed, ranges, samples[0], error)
+
+
+def _samples(batches: Iterable[Arrays]) -> list[dict[str, Any]]:
+    """Return the batches, which are mappings from inputs to arrays."""
+    samples = [batches] if isinstance(batches, Mapping) else list(batches)
+    wrong = next((batch for batch in samples if not isinstance(batch, Mapping) or not batch), None)
+    if wrong is not None:
+        raise InputError(
+            f"calibrate_ranges: a batch is a mapping from inputs to arrays, got {type(wrong).__name__}",
+            hint="pass a list such as [{'input': array}]",
+        )
+    return [dict(batch) for batch in samples]
 
 
 # -- observation --------------------------------------------------------------------------------------------------
 class Observed:
     """The graph that the pass quantizes, with its activations as additional results."""
 
-    def __init__(self, compiled: Any, keep: str | Sequence[str]) -> None:
-        self.compiled, self.keep = compiled, keep
+    def __init__(self, compiled: Any, quantization: Mapping[str, Any]) -> None:
+        self.compiled, self.quantization = compiled, quantization
         self.layers: list[str] = []
+        settings = compiled.compiler.settings  # of which some decide on the results
+        self.options = {name: settings[name] for name in ("outputs", "types", "constants") if name in settings.keywords}
 
     def model(self, batch: Arrays, quantization: Any) -> Any:
         """Compile the model with embedded parameters for the sizes of a batch."""
@@ -72,10 +97,18 @@ class Observed:
             self.compiled.backend,
             shapes={name: list(np.shape(x)) for name, x in batch.items()},
             static_inference=True,
+            **self.options,
             **settings,
         )
-        compiled.bind(self.compiled.params, self.compiled.initial_state() or None)
+        compiled.bind(self.compiled.params or {}, self._state(batch) or None)
         return compiled
+
+    def _state(self, batch: Arrays) -> dict[str, Any]:
+        """Return the bound state, or an initial one for the sizes of a batch."""
+        try:
+            return dict(self.compiled.initial_state())
+        except ShapeError:
+            return dict(self.compiled.state_for(batch, None))
 
     def collect(self, samples: Sequence[Arrays]) -> dict[str, list[np.ndarray[Any, Any]]]:
         """Return the activations of all samples by the name of their value."""
@@ -98,7 +131,9 @@ class Observed:
         if not seen:
             raise InputError("this model has no product with constant weights to quantize")
         graph, products = seen[-1]
-        self.layers = list(dict.fromkeys(layer_of(node) for node in products))
+        has_tables = self.quantization.get("weights") in CODEBOOKS  # which quantize them, too
+        nodes = [n for n in graph.nodes if n in products or (has_tables and table_of(graph, n) is not None)]
+        self.layers = list(dict.fromkeys(map(layer_of, nodes)))
         values = list(dict.fromkeys(products.values()))
         results = tuple(Output(v, v.name) for v in values)
         observing = graph.replaced(results=results, nodes=graph.nodes)
@@ -144,22 +179,22 @@ def entropy_span(numbers: np.ndarray[Any, Any], low: float, high: float) -> Rang
 
 
 # -- the bound on the error ---------------------------------------------------------------------------------------
-def bounded(observed: Observed, ranges: Ranges, batch: Arrays, bound: float, quantization: Mapping[str, Any]) -> Ranges:
+def bounded(observed: Observed, ranges: Ranges, batch: Arrays, bound: float) -> Ranges:
     """Return the ranges with the layers that must stay in float for the results to meet the bound."""
     exact = results_of(observed.model(batch, None), batch)
 
     def difference(keep: Sequence[str]) -> float:
-        setting = {**quantization, "ranges": ranges, "keep": [*_names(observed.keep), *keep]}
+        setting = {**observed.quantization, "ranges": replace(ranges, keep=tuple(keep))}
         return relative(results_of(observed.model(batch, setting), batch), exact)
 
-    layers = observed.layers
-    errors = {layer: difference([other for other in layers if other != layer]) for layer in layers}
-    keep: list[str] = []
+    layers = [layer for layer in observed.layers if layer not in ranges.keep]
+    errors = {layer: difference([other for other in observed.layers if other != layer]) for layer in layers}
+    keep = list(ranges.keep)
     for layer in sorted(layers, key=lambda name: -errors[name]):
         if difference(keep) <= bound:
             break
         keep.append(layer)
-    return Ranges(ranges.values, ranges.method, ranges.rows, errors, tuple(keep), bound)
+    return replace(ranges, errors=errors, keep=tuple(keep), bound=bound)
 
 
 def results_of(model: Any, batch: Arrays) -> list[np.ndarray[Any, Any]]:
@@ -170,7 +205,3 @@ def relative(results: Sequence[np.ndarray[Any, Any]], exact: Sequence[np.ndarray
     """Return the largest norm of a difference, relative to the norm of the exact result."""
     pairs = zip(results, exact, strict=True)
     return max(float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30)) for a, b in pairs)
-
-
-def _names(keep: str | Sequence[str]) -> tuple[str, ...]:
-    return (keep,) if isinstance(keep, str) else tuple(keep)

@@ -36,6 +36,7 @@ class Ranges(metaclass=CheckedType):
         for layer, error in sorted(self.errors.items(), key=lambda item: -item[1]):
             note = "  stays float" if layer in self.keep else ""
             lines.append(f"  layer {layer}: error {error:.3%}{note}")
+        lines += [f"  layer {layer}: stays float" for layer in self.keep if layer not in self.errors]
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:

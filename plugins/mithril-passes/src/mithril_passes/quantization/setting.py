@@ -49,6 +49,11 @@ class Setting:
         if "group" in values and (weights not in CODEBOOKS or group not in GROUPS):
             expected = f"sizes of groups of 4-bit weights: {', '.join(map(str, GROUPS))}"
             raise OptionError(f"quantization: group={group!r} of {weights} weights", facts=[expected])
+        if by_group and "per_channel" in values:
+            raise OptionError(
+                f"quantization: per_channel does not go with {weights} weights, whose groups have scales of their own",
+                hint="remove per_channel, or pass 'weights': 'int8'",
+            )
         if not by_group and activations != "dynamic" and ranges is None and "observe" not in values:
             raise OptionError(
                 f"quantization: activations '{activations}' need ranges",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mithril import Builder, Graph, Node, OptionError, Value, ops, pass_
+from mithril.base import dtype as as_dtype
 from mithril.ir import Editor
 from mithril.passes import PassContext
 from mithril.system import ArrayCache
@@ -119,7 +120,7 @@ class Quantizer:
         self.graph, self.context, self.setting = graph, context, setting
         self.editor: Editor = graph.edit()
         self.pairs: dict[Value, Value] = {}
-        self.rows: dict[Value, Value] = {}
+        self.rows: dict[tuple[Value, bool], Value] = {}  # rounded per row, or else per image
         self.matrices: dict[tuple[Value, bool], Value] = {}  # 4-bit weights, and whether they are transposed
         self.sizes = [0, 0]  # bytes of their codes and scales, and of their numbers
 
@@ -133,6 +134,8 @@ class Quantizer:
                 changed |= self.stored(node)
                 continue
             weights = weight_of(self.graph, node)
+            if weights is None:
+                self.report_half(node)
             if weights is not None and TAG not in node.tags:
                 changed |= self.grouped(node, weights) if self.setting.by_group else self.product(node, weights)
             elif self.setting.by_group and (table := table_of(self.graph, node)) is not None:
@@ -146,6 +149,21 @@ class Quantizer:
         for x, pair in self.pairs.items():
             self._share(x, pair)
         return self.editor.freeze()
+
+    def report_half(self, node: Node) -> None:
+        """Record a layer whose weights have 16 bits, which are not quantized."""
+        data = data_of(self.graph, node.operands[1]) if node.op in (ops.linear, ops.matmul, ops.conv) else None
+        if (
+            data is None
+            or data.size < MIN_ELEMENTS
+            or as_dtype(data.dtype).bits != 16
+            or self.setting.weights == STORED
+        ):
+            return
+        layer, dtype = layer_of(node), as_dtype(data.dtype).name
+        if not self.setting.keeps(layer):
+            message = f"'{layer}' stays {dtype}: weights are quantized from float32, as without precision='{dtype}'"
+            self.context.record("downgrade", message)
 
     def trained(self, node: Node) -> bool:
         """Replace the rounding of quantization-aware training by a pair with its scale."""
@@ -166,8 +184,11 @@ class Quantizer:
             self.context.record("choice", f"'{layer}' stays float32: it matches 'keep'")
             return True
         if ranges is not None and layer in ranges.keep:
-            error, bound = ranges.errors.get(layer, 0.0), ranges.bound or 0.0
-            message = f"alone it changes results by {error:.3%}, the bound for all is {bound:.3%}"
+            error, bound = ranges.errors.get(layer), ranges.bound or 0.0
+            if error is None:
+                message = "the calibration excluded it by 'keep'"
+            else:
+                message = f"alone it changes results by {error:.3%}, the bound for all is {bound:.3%}"
             self.context.record("downgrade", f"'{layer}' stays float32: {message}")
             return True
         return False
@@ -296,18 +317,19 @@ class Quantizer:
         return pair
 
     def dynamic(self, node: Node, x: Value) -> Value:
-        """Return the operand rounded with scales of its own: one per row, or one of an image."""
-        pair = self.rows.get(x)
+        """Return the operand rounded with scales of its own: one per row, or one per image."""
+        by_row = node.op is not ops.conv
+        pair = self.rows.get((x, by_row))
         if pair is not None:
             return pair
-        by_row = node.op is not ops.conv
         rows = ops.reshape(x, shape=(-1, x.shape[-1])) if by_row and x.ndim != 2 else x
-        top = ops.max(ops.abs(rows), axis=-1) if by_row else ops.max(ops.abs(rows))
+        is_single = not by_row and x.shape[0] == 1
+        top = ops.max(ops.abs(rows), axis=None if is_single else tuple(range(1, rows.ndim)))
         scale = top * (1.0 / 127.0)
         scale = ops.where(ops.greater(scale, 0.0), scale, 1.0)
-        axis = 0 if by_row else None
+        axis = None if is_single else 0
         pair = ops.dequantize(ops.quantize(rows, scale, dtype="int8", axis=axis), scale, axis=axis)
-        self.rows[x] = pair
+        self.rows[x, by_row] = pair
         return pair  # type: ignore[no-any-return]
 
     def _share(self, x: Value, pair: Value) -> None:
