@@ -42,6 +42,7 @@ def test_packed_kernels_give_the_results_of_numpy(settings):
     _, expected = bound(network(**settings), "numpy")
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     assert [x.is_mkldnn for x in kernels(program)] == [True, True], "a program keeps the kernels in one layout only"
+    assert program.source.count("c_weight = ") == 1, "plain kernels of all convolutions are in memory at once"
     assert torch.as_tensor(result).is_contiguous(memory_format=torch.channels_last)
 
 

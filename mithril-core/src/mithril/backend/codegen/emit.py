@@ -35,7 +35,7 @@ def emit(graph: Graph, table: Lowerings, plugins: Sequence[str] = ()) -> dict[st
         "plugins": plugins,
         "imports": [*module.imports, *(["import base64", "import numpy"] if module.constants else [])],
         "helpers": list(module.helpers.values()),
-        "constants": module.constants,
+        "constants": [f"{name} = {text}" for name, text in module.constants.items()],
         "arrays": module.arrays,
         "signature": SIGNATURE,
         "body": body,
@@ -93,7 +93,7 @@ class Module:
         self.imports = [*table.imports]
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
         self.helpers: dict[str, str] = {}
-        self.constants: list[str] = []
+        self.constants: dict[str, str] = {}  # expressions by name
         self._names: dict[Any, str] = {}
 
     def helper(self, function: Callable[..., Any]) -> str:
@@ -149,8 +149,8 @@ class Module:
                 source = f'_array("{text}", "{bits.dtype.name}", {raw.shape!r})'
             if half:
                 source += ".view(ml_dtypes.bfloat16)" + ("" if self.table.bfloat16 else ".astype(numpy.float32)")
-            text = self.table.constant_template.format(array=source, dtype=self.table.dtype_text(dtype))
-            self.constants.append(f"{name} = {text}")
+            dtype_text = self.table.dtype_text(dtype)
+            self.constants[name] = self.table.constant_template.format(array=source, dtype=dtype_text)
         return self._names[key]
 
 
@@ -311,8 +311,8 @@ class FunctionEmitter:
         self._ownership(node, row)
 
     def convert_constant(self, v: Value | None, helper: Callable[..., Any], arguments: Sequence[str]) -> None:
-        name = self.text[cast("Value", v)]
-        self.module.constants.append(f"{name} = {self.helper(helper)}({', '.join([name, *arguments])})")
+        constants, name = self.module.constants, self.text[cast("Value", v)]
+        constants[name] = f"{self.helper(helper)}({', '.join([constants[name], *arguments])})"
 
     def fill_template(self, template: str, call: Call) -> str:
         parts = []
