@@ -133,7 +133,7 @@ def collectives_are_those_expected():
 RECIPES = {
     "data": {"gradient_accumulation_steps": 2},
     "fsdp": {"clip_norm": 0.5, "ema": 0.9},
-    "pipeline": {"clip_norm": 0.5},
+    "pipeline": {"clip_norm": 0.5, "gradient_accumulation_steps": 2},
     "data and stages": {"loss_scale": "dynamic", "metrics": ["mean_absolute_error"]},
     "fully sharded stages": {"clip_norm": 0.5},
 }
@@ -344,6 +344,17 @@ def activations_and_classes_in_parts():
         assert collectives.get("reduce_scatter", 0) == scatters, collectives
 
 
+def sums_of_gradients_are_split_like_their_parameters():
+    """Reset the sums of weights of one shape, which are split along different axes, to one constant."""
+    sums = trainer((1, 2), {}, gradient_accumulation_steps=2)
+    for _ in range(2):
+        sums.step({**X, "target": G})
+    arrays = sums.engine.arrays
+    split = {n: arrays[f"accumulated/{n}"] for n in ("attn.query.weight", "attn.output.weight")}
+    assert len({x.placements for x in split.values()}) == 2
+    assert all(x.placements == arrays[n].placements for n, x in split.items()), split
+
+
 def operations_without_a_rule_are_named():
     message = r"no rule for an operation(.|\n)*scatter(.|\n)*parallelism=\"fsdp\""
     raises(UnsupportedError, message, lambda: changes(mixture, "small", (1, 2)))
@@ -468,13 +479,12 @@ def a_step_of_several_passes():
             step.update(step.gradients(params=ascent))
 
     weights = []
-    for mesh in (None, (2,)):
-        options = {"parallelism": "fsdp"} if mesh else {}
+    for mesh, options in ((None, {}), MESHES["fsdp"], MESHES["pipeline"]):
         compiled = ml.compile(block(), ml.TorchBackend(device_mesh=mesh), shapes={"x": [8, 6, 16]}, **options)
         trainer = Sharpness(compiled, ml.SGD(0.1), loss="mse_loss", progress=False)
         trainer.step({**X, "target": G})
         weights.append(trainer.engine.to_numpy())
-    assert_same(weights[1:], weights[:1])
+    assert_same(weights[1:], [weights[0]] * 2)
 
 
 def the_layer_that_is_not_finite_is_named():

@@ -38,6 +38,7 @@ TRAINED_ON_TWO = (
     "tokens_travel_to_experts",
     "routed_rows_travel",
     "operations_without_a_rule_are_named",
+    "sums_of_gradients_are_split_like_their_parameters",
     "gradients_travel_as_16_bits",
     "replicated_values_are_updated",
     "forward_passes_are_compiled",

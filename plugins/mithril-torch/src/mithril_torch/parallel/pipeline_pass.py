@@ -179,7 +179,8 @@ class PipelinePass:
 
     # -- running ------------------------------------------------------------------------------------------------------
     def __call__(self, values: Values) -> Values:
-        arguments = {name: values[value] for name, value in self.part.operands.items()}
+        # those of an earlier pass that belong to other stages are not here
+        arguments = {name: values[value] for name, value in self.part.operands.items() if value in values}
         cotangents = {
             self.names[k]: values[name] for k, name in zip(self.part.objectives, self.part.cotangents, strict=True)
         }
@@ -209,7 +210,7 @@ class PipelinePass:
                 for name, x in zip(names, tensors, strict=True):
                     self.copies[name] = self.copies[name].copy_(x) if name in self.copies else x.clone()
         for module in self.modules.values():
-            module.assign({n: self.copies.get(n, values[n]) for n in module.paths})
+            module.assign({n: self.copies[n] if n in self.copies else values[n] for n in module.paths})
 
     def _chunk(self, c: int, values: Values) -> Values:
         """Return the inputs of one chunk of this process's rows."""

@@ -150,7 +150,11 @@ class MeshProgram(MeshArrays):
         return torch.empty(0, dtype=getattr(torch, self.types[name].dtype.name), device=self.device)
 
     def _joined(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        shape, owner = tuple(map(int, self.types[name].shape)), self.value_owners.get(self.results[name])
+        shape, owner = tuple(map(int, self.types[name].shape)), self.owners.get(name)
+        if owner is None:
+            owner = self.value_owners.get(self.results[name])
+        elif not self.is_here(name):  # all have the value, such as zeros
+            local = local.new_empty(0)
         return self.joined(local, self.splits_of_results[name], shape, owner)
 
     def _overwritten(self, arguments: Mapping[str, Any], memory: Values, results: Values) -> dict[str, Any]:
@@ -274,7 +278,11 @@ class _Operations:
     ) -> None:
         program.value_owners.update((n, None) for n in part.takes if n not in program.value_owners)
         owners = {n: owner for n in part.takes if (owner := program.value_owners[n]) is not None}
-        needed = {v: program.value_owners[n] for n, v in program.results.items() if n in program.value_owners}
+        needed: dict[str, int | None] = {}
+        for n, v in program.results.items():
+            if n in program.value_owners:
+                owner = program.value_owners[n]
+                needed[v] = owner if needed.get(v, owner) == owner else None
         position, count = program.axes.index(PIPELINE), program.axes.size(PIPELINE)
         local = part_of_process(part.graph, owners, needed, position, count)
         self.owners_of_results = local.owners

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mithril as ml
+from mithril.axes import is_source
 from mithril.base import operation
 from mithril.ir import Graph, Input, Node, Output, Value
 
@@ -60,7 +61,21 @@ def parts_of(graph: Graph) -> tuple[list[Part], dict[str, str]]:
     op = operation(GRADIENTS)
     if not any(node.op is op for node in graph.nodes):
         graph = ml.with_framework_gradients(graph, (), ())  # one forward pass, without gradients
+    graph = _with_own_constants(graph)
     return _Cutter(graph, [node for node in graph.nodes if node.op is op]).run()
+
+
+def _with_own_constants(graph: Graph) -> Graph:
+    """Return the graph with a constant of its own for each result: each has its own parts and owner."""
+    used, nodes, results = set(), list(graph.nodes), []
+    for r in graph.results:
+        producer = graph.producers.get(r.value)
+        if r.value in used and producer is not None and is_source(producer):
+            nodes.append(producer.replaced(results=(Value(r.value.name, r.value.type),)))
+            r = replace(r, value=nodes[-1].result)
+        used.add(r.value)
+        results.append(r)
+    return graph.replaced(nodes=tuple(nodes), results=tuple(results))
 
 
 class _Cutter:
