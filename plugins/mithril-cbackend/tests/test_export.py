@@ -182,6 +182,14 @@ def test_clang_compiles_it(options, tmp_path):
 
 
 @needs("gcc", "make")
+def test_functions_of_vectors_compile_without_warnings_for_all_processors(tmp_path):
+    """Compile as ``make ARCH=`` does: the vectors are wider than the registers of that architecture."""
+    setting = {"weights": "int4", "activations": "dynamic"}
+    compiled(grouped, static_inference=True, quantization=setting).export(tmp_path)
+    make(tmp_path, "model.o", "CC=gcc", "CFLAGS=-std=c11 -O1 -fwrapv -Wall -Wextra -Werror")
+
+
+@needs("gcc", "make")
 @pytest.mark.parametrize("build", [wide, image, cached, repeated], ids=lambda f: f.__name__)
 def test_sanitizers_are_silent(build, tmp_path):
     compiled(build, cpu_options={"vector_bytes": 16}).export(tmp_path)  # short kernels compile quickly

@@ -64,6 +64,9 @@ STEP_PAIRS = """\
 TYPES = """\
 #ifndef WORDS_TYPE
 #define WORDS_TYPE
+#if defined(__GNUC__) && !defined(__clang__) /* no function of vectors is called from another file */
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
 typedef int32_t words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t unsigned_words __attribute__((vector_size(LANES * 4)));
 typedef float floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
