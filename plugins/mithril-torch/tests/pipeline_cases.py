@@ -171,8 +171,8 @@ def stages_have_their_own_parameters():
     model, batch, loss = perceptron("medium")
     mesh = ml.TorchBackend(device_mesh=(1, 1, dist.get_world_size()))
     recipe = {"loss": loss, "clip_norm": 0.5, "ema": 0.9, "progress": False, "seed": 0}
-    single = ml.Trainer(model, ml.Adam(0.01), backend=ml.TorchBackend(), **recipe)
-    trainer = ml.Trainer(model, ml.Adam(0.01), backend=mesh, pipeline_chunks=4, **recipe)
+    single = ml.Trainer(model, ml.Adafactor(0.01), backend=ml.TorchBackend(), **recipe)
+    trainer = ml.Trainer(model, ml.Adafactor(0.01), backend=mesh, pipeline_chunks=4, **recipe)
     single.step(batch)
     trainer.step(batch)
     with (

@@ -115,8 +115,8 @@ class MeshProgram(MeshArrays):
             self.value_owners.update(step.owners_of_results)
             owners = {n: owner for n, owner in self.value_owners.items() if n in types}
             for name in splits:
-                param = parameter_of(name, types, owners)
-                if param is not None:
+                param = parameter_of(name, owners)
+                if param is not None and types[name].shape:
                     self.value_owners.setdefault(name, owners[param])
             self.steps.append(step)
         self.owners = {n: owner for n in splits if (owner := self.value_owners.get(n)) is not None}
@@ -202,17 +202,20 @@ def _argument_splits(
     result: dict[str, Split] = {}
     types = {i.name: i.type for i in graph.arguments}
     for name, t in types.items():
-        param = parameter_of(name, types, selected)
-        result[name] = selected[param] if param is not None else (None,) * len(t.shape)
+        param = parameter_of(name, selected)
+        if param is not None and types[param].shape == t.shape:
+            result[name] = selected[param]
+        else:
+            result[name] = (None,) * len(t.shape)
     return result
 
 
-def parameter_of(name: str, types: Mapping[str, Any], names: Container[str]) -> str | None:
-    """Return the one of ``names`` that is placed like an argument: optimizer values are named after parameters."""
+def parameter_of(name: str, names: Container[str]) -> str | None:
+    """Return the one of ``names`` to which an argument belongs: optimizer values are named after parameters."""
     owner = name
     while owner not in names and "/" in owner:
         owner = owner.partition("/")[2]
-    return owner if owner in names and types[owner].shape == types[name].shape else None
+    return owner if owner in names else None
 
 
 def _placement(
