@@ -18,6 +18,7 @@ from mithril.ir import Builder, Graph, evaluate
 from mithril.ops import cast
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products
+from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.words import byte_operations
 from mithril_cbackend.program import compile_graph, program as programs
@@ -90,6 +91,26 @@ def test_convolutions_equal_integers(name: str) -> None:
         padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *a["padding"]), constant_values=zero)
         exact = ops.conv(padded, w.astype(np.float64), **{**a, "padding": no(a["padding"])}).astype(np.int32)
         np.testing.assert_array_equal(sums[f"y{k}"], exact, err_msg=f"case {k} on {name}")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [((1, 24, 3, 3), (40, 24, 3, 3), 1, 1, 2, 1), ((1, 128, 1, 1), (96, 128, 1, 1), 1, 0, 1, 1)],
+    ids=["copied, dilated", "tiles of two threads"],
+)
+def test_results_of_one_pixel_are_scaled(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run an epilogue whose operands have as many elements as the result."""
+    monkeypatch.setattr(kernel_builder, "PARALLEL_WORK", 1)
+    build, x, w, _ = integer_program(case, 0)
+    scale = RNG.uniform(0.5, 1, (len(w), 1, 1)).astype(np.float32)
+    with Builder() as b:
+        sums = build(b.input("x", x.shape, "uint8"), b.constant(w))
+        result = ops.maximum(cast(sums, dtype="float32") * b.constant(scale), 0.0)
+    graph, machine = b.build({"y": result}), MACHINES["two threads"]
+    fused = integer_products.fused(graph, machine)
+    assert byte_operations.conv_words in [node.op for node in fused.nodes]
+    scaled = compile_graph.compiled(fused, machine, CompileTarget())({}, {"x": x})["y"]
+    np.testing.assert_array_equal(scaled, evaluate(graph, {"x": x})["y"])
 
 
 @pytest.mark.parametrize(("width", "rows"), [(7, 7), (14, 7), (9, 8), (56, 8)])

@@ -227,10 +227,8 @@ class ByteConvolution:
         self.row(n, panel, y, x, fits, sums, first)
 
     def row(self, n: Any, panel: Any, y: Any, x: Any, fits: list[Any], sums: t.Buffer, first: Any) -> None:
-        sizes = self.plan.result[:3]
-        pixel = tuple(0 if size == 1 else k for size, k in zip(sizes, (n, y, x), strict=True))  # where others are read
-        if self.is_merged:
-            pixel = (n * (sizes[1] * sizes[2]) + (y * sizes[2] + x),)
+        height, width = self.plan.result[1:3]
+        pixel = (n * (height * width) + (y * width + x),) if self.is_merged else (n, y, x)
 
         def emit() -> None:
             self.channels(panel, pixel, sums, first)

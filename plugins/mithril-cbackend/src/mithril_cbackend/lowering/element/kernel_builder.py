@@ -105,6 +105,8 @@ class KernelBuilder:
         if self.kernel.outputs == [result]:
             self.write(result, index, element)
             return
+        # The epilogue broadcasts axes of size 1: it reads position 0 there, which may be an expression here.
+        index = tuple(0 if n == 1 else i for i, n in zip(index, self.reader.shape(result), strict=True))
         self.reader.define(result, index, self.code.let(element, result.name))
         for v in self.kernel.outputs:
             self.write(v, index, self.reader.at(v, index))
