@@ -285,7 +285,7 @@ def test_stacked_experts_know_the_activations_of_separate_ones(tmp_path):
 
 
 def test_an_expert_of_a_checkpoint_that_overflows_concerns_its_tokens_only(tmp_path):
-    """Let the first expert of the last layer return infinity: the other rows of logits stay as they were."""
+    """Let the first expert of the last layer return infinity: the other rows of logits are unchanged."""
     folder, inputs = folder_of("mixtral", tmp_path), {"input_ids": np.array([[1, 2, 3, 4, 5, 6]], np.int32)}
     compiled = [ml.compile(ml.from_pretrained(folder, stack_experts=s), "numpy", inference=True) for s in (False, True)]
     names = [f"model.layers.1.block_sparse_moe.experts.{n}.weight" for n in ("0.w2", "w2")]
