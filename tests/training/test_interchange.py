@@ -259,6 +259,23 @@ def test_files_of_orbax_itself_have_to_be_copied_from_an_object_store(tmp_path):
     np.testing.assert_array_equal(Reader(tmp_path / "parts").tensors["w"].read(), np.ones(3))
 
 
+def test_absent_chunks_are_zeros_where_the_writer_left_them_out(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    pytest.importorskip("tensorstore")
+    weight, tensors = rows_from(0, 4, 8)
+    begin_save("memory://chunks", tensors, {}, World(), format="orbax").finish()
+    folder = Path(next(path for path in fsspec.filesystem("memory").ls("/chunks", detail=False) if "orbax" in path))
+    store = storage.folder_of(f"memory:/{folder}/state")
+    store.remove("w/1.0")
+    with pytest.raises(DamagedError, match="1.0"):
+        orbax_format.read(f"memory:/{folder}")[0]["w"].read()
+    contents = json.loads(storage.read_bytes(store, "_METADATA"))
+    contents["store_array_data_equal_to_fill_value"] = False
+    storage.write_bytes(store, "_METADATA", json.dumps(contents).encode())
+    weight[4:8] = 0
+    np.testing.assert_array_equal(orbax_format.read(f"memory:/{folder}")[0]["w"].read(), weight)
+
+
 @contextmanager
 def less_than(size):
     """Check how much memory the process uses in addition at its peak, also that of the libraries."""

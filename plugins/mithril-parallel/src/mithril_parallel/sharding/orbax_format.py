@@ -88,7 +88,11 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[st
 
     def tensor(name: str) -> PartedTensor:
         with damaged(folder):
-            array = _Stored(folder, name, contents) if isinstance(folder, LocalFolder) else Chunks(folder, name)
+            if isinstance(folder, LocalFolder):
+                array: _Stored | Chunks = _Stored(folder, name, contents)
+            else:
+                omits = not contents.get("store_array_data_equal_to_fill_value", False)
+                array = Chunks(folder, name, omits_fill=omits)
         grid = product(*(range(0, n, c) for n, c in zip(array.shape, array.chunk, strict=True)))
         parts = []
         for start in grid:

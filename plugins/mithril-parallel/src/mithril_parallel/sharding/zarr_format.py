@@ -131,10 +131,13 @@ def _write_json(folder: Folder, name: str, content: Mapping[str, Any]) -> None:
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 class Chunks:
-    """An array of a folder, which is read chunk by chunk as one of TensorStore is."""
+    """An array of a folder, which is read chunk by chunk as one of TensorStore is.
 
-    def __init__(self, folder: Folder, name: str) -> None:
-        self.folder, self.name = folder, name
+    With ``omits_fill`` a chunk without a file has the array's fill value everywhere; otherwise it was lost.
+    """
+
+    def __init__(self, folder: Folder, name: str, *, omits_fill: bool) -> None:
+        self.folder, self.name, self.omits_fill = folder, name, omits_fill
         self.header = read_bytes(folder, f"{name}/{HEADER}")
         array, entries = self._open({}), json.loads(self.header)
         self.shape, self.chunk, self.dtype = array.shape, tuple(entries["chunks"]), array.dtype.numpy_dtype
@@ -144,7 +147,8 @@ class Chunks:
         """Return the elements of the chunk at this offset."""
         key = self.separator.join(str(a // c) for a, c in zip(start, self.chunk, strict=True)) or "0"
         with damaged(self.folder):
-            files = {key: read_bytes(self.folder, f"{self.name}/{key}")}
+            is_fill = self.omits_fill and not self.folder.exists(f"{self.name}/{key}")
+            files = {} if is_fill else {key: read_bytes(self.folder, f"{self.name}/{key}")}
             array: Array = self._open(files)[region(start, size)].read().result()
             return array
 
