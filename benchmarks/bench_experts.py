@@ -57,7 +57,7 @@ def runs(backend: str, tokens: int, training: bool):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backends", nargs="+", default=["numpy", "c", "torch", "jax", "mlx"])
+    parser.add_argument("--backends", nargs="+", default=["numpy", "torch", "jax", "c", "mlx", "ggml"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 512])
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
