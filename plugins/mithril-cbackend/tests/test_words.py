@@ -294,7 +294,7 @@ def test_convolutions_of_small_floats_agree_with_the_reference() -> None:
 # -- C ------------------------------------------------------------------------------------------------------------
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="requires gcc")
 @pytest.mark.parametrize("name", ["all", "plain", "32 bytes", "16 bytes", "no vectors"])
-def test_printed_c_agrees(name: str, tmp_path: Path) -> None:
+def test_printed_c_agrees(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     machine = MACHINES[name]
     if not runs(machine):
         pytest.skip(f"this machine cannot run code for {machine.cpu}")
@@ -303,10 +303,12 @@ def test_printed_c_agrees(name: str, tmp_path: Path) -> None:
         ((40, 128, 64), "pairs", "NT", True), ((33, 103, 37), "pairs", "NN", False), ((1, 64, 99), "bytes", "NT", True),
     )]  # fmt: skip
     cases.append(checked_convolution(machine))
-    library = in_c.library(tmp_path / "words.so", [e.program for e, _, _ in cases], machine.lanes())
+    overflow = "-fsanitize=shift" if name == "no vectors" else "-fwrapv"
+    library = in_c.library(tmp_path / "words.so", [e.program for e, _, _ in cases], machine.lanes(), overflow)
     for k, (executable, inputs, reference) in enumerate(cases):
         result = in_c.call(executable, getattr(library, f"entry_{k}"), inputs)["y"]
         np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-3)
+    assert "runtime error" not in capfd.readouterr().err
     if name == "all" and shutil.which("objdump"):
         command = ["objdump", "-d", str(tmp_path / "words.so")]
         code = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -42,7 +42,8 @@ static inline int32_t dot_word(int32_t sum, int32_t word, int32_t panel) {
                            EVERY_WORD(0x40404040), panel), EVERY_WORD(0x40404040), panel))
 #else
 #define PART_U8S8(word, panel, p) \\
-  (((panel) << (24 - 8 * (p)) >> 24) * ((int32_t)((uint32_t)(word) >> (8 * (p)) & 255) - (words){0}))
+  (((words)((unsigned_words)(panel) << (24 - 8 * (p))) >> 24) * \\
+   ((int32_t)((uint32_t)(word) >> (8 * (p)) & 255) - (words){0}))
 #define STEP_U8S8(sum, word, panel) \\
   (sum += PART_U8S8(word, panel, 0) + PART_U8S8(word, panel, 1) + PART_U8S8(word, panel, 2) + \\
           PART_U8S8(word, panel, 3))
@@ -107,4 +108,4 @@ def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
     lines += [f"  *({kind} *)(sums + {(i * vectors + v) * lanes}) = s{i}_{v};" for i, v in cells]
     lines += ["  return 0;", "}", "#endif", ""]
     text = "\n".join(lines).replace("LANES", str(lanes))
-    return text if lanes > 1 else re.sub(r"\bwords\b", "int32_t", text)
+    return text if lanes > 1 else re.sub(r"\bwords\b", "int32_t", text.replace("unsigned_words", "uint32_t"))
