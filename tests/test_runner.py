@@ -197,6 +197,55 @@ def test_a_call_that_fails_while_it_runs_requires_a_reset(monkeypatch):
     np.testing.assert_array_equal(run(compiled, runner, step(0))[0], expected)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "c"])
+def test_a_call_with_other_rows_keeps_the_state(backend):
+    """Reject a state of another batch: a program of the C backend would write beyond its end."""
+    shapes = {"query": [None, 1, 16], "position": []}
+    for options in ({"shapes": shapes}, {}):
+        compiled = ml.compile(MultiHeadAttention(16, 2, cache=8), backend, inference=True, **options)
+        first, second = ({"query": TOKENS[:, k : k + 1], "position": np.int32(k)} for k in (0, 1))
+        params = compiled.randomize_params(0, inputs=first)
+        runner = compiled.runner(params)
+        run(compiled, runner, first)
+        state = runner.state
+        expected = compiled.evaluate(params, second, state=state)[0]["output"]
+        for count in (1, 5):
+            other = {**second, "query": np.repeat(TOKENS[:1, :1], count, 0)}
+            with pytest.raises(ml.InputError, match=f"has shape .2, 2, 8, 8., expected .{count}, 2, 8, 8."):
+                runner(other)
+            with pytest.raises(ml.InputError, match="has shape"):
+                compiled.evaluate(params, other, state=state)
+            assert compiled.backend.to_numpy(compiled.evaluate(params, other)["output"]).shape == (count, 1, 16)
+        np.testing.assert_array_equal(run(compiled, runner, second)[0], compiled.backend.to_numpy(expected))
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_forks_take_rows_along_the_axis_of_the_batch(batch):
+    """Take rows of counters of rank 1 and of layers [layers, batch, features], and keep statistics."""
+
+    class Counter(ml.models.Layer):
+        inputs = ("input",)
+
+        def build(self, x):
+            rows = x.shape[0]
+            count, layers = self.state("count", (rows,), "zeros"), self.state("layers", (2, rows, 3), "zeros")
+            total = self.state("total", (3,), "zeros")
+            self.update_state("count", count + ops.sum(x, axis=1))
+            self.update_state("layers", layers + x)
+            self.update_state("total", total + ops.sum(x, axis=0))
+            return ops.reshape(count, shape=(rows, 1)) + layers[1] + total
+
+    compiled = ml.compile(Counter(), "numpy", inference=True)
+    x = np.arange(3 * batch, dtype=np.float32).reshape(batch, 3)
+    runner = compiled.runner()
+    run(compiled, runner, {"input": x})
+    rows = [batch - 1, 0, 0, 1]
+    fork = runner.fork(rows).fork([2, 0])
+    (expected,) = run(compiled, runner, {"input": x})
+    (result,) = run(compiled, fork, {"input": x[:2]})
+    np.testing.assert_array_equal(result, expected[[0, batch - 1]])
+
+
 def test_optional_inputs_of_a_single_layer():
     compiled = ml.compile(MultiHeadAttention(heads=2), "numpy", inference=True)
     query = TOKENS[:, :3]

@@ -302,6 +302,14 @@ class CompiledModel:
         """Return the initial state for the sizes of these inputs."""
         return self._parameters.state_for(self._evaluation.exact_types(inputs), seed)
 
+    def exact_types(self, inputs: Arrays) -> dict[str, TensorType]:
+        """Return the types that these inputs are converted to, with their sizes."""
+        return self._evaluation.exact_types(inputs)
+
+    def state_axes(self, types: Mapping[str, TensorType]) -> dict[str, int] | None:
+        """Return the axes of the states that count the rows of such inputs, None if their sizes are fixed."""
+        return self._parameters.state_axes(types)
+
     @checked()
     def runner(self, params: Arrays | None = None, *, seed: int | None = None) -> Runner:
         """Return a runner, which owns the state of successive calls: ``runner(inputs)``, ``reset``, ``fork``.

@@ -142,7 +142,7 @@ class Evaluation:
         program, types = record
         arrays = {name: self._convert(name, arguments[name], t) for name, t in types.items()}
         checked = self.parameters.checked(program, params)
-        return program, arrays, checked, {**arrays, **self.parameters.checked_state(program, state)}
+        return program, arrays, checked, {**arrays, **self.parameters.checked_state(program, state, types)}
 
     def _run(self, program: Program, params: Arrays, inputs: Arrays) -> Mapping[str, Any]:
         watching = (*watchers.get(), *self.watching)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class Parameters:
         self.bound: Bound | None = None
         self.passed: Arrays = UNKNOWN  # those of `bound`, which repeated calls read at once
         self.state: dict[str, Any] | None = None
+        self.is_state_bound = False  # whether the user passed it
         self.input_types: dict[str, TensorType] | None = None  # of the first program
         self._interface: Graph | None = None
 
@@ -142,8 +144,8 @@ class Parameters:
             converted[name] = self._convert(name, params[name], t.dtype)
         return converted if any(converted[name] is not params[name] for name in expected) else params
 
-    def checked_state(self, program: Program, state: Arrays | None) -> Arrays:
-        """Return the state for a call, converted to the types of the program."""
+    def checked_state(self, program: Program, state: Arrays | None, types: Mapping[str, TensorType]) -> Arrays:
+        """Return the state for a call with inputs of these types, converted to the types of the program."""
         expected = program.interface.states
         if not expected:
             return {}
@@ -153,7 +155,7 @@ class Parameters:
                     "assumed",
                     "training without state=: every call starts from the initial state (same dropout, old statistics)",
                 )
-            state = self.initial_state()
+            state = self._initial_state_of(program, types)
         missing = [n for n in expected if n not in state]
         if missing:
             raise InputError(
@@ -161,7 +163,25 @@ class Parameters:
                 facts=[f"missing: {', '.join(missing[:8])}"],
                 hint="start with compiled.initial_state() and pass the state that evaluate returns",
             )
+        if program.bucketed is None:
+            for name, shape in program.state_shapes(types).items():
+                if tuple(np.shape(state[name])) != shape:
+                    raise InputError(
+                        f"state '{name}' has shape {_shape(state[name])}, expected {list(shape)}",
+                        facts=[f"for input '{n}' of shape {list(t.shape)}" for n, t in types.items()],
+                        hint="runner.reset(), or runner.fork(rows) for other rows: a state belongs to its batch",
+                    )
         return {name: self._convert(name, state[name], t.dtype) for name, t in expected.items()}
+
+    def _initial_state_of(self, program: Program, types: Mapping[str, TensorType]) -> Arrays:
+        """Return the bound or initial state of a call without one, with the sizes of its inputs if they are open."""
+        try:
+            state = self.initial_state()
+        except ShapeError:
+            return self.state_for(types, None)
+        shapes = program.state_shapes(types)
+        has_sizes = self.is_state_bound or all(np.shape(state[n]) == s for n, s in shapes.items() if n in state)
+        return state if has_sizes or program.bucketed is not None else self.state_for(types, None)
 
     def rounds(self, dtype: DType) -> bool:
         """Whether floats of all sizes are converted to this dtype, the precision of the backend."""
@@ -227,6 +247,27 @@ class Parameters:
         """Return the initial state for inputs of these types."""
         return self._drawn(self.source.probe(types).with_role("state"), seed)
 
+    def state_axes(self, types: Mapping[str, TensorType]) -> dict[str, int] | None:
+        """Return the axes of the states that count the rows of inputs of these types, None if their sizes are fixed."""
+        rows = Counter(t.shape[0] for t in types.values() if t.shape).most_common(1)
+        if not rows:
+            return {}
+        batch = rows[0][0]
+        more = {
+            n: TensorType(t.dtype, (batch + 1, *t.shape[1:])) if t.shape[:1] == (batch,) else t
+            for n, t in types.items()
+        }
+        try:
+            shapes = [{i.name: i.type.shape for i in self.source.probe(t).with_role("state")} for t in (types, more)]
+        except MithrilError:
+            return None
+        return {
+            name: k
+            for name, shape in shapes[0].items()
+            for k, (size, larger) in enumerate(zip(shape, shapes[1][name], strict=True))
+            if size != larger
+        }
+
     def bind(self, params: Arrays, state: Arrays | None = None, *, release: bool = False) -> None:
         """Bind parameters and, with ``static_inference``, embed them in the programs."""
         with self.learning(params):
@@ -253,7 +294,7 @@ class Parameters:
                 for name, x in params.items()
             }
         if state is not None:
-            self.state = dict(state)
+            self.state, self.is_state_bound = dict(state), True
         self.bound = bound = self._baked(values, params) if self.static else Bound(values, values)
         self.passed = bound.passed
         self.calls.drop_bound()

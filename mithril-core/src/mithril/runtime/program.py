@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from mithril.backend import Backend, LazyGraph
-from mithril.base import Guard, TensorType
+from mithril.base import Guard, Shape, TensorType, bind, substitute
 from mithril.ir import Graph, Output
 from mithril.runtime.batch_buckets import BucketedExecutable
 from mithril.runtime.index_checks import Check, IndexCheckedExecutable
@@ -105,6 +105,7 @@ class Program:
     checked: IndexCheckedExecutable | None = None  # executable with run-time checks
     bucketed: BucketedExecutable | None = None  # executable that pads batches
     stepped: dict[Any, Any] = field(default_factory=dict)  # interpreters by input shapes
+    state_sizes: dict[Any, dict[str, Shape]] = field(default_factory=dict)  # by input shapes
 
     def __post_init__(self) -> None:
         self.memory = ProgramMemory(self.backend, self.executable)
@@ -131,6 +132,16 @@ class Program:
         assemble = assemble_of(self.executable)
         type = self.interface.params.get(name)
         return None if assemble is None or type is None else assemble(name, tuple(map(int, type.shape)), read)
+
+    def state_shapes(self, types: Mapping[str, TensorType]) -> Mapping[str, Shape]:
+        """Return the shapes of the states for inputs of these types."""
+        key = tuple(t.shape for t in types.values())
+        shapes = self.state_sizes.get(key)
+        if shapes is None:
+            sizes = bind({n: t.shape for n, t in self.types.items()}, {n: t.shape for n, t in types.items()})  # type: ignore[misc]
+            shapes = {n: tuple(substitute(d, sizes) for d in t.shape) for n, t in self.interface.states.items()}
+            self.state_sizes[key] = shapes
+        return shapes
 
     @property
     def traced(self) -> Graph:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mithril.backend import Backend
-from mithril.base import InputError
+from mithril.base import InputError, TensorType
 from mithril.runtime.signature import InputSpec
 
 Arrays = Mapping[str, Any]
@@ -27,6 +27,10 @@ class Stateful(Protocol):
 
     def state_for(self, inputs: Arrays, seed: int | None) -> dict[str, Any]: ...
 
+    def exact_types(self, inputs: Arrays) -> dict[str, TensorType]: ...
+
+    def state_axes(self, types: Mapping[str, TensorType]) -> dict[str, int] | None: ...
+
 
 class Runner:
     """A compiled model with its current state, and with parameters or the bound ones.
@@ -41,6 +45,8 @@ class Runner:
         self.seed = seed
         self._state: dict[str, Any] | None = None
         self._names: frozenset[str] = frozenset()  # of the initial state
+        self._types: dict[str, TensorType] = {}  # of the first inputs
+        self._axes: dict[str, int] | None = None  # of the states that have rows
 
     def __call__(self, inputs: Arrays) -> dict[str, Any]:
         """Run the model once and return its outputs."""
@@ -53,6 +59,7 @@ class Runner:
         if self._state is None:
             self._state = self.model.state_for(inputs, self.seed)
             self._names = frozenset(self._state)
+            self._types, self._axes = self.model.exact_types(inputs), None
         return self._state
 
     def reset(self) -> None:
@@ -71,19 +78,30 @@ class Runner:
     def fork(self, rows: Sequence[int] | None = None) -> Runner:
         """Return a runner that continues from the same state, or from these rows of its batch, in this order."""
         other = Runner(self.model, self.params, self.seed)
-        other._names = self._names
+        other._names, other._types = self._names, self._types
         if self._state is not None:
             other._state = self.state if rows is None else self._rows(self._state, rows)
+            other._axes = self._axes
         return other
 
+    def _row_axes(self, state: Arrays) -> dict[str, int]:
+        """Return the axis of each state that has rows."""
+        shapes = {name: tuple(x.shape) for name, x in state.items()}
+        batch = next((t.shape[0] for t in self._types.values() if t.shape), None)
+        if all(len(s) > 1 and s[0] == batch and batch not in s[1:] for s in shapes.values()):
+            return dict.fromkeys(shapes, 0)  # certain without tracing the model
+        axes = self.model.state_axes(self._types)
+        return {name: 0 for name, shape in shapes.items() if len(shape) > 1} if axes is None else axes
+
     def _rows(self, state: Arrays, rows: Sequence[int]) -> dict[str, Any]:
-        batch = min((x.shape[0] for x in state.values() if len(x.shape)), default=0)
+        axes = self._axes = self._row_axes(state) if self._axes is None else self._axes
+        batch = min((state[name].shape[axis] for name, axis in axes.items()), default=0)
         invalid = next((r for r in rows if not 0 <= r < batch), None)
         if invalid is not None:
             raise InputError(f"there is no row {invalid} in a state of {batch} rows")
         backend = self.model.backend
         index = np.asarray(rows, np.int64)
         return {
-            name: backend.array(backend.to_numpy(x)[index]) if len(x.shape) > 1 else backend.copied(x)
+            name: backend.array(np.take(backend.to_numpy(x), index, axes[name])) if name in axes else backend.copied(x)
             for name, x in state.items()
         }
