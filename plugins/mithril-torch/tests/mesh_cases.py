@@ -355,6 +355,23 @@ def sums_of_gradients_are_split_like_their_parameters():
     assert all(x.placements == arrays[n].placements for n, x in split.items()), split
 
 
+def inference_with_weights_in_parts():
+    """Compute products and a convolution for which one device calls oneDNN."""
+    rows = Linear(512, name="second")(Relu()(Linear(2048, name="first")(IOKey("rows"))))
+    outputs = {"y": rows, "image": Conv2d(3, 4, kernel_size=3, name="conv")(IOKey("x"))}
+    model, shapes = Model.create(outputs=outputs), {"rows": [16, 512], "x": [1, 3, 8, 8]}
+    inputs = {name: np.random.default_rng(8).standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    single = ml.compile(model, ml.TorchBackend(), shapes=shapes)
+    params = single.randomize_params(0)
+    expected = on_numpy(single, [single.evaluate(params, inputs)])
+    compiled = ml.compile(model, ml.TorchBackend(device_mesh=(1, 2)), shapes=shapes)
+    assert_same(on_numpy(compiled, [compiled.evaluate(params, inputs)]), expected)
+    single.bind(params)
+    module = single.to_module().distribute(init_device_mesh("cpu", (2,), mesh_dim_names=("model",)))
+    with torch.no_grad():
+        assert_same([module(**{name: torch.from_numpy(x) for name, x in inputs.items()})], expected)
+
+
 def operations_without_a_rule_are_named():
     message = r"no rule for an operation(.|\n)*scatter(.|\n)*parallelism=\"fsdp\""
     raises(UnsupportedError, message, lambda: changes(mixture, "small", (1, 2)))

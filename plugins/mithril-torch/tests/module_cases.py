@@ -176,6 +176,10 @@ def tensor_parallel(size):
         backward(module, size, 0, 1)
     assert_gradients(module, size)
     assert exchanges.get_total_counts() <= {"small": 24, "medium": 34}[size], exchanges.get_comm_counts()
+    with torch.no_grad(), CommDebugMode() as exchanges:
+        module(batch(size)[0])
+    gathers = {str(op): n for op, n in exchanges.get_comm_counts().items() if "gather" in str(op)}
+    assert list(gathers.values()) == [1], gathers  # of the logits, not of the table
 
 
 def compiled_tensor_parallel(size="small"):

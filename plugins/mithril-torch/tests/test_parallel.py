@@ -28,6 +28,7 @@ ON_TWO = (
     "gradients_of_16_bits",
     "sharded_parameters",
     "forward_passes_with_other_parameters",
+    "inference_with_weights_in_parts",
 )
 REJECTED = ("conflicting_options_are_rejected",)
 TRAINED = ("training", "gradients_of_several_kinds_of_models", "dropout_draws_the_numbers_of_one_device")

@@ -156,8 +156,13 @@ def mkl_is_fast():
     return mkl_is_fast.answer
 
 
-@needs(exceeds_call_overhead, mkl_is_fast)
-def onednn_pays(x, rows, inner, columns):
+def in_parts(*xs):
+    """Whether a tensor is distributed: oneDNN's own operations have no rules of DTensor."""
+    return any(hasattr(x, "placements") for x in xs)
+
+
+@needs(exceeds_call_overhead, in_parts, mkl_is_fast)
+def onednn_pays(x, w, rows, inner, columns):
     """Whether to multiply by oneDNN: far faster where MKL is slow on this CPU, hardly slower elsewhere.
 
     Where MKL is fast, small products and those of a transposed operand, which oneDNN copies, are faster without it.
@@ -165,7 +170,7 @@ def onednn_pays(x, rows, inner, columns):
     """
     if not exceeds_call_overhead(rows, inner, columns) or x.device.type != "cpu":
         return False
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_parts(x, w):
         return False
     return not mkl_is_fast() or (x.is_contiguous() and rows * inner * columns >= 1 << 23)
 
@@ -173,7 +178,7 @@ def onednn_pays(x, rows, inner, columns):
 @needs(onednn_pays)
 def matmul(a, b):
     """Return the float32 matrix product, by oneDNN on a CPU: on some, twice as fast as MKL."""
-    if b.ndim == 2 and a.ndim >= 2 and onednn_pays(a, a.numel() // max(a.shape[-1], 1), *b.shape):
+    if b.ndim == 2 and a.ndim >= 2 and onednn_pays(a, b, a.numel() // max(a.shape[-1], 1), *b.shape):
         return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
     return torch.matmul(a, b)
 
@@ -181,7 +186,7 @@ def matmul(a, b):
 @needs(onednn_pays, gelu)
 def linear(x, w, b, attribute, algorithm):
     """Return ``activation(x @ w.T + b)`` for float32, as one kernel where oneDNN has one."""
-    if x.ndim >= 2 and onednn_pays(x, x.numel() // max(x.shape[-1], 1), *w.shape):
+    if x.ndim >= 2 and onednn_pays(x, w, x.numel() // max(x.shape[-1], 1), *w.shape):
         return torch.ops.mkldnn._linear_pointwise(x, w, b, attribute, [], algorithm)
     y = F.linear(x, w, b)
     if attribute == "none":
@@ -301,12 +306,13 @@ def reduced(x):
     return x.redistribute(placements=placements) if placements else x
 
 
-@needs(positions, reduced)
+@needs(positions, in_parts, reduced)
 def take(x, indices, axis):
     """Return the elements at ``indices`` along an axis."""
     selected = positions(indices, x.shape[axis])
-    if axis == 0 and x.ndim == 2 and x.is_floating_point() and torch.is_grad_enabled():
-        rows = F.embedding(selected, x)  # DTensor splits its table; by index_select it would split the batch
+    embeds = torch.is_grad_enabled() or in_parts(x)
+    if axis == 0 and x.ndim == 2 and x.is_floating_point() and embeds:
+        rows = F.embedding(selected, x)  # DTensor splits its table; by index_select it would gather it
         return rows if type(rows) is torch.Tensor else reduced(rows)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     return x.index_select(axis, selected.reshape(-1)).reshape(shape)
@@ -460,13 +466,15 @@ def even(padding):
     return [a for a, b in padding] if all(a == b for a, b in padding) else None
 
 
-def onednn_runs(x):
+@needs(in_parts)
+def onednn_runs(x, w):
     """Whether oneDNN's own operations may be called.
 
     They have no gradients, autocast does not cast their operands, and torch.compile supports few.
     """
     excluded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
-    return not excluded and x.dtype == torch.float32 and x.is_cpu and torch.backends.mkldnn.is_available()
+    runs = not excluded and x.dtype == torch.float32 and x.is_cpu and torch.backends.mkldnn.is_available()
+    return runs and not in_parts(x, w)
 
 
 def onednn_convolves(x, w):
@@ -511,7 +519,7 @@ def conv(x, w, stride, padding, dilation, groups, b=None, relu=False):
     symmetric = even(padding)
     if symmetric is None:
         x, symmetric = bordered(x, padding, 0.0), [0] * len(padding)
-    if onednn_runs(x):
+    if onednn_runs(x, w):
         activation = "relu" if relu else "none"
         if w.is_mkldnn:
             settings = (symmetric, stride, dilation, groups, activation, [], "")
