@@ -166,6 +166,11 @@ def test_arguments_are_checked():
         MixtureOfExperts(2, 4, active=3)
     with pytest.raises(ml.ModelError, match="(?s)unknown activation 'sillu' of MixtureOfExperts.*silu"):
         MixtureOfExperts(4, 8, activation="sillu")
+    x, weights, numbers = np.ones((2, 4)), np.ones((3, 4, 5)), np.zeros(2, np.int32)
+    with pytest.raises(ml.ShapeError, match=r"requires x \[..., in\] and w \[experts, in, out\]"):
+        Model(Products())(x, weights[0], numbers)
+    with ml.Builder() as b, pytest.raises(ml.ShapeError, match="a row of x and g for each number of an expert"):
+        ops.expert_weight_grad(b.input("x", (2, 4)), b.input("g", (2, 5)), b.input("n", (1,), "int32"), count=3)
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8"])

@@ -30,7 +30,7 @@ FLOORS = [
     {"base": 1400},
     {"ir": 3050},
     {"rewrite": 720, "passes": 550, "plugins": 2050, "system": 940, "axes": 900},
-    {"ops": 8350},
+    {"ops": 8355},
     {"backend": 4420, "autodiff": 830},
     {"runtime": 3850, "transforms": 1500},
     {"compiler": 3540},

@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from mithril.base import (
-    DTypeError,
-    OperationError,
-    ShapeError,
-    Size,
-    TensorType,
-    dtype as as_dtype,
-    equal as same_size,
-    product,
-    shape_text,
-    unknown,
-)
+from mithril.base import DTypeError, OperationError, ShapeError, Size, TensorType, dtype as as_dtype, product, unknown
 from mithril.ir import composite, exactly, ints, sample
 from mithril.ops.creation import iota
 from mithril.ops.elementwise import equal, not_equal, where
@@ -53,19 +40,13 @@ ROUTED = (
 )
 def expert_matmul(x, w, experts):
     """x[n] @ w[experts[n]] for each row n, with w [experts, in, out]; 0 for experts that w does not have."""
-    _check(x, w, experts)
+    _check_numbers(experts)
+    if not x.shape or len(w.shape) != 3:
+        raise ShapeError("expert_matmul requires x [..., in] and w [experts, in, out]")
     lead, rank = x.shape[:-1], max(len(x.shape) - 1, len(experts.shape))
     y = matmul(reshape(x, shape=(1, product(lead), x.shape[-1])), w)
     y = reshape(y, shape=(w.shape[0], *[1] * (rank - len(lead)), *lead, w.shape[2]))
     return sum(where(_selected(experts, w.shape[0], rank), y, 0), axis=0)
-
-
-def _check(x: Any, w: Any, experts: Any) -> None:
-    if len(w.shape) != 3:
-        raise ShapeError(f"the weight of experts has rank {len(w.shape)}, expected [experts, in, out]")
-    if not x.shape or same_size(x.shape[-1], w.shape[1]) is False:
-        raise ShapeError(f"rows {shape_text(x.shape)} do not match weights {shape_text(w.shape)} [experts, in, out]")
-    _check_numbers(experts)
 
 
 def _check_numbers(experts: Any) -> None:
@@ -113,9 +94,8 @@ def expert_weight_grad(x, g, experts, *, count: Size):
     """The gradient of ``expert_matmul`` for its weight: for each expert the sum of the outer products of its rows."""
     _check_numbers(experts)
     lead = experts.shape
-    for shape in (x.shape, g.shape):
-        if len(shape) != len(lead) + 1 or any(same_size(a, b) is False for a, b in zip(shape[:-1], lead, strict=True)):
-            raise ShapeError(f"rows {shape_text(shape)} do not match numbers of experts {shape_text(lead)}")
+    if not x.shape[:-1] == g.shape[:-1] == lead:
+        raise ShapeError("expert_weight_grad requires a row of x and g for each number of an expert")
     selected = where(_selected(experts, count, len(lead)), unsqueeze(x, axis=(0,)), 0)
     rows = reshape(selected, shape=(count, product(lead), x.shape[-1]))
     return matmul(transpose(rows, perm=(0, 2, 1)), reshape(g, shape=(1, product(lead), g.shape[-1])))
@@ -154,8 +134,7 @@ def expert_mixture(x, shares, experts, up, down, gate=None, *, activation: str =
 
 def used_experts(experts: Any, shares: Any) -> Any:
     """Return the numbers of experts, with one that does not exist where the share is 0: the expert may overflow."""
-    kind = as_dtype(experts.dtype)
-    return where(not_equal(shares, 0), experts, np.iinfo(kind.numpy).max)
+    return where(not_equal(shares, 0), experts, 2**31 - 1)
 
 
 def sum_of_shares(y: Any, shares: Any) -> Any:
