@@ -377,6 +377,25 @@ def multiply_tile(
         clear()
     if sums is not None:
         reader.either(sums.first, clear, lambda: each(resume, True))
+    add_products(frame, row, rows, inner, left, panel, total, cells)
+    if sums is None:
+        finish()
+    else:
+        reader.either(sums.last, finish, lambda: each(save, True))
+
+
+def add_products(
+    frame: KernelBuilder,
+    row: Any,
+    rows: int,
+    inner: Sequence[int],
+    left: Left | PackedRows,
+    panel: Matrix,
+    total: t.Buffer,
+    cells: Sequence[tuple[int, int, int]],
+) -> None:
+    """Add the products of rows and of a panel to sums, whose vectors are ``cells``: row, vector of the panel, place."""
+    code, reader, lanes = frame.code, frame.reader, frame.machine.lanes(panel.kind.bits)
     with reader.nest("ke", inner) as k:
         if isinstance(left, PackedRows):
             offset = left.offset(row, rows, reader.flat(k, inner))
@@ -384,15 +403,11 @@ def multiply_tile(
             elements = [code.let(t.load(left.buffer, offset + i), "w") for i in range(rows)]
         else:
             elements = [left(row + i, *k) for i in range(rows)]
-        for v in range(vectors if panel.constant else 0):
+        for v in range(len(cells) // rows if panel.constant else 0):
             code.prefetch(panel.buffer, panel.offset(reader.flat(k, inner), v * lanes + PREFETCH))
         for i, v, slot in cells:
             with reader.loop("j", lanes, t.VECTORIZED) as j:
                 b = panel.element(reader.flat(k, inner), j + v * lanes)
                 offset = j + slot
-                product = mul(code, elements[i], b, kind)
-                code.store(total, offset, add(code, t.load(total, offset), product, kind))
-    if sums is None:
-        finish()
-    else:
-        reader.either(sums.last, finish, lambda: each(save, True))
+                product = mul(code, elements[i], b, panel.kind)
+                code.store(total, offset, add(code, t.load(total, offset), product, panel.kind))
