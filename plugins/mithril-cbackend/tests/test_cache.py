@@ -148,6 +148,11 @@ x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
 params = made.randomize_params(seed=1)
 y = made.evaluate(params, {"input": x})["output"]
 np.testing.assert_allclose(y, x @ params["weight"].T + params["bias"], rtol=1e-4, atol=1e-4)
+for quantization in (None, {"weights": "int4", "activations": "dynamic"}):
+    baked = ml.compile(Linear(256, name="l"), "c", shapes={"input": [4, 256]}, static_inference=True, cache=True,
+                       cache_dir=sys.argv[1], quantization=quantization)
+    assert "waits for bind" in str(baked.decisions) or quantization is None
+    assert np.linalg.norm(baked.bind(params)({"input": x[:4]})["output"] - y[:4]) < 0.2 * np.linalg.norm(y[:4])
 print("tvm" in sys.modules)
 if "tvm" not in sys.modules:  # and the compiler can still come later
     other = ml.compile(Linear(3, name="l"), "c", shapes={"input": [2, 256]})

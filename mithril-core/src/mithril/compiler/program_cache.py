@@ -59,7 +59,7 @@ class ProgramCache:
         self.reads = not any(options[option.name] for option in self.declared if option.needs_steps)
         self._base = self._fingerprint(source, passes)
         self._model = source, passes
-        self._places: Sequence[str] = getattr(source, "places", ())
+        self.places: Sequence[str] = getattr(source, "places", ())
         self._options = BuildOptions(options, inference=source.inference, decisions=self.decisions)
 
     def _fingerprint(self, source: Source, passes: Sequence[Any]) -> str | None:
@@ -142,8 +142,8 @@ class ProgramCache:
             "report": [[r.name, r.seconds, r.before, r.after, r.changed] for r in (report.records if report else [])],
         }
         inputs = program.traced.with_role("input", "cotangent")
-        description["places"] = fingerprint(self._places)
-        description["quotes"] = _quotes(self._places, [json.dumps(description).encode(), *executable.values()])
+        description["places"] = fingerprint(self.places)
+        description["quotes"] = _quotes(self.places, [json.dumps(description).encode(), *executable.values()])
         guards = Graph(inputs, (), (), "guards", program.traced.guards)
         binary = {PREFIX + name: data for name, data in executable.items()}
         parts = {
@@ -171,7 +171,7 @@ class ProgramCache:
 
     def _read(self, parts: Mapping[str, Any], request: ProgramKey, graphs: Graphs) -> Program:
         description = json.loads(parts["about"])
-        has_moved = description["places"] != fingerprint(self._places)
+        has_moved = description["places"] != fingerprint(self.places)
         if has_moved and description["quotes"]:
             raise ValueError("its messages name lines that moved")
         limits = {name: (low, high) for name, low, high in description["limits"]}
@@ -216,6 +216,26 @@ def exact_sizes_saved(cache: ProgramCache | None, request: ProgramKey) -> Iterat
         if cache is not None and key is not None and reason.__cause__ is None:
             cache.store.put(key, {"exact": reason.what.encode()})
         raise
+
+
+def lowered_once(cache: ProgramCache | None, request: ProgramKey, lower: Callable[[ProgramKey], Graph]) -> None:
+    """Raise the errors of a program that is compiled later, with parameters, unless an earlier process found none."""
+    key = cache.key(request) if cache is not None else None
+    if cache is None or key is None:
+        lower(request)
+        return
+    key = fingerprint(key, "lowered")
+    places = fingerprint(cache.places)
+    parts = cache.store.get(key) if cache.reads else None
+    found = json.loads(parts["about"]) if parts is not None else {}
+    if found.get("places") == places:
+        for kind, message, location in found["decisions"]:
+            cache.decisions.record(kind, message, location)
+        return
+    num_decisions = len(cache.decisions)
+    lower(request)
+    decisions = [[d.kind, d.message, d.where] for d in list(cache.decisions)[num_decisions:]]
+    cache.store.put(key, {"about": json.dumps({"places": places, "decisions": decisions}).encode()})
 
 
 def _quotes(places: Sequence[str], parts: Sequence[bytes]) -> bool:

@@ -35,7 +35,7 @@ from mithril.compiler.observers import Observers
 from mithril.compiler.option_table import Settings, declared_options, resolve_options, split_options
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import make_pipeline, optimization_level, record_clashes, select_passes
-from mithril.compiler.program_cache import Graphs, ProgramCache, exact_sizes_saved
+from mithril.compiler.program_cache import Graphs, ProgramCache, exact_sizes_saved, lowered_once
 from mithril.compiler.provenance import record_operations, record_providers
 from mithril.compiler.requirements import (
     check_layers,
@@ -192,7 +192,7 @@ class Compiler:
         assumed = [name for name in types if self.specs[name].dtype is None]
         try:
             if compiled.awaits_parameters():
-                self.lowered(compiled.defer(types))  # raise errors now; the program will contain parameters
+                lowered_once(self.cache, compiled.defer(types), self.lowered)  # raise errors now; parameters come later
             else:
                 compiled.prepare(types)
         except DTypeError:
