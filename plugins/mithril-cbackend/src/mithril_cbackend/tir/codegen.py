@@ -225,11 +225,11 @@ NAMING = Lock()
 
 def shared(name: str, part: Function) -> tuple[str, Function]:
     """Return the function of a name if it is equal to a part of kernels, else that of a longer name; with the name."""
-    named = replace(part, primfunc=part.primfunc.with_attr("global_symbol", name))
+    candidate = replace(part, primfunc=part.primfunc.with_attr("global_symbol", name))
     with NAMING:
-        known = PARTS.setdefault(name, named)
-    if known is named or tvm_ffi.structural_equal(known.primfunc, named.primfunc):
-        return name, known
+        function = PARTS.setdefault(name, candidate)
+    if function is candidate or tvm_ffi.structural_equal(function.primfunc, candidate.primfunc):
+        return name, function
     return shared(f"{name}_", part)
 
 
