@@ -57,6 +57,7 @@ def test_every_product_reads_codes(compiled: Any) -> None:
         {"ranges": ranges},
         {"ranges": ranges, "activations": "int8", "per_channel": False},
         {"activations": "dynamic"},
+        {},  # dynamic, too
     ):
         model = quantized(compiled, **setting)
         assert 0.0 < error(model({"input": X})["output"], exact) < 0.03
@@ -276,3 +277,33 @@ def test_rows_of_rank_three_are_added_to_an_earlier_value():
     rows = np.random.default_rng(0).normal(size=(2, 3, 16)).astype(np.float32)
     expected = plain.evaluate(params, {"input": rows})["output"]
     np.testing.assert_allclose(compiled.bind(params)({"input": rows})["output"], expected, atol=0.05)
+
+
+@pytest.mark.parametrize("activations", ["trained", "dynamic", "uint8"])
+def test_weights_keep_the_scales_of_the_training(activations: str) -> None:
+    """Store the codes of weights as they were trained: codes of the largest number of a row would be others."""
+    x = RNG.standard_normal((40, 64)).astype(np.float32)
+
+    class Trained(ml.models.Layer):
+        inputs = ("input",)
+
+        def build(self, x: Any) -> Any:
+            w, scale = self.param("weight", (48, 64), "normal"), self.param("scale", (48,), "ones")
+            if activations == "trained":
+                x = ops.fake_quantize(x, self.param("step", (), "ones"))
+            return ops.linear(x, ops.fake_quantize(w, scale, axis=0))
+
+    exact = ml.compile(Trained(), "numpy", shapes={"input": [40, 64]}, inference=True)
+    scales = {"scale": RNG.uniform(0.04, 0.06, 48).astype(np.float32), "step": np.float32(0.03)}
+    exact.bind({n: np.asarray(scales.get(n, p)) for n, p in exact.randomize_params(seed=0).items()})
+    setting: dict[str, Any] = {"activations": "dynamic"}
+    if activations == "uint8":
+        setting = {"ranges": ml.calibrate_ranges(exact, [{"input": x}])}
+    model = ml.compile(Trained(), "numpy", shapes={"input": [40, 64]}, static_inference=True, quantization=setting)
+    model.bind(exact.params)
+    limit = {"trained": 1e-6, "dynamic": 0.01, "uint8": 0.01}[activations]
+    assert error(model({"input": x})["output"], exact({"input": x})["output"]) < limit
+    (codes,) = [i.data for i in model.graph.inputs if i.type.dtype.name == "int8"]
+    expected = np.rint(exact.params["weight"] / exact.params["scale"][:, None])
+    np.testing.assert_array_equal(codes, np.clip(expected, -128, 127))
+    assert count(model, ops.quantize) == 1

@@ -113,10 +113,11 @@ def level_passes(level: str) -> list[str]:
 
 def requested_passes(settings: Mapping[str, Any]) -> list[str]:
     """Return the names of the installed passes that are enabled by an option."""
-    names = set()
+    names, passed = set(), getattr(settings, "keywords", {})
     for name, entry in plugins.passes().items():
         for option in entry.spec.options:  # read all of them, so that none is reported as ignored
-            if settings.get(option):
+            value = settings.get(option)
+            if value or (value == {} and option in passed):  # an empty dictionary leaves all keys at their defaults
                 names.add(name)
     return sorted(names)
 

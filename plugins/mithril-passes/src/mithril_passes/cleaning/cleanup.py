@@ -10,11 +10,12 @@ import numpy as np
 
 from mithril.base import is_static, numel
 from mithril.ir import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
-from mithril.ops import dequantize, dequantize_groups, transpose
+from mithril.ops import conv, dequantize, dequantize_groups, fake_quantize, linear, matmul, transpose
 from mithril.passes import PassContext
 
 NO_CONTEXT = PassContext()
 BACKWARD = ("phase", "backward")  # a tag that CSE ignores: gradients may use results of the forward part
+PRODUCTS = (linear, matmul, conv)
 FOLD_LIMIT = 1 << 16  # elements: a larger folded constant would cost more memory than it saves time
 
 
@@ -90,6 +91,7 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
     limit = FOLD_LIMIT
     if context.option("static_inference"):
         limit = max([limit, *(i.data.size for i in graph.inputs if i.data is not None)])
+    keeps_scales = context.option("quantization") is not None
     constants_by_value: dict[Value, np.ndarray[Any, Any]] = {
         i.value: i.data for i in graph.inputs if i.data is not None and i.data.size <= limit
     }
@@ -101,7 +103,7 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
         if node.is_constant:
             constants_by_value[node.result] = np.asarray(node.attributes["value"], node.attributes["dtype"].numpy)
             nodes.append(node)
-        elif _foldable(node, constants_by_value, limit):
+        elif _foldable(node, constants_by_value, limit) and not (keeps_scales and _has_trained_scale(graph, node)):
             for value, array in zip(node.results, _compute(node, constants_by_value), strict=True):
                 constants_by_value[value] = folded[value] = array
             if node.op is transpose and (source := by_value.get(node.operands[0])) is not None:
@@ -149,6 +151,12 @@ def _foldable(node: Node, constants: dict[Value, Any], limit: int) -> bool:
     if node.op in (dequantize, dequantize_groups) and node.result.ndim > 1:
         return False  # codes take a fraction of the memory of their numbers, and integer kernels read them
     return all(is_static(v.shape) and int(numel(v.shape)) <= limit for v in node.results)
+
+
+def _has_trained_scale(graph: Graph, node: Node) -> bool:
+    """Whether a product reads weights with the rounding of training, whose scale static quantization takes over."""
+    users = graph.users.get(node.result, ()) if node.op is fake_quantize and node.attributes["bits"] == 8 else ()
+    return any(user.op in PRODUCTS and user.operands[1] is node.result for user in users)
 
 
 def _compute(node: Node, constants: dict[Value, Any]) -> Iterable[np.ndarray[Any, Any]]:

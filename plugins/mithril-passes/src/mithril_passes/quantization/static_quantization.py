@@ -49,12 +49,12 @@ def static_quantization(graph: Graph, context: PassContext) -> Graph:
     return Quantizer(graph, context, setting).run()
 
 
-def weight_of(graph: Graph, node: Node) -> np.ndarray[Any, Any] | None:
-    """Return the constant weights of a product that can be quantized, or None."""
+def weight_of(graph: Graph, node: Node, trained: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any] | None:
+    """Return the constant weights of a product that can be quantized, those with a trained scale included, or None."""
     if node.op not in (ops.linear, ops.matmul, ops.conv) or node.tags.get("phase") == "backward":
         return None
     x, w = node.operands[0], node.operands[1]
-    data = data_of(graph, w)
+    data = data_of(graph, w) if trained is None else trained
     if data is None or x is None or (x in graph.input_of and x.type.shape == ()):
         return None
     if data.dtype != np.float32 or data.size < MIN_ELEMENTS or (node.op is ops.matmul and data.ndim != 2):
@@ -68,11 +68,22 @@ def data_of(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
     i = graph.input_of.get(value) if value is not None else None
     if i is not None:
         return None if i.role != "constant" or i.data is None else np.asarray(i.data)
-    reader = stored_codes(graph, value)
+    scalar = graph.producers.get(value) if value is not None else None
+    if scalar is not None and scalar.is_constant:
+        return np.asarray(scalar.attributes["value"], scalar.result.dtype.numpy)
+    reader = stored_codes(graph, value) or trained_rounding(graph, value)
     if reader is None:
         return None
-    operands = [None if v is None else graph.input_of[v].data for v in reader.operands]
+    operands = [data_of(graph, v) for v in reader.operands]
     return np.asarray(reader.op.evaluate(operands, reader.attributes))
+
+
+def trained_rounding(graph: Graph, value: Value | None) -> Node | None:
+    """Return the node that rounds constant weights to the scale of quantization-aware training, or None."""
+    node = graph.producers.get(value) if value is not None else None
+    if node is None or node.op is not ops.fake_quantize or node.attributes["bits"] != 8:
+        return None
+    return node if all(data_of(graph, v) is not None for v in node.operands) else None
 
 
 def stored_codes(graph: Graph, value: Value | None) -> Node | None:
@@ -122,6 +133,7 @@ class Quantizer:
         self.pairs: dict[Value, Value] = {}
         self.rows: dict[tuple[Value, bool], Value] = {}  # rounded per row, or else per image
         self.matrices: dict[tuple[Value, bool], Value] = {}  # 4-bit weights, and whether they are transposed
+        self.trained_weights: dict[Value, np.ndarray[Any, Any]] = {}  # their numbers, by the dequantized value
         self.sizes = [0, 0]  # bytes of their codes and scales, and of their numbers
 
     def run(self) -> Graph:
@@ -133,7 +145,7 @@ class Quantizer:
             if self.setting.weights == STORED:
                 changed |= self.stored(node)
                 continue
-            weights = weight_of(self.graph, node)
+            weights = self.weights(node)
             if weights is None:
                 self.report_half(node)
             if weights is not None and TAG not in node.tags:
@@ -149,6 +161,12 @@ class Quantizer:
         for x, pair in self.pairs.items():
             self._share(x, pair)
         return self.editor.freeze()
+
+    def weights(self, node: Node) -> np.ndarray[Any, Any] | None:
+        """Return the constant weights of a product that can be quantized, or None."""
+        right = node.operands[1] if len(node.operands) > 1 else None
+        trained = self.trained_weights.get(right) if right is not None else None
+        return weight_of(self.graph, node, trained)
 
     def report_half(self, node: Node) -> None:
         """Record a layer whose weights have 16 bits, which are not quantized."""
@@ -171,9 +189,17 @@ class Quantizer:
         bits, axis = node.attributes["bits"], node.attributes["axis"]
         if bits != 8 or x is None or scale is None:
             return False
-        with self.editor.before(node):
-            codes = ops.quantize(x, scale, dtype="int8", axis=axis)
-            self.editor.replace_value(node.result, ops.dequantize(codes, scale, axis=axis))
+        is_weight = trained_rounding(self.graph, node.result) is not None
+        with self.editor.before(node) as b:
+            if is_weight:
+                arrays = data_of(self.graph, x), data_of(self.graph, scale)
+                codes = b.constant(ops.quantize(*arrays, dtype="int8", axis=axis), name=f"{x.name}.codes")
+            else:
+                codes = ops.quantize(x, scale, dtype="int8", axis=axis)
+            pair = ops.dequantize(codes, scale, axis=axis)
+        if is_weight:
+            self.trained_weights[pair] = np.asarray(data_of(self.graph, node.result))
+        self.editor.replace_value(node.result, pair)
         self.editor.erase_dead(node)
         return True
 
@@ -286,11 +312,15 @@ class Quantizer:
             self.context.record("downgrade", f"'{layer}' stays float32: the ranges lack its input '{x.name}'")
             return False
         axis = channel_axis(node) if self.setting.per_channel else None
-        codes, scale = encode(weights, axis)
+        pair = self.editor.producer(w) if w in self.trained_weights else None
         with self.editor.before(node) as b:
             left = x if already else self.activation(b, node, x)
-            numbers = b.constant(codes, name=f"{w.name}.codes")
-            right = ops.dequantize(numbers, b.constant(scale, name=f"{w.name}.scale"), axis=axis)
+            if pair is not None and pair.attributes["axis"] in (None, channel_axis(node)):
+                right = w
+            else:
+                codes, scale = encode(weights, axis)
+                numbers = b.constant(codes, name=f"{w.name}.codes")
+                right = ops.dequantize(numbers, b.constant(scale, name=f"{w.name}.scale"), axis=axis)
             is_of_rows = left is not x and left.shape != x.shape  # each with its own scale
             if is_of_rows:
                 result = node.op(left, right, *node.operands[2:], **node.attributes)
