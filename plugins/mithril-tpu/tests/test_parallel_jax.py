@@ -10,7 +10,7 @@ from gpt import gpt
 from small_models import block
 
 import mithril as ml
-from mithril.models import Conv2d, IOKey, Linear, Model, Relu
+from mithril.models import Conv2d, IOKey, Linear, MixtureOfExperts, Model, Relu
 from mithril.runtime import ProgramKey, ProgramKind
 from mithril_tpu.aot import analysis
 
@@ -207,6 +207,24 @@ def test_requested_axes_are_split_or_reported(requested, split, unsplit):
     assert not unsplit.keys() & model_axes.keys()
     if requested:
         assert model_axes == split
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layers", "options"),
+    [((4,), 1, {}), ((2, 1, 2), 2, {"pipeline_chunks": 2})],
+    ids=["data", "pipeline"],
+)
+def test_devices_compute_experts_for_their_own_rows(mesh, layers, options):
+    experts = Model()
+    for k in range(layers):
+        experts += MixtureOfExperts(4, 12, active=2, gated=False, name=f"m{k}")
+    x, cotangent = np.random.default_rng(0).standard_normal((2, 8, 3, 16), np.float32)
+    results = []
+    for backend, settings in ((ml.JaxBackend(), {}), (ml.JaxBackend(device_mesh=mesh), options)):
+        compiled = ml.compile(experts, backend, shapes={"input": list(x.shape)}, **settings)
+        results.append(compiled.evaluate(compiled.randomize_params(0), {"input": x}, cotangent))
+    assert_same(results[1], results[0])
+    assert "expert_matmul_by_device(" in compiled.programs[-1].executable.source
 
 
 def test_native_gradients_reject_a_pipeline():

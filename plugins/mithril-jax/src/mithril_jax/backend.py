@@ -32,7 +32,7 @@ from mithril.ir import Graph, Node, cotangent_name, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
 from mithril_jax import held_weights, process_config
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature
-from mithril_jax.lowering import table, with_unroll
+from mithril_jax.lowering import table, with_rows_by_device, with_unroll
 from mithril_jax.mesh import mesh_execution, pipeline_parallel
 from mithril_jax.native_semantics import DIFFERENT, native_table
 from mithril_jax.tpu_lowering import with_tpu_rows
@@ -77,7 +77,7 @@ class JaxBackend(SourceBackend):
             self.mesh = self._mesh(device, mesh_execution.parse_mesh(device_mesh))
         super().__init__(device=device or jax.default_backend(), dtype=dtype, precision=precision)
         self.jax_device = self._find(self.device)
-        self._unrolled: dict[tuple[int, int], Lowerings] = {}
+        self._tables: dict[tuple[int, int | None, bool], Lowerings] = {}
         self.placement: Any = self.jax_device if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     def _mesh(self, device: str | None, sizes: tuple[int, ...]) -> Mesh:
@@ -142,17 +142,22 @@ class JaxBackend(SourceBackend):
         """Return the lowering table; the option ``unroll`` unrolls its loops."""
         base = super().table(options)
         steps = dict(options.settings["jax_options"]).get("unroll") if options is not None else None
-        if steps is None:
-            return base
-        unrolled_table = self._unrolled.get((id(base), steps))
-        if unrolled_table is None:
-            unrolled_table = self._unrolled[id(base), steps] = with_unroll(base, steps)
-        return unrolled_table
+        is_divided = self.mesh_axes(options).get("data", 1) > 1
+        key = (id(base), steps, is_divided)
+        if key not in self._tables:
+            divided = with_rows_by_device(base) if is_divided else base
+            self._tables[key] = divided if steps is None else with_unroll(divided, steps)
+        return self._tables[key]
+
+    def mesh_axes(self, options: BuildOptions | None) -> Mapping[str, int]:
+        """Return the axes of the mesh over which programs are divided, and their sizes."""
+        if self.mesh is None and options is not None and options.settings["pjit"]:
+            return {"data": len(jax.devices(self.jax_device.platform))}
+        return dict(self.mesh.shape) if self.mesh is not None else {}
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
-        is_divided = self.mesh is not None or (options is not None and options.settings["pjit"])
-        if is_divided and node.op in (ops.expert_matmul, ops.expert_weight_grad):
-            return False  # sorting the rows would gather them
+        if node.op in (ops.expert_matmul, ops.expert_weight_grad) and self.mesh_axes(options).get("model", 1) > 1:
+            return False  # divided weights would be summed over devices for each block of rows
         return super().lowers(node, options)
 
     def base_table(self, semantics: str) -> Lowerings:
@@ -211,6 +216,7 @@ class JaxBackend(SourceBackend):
         """Build one program for all stages of a pipeline."""
 
         def build_task(task: Graph) -> tuple[str, Forward]:
+            task = self.decomposed(task, options)  # gradients of stages contain composites
             text, arrays = SourceBackend.generate(self, with_stored_operands(task, OWN_COMPARISONS), options)
             return text, self.loaded(Source(text, arrays))
 

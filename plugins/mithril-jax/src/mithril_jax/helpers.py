@@ -314,6 +314,41 @@ def expert_weight_grad(x, g, experts, count):
     return lax.scan(add, y, (blocks, owners))[0].astype(x.dtype)
 
 
+def data_specs(*shapes):
+    """Return how the axis ``data`` of the mesh divides rows of these shapes, or None if it does not."""
+    mesh, shape = jax.sharding.get_abstract_mesh(), jnp.broadcast_shapes(*shapes)
+    parts = mesh.shape["data"] if "data" in mesh.auto_axes else 1
+    if parts == 1 or not shape or shape[0] % parts:
+        return None
+    split, replicated = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    return [split if len(s) == len(shape) and s[0] == shape[0] else replicated for s in shapes]
+
+
+@needs(data_specs, expert_matmul)
+def expert_matmul_by_device(x, w, experts):
+    """Return the product of each row with the weight of its expert; devices group their own rows."""
+    specs = data_specs(x.shape[:-1], experts.shape)
+    if specs is None:
+        return expert_matmul(x, w, experts)
+    split, replicated = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    splits = {"in_specs": (specs[0], replicated, specs[1]), "out_specs": split, "axis_names": {"data"}}
+    return jax.shard_map(expert_matmul, **splits, check_vma=False)(x, w, experts)
+
+
+@needs(data_specs, expert_weight_grad)
+def expert_weight_grad_by_device(x, g, experts, count):
+    """Return for each expert the sum of the outer products of its rows; devices group their own rows."""
+    specs = data_specs(x.shape[:-1], g.shape[:-1], experts.shape)
+    if specs is None:
+        return expert_weight_grad(x, g, experts, count)
+
+    def summed(x, g, experts):
+        return lax.psum(expert_weight_grad(x, g, experts, count), "data")
+
+    splits = {"in_specs": tuple(specs), "out_specs": jax.sharding.PartitionSpec(), "axis_names": {"data"}}
+    return jax.shard_map(summed, **splits, check_vma=False)(x, g, experts)
+
+
 # -- shared helpers written for JAX -----------------------------------------------------------------------------------
 def cached_attention(q, k, v, mask, scale):
     """Return attention to a cache; the branch with the smallest part that holds all visible keys is selected.

@@ -328,6 +328,14 @@ def _scan(call: Call, unroll: int = 1) -> None:
 table.function("scan")(_scan)
 
 
+def with_rows_by_device(base: Lowerings) -> Lowerings:
+    """Extend the table by products of experts for meshes that divide batches: a sort of all rows would gather them."""
+    extended = base.extend()
+    extended.helper(helpers.expert_matmul_by_device, op="expert_matmul")
+    extended.helper(helpers.expert_weight_grad_by_device, op="expert_weight_grad")
+    return extended
+
+
 def with_unroll(base: Lowerings, steps: int) -> Lowerings:
     """Extend the table by a scan that is unrolled ``steps`` times."""
     extended = base.extend()

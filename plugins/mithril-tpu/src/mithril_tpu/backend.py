@@ -120,6 +120,9 @@ class AheadBackend(JaxBackend):
         splits, stored = (choose(graph, mesh, request.splits, fsdp=fsdp).splits for fsdp in (False, True))
         return constrained(graph, mesh.axes, splits, stored, reshard=options.settings["fsdp_reshard"])
 
+    def mesh_axes(self, options: BuildOptions | None) -> Mapping[str, int]:
+        return _mesh(tpu_options.read(options.settings)).axes if options is not None else {}
+
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         """Return the TPU compiler's program, or with ``simulate`` the same function on CPU devices."""
         request = tpu_options.read(options.settings)
