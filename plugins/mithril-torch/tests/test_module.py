@@ -155,6 +155,20 @@ def test_dropout_draws_new_masks_only_in_training():
     assert torch.equal(again(x), module(x)) and again.first.weight is not module.first.weight
 
 
+def test_a_copy_shares_the_generated_functions_of_blocks_only():
+    m = Model()
+    for k in range(2):
+        m += Linear(8, name=f"layer{k}")(**({"input": "x"} if not k else {}))
+    module = ml.compile(m, "torch", shapes={"x": ["B", 8]}).to_module()
+    again = copy.deepcopy(module)
+    for old, new in zip(module.blocks, again.blocks, strict=True):
+        assert new._segments[True][0] is old._segments[True][0] and new.weight is not old.weight
+    x, _ = x_and_labels()
+    with torch.no_grad():
+        again.blocks[0].weight.zero_()
+    assert not torch.equal(again(x), module(x))
+
+
 def test_evaluate_takes_part_in_autograd():
     compiled = ml.compile(model(), "torch", shapes={"x": ["B", 8]})
     params = {n: p.requires_grad_() for n, p in compiled.randomize_params(0).items()}

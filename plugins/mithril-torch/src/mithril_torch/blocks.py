@@ -45,7 +45,7 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         """Run one segment on the values that it takes from others."""
         return self._segments[self.training][segment](self, values)
 
-    def _deepcopied__(self, memo: dict[int, Any]) -> Block:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
         return deepcopied(self, memo, ("_segments",))  # type: ignore[no-any-return]
 
 
