@@ -13,7 +13,8 @@ from small_models import block, perceptron, scalar_loss
 import mithril as ml
 import mithril_tpu
 from mithril_targets.tpu import GENERATIONS
-from mithril_tpu.aot.analysis import collectives, serialized_collectives
+from mithril_tpu.aot import serialized_hlo
+from mithril_tpu.aot.analysis import Collective, collectives, serialized_collectives
 from mithril_tpu.aot.artifact import trees
 from mithril_tpu.aot.program import AheadProgram
 
@@ -299,6 +300,20 @@ def test_collectives_are_counted_in_hlo():
         "all-reduce": (2, 64 * 4096 * 4 + 32 + 16),
         "all-gather": (1, 64),
     }
+
+
+def test_a_collective_in_several_fusions_is_counted_once():
+    """Read three fusions that begin, continue and end one exchange, and two that do so with another one."""
+    parts = [(7, 1, 0), (8, 1, 0), (9, 1, 0), (10, 3, 2), (11, 3, 2)]
+    text = "\n".join(
+        f"  %all-gather.{k} = f32[16,8]{{1,0}} all-gather(%p), channel_id={channel}, dimensions={{0}}, "
+        f'frontend_attributes={{chain_id="{chain}"}}'
+        for k, channel, chain in parts
+    )
+    assert collectives(text) == {"all-gather": Collective(2, 2 * 16 * 8 * 4)}
+    opcode, channel, chain = b"\x12\x0aall-gather", b"\xd0\x01\x03", b"\xa2\x04\x0f\n\x0d\n\x08chain_id\x12\x012"
+    assert serialized_hlo._instruction(opcode + channel + chain) == ("all-gather", [], (3, b"2"))
+    assert serialized_hlo._instruction(opcode + channel) == ("all-gather", [], None)
 
 
 def test_collectives_of_a_serialized_program_equal_those_of_its_text():

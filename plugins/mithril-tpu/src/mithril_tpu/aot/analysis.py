@@ -12,6 +12,7 @@ from mithril_tpu.aot.serialized_hlo import instructions
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _CALL = re.compile(r"=\s+(?P<shape>\(.*?\)|\S+)\s+(?P<kind>" + "|".join(KINDS) + r")(?P<start>-start)?\(")
+_CHAIN = re.compile(r'channel_id=(\d+).*chain_id="(\w+)"')  # of an exchange that several fusions perform
 _ARRAY = re.compile(r"(?P<dtype>pred|bf16|[a-z]+\d+\w*)\[(?P<dims>[\d,]*)\]")
 _BITS = {"pred": 8}
 
@@ -94,18 +95,22 @@ def serialized_collectives(serialized: bytes) -> dict[str, Collective] | None:
     module = instructions(serialized)
     if module is None:
         return None
-    calls = [(opcode.removesuffix("-start"), opcode.endswith("-start"), arrays) for opcode, arrays in module]
+    calls = [(i.opcode.removesuffix("-start"), i.opcode.endswith("-start"), i) for i in module]
     return _counted(
-        (kind, _transferred([prod(shape) * bits // 8 for bits, shape in arrays], asynchronous=start))
-        for kind, start, arrays in calls
+        (kind, _transferred([prod(shape) * bits // 8 for bits, shape in i.arrays], asynchronous=start), i.chain)
+        for kind, start, i in calls
         if kind in KINDS
     )
 
 
-def _counted(calls: Iterable[tuple[str, int]]) -> dict[str, Collective]:
+def _counted(calls: Iterable[tuple[str, int, Any]]) -> dict[str, Collective]:
+    """Count calls of a kind and a size; those of the same chain are parts of one, which XLA fuses with other work."""
     counts: dict[str, list[int]] = {}
-    for kind, size in calls:
-        counts.setdefault(kind, []).append(size)
+    chains = set()
+    for kind, size, chain in calls:
+        if chain is None or (kind, chain) not in chains:
+            chains.add((kind, chain))
+            counts.setdefault(kind, []).append(size)
     return {kind: Collective(len(counts[kind]), sum(counts[kind])) for kind in KINDS if kind in counts}
 
 
@@ -114,13 +119,14 @@ def _transferred(sizes: list[int], *, asynchronous: bool) -> int:
     return max(sizes, default=0) if asynchronous else sum(sizes)
 
 
-def _calls(hlo: str) -> Iterator[tuple[str, int]]:
+def _calls(hlo: str) -> Iterator[tuple[str, int, Any]]:
     for line in hlo.splitlines():
         match = _CALL.search(line)
         if match is None:
             continue
         sizes = [_size(m) for m in _ARRAY.finditer(match["shape"])]
-        yield match["kind"], _transferred(sizes, asynchronous=bool(match["start"]))
+        chain = _CHAIN.search(line)
+        yield match["kind"], _transferred(sizes, asynchronous=bool(match["start"])), chain and chain.groups()
 
 
 def _size(array: re.Match[str]) -> int:

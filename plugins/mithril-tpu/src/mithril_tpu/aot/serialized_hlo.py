@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 Array = tuple[int, tuple[int, ...]]  # bits of an element, dimensions
 Field = tuple[int, int | bytes]
@@ -16,17 +17,26 @@ Field = tuple[int, int | bytes]
 # Riegeli, the container of the records: blocks with headers, whose first begins with this hash.
 _BLOCK, _HEADER, _SIGNATURE = 1 << 16, 24, bytes.fromhex("83af70d10d884a3f")
 _MODULE = re.compile(rb"\n[\x01-\x7f]jit_\w+\x12")  # the module's name, then the name of its entry computation
+_CHAIN = re.compile(rb"chain_id\x12.(\w+)", re.DOTALL)
 _LENGTH = 5  # bytes of the varint of a length, at most
 
 # Field numbers of hlo.proto and xla_data.proto.
-_COMPUTATIONS, _INSTRUCTIONS, _OPCODE, _SHAPE = 3, 2, 2, 3
+_COMPUTATIONS, _INSTRUCTIONS, _OPCODE, _SHAPE, _CHANNEL, _FRONTEND_ATTRIBUTES = 3, 2, 2, 3, 26, 68
 _ELEMENT_TYPE, _DIMENSIONS, _TUPLE_SHAPES = 2, 3, 4
 _WIDTHS = {1: 8, 2: 8, 3: 16, 4: 32, 5: 64, 6: 8, 7: 16, 8: 32, 9: 64, 10: 16, 11: 32, 12: 64, 15: 64, 16: 16, 18: 128}
 _WIDTHS |= {19: 8, 20: 8, 21: 4, 22: 4, 23: 8, 24: 8, 25: 8}  # float8 and 4-bit types
 
 
-def instructions(serialized: bytes) -> list[tuple[str, list[Array]]] | None:
-    """Return the operation and the result arrays of each instruction; None if no module is found."""
+class Instruction(NamedTuple):
+    """An instruction; several fusions perform the collectives of one chain together."""
+
+    opcode: str
+    arrays: list[Array]  # results
+    chain: tuple[int, bytes] | None
+
+
+def instructions(serialized: bytes) -> list[Instruction] | None:
+    """Return the instructions of all computations; None if no module is found."""
     start = serialized.find(_SIGNATURE)
     data = serialized
     if start >= 0:
@@ -54,10 +64,13 @@ def _delimited(data: bytes, start: int) -> Iterator[list[Field]]:
             continue
 
 
-def _instruction(body: bytes) -> tuple[str, list[Array]]:
+def _instruction(body: bytes) -> Instruction:
     fields = _fields(body)
     shapes = [array for shape in _all(fields, _SHAPE) for array in _arrays(shape)]
-    return next(_all(fields, _OPCODE), b"").decode(), shapes
+    channel = next((v for number, v in fields if number == _CHANNEL and isinstance(v, int)), 0)
+    chains = (match[1] for text in _all(fields, _FRONTEND_ATTRIBUTES) if (match := _CHAIN.search(text)))
+    chain = next(((channel, number) for number in chains), None)
+    return Instruction(next(_all(fields, _OPCODE), b"").decode(), shapes, chain)
 
 
 def _arrays(shape: bytes) -> Iterator[Array]:
