@@ -61,3 +61,14 @@ def test_class_weights_agree_with_those_of_the_loss(backend):
         subject.fit(X, KIND, epochs=2, batch_size=8, class_weight=weights)
         results.append(subject.predict(X))
     np.testing.assert_allclose(*results, atol=1e-6)
+
+
+def test_operations_are_methods_of_the_values_of_a_loss():
+    def squares(y, target):
+        return ((y.reshape((-1,)) - target.reshape((-1,))) ** 2).mean()
+
+    losses = []
+    for loss in (squares, "mse_loss"):
+        subject = ml.Trainer(Model(Linear(1)), ml.SGD(0.1), loss=loss, backend="numpy", progress=False, seed=0)
+        losses.append(float(subject.step({"input": X, "target": SIZE})["loss"]))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)

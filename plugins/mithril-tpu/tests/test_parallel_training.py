@@ -161,6 +161,27 @@ def test_initial_values_are_drawn_in_parts():
             assert {s.data.nbytes for s in x.addressable_shards} == {4 * width * width // 8}, name
 
 
+def test_arrays_stay_in_parts_after_resuming_and_at_the_end_of_fit(tmp_path):
+    """Bytes on each device: the parameters and both moments of Adam are one eighth of all."""
+    batch = {"x": np.ones((8, 64), np.float32), "target": np.ones((8, 8), np.float32)}
+    model = Model.create(outputs={"y": Linear(8, name="head")(Linear(64, name="wide")(IOKey("x")))})
+
+    def sizes(arrays):
+        return {n: {s.data.nbytes for s in x.addressable_shards} for n, x in arrays.items() if "wide.weight" in n}
+
+    for epochs in (1, 2):
+        backend = ml.JaxBackend(device_mesh=(8,))
+        training = ml.Trainer(
+            model, ml.Adam(1e-3), loss="mse_loss", backend=backend, parallelism="fsdp", progress=False
+        )
+        saved = ml.Checkpoint(tmp_path)
+        training.fit(batch, epochs, batch_size=8, callbacks=[saved], resume=tmp_path if epochs > 1 else None)
+        assert training.steps == epochs
+        shards = sizes(training.engine.arrays)
+        assert len(shards) == 3 and all(n == {64 * 64 * 4 // 8} for n in shards.values()), shards
+        assert list(sizes(training.params).values()) == [{64 * 64 * 4 // 8}]
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])  # programs with 64-bit values run in a setting of their own
 def test_parameters_next_to_integers_are_drawn_in_parts(dtype):
     tokens = {"shapes": {"input": [8]}, "types": {"input": dtype}, "parallelism": "fsdp"}
