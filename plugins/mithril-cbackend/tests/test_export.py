@@ -272,6 +272,18 @@ def test_programs_of_baked_weights_are_exported(tmp_path):
     assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT}") <= 1e-6
 
 
+def test_vectors_of_a_row_are_one_loop_without_branches():
+    """Compilers select the width of vectors, and gcc does not unroll loops before it could vectorize them."""
+    with Builder() as b:
+        x, scale = b.input("x", (4, 48)), b.input("scale", (4, 1))
+        small, shared = ops.cast(ops.round(x), dtype="int8"), ops.exp(x / scale)
+        total = ops.max(x, axis=1)
+    source = ml.compile(b.build({"a": small, "b": shared, "c": total}), "c", cpu_options={"vector_bytes": 16}).source
+    assert re.search(r"j\w* < 192; .*\n( +const .*\n)+ +\w+\[j\w*\] = \w+;", source), source
+    assert re.search(r"j\w* < 48; .*\n( +const .*\n)+ +\w+\[i\w* \* 48 \+ j\w*\] = \w+;", source), source
+    assert re.search(r"ROLLED\n +for \(int32_t \w+ = 0; \w+ < 4;", source), source
+
+
 # -- telephones ---------------------------------------------------------------------------------------------------
 def telephone(build, arch, **options):
     static = {"static_inference": True, "quantization": {"weights": "int4"}} if build is grouped else {}
@@ -442,6 +454,18 @@ def test_names_of_users_are_data(tmp_path):
     assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT} -Wcomment -Wtrigraphs -Wbidi-chars=any") <= 1e-6
     for name in compiled_model.params:
         assert c_quoted(name) in (tmp_path / "model.c").read_text()
+
+
+@needs("gcc", "make")
+def test_values_are_not_named_like_macros_of_the_generated_file(tmp_path):
+    model = Model()
+    names = ["GROUP_ZERO", "WORDS_TYPE", "ROLLED", "WIDE", "words", "group_halves"]
+    for name in names:
+        model |= Linear(32, name=f"of {name}")(input=name, output=f"{name}!")
+    setting = {"weights": "int4", "activations": "dynamic"}
+    shapes = {name: [2, 32] for name in names}
+    compiled(lambda: (model, shapes), static_inference=True, quantization=setting).export(tmp_path)
+    assert check(tmp_path, "CC=gcc", f"CFLAGS={STRICT}") <= 1e-6
 
 
 @pytest.mark.parametrize("name", ["int8", "uint_least16", "float", "size", "modèle", "1st", "a-b", "", "_x"])

@@ -37,7 +37,10 @@ OWN = frozenset(
     """
     self run at ready other vector lanes f16 f32 f64 i16 i32 i64 u16 u32 u64
     bits_int32 bits_uint32 float_of_int32 float_of_uint32
-    VECTOR CONST_VECTOR EVERY SHUFFLE PARALLEL LANES MAY_ALIAS
+    VECTOR CONST_VECTOR EVERY SHUFFLE PARALLEL PREFETCH ROLLED WIDE LANES MAY_ALIAS
+    words unsigned_words floats WORDS_TYPE STEP_U8S8 PART_U8S8 STEP_BF16 DOT_S8S8 EVERY_WORD dot_word
+    GROUP_NUMBERS GROUP_HALVES GROUP_CODES GROUP_FLOATS GROUP_BYTES GROUP_ZERO GROUP_DOT GROUP_PART
+    group_numbers group_halves group_codes group_floats group_bytes group_table group_bytes_table
     """.split()
 )  # names of the generated file
 TAKEN = WORDS | LIBRARY | OWN

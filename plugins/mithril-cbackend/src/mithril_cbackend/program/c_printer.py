@@ -1,7 +1,8 @@
 """Printer of kernels as C11, for export and for ``compiled.source``.
 
-Vector loops are printed as loops that compilers vectorize. Those that only load, multiply, add and store, such as
-register tiles, use the vector extension of GCC and Clang instead, since compilers do not keep such tiles in registers.
+Vector loops are printed as loops that compilers vectorize: together with the loop around them where both are over one
+row, so that compilers select the width. Those that only load, multiply, add and store, such as register tiles, use the
+vector extension of GCC and Clang instead, since compilers do not keep such tiles in registers.
 Integer arithmetic wraps around: compile with ``-fwrapv``.
 """
 
@@ -79,6 +80,20 @@ HELPERS = {  # identifier -> its definition
 #define PARALLEL
 #endif
 """,
+    "WIDE": """\
+#if defined(__clang__) && defined(__x86_64__) /* for some CPUs, clang would split registers of 512 bits */
+#define WIDE __attribute__((min_vector_width(512)))
+#else
+#define WIDE
+#endif
+""",
+    "ROLLED": """\
+#if defined(__GNUC__) && !defined(__clang__)
+#define ROLLED _Pragma("GCC unroll 1") /* gcc would unroll the loop before it could vectorize it */
+#else
+#define ROLLED
+#endif
+""",
     "PREFETCH": """\
 #ifdef __GNUC__
 #define PREFETCH(x) __builtin_prefetch(x)
@@ -123,6 +138,10 @@ def parameters(function: t.Function) -> dict[str, str]:
     return texts
 
 
+class ReadApart(Exception):
+    """A variable of two joined loops is read without the other one."""
+
+
 class Printer:
     """Printer of one function."""
 
@@ -132,6 +151,7 @@ class Printer:
         self.written: list[tuple[str, str | None, set[str]]] = []  # line, name it defines, names it uses
         self.reading: set[str] = set()
         self.depth = 1
+        self.row_loops: tuple[Any, Any, int] | None = None  # variables of two loops printed as one, and the inner extent
         self.constant = {str(p.name) for p in list(function.primfunc.params)[: function.read]}  # read-only arrays
         self.arguments: list[str | None] = []  # declarations of the parameters, None for one that sizes leave unused
 
@@ -140,7 +160,8 @@ class Printer:
         text = self.body()
         declared = parameters(self.function).items()
         self.arguments = [p if re.search(rf"\b{n}\b", text) else None for n, p in declared]
-        return f"static void {name}({', '.join(filter(None, self.arguments)) or 'void'}) {{\n{text}\n}}\n"
+        arguments = ", ".join(filter(None, self.arguments)) or "void"
+        return f"{wide(self.lanes)}static void {name}({arguments}) {{\n{text}\n}}\n"
 
     def line(self, text: str, gives: str | None = None) -> None:
         self.written.append(("  " * self.depth + text, gives, self.reading))
@@ -213,11 +234,52 @@ class Printer:
             if vector_store is not None:
                 self.line(vector_store)
                 return
+        if s.kind == t.SERIAL and self.join(s):
+            return
         if s.kind == t.PARALLEL:
             self.line("PARALLEL")
+        if s.kind == t.VECTORIZED:
+            self.line("ROLLED")
         self.line(f"for (int32_t {i} = 0; {i} < {self.expr(s.extent)}; ++{i}) {{")
         self.inside(s.body)
         self.line("}")
+
+    def join(self, outer: Any) -> bool:
+        """Print loops over vectors and over the lanes of each as one; return False if they are not over one row."""
+        body = list(outer.body.seq) if isinstance(outer.body, n.SeqStmt) else [outer.body]
+        body = [s for s in body if not isinstance(s, n.AllocBuffer) or s.buffer.name not in self.function.names]
+        if len(body) != 1 or not isinstance(body[0], n.For) or body[0].kind != t.VECTORIZED:
+            return False
+        inner = body[0]
+        i, lanes, depth, first = inner.loop_var.name, int(inner.extent), self.depth, len(self.written)
+        if isinstance(inner.body, n.BufferStore) and self.as_vector(inner.body, inner.loop_var, lanes) is not None:
+            return False
+        count, reading = outer.extent, self.reading
+        extent = int(count) * lanes if isinstance(count, n.IntImm) else f"{self.expr(count, PRODUCT)} * {lanes}"
+        self.row_loops = outer.loop_var, inner.loop_var, lanes
+        try:
+            self.line(f"for (int32_t {i} = 0; {i} < {extent}; ++{i}) {{")
+            self.inside(inner.body)
+            self.line("}")
+        except ReadApart:
+            del self.written[first:]
+            self.depth, self.reading = depth, reading
+            return False
+        finally:
+            self.row_loops = None
+        return True
+
+    def in_row(self, x: Any) -> tuple[str, int] | None:
+        """Return a sum of positions in terms of the variable of joined loops, or None if it has no such position."""
+        if self.row_loops is None or not isinstance(x, n.Add):
+            return None
+        vector, lane, lanes = self.row_loops
+        terms = terms_of(x)
+        rest = [y for y in terms if not is_multiple(y, vector, lanes)]
+        if len(rest) != len(terms) - 1 or sum(y.same_as(lane) for y in rest) != 1:
+            return None
+        texts = [lane.name if y.same_as(lane) else self.expr(y, SUM) for y in rest]
+        return " + ".join(texts), SUM if len(texts) > 1 else ATOM
 
     # -- vectors --------------------------------------------------------------------------------------------------
     def as_vector(self, s: Any, lane: Any, extent: int) -> str | None:
@@ -293,6 +355,9 @@ class Printer:
         return text, precedence
 
     def plain_term(self, x: Any) -> tuple[str, int]:
+        position = self.in_row(x)
+        if position is not None:
+            return position
         if type(x) in SIGNS:
             sign, precedence = SIGNS[type(x)]
             left = OPERANDS.get(precedence, precedence)
@@ -300,6 +365,8 @@ class Printer:
             right = precedence if sign == "+" and "int" in dtype_of(x) else OPERANDS.get(precedence, precedence + 1)
             return f"{self.expr(x.a, left)} {sign} {self.expr(x.b, right)}", precedence
         if isinstance(x, n.Var):
+            if self.row_loops is not None and any(x.same_as(v) for v in self.row_loops[:2]):
+                raise ReadApart
             return str(x.name), ATOM
         if isinstance(x, n.IntImm):
             return integer(int(x.value), dtype_of(x)), ATOM
@@ -371,6 +438,19 @@ class Printer:
         if target == "handle":
             return f"at({inner})"
         return f"float_of_{source}({inner})" if target == "float32" else f"bits_{target}({inner})"
+
+
+def wide(lanes: int) -> str:
+    """Return the attribute of functions with vectors of this many words."""
+    return "WIDE " if lanes == 16 else ""
+
+
+def terms_of(x: Any) -> list[Any]:
+    return [*terms_of(x.a), *terms_of(x.b)] if isinstance(x, n.Add) else [x]
+
+
+def is_multiple(x: Any, var: Any, factor: int) -> bool:
+    return isinstance(x, n.Mul) and x.a.same_as(var) and isinstance(x.b, n.IntImm) and int(x.b) == factor
 
 
 def integer(value: int, dtype: str) -> str:
