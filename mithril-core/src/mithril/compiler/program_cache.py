@@ -227,9 +227,9 @@ def lowered_once(cache: ProgramCache | None, request: ProgramKey, lower: Callabl
     key = fingerprint(key, "lowered")
     places = fingerprint(cache.places)
     parts = cache.store.get(key) if cache.reads else None
-    found = json.loads(parts["about"]) if parts is not None else {}
-    if found.get("places") == places:
-        for kind, message, location in found["decisions"]:
+    earlier = json.loads(parts["about"]) if parts is not None else {}
+    if earlier.get("places") == places:
+        for kind, message, location in earlier["decisions"]:
             cache.decisions.record(kind, message, location)
         return
     num_decisions = len(cache.decisions)

@@ -151,7 +151,7 @@ class Printer:
         self.written: list[tuple[str, str | None, set[str]]] = []  # line, name it defines, names it uses
         self.reading: set[str] = set()
         self.depth = 1
-        self.row_loops: tuple[Any, Any, int] | None = None  # variables of two loops printed as one, and the inner extent
+        self.row_loops: tuple[Any, Any, int] | None = None  # variables of loops printed as one, and lanes
         self.constant = {str(p.name) for p in list(function.primfunc.params)[: function.read]}  # read-only arrays
         self.arguments: list[str | None] = []  # declarations of the parameters, None for one that sizes leave unused
 
