@@ -627,4 +627,9 @@ def conflicting_options_are_rejected():
     odd = [block(), ml.TorchBackend(device_mesh=(1, 2))]
     message = "5 positions of input 'x' cannot be divided over 2 devices"
     raises(ml.OptionError, message, lambda: ml.compile(*odd, shapes={"x": [8, 5, 16]}, parallelism="context"))
+    three = Model.create(outputs={"y": ops.matmul(IOKey("x"), IOKey("w", shape=[3, 4, 4], trainable=True))})
+    message = (
+        "that 2 processes can divide(.|\\n)*weights of 3 experts(.|\\n)*hint: use a mesh whose first number divides 3"
+    )
+    raises(ml.OptionError, message, lambda: ml.compile(three, mesh, shapes={"x": [3, 2, 4]}, parallelism="expert"))
     raises(ml.BackendError, "requires 4 processes, got 2", lambda: stepped(ml.TorchBackend(device_mesh=(4,))))
