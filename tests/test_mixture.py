@@ -208,12 +208,12 @@ def test_products_of_integers(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_with_any_number_of_experts(backend):
-    """Compile once for a symbolic number of experts, and train two sizes."""
+    """Compile once for a symbolic number of experts, and train three sizes."""
     model = Model.create(outputs={"y": Products()(*map(IOKey, ("x", "w", "experts")))})
     shapes = {"x": [3, 2], "w": [None, 2, 2], "experts": [3]}
     compiled = ml.compile(model, backend, shapes=shapes, types={"experts": "int32"}, trainable=["w"])
     x, experts = np.ones((3, 2), np.float32), np.array([1, 1, 0], np.int32)
-    for count in (2, 4):
+    for count in (2, 4, 0):
         inputs = {"x": x, "w": np.ones((count, 2, 2), np.float32), "experts": experts}
         _, gradients = compiled.evaluate({}, inputs, {"y": x})
         slopes = to_numpy(gradients["w"])

@@ -428,7 +428,8 @@ def expert_matmul(x, w, experts):
     sizes = sizes_of(ends)
     used = order[: sum(sizes)]
     rows = x.reshape(lead, x.shape[-1])[numbers[used]].split(sizes)
-    parts = [a @ b for a, b in zip(rows, w.unbind()) if a.shape[0]] or [rows[0] @ w[0]]  # autograd reaches operands
+    parts = [a @ b for a, b in zip(rows, w.unbind()) if a.shape[0]]
+    parts = parts or [x.reshape(lead, x.shape[-1])[:0] @ w[:1].sum(0)]  # no row, but autograd reaches the operands
     return x.new_zeros(numbers.shape[0], w.shape[2]).index_copy(0, used, torch.cat(parts)).reshape(*shape, w.shape[2])
 
 
@@ -439,7 +440,8 @@ def expert_weight_grad(x, g, experts, count):
     sizes = sizes_of(ends)
     used = order[: sum(sizes)]
     rows, cotangents = (z.reshape(experts.numel(), z.shape[-1])[used].split(sizes) for z in (x, g))
-    return torch.stack([a.mT @ b for a, b in zip(rows, cotangents)])
+    products = [a.mT @ b for a, b in zip(rows, cotangents)]
+    return torch.stack(products) if products else x.new_zeros(0, x.shape[-1], g.shape[-1])
 
 
 def float_key(x):
