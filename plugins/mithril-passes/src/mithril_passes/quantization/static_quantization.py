@@ -39,7 +39,9 @@ def static_quantization(graph: Graph, context: PassContext) -> Graph:
             hint="pass static_inference=True, and bind the parameters",
         )
     if any(i.role == "param" for i in graph.inputs):
-        context.record("deferred", "quantization waits for bind(params): this program computes in float32")
+        context.record(
+            "deferred", "quantization waits for bind(params): a program without bound ones computes in float32"
+        )
         return graph
     graph = constant_folding(graph, context)
     if setting.observe is not None:
