@@ -115,3 +115,11 @@ def test_entry_whose_compiled_program_does_not_fit_is_not_the_best():
     plan.entries[0] = replace(first, compiled_peak=int(first.limit) + 1)
     plan.sort()
     assert plan.best.options != first.options
+
+
+def test_compiled_memory_contains_the_values_of_the_optimizer():
+    pytest.importorskip("libtpu")
+    plan = ml.plan(scalar_loss(512), "tpu_v5e", shapes={"x": [16, 32]}, devices=1, of="loss", slots=8)
+    (entry,) = mithril_tpu.compile_plan(plan).entries
+    assert entry.memory.slots > 8 * 4 * 32 * 512
+    assert entry.compiled_peak > entry.memory.arguments > entry.memory.slots

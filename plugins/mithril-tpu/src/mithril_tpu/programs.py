@@ -111,7 +111,7 @@ def step_program(trainer: Any, batch: Mapping[str, Any]) -> AheadProgram:
 def compile_plan(plan: Plan, top: int = 3) -> Plan:
     """Return the plan with the compiler's memory of its ``top`` first entries, sorted again.
 
-    For a training step these are programs with an update by gradient descent.
+    For a training step these are programs with an update by gradient descent; values of the optimizer are added.
     """
     if plan.model is None:
         raise InputError("this plan has no model", hint="pass the result of ml.plan")
@@ -120,7 +120,7 @@ def compile_plan(plan: Plan, top: int = 3) -> Plan:
         options = {**plan.options, **entry.options}
         compiled = compile(plan.model, JaxBackend(), target_hardware=plan.target.name, **options)
         program = training_program(compiled, plan.outputs, _gradient_descent) if plan.training else ahead_of(compiled)
-        entries[k] = replace(entry, compiled_peak=program.analysis.memory.peak)
+        entries[k] = replace(entry, compiled_peak=program.analysis.memory.peak + entry.memory.slots)
     result = replace(plan, entries=entries)
     result.sort()
     return result

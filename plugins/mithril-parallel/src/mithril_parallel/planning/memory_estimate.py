@@ -34,7 +34,8 @@ USUAL, FULLY_SHARDED = (0.5, 1.6), (0.5, 1.8)
 class MemoryEstimate:
     """Bytes on one device; ``peak`` is the largest sum of buffers that are live at the same time.
 
-    ``error`` are the factors between which the compiler's memory beyond the arguments is expected.
+    ``error`` are the factors between which the compiler's memory beyond the arguments is expected, ``slots`` the bytes
+    of the optimizer's values among the arguments.
     """
 
     arguments: int
@@ -42,6 +43,7 @@ class MemoryEstimate:
     aliased: int
     temporaries: int
     error: tuple[float, float] = USUAL
+    slots: int = 0
 
     @property
     def peak(self) -> int:
@@ -74,7 +76,8 @@ def estimate_memory(
     aliased = (gradients + slots * parameters if updates else 0) + (state if updates else 0)
     lifetimes = _gathered_lifetimes(fused, sharding) + (copies(fused, sharding, images(graph)) if tiled else [])
     error = FULLY_SHARDED if sharding.stored else USUAL
-    return MemoryEstimate(arguments, outputs, aliased, _temporaries(fused, sharding, results, size, lifetimes), error)
+    temporaries = _temporaries(fused, sharding, results, size, lifetimes)
+    return MemoryEstimate(arguments, outputs, aliased, temporaries, error, slots * parameters)
 
 
 def size_function(fused: FusedGraph, sharding: GraphSharding, *, tiled: bool) -> Callable[[Value], int]:

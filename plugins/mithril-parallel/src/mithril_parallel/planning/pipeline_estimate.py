@@ -57,6 +57,6 @@ def estimate_pipeline(
     fullest = max(memory, key=sum)
     error = max((estimate.error for estimate in estimates), key=lambda factors: factors[1])
     return (
-        MemoryEstimate(fullest[0], fullest[1], 0, fullest[2] + fullest[3], error),
+        MemoryEstimate(fullest[0], fullest[1], 0, fullest[2] + fullest[3], error, fullest[0] // (1 + slots) * slots),
         Work(busiest[0], int(busiest[1]), int(busiest[2]), busiest[3] * waits, busiest[4] * waits),
     )
