@@ -146,10 +146,13 @@ def _parameter(i: Input) -> str:
     return str(i.tags.get("parameter", i.name))
 
 
-def _placement() -> Callable[..., Any] | None:
+Placement = Callable[[Graph, Mapping[str, int]], tuple[Mapping[str, Any], Mapping[str, str]]]
+
+
+def _placement() -> Placement | None:
     """Return ``ml.placement``, or None without mithril-parallel."""
     try:
-        return cast("Callable[..., Any]", ml.placement)
+        return cast("Placement", ml.placement)
     except (AttributeError, ml.MithrilError):
         return None
 
