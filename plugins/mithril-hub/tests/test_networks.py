@@ -88,3 +88,12 @@ def test_relatives_of_roberta_have_its_outputs(family, tmp_path):
     inputs = network_inputs(model)
     results = ml.compile(model, "numpy", inference=True)(inputs)
     assert [*results] == ["last_hidden_state", "pooler_output"] and results["pooler_output"].shape == (2, 32)
+
+
+def test_rows_with_other_sources_draw_as_without_each_other(folders):
+    """Draw each text with the numbers of its source alone, whatever the padding; an equal source gives another text."""
+    compiled = ml.compile(ml.from_pretrained(folders("t5_gated"), cache=24), "numpy", inference=True)
+    source, settings = generation_source("t5_gated"), {"max_new_tokens": 6, "stop": (), "temperature": 1.5, "seed": 3}
+    rows = ml.generate(compiled, [START], source=[*source, source[1]], **settings)
+    assert rows[:2] == [ml.generate(compiled, [START], source=text, **settings) for text in source]
+    assert rows[2] != rows[1]
