@@ -32,8 +32,9 @@ UNREADABLE = (  # of the zip file (NotImplementedError: an unknown compression, 
 def open_weights(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the arrays of a safetensors, npz or GGUF file by name, as views whose pages are loaded when they are used.
 
-    Arrays that are compressed, or not aligned to their elements, are read. All arrays are read-only: bound to a model
-    with ``static_inference=True``, they are not copied, and packed weights are the only ones in memory. Quantized
+    Arrays that are compressed, or not aligned to their elements (``numpy.savez`` does not align them), are read;
+    ``bind(..., release=True)`` moves them to a mapped file. All arrays are read-only: bound to a model with
+    ``static_inference=True``, they are not copied, and packed weights are the only ones in memory. Quantized
     tensors of GGUF files are decoded by ``numpy.asarray``; backend 'c' multiplies their codes with
     ``static_inference=True``, without decoding or rounding them.
     """
