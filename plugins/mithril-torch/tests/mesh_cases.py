@@ -171,13 +171,18 @@ def a_training_step_reduces_gradients_once():
     assert collectives == {"all_gather": 5, "all_reduce": 3, "reduce_scatter": 3}, collectives
 
 
-def language(size):
+def language(size, length=6):
     """Return a transformer, for which the processes have different numbers of targets."""
     numbers, count = np.random.default_rng(2), SIZES[size]["vocabulary"]
-    tokens, targets = numbers.integers(0, count, (2, 8, 6)).astype(np.int32)
+    tokens, targets = numbers.integers(0, count, (2, 8, length)).astype(np.int32)
     targets[:3, 2:] = targets[4] = -100
     batch = {"tokens": tokens, "target": targets}
     return gpt(**SIZES[size]), batch, lambda y, t: ml.ops.cross_entropy(y, t, ignore_index=-100)
+
+
+def longer(size):
+    """Return the transformer with positions that two axes can divide."""
+    return language(size, 8)
 
 
 def images(size):
@@ -308,8 +313,9 @@ def gradients_of_several_kinds_of_models():
         4: {
             language: [
                 *(((2, 2), {"parallelism": "fsdp"}), hsdp, sharded_context, sharded_sequence),
-                *(context_model, context_sequence),
+                context_model,
             ],
+            longer: [context_sequence],
             images: [hsdp],
             mixture: [expert_context],
             routed: [((4,), {"parallelism": "expert"}), ((2, 2), {"parallelism": "expert"}), expert_context],
@@ -370,6 +376,18 @@ def inference_with_weights_in_parts():
     module = single.to_module().distribute(init_device_mesh("cpu", (2,), mesh_dim_names=("model",)))
     with torch.no_grad():
         assert_same([module(**{name: torch.from_numpy(x) for name, x in inputs.items()})], expected)
+
+
+def activations_in_parts_of_positions():
+    """Divide positions over one axis, and the activations of each part over the other one."""
+    model, batch, loss = longer("small")
+    scatters = {}
+    for kind in ("model", "sequence"):
+        compiled = ml.compile(model, ml.TorchBackend(device_mesh=(2, 2)), parallelism=("context", kind))
+        trainer = ml.Trainer(compiled, ml.SGD(0.1), loss=loss, progress=False)
+        trainer.step(batch)
+        scatters[kind] = counts(lambda t=trainer: t.step(batch)).get("reduce_scatter", 0)
+    assert scatters["model"] == 0 and scatters["sequence"] >= 9, scatters
 
 
 def operations_without_a_rule_are_named():

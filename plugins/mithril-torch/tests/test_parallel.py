@@ -60,7 +60,10 @@ PIPELINES = (
 )
 OWN_GRADIENTS = ("of_rows_and_weights", "in_pipelines", "gradients_on_parts_need_no_exchange")
 PIPELINE_CASES = {2: PIPELINES, 4: ("combined",)}
-TRAINING_CASES = {2: (*TRAINED, *TRAINED_ON_TWO), 4: (*TRAINED, "mixed_precision_without_an_axis_of_examples")}
+TRAINING_CASES = {
+    2: (*TRAINED, *TRAINED_ON_TWO),
+    4: (*TRAINED, "mixed_precision_without_an_axis_of_examples", "activations_in_parts_of_positions"),
+}
 
 
 @pytest.mark.parametrize("count", CASES)
