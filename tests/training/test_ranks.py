@@ -54,6 +54,10 @@ PROGRAM = """
     except ml.InputError as error:
         say("different batches:", "ml.DataLoader(..., rank=rank, world=world)" in str(error))
     try:
+        trainer().fit(loader(rank=0, world=size), 1)
+    except ml.InputError as error:
+        say("rows of another:", "process 1 of 2 reads the rows of rank=0" in str(error) and "rank=1" in str(error))
+    try:
         trainer(seed=rank).fit(loader(), 1)
     except ml.BackendError as error:
         say("different seeds:", "seed: process 0: 0; process 1: 1" in str(error))
@@ -82,7 +86,7 @@ def test_two_containers_train_like_one_process(engine, tmp_path):
         assert results["resumed"][:2] == results["loss"]
         np.testing.assert_allclose(results["resumed"], history["loss"], rtol=1e-5)
         assert results["steps resumed"] == 27
-        expected = ["different batches: True", "different seeds: True"]
+        expected = ["different batches: True", "rows of another: True", "different seeds: True"]
         assert lines[1:] == [*expected, *["sampled: True"][: engine == "torch"]]
     assert predicted.shape == (5, 1)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 3  # one header, two epochs

@@ -378,6 +378,16 @@ def inference_with_weights_in_parts():
         assert_same([module(**{name: torch.from_numpy(x) for name, x in inputs.items()})], expected)
 
 
+def sequences_that_cannot_be_divided():
+    """Tell that a kind of parallelism has no effect."""
+    for length, expected in ((5, True), (6, False)):
+        model, batch, loss = language("small", length)
+        compiled = ml.compile(model, ml.TorchBackend(device_mesh=(1, 2)), parallelism="sequence")
+        ml.Trainer(compiled, ml.SGD(0.1), loss=loss, progress=False).step(batch)
+        is_recorded = any("'sequence' splits no activation" in str(d) for d in compiled.decisions)
+        assert is_recorded == expected, [*map(str, compiled.decisions)]
+
+
 def activations_in_parts_of_positions():
     """Divide positions over one axis, and the activations of each part over the other one."""
     model, batch, loss = longer("small")

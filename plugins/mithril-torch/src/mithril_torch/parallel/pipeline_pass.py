@@ -24,6 +24,7 @@ from mithril_torch.parallel.pipelines import Pipeline, StageModule
 from mithril_torch.parallel.program_parts import ForwardPart
 from mithril_torch.parallel.schedules import ZERO_BUBBLE, num_stages, owners
 from mithril_torch.parallel.sharded_module import averaged_over_rows
+from mithril_torch.parallel.tensor_parallel import record_complete_sequences
 
 Values = dict[str, torch.Tensor]  # local parts by name
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -56,6 +57,7 @@ class PipelinePass:
                 hint="omit pipeline_chunks, or 'expert'",
             )
         self.sequences = "sequence" in program.kinds
+        self.layouts: list[Graph] = []  # of this process's stages, with weights split over the model axis
         graph, operands = part.graph, part.operands
         self.input_splits = {
             i.name: value_splits.get(operands[i.name], (None,) * i.value.ndim) for i in graph.arguments
@@ -86,6 +88,8 @@ class PipelinePass:
         self.rank = self.axes.index(PIPELINE)
         self._record(options, schedule)
         self._load(load, schedule, program.compiler)
+        if self.sequences:
+            record_complete_sequences(self.layouts, self.axes.size(MODEL), options.decisions)
         self.finish = None if self.cut.finish is None else _function(load, self.cut.finish)
         self.seeds = None if self.cut.seeds is None else _function(load, self.cut.seeds)
         self.ahead = None if self.plan.ahead is None else _function(load, self.plan.ahead)
@@ -172,6 +176,7 @@ class PipelinePass:
             return stage
         weights = {i.name: self.input_splits[i.name] for i in stage.graph.with_role("param")}
         graph = ml.with_model_layout(stage.graph, weights, self.axes.size(MODEL), sequences=self.sequences)
+        self.layouts.append(graph)
         return replace(stage, graph=graph)
 
     def _number(self, n: int) -> torch.Tensor:

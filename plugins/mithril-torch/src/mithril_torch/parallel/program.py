@@ -24,7 +24,7 @@ from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
 from mithril_torch.parallel.owned_values import part_of_process
 from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
 from mithril_torch.parallel.sharded_module import ShardedModule, averaged_over_rows, half_parameters
-from mithril_torch.parallel.tensor_parallel import unsupported, without_rule
+from mithril_torch.parallel.tensor_parallel import record_complete_sequences, unsupported, without_rule
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd differentiates it
@@ -347,7 +347,10 @@ class _ForwardPass:
         local_graph, processes = device_graph.graph, self.axes.size(MODEL)
         if processes > 1:
             weights = {n: splits[n] for n in self.params}
-            local_graph = ml.with_model_layout(local_graph, weights, processes, sequences="sequence" in program.kinds)
+            sequences = "sequence" in program.kinds
+            local_graph = ml.with_model_layout(local_graph, weights, processes, sequences=sequences)
+            if sequences:
+                record_complete_sequences([local_graph], processes, options.decisions)
         self.module = ShardedModule(
             local_graph,
             lambda graph: load(graph, bool(self.trained)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from torch.distributed.tensor.experimental import implicit_replication, register
 import mithril as ml
 from mithril import ops
 from mithril.axes import is_layout
-from mithril.base import UnsupportedError
+from mithril.base import Decisions, UnsupportedError, operation
 from mithril.ir import Graph, Node, Value
 from mithril_torch.parallel.layout import MODEL
 
@@ -49,6 +49,17 @@ def unsupported(graph: Graph, split: Set[str]) -> dict[str, str]:
             if not (node.op in DIVISIBLE or (node.op.elementwise and _follows_product(graph, node))):
                 reasons[name] = node.op.name
     return reasons
+
+
+def record_complete_sequences(graphs: Iterable[Graph], parts: int, decisions: Decisions) -> None:
+    """Record that ``parallelism="sequence"`` has no effect, if these graphs split no activation."""
+    op = operation("mesh.constrain")
+    if not any(node.op is op for graph in graphs for node in graph.nodes):
+        decisions.record(
+            "choice",
+            "parallelism='sequence' splits no activation: no product with split weights has results of three or more "
+            f"axes of which {parts} processes can divide the second one, that of positions",
+        )
 
 
 def without_rule(error: NotImplementedError, parts: int) -> UnsupportedError:

@@ -48,6 +48,10 @@ class Loader:
         except TypeError:
             return None
 
+    def part(self) -> tuple[int, int] | None:
+        """Return the process whose rows of each batch the loader reads, and the number of processes, if known."""
+        return None
+
     def done(self) -> int:
         """Return the number of batches of this epoch already read."""
         return self.position
@@ -82,6 +86,9 @@ class MithrilLoader(Loader):
 
     def _marked(self, batch: Any) -> Any:
         return LocalRows(batch) if self.loader.returned_own_rows else batch
+
+    def part(self) -> tuple[int, int] | None:
+        return (self.loader.rank, self.loader.world) if self.loader.world > 1 else None
 
     def done(self) -> int:
         return int(self.loader.state_dict()["position"])

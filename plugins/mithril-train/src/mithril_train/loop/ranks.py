@@ -86,11 +86,23 @@ def agree(trainer: Trainer) -> None:
     )
 
 
-def check_batch(trainer: Trainer, batch: Any) -> None:
-    """Compare the first batch of a ``fit`` between processes: the same one, or different rows of it."""
+def check_batch(trainer: Trainer, batch: Any, part: tuple[int, int] | None) -> None:
+    """Compare the first batch of a ``fit`` between processes: the same one, or different rows of it.
+
+    ``part`` is the process, of how many, whose rows the loader reads, if it tells.
+    """
     if trainer._agreed:
         return
     trainer._agreed = True
+    parts = trainer.world.exchange(part, "the parts that loaders read")
+    wrong = [k for k, p in enumerate(parts) if p is not None and tuple(p) != (k, trainer.world.size)]
+    if wrong:
+        process, (rank, world) = wrong[0], parts[wrong[0]]
+        raise InputError(
+            f"the DataLoader of process {process} of {trainer.world.size} reads the rows of rank={rank}, world={world}",
+            facts=["processes are numbered by the launcher, which may have other variables than RANK and WORLD_SIZE"],
+            hint=f"pass rank={process}, world={trainer.world.size} there, or omit both to read complete batches",
+        )
     is_local = isinstance(batch, LocalRows)
     columns = columns_of(batch.batch if is_local else batch, trainer._inputs)
     arrays = {

@@ -384,7 +384,7 @@ class Trainer(TrainerEvaluation):
         every = self.recipe.accumulate
         waiting = next(batches, None)
         while waiting is not None:
-            ranks.check_batch(self, waiting)
+            ranks.check_batch(self, waiting, source.part())
             batch = self._columns(waiting)
             if self._class_weight is not None:
                 batch = self._class_weight(batch, self._inputs, self.engine._numpy)
