@@ -378,14 +378,19 @@ def inference_with_weights_in_parts():
         assert_same([module(**{name: torch.from_numpy(x) for name, x in inputs.items()})], expected)
 
 
-def sequences_that_cannot_be_divided():
-    """Tell that a kind of parallelism has no effect."""
+def what_cannot_be_divided_is_reported():
+    """Tell that a kind of parallelism has no effect, as a whole or for some of the weights."""
     for length, expected in ((5, True), (6, False)):
         model, batch, loss = language("small", length)
         compiled = ml.compile(model, ml.TorchBackend(device_mesh=(1, 2)), parallelism="sequence")
         ml.Trainer(compiled, ml.SGD(0.1), loss=loss, progress=False).step(batch)
         is_recorded = any("'sequence' splits no activation" in str(d) for d in compiled.decisions)
         assert is_recorded == expected, [*map(str, compiled.decisions)]
+    h = MixtureOfExperts(3, 4, name="odd")(MixtureOfExperts(4, 4, name="even")(IOKey("x")))
+    mesh = ml.TorchBackend(device_mesh=(2,))
+    compiled = ml.compile(Model.create(outputs={"y": h}), mesh, shapes={"x": [4, 8]}, parallelism="expert")
+    messages = [str(d) for d in compiled.decisions if "its experts" in str(d)]
+    assert len(messages) == 3 and all("'odd." in m and "2 processes" in m for m in messages), messages
 
 
 def activations_in_parts_of_positions():

@@ -36,7 +36,7 @@ CASES = {2: (*ON_TWO, *REJECTED), 4: ("equal_to_one_process",)}
 TRAINED_ON_TWO = (
     "a_training_step_reduces_gradients_once",
     "activations_and_classes_in_parts",
-    "sequences_that_cannot_be_divided",
+    "what_cannot_be_divided_is_reported",
     "tokens_travel_to_experts",
     "routed_rows_travel",
     "operations_without_a_rule_are_named",

@@ -243,8 +243,10 @@ def _placement(
             splits[i.name] = tuple(axis if a == DATA else a for a in split)
         else:  # an input of a module is complete along the model axis
             splits[i.name] = tuple(a if a in (DATA, CONTEXT) else None for a in rows.get(i.name, (None,) * rank))
-    for name in _experts(graph, sizes, kinds):
-        splits[name] = (DATA, *(None,) * (graph.input(name).value.ndim - 1))
+    if experts := _experts(graph, sizes, kinds):
+        splits |= {n: (DATA, *(None,) * (graph.input(n).value.ndim - 1)) for n in experts}
+        others = set(ml.expert_parameters(graph, 1)) - set(experts)
+        unsplit |= {n: f"{sizes[DATA]} processes cannot divide its experts" for n in sorted(others)}
     return splits, unsplit
 
 
