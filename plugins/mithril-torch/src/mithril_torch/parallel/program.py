@@ -246,7 +246,7 @@ def _placement(
     if experts := _experts(graph, sizes, kinds):
         splits |= {n: (DATA, *(None,) * (graph.input(n).value.ndim - 1)) for n in experts}
         others = set(ml.expert_parameters(graph, 1)) - set(experts)
-        unsplit |= {n: f"{sizes[DATA]} processes cannot divide its experts" for n in sorted(others)}
+        unsplit |= dict.fromkeys(sorted(others), f"{sizes[DATA]} processes cannot divide its experts")
     return splits, unsplit
 
 
