@@ -69,8 +69,10 @@ def compiled(size):
     model = ml.Model()
     for k in range(8):
         model += Linear(size, size, bias=False, name=f"l{k}")
-    setting = {"weights": "int4", "activations": "dynamic"}
-    return ml.compile(model, "c", shapes={"input": [1, size]}, static_inference=True, quantization=setting)
+    setting = {"precision": "bfloat16"}
+    if sys.argv[3] == "int4":
+        setting = {"quantization": {"weights": "int4", "activations": "dynamic"}}
+    return ml.compile(model, "c", shapes={"input": [1, size]}, static_inference=True, **setting)
 
 small = compiled(64)  # imports the compiler
 small.bind({f"l{k}.weight": np.ones((64, 64), np.float32) for k in range(8)})
@@ -85,6 +87,8 @@ assert not (is_released and weights)
 model({"input": np.ones((1, 2048), np.float32)})
 measured, report = anonymous() - before, model.memory_report()
 print(measured, report.weights.in_memory, report.peak)
+dtype = np.float32 if sys.argv[3] == "int4" else model.backend.native_dtype(ml.dtype("bfloat16"))
+assert {x.dtype for x in model.params.values()} == {np.dtype(dtype)}
 """
 
 SHARED = """
@@ -131,19 +135,22 @@ def test_static_inference_costs_one_copy_of_the_weights(backend: str) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("source", ["mapped", "released"])
-def test_codes_are_the_only_weights_in_memory(tmp_path: Path, source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "kind", "size"),
+    [("mapped", "int4", 1.4), ("released", "int4", 1.4), ("mapped", "bfloat16", 2.4)],
+)
+def test_rounded_weights_are_the_only_ones_in_memory(tmp_path: Path, source: str, kind: str, size: float) -> None:
     """Compare the report with the process; of a weight, float32 has 4 bytes, codes and panels of 4 bits 0.56 each."""
     pytest.importorskip("mithril_cbackend")
     pytest.importorskip("mithril_hub")
     rng = np.random.default_rng(0)
     weights = {f"l{k}.weight": rng.standard_normal((2048, 2048), dtype=np.float32) for k in range(8)}
     save_file(weights, tmp_path / "w.safetensors", {})
-    command = [sys.executable, "-c", CODES, str(tmp_path / "w.safetensors"), source]
+    command = [sys.executable, "-c", CODES, str(tmp_path / "w.safetensors"), source, kind]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     measured, reported, peak = map(int, done.stdout.split())
-    assert measured < 1.4 * 8 * 2048 * 2048
+    assert measured < size * 8 * 2048 * 2048
     assert abs(measured - reported) < 0.15 * measured
     assert abs(measured - peak) < 0.15 * measured
 

@@ -176,7 +176,7 @@ class Compiler:
                 watchers=self.observers.watchers,
             )
             self._prepare(compiled)
-            if self.source.pretrained and compiled.params is None:
+            if self.source.pretrained and not compiled.held_params:
                 compiled.bind_pretrained()
         return compiled
 

@@ -213,7 +213,7 @@ class CompiledModel:
             raise InputError("no parameters are bound to this model", hint=UNBOUND)
         seed = self.options["seed"]
         self.bind(self.randomize_params())  # the sizes of the inputs are known by now
-        params = self.params or {}
+        params = self.held_params
         drawn = params.keys() - self.compiler.pretrained.keys()
         which = "" if len(drawn) == len(params) else f" for {len(drawn)} of {len(params)} parameters"
         message = f"no parameters are bound: using random parameters of seed {seed}{which}; {UNBOUND}"
@@ -275,8 +275,13 @@ class CompiledModel:
     @property
     def params(self) -> dict[str, Any] | None:
         """The bound parameters."""
+        return self._parameters.values
+
+    @property
+    def held_params(self) -> Arrays:
+        """The arrays that ``bind`` keeps: ``params`` has them in the precision of the backend."""
         bound = self._parameters.bound
-        return None if bound is None else bound.values
+        return {} if bound is None else bound.values
 
     @checked()
     def bind(self, params: Arrays, state: Arrays | None = None, *, release: bool = False) -> CompiledModel:

@@ -118,9 +118,8 @@ def memory_report(
 
 def _held(model: Compiled, executable: Any, n: int) -> HeldWeights:
     """Return the weights of a program with embedded parameters, whose constants have n bytes."""
-    bound = (model.params or {}).values()
     arrays, embedded = model.backend.embedded_weights(executable, n)
-    weights = held_weights([*bound, *arrays])
+    weights = held_weights([*model.held_params.values(), *arrays])
     return weights.with_copies(embedded) if embedded else weights
 
 

@@ -187,15 +187,22 @@ class Parameters:
         """Whether floats of all sizes are converted to this dtype, the precision of the backend."""
         return self.backend.precision is not None and dtype is self.backend.dtype
 
+    def _is_rounded(self, name: str, x: Any, expected: DType) -> bool:
+        """Whether a float is converted to the precision of the backend, which is a decision."""
+        actual = array_type(name, x).dtype
+        if not (self.rounds(expected) and actual.is_float):
+            return False
+        if actual is not expected:
+            self.decisions.record("cast", f"parameters are converted from {actual} to {expected}")
+        return True
+
     def _convert(self, name: str, x: Any, expected: DType) -> Any:
         backend = self.backend
         if backend.is_array(x) and x.dtype == backend.native_dtype(expected):
             return x
-        actual = array_type(name, x).dtype
-        if self.rounds(expected) and actual.is_float:
-            self.decisions.record("cast", f"parameters are converted from {actual} to {expected}")
+        if self._is_rounded(name, x, expected):
             return backend.array(x, dtype=expected)
-        array = to_numpy(x)
+        actual, array = array_type(name, x).dtype, to_numpy(x)
         if actual is not expected:
             raise InputError(
                 f"Type mismatch: expected {expected}, got {actual}",
@@ -289,15 +296,29 @@ class Parameters:
                 codes = {n: params.pop(n) for n in expected if self._reads(params[n])}  # type: ignore[attr-defined]
                 params = {**moved_to_file(params, self.folder), **codes}  # type: ignore[arg-type]  # a MutableMapping
             params = self._readable(params)
-            values = {
-                name: self._convert(name, x, expected[name].dtype) if self.rounds(expected[name].dtype) else x
-                for name, x in params.items()
-            }
+            values = {name: self._bindable(name, x, expected[name].dtype) for name, x in params.items()}
         if state is not None:
             self.state, self.is_state_bound = dict(state), True
         self.bound = bound = self._baked(values, params) if self.static else Bound(values, values)
         self.passed = bound.passed
         self.calls.drop_bound()
+
+    def _bindable(self, name: str, x: Any, expected: DType) -> Any:
+        """Return an array to bind; with embedded parameters, programs round it themselves, and keep the result."""
+        if not self.rounds(expected) or (self.static and self._is_rounded(name, x, expected)):
+            return x
+        return self._convert(name, x, expected)
+
+    @property
+    def values(self) -> dict[str, Any] | None:
+        """The bound parameters, in the precision of the backend."""
+        if self.bound is None or not self.static or self.backend.precision is None:
+            return None if self.bound is None else self.bound.values
+        types = self.types
+        return {
+            name: self._convert(name, x, types[name].dtype) if self.rounds(types[name].dtype) else x
+            for name, x in self.bound.values.items()
+        }
 
     def _baked(self, values: dict[str, Any], params: Arrays) -> Bound:
         """Return a binding for programs with embedded parameters and state."""
@@ -339,7 +360,7 @@ class Parameters:
     # -- files -------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], params: Arrays | None, state: Arrays | None) -> None:
         """Write parameters (default: the bound ones) and state as safetensors."""
-        values = params if params is not None else self.bound.values if self.bound is not None else None
+        values = params if params is not None else self.values
         if values is None:
             raise InputError("there are no parameters to save", hint="call save(path, params), or bind(params) first")
         missing_or_unknown("parameter", self.types, values)
@@ -378,7 +399,7 @@ class Parameters:
         arrays, report = weight_files.match(declared, tensors)
         if strict and not report.complete:
             raise _mismatch_error("the state dictionary", report, "tensors")
-        base: Arrays = self.bound.values if self.bound is not None else {}
+        base: Arrays = self.values or {}
         if not base and expected.keys() - arrays:
             base = self.initial("param", None)
         params = {n: self._loaded(arrays[n]) if n in arrays else base[n] for n in expected}

@@ -47,7 +47,7 @@ def calibrate_ranges(
         raise OptionError(f"calibrate_ranges: percentile={percentile}, expected above 50 and at most 100")
     if error is not None and not 0 <= error < np.inf:
         raise OptionError(f"calibrate_ranges: error={error}, expected a fraction of the norm, such as 0.01")
-    if compiled.params is None and compiled.interface.with_role("param"):
+    if not compiled.held_params and compiled.interface.with_role("param"):
         raise InputError("calibrate_ranges requires bound parameters", hint="call compiled.bind(params) first")
     samples = _samples(batches)
     rows = sum(max((np.shape(x)[0] for x in batch.values() if np.ndim(x)), default=1) for batch in samples)
