@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mithril.autodiff import gradients
 from mithril.ir import Builder
 from mithril.ir.decomposition import decompose
-from mithril.ops import erf, exp, expm1, log, log1p, max, sigmoid, softmax, tanh
+from mithril.ops import erf, exp, expm1, log, log1p, max, mish, sigmoid, softmax, tanh
 from mithril_cbackend.backend import CBackend
+from mithril_cbackend.compile_target import CompileTarget
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph
 
 Function = Callable[[Any], Any]
 TRUTH: dict[str, tuple[Function, Function, float, float, float]] = {
@@ -86,3 +90,12 @@ def test_softmax_and_similar() -> None:
         assert np.isnan(compiled(softmax, far)).all()
     nan = np.full((1, 40), np.array(0x7FC00001, np.uint32).view(np.float32))  # a recognizable payload
     assert np.isnan(compiled(less_largest, nan)).all()
+
+
+def test_float16_compiles_for_cpus_with_instructions_for_it() -> None:
+    """LLVM ended the process for Intel's CPUs that have AVX512_FP16."""
+    with Builder() as b:
+        y = mish(b.input("x", (3, 4), "float16"))
+    graph = decompose(gradients(b.build({"y": y}), wrt=["x"]), CBackend().lowers)
+    executable = compile_graph.compiled(graph, Machine("sapphirerapids", 1), CompileTarget())
+    assert executable.program

@@ -243,15 +243,15 @@ def test_images_with_scales_of_their_own_are_multiplied_as_bytes() -> None:
     model += Conv2d(9, 21, 3, padding=1, stride=2, groups=3)
     x = RNG.standard_normal((3, 9, 7, 10)).astype(np.float32) * np.array([1, 100, 0], np.float32).reshape(3, 1, 1, 1)
     settings = {"static_inference": True, "quantization": {"activations": "dynamic"}}
-    numpy = ml.compile(model, "numpy", shapes={"input": [3, 9, 7, 10]}, **settings)
-    params = numpy.randomize_params(seed=0)
-    reference = numpy.bind(params)({"input": x})["output"]
+    exact = ml.compile(model, "c", shapes={"input": [3, 9, 7, 10]})
+    params = exact.randomize_params(seed=0)
+    reference = exact.bind(params)({"input": x})["output"]
     for batch in (3, None):
         compiled = ml.compile(model, "c", shapes={"input": [batch, 9, 7, 10]}, **settings).bind(params)
         result = compiled({"input": x})["output"]
         assert "dot_u8s8" in compiled.source
         for a, b in zip(result, reference, strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-2 * np.abs(b).max())
+            np.testing.assert_allclose(a, b, atol=2e-2 * np.abs(b).max())
 
 
 def checked_convolution(machine: Machine, case: str = "stride 2") -> Any:

@@ -32,8 +32,9 @@ def missing_features(cpu: str) -> list[str]:
 
 # LLVM 22 folds VPMOV*2M and KMOV into VMOVMSK, which has no encoding for the registers 16 to 31: it reads another
 # register instead (llvm-project issue 191304), or a live mask is lost (pull request 198220). Both need 128- or 256-bit
-# vectors with the EVEX encoding; the 512-bit vectors that kernels use are not affected.
-UNSOUND = "avx512vl"
+# vectors with the EVEX encoding; the 512-bit vectors that kernels use are not affected. With instructions for float16,
+# but without those, it cannot select instructions for short vectors of float16 ("Cannot select: v16f16").
+UNSOUND = ("avx512vl", "avx512fp16")
 
 
 @cache
@@ -41,7 +42,7 @@ def target(cpu: str, threads: int, features: tuple[str, ...] = ()) -> Any:
     """Return the TVM target of a CPU with additional features, without those that LLVM compiles incorrectly."""
     full = _target(cpu, threads)
     present = {str(f) for f in tvm.get_global_func("target.llvm_get_cpu_features")(full)}
-    changes = [f"+{f}" for f in features if f not in present] + [f"-{UNSOUND}"] * (UNSOUND in present)
+    changes = [f"+{f}" for f in features if f not in present] + [f"-{f}" for f in UNSOUND if f in present]
     return _target(cpu, threads, mattr=changes) if changes else full
 
 
