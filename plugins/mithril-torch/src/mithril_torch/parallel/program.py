@@ -245,8 +245,8 @@ def _placement(
             splits[i.name] = tuple(a if a in (DATA, CONTEXT) else None for a in rows.get(i.name, (None,) * rank))
     if experts := _experts(graph, sizes, kinds):
         splits |= {n: (DATA, *(None,) * (graph.input(n).value.ndim - 1)) for n in experts}
-        others = set(ml.expert_parameters(graph, 1)) - set(experts)
-        unsplit |= dict.fromkeys(sorted(others), f"{sizes[DATA]} processes cannot divide its experts")
+        undivided = set(ml.expert_parameters(graph, 1)) - set(experts)
+        unsplit |= dict.fromkeys(sorted(undivided), f"{sizes[DATA]} processes cannot divide its experts")
     return splits, unsplit
 
 
