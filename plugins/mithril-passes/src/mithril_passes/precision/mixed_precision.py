@@ -17,8 +17,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mithril import Builder, Graph, Node, OptionError, Value, dtype as as_dtype, float32, pass_
-from mithril.axes import precision
+from mithril.axes import is_layout, precision
 from mithril.base import DType, operation, unknown
+from mithril.ops import dequantize, dequantize_groups
 from mithril.passes import PassContext
 
 SMALL = ("bfloat16", "float16")
@@ -136,12 +137,11 @@ class Rewriter:
     def _reads_codes(self, node: Node) -> bool:
         """Whether a product reads codes of 8 or 4 bits, which a 16-bit dtype would replace by numbers."""
         weights = node.operands[1] if len(node.operands) > 1 else None
-        producer = None if weights is None else self.graph.producers.get(weights)
-        while (
-            producer is not None and producer.op.name in ("transpose", "reshape") and producer.operands[0] is not None
-        ):
-            producer = self.graph.producers.get(producer.operands[0])
-        return producer is not None and producer.op.name in ("dequantize", "dequantize_groups")
+        while weights is not None and (producer := self.graph.producers.get(weights)) is not None:
+            if producer.op in (dequantize, dequantize_groups):
+                return True
+            weights = producer.operands[0] if is_layout(producer) else None
+        return False
 
     def as_full(self, value: Value) -> Value:
         upcast = self.full.get(value)
