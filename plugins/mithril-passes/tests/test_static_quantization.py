@@ -124,7 +124,7 @@ def test_decoders_with_a_cache_are_calibrated() -> None:
 
 
 def test_images_have_scales_of_their_own() -> None:
-    """The result of an image does not depend on the others of its batch."""
+    """Compare images of one batch, of which one is a thousand times as bright."""
     model = ml.Model()
     model += Conv2d(8, 16, 3, padding=1)
     image = RNG.standard_normal((2, 8, 5, 5)).astype(np.float32) * np.array([1, 1000], np.float32).reshape(2, 1, 1, 1)
