@@ -27,18 +27,17 @@ TODAY = json.loads(Path(__file__).with_name("house_violations.json").read_text()
 
 # Ground first. A file imports rooms of lower floors and files of its own room; rooms on one floor are not tied.
 FLOORS = [
-    {"base": 1400},
-    {"ir": 3050},
-    {"rewrite": 720, "passes": 550, "plugins": 2050, "system": 940, "axes": 900},
-    {"ops": 8355},
-    {"backend": 4420, "autodiff": 830},
-    {"runtime": 3860, "transforms": 1500},
-    {"compiler": 3560},
-    {"models": 7340},
-    {"": 250},  # the face: mithril/__init__.py and __main__.py
+    {"base"},
+    {"ir"},
+    {"rewrite", "passes", "plugins", "system", "axes"},
+    {"ops"},
+    {"backend", "autodiff"},
+    {"runtime", "transforms"},
+    {"compiler"},
+    {"models"},
+    {""},  # the face: mithril/__init__.py and __main__.py
 ]
 FLOOR = {room: level for level, floor in enumerate(FLOORS) for room in floor}
-LONGEST_FILE = 500
 PLUGINS = [path.name for path in (PROJECT / "plugins").glob("mithril-*")]
 
 
@@ -175,20 +174,6 @@ def test_packages_of_plugins_import_downwards(distribution):
 
     upward = {f"{a} -> {b}" for a, targets in edges(project).items() for b in targets if floor(b) > floor(a)}
     assert not upward
-
-
-@pytest.mark.parametrize("name", sorted(FLOOR))
-def test_rooms_stay_small(name):
-    budget = next(floor[name] for floor in FLOORS if name in floor)
-    total, long = sizes([path for module, path in CORE_MODULES.items() if room(module) == name])
-    assert total <= budget
-    assert not {path.stem for path in long} - set(TODAY["long files"])
-
-
-def sizes(files: list[Path]) -> tuple[int, list[Path]]:
-    """Return the number of lines of a room's files, and the files that are too long."""
-    lines = {path: len(path.read_text().splitlines()) for path in files}
-    return sum(lines.values()), [path for path, count in lines.items() if count > LONGEST_FILE]
 
 
 def dependencies(distribution: Path) -> set[str]:
@@ -509,11 +494,6 @@ def run_refusing(refused: set[str], code: str) -> subprocess.CompletedProcess[st
 def test_kernel_runs_with_every_other_room_closed():
     done = run_refusing(FLOOR.keys() - {"", *KERNEL_ROOMS}, KERNEL)
     assert done.returncode == 0, done.stderr
-
-
-def test_kernel_stays_small():
-    lines, _ = sizes([path for module, path in CORE_MODULES.items() if room(module) in KERNEL_ROOMS])
-    assert lines <= 7_400
 
 
 GRAPH = """
