@@ -96,13 +96,6 @@ def test_the_closed_rooms_are_closed():
     assert "the room ops is closed" in house.run_refusing({"ops"}, "import mithril.ops").stderr
 
 
-def test_sizes_of_rooms_and_long_files_are_found(file):
-    short, long = file("x = 1\n" * house.LONGEST_FILE), file("x = 1\n" * (house.LONGEST_FILE + 1), "long.py")
-    assert house.sizes([short, long]) == (2 * house.LONGEST_FILE + 1, [long])
-    kernel = [path for module, path in house.CORE_MODULES.items() if house.room(module) in house.KERNEL_ROOMS]
-    assert house.sizes([*kernel, short])[0] > 7_400  # a further file does not fit
-
-
 def test_names_of_backends_are_compared():
     assert len(house.compared_names(ast.parse('if backend.name == "numpy": pass'))) == 1
 
