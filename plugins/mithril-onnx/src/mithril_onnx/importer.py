@@ -144,7 +144,7 @@ class Importer:
             self.depth -= 1
 
     def _initializers(self, graph: Any, env: dict[str, Any]) -> None:
-        main = graph is self.file.proto.graph
+        main = self.depth == 1  # not by identity: a cut graph is a copy
         for t in graph.initializer:
             if t.name not in env or not main:
                 array = self.file.arrays[t.name] if main else to_array(t, self.file.folder)

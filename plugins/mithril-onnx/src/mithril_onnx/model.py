@@ -280,7 +280,8 @@ def cut(graph: Any, outputs: Sequence[str]) -> Any:
     new.initializer.extend(t for t in graph.initializer if t.name in needed)
     new.sparse_initializer.extend(s for s in graph.sparse_initializer if s.values.name in needed)
     new.input.extend(i for i in graph.input if i.name in needed)
-    new.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    declared = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
+    new.output.extend(declared.get(name) or onnx.ValueInfoProto(name=name) for name in outputs)
     return new
 
 
