@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import equal, product
+from mithril.base import equal
 from mithril.ir import Op
 from mithril_torch.importing.table import as_value, axis_of, broadcast, cast, is_tensor, known, line, reshape, row
+
+MASKS = ("bool", "uint8")  # dtypes of an index that selects elements
 
 
 @row("embedding")
@@ -60,72 +62,75 @@ def _scattered(op: Op, x: Any, dim: int, index: Any, source: Any) -> Any:
     return op(x, ops.stack(*places, axis=-1), source)
 
 
-@row("index_add")
-def index_add(x: Any, dim: int, index: Any, source: Any, alpha: Any = 1) -> Any:
-    source = source if alpha == 1 else ops.mul(source, alpha)
-    return ops.scatter_add(x, index, source, axis=axis_of(x, dim))
-
-
-@row("index_copy")
-def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
-    return ops.scatter(x, index, source, axis=axis_of(x, dim))
-
-
-@row("index_fill.int_Scalar")
-def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
-    axis = axis_of(x, dim)
-    shape = (*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :])
-    return ops.scatter(x, index, broadcast(cast(value, str(x.dtype)), shape), axis=axis)
-
-
 # -- several index tensors ----------------------------------------------------------------------------------------
 @row("index.Tensor", "_unsafe_index.Tensor")
 def index(x: Any, indices: Any) -> Any:
     """Index as in NumPy: index tensors broadcast; their axes go first unless they are adjacent."""
-    axes, tensors, indices = _split(x, indices)
+    axes, tensors = _split(indices)
     if len(axes) == 1:
         return ops.take(x, tensors[0], axis=axes[0])
-    y = ops.gather_nd(_first(x, axes), _places(tensors))
-    if axes != list(range(axes[0], axes[0] + len(axes))):
-        return y
-    rank = len(np.broadcast_shapes(*[(1,) * len(t.shape) for t in tensors]))
-    total, first = len(y.shape), axes[0]
-    order = [*range(rank, rank + first), *range(rank), *range(rank + first, total)]
-    return ops.transpose(y, perm=tuple(order)) if first else y
+    places = _places(tensors)
+    y = ops.gather_nd(_permuted(x, _indexed_first(x, axes)), places)
+    order = _positions_first(axes, len(places.shape) - 1, len(y.shape))
+    return _permuted(y, [order.index(k) for k in range(len(order))])
 
 
 @row("index_put", "_unsafe_index_put")
 def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False, unsafe: bool = False) -> Any:
-    """Replace elements; a mask of all axes selects between ``x`` and a single value."""
-    masks = [i for i in indices if i is not None]
-    if len(masks) == 1 and str(masks[0].dtype) == "bool" and product(values.shape) == 1 and not accumulate:
-        mask = reshape(masks[0], (*masks[0].shape, *[1] * (len(x.shape) - len(masks[0].shape))))
-        if indices[0] is not None:
-            return ops.where(mask, cast(reshape(values, ()), str(x.dtype)), x)
-    axes, tensors, _ = _split(x, indices)
-    order = [*axes, *(k for k in range(len(x.shape)) if k not in axes)]
-    places = _places(tensors)
-    transposed = ops.transpose(x, perm=tuple(order)) if order != sorted(order) else x
-    shape = (*places.shape[:-1], *transposed.shape[len(axes) :])
-    updates = broadcast(cast(values, str(x.dtype)), shape)
-    y = (ops.scatter_nd_add if accumulate else ops.scatter_nd)(transposed, places, updates)
-    return ops.transpose(y, perm=tuple(order.index(k) for k in range(len(order)))) if order != sorted(order) else y
+    """Replace the elements that ``index`` reads, or add to them."""
+    values = cast(values, str(x.dtype))
+    selected = _by_single_mask(x, indices, values)
+    if selected is not None:
+        mask, values = selected
+        return ops.where(mask, ops.add(x, values) if accumulate else values, x)
+    axes, tensors = _split(indices)
+    places, order = _places(tensors), _indexed_first(x, axes)
+    rows = _permuted(x, order)
+    shape = (*places.shape[:-1], *rows.shape[len(axes) :])
+    first = _positions_first(axes, len(places.shape) - 1, len(shape))
+    updates = broadcast(values, [shape[first.index(k)] for k in range(len(shape))])
+    y = (ops.scatter_nd_add if accumulate else ops.scatter_nd)(rows, places, _permuted(updates, first))
+    return _permuted(y, [order.index(k) for k in range(len(order))])
 
 
-def _split(x: Any, indices: Any) -> tuple[list[int], list[Any], Any]:
+def _by_single_mask(x: Any, indices: Any, values: Any) -> tuple[Any, Any] | None:
+    """Return the only index, if it is a mask whose elements all get the same values, and the values by axes of x."""
+    masks = [(k, i) for k, i in enumerate(indices) if i is not None]
+    if len(masks) != 1 or str(masks[0][1].dtype) not in MASKS:
+        return None
+    before, mask = masks[0]
+    inside = [1] * len(mask.shape)
+    after = len(x.shape) - before - len(inside)
+    sizes = (*[1] * (before + 1 + after - len(values.shape)), *values.shape)
+    if not (type(sizes[before]) is int and sizes[before] == 1):
+        return None
+    mask = reshape(cast(mask, "bool"), (*[1] * before, *mask.shape, *[1] * after))
+    return mask, reshape(values, (*sizes[:before], *inside, *sizes[before + 1 :]))
+
+
+def _split(indices: Any) -> tuple[list[int], list[Any]]:
     """Return the indexed axes and their index tensors; masks must be known and become positions."""
     expanded: list[Any] = []
     for i in indices:
-        if i is not None and str(i.dtype) in ("bool", "uint8"):
+        if i is not None and str(i.dtype) in MASKS:
             expanded += np.nonzero(known(i, "an index by a mask"))
         else:
             expanded.append(i)
     axes = [k for k, i in enumerate(expanded) if i is not None]
-    return axes, [expanded[k] for k in axes], expanded
+    return axes, [expanded[k] for k in axes]
 
 
-def _first(x: Any, axes: list[int]) -> Any:
-    order = [*axes, *(k for k in range(len(x.shape)) if k not in axes)]
+def _indexed_first(x: Any, axes: list[int]) -> list[int]:
+    return [*axes, *(k for k in range(len(x.shape)) if k not in axes)]
+
+
+def _positions_first(axes: list[int], rank: int, total: int) -> list[int]:
+    """Return the axes of an indexed part with the ``rank`` axes of the positions, which may be inside, first."""
+    start = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+    return [*range(start, start + rank), *range(start), *range(start + rank, total)]
+
+
+def _permuted(x: Any, order: list[int]) -> Any:
     return ops.transpose(x, perm=tuple(order)) if order != sorted(order) else x
 
 
