@@ -19,7 +19,7 @@ ROW = torch.tensor([2, 0, 1])
 MATRIX = torch.tensor([[0, 2, 1], [1, -1, 0]])
 MASK = torch.tensor([True, False, True])
 MASKS = torch.tensor([[True, False, False], [False, True, True], [False, True, False]])
-# what an axis may be indexed by; the mask of two axes stands for both
+# indices of one axis
 CHOICES = (slice(None), ROW, MATRIX, MASK, slice(0, 2), 1)
 
 
@@ -36,13 +36,13 @@ def patterns():
 
 
 def values_of(shape):
-    """Return values for a written part of this shape: whole, of sizes 1, of fewer axes."""
-    whole = draw(*shape, seed=5)
-    return [whole, *(whole.select(axis, 0).unsqueeze(axis) for axis in range(len(shape))), whole[0]]
+    """Return values for a written part of this shape: complete, of sizes 1, of fewer axes."""
+    complete = draw(*shape, seed=5)
+    return [complete, *(complete.select(axis, 0).unsqueeze(axis) for axis in range(len(shape))), complete[0]]
 
 
 def cases():
-    """Return each pattern with whole values, and with one of the smaller values in turn."""
+    """Return each pattern with complete values, and with one of the smaller values in turn."""
     for k, index in enumerate(patterns()):
         values = values_of(torch.zeros(SIZE, SIZE, SIZE)[index].shape)
         yield index, values[0]
@@ -68,8 +68,8 @@ def results(functions, inputs, **options):
     expected = torch.utils._pytree.tree_leaves(module(*inputs))
     model = ml.from_torch(module, inputs, training=False, **options)
     compiled = ml.compile(model, "numpy", inference=True)
-    ours = compiled.evaluate({n: x.numpy() for n, x in zip("xyim", inputs, strict=True) if n in model.inputs})
-    return model.outputs, list(ours.values()), expected
+    actual = compiled.evaluate({n: x.numpy() for n, x in zip("xyim", inputs, strict=True) if n in model.inputs})
+    return model.outputs, list(actual.values()), expected
 
 
 def check(functions, inputs, **options):
@@ -89,12 +89,12 @@ def test_sums_of_all_patterns():
     def tensors_only(index):
         return tuple(None if isinstance(i, slice) else i for i in index)
 
-    chosen = [
+    sums = [
         (tensors_only(index), values)
         for index, values in cases()
         if all(isinstance(i, torch.Tensor) or i == slice(None) for i in index)
     ]
-    check({f"case{k}": add(*case) for k, case in enumerate(chosen)}, INPUTS)
+    check({f"case{k}": add(*case) for k, case in enumerate(sums)}, INPUTS)
 
 
 def cache(x, i, values):

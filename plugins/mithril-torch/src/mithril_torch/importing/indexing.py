@@ -99,13 +99,13 @@ def _by_single_mask(x: Any, indices: Any, values: Any) -> tuple[Any, Any] | None
     if len(masks) != 1 or str(masks[0][1].dtype) not in MASKS:
         return None
     before, mask = masks[0]
-    inside = [1] * len(mask.shape)
-    after = len(x.shape) - before - len(inside)
+    masked_axes = [1] * len(mask.shape)
+    after = len(x.shape) - before - len(masked_axes)
     sizes = (*[1] * (before + 1 + after - len(values.shape)), *values.shape)
     if not (type(sizes[before]) is int and sizes[before] == 1):
         return None
     mask = reshape(cast(mask, "bool"), (*[1] * before, *mask.shape, *[1] * after))
-    return mask, reshape(values, (*sizes[:before], *inside, *sizes[before + 1 :]))
+    return mask, reshape(values, (*sizes[:before], *masked_axes, *sizes[before + 1 :]))
 
 
 def _split(indices: Any) -> tuple[list[int], list[Any]]:
@@ -125,7 +125,7 @@ def _indexed_first(x: Any, axes: list[int]) -> list[int]:
 
 
 def _positions_first(axes: list[int], rank: int, total: int) -> list[int]:
-    """Return the axes of an indexed part with the ``rank`` axes of the positions, which may be inside, first."""
+    """Return the axes of an indexed part with the ``rank`` axes of the positions, which may be between others, first."""
     start = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
     return [*range(start, start + rank), *range(start), *range(start + rank, total)]
 
