@@ -125,7 +125,7 @@ def _indexed_first(x: Any, axes: list[int]) -> list[int]:
 
 
 def _positions_first(axes: list[int], rank: int, total: int) -> list[int]:
-    """Return the axes of an indexed part with the ``rank`` axes of the positions, which may be between others, first."""
+    """Return the axes of an indexed part, those of the positions first; adjacent axes are indexed where they are."""
     start = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
     return [*range(start, start + rank), *range(start), *range(start + rank, total)]
 
