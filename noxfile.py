@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -35,11 +36,13 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and English; ``nox -s lint -- fix`` applies automatic fixes."""
-    install(session, "ruff")
+    """Check style, imports and English; ``nox -s lint -- fix`` applies automatic fixes."""
+    install(session, "import-linter", "ruff")
     fix = "fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
+    sources = os.pathsep.join(str(distribution / "src") for distribution in DISTRIBUTIONS)
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": sources})
     session.run("python", "tools/check_english.py")
 
 

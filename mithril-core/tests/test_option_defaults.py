@@ -14,9 +14,9 @@ from mithril.compiler import resolve_options
 from mithril.compiler.options import mithril_options
 
 sys.path.insert(0, str(Path(__file__).parent))
-import test_house as house
+import test_architecture as architecture
 
-OPTION_OWNERS = {option: owner for owner, entry in house.KNOWN.items() for option in entry.get("options", ())}
+OPTION_OWNERS = {option: owner for owner, entry in architecture.KNOWN.items() for option in entry.get("options", ())}
 DEFAULTS = {option.name: option.default for option in mithril_options()}
 OWNERS = {**OPTION_OWNERS, **dict.fromkeys(DEFAULTS, "mithril-core")}
 LITERALS = (ast.Constant, ast.Dict, ast.List, ast.Tuple)
@@ -66,12 +66,16 @@ def _is_default(node: ast.expr, default: object) -> bool:
 FOREIGN = {"mithril_hub", "mithril_keras"}  # their settings are those of files of other frameworks
 
 
-@pytest.mark.parametrize("path", sorted(p for p in house.SOURCES if p.name not in FOREIGN), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path",
+    [path for path in (architecture.CORE, *architecture.PLUGINS) if path.name not in FOREIGN],
+    ids=lambda path: path.name,
+)
 def test_defaults_of_options_are_written_in_declarations_only(path):
     present = {"mithril-core"}
-    if path != house.CORE:
+    if path != architecture.CORE:
         distribution = path.parents[1]
-        present |= {distribution.name, *(name.replace("_", "-") for name in house.dependencies(distribution))}
+        present |= {distribution.name, *(name.replace("_", "-") for name in architecture.dependencies(distribution))}
     places = [
         f"{file}: {place}"
         for file in path.rglob("*.py")
