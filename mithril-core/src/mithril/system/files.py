@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mithril.base import MithrilError, OptionError
+from mithril.base import InputError, MithrilError, OptionError
 
 ABANDONED = 3600.0  # seconds since its last change after which a part counts as left over by a killed process
 
@@ -75,6 +75,32 @@ def sweep(folder: Path) -> None:
                 times += [p.lstat().st_mtime for p in Path(entry.path).iterdir()]
                 if time.time() - max(times) > ABANDONED:
                     shutil.rmtree(entry.path, ignore_errors=True)
+
+
+# -- files that files name ------------------------------------------------------------------------------------------
+def relative(name: str) -> str:
+    """Return the name of a file in a folder; raise InputError if it leads out of the folder."""
+    steps = name.replace("\\", "/").split("/")
+    if not name or "\0" in name or ".." in steps or not steps[0] or ":" in steps[0]:
+        raise InputError(
+            f"{name[:200]!r} names no file inside of its folder", facts=["names in files may not lead to other folders"]
+        )
+    return name
+
+
+def inside(folder: PathLike, name: str, root: PathLike | None = None) -> Path:
+    """Return the path of a file that another file names; its links may not lead out of ``root``, by default the folder.
+
+    The file need not exist.
+    """
+    path = Path(folder) / relative(name)
+    if not path.resolve().is_relative_to(Path(root or folder).resolve()):
+        raise InputError(
+            f"'{path}' is a link that leads out of its folder",
+            facts=[f"to '{path.resolve()}'"],
+            hint="replace the link by a copy of the file",
+        )
+    return path
 
 
 # -- permissions ---------------------------------------------------------------------------------------------------

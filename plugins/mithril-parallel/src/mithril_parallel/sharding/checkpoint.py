@@ -8,7 +8,9 @@ intact, and parts of two saves are never read together. The format does not depe
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import secrets
 import sys
 import threading
@@ -21,7 +23,7 @@ from typing import Any, BinaryIO, Literal, Protocol
 import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
 import numpy as np
 
-from mithril.base import BackendError, InputError, MithrilError, OptionError
+from mithril.base import BackendError, InputError, MithrilError, OptionError, dtype as as_dtype
 from mithril.runtime import CompiledModel
 from mithril_parallel.processes import World, current_world, named
 from mithril_parallel.sharding import dcp_format, orbax_format, zarr_format
@@ -29,6 +31,7 @@ from mithril_parallel.sharding.storage import (
     DamagedError,
     Folder,
     LocalFolder,
+    damaged,
     folder_of,
     library,
     read_bytes,
@@ -38,7 +41,8 @@ from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTe
 
 COMMIT = "commit.json"
 Format = Literal["parts", "orbax", "dcp"]
-LIBRARIES = {"orbax-": orbax_format.read, "dcp-": dcp_format.read}  # by the beginning of the name of their folder
+LIBRARIES = ("orbax-", "dcp-")  # the beginnings of the names of folders of other libraries
+PART = re.compile(r"(part|orbax|dcp)-[\w.-]+")  # a file or a folder next to the commit
 FORMAT = "mithril-sharded-2"
 REMEDY = "check the free space and the permissions of the folder, and save again"
 CODES = {"bfloat16": "BF16", "bool": "BOOL", "complex64": "C64"}  # dtypes of safetensors
@@ -314,23 +318,23 @@ class Reader:
         self.tensors: dict[str, PartedTensor] = {}
         self._latest = Latest()
         if name := self.commit.get("library"):
-            if not self.folder.exists(name):
-                raise DamagedError(
-                    f"'{self.folder}' does not contain a complete checkpoint", facts=[f"'{name}' is missing"]
-                )
-            read = next(read for start, read in LIBRARIES.items() if name.startswith(start))
-            tensors, _ = read(f"{self.folder}/{name}")
+            self._require(name)
+            tensors, _ = read_library(f"{self.folder}/{name}")
             self.tensors = {n: replace(t, parts=[self._checked(n, p) for p in t.parts]) for n, t in tensors.items()}
         for name, crc in self.commit["parts"].items():
             if self.folder.exists(name):
                 self._read_header(name, crc)
             elif self.commit.get("shared"):  # on disks of nodes the parts of others are absent
-                raise DamagedError(
-                    f"'{self.folder}' does not contain a complete checkpoint", facts=[f"'{name}' is missing"]
-                )
+                self._require(name)
         if not self.tensors and self.commit["parts"]:
             raise DamagedError(
                 f"'{self.folder}' does not contain a complete checkpoint", facts=["all parts are missing"]
+            )
+
+    def _require(self, name: str) -> None:
+        if not self.folder.exists(name):
+            raise DamagedError(
+                f"'{self.folder}' does not contain a complete checkpoint", facts=[f"'{name}' is missing"]
             )
 
     def _checked(self, tensor: str, part: Part) -> Part:
@@ -346,22 +350,23 @@ class Reader:
 
     def _read_header(self, name: str, crc: int) -> None:
         with self.folder.open(name) as file:
-            size = int.from_bytes(file.read(8), "little")
-            text = file.read(size) if size < 1 << 32 else b""
+            size, end = int.from_bytes(file.read(8), "little"), file.seek(0, os.SEEK_END)
+            file.seek(8)
+            text = file.read(size) if size <= end else b""
         if zlib.crc32(text) != crc:
             raise DamagedError(f"'{self.folder}/{name}' is damaged", facts=["the checksum of its header is wrong"])
-        for tensor, entry in json.loads(json.loads(text)["__metadata__"]["index"]).items():
-            shape, dtype = tuple(entry["shape"]), np.dtype(entry["dtype"])
-            old = self.tensors.get(tensor, PartedTensor(tensor, shape, dtype, ()))
-            starts = {part.start for part in old.parts}  # processes of one node may have written the same part
-            new = [
-                Part(
-                    tuple(start), tuple(n), partial(self._part, name, tensor, 8 + size + offset, tuple(n), dtype, check)
-                )
-                for start, n, offset, check in entry["parts"]
-                if tuple(start) not in starts
-            ]
-            self.tensors[tensor] = PartedTensor(tensor, shape, dtype, (*old.parts, *new))
+        with damaged(f"{self.folder}/{name}"):
+            for tensor, entry in json.loads(json.loads(text)["__metadata__"]["index"]).items():
+                shape, dtype = _sizes(entry["shape"]), _dtype(entry["dtype"])
+                old = self.tensors.get(tensor, PartedTensor(tensor, shape, dtype, ()))
+                starts = {part.start for part in old.parts}  # processes of one node may have written the same part
+                new = [
+                    Part(_sizes(start), tuple(n), partial(self._part, name, tensor, place, tuple(n), dtype, check))
+                    for start, n, offset, check in entry["parts"]
+                    for place in [_place(8 + size + offset, n, dtype, end, tensor)]
+                    if tuple(start) not in starts
+                ]
+                self.tensors[tensor] = PartedTensor(tensor, shape, dtype, (*old.parts, *new))
 
     def verify(self, rank: int, size: int) -> None:
         """Read the parts that this process has to check, so that all processes together check all."""
@@ -384,15 +389,57 @@ class Reader:
         return self._latest.get((name, offset), read)
 
 
+def _dtype(name: Any) -> np.dtype[Any]:
+    if name not in CODES:
+        raise ValueError(f"it has elements of {name!s:.60}")
+    return np.dtype(as_dtype(name).numpy)
+
+
+def _sizes(sizes: Any) -> tuple[int, ...]:
+    if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
+        raise ValueError(f"{str(sizes)[:100]} is no list of sizes")
+    return tuple(sizes)
+
+
+def _place(offset: int, sizes: Sequence[int], dtype: np.dtype[Any], end: int, tensor: str) -> int:
+    """Return the offset of a part; raise ValueError if its bytes are not in the file, before any are allocated."""
+    _sizes([offset, *sizes])
+    if offset + math.prod(sizes) * dtype.itemsize > end:
+        raise ValueError(f"the part {sizes} of '{tensor}' lies outside of the file of {end} bytes")
+    return offset
+
+
+def read_library(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[str, Any]]:
+    """Return the tensors of a folder of another library, whose files tell which one wrote it, and its progress."""
+    folder = folder_of(path)
+    if folder.exists(dcp_format.RECORDS):
+        return dcp_format.read(path)
+    if any(folder.exists(name) for name in orbax_format.NAMES):
+        return orbax_format.read(path)
+    raise InputError(
+        f"'{path}' is a checkpoint neither of Orbax nor of torch.distributed.checkpoint",
+        hint="pass the folder that contains '_CHECKPOINT_METADATA' or '.metadata'; "
+        "ml.load_sharded reads folders of ml.save_sharded",
+    )
+
+
 def read_commit(folder: Folder) -> dict[str, Any]:
     """Return the commit of a folder; raise if it is not a committed checkpoint."""
     if not folder.exists(COMMIT):
         state = "a save that did not finish" if any(map(is_part, folder.names())) else "no parts"
         raise DamagedError(f"'{folder}' does not contain a complete checkpoint", facts=[f"it contains {state}"])
-    try:
+    with damaged(f"{folder}/{COMMIT}"):
         commit: dict[str, Any] = json.loads(read_bytes(folder, COMMIT))
-    except ValueError as error:
-        raise DamagedError(f"'{folder}/{COMMIT}' is damaged", facts=[str(error)]) from None
-    if commit.get("format") != FORMAT:
-        raise InputError(f"'{folder}' has the format {commit.get('format')!r}, expected {FORMAT!r}")
+        if commit.get("format") != FORMAT:
+            raise InputError(f"'{folder}' has the format {commit.get('format')!r:.100}, expected {FORMAT!r}")
+        parts, library = commit["parts"], commit.get("library")
+        expected = {"id": str, "metadata": dict, "parts": dict} | (
+            {"checksums": dict, "library": str} if library else {}
+        )
+        for name, kind in expected.items():
+            if not isinstance(commit[name], kind):
+                raise ValueError(f"'{name}' is a {type(commit[name]).__name__}, expected a {kind.__name__}")
+        for name in [*parts, *([library] if library else [])]:
+            if not PART.fullmatch(name):
+                raise ValueError(f"{name[:100]!r} is no name of a part of a checkpoint")
     return commit

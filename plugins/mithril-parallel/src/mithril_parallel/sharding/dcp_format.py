@@ -5,22 +5,27 @@ The processes exchange their plans by the key-value store of the engine, so that
 
 from __future__ import annotations
 
-import base64
 import io
 import json
+import math
 import os
-import pickle
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from mithril.base import UnsupportedError, dtype as as_dtype
 from mithril_parallel.processes import World
-from mithril_parallel.sharding.storage import damaged, library
+from mithril_parallel.sharding.dcp_metadata import Record, read_records
+from mithril_parallel.sharding.storage import Folder, damaged, folder_of, library, read_bytes
 from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTensor, checksum, part_key
 
+MODULES = ("", ".metadata", ".planner", ".default_planner", ".storage", ".filesystem")
+RECORDS = ".metadata"  # the file that names all parts
 METADATA = "mithril"  # name of the progress of training among the tensors
 
 
@@ -33,19 +38,21 @@ class _Modules:
     metadata: Any
     planner: Any
     default_planner: Any
+    storage: Any
+    filesystem: Any
 
 
 def import_modules() -> _Modules:
     home = "torch.distributed.checkpoint"
-    modules = (library(f"{home}{name}", "torch") for name in ("", ".metadata", ".planner", ".default_planner"))
+    modules = (library(f"{home}{name}", "torch") for name in MODULES)
     return _Modules(library("torch", "torch"), *modules)
 
 
-def _storage(path: str, kind: str) -> Any:
-    """Return DCP's own reader or writer of a folder; an object store is opened by fsspec."""
+def _storage(path: str) -> Any:
+    """Return DCP's own writer of a folder; an object store is opened by fsspec."""
     if "://" in path:
-        return getattr(import_module("torch.distributed.checkpoint._fsspec_filesystem"), f"Fsspec{kind}")(path)
-    return getattr(import_modules().dcp, f"FileSystem{kind}")(path)
+        return import_module("torch.distributed.checkpoint._fsspec_filesystem").FsspecWriter(path)
+    return import_modules().dcp.FileSystemWriter(path)
 
 
 class DcpWriter:
@@ -56,41 +63,58 @@ class DcpWriter:
         self.parts = [(tensor, part) for tensor in tensors.values() for part in tensor.parts]
         self.metadata = dict(metadata)
         self.checksums: dict[str, int] = {}  # DCP itself has none
-        self.storage = _storage(path, "Writer")
+        self.storage = _storage(path)
 
     def write(self) -> Any:
         """Write the parts of this process; return its plan and results for ``complete``."""
-        items, index = self._items(), self.modules.metadata.MetadataIndex
+        rows = [
+            {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype.name}
+            | {"start": list(part.start), "size": list(part.size)}
+            for tensor, part in self.parts
+        ]
+        rows += [{"name": METADATA}] if self.world.rank == 0 else []
         # DCP keeps the latest tensor of every name until the file is complete: numbers under one name replace them
-        numbered = [replace(item, index=index("", index=k)) for k, item in enumerate(items)]
+        index = self.modules.metadata.MetadataIndex
+        numbered = [replace(self._item(row), index=index("", index=k)) for k, row in enumerate(rows)]
         self.storage.set_up_storage_writer(self.world.rank == 0)
         plan = self.storage.prepare_local_plan(self.modules.planner.SavePlan(numbered))
         plan = self.storage.prepare_global_plan([plan] * self.world.size)[self.world.rank]
-        results = [replace(r, index=items[r.index.index].index) for r in self.storage.write_data(plan, self).wait()]
+        for result in self.storage.write_data(plan, self).wait():
+            place = result.storage_data
+            rows[result.index.index] |= {
+                "bytes": result.size_in_bytes,
+                "place": [place.relative_path, place.offset, place.length],
+            }
         self.parts = []
-        return {"plan": base64.b64encode(pickle.dumps((items, results))).decode(), "checksums": self.checksums}
+        return {"plan": rows, "checksums": self.checksums}
 
     def complete(self, answers: Sequence[Any]) -> None:
         """Write the file that names the parts of all processes."""
-        pairs = [pickle.loads(base64.b64decode(answer["plan"])) for answer in answers]
-        plans = [self.modules.planner.SavePlan(items) for items, _ in pairs]
-        _, metadata = self.modules.default_planner.create_default_global_save_plan(plans)
-        self.storage.finish(metadata, [results for _, results in pairs])
+        m, plans, results = self.modules, [], []
+        for answer in answers:
+            items = [self._item(row) for row in answer["plan"]]
+            plans.append(m.planner.SavePlan(items))
+            results.append(
+                [
+                    m.storage.WriteResult(item.index, row["bytes"], m.filesystem._StorageInfo(*row["place"]))
+                    for item, row in zip(items, answer["plan"], strict=True)
+                ]
+            )
+        _, metadata = m.default_planner.create_default_global_save_plan(plans)
+        self.storage.finish(metadata, results)
 
-    def _items(self) -> list[Any]:
+    def _item(self, row: Mapping[str, Any]) -> Any:
+        """Return DCP's description of a part, or of the progress of training."""
         m, planner, size = self.modules.metadata, self.modules.planner, self.modules.torch.Size
-        items = []
-        for tensor, part in self.parts:
-            properties = m.TensorProperties(dtype=self._dtype(tensor))
-            chunk = m.ChunkStorageMetadata(size(part.start), size(part.size))
-            data = planner.TensorWriteData(chunk, properties, size(tensor.shape))
-            index = m.MetadataIndex(tensor.name, size(part.start))
-            items.append(planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data))
-        if self.world.rank == 0:
+        if "size" not in row:
             progress = planner.BytesIOWriteData(nbytes=0)
-            index = m.MetadataIndex(METADATA)
-            items.append(planner.WriteItem(index, planner.WriteItemType.BYTE_IO, bytes_io_data=progress))
-        return items
+            kind = planner.WriteItemType.BYTE_IO
+            return planner.WriteItem(m.MetadataIndex(row["name"]), kind, bytes_io_data=progress)
+        dtype = _tensor(self.modules.torch, np.empty(0, as_dtype(row["dtype"]).numpy)).dtype
+        chunk = m.ChunkStorageMetadata(size(row["start"]), size(row["size"]))
+        data = planner.TensorWriteData(chunk, m.TensorProperties(dtype=dtype), size(row["shape"]))
+        index = m.MetadataIndex(row["name"], size(row["start"]))
+        return planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data)
 
     def resolve_data(self, item: Any) -> Any:
         """Return the elements of a part; DCP calls this when it writes the part."""
@@ -102,9 +126,6 @@ class DcpWriter:
         array = np.asarray(part.load(), order="C")
         self.checksums[part_key(tensor.name, part.start)] = checksum(array)
         return _tensor(self.modules.torch, array)
-
-    def _dtype(self, tensor: PartedTensor) -> Any:
-        return _tensor(self.modules.torch, np.empty(0, tensor.dtype)).dtype
 
 
 def _tensor(torch: Any, x: Array) -> Any:
@@ -120,61 +141,56 @@ def _numpy(torch: Any, x: Any) -> Array:
     return array
 
 
-class _Chunk:
-    """A planner that loads one part."""
-
-    def __init__(self, torch: Any) -> None:
-        self.torch = torch
-        self.content: Any = None
-
-    def load_bytes(self, item: Any, value: Any) -> None:
-        self.content = self.torch.load(value, weights_only=True)
-
-    def resolve_tensor(self, item: Any) -> Any:
-        self.content = self.torch.empty(tuple(item.lengths), dtype=self.dtype)
-        return self.content
-
-    def commit_tensor(self, item: Any, tensor: Any) -> None:
-        """Do nothing: the tensor has been filled."""
-
-    dtype: Any = None
-
-
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[str, Any]]:
     """Return the tensors, whose parts are read when they are needed, and the progress of training."""
-    modules, text = import_modules(), os.fspath(path)
-    with damaged(text):
-        reader = _storage(text, "Reader")
-        entries = reader.read_metadata()
-        reader.set_up_storage_reader(entries, True)
+    folder, latest = folder_of(path), Latest()
+    with damaged(folder):
+        records = read_records(read_bytes(folder, RECORDS))
+        entries, places = records.get("state_dict_metadata", dict), records.get("storage_data", dict)
+        tensors = {
+            name: _tensor_of(folder, name, entry, places, latest)
+            for name, entry in entries.items()
+            if entry.kind == "TensorStorageMetadata"
+        }
+        progress = json.loads(_load(folder, places[METADATA, None])) if METADATA in entries else {}
+    return tensors, progress
 
-    def load(index: Any, kind: Any, lengths: Any, dtype: Any) -> Any:
-        zeros = modules.torch.Size([0] * len(lengths))
-        chunk = _Chunk(modules.torch)
-        chunk.dtype = dtype
-        item = modules.planner.ReadItem(kind, index, zeros, index, zeros, lengths)
-        with damaged(text):
-            reader.read_data(modules.planner.LoadPlan([item]), chunk)
-        return chunk.content
 
-    latest = Latest()
+def _tensor_of(folder: Folder, name: str, entry: Record, places: Mapping[Any, Record], latest: Latest) -> PartedTensor:
+    dtype = np.dtype(as_dtype(entry.get("properties", Record).state[0].text).numpy)
+    parts = []
+    for chunk in entry.get("chunks", list):
+        start, size = chunk.sizes("offsets"), chunk.sizes("sizes")
+        load = partial(_part, folder, name, places[name, start], size, dtype)
+        parts.append(Part(start, size, partial(latest.get, (name, start), load)))
+    return PartedTensor(name, entry.sizes("size"), dtype, parts)
 
-    def part(name: str, offsets: Any, sizes: Any) -> Array:
-        dtype = entries.state_dict_metadata[name].properties.dtype
-        index = modules.metadata.MetadataIndex(name, offsets)
-        kind = modules.planner.LoadItemType.TENSOR
-        return latest.get((name, offsets), lambda: _numpy(modules.torch, load(index, kind, sizes, dtype)))
 
-    tensors, metadata = {}, {}
-    for name, entry in entries.state_dict_metadata.items():
-        if hasattr(entry, "size"):
-            dtype = _numpy(modules.torch, modules.torch.empty(0, dtype=entry.properties.dtype)).dtype
-            parts = [
-                Part(tuple(c.offsets), tuple(c.sizes), lambda c=c, n=name: part(n, c.offsets, c.sizes))  # type: ignore[misc]
-                for c in entry.chunks
-            ]
-            tensors[name] = PartedTensor(name, tuple(entry.size), dtype, parts)
-        elif name == METADATA:
-            index = modules.metadata.MetadataIndex(name)
-            metadata = json.loads(load(index, modules.planner.LoadItemType.BYTE_IO, modules.torch.Size([]), None))
-    return tensors, metadata
+def _part(folder: Folder, name: str, place: Record, size: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    with damaged(folder):
+        if math.prod(size) * dtype.itemsize > place.get("length", int):
+            raise ValueError(f"the part {list(size)} of '{name}' is larger than its bytes in the file")
+        x = _load(folder, place)
+        array = _numpy(import_modules().torch, x)
+        if array.shape != size or array.dtype != dtype:
+            raise ValueError(f"a part of '{name}' is {array.dtype} {list(array.shape)}, expected {dtype} {list(size)}")
+        return array
+
+
+def _load(folder: Folder, place: Record) -> Any:
+    """Return the tensor or the text that a part of a file holds, by the reader of PyTorch for tensors alone."""
+    if place.state.get("transform_descriptors"):
+        raise UnsupportedError(
+            f"the checkpoint in '{folder}' is compressed by an extension of DCP", hint="save it without extensions"
+        )
+    offset, length = place.get("offset", int), place.get("length", int)
+    with folder.open(place.get("relative_path", str)) as file:
+        if not 0 <= offset <= offset + length <= file.seek(0, os.SEEK_END):
+            raise ValueError(f"bytes {offset} to {offset + length} lie outside of '{place.state['relative_path']}'")
+        file.seek(offset)
+        content = io.BytesIO(file.read(length))
+    with zipfile.ZipFile(content) as archive:  # older forms of torch.save claim sizes that nothing bounds
+        if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+            raise ValueError("its content is compressed")
+    content.seek(0)
+    return import_modules().torch.load(content, map_location="cpu", weights_only=True)

@@ -14,8 +14,8 @@ from typing import Literal
 
 from mithril.base import InputError
 from mithril_parallel.processes import World, current_world
-from mithril_parallel.sharding import dcp_format, orbax_format, zarr_format
-from mithril_parallel.sharding.checkpoint import Reader, begin_save, write_by
+from mithril_parallel.sharding import dcp_format, zarr_format
+from mithril_parallel.sharding.checkpoint import Reader, begin_save, read_library, write_by
 from mithril_parallel.sharding.storage import folder_of
 from mithril_parallel.sharding.tensor_parts import PartedTensor
 
@@ -48,17 +48,7 @@ def import_checkpoint(path: PathLike, folder: PathLike) -> None:
 
     The names of nested arrays are joined by dots. All processes must call it.
     """
-    source = folder_of(path)
-    if source.exists(".metadata"):
-        tensors, metadata = dcp_format.read(path)
-    elif any(source.exists(name) for name in ("_CHECKPOINT_METADATA", "_METADATA", zarr_format.ARRAYS)):
-        tensors, metadata = orbax_format.read(path)
-    else:
-        raise InputError(
-            f"'{path}' is a checkpoint neither of Orbax nor of torch.distributed.checkpoint",
-            hint="pass the folder that contains '_CHECKPOINT_METADATA' or '.metadata'; "
-            "ml.load_sharded reads folders of ml.save_sharded",
-        )
+    tensors, metadata = read_library(path)
     world = current_world()
     begin_save(folder, _shared_out(tensors, world), metadata, world).finish()
 

@@ -20,6 +20,8 @@ from mithril_parallel.sharding.storage import LocalFolder, damaged, folder_of, l
 from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTensor, checksum, local_parts, part_key
 from mithril_parallel.sharding.zarr_format import ARRAYS, METADATA, Chunks, region
 
+NAMES = ("_CHECKPOINT_METADATA", "_METADATA", ARRAYS)  # of files or folders, one of which is in every checkpoint
+
 
 class OrbaxWriter:
     """A save by Orbax, which copies the arrays before the constructor returns and writes them in threads of its own."""

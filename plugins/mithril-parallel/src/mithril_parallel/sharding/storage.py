@@ -30,7 +30,9 @@ def damaged(path: object) -> Iterator[None]:
         raise
     except Exception as error:  # every library has errors of its own
         hint = "use an older checkpoint, or copy this one again"
-        raise DamagedError(f"'{path}' is damaged", facts=[str(error).partition("\n")[0]], hint=hint) from error
+        raise DamagedError(
+            f"'{path}' is damaged", facts=[f"{type(error).__name__}: {error}".partition("\n")[0][:300]], hint=hint
+        ) from error
 
 
 def library(name: str, package: str) -> Any:
@@ -89,13 +91,14 @@ class LocalFolder:
             _make_durable(folder)
 
     def open(self, name: str) -> BinaryIO:
+        path = files.inside(self.path, name)
         try:
-            return open(self.path / name, "rb")
+            return open(path, "rb")
         except OSError as error:
             raise _unreadable(error, f"'{self.path / name}' cannot be read: {error.strerror}") from None
 
     def exists(self, name: str) -> bool:
-        return (self.path / name).exists()
+        return (self.path / files.relative(name)).exists()
 
     def is_file(self) -> bool:
         """Whether there is a file at the path of the folder."""
@@ -133,13 +136,13 @@ class RemoteFolder:
 
     def open(self, name: str) -> BinaryIO:
         try:
-            file: BinaryIO = self.files.open(f"{self.path}/{name}", "rb")
+            file: BinaryIO = self.files.open(f"{self.path}/{files.relative(name)}", "rb")
         except OSError as error:
             raise _unreadable(error, f"'{self}/{name}' cannot be read: {error}") from None
         return file
 
     def exists(self, name: str) -> bool:
-        return bool(self.files.exists(f"{self.path}/{name}"))
+        return bool(self.files.exists(f"{self.path}/{files.relative(name)}"))
 
     def is_file(self) -> bool:
         """Whether there is an object at the path of the folder."""

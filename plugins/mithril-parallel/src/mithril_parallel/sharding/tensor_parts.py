@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,20 +40,25 @@ class PartedTensor:
         """Return a region of the tensor, or the complete tensor without an index."""
         complete_index = (slice(None),) * len(self.shape)
         bounds = [s.indices(n)[:2] for s, n in zip(index or complete_index, self.shape, strict=True)]
-        out = np.empty([b - a for a, b in bounds], self.dtype)
-        filled = 0
-        for part in self.parts:
-            lows = [max(a, s) for (a, _), s in zip(bounds, part.start, strict=True)]
-            highs = [min(b, s + n) for (_, b), s, n in zip(bounds, part.start, part.size, strict=True)]
-            if any(low >= high for low, high in zip(lows, highs, strict=True)):
-                continue
-            source = tuple(slice(a - s, b - s) for a, b, s in zip(lows, highs, part.start, strict=True))
-            target = tuple(slice(a - z, b - z) for a, b, (z, _) in zip(lows, highs, bounds, strict=True))
-            out[target] = part.load()[source]
-            filled += out[target].size
-        if filled < out.size:
+        regions = [(part, *overlap) for part in self.parts if (overlap := _overlap(part, bounds)) is not None]
+        shape = [b - a for a, b in bounds]
+        covered = sum(math.prod(s.stop - s.start for s in target) for _, _, target in regions)
+        if covered < math.prod(shape):  # before a size that only the file claims is allocated
             raise InputError(f"the checkpoint lacks parts of '{self.name}'")
+        out = np.empty(shape, self.dtype)
+        for part, source, target in regions:
+            out[target] = part.load()[source]
         return out
+
+
+def _overlap(part: Part, bounds: Sequence[tuple[int, int]]) -> tuple[Index, Index] | None:
+    """Return the region of a part within bounds, counted from the part and from the bounds."""
+    lows = [max(a, s) for (a, _), s in zip(bounds, part.start, strict=True)]
+    highs = [min(b, s + n) for (_, b), s, n in zip(bounds, part.start, part.size, strict=True)]
+    if any(low >= high for low, high in zip(lows, highs, strict=True)):
+        return None
+    source = tuple(slice(a - s, b - s) for a, b, s in zip(lows, highs, part.start, strict=True))
+    return source, tuple(slice(a - z, b - z) for a, b, (z, _) in zip(lows, highs, bounds, strict=True))
 
 
 class Latest:
