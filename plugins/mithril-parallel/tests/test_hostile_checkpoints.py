@@ -1,4 +1,4 @@
-"""Folders of checkpoints that others have changed: nothing that they contain runs, and none is read outside of them."""
+"""Hostile folders of checkpoints: nothing in them runs, and nothing outside of them is read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_pickle_in_a_checkpoint_does_not_run(tmp_path, compiled, prefix):
     ids=repr,
 )
 @pytest.mark.parametrize("protocol", range(6))
-def test_records_accept_what_dcp_writes_only(value, protocol):
+def test_other_objects_than_those_of_dcp_are_refused(value, protocol):
     with pytest.raises((ValueError, LookupError, AttributeError)):
         read_records(pickle.dumps(value, protocol=protocol))
 

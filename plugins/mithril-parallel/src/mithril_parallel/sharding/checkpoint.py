@@ -397,7 +397,7 @@ def _dtype(name: Any) -> np.dtype[Any]:
 
 def _sizes(sizes: Any) -> tuple[int, ...]:
     if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
-        raise ValueError(f"{str(sizes)[:100]} is no list of sizes")
+        raise ValueError(f"{str(sizes)[:100]} is not a list of sizes")
     return tuple(sizes)
 
 
@@ -405,7 +405,7 @@ def _place(offset: int, sizes: Sequence[int], dtype: np.dtype[Any], end: int, te
     """Return the offset of a part; raise ValueError if its bytes are not in the file, before any are allocated."""
     _sizes([offset, *sizes])
     if offset + math.prod(sizes) * dtype.itemsize > end:
-        raise ValueError(f"the part {sizes} of '{tensor}' lies outside of the file of {end} bytes")
+        raise ValueError(f"the part {sizes} of '{tensor}' ends outside of the file of {end} bytes")
     return offset
 
 
@@ -441,5 +441,5 @@ def read_commit(folder: Folder) -> dict[str, Any]:
                 raise ValueError(f"'{name}' is a {type(commit[name]).__name__}, expected a {kind.__name__}")
         for name in [*parts, *([library] if library else [])]:
             if not PART.fullmatch(name):
-                raise ValueError(f"{name[:100]!r} is no name of a part of a checkpoint")
+                raise ValueError(f"{name[:100]!r} is not a name of a part of a checkpoint")
     return commit

@@ -186,7 +186,7 @@ def _load(folder: Folder, place: Record) -> Any:
     offset, length = place.get("offset", int), place.get("length", int)
     with folder.open(place.get("relative_path", str)) as file:
         if not 0 <= offset <= offset + length <= file.seek(0, os.SEEK_END):
-            raise ValueError(f"bytes {offset} to {offset + length} lie outside of '{place.state['relative_path']}'")
+            raise ValueError(f"bytes {offset} to {offset + length} are outside of '{place.state['relative_path']}'")
         file.seek(offset)
         content = io.BytesIO(file.read(length))
     with zipfile.ZipFile(content) as archive:  # older forms of torch.save claim sizes that nothing bounds

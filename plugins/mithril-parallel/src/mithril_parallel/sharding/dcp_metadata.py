@@ -138,7 +138,7 @@ def _named(module: Any, name: Any) -> Name:
         raise ValueError("a class is not named by a text")
     if module.partition(".")[0] in MODULES and (name in CLASSES or (module == "torch" and name in DTYPES)):
         return Name(name)
-    raise ValueError(f"it names {module:.100}.{name:.100}, which is no part of the metadata of DCP")
+    raise ValueError(f"it names {module:.100}.{name:.100}, which is not in the metadata of DCP")
 
 
 def _made(kind: Any, arguments: Any) -> Any:

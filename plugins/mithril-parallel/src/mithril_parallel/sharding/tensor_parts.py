@@ -52,7 +52,7 @@ class PartedTensor:
 
 
 def _overlap(part: Part, bounds: Sequence[tuple[int, int]]) -> tuple[Index, Index] | None:
-    """Return the region of a part within bounds, counted from the part and from the bounds."""
+    """Return the region of a part within bounds, relative to the part and to the bounds."""
     lows = [max(a, s) for (a, _), s in zip(bounds, part.start, strict=True)]
     highs = [min(b, s + n) for (_, b), s, n in zip(bounds, part.start, part.size, strict=True)]
     if any(low >= high for low, high in zip(lows, highs, strict=True)):
