@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from mithril import BackendError
-from mithril.system import LaunchedTask, launched_task
+from mithril.system import LaunchedTask, launched_task, shared_attempt
 from mithril.system.launchers import first_host
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
@@ -72,3 +74,35 @@ def test_a_wrong_variable_is_named():
 )
 def test_the_first_host_of_a_list_of_nodes(nodes, host):
     assert first_host(nodes) == host
+
+
+def _attempt(store, size=3, present=None, seconds=5.0):
+    """Return the result of each process of one attempt on a store; those that are not ``present`` do not start."""
+    ranks = range(size) if present is None else present
+    with ThreadPoolExecutor(size) as pool:
+        futures = {k: pool.submit(shared_attempt, k, size, store.__setitem__, store.get, seconds) for k in ranks}
+        return {k: f.exception() or f.result() for k, f in futures.items()}
+
+
+def test_each_attempt_of_a_job_has_a_text_of_its_own():
+    store = {}  # of an agent, which survives restarts
+    texts = [set(_attempt(store).values()) for _ in range(20)]
+    assert all(len(shared) == 1 for shared in texts)
+    assert len(set.union(*texts)) == 20
+
+
+@pytest.mark.parametrize("present", [[0, 1], [1, 2], [0]])
+def test_attempt_that_ended_while_it_started_does_not_affect_the_next_one(present):
+    store = {}
+    errors = _attempt(store, present=present, seconds=0.1)
+    assert all("did not arrive at: the start of the job" in str(error) for error in errors.values())
+    before = set(store.values())
+    (text,) = set(_attempt(store).values())
+    assert text not in before
+
+
+def test_processes_do_not_accept_an_attempt_without_its_process_0():
+    store = {}
+    _attempt(store)
+    errors = _attempt(store, present=[1, 2], seconds=0.1)
+    assert all(str(error).startswith("process 0 did not arrive") for error in errors.values())

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril_parallel import watchdog
-from mithril_parallel.processes import World
+from mithril_parallel import processes as module, watchdog
+from mithril_parallel.processes import PREFIX, World
 from mithril_parallel.sharding.checkpoint import Reader, begin_save
 from mithril_parallel.sharding.storage import DamagedError
 from mithril_parallel.sharding.tensor_parts import Part, PartedTensor
@@ -54,6 +54,50 @@ def test_values_are_exchanged_in_order_and_the_store_stays_small():
     results = together(lambda w: [w.exchange((w.rank, k), "numbers") for k in range(20)], processes)
     assert results == [[[[0, k], [1, k], [2, k]] for k in range(20)]] * 3
     assert len(processes[0].store) <= 8
+
+
+def test_no_attempt_of_a_job_reads_keys_of_another(monkeypatch):
+    """Neither a request to stop nor values: the store of a launcher survives a restart."""
+    server = Texts()
+
+    class Client:
+        """The store of an engine in one process."""
+
+        def __init__(self):
+            self.store, self.prefix = self, PREFIX
+            self.set = lambda key, text: server.set(f"{self.prefix}/{key}", text)
+            self.get = lambda key: server.get(f"{self.prefix}/{key}")
+            self.delete = lambda key: server.delete(f"{self.prefix}/{key}")
+
+    def attempt():
+        clients = [Client() for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda k: module._known(clients[k], k, 2, 5.0), range(2)))
+
+    monkeypatch.setattr(module, "_worlds", {})
+    before = attempt()
+    together(lambda w: w.exchange(f"old {w.rank}", "the start"), before)
+    dogs = [Watchdog(world) for world in before]
+    dogs[0].start()
+    dogs[0].request_stop()
+    before[1].leave("SIGTERM")
+    wait_until(lambda: any("stop" in key for key in server))
+    dogs[0].stop()
+
+    after = attempt()
+    assert after[0].reason(1) is None
+    assert together(lambda w: w.exchange(w.rank, "the start"), after) == [[0, 1]] * 2
+    dogs = [Watchdog(world) for world in after]
+    for dog in dogs:
+        dog.start()
+        assert after[dog.world.rank].store.get(dog._stop_key) is None
+        dog.stop()
+
+
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def test_missing_process_is_named_by_all_others_in_time():
@@ -284,9 +328,7 @@ def ends(monkeypatch):
 
 def wait_for(ended, count=1):
     """Wait until processes have ended; on a slow machine this takes longer than their timeout."""
-    start = time.monotonic()
-    while len(ended) < count and time.monotonic() < start + 30:
-        time.sleep(0.01)
+    wait_until(lambda: len(ended) >= count)
 
 
 def test_process_that_others_wait_for_is_named(dogs, monkeypatch):

@@ -248,6 +248,66 @@ def test_tasks_of_slurm_are_one_program(tmp_path):
     assert [out.strip() for out, _ in outputs] == ["0 of 2", "1 of 2"], outputs
 
 
+RESTARTED = """
+import os, pathlib, signal, sys
+import numpy as np
+import mithril as ml
+from mithril.models import Dropout, IOKey, Linear, Model
+
+rank, world, step = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(sys.argv[1])
+killed = pathlib.Path("killed")
+
+
+class Kill(ml.Callback):
+    def step_end(self, trainer, report):
+        if trainer.steps == step and rank == 1 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+x = np.random.default_rng(0).standard_normal((103, 13), np.float32)
+trainer = ml.Trainer(
+    Model.create(outputs={"y": Linear(1)(Dropout(0.1)(Linear(32)(IOKey("x"))))}),
+    ml.AdamW(1e-2, eps=1e-5),
+    loss=lambda y, target: ml.ops.mse_loss(y, target),
+    backend=ml.TorchBackend(device_mesh=(2,)),
+    parallelism="fsdp",
+    callbacks=[Kill(), ml.Checkpoint("saved", every=3)],
+    seed=3,
+    timeout=5,
+    progress=False,
+)
+data = ml.DataLoader({"x": x, "target": x[:, :1] * 2}, 8, shuffle=True, seed=1, rank=rank, world=world)
+trainer.fit(data, epochs=2, resume="auto")
+values = {n: np.asarray(trainer.engine._numpy(v)).tobytes().hex() for n, v in sorted(trainer.params.items())}
+if rank == 0:
+    pathlib.Path("values").write_text(f"{trainer.steps} {values}")
+"""
+
+
+@pytest.mark.soak
+def test_restarted_job_ends_like_an_undisturbed_one(tmp_path):
+    """A restart finds nothing of the attempt before in the store of torchrun, which survives it: no request to stop."""
+    (tmp_path / "train.py").write_text(RESTARTED)
+    values = []
+    for step in (0, 17, 16):  # 0: undisturbed
+        folder = tmp_path / f"killed-after-{step}"
+        folder.mkdir()
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+        done = subprocess.run(
+            [sys.executable, *command, str(tmp_path / "train.py"), str(step)],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, done.stderr
+        assert (folder / "killed").exists() == (step > 0)
+        values.append((folder / "values").read_text())
+    assert values[0].startswith("26 ")
+    assert values[1:] == values[:1] * 2
+
+
 def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
     selected = []
     monkeypatch.setenv("RANK", "5")

@@ -9,6 +9,6 @@ HOMES = {
     "disk_cache": ("Store",),
     "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_version_key"),
     "interleaved_timing": ("time_interleaved",),
-    "launchers": ("LaunchedTask", "launched_task"),
+    "launchers": ("LaunchedTask", "launched_task", "shared_attempt"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

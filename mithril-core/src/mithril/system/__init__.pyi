@@ -21,4 +21,5 @@ from mithril.system.interleaved_timing import time_interleaved as time_interleav
 from mithril.system.launchers import (
     LaunchedTask as LaunchedTask,
     launched_task as launched_task,
+    shared_attempt as shared_attempt,
 )

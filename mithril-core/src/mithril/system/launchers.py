@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from mithril.base import BackendError
 
@@ -50,6 +54,52 @@ def launched_task(environment: Mapping[str, str] | None = None) -> LaunchedTask 
         if task is not None:
             return task
     return None
+
+
+def shared_attempt(
+    rank: int, size: int, write: Callable[[str, str], None], read: Callable[[str], str | None], seconds: float
+) -> str:
+    """Return a text that the processes of this attempt of a job share, and that no other attempt has.
+
+    The store behind ``write`` and ``read`` may survive a restart, as that of torchrun's agent does, and the number of
+    restarts differs between agents. Process 0 therefore selects a new text; the others accept one only with an answer
+    that contains the token that they have just drawn.
+    """
+    token, end = uuid.uuid4().hex, time.monotonic() + seconds
+    if rank == 0:
+        write("attempt", token)
+        tokens = [token, *(_awaited(partial(read, f"{token}/{k}"), end, k, rank, size) for k in range(1, size))]
+        write(f"{token}/all", json.dumps(tokens))
+        return token
+    requested = None
+
+    def answered() -> str | None:
+        nonlocal requested
+        attempt = read("attempt")
+        if attempt is None:
+            return None
+        if attempt != requested:
+            write(f"{attempt}/{rank}", token)
+            requested = attempt
+        answer = read(f"{attempt}/all")
+        return attempt if answer is not None and json.loads(answer)[rank] == token else None
+
+    return _awaited(answered, end, 0, rank, size)
+
+
+def _awaited(look: Callable[[], str | None], end: float, source: int, rank: int, size: int) -> str:
+    """Return the first text of ``look``; raise BackendError if process ``source`` has not written it in time."""
+    pause = 0.001
+    while (text := look()) is None:
+        if time.monotonic() >= end:
+            raise BackendError(
+                f"process {source} did not arrive at: the start of the job",
+                facts=[f"this is process {rank} of {size}"],
+                hint=f"read the output of process {source} and of the launcher",
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return text
 
 
 def _torchrun(variables: Mapping[str, str]) -> LaunchedTask | None:

@@ -15,14 +15,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from mithril.base import BackendError, MithrilError
-from mithril.system import launched_task
+from mithril.system import launched_task, shared_attempt
 
 TIMEOUT = 600.0  # seconds
+PREFIX = "mithril"  # of the keys in the store of an engine
 POLL = (0.001, 0.05)  # shortest and longest seconds between two looks at the store
 
 
 class KeyValues(Protocol):
-    """Texts by key that all processes share. Errors of the connection are RuntimeErrors of the engine."""
+    """Texts by key that all processes of one attempt of a job share.
+
+    Errors of the connection are RuntimeErrors of the engine.
+    """
 
     def set(self, key: str, text: str, /) -> None: ...
     def get(self, key: str, /) -> str | None: ...
@@ -35,17 +39,18 @@ class TorchKeyValues:
     def __init__(self) -> None:
         from torch.distributed import distributed_c10d
 
+        self.prefix: str = PREFIX
         self.store: Any = distributed_c10d._get_default_store()
 
     def set(self, key: str, text: str) -> None:
-        self.store.set(f"mithril/{key}", text)
+        self.store.set(f"{self.prefix}/{key}", text)
 
     def get(self, key: str) -> str | None:
-        key = f"mithril/{key}"
+        key = f"{self.prefix}/{key}"
         return self.store.get(key).decode() if self.store.check([key]) else None
 
     def delete(self, key: str) -> None:
-        self.store.delete_key(f"mithril/{key}")
+        self.store.delete_key(f"{self.prefix}/{key}")
 
 
 class JaxKeyValues:
@@ -54,14 +59,15 @@ class JaxKeyValues:
     def __init__(self) -> None:
         from jax._src import distributed  # JAX has no public name for it
 
+        self.prefix: str = PREFIX
         self.store: Any = distributed.global_state.client
 
     def set(self, key: str, text: str) -> None:
-        self.store.key_value_set(f"mithril/{key}", text, allow_overwrite=True)
+        self.store.key_value_set(f"{self.prefix}/{key}", text, allow_overwrite=True)
 
     def get(self, key: str) -> str | None:
         try:
-            text: str = self.store.key_value_try_get(f"mithril/{key}")
+            text: str = self.store.key_value_try_get(f"{self.prefix}/{key}")
         except RuntimeError as error:
             if "NOT_FOUND" in str(error):
                 return None
@@ -69,7 +75,7 @@ class JaxKeyValues:
         return text
 
     def delete(self, key: str) -> None:
-        self.store.key_value_delete(f"mithril/{key}")
+        self.store.key_value_delete(f"{self.prefix}/{key}")
 
 
 class World:
@@ -247,21 +253,30 @@ def grouped(values: Sequence[Any]) -> str:
 _worlds: dict[int, World] = {}  # by the id of the engine's store
 
 
-def current_world() -> World:
-    """Return the processes of ``torch.distributed`` or ``jax.distributed``; without either this one alone."""
+def current_world(timeout: float = TIMEOUT) -> World:
+    """Return the processes of ``torch.distributed`` or ``jax.distributed``; without either this one alone.
+
+    All processes must call it: the first call selects the keys of this attempt of the job.
+    """
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         distributed = torch.distributed
-        return _known(TorchKeyValues(), distributed.get_rank(), distributed.get_world_size())
+        return _known(TorchKeyValues(), distributed.get_rank(), distributed.get_world_size(), timeout)
     if jax is not None and jax.distributed.is_initialized():
-        return _known(JaxKeyValues(), jax.process_index(), jax.process_count())
+        return _known(JaxKeyValues(), jax.process_index(), jax.process_count(), timeout)
     return World()
 
 
-def _known(store: TorchKeyValues | JaxKeyValues, rank: int, size: int) -> World:
+def _known(store: TorchKeyValues | JaxKeyValues, rank: int, size: int, timeout: float) -> World:
     """Return one object per group of processes, since it counts the exchanges."""
     if size == 1:
         return World()
-    task = launched_task()
-    local_rank = rank if task is None else task.local_rank
-    return _worlds.setdefault(id(store.store), World(rank, size, store, local_rank=local_rank))
+    world = _worlds.get(id(store.store))
+    if world is None:
+        task = launched_task()
+        world = World(rank, size, store, local_rank=rank if task is None else task.local_rank)
+        attempt = world._call(shared_attempt, rank, size, store.set, store.get, timeout)
+        store.prefix = f"{PREFIX}/{attempt}"  # the store may have keys of an attempt before a restart
+        _worlds[id(store.store)] = world
+    world.timeout = timeout
+    return world

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from mithril.backend import BuildOptions
 from mithril.base import BackendError, OptionError
-from mithril.system import launched_task
+from mithril.system import launched_task, shared_attempt
 from mithril_torch.parallel.launcher import launch_others
 from mithril_torch.parallel.layout import AXES, MeshAxes, check_kinds, kinds_of
 from mithril_torch.parallel.schedules import ONE_STAGE, num_stages
@@ -113,7 +113,22 @@ def join_group(device: torch.device) -> None:
     if not dist.is_initialized():
         if (task := launched_task()) is not None:
             os.environ.update(task.torch_environment())
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **_store_of_attempt())
+
+
+def _store_of_attempt() -> dict[str, Any]:
+    """Return the store of this attempt of the job, and the place of this process.
+
+    The store of torchrun's agent (PyTorch 2.13) keeps the addresses of processes that have ended.
+    """
+    store, rank, size = next(dist.rendezvous("env://"))
+    prefixed = dist.PrefixStore("mithril", store)
+
+    def read(key: str) -> str | None:
+        return prefixed.get(key).decode() if prefixed.check([key]) else None
+
+    attempt = shared_attempt(rank, size, prefixed.set, read, store.timeout.total_seconds())
+    return {"store": dist.PrefixStore(attempt, store), "rank": rank, "world_size": size}
 
 
 @cache

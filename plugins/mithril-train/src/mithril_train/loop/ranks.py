@@ -27,9 +27,7 @@ def world_of(engine: Engine, timeout: float) -> World:
     meshes = [getattr(engine.backend, name, None) for name in MESHES]
     if all(x is None for x in (*meshes, *(settings.get(name) for name in OPTIONS))):
         return World()
-    world = current_world()
-    world.timeout = timeout
-    return world
+    return current_world(timeout)
 
 
 @contextmanager
