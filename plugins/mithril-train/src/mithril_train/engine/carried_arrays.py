@@ -104,20 +104,21 @@ class CarriedArrays:
         return self.backend.to_numpy(x) if self.backend.is_array(x) else to_numpy(x)
 
     # -- values ------------------------------------------------------------------------------------------------------
-    def initialize_extra(self) -> None:
-        """Add the slots and averages that are new, such as those of parameters that were frozen."""
+    def with_extra(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arrays with the slots and averages that are new, such as those of parameters that were frozen."""
+        complete = dict(arrays)
         for name, entry in self.extra.items():
-            if name in self.arrays:
+            if name in complete:
                 continue
             if entry.initial is None:
-                self.arrays[name] = self._average_of(name, entry)
+                complete[name] = self._average_of(name, complete[entry.parameter], entry.type.dtype.numpy)
                 continue
             number = np.asarray(entry.initial, entry.type.dtype.numpy)
-            self.arrays[name] = self.placed(name, np.broadcast_to(number, tuple(map(int, entry.type.shape))))
+            complete[name] = self.placed(name, np.broadcast_to(number, tuple(map(int, entry.type.shape))))
+        return complete
 
-    def _average_of(self, name: str, entry: TrainState) -> Any:
+    def _average_of(self, name: str, parameter: Any, dtype: Any) -> Any:
         """Return a copy of a parameter in the dtype of its average."""
-        dtype, parameter = entry.type.dtype.numpy, self.arrays[entry.parameter]
         if not self.is_distributed:
             return self.to_backend(self.backend.to_numpy(parameter).astype(dtype))
         parts = held(name, parameter)
@@ -136,7 +137,7 @@ class CarriedArrays:
             self.recipe = old
             raise
         self.extra = carried_values(graph, recipe, self.trained)
-        self.initialize_extra()
+        self.arrays = self.with_extra(self.arrays)
 
     def replace(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
         """Replace parameters or state by copies of arrays of the same shape."""
@@ -161,6 +162,10 @@ class CarriedArrays:
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
         """Restore the arrays of ``to_numpy``, of ``snapshot`` or of a checkpoint. Names and shapes must match."""
+        self.arrays = self.restored(tensors)
+
+    def restored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arrays that ``restore`` sets."""
         thawed = replace(self.recipe, frozen=())
         optional = (
             set(carried_values(self._traced[1], thawed, parameter_names(self._traced[1]))) if self._traced else set()
@@ -176,4 +181,4 @@ class CarriedArrays:
                 raise InputError(
                     f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(shape)}"
                 )
-        self.arrays = {n: self.placed(n, x) for n, x in tensors.items()}
+        return {n: self.placed(n, x) for n, x in tensors.items()}

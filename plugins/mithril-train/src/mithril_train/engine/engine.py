@@ -36,6 +36,7 @@ from mithril_train.augment.stages import PREFIX, Augmentations, augmented
 from mithril_train.engine.carried_arrays import CarriedArrays
 from mithril_train.step.broadcasts import broadcasts
 from mithril_train.step.step import (
+    SOUND,
     Reports,
     with_gradients,
     with_gradients_of,
@@ -136,6 +137,7 @@ class Engine(CarriedArrays):
         self._traced: tuple[Any, Graph, Graph] | None = None  # the last one, which is often requested again
         self._rates: dict[str, tuple[float, Any]] = {}
         self._has_run: set[Any] = set()
+        self._flags: tuple[tuple[Bound | BufferBound, ...], dict[str, Any]] = (), {}  # of the last step
 
     def begin(
         self,
@@ -144,8 +146,8 @@ class Engine(CarriedArrays):
         initial_values: Mapping[str, Any],
         state: Mapping[str, Any],
         saved: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Build the executables for such batches and initialize everything carried, or restore ``saved``.
+    ) -> dict[str, Any]:
+        """Build the executables for such batches; return everything carried: initial arrays, or those of ``saved``.
 
         ``initial_values`` and ``state`` replace randomly initialized arrays. The executable is built first: it knows
         where each array belongs, so that no device ever holds a complete copy of an array that is sharded.
@@ -155,19 +157,17 @@ class Engine(CarriedArrays):
         step = self.prepare(batch)
         self.place_like(step.run, step.carried)
         if saved is not None:
-            self.restore(saved)
-            return
+            return self.restored(saved)
+        arrays: dict[str, Any] = {}
         for i in (*traced.with_role("param"), *traced.with_role("state")):
             array = {**initial_values, **state}.get(i.name)
             if array is None:
-                self.arrays[i.name] = self.assembled(
-                    i.name, tuple(map(int, i.type.shape)), partial(self._initial, i, seed)
-                )
+                arrays[i.name] = self.assembled(i.name, tuple(map(int, i.type.shape)), partial(self._initial, i, seed))
                 continue
             if tuple(array.shape) != i.type.shape:
                 raise InputError(f"'{i.name}' has shape {list(array.shape)}, expected {list(i.type.shape)}")
-            self.arrays[i.name] = self.placed(i.name, array)
-        self.initialize_extra()
+            arrays[i.name] = self.placed(i.name, array)
+        return self.with_extra(arrays)
 
     def _initial(self, declared: Input, seed: int, index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
         """Draw or load the region of a parameter that a device holds."""
@@ -183,15 +183,27 @@ class Engine(CarriedArrays):
         carried = {n: self.arrays[n] for n in step.carried}
         if last:
             inputs.update(self._rate_arrays(rates))
-            results = step.run(carried, inputs)
-        else:
-            assert step.add is not None
-            results = step.add(carried, inputs)
-        flags = {n: results.pop(n) for bound in step.bounds for n in bound.names}
+        run = step.run if last else step.add
+        assert run is not None
+        try:
+            results = run(carried, inputs)
+        except BaseException:
+            message = "a step failed while it ran, and may have changed some of the parameters in place"
+            self.decisions.record("assumed", f"{message}: trainer.load(checkpoint) restores all", warn=True)
+            raise
+        self._flags = step.bounds, {n: results.pop(n) for bound in step.bounds for n in bound.names}
         reports = self._reports(step.reports, results)
         self.arrays = {**self.arrays, **results}
-        self._hold_bounds(step.bounds, flags)
         return reports
+
+    def check_bounds(self) -> None:
+        """Raise InputError if a loop of the last step reached its bound."""
+        self._hold_bounds(*self._flags)
+
+    def forget_failure(self) -> None:
+        """Let the next step update again, after one that was not finite."""
+        if SOUND in self.arrays:
+            self.arrays = {**self.arrays, SOUND: self.placed(SOUND, np.asarray(True))}
 
     def _reports(self, outputs: Iterable[Output], results: dict[str, Any]) -> Reports:
         """Remove reports from the results. A step that only accumulates gradients has fewer."""

@@ -96,7 +96,8 @@ def value_of(row: Row, monitor: str, who: str) -> float:
 class EarlyStopping(Callback):
     """Stop training if ``monitor`` has not improved by ``min_delta`` for ``patience`` epochs.
 
-    With ``restore``, training ends with the parameters of the best epoch, for whatever reason it ended.
+    With ``restore``, training ends with the parameters of the best epoch. An interrupt or an error does not end it: the
+    parameters stay those of the last step, from which the next ``fit`` continues.
     """
 
     def __init__(
@@ -128,8 +129,11 @@ class EarlyStopping(Callback):
             trainer.stop(f"'{self.monitor}' has not improved for {self.waited} epochs")
 
     def end(self, trainer: Training) -> None:
+        if trainer.failed:
+            return
         if self._saved and self.waited:
             trainer.engine.restore(self._saved)
+            trainer.tell(f"parameters of epoch {self.best_epoch} restored: {self.monitor} {self.best:.4g}")
         self.waited = 0  # the next fit starts to count at 0
 
     def state_dict(self) -> dict[str, Any]:

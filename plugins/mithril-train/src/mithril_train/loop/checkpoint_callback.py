@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -79,9 +78,8 @@ class Checkpoint(Callback):
             self._watchdog.request_stop()
 
     def end(self, trainer: Training) -> None:
-        failed = sys.exc_info()[0] is not None  # an error ends training, which the error of a save must not hide
         with (
-            suppress(MithrilError) if failed else nullcontext(),
+            suppress(MithrilError) if trainer.failed else nullcontext(),  # the error of training must not be hidden
             trainer.watchdog.waiting("the end of the last save", collective=False),
         ):
             self._finish(trainer)

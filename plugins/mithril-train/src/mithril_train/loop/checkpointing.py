@@ -12,7 +12,7 @@ from mithril.base import BackendError, MithrilError
 from mithril_parallel.sharding import checkpoint as sharded
 from mithril_parallel.sharding.tensor_parts import complete
 from mithril_train.loop import checkpoint
-from mithril_train.loop.history import History
+from mithril_train.loop.history import History, Totals
 from mithril_train.step.step import STATISTIC
 
 Trainer = Any  # ``loop.trainer.Trainer``, which imports this module
@@ -60,9 +60,8 @@ def contents(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays = dict(trainer.engine.arrays)
     if trainer._totals is not None:
         trainer._read_reports(trainer._totals)
-        if not _at_start(trainer._loader_state):
-            partial = {"sums": trainer._totals.sums, "weights": trainer._totals.weights}
-            arrays.update(trainer._totals.tensors())
+        partial = {"sums": trainer._totals.sums, "weights": trainer._totals.weights}
+        arrays.update(trainer._totals.tensors())
     for k, watcher in enumerate(trainer._callbacks):
         arrays.update({f"callback/{k}/{n}": x for n, x in watcher.tensors().items()})
     return arrays, {
@@ -90,40 +89,43 @@ def load(trainer: Trainer, path: str | os.PathLike[str]) -> None:
             "choice",
             f"the checkpoint was made with {progress['optimizer']}, training continues with the current settings",
         )
-    trainer.epoch, trainer.steps, trainer._micro = progress["epoch"], progress["steps"], progress["micro"]
-    trainer.first_epoch = progress.get("first_epoch", 0)
-    if progress.get("learning_rate") is not None:
-        trainer.learning_rate = progress["learning_rate"]
-    if progress.get("frozen") is not None:
-        trainer.frozen = progress["frozen"]
-    trainer.history = History(progress["rows"], progress["losses"])
     statistics = {n: complete(tensors.pop(n)) for n in list(tensors) if n.startswith(STATISTIC)}
-    trainer._loader_state = progress["loader"]
-    trainer._partial = (progress["partial"], statistics) if progress["partial"] is not None else None
-    trainer._window = []
-    _restore_callbacks(trainer, progress["callbacks"], tensors)
-    if trainer.engine.arrays:
-        trainer.engine.restore(tensors)
-    else:
-        trainer._pending = tensors
+    totals = None
+    if progress["partial"] is not None:
+        totals = Totals(trainer.recipe.metrics, trainer.to_numpy)
+        totals.restore(progress["partial"], statistics)
+    callbacks = _tensors_of_callbacks(tensors, len(progress["callbacks"]))
+    arrays = trainer.engine.restored(tensors) if trainer.engine.arrays else {}
+    with trainer._interrupts.held():
+        _restore_callbacks(trainer, progress["callbacks"], callbacks)
+        if progress["learning_rate"] is not None:
+            trainer.learning_rate = progress["learning_rate"]
+        if progress["frozen"] is not None:
+            trainer.frozen = progress["frozen"]
+        trainer.engine.arrays, trainer._pending = arrays, None if arrays else tensors
+        trainer.epoch, trainer.steps, trainer._micro = progress["epoch"], progress["steps"], progress["micro"]
+        trainer.first_epoch = progress["first_epoch"]
+        trainer.history = History(progress["rows"], progress["losses"])
+        trainer._loader_state, trainer._totals = progress["loader"], totals
+        trainer._window, trainer._unnotified = [], []
 
 
-def _restore_callbacks(trainer: Trainer, saved: Sequence[tuple[str, Any]], tensors: dict[str, Any]) -> None:
-    """Restore the saved state of each callback by class, in order; remove its arrays from ``tensors``."""
+def _tensors_of_callbacks(tensors: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """Remove the arrays of callbacks from ``tensors`` and return those of each."""
+    heads = [f"callback/{k}/" for k in range(count)]
+    return [{n.removeprefix(h): tensors.pop(n) for n in list(tensors) if n.startswith(h)} for h in heads]
+
+
+def _restore_callbacks(trainer: Trainer, saved: Sequence[tuple[str, Any]], tensors: Sequence[dict[str, Any]]) -> None:
+    """Restore the saved state of each callback by class, in order."""
     waiting = list(trainer._callbacks)
-    for k, (kind, state) in enumerate(saved):
-        head = f"callback/{k}/"
-        arrays = {n.removeprefix(head): tensors.pop(n) for n in list(tensors) if n.startswith(head)}
+    for (kind, state), arrays in zip(saved, tensors, strict=True):
         watcher = next((w for w in waiting if type(w).__name__ == kind), None)
         if watcher is not None:
             waiting.remove(watcher)
             watcher.load_state_dict(state, arrays)
         elif state or arrays:
             trainer.engine.decisions.record("ignored", f"the checkpoint's state of {kind}: there is no such callback")
-
-
-def _at_start(state: Any) -> bool:
-    return not state or state.get("position", 0) == 0
 
 
 def _is_number(rate: Any) -> bool:

@@ -84,20 +84,20 @@ class Totals:
 
     def read_reports(self) -> list[dict[str, float]]:
         """Read all pending reports; return the averaged values of each batch."""
-        rows = []
-        for reports, size, weight in self.pending:
-            row = {n: float(self.read(x)) for n, x in reports.values.items()}
+        # The reads may raise, for example because a device is lost: the sums change after all of them.
+        values = [{n: float(self.read(x)) for n, x in reports.values.items()} for reports, _, _ in self.pending]
+        merged = [statistics_of(self.metrics, reports.statistics, self.read) for reports, _, _ in self.pending]
+        for row, by_metric, (_, size, weight) in zip(values, merged, self.pending, strict=True):
             for n, x in row.items():
                 share = size if n in self.measures else weight
                 self.sums[n] = self.sums.get(n, 0.0) + x * share
                 self.weights[n] = self.weights.get(n, 0.0) + share
-            for name, statistics in statistics_of(self.metrics, reports.statistics, self.read).items():
+            for name, statistics in by_metric.items():
                 old = self.statistics.get(name)
                 merge = self.metrics[name].metric.merge  # type: ignore[union-attr]
                 self.statistics[name] = statistics if old is None else dict(merge(old, statistics))
-            rows.append(row)
         self.pending = []
-        return rows
+        return values
 
     def row(self) -> Row:
         """Return loss and metrics of all batches together."""

@@ -27,6 +27,9 @@ class Progress:
     def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Handle the end of an epoch."""
 
+    def message(self, text: str) -> None:
+        """Show a message."""
+
     def close(self) -> None:
         """Handle the end of training."""
 
@@ -55,7 +58,10 @@ class Lines(Progress):
 
     def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         seconds = time.monotonic() - self.begun
-        print(f"{self.head}  {line(row)}  ({seconds:.1f} s)", file=self.out, flush=True)
+        self.message(f"{self.head}  {line(row)}  ({seconds:.1f} s)")
+
+    def message(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
 
 
 class Bar(Progress):
@@ -92,7 +98,10 @@ class Bar(Progress):
             self.rich.advance(self.task)
 
     def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        self.rich.console.print(f"epoch {epoch}/{epochs}  {line(row)}", highlight=False)
+        self.message(f"epoch {epoch}/{epochs}  {line(row)}")
+
+    def message(self, text: str) -> None:
+        self.rich.console.print(text, highlight=False)
 
     def close(self) -> None:
         self.rich.stop()
@@ -119,7 +128,10 @@ class NotebookBar(Progress):
             self._show()
 
     def row(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        self.lines.append(f"epoch {epoch}/{epochs}  {line(row)}")
+        self.message(f"epoch {epoch}/{epochs}  {line(row)}")
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
         self._show()
 
     def close(self) -> None:

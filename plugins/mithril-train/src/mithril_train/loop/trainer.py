@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -26,6 +27,7 @@ from mithril_train.loop.callbacks import Callback
 from mithril_train.loop.checkpoint_callback import Checkpoint, resume as resume_training
 from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, source_of, validation_source
 from mithril_train.loop.history import History, Totals
+from mithril_train.loop.interrupts import Interrupts
 from mithril_train.loop.progress import Progress, make_progress
 from mithril_train.loop.report import Report
 from mithril_train.loop.trained_model import compiled_model
@@ -132,7 +134,10 @@ class Trainer(TrainerEvaluation):
         self.world = ranks.world_of(self.engine, timeout)
         self.callbacks: list[Callback] = list(callbacks)
         self._callbacks = self.callbacks  # including those of the running fit
-        self._totals: Totals | None = None
+        self._totals: Totals | None = None  # of the epoch that is not complete
+        self._unnotified: list[Callback] = []  # callbacks that do not know yet that the last epoch has ended
+        self._interrupts = Interrupts()
+        self._bar = Progress()  # of the running fit
         self.progress = progress
         self.seed = int(self.compiled.options["seed"]) if seed is None else seed
         self.history = History()
@@ -140,6 +145,7 @@ class Trainer(TrainerEvaluation):
         self.steps = 0  # optimizer steps
         self.first_epoch = 0  # epochs completed before the running fit
         self.stopped = ""  # why training was stopped early, if it was
+        self.failed = False  # whether the last fit was ended by an error or an interrupt
         self.watchdog = Watchdog(World())  # that of the running fit
         self._agreed = True  # whether the processes have compared their first batch
         self._micro = 0  # batches accumulated since the last step
@@ -149,12 +155,10 @@ class Trainer(TrainerEvaluation):
         self._frozen = False  # whether the frozen set was set by assignment
         self.rate_scale = 1.0  # multiplies all learning rates
         self._class_weight: ClassWeight | None = None  # of the running fit
-        self._window: list[tuple[dict[str, Any], Any, int]] = []
+        # steps that are not known to be finite: batch, flag, and the progress before
+        self._window: list[tuple[dict[str, Any], Any, tuple[int, int, Any, int]]] = []
         self._pending: Mapping[str, Any] | None = None  # of a checkpoint that was read before the first batch
-        self._loader_state: Any = None
-        self._partial: tuple[dict[str, Any], dict[str, Any]] | None = (
-            None  # sums of the epoch in which the checkpoint was written
-        )
+        self._loader_state: Any = None  # the position in the data after the last step
 
     def _arguments(self) -> list[str]:
         return [*inspect.signature(type(self).__init__).parameters][1:]
@@ -177,24 +181,34 @@ class Trainer(TrainerEvaluation):
         """Train on one batch. With gradient accumulation, only every n-th call updates the parameters."""
         return self._step(self._columns(batch))
 
-    def _step(self, batch: dict[str, Any], *, last: bool | None = None) -> Report:
+    def _step(self, batch: dict[str, Any], *, last: bool | None = None, position: Any = None) -> Report:
+        """Run a step; in ``fit``, ``position`` is the one in the data after this batch."""
         engine, recipe = self.engine, self.recipe
         if not engine.arrays:
             self.begin(batch)
         if last is None:
             last = self._micro + 1 >= recipe.accumulate
         rates = {rate_name(p): r * self.rate_scale for p, r in recipe.optimizer.rates(self.steps).items()}
+        pending = len(self._totals.pending) if self._totals is not None else 0
+        before = self.steps, self._micro, self._loader_state, pending
+        measured = None if position is None else (rows(batch), self._weight(batch))
+        engine.prepare(batch)
         compiles = not engine.has_run(batch)
         with self.watchdog.waiting(f"step {self.steps + 1}", compiles=compiles):
             self.watchdog.begin_step()
-            reports = engine.step(batch, rates, last=last)
-        finite = reports.values.pop(FINITE, None)
-        if recipe.stops and finite is not None:
-            self._window.append((batch, finite, self.steps))
-            if len(self._window) >= WINDOW:
-                self.check_finite()
-        self._micro = 0 if last else self._micro + 1
-        self.steps += last
+            with self._interrupts.held():
+                reports = engine.step(batch, rates, last=last)
+                finite = reports.values.pop(FINITE, None)
+                if recipe.stops and finite is not None:
+                    self._window.append((batch, finite, before))
+                self._micro = 0 if last else self._micro + 1
+                self.steps += last
+                if measured is not None and self._totals is not None:
+                    self._totals.add(reports, *measured)
+                    self._loader_state = position
+        engine.check_bounds()
+        if len(self._window) >= WINDOW:
+            self.check_finite()
         return Report(
             reports,
             recipe.metrics,
@@ -215,15 +229,26 @@ class Trainer(TrainerEvaluation):
         self.join()
         columns = self._columns(batch)
         with self.watchdog.waiting("the initialization", compiles=True):
-            self.engine.begin(columns, self.seed, *self._initial_values, saved=self._pending)
-        self._pending = None
+            arrays = self.engine.begin(columns, self.seed, *self._initial_values, saved=self._pending)
+        with self._interrupts.held():
+            self.engine.arrays, self._pending = arrays, None
 
     def check_finite(self) -> None:
-        """Raise NotFiniteError if a step since the last check was not finite, naming the first layer affected."""
+        """Raise NotFiniteError if a step since the last check was not finite, naming the first layer affected.
+
+        That step and the later ones changed no array; counters, position and totals return to the values before it.
+        """
         window, self._window = self._window, []
-        for batch, finite, step in window:
-            if not bool(self.to_numpy(finite)):
-                raise not_finite(self.engine, batch, step)
+        for batch, finite, (steps, micro, position, count) in window:
+            if bool(self.to_numpy(finite)):
+                continue
+            error = not_finite(self.engine, batch, steps)
+            with self._interrupts.held():
+                self.engine.forget_failure()
+                self.steps, self._micro, self._loader_state = steps, micro, position
+                if self._totals is not None:
+                    del self._totals.pending[count:]
+            raise error
 
     def read(self, value: Any) -> float:
         """Convert a scalar of the backend to a float."""
@@ -281,9 +306,10 @@ class Trainer(TrainerEvaluation):
         if steps_per_epoch is not None:
             source = Portions(source, steps_per_epoch)
         self._class_weight = None if class_weight is None else ClassWeight(class_weight)
-        watchers = self._callbacks = [*self.callbacks, *callbacks]
+        # Checkpoints come last: they store the state of the other callbacks, and their end may end the process.
+        watchers = self._callbacks = sorted([*self.callbacks, *callbacks], key=lambda w: isinstance(w, Checkpoint))
         self.first_epoch = self.epoch
-        with ranks.taking_part(self):
+        with self._interrupts.handled(), ranks.taking_part(self):
             self._train(source, epochs, (validation, batch_size), watchers, resume)
         return self.history
 
@@ -299,23 +325,36 @@ class Trainer(TrainerEvaluation):
             resume_training(self, resume)
         ranks.agree(self)
         total = self.first_epoch + epochs
-        mid_epoch = resume is not None or source.continues(self._loader_state)
-        source.load_state(self._loader_state if mid_epoch else None, self.epoch)
-        if self._pending is not None and self.epoch >= total:  # already finished: the parameters are still needed
+        continues = resume is not None or source.continues(self._loader_state)
+        source.load_state(self._loader_state if continues else None, self.epoch)
+        if not continues:
+            self._totals = None
+        if not self.engine.arrays and self.epoch >= total:  # already finished: the parameters are still needed
             self.begin(next(iter(source.evaluation_batches())))
         self.stopped = ""
-        bar = make_progress(self.progress if self.world.rank == 0 else False)
-        try:
+        bar = self._bar = make_progress(self.progress if self.world.rank == 0 else False)
+        with ExitStack() as ending:  # in reverse order, each whether or not others fail
+            for watcher in reversed(watchers):
+                if not isinstance(watcher, Checkpoint):
+                    break
+                ending.callback(watcher.end, self)
+            ending.callback(bar.close)
+            for watcher in reversed(watchers):
+                if not isinstance(watcher, Checkpoint):
+                    ending.callback(watcher.end, self)
+            ending.callback(source.close)
+            ending.push(self._note_failure)
             for watcher in watchers:
                 watcher.begin(self)
+            self._notify_of_epoch()
             while self.epoch < total and not self.stopped:
                 self._epoch(source, total, validation, watchers, bar)
-        finally:
-            source.close()
-            bar.close()
-            for watcher in sorted(watchers, key=lambda w: isinstance(w, Checkpoint)):  # which may end the process
-                watcher.end(self)
+            if self.stopped:
+                self.tell(f"stopped after {self.epoch} epochs and {self.steps} steps: {self.stopped}")
         self._bind()
+
+    def _note_failure(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self.failed = kind is not None
 
     def _epoch(
         self,
@@ -325,21 +364,18 @@ class Trainer(TrainerEvaluation):
         watchers: Sequence[Callback],
         bar: Progress,
     ) -> None:
+        """Train the batches of an epoch that are left, then end it; after an interrupt, both can be empty."""
         for watcher in watchers:
             watcher.epoch_begin(self, self.epoch + 1)
-        totals = self._totals = Totals(self.recipe.metrics, self.to_numpy)
-        if self._partial is not None:
-            totals.restore(*self._partial)
-            self._partial = None
+        totals = self._totals = self._totals or Totals(self.recipe.metrics, self.to_numpy)
         bar.epoch(self.epoch + 1, epochs, source.count(), source.done())
         finished = False
         batches = source.batches()
         try:
-            for batch, ends in self._grouped(source, batches):
+            for batch, ends, position in self._grouped(source, batches):
                 for watcher in watchers:
                     watcher.batch_begin(self, batch)
-                report = self._step(batch, last=ends)
-                totals.add(report.reports, rows(batch), self._weight(batch))
+                report = self._step(batch, last=ends, position=position)
                 if len(totals.pending) >= 4 * WINDOW:
                     self._read_reports(totals)
                 bar.step(report)
@@ -354,7 +390,6 @@ class Trainer(TrainerEvaluation):
                 finished = True
         finally:
             batches.close()
-        self.check_finite()
         self._read_reports(totals)
         row = totals.row()
         if not row and not self.stopped:
@@ -363,12 +398,20 @@ class Trainer(TrainerEvaluation):
             return
         if validation[0] is not None:
             row.update(self._validated(*validation, watchers))
-        self.epoch += 1
-        self._loader_state = source.state()
-        self.history.rows.append(row)
+        position = source.state()
+        with self._interrupts.held():
+            self.epoch += 1
+            self._loader_state, self._totals = position, None
+            self.history.rows.append(row)
+            self._unnotified = list(watchers)
         bar.row(self.epoch, epochs, row)
-        for watcher in watchers:
-            watcher.epoch_end(self, row)
+        self._notify_of_epoch()
+
+    def _notify_of_epoch(self) -> None:
+        """Notify the callbacks of the end of the last epoch, each once, also if another one failed before."""
+        self._unnotified = [w for w in self._unnotified if w in self._callbacks]
+        while self._unnotified:
+            self._unnotified.pop(0).epoch_end(self, self.history.rows[-1])
 
     def _validated(self, data: Any, batch_size: int | None, watchers: Sequence[Callback]) -> dict[str, float]:
         for watcher in watchers:
@@ -379,30 +422,39 @@ class Trainer(TrainerEvaluation):
             watcher.validation_end(self, row)
         return row
 
-    def _grouped(self, source: Loader, batches: Iterator[Any]) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yield batches, each with a flag for the end of a step: every n-th batch, and the last of an epoch."""
+    def _grouped(self, source: Loader, batches: Iterator[Any]) -> Iterator[tuple[dict[str, Any], bool, Any]]:
+        """Yield batches, each with the position after it and a flag for the end of a step.
+
+        A step ends with every n-th batch, and with the last of an epoch.
+        """
         every = self.recipe.accumulate
         waiting = next(batches, None)
         while waiting is not None:
+            position = source.state()
             ranks.check_batch(self, waiting, source.part())
             batch = self._columns(waiting)
             if self._class_weight is not None:
                 batch = self._class_weight(batch, self._inputs, self.engine._numpy)
-            self._loader_state = source.state()
             ends = self._micro + 1 >= every
             if not ends:
                 waiting = next(batches, None)
-                yield batch, waiting is None
+                yield batch, waiting is None, position
             else:
-                yield batch, True
+                yield batch, True, position
                 waiting = next(batches, None)
 
     def _read_reports(self, totals: Totals) -> None:
-        self.history.steps += [row["loss"] for row in totals.read_reports()]
+        self.check_finite()
+        with self._interrupts.held():
+            self.history.steps += [row["loss"] for row in totals.read_reports()]
 
     def stop(self, reason: str = "requested") -> None:
         """End training after this step."""
         self.stopped = reason
+
+    def tell(self, message: str) -> None:
+        """Show a message between the rows of the epochs, unless progress is off."""
+        self._bar.message(message)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
     @checked()

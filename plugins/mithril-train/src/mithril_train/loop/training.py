@@ -21,7 +21,9 @@ class Training(Protocol):
     steps: int
     rate_scale: float
     stopped: str
+    failed: bool
     recipe: StepConfig
 
     def stop(self, reason: str, /) -> None: ...
+    def tell(self, message: str, /) -> None: ...
     def save(self, path: str | os.PathLike[str], /) -> None: ...
