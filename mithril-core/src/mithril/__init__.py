@@ -90,6 +90,13 @@ def __dir__() -> list[str]:
     return sorted({"__version__", *_MODULE_OF, *_SUBMODULES, *exports()})
 
 
+def _project_packages() -> frozenset[str]:
+    from mithril.plugins import pip_hints
+
+    return frozenset(("mithril", *(name.replace("-", "_") for name in pip_hints.DISTRIBUTIONS)))
+
+
 registry.sources[:] = [_declare_core_operations, _declare_plugin_operation]
 registry.face_names = _core_names
+registry.project_packages = _project_packages
 registry.core_plugin = "mithril.compiler.options"

@@ -19,6 +19,8 @@ _operations: dict[str, Any] = {}
 sources: list[Callable[[str | None], object]] = []
 # The public names of the core, which plugins cannot override; set by ``mithril``.
 face_names: Callable[[], Iterable[str]] = tuple
+# The top-level packages of this project, which versions identify; set by ``mithril``.
+project_packages: Callable[[], Collection[str]] = tuple
 # Module of the built-in plugin, which declares the options of the core; set by ``mithril``.
 core_plugin = ""
 # Indexing of symbolic tensors, ``x[index]``; set by ``mithril.ops.slicing``.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.backend import BuildOptions, EncodedWeight, ExactSizesRequired, LazyGraph, template_texts
+from mithril.backend import BuildOptions, EncodedWeight, ExactSizesRequired, LazyGraph, template_texts, third_parties
 from mithril.base import (
     Decision,
     MithrilError,
@@ -33,6 +33,8 @@ from mithril.base import (
 )
 from mithril.compiler.frontend import Source
 from mithril.compiler.option_table import declared_options
+from mithril.compiler.pass_pipeline import installed
+from mithril.compiler.provenance import inventory
 from mithril.ir import Graph, parse, to_text
 from mithril.passes import PassRecord, PipelineReport
 from mithril.runtime import KINDS, IndexCheckedExecutable, Interface, Program, ProgramKey, Results
@@ -73,10 +75,11 @@ class ProgramCache:
                 self._input_files(),
                 type(self.backend),
                 self.backend.identity(),
-                list(passes),
+                [_pass_key(one) for one in passes],
                 self.context.target,
                 self.context.level,
                 _environment_key(self.backend.name),
+                inventory(self.backend.name),
             )
         except UnhashableObject as what:
             self.decisions.record("ignored", f"cache: {what} has no fingerprint, so programs are not cached")
@@ -261,13 +264,21 @@ def _types(rows: Sequence[Any], limits: Mapping[str, tuple[int, int | None]]) ->
     }
 
 
+def _pass_key(one: Any) -> Any:
+    """Return the name of a pass of this project, and the code of any other pass."""
+    if isinstance(one, str) and not plugins.pass_spec(one).plugin.first_party:
+        return installed(one)
+    return one
+
+
 def _environment_key(backend: str) -> list[str]:
     """Return the installed versions that affect compiled programs."""
     versions = [f"python {sys.version}", f"mithril {__version__} {package_version_key('mithril')}"]
-    for plugin in plugins.found():
-        if plugin.state != "disabled":
-            stamp = package_version_key(plugin.module.partition(".")[0]) if plugin.version else ""
-            versions.append(f"{plugin.distribution} {plugin.version} {stamp}")
+    packages = {plugin.module.partition(".")[0] for plugin in plugins.found() if plugin.version}
+    packages |= third_parties().keys()
+    offers = [offer for offers in plugins.lowerings(backend).values() for offer in offers]
+    packages |= {offer.spec.loads.partition(":")[0].partition(".")[0] for offer in offers}
+    versions += [f"{package} {package_version_key(package)}" for package in sorted(packages)]
     entry = plugins.backends().get(backend)
     versions += _versions("mithril-core")
     return versions + (_versions(entry.plugin.distribution) if entry is not None else [])

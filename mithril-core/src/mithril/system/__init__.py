@@ -7,7 +7,7 @@ HOMES = {
     "array_cache": ("ArrayCache",),
     "cpu_stopwatch": ("Lap", "Stopwatch", "lower_quartile"),
     "disk_cache": ("Store",),
-    "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_version_key"),
+    "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_content", "package_version_key"),
     "interleaved_timing": ("time_interleaved",),
     "launchers": ("LaunchedTask", "launched_task", "shared_attempt"),
 }

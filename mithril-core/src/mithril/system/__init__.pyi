@@ -15,6 +15,7 @@ from mithril.system.fingerprints import (
     UnhashableObject as UnhashableObject,
     fields as fields,
     fingerprint as fingerprint,
+    package_content as package_content,
     package_version_key as package_version_key,
 )
 from mithril.system.interleaved_timing import time_interleaved as time_interleaved

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from mithril.base import registry
+
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -121,13 +123,15 @@ class _Writer:
         self.add(function.__kwdefaults__)
         for cell in function.__closure__ or ():
             self.add(cell.cell_contents)
-        if (function.__module__ or "").partition(".")[0].startswith("mithril"):
+        if _of_this_project(function):
             return
         for name in sorted(_names(function.__code__) & function.__globals__.keys()):  # globals that it uses
             value = function.__globals__[name]
             if isinstance(value, (types.FunctionType, *PLAIN, tuple, list, dict, np.ndarray)):
                 self.text(name)
                 self.add(value)
+            elif isinstance(value, types.ModuleType):
+                self.text(name, value.__name__, _file_stamp(getattr(value, "__file__", None)))
 
 
 def _is_record(kind: type) -> bool:
@@ -135,9 +139,9 @@ def _is_record(kind: type) -> bool:
     return hasattr(kind, "__dataclass_fields__") or _of_this_project(kind)
 
 
-def _of_this_project(kind: type) -> bool:
-    package = kind.__module__.partition(".")[0]
-    return package == "mithril" or package.startswith("mithril_")
+def _of_this_project(thing: type | types.FunctionType) -> bool:
+    """Whether a class or function belongs to a package of this project, whose stamp is in every cache key."""
+    return (thing.__module__ or "").partition(".")[0] in registry.project_packages()
 
 
 def fields(thing: Any, skip: Collection[str] = ()) -> tuple[Any, ...]:
@@ -167,13 +171,39 @@ def code_text(code: types.CodeType) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def _file_stamp(path: str | None) -> str:
+    """Return the size and modification time of a file, or an empty text for modules without a file."""
+    if path is None or not os.path.isfile(path):
+        return ""
+    status = os.stat(path)
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 @cache
 def package_version_key(name: str) -> str:
     """Return a hash of the sizes and modification times of a package's files, which changes on edit or reinstall."""
+    stamps = [f"{path} {_file_stamp(file)}" for path, file in _package_files(name)]
+    return hashlib.sha256("\n".join(stamps).encode()).hexdigest()
+
+
+@cache
+def package_content(name: str) -> str:
+    """Return a hash of the contents of a package's files."""
+    digest = hashlib.sha256()
+    for path, file in _package_files(name):
+        digest.update(f"{path}\n".encode() + Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+def _package_files(name: str) -> list[tuple[str, str]]:
+    """Return the files of a package, or the only file of a module, with their relative paths."""
     spec = find_spec(name)
-    roots = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if spec is None or (not spec.has_location and not spec.submodule_search_locations):
+        return []
+    if not spec.submodule_search_locations:
+        return [("", str(spec.origin))]
     files = []
-    for root in roots:
+    for root in spec.submodule_search_locations:
         pending = [root]
         while pending:
             with os.scandir(pending.pop()) as entries:
@@ -182,6 +212,5 @@ def package_version_key(name: str) -> str:
                         if entry.name != "__pycache__":
                             pending.append(entry.path)
                     elif entry.name.endswith((".py", ".so", ".j2")):
-                        status = entry.stat()
-                        files.append(f"{os.path.relpath(entry.path, root)} {status.st_size} {status.st_mtime_ns}")
-    return hashlib.sha256("\n".join(sorted(files)).encode()).hexdigest()
+                        files.append((os.path.relpath(entry.path, root), entry.path))
+    return sorted(files)
