@@ -1,4 +1,4 @@
-"""Names that two plugins claim, and orders that name nothing: each affected compilation says so."""
+"""Plugins that are absent or claim the same names, and orders that name nothing: each affected compilation says so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mithril import plugins
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
 from mithril.base.errors import PassError, StrictError
-from mithril.compiler import option_registry
+from mithril.compiler import option_registry, provenance
 from mithril.ir import iterate
 from mithril.ir.evaluation import evaluate
 from mithril.models import Model, Relu
@@ -89,8 +89,12 @@ def quiet(**options):
         return compiled(**options)
 
 
-def standard_and_thief(site, *, stage="fuse", name="operation-fusion", **thief):
+def standard(site):
     site.install("mithril-passes", passes("mithril_passes_passes_plugin", ("operation-fusion", "fuse")))
+
+
+def standard_and_thief(site, *, stage="fuse", name="operation-fusion", **thief):
+    standard(site)
     site.install("aaa-kit", passes("aaa_kit_aaa_plugin", (name, stage)), entry="aaa", **thief)
 
 
@@ -126,6 +130,7 @@ def test_entry_point_named_like_a_first_party_one_does_not_displace_it(site, ins
 
 
 def test_pass_without_an_owner_is_missed_aloud(site, installed):
+    standard(site)
     for kit in ("aaa", "bbb"):
         site.install(f"{kit}-kit", passes(f"{kit}_kit_{kit}_plugin", ("shiny", "fuse")), entry=kit)
     installed()
@@ -138,6 +143,7 @@ def test_pass_without_an_owner_is_missed_aloud(site, installed):
 
 
 def test_clash_that_does_not_matter_here_is_silent(site, installed):
+    standard(site)
     text = "PassSpec('shiny', 'm:same', 'fuse', None)"
     for kit in ("aaa", "bbb"):
         site.install(f"{kit}-kit", PASSES.format(specs=text), entry=kit)
@@ -278,7 +284,7 @@ def test_option_of_a_first_party_distribution_stays(site, installed):
     installed()
     assert option_registry().by_name["tiling"].owner == "mithril-passes"
     assert "option 'tiling' of aaa-kit 1.0 is not used" in str(quiet(tiling=3).decisions)
-    assert not compiled().decisions.of("ignored")
+    assert not compiled(optimization_level="none").decisions.of("ignored")
 
 
 # ------------------------------------------------------------------------------------------ names that the core owns
@@ -346,6 +352,7 @@ def test_slow_hook_is_named(site, installed, capsys, monkeypatch):
 
 # ------------------------------------------------------------------------------------------------------------ targets
 def test_program_larger_than_its_target(site, installed):
+    standard(site)
     site.install(
         "aaa-kit",
         """
@@ -381,3 +388,120 @@ def test_unknown_operation_shows_near_names_only():
     text = str(caught.value)
     assert "did you mean 'softmax'?" in text
     assert len(text) < 300
+
+
+# -- absent plugins ----------------------------------------------------------------------------------------------------
+PASS = "from mithril import PassSpec\ndef mithril_passes(): return [PassSpec('p', 'bad_p:same', 'fuse', 'low')]\n"
+LOWERING = "from mithril import Lowering\ndef mithril_lowerings(backend):\n    "
+
+# plugin -> its code, its requirements, and a part of the decision
+ABSENT = {
+    "raises": (
+        "raise RuntimeError('boom')",
+        (),
+        "not in use: cannot import plugin 'bad-kit' of bad-kit 1.0: RuntimeError",
+    ),
+    "exits": ("raise SystemExit(0)", (), "not in use: cannot import plugin 'bad-kit' of bad-kit 1.0: SystemExit: 0"),
+    "syntax": ("def (", (), "not in use: cannot import plugin 'bad-kit' of bad-kit 1.0: SyntaxError"),
+    "imports": ("import absent_module", ("absent-module",), 'ModuleNotFoundError.*pip install "absent-module"'),
+    "too old": (PASS, ("mithril-core<0.1",), "bad-kit 1.0 is incompatible with mithril-core"),
+    "too new": (PASS, ("mithril-core>=99",), "incompatible with mithril-core .*: required: mithril-core>=99"),
+    "new api": ("api_version = 99\n" + PASS, (), "requires the plugin API 99"),
+    "no hook": ("def mithril_pases(): pass", (), "defines 'mithril_pases', which is not a hook"),
+    "parameters": ("def mithril_passes(x): pass", (), "not in use: .* implements a hook with invalid parameters"),
+    "passes": (
+        "def mithril_passes(): return [1]",
+        (),
+        "only partly in use: 'mithril_passes' of plugin 'bad-kit'.*TypeError",
+    ),
+    "options": (
+        "def mithril_options(): 1 / 0",
+        (),
+        "only partly in use: 'mithril_options' of .* failed: ZeroDivisionError",
+    ),
+    "frontends": (
+        "def mithril_frontends(): raise SystemExit(1)",
+        (),
+        "'mithril_frontends' of .* failed: SystemExit: 1",
+    ),
+    "ops": ("def mithril_ops(): return 3", (), "only partly in use: 'mithril_ops' of plugin"),
+    "targets": ("def mithril_targets(): yield None", (), "only partly in use: 'mithril_targets' of plugin"),
+    "lowerings": (
+        LOWERING + "return {}[backend]",
+        (),
+        "'mithril_lowerings' for the backend 'reference' of .*: KeyError",
+    ),
+    "text": (
+        LOWERING + "return [Lowering('softmax', 'np.ones_like({x})')]",
+        (),
+        "loads='np.ones_like.*' is not of the form",
+    ),
+    "no op": (LOWERING + "return [Lowering('sofmax', 'a:b')]", (), "only partly in use: bad-kit 1.0 lowers an unknown"),
+}
+
+
+@pytest.fixture(autouse=True)
+def unwarned(monkeypatch):
+    monkeypatch.setattr(provenance, "_warned", set())
+
+
+def plain(**options):
+    return compiled(optimization_level="none", **options)
+
+
+@pytest.mark.parametrize("kind", ABSENT)
+def test_absent_plugin_is_a_decision_of_each_compilation(site, installed, kind):
+    code, requires, expected = ABSENT[kind]
+    site.install("bad-kit", code, requires=requires)
+    installed()
+    with pytest.raises(StrictError, match=expected):
+        plain(strict=True)
+    with pytest.warns(PluginWarning, match=expected):
+        first = plain()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # warned once
+        second = plain()
+    for result in (first, second):
+        assert [d.message.startswith("bad-kit 1.0 is ") for d in result.decisions.of("ignored")] == [True]
+
+
+def test_plugin_that_fails_for_another_backend_is_not_missed(site, installed):
+    site.install("bad-kit", LOWERING + "return () if backend == 'reference' else 1 / 0")
+    installed()
+    assert plugins.lowerings("other") == {}
+    assert plain(strict=True).decisions.of("ignored") == []
+
+
+@pytest.mark.parametrize("hook", ["exports", "formats", "commands", "profilers", "architectures"])
+def test_hook_that_shapes_no_program_is_not_missed(site, installed, hook):
+    site.install("bad-kit", f"def mithril_{hook}(): 1 / 0")
+    installed()
+    assert [p.state for p in plugins.all()] == ["broken" if hook != "architectures" else "loaded"]
+    plain(strict=True)
+
+
+def test_plugin_disabled_by_the_user_is_recorded_without_a_warning(site, installed, monkeypatch):
+    site.install("bad-kit", PASS)
+    monkeypatch.setenv("MITHRIL_DISABLE_PLUGINS", "bad-kit")
+    installed()
+    assert [d.message for d in plain(strict=True).decisions.of("plugin")] == [
+        "plugin 'bad-kit' of bad-kit 1.0 is disabled"
+    ]
+
+
+def test_compiled_model_lists_plugins_present_and_absent(site, installed):
+    module = site.install("good-kit", "def mithril_passes(): return []")
+    site.install("bad-kit", "raise RuntimeError('boom')", version="2.0")
+    installed()
+    with pytest.warns(PluginWarning):
+        bad, good = plain().plugins
+    assert str(bad) == "bad-kit 2.0: absent; cannot import plugin 'bad-kit' of bad-kit 2.0"
+    assert (str(good), good.module) == ("good-kit 1.0: present", module)
+    assert len({good.content, bad.content}) == 2
+
+
+def test_level_without_standard_passes_is_a_decision(site, installed):
+    installed()
+    (decision,) = compiled().decisions.of("ignored")
+    assert decision.message.startswith("optimization_level='medium': no standard pass is installed")
+    assert plain().decisions.of("ignored") == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
+from importlib.metadata import version
 
 import pytest
 from click.testing import CliRunner
@@ -68,8 +70,6 @@ def mithril(site, monkeypatch):
 
 @pytest.fixture
 def good(site):
-    import textwrap
-
     site.install("mithril-good", GOOD)
     (site.folder / "good_impl.py").write_text(textwrap.dedent(IMPLEMENTATION))
 
@@ -95,10 +95,10 @@ def test_plugins_json(mithril, good):
 
 def test_plugins_shows_what_is_wrong(mithril, site):
     site.install("mithril-bad", "raise RuntimeError('boom [red]')")
-    text = mithril("plugins")
+    text = mithril("plugins", code=1)
     assert "bad         mithril-bad   1.0      broken" in text
     assert "\ncannot import plugin 'bad' of mithril-bad 1.0\n  RuntimeError: boom [red]\n" in text
-    (row,) = json.loads(mithril("plugins", "--json"))
+    (row,) = json.loads(mithril("plugins", "--json", code=1))
     assert row["problems"][0]["state"] == "broken"
 
 
@@ -106,7 +106,7 @@ def test_two_owners_of_an_option_are_shown(mithril, good, site):
     site.install(
         "mithril-other", "from mithril import Option\ndef mithril_options(): return [Option('goodness', int, 1, 'x')]"
     )
-    text = mithril("plugins")
+    text = mithril("plugins", code=1)
     assert text.count("the option 'goodness' of ml.compile has more than one owner") == 2
     assert "declared by: mithril-good 1.0, mithril-other 1.0" in text
 
@@ -176,12 +176,12 @@ def test_options(mithril, good):
 
 def test_doctor(mithril, good, site):
     site.install("mithril-bad", "raise RuntimeError('boom')")
-    report = json.loads(mithril("doctor", "--json"))
+    report = json.loads(mithril("doctor", "--json", code=1))
     assert report["environment"]["python"].startswith("3.")
     backend = report["backends"]["good"]
     assert (backend["state"], backend["devices"], backend["frobnicate"]) == ("ready", "one fake", "not installed")
     assert "RuntimeError: boom" in report["problems"][0]
-    text = mithril("doctor")
+    text = mithril("doctor", code=1)
     assert "one fake" in text
     assert "RuntimeError: boom" in text
 
@@ -190,7 +190,35 @@ def test_doctor_survives_a_backend_that_does_not(mithril, good, site):
     (site.folder / "good_impl.py").write_text(
         "class GoodBackend:\n    @classmethod\n    def diagnose(cls): raise OSError('no driver')\n"
     )
-    assert json.loads(mithril("doctor", "--json"))["backends"]["good"]["why"] == "OSError: no driver"
+    assert json.loads(mithril("doctor", "--json", code=1))["backends"]["good"]["why"] == "OSError: no driver"
+
+
+def test_exit_status_of_a_site_without_faults(mithril, good):
+    mithril("plugins")
+    mithril("doctor")
+    mithril("--disable-plugins", "good", "plugins")
+
+
+def test_listings_call_hooks_for_each_backend(mithril, good, site):
+    site.install("mithril-bad", "def mithril_lowerings(backend): return {}[backend]")
+    for command in ("plugins", "doctor"):
+        assert "'mithril_lowerings' for the backend 'good' of" in mithril(command, code=1, width=200)
+
+
+def test_violated_requirement_of_a_plugin_is_shown(mithril, good, site):
+    site.install("mithril-held", "", requires=("click<1", "absent-kit>=2; python_version > '3'", "x; extra == 'y'"))
+    text = mithril("doctor", code=1, width=200)
+    assert f"mithril-held 1.0 requires click<1, but {version('click')} is installed" in text
+    assert "mithril-held 1.0 requires absent-kit>=2, but it is not installed" in text
+    assert "extra" not in text
+
+
+def test_backend_with_a_violated_requirement_is_not_ready(mithril, site):
+    site.install("mithril-good", GOOD, requires=("numpy<1",))
+    (site.folder / "good_impl.py").write_text(textwrap.dedent(IMPLEMENTATION))
+    facts = json.loads(mithril("doctor", "--json", code=1))["backends"]["good"]
+    assert facts["state"] == "not supported"
+    assert facts["why"].startswith("mithril-good 1.0 requires numpy<1, but ")
 
 
 @pytest.mark.parametrize("command", ["plugins", "backends", "passes", "options", "doctor"])
@@ -311,7 +339,7 @@ def test_plugin_command_with_a_reserved_name(mithril, site):
             return [Command("plugins", "m:c")]
         """,
     )
-    assert "the command 'plugins' of mithril-bold 1.0 cannot be reached" in mithril("plugins")
+    assert "the command 'plugins' of mithril-bold 1.0 cannot be reached" in mithril("plugins", code=1)
 
 
 @pytest.mark.parametrize("shape", ["input=2,x,,", "input=2,-3", "input=2.5", "input=2,a b"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from mithril import plugins
 from mithril.plugins import Plugin
 from mithril_tools.cli.plugin_health import examine
 
@@ -29,8 +31,15 @@ STOPPED = {
     "clean": ("", "clean", ""),
     "prints": ("import os; os.system('echo spoiled')", "changes global state", "prints 1 lines to stdout"),
     "crashes": ("import os; os._exit(7)", "broken", "exit status 7"),
+    "raises": ("raise RuntimeError('boom')", "broken", "RuntimeError: boom"),
+    "needs another API": ("api_version = 99", "broken", "requires the plugin API 99"),
+    "lowers": ("def mithril_lowerings(backend): 1 / 0", "broken", "ZeroDivisionError"),
     "hangs": ("import time; time.sleep(60)", "hangs", "stopped after 2 seconds: set MITHRIL_DISABLE_PLUGINS=acme"),
 }
+
+
+OTHERS = (p.name for p in plugins.found() if p.name not in ("acme", "tools"))
+ONLY_ACME = {"MITHRIL_DISABLE_PLUGINS": ",".join(OTHERS)}
 
 
 @pytest.fixture
@@ -44,7 +53,7 @@ def acme(tmp_path, monkeypatch):
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-kit\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text("[mithril]\nacme = acme_plugin\n")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
         return Plugin("acme", "acme-kit", "1.0", "acme_plugin")
 
     return install
@@ -66,6 +75,14 @@ def test_plugins_that_print_crash_or_hang(acme, fault):
     assert row["state"] == state
     assert change in "; ".join(row["changes"])
     assert row["changes"] or fault == "clean"
+
+
+def test_exit_status_of_doctor(acme):
+    acme("raise RuntimeError('boom')", "")
+    command = [sys.executable, "-m", "mithril", "doctor", "--plugins", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **ONLY_ACME})
+    assert done.returncode == 1
+    assert [row["state"] for row in json.loads(done.stdout)] == ["broken", "clean"]
 
 
 def test_output_of_a_plugin_does_not_spoil_json(acme):

@@ -38,9 +38,15 @@ class Decisions:
         self._entries: dict[Decision, None] = {}
 
     def record(
-        self, kind: str, message: str, where: object = "", *, warning: type[Warning] = OptionWarning, warn: bool = False
+        self,
+        kind: str,
+        message: str,
+        where: object = "",
+        *,
+        warning: type[Warning] = OptionWarning,
+        warn: bool | None = None,
     ) -> None:
-        """Record a decision, or raise it under ``strict`` if its kind is strict; ``warn`` also warns for any kind."""
+        """Record a decision, or raise it under ``strict`` if its kind is strict; ignored things warn by default."""
         if kind not in KINDS:
             raise ValueError(f"unknown kind of decision '{kind}'; known: {', '.join(sorted(KINDS))}")
         decision = Decision(kind, message, str(where))
@@ -50,7 +56,7 @@ class Decisions:
                 facts=[str(where)],
                 hint="resolve the cause above, or compile without strict=True to only record this decision",
             )
-        if (kind == "ignored" or warn) and decision not in self._entries:
+        if (kind == "ignored" if warn is None else warn) and decision not in self._entries:
             warnings.warn(f"{message}{f' ({where})' if str(where) else ''}", warning, _level())
         self._entries[decision] = None
 

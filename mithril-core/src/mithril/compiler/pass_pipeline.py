@@ -31,6 +31,9 @@ def make_pipeline(settings: Mapping[str, Any], context: CompileContext) -> PassM
 def select_passes(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
     """Return the names of the passes and the custom passes of one compilation; check names without imports."""
     names = level_passes(context.level)
+    if context.level != LEVELS[0] and not any(plugins.pass_spec(name).plugin.first_party for name in names):
+        message = f"optimization_level='{context.level}': no standard pass is installed, so programs are slower"
+        context.decisions.record("ignored", f"{message}; pip install mithril-passes")
     names += [n for n in dict.fromkeys((*context.backend.passes, *requested_passes(settings))) if n not in names]
     names = _prioritized(names, settings["optimize_for"], context)
     for name, enabled in switches(settings["optimizations"]).items():

@@ -9,7 +9,8 @@ from mithril import plugins
 from mithril.backend import plugin_of, third_parties
 from mithril.base import Decisions
 from mithril.ir import Graph, iterate
-from mithril.plugins import CompileContext, Entry
+from mithril.plugins import CompileContext, Entry, PluginWarning
+from mithril.runtime import PluginRecord
 
 
 def record_providers(context: CompileContext, source: Any) -> None:
@@ -26,6 +27,47 @@ def record_providers(context: CompileContext, source: Any) -> None:
     ]
     for part in parts:
         context.decisions.record("plugin", part)
+
+
+# The hooks whose entries can change a program; a failing observer warns when it fails.
+SHAPING = frozenset(
+    f"mithril_{name}" for name in ("backends", "passes", "options", "ops", "lowerings", "targets", "frontends")
+)
+_warned: set[str] = set()
+
+
+def record_absences(context: CompileContext) -> None:
+    """Record the installed plugins that are not, or not entirely, in use; warn once per process.
+
+    A plugin that the user disabled is not missed: it is recorded without a warning.
+    """
+    backend = context.backend.name
+    plugins.lowerings(backend), plugins.op_names(), plugins.frontends()  # their problems count as well
+    for plugin in plugins.found():
+        for problem in plugin.losses(SHAPING, backend):
+            if problem.state == "disabled":
+                context.decisions.record("plugin", problem.what)
+                continue
+            extent = "not in use" if plugin.loaded is None else "only partly in use"
+            reason = ": ".join((problem.what, *problem.facts[:1]))
+            message = f"{plugin.origin} is {extent}: {reason} ({problem.hint})"
+            context.decisions.record("ignored", message, warning=PluginWarning, warn=message not in _warned)
+            _warned.add(message)
+
+
+def inventory(backend: str) -> tuple[PluginRecord, ...]:
+    """Return the installed plugins, present and absent, as programs for a backend depend on them."""
+    return tuple(
+        PluginRecord(
+            plugin.name,
+            plugin.distribution,
+            plugin.version,
+            plugin.module,
+            "absent" if plugin.loaded is None else "present",
+            tuple(problem.what for problem in plugin.losses(SHAPING, backend)),
+        )
+        for plugin in plugins.found()
+    )
 
 
 def _of(kind: str, names: Iterable[Any], entries: Mapping[str, Entry[Any]]) -> Iterator[str]:

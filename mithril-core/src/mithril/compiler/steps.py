@@ -36,7 +36,7 @@ from mithril.compiler.option_table import Settings, declared_options, resolve_op
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import make_pipeline, optimization_level, record_clashes, select_passes
 from mithril.compiler.program_cache import Graphs, ProgramCache, exact_sizes_saved, lowered_once
-from mithril.compiler.provenance import record_operations, record_providers
+from mithril.compiler.provenance import inventory, record_absences, record_operations, record_providers
 from mithril.compiler.requirements import (
     check_layers,
     check_sizes,
@@ -156,6 +156,7 @@ class Compiler:
             passes = select_passes(settings, self.context)  # fail early on invalid names
             record_clashes(self.context)
             record_providers(self.context, self.source)
+            record_absences(self.context)
             self.specs = input_specs(self.source, settings)
             note_planning(settings, self.backend, self.decisions)
             note_precision(settings, self.backend, self.decisions)
@@ -171,6 +172,7 @@ class Compiler:
                 self.specs,
                 self,
                 decisions=self.decisions,
+                plugins=inventory(self.backend.name),
                 options={**settings.as_dict(), **of_calls, "inference": self.inference},
                 name=self.source.name,
                 watchers=self.observers.watchers,

@@ -19,7 +19,7 @@ HOMES = {
         *("pass_placement", "pass_spec", "pass_table", "passes", "profilers", "provided", "register", "reload"),
         *("report", "reserve", "run_pass", "target", "targets", "unregister"),
     ),
-    "loader": ("HOOKS", "Plugin", "PluginWarning", "PluginProblem", "WRAPPABLE"),
+    "loader": ("HOOKS", "Plugin", "PluginWarning", "PluginProblem", "WRAPPABLE", "violated_requirements"),
     "specs": (
         *("Architecture", "BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
         *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft", "ProfilerSpec"),

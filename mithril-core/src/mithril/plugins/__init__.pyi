@@ -18,6 +18,7 @@ from mithril.plugins.loader import (
     PluginProblem as PluginProblem,
     PluginWarning as PluginWarning,
     WRAPPABLE as WRAPPABLE,
+    violated_requirements as violated_requirements,
 )
 from mithril.plugins.specs import (
     Architecture as Architecture,

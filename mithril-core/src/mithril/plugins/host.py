@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -95,6 +95,8 @@ class Plugins(Answers, HookCalls):
         """Return all plugins after loading them; see ``state`` and ``problems`` of those that failed."""
         self.loader.load_all()
         self.provided()  # calls every listing hook, which records the remaining problems
+        for backend in self.backends():
+            self.lowerings(backend)
         return list(self.loader.plugins)
 
     def _load(self, listing: Listing[Any], name: str) -> Any:
@@ -223,17 +225,24 @@ class Plugins(Answers, HookCalls):
 
         def ask() -> dict[str, tuple[LoweringOffer, ...]]:
             answers = self.call_hook("mithril_lowerings", Lowering, backend=backend)
-            offers = _by_name((a.spec.op, a) for a in answers if self._is_of_an_operation(a))
+            offers = _by_name((a.spec.op, a) for a in answers if self._is_of_an_operation(a, backend))
             return {op: self._lowerings_of(op, backend, group) for op, group in sorted(offers.items())}
 
         return self.once(f"mithril_lowerings {backend}", ask)
 
-    def _is_of_an_operation(self, answer: Entry[Lowering]) -> bool:
+    def _is_of_an_operation(self, answer: Entry[Lowering], backend: str) -> bool:
         try:
             registry.operation_name(answer.spec.op, self._ops())
         except OperationError as error:
-            message = f"{answer.origin} lowers an {error.what}"
-            self.loader.problem(answer.plugin, PluginProblem("broken", message, tuple(error.facts), error.hint or None))
+            problem = PluginProblem(
+                "broken",
+                f"{answer.origin} lowers an {error.what}",
+                tuple(error.facts),
+                error.hint or None,
+                hook="mithril_lowerings",
+                backend=backend,
+            )
+            self.loader.problem(answer.plugin, problem)
             return False
         return True
 
@@ -244,7 +253,11 @@ class Plugins(Answers, HookCalls):
         owned = sorted((o for o in offers if owner and o.plugin is owner.plugin), key=lambda o: o.spec.when is None)
         clash = None
         if len(rivals) > 1 or len([o for o in owned if o.spec.when is None]) > 1:
-            clash = clash_problem(f"lowering on '{backend}' of", op, offers, owner)
+            clash = replace(
+                clash_problem(f"lowering on '{backend}' of", op, offers, owner),
+                hook="mithril_lowerings",
+                backend=backend,
+            )
             for loser in offers:
                 if loser not in owned or len(rivals) == 1:
                     self.loader.problem(loser.plugin, clash)

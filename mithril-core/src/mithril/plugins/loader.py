@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,8 @@ class PluginProblem:
     facts: tuple[str, ...] = ()
     hint: str | None = None
     cause: BaseException | None = None
+    hook: str = ""  # the hook whose entries are lost; all of the plugin is without one
+    backend: str = ""  # the backend that the hook was called for
 
     def error(self) -> PluginError:
         """Return a new error with this message, chained to the cause."""
@@ -92,6 +94,12 @@ class Plugin:
     def usable(self) -> bool:
         """Whether the plugin is loaded or can still be loaded."""
         return self.loaded is not None or not self.problems
+
+    def losses(self, hooks: Collection[str], backend: str) -> list[PluginProblem]:
+        """Return the problems by which this plugin, or its entries of these hooks for a backend, are not in use."""
+        if self.loaded is None:
+            return self.problems[:1]
+        return [p for p in self.problems if p.hook in hooks and p.backend in ("", backend)]
 
     def disable_hint(self) -> str:
         """Return the hint for disabling the plugin."""
@@ -224,6 +232,19 @@ def _numbers(version: str) -> list[int]:
 
 def missing_requirement(requires: Iterable[str]) -> str | None:
     """Return the first requirement that is not installed, as an argument of pip."""
+    return next((line for line, installed in _unmet(requires) if installed is None), None)
+
+
+def violated_requirements(requires: Iterable[str]) -> list[str]:
+    """Return the requirements that are not installed, or in an excluded version, each with what is installed."""
+    return [
+        f"{line}, but {'it is not installed' if version is None else f'{version} is installed'}"
+        for line, version in _unmet(requires)
+    ]
+
+
+def _unmet(requires: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the requirements that are not met, as arguments of pip, with the installed version or None."""
     from importlib.metadata import PackageNotFoundError, version
 
     from packaging.requirements import InvalidRequirement, Requirement
@@ -231,14 +252,17 @@ def missing_requirement(requires: Iterable[str]) -> str | None:
     for line in requires:
         try:
             requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                version(requirement.name)
         except InvalidRequirement:
             continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        try:
+            installed = version(requirement.name)
         except PackageNotFoundError:
-            extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-            return f"{requirement.name}{extras}{requirement.specifier}"
-    return None
+            installed = None
+        if installed is None or not requirement.specifier.contains(installed, prereleases=True):
+            yield f"{requirement.name}{extras}{requirement.specifier}", installed
 
 
 @contextmanager

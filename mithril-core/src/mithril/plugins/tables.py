@@ -87,8 +87,8 @@ class Answers:
                     for spec in specs:
                         if not isinstance(spec, kind):
                             raise TypeError(f"expected {kind.__name__}, got {type(spec).__name__}: {spec!r}")
-                except Exception as cause:
-                    self.loader.problem(plugin, answer_problem(plugin, hook, cause))
+                except (Exception, SystemExit) as cause:
+                    self.loader.problem(plugin, answer_problem(plugin, hook, cause, arguments.get("backend", "")))
                     continue
                 answers += [Entry(spec, plugin) for spec in specs]
         return answers
@@ -198,13 +198,16 @@ def _name(spec: Any) -> str:
     return name
 
 
-def answer_problem(plugin: Plugin, hook: str, cause: Exception) -> PluginProblem:
+def answer_problem(plugin: Plugin, hook: str, cause: BaseException, backend: str = "") -> PluginProblem:
+    for_backend = f" for the backend '{backend}'" * bool(backend)
     return PluginProblem(
         "broken",
-        f"'{hook}' of plugin '{plugin.name}' ({plugin.origin}) failed",
+        f"'{hook}'{for_backend} of plugin '{plugin.name}' ({plugin.origin}) failed",
         (f"{type(cause).__name__}: {cause}",),
         f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
         cause,
+        hook,
+        backend,
     )
 
 

@@ -11,6 +11,7 @@ HOMES = {
     "index_checks": ("IndexCheckedExecutable", "IndexInput", "given_indices", "with_checks"),
     "interpreter": ("Interpreter",),
     "memory_usage": ("MemoryUse", "ProgramMemory", "allocated_bytes", "largest_sizes", "memory_use"),
+    "inspection": ("PluginRecord",),
     "model_files": ("load", "read_model_file"),
     "program_summary": ("layer_results",),
     "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results", "assemble_of"),

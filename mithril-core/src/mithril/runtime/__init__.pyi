@@ -23,6 +23,7 @@ from mithril.runtime.index_checks import (
     given_indices as given_indices,
     with_checks as with_checks,
 )
+from mithril.runtime.inspection import PluginRecord as PluginRecord
 from mithril.runtime.interpreter import Interpreter as Interpreter
 from mithril.runtime.memory_usage import (
     MemoryUse as MemoryUse,

@@ -98,6 +98,7 @@ class CompiledModel:
         *,
         decisions: Decisions,
         options: Mapping[str, Any],
+        plugins: tuple[inspection.PluginRecord, ...] = (),
         name: str = "model",
         watchers: tuple[Watcher, ...] = (),
     ) -> None:
@@ -108,6 +109,7 @@ class CompiledModel:
             watch(self)
         self.stages: dict[str, Graph] = {}  # graph after each stage and pass, for save_intermediates=True
         self.decisions = decisions
+        self.plugins = plugins  # installed when this model was compiled, present and absent
         self.options = options
         self.name = name
         self.specs = dict(specs)  # properties of inputs that were known before the first call

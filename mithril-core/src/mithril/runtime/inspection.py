@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mithril.base import Decisions, TensorType
 from mithril.ir import Graph
 from mithril.passes import PipelineReport
 from mithril.runtime.program import Program, ProgramKey, ProgramKind
-from mithril.system import notebook
+from mithril.system import notebook, package_content
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRecord:
+    """A plugin that was installed when a model was compiled: present or absent, with the reasons."""
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    state: str  # "present" or "absent"
+    problems: tuple[str, ...]  # why it, or a part of it, was not in use
+
+    @property
+    def content(self) -> str:
+        """A hash of the code of the plugin's package."""
+        return package_content(self.module.partition(".")[0])
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}: {'; '.join((self.state, *self.problems))}"
 
 
 class Lowering(Protocol):

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from importlib.metadata import packages_distributions, version
 from typing import Any
 
@@ -14,7 +15,8 @@ from rich.markup import escape
 
 from mithril import __version__, plugins
 from mithril.base import MithrilError
-from mithril.plugins import BackendSpec, Entry
+from mithril.plugins import BackendSpec, Entry, Plugin, violated_requirements
+from mithril_tools.cli.listing import faults
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS")
@@ -58,7 +60,10 @@ def examine_backend(entry: Entry[BackendSpec]) -> dict[str, str]:
     start = time.perf_counter()
     try:
         backend = plugins.backend_class(entry.spec.name)
-        facts["state"] = "ready"
+        faults = violated_requirements(entry.plugin.requires)
+        facts["state"] = "ready" if not faults else "not supported"
+        if faults:
+            facts["why"] = f"{entry.origin} requires {'; '.join(faults)}"
         facts["loading took"] = f"{time.perf_counter() - start:.2f} s"
         facts.update({str(key): str(value) for key, value in backend.diagnose().items()})
     except MithrilError as error:
@@ -79,7 +84,10 @@ def examine_backend(entry: Entry[BackendSpec]) -> dict[str, str]:
 )
 @json_option
 def doctor(separately: bool, as_json: bool) -> None:
-    """Report versions, devices, threads, and why a plugin did not load."""
+    """Report versions, devices, threads, and why a plugin did not load.
+
+    The exit status is 1 if a plugin or backend has a problem.
+    """
     if separately:
         _plugins(as_json)
         return
@@ -88,11 +96,27 @@ def doctor(separately: bool, as_json: bool) -> None:
         "environment": environment(),
         "backends": {name: examine_backend(entry) for name, entry in plugins.backends().items()},
         "hardware": [{"name": f.spec.name, "why": f.spec.why, "by": f.origin} for f in plugins.detect_targets()],
-        "problems": list(dict.fromkeys(str(problem.error()) for plugin in installed for problem in plugin.problems)),
+        "problems": [*faults(installed), *violations(installed)],
     }
     if as_json:
         print_json(report)
-        return
+    else:
+        _show(report)
+    if report["problems"] or any(facts["state"] != "ready" for facts in report["backends"].values()):
+        raise SystemExit(1)
+
+
+def violations(installed: Iterable[Plugin]) -> list[str]:
+    """Return the requirements of plugins in use that an installed version violates, or that are not installed."""
+    return [
+        f"{plugin.origin} requires {fault}"
+        for plugin in installed
+        if plugin.loaded is not None
+        for fault in violated_requirements(plugin.requires)
+    ]
+
+
+def _show(report: Mapping[str, Any]) -> None:
     out = console()
     _section(out, "environment", report["environment"])
     for name, facts in report["backends"].items():
@@ -123,6 +147,8 @@ def _plugins(as_json: bool) -> None:
             for line in row["changes"]:
                 out.print(f"\n  {escape(line)}", end="")
         out.print()
+    if any(row["state"] != "clean" for row in rows):
+        raise SystemExit(1)
 
 
 def _section(out: Any, title: str, facts: dict[str, str]) -> None:

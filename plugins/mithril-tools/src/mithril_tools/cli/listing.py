@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def plugins(as_json: bool) -> None:
     """List the installed plugins, the things they provide, and their state.
 
-    A backend is registered until its framework is imported; `mithril doctor` imports it.
+    A backend is registered until its framework is imported; `mithril doctor` imports it. The exit status is 1 if a
+    plugin is not, or not entirely, in use.
     """
     option_registry()  # detects two owners of one option
     entries = installed.all()
@@ -35,7 +36,19 @@ def plugins(as_json: bool) -> None:
         provides[id(plugin)].setdefault(kind, []).append(name)
     if as_json:
         print_json([_plugin_data(plugin, provides[id(plugin)]) for plugin in entries])
-        return
+    else:
+        _show_plugins(entries, provides)
+    if faults(entries):
+        raise SystemExit(1)
+
+
+def faults(entries: Iterable[Plugin]) -> list[str]:
+    """Return the errors of plugins that are not, or not entirely, in use; the user disabled some on purpose."""
+    problems = [problem for plugin in entries for problem in plugin.problems if problem.state != "disabled"]
+    return list(dict.fromkeys(str(problem.error()) for problem in problems))
+
+
+def _show_plugins(entries: Sequence[Plugin], provides: Mapping[int, dict[str, list[str]]]) -> None:
     out = console()
     if not entries:
         out.print("No plugins are installed. A backend to begin with: pip install mithril-numpy")
@@ -51,9 +64,8 @@ def plugins(as_json: bool) -> None:
         for plugin in entries
     ]
     show(rows, ["name", "kind", "distribution", "version", "state"], out)
-    for problem in dict.fromkeys(problem for plugin in entries for problem in plugin.problems):
-        if problem.state != "disabled":
-            out.print(f"\n{escape(str(problem.error()))}")
+    for fault in faults(entries):
+        out.print(f"\n{escape(fault)}")
 
 
 def _plugin_data(plugin: Plugin, provides: dict[str, list[str]]) -> dict[str, Any]:

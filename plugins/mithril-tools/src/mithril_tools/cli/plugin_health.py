@@ -7,6 +7,7 @@ installed. Such changes are found by comparing the process before and after the 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import decimal
 import gc
 import json
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules, resolve_name
 from types import ModuleType
@@ -28,7 +29,7 @@ from typing import Any
 
 import mithril
 from mithril import plugins
-from mithril.plugins import HOOKS, Plugin
+from mithril.plugins import Plugin
 
 HANG = 30.0  # seconds after which a plugin is stopped
 WATCHED = ("mithril", "numpy", "builtins")  # packages whose functions and classes must not be replaced
@@ -49,8 +50,9 @@ def examine(plugin: Plugin, hang: float = HANG) -> dict[str, Any]:
         return row | {"state": "broken", "changes": [f"exit status {done.returncode}", *last]}
     row |= json.loads(result)
     printed = [f"prints {len(output.splitlines())} lines to stdout"] if output.strip() else []
-    row["changes"] = [*row["changes"], *printed]
-    return row | {"state": "changes global state" if row["changes"] else "clean"}
+    problems = row.pop("problems")
+    row["changes"] = [*problems, *row["changes"], *printed]
+    return row | {"state": "broken" if problems else "changes global state" if row["changes"] else "clean"}
 
 
 def main(name: str, distribution: str) -> None:
@@ -63,6 +65,7 @@ def main(name: str, distribution: str) -> None:
     start = time.perf_counter()
     loader.load(plugin)
     changes = [f"on import: {line}" for line in differences(before, state())]
+    plugins.all()  # calls the hooks, which records their problems
     seconds = time.perf_counter() - start
     before = state()
     for loads in code_of(plugin) if plugin.loaded else ():
@@ -71,7 +74,8 @@ def main(name: str, distribution: str) -> None:
         except ImportError:
             continue  # a framework that is not installed; `mithril doctor` reports it
     changes += [f"when used: {line}" for line in differences(before, state())]
-    report = {"import": f"{seconds * 1e3:.0f} ms", "changes": changes}
+    problems = [str(problem.error()) for problem in plugin.problems]
+    report = {"import": f"{seconds * 1e3:.0f} ms", "changes": changes, "problems": problems}
     report_to.write("\n" + json.dumps(report))
     report_to.flush()
     os._exit(0)  # without the plugin's exit handlers and threads
@@ -88,15 +92,24 @@ def resolve_all() -> None:
 
 def code_of(plugin: Plugin) -> Iterator[str]:
     """Yield the paths of all code that the descriptors of a plugin name."""
-    listing = [hook for hook in HOOKS if hook.removeprefix("mithril_") in LISTED]
-    for hook in listing:
-        for owner, function in plugins.default.loader.implementations(hook):
-            for spec in function() if owner is plugin else ():
-                paths = (getattr(spec, name, None) for name in ("loads", "saves", "module"))
+    for hook in LISTED:
+        for owner, function in plugins.default.loader.implementations(f"mithril_{hook}"):
+            for spec in _specs(hook, function) if owner is plugin else ():
+                paths = (getattr(spec, name, None) for name in ("loads", "saves", "module", "when"))
                 yield from (path for path in paths if path)
 
 
-LISTED = ("backends", "passes", "profilers", "ops", "exports", "formats", "frontends", "commands")
+def _specs(hook: str, function: Callable[..., Any]) -> list[Any]:
+    """Return the descriptors of a hook; one that fails is a recorded problem."""
+    calls = [{"backend": name} for name in plugins.backends()] if hook == "lowerings" else [{}]
+    specs: list[Any] = []
+    for arguments in calls:
+        with contextlib.suppress(Exception, SystemExit):
+            specs += function(**arguments) or ()
+    return specs
+
+
+LISTED = ("backends", "passes", "profilers", "ops", "lowerings", "exports", "formats", "frontends", "commands")
 
 
 def state() -> dict[str, Any]:
