@@ -35,7 +35,7 @@ FRAMEWORKS = {"numpy", "jax", "jaxlib", "torch", "mlx", "tvm", "ggml", "gguf", "
 KERNEL_PACKAGES = ("base", "ir", "rewrite", "passes", "plugins")
 # Attributes by which a lower layer calls a higher one, or a file calls its importer; the module assigns them at import.
 LATE_BINDINGS = {
-    "mithril": {"registry.core_plugin", "registry.face_names", "registry.sources"},
+    "mithril": {"registry.core_plugin", "registry.face_names", "registry.project_packages", "registry.sources"},
     "mithril.ir.apply": {"Op._apply", "Op._evaluate"},
     "mithril.ir.builder": {"Op._trace"},
     "mithril.ir.editor": {"Graph._editor"},

@@ -236,7 +236,7 @@ def missing_requirement(requires: Iterable[str]) -> str | None:
 
 
 def violated_requirements(requires: Iterable[str]) -> list[str]:
-    """Return the requirements that are not installed, or in an excluded version, each with what is installed."""
+    """Return the requirements that are not installed, or in an excluded version, each with the installed version."""
     return [
         f"{line}, but {'it is not installed' if version is None else f'{version} is installed'}"
         for line, version in _unmet(requires)
