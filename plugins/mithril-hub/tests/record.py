@@ -42,6 +42,9 @@ LONGROPE = {
     "long_factor": [2.0, 3.0, 4.0, 5.0],
     "original_max_position_embeddings": 16,
 }
+EXPERTS = {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SHARED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 40}
+WINDOW = {"use_sliding_window": True, "sliding_window": 4}
 WINDOWS = ["sliding_attention", "full_attention"]
 # family: (class of the model, class of its configuration, settings)
 DECODERS = {
@@ -69,29 +72,16 @@ DECODERS = {
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     ),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**GROUPED, "num_local_experts": 4}),
-    "qwen2_moe": (
-        "Qwen2MoeForCausalLM",
-        "Qwen2MoeConfig",
-        {
-            **GROUPED,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-        },
-    ),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", SHARED_EXPERTS),
     "qwen3_moe": (
         "Qwen3MoeForCausalLM",
         "Qwen3MoeConfig",
-        {
-            **GROUPED,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "head_dim": 16,
-            "norm_topk_prob": True,
-        },
+        {**EXPERTS, "head_dim": 16, "norm_topk_prob": True},
     ),
+    "qwen2_windows": ("Qwen2ForCausalLM", "Qwen2Config", {**GROUPED, **WINDOW, "max_window_layers": 1}),
+    "qwen2_moe_windows": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**SHARED_EXPERTS, **WINDOW}),
+    "qwen3_moe_windows": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**EXPERTS, **WINDOW, "head_dim": 16}),
+    "phi_tied": ("PhiForCausalLM", "PhiConfig", {"tie_word_embeddings": True}),
     "yarn": (
         "Qwen3ForCausalLM",
         "Qwen3Config",
@@ -216,9 +206,12 @@ NETWORKS = {
     "distilbert": ("DistilBertModel", "DistilBertConfig", DISTIL),
     "distilbert_classes": ("DistilBertForSequenceClassification", "DistilBertConfig", DISTIL),
     "vit": ("ViTModel", "ViTConfig", VISION),
+    "vit_pooled": ("ViTModel", "ViTConfig", {**VISION, "pooler_act": "relu", "pooler_output_size": 20}),
     "vit_classes": ("ViTForImageClassification", "ViTConfig", {**VISION, "num_labels": 5}),
     "clip": ("CLIPModel", "CLIPConfig", CLIP),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
+    # its file says scale_decoder_outputs
+    "t5_unscaled": ("T5ForConditionalGeneration", "T5Config", {**T5, "tie_word_embeddings": False}),
     "t5_gated": ("T5ForConditionalGeneration", "T5Config", {**T5, "feed_forward_proj": "gated-gelu"}),
     "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
 }

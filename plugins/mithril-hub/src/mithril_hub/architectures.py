@@ -14,6 +14,7 @@ from mithril_hub.encoder.t5 import t5_network
 from mithril_hub.encoder.text import text_network
 from mithril_hub.encoder.whisper import whisper_network
 from mithril_hub.model import Decoder, Pretrained
+from mithril_hub.settings import check_generator, check_settings
 
 NETWORKS: dict[str, Callable[[Mapping[str, Any], str], Network]] = {
     "bert": text_network,
@@ -37,6 +38,7 @@ def build(settings: Mapping[str, Any], *, dtype: str, cache: int | None) -> tupl
     kind = text.get("model_type") if isinstance(text, Mapping) and settings.get("model_type") == "gemma3" else None
     kind = kind or settings.get("model_type")
     if kind in DECODERS:
+        check_generator(settings)
         config = decoder_config(settings)
         return Decoder(config, cache=cache, dtype=dtype), (config.names.root, "language_model.")
     if not isinstance(kind, str):
@@ -44,6 +46,7 @@ def build(settings: Mapping[str, Any], *, dtype: str, cache: int | None) -> tupl
     if kind in NETWORKS or kind in GENERATORS:
         if cache is not None and kind in NETWORKS:
             raise InputError(f"models of the type '{kind}' have no cache", hint="from_pretrained without cache=")
+        check_settings(kind, settings)
         try:
             if kind in GENERATORS:
                 return GENERATORS[kind](settings, dtype, cache), ROOTS

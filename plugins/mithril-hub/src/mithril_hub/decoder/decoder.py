@@ -34,12 +34,12 @@ def decode(layer: Layer, config: DecoderConfig, tokens: Any, places: Places, las
     if last is not None:
         index = ops.reshape(ops.cast(last, dtype="int32"), shape=(last.shape[0], 1))
         x = ops.reshape(ops.gather_nd(x, index, batch_dims=1), shape=(x.shape[0], 1, config.hidden))
+    outer = Weights(layer, dtype, "", config, transposes=False)
     if config.tied:
-        logits = ops.linear(x, table)
+        bias = outer.param(f"{names.head}.bias", (config.vocabulary,), "zeros") if config.head_bias else None
+        logits = ops.linear(x, table, bias)
     else:
-        logits = Weights(layer, dtype, "", config, transposes=False).linear(
-            names.head, x, config.vocabulary, bias=config.head_bias
-        )
+        logits = outer.linear(names.head, x, config.vocabulary, bias=config.head_bias)
     return capped(logits, config.logit_cap)
 
 

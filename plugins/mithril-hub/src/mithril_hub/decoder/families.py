@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mithril.base import InputError
+from mithril.base import InputError, UnsupportedError
 from mithril_hub.decoder.config import DecoderConfig, Experts, Names
 from mithril_hub.decoder.rope import Rope, rope_of
+from mithril_hub.settings import Settings, check_settings
 
-Settings = Mapping[str, Any]
+KINDS = ("full_attention", "sliding_attention")
 GEMMA_NORMS = {
     "after_attention": "post_attention_layernorm",
     "before_mlp": "pre_feedforward_layernorm",
@@ -34,7 +35,8 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     """Return the configuration of a decoder; ``settings`` is the content of its ``config.json``."""
     text = settings.get("text_config")
     if isinstance(text, Mapping):  # the language part of a model of text and images
-        settings = {"tie_word_embeddings": True, **text}
+        settings = {"tie_word_embeddings": settings.get("tie_word_embeddings", True), **text}
+    check_settings(settings["model_type"], settings)
     return FAMILIES[settings["model_type"]](settings)
 
 
@@ -55,6 +57,10 @@ def _common(settings: Settings, **more: Any) -> DecoderConfig:
     kinds = settings.get("layer_types")
     if kinds is not None and len(kinds) != layers:
         raise InputError(f"config.json: 'layer_types' has {len(kinds)} items for {layers} layers")
+    if strange := [kind for kind in kinds or () if kind not in KINDS]:
+        raise UnsupportedError(
+            f"config.json: 'layer_types' has {strange[0]!r}", facts=[f"supported: {', '.join(KINDS)}"]
+        )
     values: dict[str, Any] = {
         "family": settings["model_type"],
         "vocabulary": _size(settings, "vocab_size"),
@@ -85,7 +91,7 @@ def _stop(settings: Settings) -> tuple[int, ...]:
 
 def _windows(settings: Settings, kinds: Any, layers: int) -> tuple[int | None, ...]:
     window = settings.get("sliding_window")
-    if not window or settings.get("use_sliding_window") is False:
+    if not window:
         return (None,) * layers
     if kinds is None:
         return (window,) * layers
@@ -97,15 +103,18 @@ def _ropes(settings: Settings, kinds: Any, layers: int, head: int, longest: int)
     written = settings.get("rope_parameters")
     if written is None:
         written = {"rope_theta": settings.get("rope_theta", 10000.0), **(settings.get("rope_scaling") or {})}
-    shared = {
-        name: settings[name]
-        for name in ("partial_rotary_factor", "original_max_position_embeddings")
-        if settings.get(name) is not None
-    }
+    default = {name: settings[name] for name in ("partial_rotary_factor",) if settings.get(name) is not None}
+    outer = {name: settings[name] for name in ("original_max_position_embeddings",) if settings.get(name) is not None}
     if kinds is not None and any(isinstance(written.get(kind), Mapping) for kind in kinds):
-        by_kind = {kind: rope_of({**shared, **written[kind]}, head, longest) for kind in set(kinds)}
+        if mixed := [name for name, value in written.items() if name not in KINDS and value is not None]:
+            raise UnsupportedError(
+                f"config.json: parameters of all positions are next to those of one kind: {', '.join(mixed)}"
+            )
+        by_kind = {
+            kind: rope_of({**default, **(written.get(kind) or {}), **outer}, head, longest) for kind in set(kinds)
+        }
         return tuple(by_kind[kind] for kind in kinds)
-    return (rope_of({**shared, **written}, head, longest),) * layers
+    return (rope_of({**default, **written, **outer}, head, longest),) * layers
 
 
 # -- families -----------------------------------------------------------------------------------------------------
@@ -114,7 +123,7 @@ def _llama(settings: Settings) -> DecoderConfig:
 
 
 def _mistral(settings: Settings) -> DecoderConfig:
-    return _common(settings, query_bias=False, output_bias=False)
+    return _common({"sliding_window": 4096, **settings})
 
 
 def _qwen2(settings: Settings) -> DecoderConfig:
@@ -128,17 +137,24 @@ def _qwen3(settings: Settings) -> DecoderConfig:
 
 def _qwen_layers(settings: Settings) -> Settings:
     """Add ``layer_types`` of older files: windows from layer ``max_window_layers``."""
-    if settings.get("layer_types") is not None or not settings.get("use_sliding_window"):
-        return settings
     first = settings.get("max_window_layers", 28)
+    return _with_windows(settings, lambda n: n >= first)
+
+
+def _with_windows(settings: Settings, slides: Callable[[int], bool]) -> Settings:
+    """Return settings with ``layer_types`` by the rule of a family, and without a window that is not in use."""
+    if not settings.get("use_sliding_window"):
+        return {**settings, "sliding_window": None}
+    if settings.get("layer_types") is not None:
+        return settings
     layers = range(_size(settings, "num_hidden_layers"))
-    return {**settings, "layer_types": ["sliding_attention" if n >= first else "full_attention" for n in layers]}
+    return {**settings, "layer_types": [KINDS[slides(n)] for n in layers]}
 
 
 def _gemma(settings: Settings) -> DecoderConfig:
     config = _common(
         settings,
-        activation=settings.get("hidden_activation") or "gelu_pytorch_tanh",  # hidden_act was wrong in early files
+        activation=_gemma_activation(settings),
         norm_offset=1.0,
         embedding_scale=math.sqrt(_size(settings, "hidden_size")),
         tied=settings.get("tie_word_embeddings", True),
@@ -146,12 +162,20 @@ def _gemma(settings: Settings) -> DecoderConfig:
     return replace(config, head_size=_size(settings, "head_dim", 256))
 
 
+def _gemma_activation(settings: Settings) -> str:
+    """Return the activation; early files say "gelu" and mean its approximation."""
+    name = settings.get("hidden_act" if settings["model_type"] == "gemma" else "hidden_activation")
+    return "gelu_pytorch_tanh" if name in (None, "gelu") else str(name)
+
+
 def _gemma2(settings: Settings) -> DecoderConfig:
     layers = _size(settings, "num_hidden_layers")
     if settings.get("layer_types") is None:
         turns = ("sliding_attention", "full_attention")
         settings = {**settings, "layer_types": [turns[n % 2] for n in range(layers)]}
-    config = _gemma({"sliding_window": 4096, "head_dim": 256, **settings})
+    caps = {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
+    settings = {"sliding_window": 4096, "head_dim": 256, **caps, **settings}
+    config = _gemma(settings)
     return replace(
         config,
         names=replace(config.names, **GEMMA_NORMS),
@@ -163,15 +187,15 @@ def _gemma2(settings: Settings) -> DecoderConfig:
 
 def _gemma3(settings: Settings) -> DecoderConfig:
     layers = _size(settings, "num_hidden_layers")
-    settings = {"rms_norm_eps": 1e-6, "sliding_window": 4096, **settings}
+    settings = {"final_logit_softcapping": None, "attn_logit_softcapping": None, **settings}
     if settings.get("layer_types") is None:
         pattern = settings.get("sliding_window_pattern") or settings.get("_sliding_window_pattern") or 6
         kinds = ["full_attention" if (n + 1) % pattern == 0 else "sliding_attention" for n in range(layers)]
         settings = {**settings, "layer_types": kinds}
-    if settings.get("rope_parameters") is None:
-        full = {"rope_theta": settings.get("rope_theta", 1e6), **(settings.get("rope_scaling") or {})}
-        sliding = {"rope_theta": settings.get("rope_local_base_freq", 1e4)}
-        settings = {**settings, "rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
+    written = settings.get("rope_parameters") or {"full_attention": settings.get("rope_scaling")}
+    bases = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
+    ropes = {k: {"rope_theta": settings.get(*base), **(written.get(k) or {})} for k, base in bases.items()}
+    settings = {**settings, "rope_parameters": {**written, **ropes}}
     return replace(_gemma2(settings), query_key_norm=True)
 
 
@@ -202,7 +226,13 @@ def _phi(settings: Settings) -> DecoderConfig:
 
 def _phi3(settings: Settings) -> DecoderConfig:
     names = Names(joint="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
-    return _common(settings, query_bias=False, output_bias=False, names=names)
+    defaults = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
+    settings = {**defaults, **settings}
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = settings.get(name) or {}
+        if "yarn" in (rope.get("type"), rope.get("rope_type")):  # an earlier name of the method of this family
+            settings = {**settings, name: {**rope, "rope_type": "longrope"}}
+    return _common(settings, names=names)
 
 
 def _gpt2(settings: Settings) -> DecoderConfig:
@@ -256,14 +286,14 @@ def _mixtral(settings: Settings) -> DecoderConfig:
         active=_size(settings, "num_experts_per_tok", 2),
         size=_size(settings, "intermediate_size"),
     )
-    config = _mistral(settings)
+    config = _common({"rms_norm_eps": 1e-5, "rope_theta": 1e6, **settings})
     return replace(config, experts=experts, sparse=(True,) * config.layers)
 
 
-def _qwen_experts(config: DecoderConfig, settings: Settings, count: int, shared: int) -> DecoderConfig:
+def _qwen_experts(config: DecoderConfig, settings: Settings, count: int, active: int, shared: int) -> DecoderConfig:
     experts = Experts(
         _size(settings, "num_experts", settings.get("num_local_experts", count)),
-        _size(settings, "num_experts_per_tok"),
+        _size(settings, "num_experts_per_tok", active),
         _size(settings, "moe_intermediate_size"),
         normalized=bool(settings.get("norm_topk_prob")),
         shared=shared,
@@ -274,13 +304,15 @@ def _qwen_experts(config: DecoderConfig, settings: Settings, count: int, shared:
 
 
 def _qwen2_moe(settings: Settings) -> DecoderConfig:
+    last = settings.get("max_window_layers", 28)
+    settings = _with_windows(settings, lambda n: n % 2 == 0 and n < last)
     config = replace(_qwen2(settings), query_bias=bool(settings.get("qkv_bias", True)))
     shared = _size(settings, "shared_expert_intermediate_size")
-    return _qwen_experts(config, settings, 60, shared)
+    return _qwen_experts(config, settings, 60, 4, shared)
 
 
 def _qwen3_moe(settings: Settings) -> DecoderConfig:
-    return _qwen_experts(_qwen3(settings), settings, 128, 0)
+    return _qwen_experts(_qwen3(_with_windows(settings, lambda n: True)), settings, 128, 8, 0)
 
 
 FAMILIES: dict[str, Callable[[Settings], DecoderConfig]] = {

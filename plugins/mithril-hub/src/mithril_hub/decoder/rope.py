@@ -89,6 +89,15 @@ def rope_of(settings: Mapping[str, Any], head: int, longest: int) -> Rope:
         raise UnsupportedError(
             f"rotary positions of the type '{kind}' are not supported", facts=[f"supported: {', '.join(METHODS)}"]
         )
+    if unknown := sorted(
+        {name for name, v in settings.items() if v is not None} - {*SHARED, *PARAMETERS.get(kind, ())}
+    ):
+        raise UnsupportedError(
+            f"rotary positions of the type '{kind}' have parameters that are not supported: {', '.join(unknown)}",
+            facts=[f"supported: {', '.join((*SHARED, *PARAMETERS.get(kind, ())))}"],
+            hint="remove a parameter that does not change the results of the model",
+        )
+    settings = {"original_max_position_embeddings": longest, **settings}
     size = int(head * (settings.get("partial_rotary_factor") or 1.0))
     base = float(settings.get("rope_theta") or 10000.0)
     return method(settings, size, base, longest)
@@ -162,4 +171,14 @@ METHODS: dict[str, Callable[[Mapping[str, Any], int, float, int], Rope]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,  # its name in early Phi-3 files
+}
+SHARED = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+LONG = ("factor", "attention_factor", "short_factor", "long_factor")
+PARAMETERS = {  # of each method, next to those of all
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "longrope": LONG,
+    "su": LONG,
 }

@@ -10,6 +10,7 @@ from mithril import ops
 from mithril_hub.encoder.blocks import BlockNames, Tower, both, causal_mask, encode, padding_mask
 from mithril_hub.encoder.image import after_class_token, patches
 from mithril_hub.encoder.network import Network
+from mithril_hub.settings import check_settings
 from mithril_hub.weights import Weights
 
 NAMES = BlockNames(
@@ -45,8 +46,7 @@ class ClipConfig:
 
 def clip_network(settings: Mapping[str, Any], dtype: str) -> Network:
     """Return the model of a ``config.json``."""
-    text = {**TEXT, **(settings.get("text_config") or {})}
-    vision = {**VISION, **(settings.get("vision_config") or {})}
+    text, vision = _part(settings, "text", TEXT), _part(settings, "vision", VISION)
     config = ClipConfig(
         _tower(text),
         _tower(vision),
@@ -61,6 +61,13 @@ def clip_network(settings: Mapping[str, Any], dtype: str) -> Network:
     types = {"input_ids": ((None, None), "int32"), "pixel_values": (pixels, "float32")}
     outputs = ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")
     return Network(clip, config, types, outputs, ("attention_mask",), dtype)
+
+
+def _part(settings: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an encoder; in older files a second dictionary replaces the first."""
+    written = settings.get(f"{name}_config_dict") or settings.get(f"{name}_config") or {}
+    check_settings(f"clip_{name}_model", written, f"the {name}_config of config.json")
+    return {**defaults, **written}
 
 
 def _tower(settings: Mapping[str, Any]) -> Tower:

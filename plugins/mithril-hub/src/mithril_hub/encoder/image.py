@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
-from mithril.base import UnsupportedError
 from mithril_hub.encoder.blocks import BlockNames, Tower, encode
 from mithril_hub.encoder.network import Network
-from mithril_hub.weights import Weights
+from mithril_hub.weights import Weights, activate
 
 VIT = BlockNames(
     layer="encoder.layer.{}.",
@@ -32,15 +31,14 @@ class ImageConfig:
     image: int
     patch: int
     channels: int
+    pooled: int  # features of the pooled result
+    pooler_activation: str
     classes: int
-    pooler: bool
     tower: Tower
 
 
 def image_network(settings: Mapping[str, Any], dtype: str) -> Network:
     """Return the encoder of a ``config.json``."""
-    if settings.get("qkv_bias") is False:
-        raise UnsupportedError("a ViT without biases of query, key and value is not supported")
     tower = Tower(
         settings["num_hidden_layers"],
         settings["num_attention_heads"],
@@ -54,7 +52,15 @@ def image_network(settings: Mapping[str, Any], dtype: str) -> Network:
     classifies = any(a.endswith("ForImageClassification") for a in settings.get("architectures") or ())
     classes = len(settings.get("id2label") or "01") if classifies else 0
     size = settings["image_size"]
-    config = ImageConfig(size, settings["patch_size"], settings.get("num_channels", 3), classes, not classes, tower)
+    config = ImageConfig(
+        size,
+        settings["patch_size"],
+        settings.get("num_channels", 3),
+        settings.get("pooler_output_size") or tower.hidden,
+        settings.get("pooler_act", "tanh"),
+        classes,
+        tower,
+    )
     types = {"pixel_values": ((None, config.channels, size, size), "float32")}
     outputs = ("logits",) if classes else ("last_hidden_state", "pooler_output")
     return Network(image, config, types, outputs, dtype=dtype)
@@ -71,7 +77,8 @@ def image(layer: Any, config: ImageConfig, inputs: Mapping[str, Any], dtype: str
     x = weights.norm("layernorm", encode(weights, tower, x, None))
     if config.classes:
         return Weights(layer, dtype, "", tower).linear("classifier", x[:, 0], config.classes, bias=True)
-    return x, ops.tanh(weights.linear("pooler.dense", x[:, 0], tower.hidden, bias=True))
+    pooled = weights.linear("pooler.dense", x[:, 0], config.pooled, bias=True)
+    return x, activate(config.pooler_activation, pooled)
 
 
 def patches(weights: Weights, name: str, pixels: Any, size: int, hidden: int, *, bias: bool) -> Any:

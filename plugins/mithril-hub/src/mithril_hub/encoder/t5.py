@@ -33,6 +33,7 @@ class T5Config:
     activation: str
     gated: bool
     tied: bool
+    output_scale: float  # of the decoder's result, before its logits
     eps: float
     norm: str = "rms"
     norm_offset: float = 0.0
@@ -42,7 +43,11 @@ class T5Config:
 def t5_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None) -> Network:
     """Return the model of a ``config.json``; with ``cache``, the decoder generates tokens step by step."""
     projection = settings.get("feed_forward_proj", "relu")
-    gated, activation = projection.startswith("gated-"), projection.removeprefix("gated-")
+    activation = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
+    tied = settings.get("tie_word_embeddings", True)
+    scaled = settings.get(
+        "scale_decoder_outputs", tied
+    )  # without this setting, older versions scale if weights are tied
     config = T5Config(
         settings["vocab_size"],
         settings["d_model"],
@@ -53,9 +58,10 @@ def t5_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None
         settings["d_kv"],
         settings.get("relative_attention_num_buckets", 32),
         settings.get("relative_attention_max_distance", 128),
-        "gelu_new" if projection == "gated-gelu" else activation,
-        gated,
-        settings.get("tie_word_embeddings", True),
+        settings.get("dense_act_fn") or activation,
+        settings.get("is_gated_act", projection.startswith("gated-")),
+        tied,
+        settings["d_model"] ** -0.5 if scaled else 1.0,
         float(settings.get("layer_norm_epsilon", 1e-6)),
     )
     tokens = ((None, None), "int32")
@@ -143,8 +149,10 @@ def _decoder(
         x = x + _attend(cross, config, y, k, v, keys)
         x = x + _feed_forward(block.below("2.DenseReluDense."), config, block.norm("2.layer_norm", x))
     x = selected(weights.norm("final_layer_norm", x), last)
+    if config.output_scale != 1.0:
+        x = x * config.output_scale
     if config.tied:
-        return ops.linear(x * config.hidden**-0.5, table)
+        return ops.linear(x, table)
     return root.linear("lm_head", x, config.vocabulary)
 
 

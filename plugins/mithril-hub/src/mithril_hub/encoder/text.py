@@ -71,7 +71,7 @@ def text_network(settings: Mapping[str, Any], dtype: str) -> Network:
         heads,
         hidden,
         intermediate,
-        float(settings.get("layer_norm_eps", 1e-12)),
+        1e-12 if distilled else float(settings.get("layer_norm_eps", 1e-12)),
         activation,
         DISTILBERT if distilled else BERT,
         pre_norm=False,
