@@ -53,10 +53,12 @@ class Cell:
         return self.functions[direction * self.per : (direction + 1) * self.per]
 
 
-def run(x, weights, lengths, states, step, direction, layout):
-    """Scan each direction: ``step(direction, states, x_t, weights) -> states``; return all hidden states and the last.
+def run(x, weights, lengths, states, project, step, direction, layout):
+    """Scan each direction; return all hidden states and the last ones.
 
-    x is [time, batch, size], states [directions, batch, hidden].
+    ``project(x, weights)`` is the part of the gates that reads the inputs, of all steps at once, and
+    ``step(direction, part, states, weights)`` returns the next states. x is [time, batch, size], states are
+    [directions, batch, hidden].
     """
     if layout:
         x = ops.transpose(x, perm=(1, 0, 2))
@@ -68,23 +70,19 @@ def run(x, weights, lengths, states, step, direction, layout):
     for k in range(directions):
         backward = direction == "reverse" or (direction == "bidirectional" and k == 1)
         direction_weights = [None if w is None else ops.select(w, index=(k,), axes=(0,)) for w in weights]
-        first = tuple(
-            ops.full(shape=(batch, hidden), value=0.0, dtype=x.dtype)
-            if s is None
-            else ops.select(s, index=(k,), axes=(0,))
-            for s in states
-        )
+        projected = project(x, direction_weights)
+        first = tuple(_first(s, k, (batch, hidden), x.dtype) for s in states)
 
         def body(carry, element, k=k, weights_k=direction_weights):
             current, trip = element
-            new = step(k, carry, current, weights_k)
+            new = step(k, current, carry, weights_k)
             if lengths is None:
                 return new, new[0]
             live = ops.unsqueeze(ops.less(ops.cast(trip, dtype=lengths.dtype), lengths), axis=(1,))
             next_carry = tuple(ops.where(live, n, o) for n, o in zip(new, carry, strict=True))
             return next_carry, ops.where(live, new[0], scalar(0.0, new[0]))
 
-        final, rows = ops.scan(body, first, (x, ops.iota(shape=(time,))), reverse=backward)
+        final, rows = ops.scan(body, first, (projected, ops.iota(shape=(time,))), reverse=backward)
         outputs.append(rows)
         last.append(final)
     y = ops.stack(*outputs, axis=1)  # [time, directions, batch, hidden]
@@ -95,10 +93,27 @@ def run(x, weights, lengths, states, step, direction, layout):
     return (y, *finals)
 
 
-def _parts(v, count):
-    """Split the rows of a weight or bias into its gates."""
-    size = v.shape[0] // count
-    return ops.split(v, sizes=(size,) * count, axis=0)
+def _first(state, k, shape, dtype):
+    """Return the first state of a direction: zeros, or the operand, whose batch becomes that of the inputs."""
+    if state is None:
+        return ops.full(shape=shape, value=0.0, dtype=dtype)
+    selected = ops.select(state, index=(k,), axes=(0,))
+    return selected if selected.shape == shape else ops.broadcast_to(selected, shape=shape)
+
+
+def _parts(v, count, axis=0):
+    """Split the gates of a weight, a bias or their product."""
+    size = v.shape[axis] // count
+    return ops.split(v, sizes=(size,) * count, axis=axis)
+
+
+def _project(x, weights):
+    """Return the products of all inputs and both biases."""
+    z = ops.linear(x, weights[0])
+    if weights[2] is None:
+        return z
+    left, right = _parts(weights[2], 2)
+    return z + (left + right)
 
 
 def _directions(direction):
@@ -113,15 +128,10 @@ def RNN(
 ):  # fmt: skip
     cell = Cell(activations, ("tanh",), _directions(direction), activation_alpha, activation_beta, clip)
 
-    def step(k, states, current, weights):
-        kernel, recurrent, bias = weights
-        z = ops.matmul(current, ops.transpose(kernel)) + ops.matmul(states[0], ops.transpose(recurrent))
-        if bias is not None:
-            left, right = _parts(bias, 2)
-            z = z + left + right
-        return (cell.of(k)[0](z),)
+    def step(k, projected, states, weights):
+        return (cell.of(k)[0](projected + ops.linear(states[0], weights[1])),)
 
-    return run(x, [w, r, b], sequence_lens, [initial_h], step, direction, layout)
+    return run(x, [w, r, b], sequence_lens, [initial_h], _project, step, direction, layout)
 
 
 @operator
@@ -132,23 +142,34 @@ def GRU(
 ):  # fmt: skip
     cell = Cell(activations, ("sigmoid", "tanh"), _directions(direction), activation_alpha, activation_beta, clip)
 
-    def step(k, states, current, weights):
-        kernel, recurrent, bias = weights
+    def project(x, weights):
+        kernel, _, bias = weights
+        z = ops.linear(x, kernel)
+        if bias is None:
+            return z
+        if not linear_before_reset:
+            return _project(x, weights)
+        wz, wr, wh, bz, br, _ = _parts(bias, 6)
+        return z + ops.concat(wz + bz, wr + br, wh, axis=0)
+
+    def step(k, projected, states, weights):
+        _, recurrent, bias = weights
         gate, candidate = cell.of(k)
         (h,) = states
-        xz, xr, xh = _parts(ops.transpose(ops.matmul(current, ops.transpose(kernel))), 3)
-        rz, rr, rh = _parts(recurrent, 3)
-        wz, wr, wh, bz, br, bh = (0.0,) * 6 if bias is None else _parts(bias, 6)
-        xz, xr, xh = (ops.transpose(v) for v in (xz, xr, xh))
-        update = gate(xz + ops.matmul(h, ops.transpose(rz)) + wz + bz)
-        reset = gate(xr + ops.matmul(h, ops.transpose(rr)) + wr + br)
+        xz, xr, xh = _parts(projected, 3, axis=1)
         if linear_before_reset:
-            new = candidate(xh + wh + reset * (ops.matmul(h, ops.transpose(rh)) + bh))
+            hz, hr, hh = _parts(ops.linear(h, recurrent), 3, axis=1)
+            update, reset = gate(xz + hz), gate(xr + hr)
+            new = candidate(xh + reset * (hh if bias is None else hh + _parts(bias, 6)[5]))
         else:
-            new = candidate(xh + wh + ops.matmul(reset * h, ops.transpose(rh)) + bh)
+            size = recurrent.shape[1]
+            gates, inner = ops.split(recurrent, sizes=(2 * size, size), axis=0)
+            hz, hr = _parts(ops.linear(h, gates), 2, axis=1)
+            update, reset = gate(xz + hz), gate(xr + hr)
+            new = candidate(xh + ops.linear(reset * h, inner))
         return ((1.0 - update) * new + update * h,)
 
-    return run(x, [w, r, b], sequence_lens, [initial_h], step, direction, layout)
+    return run(x, [w, r, b], sequence_lens, [initial_h], project, step, direction, layout)
 
 
 @operator
@@ -160,15 +181,11 @@ def LSTM(
     defaults = ("sigmoid", "tanh", "tanh")
     cell = Cell(activations, defaults, _directions(direction), activation_alpha, activation_beta, clip)
 
-    def step(k, states, current, weights):
-        kernel, recurrent, bias, peephole = weights
+    def step(k, projected, states, weights):
+        _, recurrent, _, peephole = weights
         gate, candidate, output = cell.of(k)
         h, c = states
-        z = ops.matmul(current, ops.transpose(kernel)) + ops.matmul(h, ops.transpose(recurrent))
-        if bias is not None:
-            left, right = _parts(bias, 2)
-            z = z + left + right
-        zi, zo, zf, zc = ops.split(z, sizes=(z.shape[1] // 4,) * 4, axis=1)
+        zi, zo, zf, zc = _parts(projected + ops.linear(h, recurrent), 4, axis=1)
         pi, po, pf = (None,) * 3 if peephole is None else _parts(peephole, 3)
         i = gate(zi if pi is None else zi + pi * c)
         f = 1.0 - i if input_forget else gate(zf if pf is None else zf + pf * c)
@@ -176,4 +193,4 @@ def LSTM(
         o = gate(zo if po is None else zo + po * new)
         return o * output(new), new
 
-    return run(x, [w, r, b, p], sequence_lens, [initial_h, initial_c], step, direction, layout)
+    return run(x, [w, r, b, p], sequence_lens, [initial_h, initial_c], _project, step, direction, layout)
