@@ -26,6 +26,7 @@ from mithril_torch.importing import (  # noqa: F401  # they enter their rows
 )
 from mithril_torch.importing.program import Exported
 from mithril_torch.importing.table import ROWS, Row, as_value, call, is_tensor, name_of
+from mithril_torch.importing.types import ExampleSizes, require_recorded_type
 
 CHECKS = (  # assertions of torch.export, without results
     *("_assert_tensor_metadata", "_assert_async.msg", "_assert_scalar", "sym_constrain_range"),
@@ -102,18 +103,34 @@ class Interpreter:
 
     def __init__(self, program: Exported, layer: Any, user: User) -> None:
         self.program, self.layer, self.user = program, layer, user
+        self.sizes: ExampleSizes | None = None  # set by the outermost graph
 
     def run(self, graph: torch.fx.Graph, values: dict[str, Any], owner: torch.nn.Module) -> dict[str, Any]:
         """Interpret the nodes; ``values`` has those of the placeholders by name, and receives all others."""
-        builder = Builder.current()
+        builder, sizes = Builder.current(), self.sizes or ExampleSizes(graph, values)
+        self.sizes = sizes
         for node in graph.nodes:
             if node.op == "get_attr":
                 values[node.name] = getattr(owner, node.target)
             elif node.op == "call_function":
                 arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n.name])
                 with builder.at(origin_of(node, self.layer.context.path), builder.tags):
-                    values[node.name] = self._call(node, *arguments)
+                    values[node.name] = self._checked_call(node, sizes, *arguments)
         return values
+
+    def _checked_call(self, node: Any, sizes: ExampleSizes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of a node, which has the type that PyTorch recorded."""
+        name = name_of(node.target)
+        try:
+            result = self._call(node, args, kwargs)
+            if node.users:
+                require_recorded_type(_described(node), result, node.meta.get("val"), sizes)
+        except MithrilError as error:
+            raise error.with_facts(f"in {name} of {origin_of(node, self.layer.context.path)}") from None
+        except TypeError as error:
+            message = f"{name} is called with arguments that are not supported: {error}"
+            raise UnsupportedError(message, facts=[str(origin_of(node, self.layer.context.path))]) from error
+        return result
 
     def _call(self, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         target = node.target
@@ -131,13 +148,7 @@ class Interpreter:
         if name in CHECKS:
             return None
         row = Row(self.user[name], "", frozenset()) if name in self.user else ROWS[name]
-        try:
-            return call(row, node, args, kwargs, self.layer)
-        except MithrilError as error:
-            raise error.with_facts(f"in {name} of {origin_of(node, self.layer.context.path)}") from None
-        except TypeError as error:
-            message = f"{name} is called with arguments that are not supported: {error}"
-            raise UnsupportedError(message, facts=[str(origin_of(node, self.layer.context.path))]) from error
+        return call(row, node, args, kwargs, self.layer)
 
     def _cond(self, predicate: Any, then: Any, otherwise: Any, operands: Any) -> Any:
         """Return the results of the branch that the predicate selects."""
@@ -153,6 +164,13 @@ class Interpreter:
 
         values = [as_value(x) for x in operands]
         return ops.cond(as_value(predicate), branch(then), branch(otherwise), *values)
+
+
+def _described(node: Any) -> str:
+    """Return the name of a node in messages: that of its operator, with the number of one of several results."""
+    if node.target is operator.getitem:
+        return f"result {node.args[1]} of {name_of(node.args[0].target)}"
+    return name_of(node.target)
 
 
 def _on_sizes(target: Any, node: Any, args: tuple[Any, ...]) -> Any:

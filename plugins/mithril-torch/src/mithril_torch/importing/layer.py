@@ -89,7 +89,7 @@ class TorchModule(Layer):
 
 
 def _result(result: Any, values: Mapping[str, Any]) -> Any:
-    """Return a result of the module as a value; numbers and sizes become tensors."""
+    """Return a result of the module as a value; numbers and sizes become tensors, and None an empty one."""
     name = getattr(result, "name", None)
     value = values[name] if name is not None else getattr(result, "value", result)
     if value is None:

@@ -9,7 +9,7 @@ import numpy as np
 from mithril import ops
 from mithril.base import product
 from mithril.ops import size_value
-from mithril_torch.importing.table import as_value, cast, row
+from mithril_torch.importing.table import as_value, cast, reshape, row
 
 
 @row("layer_norm")
@@ -18,8 +18,15 @@ def layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: fl
 
 
 @row("native_layer_norm")
-def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
-    return layer_norm(x, shape, weight, bias, eps), None, None
+def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float, like: Any = None) -> Any:
+    statistics = _statistics(cast(x, like[1].dtype), tuple(range(-len(shape), 0)), eps)
+    return layer_norm(x, shape, weight, bias, eps), *statistics
+
+
+def _statistics(x: Any, axes: tuple[int, ...], eps: float, keepdims: bool = True) -> tuple[Any, Any]:
+    """Return the mean and the reciprocal standard deviation."""
+    mean = ops.mean(x, axis=axes, keepdims=keepdims)
+    return mean, ops.rsqrt(ops.add(ops.var(x, axis=axes, keepdims=keepdims), eps))
 
 
 @row("rms_norm", "_fused_rms_norm")
@@ -38,9 +45,10 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: f
 
 @row("native_group_norm")
 def native_group_norm(
-    x: Any, weight: Any, bias: Any, batch: Any, channels: Any, pixels: Any, groups: int, eps: float
+    x: Any, weight: Any, bias: Any, batch: Any, channels: Any, pixels: Any, groups: int, eps: float, like: Any = None
 ) -> Any:
-    return group_norm(x, groups, weight, bias, eps), None, None
+    grouped = cast(reshape(x, (batch, groups, channels // groups * pixels)), like[1].dtype)
+    return group_norm(x, groups, weight, bias, eps), *_statistics(grouped, (-1,), eps, keepdims=False)
 
 
 # -- batch statistics ---------------------------------------------------------------------------------------------
@@ -54,14 +62,15 @@ def batch_norm_inference(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> tuple[Any, ...]:
     scale, shift = _scale_and_bias(x, weight, bias)
-    return ops.batch_norm(x, scale, shift, mean, var, eps=eps), None, None
+    empty = np.zeros(0, np.dtype(str(mean.dtype)))  # PyTorch saves no statistics
+    return ops.batch_norm(x, scale, shift, mean, var, eps=eps), empty, empty
 
 
 @row("_native_batch_norm_legit_functional", "_native_batch_norm_legit")
 def batch_norm_training(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> tuple[Any, ...]:
-    """Return the result, two statistics that only gradients read, and the new running mean and variance."""
+    """Return the result, the mean and reciprocal deviation of the batch, and the new running mean and variance."""
     if not training:
         return (*batch_norm_inference(x, weight, bias, mean, var, momentum, eps), mean, var)
     y, average, variance = ops.batch_norm_training(x, *_scale_and_bias(x, weight, bias), eps=eps)
@@ -71,14 +80,16 @@ def batch_norm_training(
     else:
         count = cast(as_value(size_value(value=pixels)), str(variance.dtype))
         unbiased = ops.mul(variance, ops.div(count, ops.sub(count, 1.0)))
-    return y, None, None, _running(mean, average, momentum), _running(var, unbiased, momentum)
+    saved = average, ops.rsqrt(ops.add(variance, eps))
+    return y, *saved, _running(mean, average, momentum), _running(var, unbiased, momentum)
 
 
 @row("_native_batch_norm_legit.no_stats")
 def batch_norm_without_statistics(
     x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[Any, ...]:
-    return ops.batch_norm_training(x, *_scale_and_bias(x, weight, bias), eps=eps)[0], None, None
+    y, average, variance = ops.batch_norm_training(x, *_scale_and_bias(x, weight, bias), eps=eps)
+    return y, average, ops.rsqrt(ops.add(variance, eps))
 
 
 def _running(old: Any, new: Any, momentum: float) -> Any:

@@ -17,9 +17,23 @@ def matmul(a: Any, b: Any) -> Any:
     return ops.matmul(a, b)
 
 
-@row("addmm", "addmv", "baddbmm", "addbmm")
+@row("addbmm")
+def addbmm(bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _sum_of_products(bias, ops.sum(ops.matmul(a, b), axis=(0,)), beta, alpha)
+
+
+@row("addr")
+def addr(bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _sum_of_products(bias, outer(a, b), beta, alpha)
+
+
+@row("addmm", "addmv", "baddbmm")
 def addmm(bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    y = ops.matmul(a, b)
+    return _sum_of_products(bias, ops.matmul(a, b), beta, alpha)
+
+
+def _sum_of_products(bias: Any, y: Any, beta: Any, alpha: Any) -> Any:
+    """Return beta * bias + alpha * y, of the shape of y; a bias times 0 is not read."""
     y = y if alpha == 1 else ops.mul(y, alpha)
     return y if beta == 0 else ops.add(y, bias if beta == 1 else ops.mul(bias, beta))
 

@@ -128,7 +128,7 @@ def export(
             value = placeholders[name].meta["val"]
             inputs[name] = _shape(name, value.shape, program.range_constraints, names), value.dtype
         elif spec.kind is InputKind.TOKEN:
-            constants[name] = np.zeros((), np.int32)  # orders effects such as assertions, which are left out
+            constants[name] = np.zeros(0, np.float32)  # orders effects such as assertions, which are left out
         elif not isinstance(spec.arg, ConstantArgument):
             raise UnsupportedError(
                 f"input '{name}' of the module is not a tensor",

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.base import UnsupportedError, is_static
+from mithril.ir import Op
 from mithril_torch.importing.table import as_value, cast, reshape, row
 
 
@@ -101,8 +102,17 @@ def _overhang(size: Any, kernel: int, stride: int, padding: int, dilation: int) 
 
 
 @row("max_pool1d", "max_pool2d", "max_pool3d")
-def max_pool(
-    x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+def max_pool(x: Any, *window: Any, **settings: Any) -> Any:
+    return _max_pool(ops.max_pool, x, *window, **settings)
+
+
+@row("max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d_with_indices")
+def max_pool_with_indices(x: Any, *window: Any, **settings: Any) -> Any:
+    return max_pool(x, *window, **settings), cast(_max_pool(ops.max_pool_positions, x, *window, **settings), "int64")
+
+
+def _max_pool(
+    pool: Op, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
     n = len(x.shape) - 1 if isinstance(kernel, int) else len(list(kernel))
     n = len(_each(kernel, n))
@@ -114,14 +124,7 @@ def max_pool(
     if ceil_mode:
         sizes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
         pairs = [(p, p + _overhang(*window)) for p, window in zip(padding, sizes, strict=True)]
-    y = ops.max_pool(x, kernel=kernel, stride=stride, padding=tuple(pairs), dilation=dilation)
-    return _plain(y, unbatched)
-
-
-@row("max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d_with_indices")
-def max_pool_with_indices(*arguments: Any) -> Any:
-    """Return the pool; its indices, which gradients use, are unavailable to other operators."""
-    return max_pool(*arguments), None
+    return _plain(pool(x, kernel=kernel, stride=stride, padding=tuple(pairs), dilation=dilation), unbatched)
 
 
 @row("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -171,7 +174,25 @@ def adaptive_avg_pool(x: Any, size: Any) -> Any:
 @row("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max_pool(x: Any, size: Any) -> Any:
     x, unbatched = _batched(x, len(size))
-    return _plain(ops.adaptive_max_pool(x, size=_current(x, size)), unbatched), None
+    size = _current(x, size)
+    return _plain(ops.adaptive_max_pool(x, size=size), unbatched), _plain(_adaptive_positions(x, size), unbatched)
+
+
+def _adaptive_positions(x: Any, size: Any) -> Any:
+    """Return the positions of the maxima in the flattened spatial axes."""
+    spatial = x.shape[2:]
+    if not is_static(spatial):
+        return None  # an error if an operator reads them
+    numbers = np.arange(math.prod(spatial)).reshape(spatial)
+    windows = [
+        numbers[tuple(slice(i * n // m, -(-(i + 1) * n // m)) for i, n, m in zip(place, spatial, size, strict=True))]
+        for place in np.ndindex(*size)
+    ]
+    longest = max(w.size for w in windows)  # shorter windows repeat their first element
+    table = np.stack([np.pad(w.ravel(), (0, longest - w.size), constant_values=w.ravel()[0]) for w in windows])
+    elements = ops.take(reshape(x, (*x.shape[:2], numbers.size)), table, axis=2)
+    first = ops.add(cast(ops.argmax(elements, axis=-1), "int64"), np.arange(len(windows)) * longest)
+    return reshape(ops.take(table.ravel(), first), (*x.shape[:2], *size))
 
 
 def _current(x: Any, size: Any) -> tuple[Any, ...]:

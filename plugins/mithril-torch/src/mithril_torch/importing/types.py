@@ -1,0 +1,68 @@
+"""Comparison of each imported node with the shape and dtype that PyTorch recorded for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mithril.base import Dim, UnsupportedError, shape_text, substitute, symbols
+from mithril.ir import Value
+from mithril_torch.importing.table import dtype_name, is_tensor
+
+
+def example_size(size: Any) -> int | None:
+    """Return a size of PyTorch in the example, or None if it depends on data."""
+    return size if isinstance(size, int) else size.node.hint
+
+
+class ExampleSizes:
+    """The sizes of the example by the symbols of a graph; comparisons of open sizes use them."""
+
+    def __init__(self, graph: torch.fx.Graph, values: Mapping[str, Any]) -> None:
+        self.by_name: dict[str, int] = {}
+        self.has_other_sizes = False  # whether the model is compiled for sizes that the example does not have
+        for node in graph.nodes:
+            if node.op == "placeholder" and isinstance(values.get(node.name), Value):
+                for size, example in zip(values[node.name].shape, node.meta["val"].shape, strict=True):
+                    self._add(size, example_size(example))
+
+    def _add(self, size: Any, example: int | None) -> None:
+        if isinstance(size, Dim) and size.symbol is not None and example is not None:
+            example = self.by_name.setdefault(size.symbol.name, example)
+        self.has_other_sizes |= substitute(size, self.by_name) != example
+
+    def agree(self, size: Any, recorded: Any) -> bool:
+        """Whether a size of the graph can be the one that PyTorch recorded."""
+        example = example_size(recorded)
+        if example is None or (self.has_other_sizes and not isinstance(recorded, int)):
+            return True
+        if any(s.name not in self.by_name for s in symbols(size)) or (self.has_other_sizes and symbols(size)):
+            return True
+        return bool(substitute(size, self.by_name) == example)
+
+
+def require_recorded_type(name: str, value: Any, recorded: Any, sizes: ExampleSizes) -> None:
+    """Raise UnsupportedError if the result of an operator has another shape or dtype than in PyTorch."""
+    if isinstance(recorded, (tuple, list)) and isinstance(value, (tuple, list)):
+        for k, (part, its_type) in enumerate(zip(value, recorded, strict=False)):
+            if part is not None:  # an error if another operator reads it
+                require_recorded_type(f"result {k} of {name}", part, its_type, sizes)
+        return
+    if not isinstance(recorded, torch.Tensor):
+        return
+    expected = f"{dtype_name(recorded.dtype)}[{', '.join(map(str, recorded.shape))}]"
+    if not is_tensor(value):
+        raise UnsupportedError(f"{name} is not computed", facts=[f"in PyTorch it is {expected}"])
+    shape = tuple(value.shape)
+    if (
+        str(value.dtype) != dtype_name(recorded.dtype)
+        or len(shape) != len(recorded.shape)
+        or not all(sizes.agree(a, b) for a, b in zip(shape, recorded.shape, strict=True))
+    ):
+        raise UnsupportedError(
+            f"{name} becomes {value.dtype}{shape_text(shape)}, but in PyTorch it is {expected}",
+            hint="ml.from_torch(..., operators=) supplies another function; if the function is that of mithril, "
+            "please report this error",
+        )
