@@ -18,8 +18,8 @@ _HOME = {
         *("GuardError", "InputError", "MemoryLimitError", "MithrilError", "ModelError", "OperationError"),
         *("OptionError", "OptionWarning", "ParseError", "PassError", "PluginError", "RewriteError", "ShapeError"),
         *("StrictError", "TensorType", "UnsupportedError", "VerificationError", "bfloat16", "bool_", "dtype"),
-        *("float16", "float32", "float64", "int16", "int32", "int64", "int8", "promote", "uint16", "uint32"),
-        *("uint64", "uint8"),
+        *("float16", "float32", "float64", "int16", "int32", "int64", "int8", "promote", "reader_limits"),
+        *("uint16", "uint32", "uint64", "uint8"),
     ),
     "ir": ("Builder", "Graph", "Node", "Origin", "Value", "composite", "op", "verify"),
     "plugins": (
@@ -33,7 +33,7 @@ _HOME = {
     "backend": ("Backend",),
     "runtime": ("load",),
 }
-_UNCHECKED = ("dtype", "promote", "verify")  # functions of rooms below that of argument checks
+_UNCHECKED = ("dtype", "promote", "reader_limits", "verify")  # functions of rooms below that of argument checks
 _SUBMODULES = ("models", "ops")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -47,6 +47,7 @@ from mithril.base import (
     int64 as int64,
     int8 as int8,
     promote as promote,
+    reader_limits as reader_limits,
     uint16 as uint16,
     uint32 as uint32,
     uint64 as uint64,

@@ -1,5 +1,7 @@
 """Malformed files: each raises an error of mithril, and none allocates the sizes that the file claims."""
 
+from itertools import pairwise
+
 import numpy as np
 import onnx
 import onnx.helper as h
@@ -100,3 +102,100 @@ def test_a_function_that_calls_itself():
     m.opset_import.append(h.make_opsetid("f", 1))
     with pytest.raises(ml.InputError, match="calls itself"):
         ml.compile(ml.from_onnx(m), "numpy", inference=True)({"x": np.ones((2, 3), np.float32)})
+
+
+def compiled(m):
+    return ml.compile(ml.from_onnx(m), "numpy", inference=True)({"x": np.ones((2, 3), np.float32)})
+
+
+def test_functions_that_double():
+    opsets = [h.make_opsetid("", 20), h.make_opsetid("f", 1)]
+
+    def call(k, x, y):
+        return h.make_node(f"F{k}", [x], [y], domain="f")
+
+    def doubling(depth):
+        functions = [
+            h.make_function("f", f"F{k}", ["a"], ["b"], [call(k + 1, "a", "t"), call(k + 1, "t", "b")], opsets)
+            for k in range(depth)
+        ]
+        functions.append(h.make_function("f", f"F{depth}", ["a"], ["b"], [h.make_node("Relu", ["a"], ["b"])], opsets))
+        m = model([call(0, "x", "y")], functions=functions)
+        m.opset_import.append(h.make_opsetid("f", 1))
+        return m
+
+    with ml.reader_limits(nodes=45), pytest.raises(ml.InputError, match="more than the limit 'nodes'"):
+        compiled(doubling(4))
+    with ml.reader_limits(nodes=46):
+        compiled(doubling(4))
+    with ml.reader_limits(nodes=1000), pytest.raises(ml.InputError, match="'nodes'"):
+        compiled(doubling(40))
+    with pytest.raises(ml.MithrilError, match="'depth'"):
+        compiled(doubling(120))
+
+
+def test_functions_that_repeat_a_large_constant():
+    w = onnx.numpy_helper.from_array(np.ones(1 << 18, np.float32), "w")
+    body = [h.make_node("Constant", [], ["c"], value=w), h.make_node("ReduceMax", ["c"], ["m"], keepdims=0)]
+    body.append(h.make_node("Add", ["a", "m"], ["b"]))
+    function = h.make_function("f", "F", ["a"], ["b"], body, [h.make_opsetid("", 20)])
+    names = ["x", *(f"v{k}" for k in range(99)), "y"]
+    calls = [h.make_node("F", [a], [b], domain="f") for a, b in pairwise(names)]
+    m = model(calls, functions=[function])
+    m.opset_import.append(h.make_opsetid("f", 1))
+    with pytest.raises(ml.InputError, match="bytes of memory"):
+        compiled(m)
+
+
+def sparse(dims, name="s"):
+    values = onnx.numpy_helper.from_array(np.ones(1, np.float32), name)
+    return h.make_sparse_tensor(values, onnx.numpy_helper.from_array(np.zeros(1, np.int64), "i"), dims)
+
+
+@pytest.mark.parametrize("dims", [[2**16, 2**14], [2**40, 2**40], [-1, 2], [2**24 + 2**10]])
+@pytest.mark.parametrize("place", ["initializer", "attribute"])
+def test_sparse_tensors_that_claim_large_sizes(dims, place):
+    nodes = [h.make_node("ReduceMax", ["s"], ["m"], keepdims=0), h.make_node("Add", ["x", "m"], ["y"])]
+    if place == "attribute":
+        nodes.insert(0, h.make_node("Constant", [], ["s"], sparse_value=sparse(dims)))
+    m = model(nodes)
+    if place == "initializer":
+        m.graph.sparse_initializer.append(sparse(dims))
+    with pytest.raises(ml.InputError, match=r"sparse tensors? "):
+        ml.compile(ml.from_onnx(m), "numpy", inference=True)
+
+
+def test_many_sparse_tensors_count_together():
+    nodes = [h.make_node("ReduceMax", [f"s{k}"], [f"m{k}"], keepdims=0) for k in range(9)]
+    m = model([*nodes, h.make_node("Add", ["x", "m0"], ["y"])])
+    m.graph.sparse_initializer.extend(sparse([1 << 21], f"s{k}") for k in range(9))
+    with pytest.raises(ml.InputError, match="bytes of memory"):
+        compiled(m)
+
+
+def test_external_data_behind_links(tmp_path):
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "w").write_bytes(bytes(12))
+    (tmp_path / "in" / "sub").symlink_to(tmp_path / "out")
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "out" / "w")
+    (tmp_path / "in" / "same").symlink_to(tmp_path / "in" / "w")
+    for location in ("sub/w", "linked", "same"):
+        tensor = onnx.TensorProto(name="w", data_type=1, dims=[3], data_location=1)
+        tensor.external_data.add(key="location", value=location)
+        path = tmp_path / "in" / "m.onnx"
+        onnx.save(model([h.make_node("Add", ["x", "w"], ["y"])], initializers=[tensor]), path)
+        if location == "same":
+            ml.from_onnx(path)
+        else:
+            with pytest.raises(ml.InputError, match="outside the folder"):
+                ml.from_onnx(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["*".join(["(a+b+c+d+e+f+g+h+i+j+k+l)"] * 10), "+".join("(" * 5000), "a+" * 20_000 + "a"]
+)
+def test_sizes_with_many_terms(text):
+    m = model([h.make_node("Relu", ["x"], ["y"])])
+    m.graph.input[0].type.tensor_type.shape.dim[0].dim_param = text
+    ml.from_onnx(m)  # a size without a readable form is a symbol of its own

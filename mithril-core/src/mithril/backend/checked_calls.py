@@ -167,13 +167,13 @@ def constructor(kind: type) -> Callable[..., Any]:
             if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(chain[-1]).parameters.values()):
                 break
     if len(chain) < 2:
-        return kind.__init__  # type: ignore[misc,no-any-return]
+        return _with_self(kind.__init__)  # type: ignore[misc]
     parameters: dict[str, inspect.Parameter] = {}
     annotations: dict[str, Any] = {}
     forwards = True  # whether positional arguments reach this constructor
     for function in chain:
         annotations = {**_annotations(function), **annotations}
-        current = inspect.signature(function).parameters.values()
+        current = inspect.signature(_with_self(function)).parameters.values()
         for p in current:
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 parameters.setdefault(p.name, p if forwards or p.name == "self" else p.replace(kind=p.KEYWORD_ONLY))
@@ -186,9 +186,30 @@ def constructor(kind: type) -> Callable[..., Any]:
     def merged(self: Any, **options: Any) -> None:
         """Provide the signature of all constructors in the chain."""
 
-    merged.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-    merged.__annotations__ = annotations
-    return merged
+    return _described(merged, inspect.Signature(ordered), annotations)
+
+
+def _with_self(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a constructor whose first parameter, the instance, is named ``self``."""
+    signature = inspect.signature(function)
+    first, *rest = signature.parameters.values()
+    if first.name == "self" or first.kind is first.VAR_POSITIONAL:
+        return function
+
+    def renamed(self: Any, **options: Any) -> None:
+        """Provide the signature of the constructor."""
+
+    parameters = [first.replace(name="self"), *rest]
+    return _described(renamed, signature.replace(parameters=parameters), _annotations(function))
+
+
+def _described(
+    function: Callable[..., Any], signature: inspect.Signature, annotations: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the function with another signature."""
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__annotations__ = dict(annotations)
+    return function
 
 
 def is_ours(kind: type) -> bool:

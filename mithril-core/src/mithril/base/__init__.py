@@ -24,6 +24,17 @@ HOMES = {
     ),
     "guards": ("Guard", "assume", "bind", "collect_guards"),
     "levels": ("LEVELS", "PASS_LEVELS", "STAGES", "stage_name"),
+    "limits": (
+        *(
+            "allowed_memory",
+            "check_limit",
+            "check_memory",
+            "limit",
+            "parsed_expression",
+            "parsed_json",
+            "reader_limits",
+        ),
+    ),
     "operator_overloads": ("Operators",),
     "quoting": ("quoted", "visible"),
     "registry": ("Registry", "operation_name", "operation_names", "operation", "operations", "register"),

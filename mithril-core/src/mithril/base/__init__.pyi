@@ -91,6 +91,15 @@ from mithril.base.levels import (
     STAGES as STAGES,
     stage_name as stage_name,
 )
+from mithril.base.limits import (
+    allowed_memory as allowed_memory,
+    check_limit as check_limit,
+    check_memory as check_memory,
+    limit as limit,
+    parsed_expression as parsed_expression,
+    parsed_json as parsed_json,
+    reader_limits as reader_limits,
+)
 from mithril.base.operator_overloads import Operators as Operators
 from mithril.base.quoting import (
     quoted as quoted,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
 from mithril.base.dtypes import ALL as ALL_DTYPES
 from mithril.base.errors import ParseError, ShapeError
+from mithril.base.limits import check_limit, parsed_expression
 
 Size = Union[int, "Dim"]
 RESERVED = {d.short for d in ALL_DTYPES} | {"True", "False", "None", "inf", "nan", "max", "min", "none"}
@@ -94,9 +96,13 @@ class Dim:
     def __mul__(self, other: Size) -> Size:
         if not isinstance(other, (int, Dim)):
             return NotImplemented
-        out: dict[Monomial, int] = {}
-        for left, a in _terms(self):
-            for right, b in _terms(other):
+        left_terms, right_terms, out = _terms(self), _terms(other), dict[Monomial, int]()
+        if len(left_terms) > 1 < len(right_terms):  # a product of sums can have as many terms
+            check_limit("terms", len(left_terms) * len(right_terms), "a product of sizes has too many terms")
+        factors = len(left_terms[0][0]) + len(right_terms[0][0])
+        check_limit("factors", factors, "a product of sizes has too many factors")
+        for left, a in left_terms:
+            for right, b in right_terms:
                 key = tuple(sorted(left + right, key=str))
                 out[key] = out.get(key, 0) + a * b
         return _canonical(out)
@@ -173,6 +179,7 @@ def _canonical(coefficients: Mapping[Monomial, int]) -> Size:
         return 0
     if len(terms) == 1 and terms[0][0] == ():
         return terms[0][1]
+    check_limit("terms", len(terms), "a size has too many terms")
     terms.sort(key=lambda term: (-len(term[0]), [str(a) for a in term[0]]))
     return _make(tuple(terms))
 
@@ -400,35 +407,43 @@ FUNCTIONS = {"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum}
 def parse_dim(text: str, limits: Mapping[str, tuple[int, int | None]] | None = None) -> Size:
     """Parse ``str(dim)``; ``limits`` provides the bounds of symbols."""
     try:
-        return dim_of_node(ast.parse(text.strip(), mode="eval").body, limits or {})
-    except (SyntaxError, RecursionError):
-        raise ParseError(f"'{text}' is not a size", hint="sizes look like 32, B, B*H or (L-3)//2+1") from None
+        return dim_of_node(parsed_expression(text.strip(), f"the size '{text[:60]}'"), limits or {})
+    except ParseError as error:
+        raise error.with_hint(FORM) from None
+
+
+FORM = "sizes look like 32, B, B*H or (L-3)//2+1"
 
 
 def dim_of_node(node: ast.expr, limits: Mapping[str, tuple[int, int | None]]) -> Size:
+    try:
+        return _dim(node, limits)
+    except RecursionError:
+        raise ParseError("a size is nested too deeply", hint=FORM) from None
+
+
+def _dim(node: ast.expr, limits: Mapping[str, tuple[int, int | None]]) -> Size:
     match node:
         case ast.Constant(value=int(value)):
             return int(value)
         case ast.Name(id=name):
             return Dim(name, *limits.get(name, ()))
         case ast.UnaryOp(op=ast.USub(), operand=inner):
-            return -dim_of_node(inner, limits)
-        case ast.BinOp(left=left, op=operator, right=right):
-            a, b = dim_of_node(left, limits), dim_of_node(right, limits)
-            match operator:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.FloorDiv():
-                    return floordiv(a, b)
-                case ast.Mod():
-                    return mod(a, b)
+            return -_dim(inner, limits)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
+            return OPERATORS[type(sign)](_dim(left, limits), _dim(right, limits))
         case ast.Call(func=ast.Name(id=("max" | "min") as name), args=[first, second], keywords=[]):
-            return FUNCTIONS[name](dim_of_node(first, limits), dim_of_node(second, limits))
-    raise ParseError(f"'{ast.unparse(node)}' is not a size", hint="sizes look like 32, B, B*H or (L-3)//2+1")
+            return FUNCTIONS[name](_dim(first, limits), _dim(second, limits))
+    raise ParseError(f"'{ast.unparse(node)}' is not a size", hint=FORM)
+
+
+OPERATORS: Mapping[type[ast.operator], Callable[[Size, Size], Size]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: floordiv,
+    ast.Mod: mod,
+}
 
 
 def numel(shape: Shape) -> Size:

@@ -85,7 +85,7 @@ def parse(init: str) -> tuple[Initializer, tuple[tuple[str, Any], ...]]:
         arguments = tuple((str(n), v) for n, v in pairs)
         if (isinstance(call, ast.Call) and call.args) or any(n not in parameters for n, _ in arguments):
             raise ValueError("arguments are given by name")
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ModelError(
             f"cannot parse the initializer '{init}'",
             facts=[str(error), f"arguments of {name}: {', '.join(parameters) or 'none'}"],

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base import DTYPE_NAMES, Dim, DType, ParseError, dim_of_node, quoted
+from mithril.base import DTYPE_NAMES, Dim, DType, ParseError, dim_of_node, parsed_expression, quoted
 
 Limits = Mapping[str, tuple[int, int | None]]
 
@@ -48,13 +48,14 @@ def parse_attributes(text: str, limits: Limits) -> dict[str, Any]:
     """Parse ``name=value, ...``."""
     if not text.strip():
         return {}
-    try:
-        call = ast.parse(f"f({text})", mode="eval").body
-    except (SyntaxError, RecursionError, ValueError):
-        raise ParseError(f"cannot read the attributes '{text}'") from None
+    description = f"the attributes '{text[:200]}'"
+    call = parsed_expression(f"f({text})", description)
     if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
-        raise ParseError(f"cannot read the attributes '{text}'", hint="write them as axis=1, shape=[2, B]")
-    return {str(k.arg): _value(k.value, limits) for k in call.keywords}
+        raise ParseError(f"{description} cannot be read", hint="write them as axis=1, shape=[2, B]")
+    try:
+        return {str(k.arg): _value(k.value, limits) for k in call.keywords}
+    except RecursionError:
+        raise ParseError(f"{description} are nested too deeply") from None
 
 
 def _value(node: ast.expr, limits: Limits) -> Any:

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Guard, MithrilError, ParseError, Shape, TensorType, dtype as as_dtype, operation, parse_dim
+from mithril.base import (
+    Guard,
+    MithrilError,
+    ParseError,
+    Shape,
+    TensorType,
+    dtype as as_dtype,
+    limit,
+    operation,
+    parse_dim,
+)
 from mithril.ir.attribute_texts import parse_attributes
 from mithril.ir.core import NOWHERE, Graph, Input, Node, Origin, Output, Value
 from mithril.ir.result_names import PREFIXES, named_before_roles, result_name
@@ -33,7 +43,6 @@ _OPNAME = re.compile(r" = ([\w.]+)\(")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _MARK = re.compile(r'"(?:[^"\\]|\\.)*"?|[()\[\]{},]|  # ')  # a string literal, or a mark
 MAX_LINES = 5_000_000
-MAX_DEPTH = 64
 
 
 def parse(text: str) -> Graph:
@@ -71,7 +80,7 @@ class _Reader:
         return ParseError(message, facts=[f"line {self.at}: {line or self.lines[self.at - 1].strip()}"])
 
     def graph(self, depth: int, outer_limits: Mapping[str, tuple[int, int | None]] | None = None) -> Graph:
-        if depth > MAX_DEPTH:
+        if depth > limit("depth"):
             raise self.error("regions nested too deeply")
         head = self.next()
         match = _HEAD.match(head)
@@ -215,7 +224,10 @@ def _origin(line: str) -> tuple[str, Origin]:
 
 
 def _unquoted(name: str) -> str:
-    return str(ast.literal_eval(name)) if name.startswith('"') else name
+    try:
+        return str(ast.literal_eval(name)) if name.startswith('"') else name
+    except (SyntaxError, ValueError):
+        raise ParseError(f"{name[:100]} is not a quoted name") from None
 
 
 def _marks(text: str, start: int = 0) -> Iterator[tuple[int, str]]:

@@ -88,13 +88,15 @@ def relative(name: str) -> str:
     return name
 
 
-def inside(folder: PathLike, name: str, root: PathLike | None = None) -> Path:
-    """Return the path of a file that another file names; its links may not lead out of ``root``, by default the folder.
+def inside(folder: PathLike, name: str) -> Path:
+    """Return the path of a file that another file names, which need not exist; links may not lead out of the folder.
 
-    The file need not exist.
+    Those of a snapshot in the cache of huggingface_hub lead to other folders of the same repository.
     """
-    path = Path(folder) / relative(name)
-    if not path.resolve().is_relative_to(Path(root or folder).resolve()):
+    path, root = Path(folder) / relative(name), Path(folder).resolve()
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        root = root.parent.parent
+    if not path.resolve().is_relative_to(root):
         raise InputError(
             f"'{path}' is a link that leads out of its folder",
             facts=[f"to '{path.resolve()}'"],

@@ -8,12 +8,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.base import Dim, InputError, MithrilError, OperationError, UnsupportedError
+from mithril.base import (
+    Dim,
+    InputError,
+    MithrilError,
+    OperationError,
+    UnsupportedError,
+    allowed_memory,
+    check_limit,
+    check_memory,
+)
 from mithril.ir import Builder, Origin, Value, evaluate
 from mithril_onnx.attributes import attributes_of
 from mithril_onnx.bounded import BoundedRows
 from mithril_onnx.functions import body_of, with_attributes
-from mithril_onnx.reading import OnnxFile
+from mithril_onnx.reading import OnnxFile, dense_bytes
 from mithril_onnx.sizes import SIZES, NoSizesError
 from mithril_onnx.table import OPERATORS, Row, canonical_domain, row_of
 from mithril_onnx.tensors import to_array
@@ -128,12 +137,13 @@ class Importer:
         self.codes |= {i.name: i.type.tensor_type.elem_type for i in file.proto.graph.input}
         self.opset = file.opset
         self.depth = 0
+        self.written = len(file.proto.graph.node)
+        self.nodes = self.memory = 0  # imported so far: nodes, bytes of nodes in functions and of folded constants
 
     # -- graphs ------------------------------------------------------------------------------------------------------
     def run(self, graph: Any, env: dict[str, Any], path: str = "") -> list[Any]:
         """Import the nodes of a graph and return its outputs."""
-        if self.depth > 50:
-            raise InputError(f"'{self.file.name}' nests graphs or functions more than 50 times")
+        check_limit("depth", self.depth, f"'{self.file.name}' nests {self.depth} graphs or functions")
         self.depth += 1
         try:
             self._initializers(graph, env)
@@ -165,6 +175,12 @@ class Importer:
     # -- nodes -------------------------------------------------------------------------------------------------------
     def step(self, node: Any, env: dict[str, Any], path: str, position: int) -> None:
         """Import one node."""
+        self.nodes += 1
+        check_limit("nodes", self.nodes - self.written, f"the functions of '{self.file.name}' expand to more nodes")
+        for a in node.attribute:
+            if a.HasField("sparse_tensor"):
+                self.memory += dense_bytes(a.sparse_tensor)
+                check_memory(self.memory, self.file.size, f"the sparse tensors of '{self.file.name}'")
         label = node.name or f"{node.op_type}_{position}"
         layer_path = f"{path}/{label}" if path else label
         builder = Builder.current()
@@ -314,7 +330,8 @@ class Importer:
                     raise UnsupportedError(
                         f"a constant of {count} elements is too large", facts=[f"accepted: at most {LARGEST} elements"]
                     )
-                if count > FOLDED:
+                self.memory += count * r.dtype.itemsize
+                if count > FOLDED or self.memory > allowed_memory(self.file.size):
                     return None
         leaves = {str(k): r for k, r in enumerate(results) if isinstance(r, Value)}
         computed = evaluate(builder.build(leaves), {}) if leaves else {}
@@ -336,10 +353,11 @@ class Importer:
         opset_versions = {canonical_domain(o.domain): o.version for o in function.opset_import}
         self.opset, self.codes = opset_versions.get("", self.opset), {}
         self.depth += 1
-        if self.depth > 50:
-            raise InputError(f"the function '{function.name}' calls itself")
+        check_limit("depth", self.depth, f"the function '{function.name}' calls itself, or {self.depth} functions nest")
         try:
             for k, node in enumerate(function.node):
+                self.memory += node.ByteSize()
+                check_memory(self.memory, self.file.size, f"the functions of '{self.file.name}'")
                 self.step(with_attributes(node, attributes, defaults), env, context.path, k)
             output_pairs = zip(function.output, [*context.node.output, *[""] * len(function.output)])
             location = f"function '{function.name}'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -13,10 +14,11 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
-from mithril.base import Dim, InputError, MithrilError, Size, UnsupportedError, parse_dim
+from mithril.base import Dim, InputError, MithrilError, Size, UnsupportedError, check_memory, parse_dim
+from mithril.system import files
 from mithril_onnx.mapped import without_large_tensors
 from mithril_onnx.table import canonical_domain
-from mithril_onnx.tensors import to_array
+from mithril_onnx.tensors import dtype_of_code, to_array
 
 OLDEST = 1
 
@@ -51,9 +53,18 @@ class OnnxFile:
         """The initializers by name."""
         left = dict(self.mapped)  # of tensors of one name only the first is mapped, and the last one counts
         out = {t.name: to_array(t, self.folder, left.pop(t.name, None)) for t in self.proto.graph.initializer}
-        for sparse in self.proto.graph.sparse_initializer:
+        sparse_tensors = self.proto.graph.sparse_initializer
+        check_memory(sum(map(dense_bytes, sparse_tensors)), self.size, f"the sparse tensors of '{self.name}'")
+        for sparse in sparse_tensors:
             out[sparse.values.name] = dense(sparse, self.folder)
         return out
+
+    @cached_property
+    def size(self) -> int:
+        """The bytes of the file and of its external data."""
+        external = [t for t in self.proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+        mapped = [*self.mapped.values(), *(to_array(t, self.folder) for t in external)]
+        return int(self.proto.ByteSize() + sum(x.nbytes for x in mapped))
 
     @cached_property
     def digest(self) -> str:
@@ -63,7 +74,7 @@ class OnnxFile:
             if t.data_location == onnx.TensorProto.EXTERNAL and self.folder is not None:
                 for e in t.external_data:
                     if e.key == "location":
-                        stat = os.stat(os.path.join(self.folder, e.value))
+                        stat = files.inside(self.folder, e.value).stat()
                         h.update(f"{e.value} {stat.st_size} {stat.st_mtime_ns}".encode())
         return h.hexdigest()
 
@@ -102,8 +113,6 @@ def _parsed(content: bytes, description: str) -> Any:
 def dense(sparse: Any, folder: str | None) -> np.ndarray[Any, Any]:
     """Return a sparse tensor with all its elements."""
     values, indices, shape = to_array(sparse.values, folder), to_array(sparse.indices, folder), tuple(sparse.dims)
-    if any(n < 0 for n in shape) or int(np.prod(shape, dtype=object)) > 1 << 32:
-        raise InputError(f"the sparse tensor '{sparse.values.name}' of the ONNX file is damaged")
     out = np.zeros(shape, values.dtype)
     try:
         if indices.ndim == 2:
@@ -115,6 +124,13 @@ def dense(sparse: Any, folder: str | None) -> np.ndarray[Any, Any]:
             f"the sparse tensor '{sparse.values.name}' of the ONNX file is damaged", facts=[str(cause)]
         ) from None
     return out
+
+
+def dense_bytes(sparse: Any) -> int:
+    """Return the bytes of a sparse tensor with all its elements."""
+    if any(n < 0 for n in sparse.dims):
+        raise InputError(f"the sparse tensor '{sparse.values.name}' of the ONNX file is damaged")
+    return int(math.prod(sparse.dims) * dtype_of_code(sparse.values.data_type).itemsize)
 
 
 def declared_shape(tensor_type: Any, name: str) -> tuple[Size, ...] | None:

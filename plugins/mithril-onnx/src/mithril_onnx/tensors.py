@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from mithril.base import DType, InputError, UnsupportedError, dtype as as_dtype
+from mithril.system import files
 
 Array = np.ndarray[Any, Any]
 T = onnx.TensorProto
@@ -146,13 +147,15 @@ def _external(tensor: Any, size: int, folder: str | None) -> Array:
             f"the data of tensor '{tensor.name}' is stored in the file '{location}'",
             hint="load the model by its path: ml.from_onnx('model.onnx')",
         )
-    if not location or os.path.isabs(location) or ".." in location.replace("\\", "/").split("/") or "\0" in location:
+    try:
+        path = files.inside(folder, location)
+    except InputError as error:
         raise InputError(
             f"tensor '{tensor.name}' refers to the file '{location}' outside the folder of the model",
+            facts=[error.what, *error.facts],
             hint="store the data next to the model: onnx.save(model, path, save_as_external_data=True)",
-        )
-    path = os.path.join(folder, location)
-    if os.path.islink(path) or not os.path.isfile(path):
+        ) from None
+    if not path.is_file():
         raise InputError(f"tensor '{tensor.name}': there is no file '{path}'")
     try:
         offset = int(entries.get("offset") or 0)

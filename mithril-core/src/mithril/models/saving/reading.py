@@ -6,13 +6,12 @@ passes as ``layers``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mithril.base import MithrilError, ModelError, __version__, unknown
+from mithril.base import InputError, MithrilError, ModelError, __version__, limit, parsed_json, unknown
 from mithril.models.language.apply_op import Apply, Take
 from mithril.models.language.connection import Connection, Constant, IOKey, Step
 from mithril.models.language.control_flow import Block, If, While
@@ -24,18 +23,20 @@ from mithril.models.saving.values import Reading, from_value, is_int, malformed
 from mithril.models.saving.writing import FORMAT, VERSION
 
 MOST_LAYERS = 100_000  # also counts layers that constructors create, and each use of a shared layer
-DEEPEST = 100  # layers in layers
 
 
 def from_json(text: str | bytes | Path, layers: Iterable[type] = ()) -> Layer:
     """Return the layer that ``to_json`` wrote: ``text`` is the JSON, or the path of its file."""
     try:
-        is_path = isinstance(text, Path) or (isinstance(text, str) and text.strip()[:1] not in ("{", "[", ""))
-        data = json.loads(Path(str(text)).read_text() if is_path else text)  # type: ignore[arg-type]  # read above
-    except OSError as error:
+        is_path = isinstance(text, str) and text.strip()[:1] not in ("{", "[", "")
+        content = Path(str(text)).read_bytes() if is_path or isinstance(text, Path) else text
+    except (OSError, ValueError) as error:
         raise ModelError(f"cannot read '{text!s:.100}'", facts=[str(error)], hint="pass JSON, or a path") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError("the text is not JSON", facts=[str(error)], hint="write it with model.to_json()") from None
+    try:
+        data = parsed_json(content, "the saved model")
+    except InputError as error:
+        hint = error.hint or "write it with model.to_json()"
+        raise ModelError("the text is not JSON", facts=[error.what, *error.facts], hint=hint) from None
     return from_dict(data, layers)
 
 
@@ -78,8 +79,10 @@ class _Reader(Reading):
         self.used.add(number)
         self.size += self.sizes[number]
         self.depth = max(self.depth, 1 + self.depths[number])
-        if self.size > MOST_LAYERS or self.depth > DEEPEST:
-            raise malformed(location, f"more than {MOST_LAYERS:,} layers, or more than {DEEPEST} inside each other")
+        if self.size > MOST_LAYERS or self.depth > limit("depth"):
+            raise malformed(
+                location, f"more than {MOST_LAYERS:,} layers, or more than {limit('depth')} inside each other"
+            )
         layer: Layer = self.layers[number]
         return layer
 
