@@ -28,7 +28,9 @@ from mithril_jax.mesh.vmap import vectorized
 
 JIT_OPTIONS = ("compiler_options", "donate_argnums", "static_argnums")
 LEVELS = {"cpu": "xla_backend_optimization_level", "gpu": "xla_backend_optimization_level", "tpu": "optimization_level"}
-BARRIER_PASS = "cse_barrier_expander"
+# The first removes barriers. The second has small loops emitted as one kernel, by an emitter of jaxlib 0.10.2 that does
+# not know barriers.
+PASSES_AGAINST_BARRIERS = ("cse_barrier_expander", "small-while-loop-hoisting")
 EFFORTS = (9, 19, 29, 39)  # the TPU compiler's values for O0 to O3
 PROCESS_FLAGS = {
     "xla_force_host_platform_device_count": "use JaxBackend(device_mesh=...), which simulates devices on the CPU",
@@ -402,11 +404,11 @@ def analysis(executable: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def keeping_barriers(graph: Graph, compiler_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return options of XLA for CPUs that disable the pass which removes barriers: CSE and fusion would cross them."""
+    """Return options of XLA for CPUs that keep the barriers of the graph, which CSE and fusion would cross."""
     options = dict(compiler_options or {})
     if any(node.op is ops.barrier for node, _ in iterate(graph)):
         disabled = options.get("xla_disable_hlo_passes")
-        options["xla_disable_hlo_passes"] = f"{disabled},{BARRIER_PASS}" if disabled else BARRIER_PASS
+        options["xla_disable_hlo_passes"] = ",".join([disabled] * bool(disabled) + [*PASSES_AGAINST_BARRIERS])
     return options
 
 
