@@ -218,7 +218,7 @@ def identity(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array:
 @initializer
 def key(draws: Draws, shape: tuple[int, ...]) -> Array:
     """Return a random key, for the state ``rng``."""
-    return draws.key
+    return draws.cut(draws.key)
 
 
 @initializer

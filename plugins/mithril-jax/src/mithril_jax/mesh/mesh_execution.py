@@ -7,6 +7,7 @@ XLA propagates the shardings to all other values and inserts the collectives; re
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,9 @@ from mithril_jax import process_config
 
 AXES = ("data", "model", "pipeline")
 GROUPS = ("weights", "activations")  # names in tensor_split_dims in addition to parameters
+
+# Below this number of elements, dividing an array saves less than its collectives cost.
+SMALLEST_DIVIDED = 256
 
 STATUS = re.compile(r"[A-Z_]{4,}: ")  # prefix of XLA's own errors, which have several Python classes
 
@@ -157,6 +161,11 @@ def _placement() -> Placement | None:
         return None
 
 
+def _stays_whole(i: Input) -> bool:
+    """Whether no device stores a part of the argument only: random keys, and arrays too small to gain by it."""
+    return i.tags.get("init") == "key" or (i.type.is_static and math.prod(map(int, i.type.shape)) < SMALLEST_DIVIDED)
+
+
 class ArgumentShardings:
     """The sharding of each argument of a program. ``place`` transfers arrays to it; parameters only once."""
 
@@ -209,6 +218,8 @@ class ArgumentShardings:
     def _spec(self, i: Input) -> PartitionSpec:
         if i.role == "param":
             spec = self._weight_spec(i)
+            if _stays_whole(i):
+                return spec
             if self.parallelism == "fsdp":
                 spec = self.stored_pairs.get(i.name) or self._divided(i, spec, "data")
             return self._divided(i, spec, "pipeline")
