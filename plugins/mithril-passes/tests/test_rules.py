@@ -15,11 +15,13 @@ from mithril.ir import Builder, verify
 from mithril.ir.evaluation import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.passes import random_arguments
+from mithril.rewrite import RuleSet
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes.cleaning import simplify
 from mithril_passes.fusion import batch_norm, composite_matching, epilogue_fusion
 from mithril_testing import PassConformance, RuleConformance
-from mithril_testing.levels import Levels, special_arguments
+from mithril_testing.levels import LEVELS, Levels, special_arguments
+from mithril_testing.rewritten_gradients import KINKS
 
 STATISTICS = [("float32", (4,))] * 4  # scale, bias, mean, variance
 SHAPES = {
@@ -48,11 +50,9 @@ SHAPES = {
     "batch norm of a linear without bias": [("float32", (8, 3)), ("float32", (4, 3)), *STATISTICS],
     "attention": [*[("float32", (1, 2, 4, 3))] * 3, ("float32", (1, 1, 4, 4))],
 }
-ALL = [
-    r
-    for s in (simplify.EXACT, simplify.APPROXIMATE, composite_matching.RULES, epilogue_fusion.RULES, batch_norm.RULES)
-    for r in s.rules
-]
+MODULES = (simplify, composite_matching, epilogue_fusion, batch_norm)
+SETS = [s for m in MODULES for s in vars(m).values() if isinstance(s, RuleSet) and s is not simplify.QUANTIZE_PAIRS]
+ALL = list({id(r): r for s in SETS for r in s.rules}.values())  # some sets select rules of another
 
 
 def kit(rule):
@@ -95,6 +95,20 @@ def test_the_default_level_applies_it_where_both_sides_agree(rule, dtype):
     for seed in range(3):
         for gradient in [False, True] if levels.of else [False]:
             assert levels.differences("medium", special_arguments(before, seed), gradient=gradient) == []
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda r: r.name)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_no_level_changes_a_gradient_at_a_kink_or_tie(rule):
+    before, _ = kit(rule).sides()
+    levels = Levels(before, NumpyBackend())
+    for k in range(len(KINKS)):
+        arguments = {
+            i.name: np.resize(np.roll(KINKS, k * n), i.type.shape).astype(i.type.dtype.numpy)
+            for n, i in enumerate(before.arguments)
+        }
+        for level in LEVELS:
+            assert levels.differences(level, arguments, gradient=bool(levels.of)) == []
 
 
 class TestSimplify(PassConformance):

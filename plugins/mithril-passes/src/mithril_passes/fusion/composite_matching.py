@@ -289,12 +289,15 @@ RULES = RuleSet("operator-fusion", [*ACTIVATIONS, *SOFTMAX, *NORMS, *PRODUCTS])
 
 
 # -- where rules are applied ----------------------------------------------------------------------------------------
-# A composite is more stable than its primitives: they differ at infinities, where primitives overflow, and at kinks,
-# often only in the gradient. Level high uses the composite; lower levels keep the results of the primitives.
+# A composite is more stable than its primitives: they differ at infinities and where primitives overflow, often only in
+# the gradient. Level high uses the composite; lower levels keep the results of the primitives. At a kink the gradient
+# of some composites is another number; before gradients, no level uses these.
 EQUAL_GRADIENTS = ("linear", "bias of a linear", "softmax", "log-softmax", "attention")
+OTHER_KINKS = ("relu",)
 EQUAL_VALUES = (
     *EQUAL_GRADIENTS,
-    *("relu", "gelu", "gelu by tanh", "sigmoid", "silu"),
+    *OTHER_KINKS,
+    *("gelu", "gelu by tanh", "sigmoid", "silu"),
     *("layer norm", "layer norm without parameters", "parameters of a layer norm", "RMS norm"),
 )
 ANY_WIDTH = ("linear", "bias of a linear", "relu", "gelu", "gelu by tanh", "sigmoid", "silu")
@@ -312,14 +315,17 @@ def _faithful(names: Iterable[str]) -> RuleSet:
 
 
 BEFORE_GRADIENTS, FAITHFUL = _faithful(EQUAL_GRADIENTS), _faithful(EQUAL_VALUES)
+STABLE = RuleSet(RULES.name, [r for r in RULES.rules if r.name not in OTHER_KINKS])
 
 
 @pass_(name="operator-fusion", exact=False, rules=RULES)
 def operator_fusion(graph: Graph, context: PassContext) -> Graph:
     """Replace primitives that spell out a composite, as far as the level allows."""
     if context.level == "high":
-        return RULES(graph)
-    return BEFORE_GRADIENTS(graph) if context.gradients_follow else FAITHFUL(graph)
+        rules = STABLE if context.gradients_follow else RULES
+    else:
+        rules = BEFORE_GRADIENTS if context.gradients_follow else FAITHFUL
+    return rules(graph)
 
 
 __all__ = ["RULES", "operator_fusion"]
