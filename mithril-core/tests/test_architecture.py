@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -344,7 +345,8 @@ def test_contracts_cover_every_distribution():
 
 def dependencies(distribution: Path) -> set[str]:
     """Return the packages of this project that a distribution's own ``pyproject.toml`` depends on."""
-    declared = tomllib.loads((distribution / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((distribution / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *itertools.chain(*project.get("optional-dependencies", {}).values())]
     return {name.replace("-", "_") for line in declared for name in re.findall(r"^mithril-\w+", line)}
 
 

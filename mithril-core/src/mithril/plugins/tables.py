@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -11,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from mithril.base import MithrilError, PluginError, unknown
-from mithril.plugins.loader import Loader, Plugin, PluginProblem, missing_requirement, named_if_slow
+from mithril.plugins.loader import Loader, Plugin, PluginProblem, missing_requirement, named_if_slow, normalized
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -184,13 +185,23 @@ class Answers:
         except MithrilError:
             raise
         except Exception as cause:
-            missing = missing_requirement(plugin.requires) if isinstance(cause, ImportError) else None
+            missing = _missing(plugin, cause) if isinstance(cause, ImportError) else None
             raise PluginError(
                 f"cannot load the {kind} '{name}' of {plugin.origin}",
                 facts=[f"{type(cause).__name__}: {cause}", f"loading: {loads}"],
                 hint=f'pip install "{missing}"' if missing else f"report it to the authors of {plugin.distribution}",
             ) from cause
         return value
+
+
+def _missing(plugin: Plugin, cause: ImportError) -> str | None:
+    """Return what to install for an import to work: the extra that provides the module, or a requirement."""
+    package = normalized((cause.name or "").partition(".")[0])
+    for line in plugin.requires:
+        match = re.match(r"""([\w.-]+).*extra == ["']([\w.-]+)["']""", line)
+        if match and normalized(match[1]) == package:
+            return f"{plugin.distribution}[{match[2]}]"
+    return missing_requirement(plugin.requires)
 
 
 def _name(spec: Any) -> str:

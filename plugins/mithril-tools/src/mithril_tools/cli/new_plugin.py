@@ -15,7 +15,7 @@ from mithril.system import files
 TEMPLATES = Path(__file__).parents[1] / "new_plugin"
 
 # kind: (one-line description, requirements, requirements of its tests, usage)
-NUMPY = ["mithril-numpy{core}"]
+NUMPY = ["mithril-numpy{core}", "mithril-passes{core}"]
 KINDS: dict[str, tuple[str, list[str], list[str], str]] = {
     "analysis": (
         "The analysis {name} for mithril.",
@@ -25,8 +25,8 @@ KINDS: dict[str, tuple[str, list[str], list[str], str]] = {
     ),
     "backend": (
         "The {name} backend for mithril.",
-        ["mithril-passes{core}", "mithril-tools{core}"],
         [],
+        ["mithril-passes{core}"],
         'It is used by name, `ml.compile(model, "{name}")`, or as `ml.{cls}Backend()`.',
     ),
     "command": (
@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[str, list[str], list[str], str]] = {
     "lowering": (
         "A lowering of softmax for mithril.",
         [],
-        ["mithril-numpy{core}", "mithril-passes{core}"],
+        NUMPY,
         'Programs of the backend use it; `compiled.decisions.of("plugin")` names it.',
     ),
     "observer": (
@@ -123,7 +123,7 @@ def facts(kind: str, name: str) -> dict[str, Any]:
         "cls": "".join(part.capitalize() for part in name.split("-")),
         "distribution": f"mithril-{name}",
         "package": f"mithril_{name.replace('-', '_')}",
-        "core": f">={major}.{minor},<{major}.{int(minor) + 1}",
+        "core": f">={major}.{minor},<{major}.{int(minor) + 2}",
     }
     summary, requirements, tests, usage = KINDS[kind]
     return words | {

@@ -1,0 +1,91 @@
+"""Each ``pip install`` line of the README, the guides and the READMEs of distributions works in an empty environment.
+
+pip resolves the lines as they are written. The index is a folder of wheels without code, one for each third-party
+requirement and, for lines that name distributions, one for each distribution of this project.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DISTRIBUTIONS = [ROOT / "mithril-core", *sorted((ROOT / "plugins").glob("mithril-*"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+PAGES += [path / "README.md" for path in DISTRIBUTIONS]
+PINS = dict(re.findall(r"^([\w.-]+)==([\w.+]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+
+
+def lines() -> list[str]:
+    """Return the arguments of all ``pip install`` lines, without those with gaps to fill in."""
+    texts = (match for page in PAGES for match in re.findall(r"pip install ([^`\n]+)", page.read_text()))
+    arguments = {re.split(r" && |;|\s+#", text)[0].strip() for text in texts}
+    return sorted(line for line in arguments if "<" not in line and "..." not in line and "--no-binary" not in line)
+
+
+def test_lines_are_found():
+    assert any("./plugins/mithril-train" in line for line in lines())
+    assert "./mithril-core ./plugins/mithril-jax" in lines()
+
+
+@cache
+def projects() -> dict[str, dict[str, object]]:
+    return {path.name: tomllib.loads((path / "pyproject.toml").read_text())["project"] for path in DISTRIBUTIONS}
+
+
+def write_wheel(folder: Path, name: str, version: str, requires=(), extras=()) -> None:
+    stem = f"{re.sub(r'[-_.]+', '_', name)}-{version}"
+    head = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    head += [f"Provides-Extra: {extra}" for extra in extras] + [f"Requires-Dist: {line}" for line in requires]
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", "\n".join(head) + "\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """Write the wheels; return the folder of third parties and that of this project."""
+    other_wheels, project_wheels = tmp_path_factory.mktemp("other_wheels"), tmp_path_factory.mktemp("project_wheels")
+    required = {"tox", "nox", "ruff", "mypy", "import-linter"}
+    for name, project in projects().items():
+        extras = project.get("optional-dependencies", {})
+        requires = [*project["dependencies"]]
+        requires += [f'{line}; extra == "{extra}"' for extra, listed in extras.items() for line in listed]
+        required |= {line for line in requires if not line.startswith("mithril-")}
+        write_wheel(project_wheels, name, "0.1.0", requires, extras)
+    for line in sorted(required):
+        name = re.match(r"[\w.-]+", line)[0]
+        floor = re.search(r"[>=]=([\w.]+)", line)
+        write_wheel(other_wheels, name, PINS.get(name, floor[1] if floor else "1.0"))
+    return other_wheels, project_wheels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", lines())
+def test_install_line(index, line, tmp_path):
+    other_wheels, project_wheels = index
+    arguments = [word for word in shlex.split(line) if word != "-e"]  # an editable build needs a package of the index
+    arguments = [f"./{word}" if (ROOT / word).is_dir() else word for word in arguments]
+    folders = [other_wheels] if any("/" in argument for argument in arguments) else [other_wheels, project_wheels]
+    links = [word for folder in folders for word in ("--find-links", str(folder))]
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
+    done = subprocess.run(
+        [*command, "--no-build-isolation", *links, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+        | {"PIP_CONFIG_FILE": os.devnull},
+    )
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr
+    assert "Would install" in done.stdout
