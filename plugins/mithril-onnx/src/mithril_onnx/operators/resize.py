@@ -1,25 +1,34 @@
-"""Resize and Upsample: one matrix of weights per axis, made by NumPy; nearest neighbors are positions."""
+"""Resize and Upsample: one matrix of weights per axis, made by NumPy; nearest neighbors are positions.
+
+On an axis of open size, the rows of that matrix repeat: each result is a sum of shifted operands.
+"""
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, UnsupportedError
+from mithril.base import OperationError, UnsupportedError, equal
 from mithril_onnx.operators.common import axes_of
-from mithril_onnx.table import Known, operator
+from mithril_onnx.table import Known, Sizes, operator
+
+OF_ANY_SIZE = ("half_pixel", "asymmetric")  # coordinates that do not depend on the size of an axis
+WHOLE = (*OF_ANY_SIZE, "pytorch_half_pixel", "half_pixel_symmetric")  # equal to half_pixel for whole factors
+SAMPLE = 64  # size of an axis from whose middle the weights of an open axis are taken
 
 
 @operator(since=11)
 def Resize(
-    x, roi: Known = None, scales: Known = None, sizes: Known = None, *,
+    x, roi: Known = None, scales: Known = None, sizes: Sizes = None, *,
     antialias=0, axes=None, coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
     extrapolation_value=0.0, keep_aspect_ratio_policy="stretch", mode="nearest", nearest_mode="round_prefer_floor",
 ):  # fmt: skip
     selected = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim)
     if scales is not None and scales.size == 0:
         scales = None
-    if sizes is not None and sizes.size == 0:
+    if not sizes:
         sizes = None
     old = [x.shape[a] for a in selected]
     targets, factors = _targets(old, scales, sizes, keep_aspect_ratio_policy)
@@ -29,7 +38,9 @@ def Resize(
         if targets[k] == old[k] and factors[k] == 1.0 and coordinate_transformation_mode != "tf_crop_and_resize":
             continue
         if type(old[k]) is not int:
-            raise UnsupportedError(f"Resize of axis {axis} requires a static size, it is {old[k]}")
+            x = _open(x, axis, targets[k], factors[k], coordinate_transformation_mode, mode, nearest_mode,
+                      (cubic_coeff_a, exclude_outside, antialias))  # fmt: skip
+            continue
         place = coordinates(coordinate_transformation_mode, old[k], targets[k], factors[k], region)
         if mode == "nearest":
             x = _nearest(x, axis, place, old[k], nearest_mode)
@@ -57,13 +68,86 @@ def _targets(old, scales, sizes, policy):
         factors = [float(s) for s in scales]
         if len(factors) != len(old) or any(not 0 < f < 1e6 for f in factors):
             raise OperationError(f"Resize has the scales {factors}")
-        return [n if f == 1.0 else int(np.floor(n * f)) for n, f in zip(old, factors, strict=True)], factors
-    new = [int(n) for n in sizes]
+        return [_scaled(n, f) for n, f in zip(old, factors, strict=True)], factors
+    new = list(sizes)
     if policy != "stretch":
+        if any(type(n) is not int for n in (*new, *old)):
+            raise _open_size("keep_aspect_ratio_policy", next(n for n in (*new, *old) if type(n) is not int))
         ratios = [n / o for n, o in zip(new, old, strict=True)]
         ratio = min(ratios) if policy == "not_larger" else max(ratios)
         return [int(np.floor(ratio * o + 0.5)) for o in old], [ratio] * len(old)
-    return new, [1.0 if type(o) is not int else n / o for n, o in zip(new, old, strict=True)]
+    return new, [_factor(n, o) for n, o in zip(new, old, strict=True)]
+
+
+def _scaled(size, factor):
+    """Return the new size of an axis; an open size has a whole factor, or is divided by one."""
+    if factor == 1.0:
+        return size
+    if type(size) is int:
+        return int(np.floor(size * factor))
+    if factor == round(factor):
+        return size * int(factor)
+    if 1 / factor == round(1 / factor):
+        return size // round(1 / factor)
+    raise _open_size(f"the factor {factor:g}", size)
+
+
+def _factor(new, old):
+    """Return the factor between two sizes, of which open ones are related by a whole number."""
+    if type(new) is int and type(old) is int:
+        return new / old
+    for n in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32):
+        if equal(new, old * n):
+            return float(n)
+        if equal(old, new * n):
+            return 1 / n
+    raise _open_size(f"the size {new}", old)
+
+
+def _open_size(description, size):
+    return UnsupportedError(
+        f"Resize with {description} requires a static size, but it is {size}",
+        facts=["supported for open sizes: whole factors, and halves, thirds, ..., of coordinates without the size"],
+        hint="fix the sizes: ml.compile(model, shapes={'INPUT': [...]})",
+    )
+
+
+def _open(x, axis, new, factor, coordinate_mode, mode, nearest_mode, settings):
+    """Resize an axis of open size: the weights around each element are those in the middle of a sample."""
+    if coordinate_mode not in (OF_ANY_SIZE if factor < 1 else WHOLE):
+        raise _open_size(f"the coordinates '{coordinate_mode}'", x.shape[axis])
+    phases, stride = (round(factor), 1) if factor > 1 else (1, round(1 / factor))
+    place = coordinates(coordinate_mode, SAMPLE, round(SAMPLE * factor), factor, None)
+    first = SAMPLE // 2 // stride * phases
+    if mode == "nearest":
+        rows = np.eye(SAMPLE)[_index(place, SAMPLE, nearest_mode)]
+    else:
+        rows = weights(mode, place, SAMPLE, factor, *settings)
+        if settings[1]:
+            raise _open_size("exclude_outside", x.shape[axis])
+    base = first // phases * stride
+    shifts = [{int(c) - base: float(row[c]) for c in np.flatnonzero(row)} for row in rows[first : first + phases]]
+    if all(shift == {0: 1.0} for shift in shifts):
+        return ops.repeat(x, repeats=phases, axis=axis) if stride == 1 else _shifted(x, axis, 0, new, stride)
+    kind = x.dtype
+    reach = [min(0, *map(min, shifts)), max(0, *map(max, shifts))]
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (-reach[0], reach[1])
+    padded = ops.pad(x if mode == "nearest" else _float(x), widths=tuple(widths), mode="edge")
+    parts, count = [], new if stride > 1 else x.shape[axis]
+    for shift in shifts:
+        pieces = {o: _shifted(padded, axis, o - reach[0], count, stride) for o in shift}
+        terms = [piece if shift[o] == 1.0 else piece * shift[o] for o, piece in pieces.items()]
+        parts.append(functools.reduce(ops.add, terms))
+    y = parts[0] if phases == 1 else ops.reshape(
+        ops.stack(*parts, axis=axis + 1), shape=(*x.shape[:axis], new, *x.shape[axis + 1 :])
+    )  # fmt: skip
+    return _rounded(y, kind)
+
+
+def _shifted(x, axis, start, count, stride):
+    """Return ``count`` elements of an axis from ``start``, each ``stride`` behind the last one."""
+    return ops.slice(x, starts=(start,), stops=(start + (count - 1) * stride + 1,), steps=(stride,), axes=(axis,))
 
 
 def coordinates(mode, old, new, factor, region):
@@ -89,13 +173,18 @@ def coordinates(mode, old, new, factor, region):
 
 
 def _nearest(x, axis, place, old, mode):
+    return ops.take(x, _index(place, old, mode), axis=axis)
+
+
+def _index(place, old, mode):
+    """Return the nearest element of each position."""
     if mode == "round_prefer_floor":
         index = np.ceil(place - 0.5)
     elif mode == "round_prefer_ceil":
         index = np.floor(place + 0.5)
     else:
         index = np.floor(place) if mode == "floor" else np.ceil(place)
-    return ops.take(x, np.clip(index, 0, old - 1).astype(np.int64), axis=axis)
+    return np.clip(index, 0, old - 1).astype(np.int64)
 
 
 def _cubic(d, a):
@@ -126,11 +215,20 @@ def weights(mode, place, old, factor, a, exclude_outside, antialias):
 
 def _product(x, axis, matrix):
     kind = x.dtype
-    work = x if kind.is_float and kind.bits >= 32 else ops.cast(x, dtype="float32")
+    work = _float(x)
     order = (*(k for k in range(x.ndim) if k != axis), axis)
     y = ops.matmul(ops.transpose(work, perm=order), matrix.T.astype(work.dtype.numpy))
     y = ops.transpose(y, perm=tuple(order.index(k) for k in range(x.ndim)))
-    if kind.is_integer:
+    return _rounded(y, kind)
+
+
+def _float(x):
+    return x if x.dtype.is_float and x.dtype.bits >= 32 else ops.cast(x, dtype="float32")
+
+
+def _rounded(y, kind):
+    """Return interpolated numbers in the dtype of the operand."""
+    if kind.is_integer and y.dtype is not kind:
         low, high = kind.limits
         y = ops.clip(ops.round(y), low=float(low), high=float(high))
     return ops.cast(y, dtype=kind)
