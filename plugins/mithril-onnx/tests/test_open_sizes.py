@@ -85,3 +85,62 @@ def test_a_resize_that_requires_static_sizes_says_so(attributes, scales, reason)
     assert "shapes={'INPUT': [...]}" in str(caught.value) and "node 'up' (Resize)" in str(caught.value)
     y = ml.compile(model, "numpy", inference=True, shapes={"x": [1, 2, 4, 4]})({"x": image(4, 4)})["y"]
     assert y.shape == (1, 2, int(4 * scales), int(4 * scales))
+
+
+def test_squeeze_without_axes_keeps_open_axes_only_if_they_are_not_1():
+    proto = network([h.make_node("Squeeze", ["x"], ["y"])], ["batch", 1, 4])
+    x = rng.normal(size=(3, 1, 4)).astype(np.float32)
+    check(proto, x, x[:2])
+    model = ml.from_onnx(proto)
+    with pytest.raises(ml.InputError, match="these sizes must satisfy 2 <= batch") as caught:
+        ml.compile(model, "numpy", inference=True)({"x": x[:1]})
+    assert "shapes={...}" in str(caught.value)
+    assert ml.compile(model, "numpy", inference=True, shapes={"x": [1, 1, 4]})({"x": x[:1]})["y"].shape == (4,)
+
+
+def branch(*nodes, result):
+    return h.make_graph(list(nodes), "branch", [], [h.make_tensor_value_info(result, T.FLOAT, None)])
+
+
+def squeezed_if_1(x="x", y="y", name=""):
+    """Return the nodes that PyTorch writes for ``x.squeeze(1)``."""
+    then = branch(h.make_node("Squeeze", [x, "axis"], [f"{y}a"]), result=f"{y}a")
+    other = branch(h.make_node("Identity", [x], [f"{y}b"]), result=f"{y}b")
+    return [
+        h.make_node("Shape", [x], [f"{y}s"]),
+        h.make_node("Gather", [f"{y}s", "axis0"], [f"{y}n"]),
+        h.make_node("Equal", [f"{y}n", "one"], [f"{y}c"]),
+        h.make_node("If", [f"{y}c"], [y], then_branch=then, else_branch=other, name=name),
+    ]
+
+
+AXES = {"axis": np.int64([1]), "axis0": np.int64(1), "one": np.int64(1)}
+
+
+def test_branches_of_different_rank_by_an_open_size():
+    """The condition is assumed to hold, and each call checks it."""
+    proto = network(squeezed_if_1(), ["n", "m", 4], AXES)
+    check(proto, rng.normal(size=(3, 1, 4)).astype(np.float32))
+    with pytest.raises(ml.InputError, match="these sizes must satisfy .*m == "):
+        ml.compile(ml.from_onnx(proto), "numpy", inference=True)({"x": np.ones((3, 2, 4), np.float32)})
+
+
+def test_branches_of_different_rank_within_a_branch_name_the_remedy():
+    inner = branch(*squeezed_if_1(y="z"), result="z")
+    flat = branch(h.make_node("ReduceSum", ["x", "axis"], ["w"], keepdims=0), result="w")
+    node = h.make_node("If", ["rate"], ["y"], then_branch=inner, else_branch=flat, name="rates")
+    proto = network([node], ["n", "m", 4], AXES)
+    proto.graph.input.append(h.make_tensor_value_info("rate", T.BOOL, []))
+    with pytest.raises(ml.ShapeError) as caught:
+        ml.compile(ml.from_onnx(proto), "numpy", inference=True)({"x": np.ones((3, 1, 4), np.float32), "rate": True})
+    assert "ml.from_onnx(path, constants={'rate': ...})" in str(caught.value)
+    model = ml.from_onnx(proto, constants={"rate": True})
+    y = ml.compile(model, "numpy", inference=True)({"x": np.ones((3, 1, 4), np.float32)})["y"]
+    assert y.shape == (3, 4)
+
+
+def test_a_size_of_minus_1_is_open():
+    proto = network([h.make_node("Relu", ["x"], ["y"])], [-1, 3])
+    model = ml.from_onnx(proto)
+    assert str(model.shapes["x"][0]) == "x_0"
+    assert ml.compile(model, "numpy", inference=True)({"x": np.ones((5, 3), np.float32)})["y"].shape == (5, 3)

@@ -92,6 +92,11 @@ class Context:
         bounds = self.importer.bounds
         return bounds.get(self.node.name, bounds.get(self.node.op_type))
 
+    @property
+    def open_equality(self) -> tuple[Any, Any] | None:
+        """The sizes whose equality the first operand is, if it is not known."""
+        return self.importer.open_equalities.get(self.node.input[0])
+
     def bounded(self, value: Value, axis: int, number: Value) -> Value:
         """Return a result with padding beyond ``number`` rows along an axis."""
         self.importer.rows_of.start(self.node.output[0], f"'{self.node.op_type}'", value, axis, number)
@@ -139,6 +144,7 @@ class Importer:
         self.depth = 0
         self.written = len(file.proto.graph.node)
         self.nodes = self.memory = 0  # imported so far: nodes, bytes of nodes in functions and of folded constants
+        self.open_equalities: dict[str, tuple[Any, Any]] = {}  # by result: sizes whose equality is not known
 
     # -- graphs ------------------------------------------------------------------------------------------------------
     def run(self, graph: Any, env: dict[str, Any], path: str = "") -> list[Any]:
@@ -220,7 +226,9 @@ class Importer:
                 try:
                     return _tuple(sized(*arrays, **attributes))
                 except NoSizesError:
-                    pass
+                    if node.op_type == "Equal" and all(np.size(x) == 1 for x in arrays):
+                        a, b = (np.asarray(x, object).item() for x in arrays)
+                        self.open_equalities[node.output[0]] = a, b
         local = self.file.functions.get((domain, node.op_type, getattr(node, "overload", "")))
         row, context = self.row(node), Context(self, node, env, where)
         if local is not None and (domain, node.op_type) not in self.rows:

@@ -139,7 +139,7 @@ def declared_shape(tensor_type: Any, name: str) -> tuple[Size, ...] | None:
         return None
     sizes: list[Size] = []
     for axis, d in enumerate(tensor_type.shape.dim):
-        if d.HasField("dim_value"):
+        if d.HasField("dim_value") and d.dim_value != -1:  # PaddlePaddle writes -1 for an open size
             if d.dim_value < 0:
                 raise InputError(f"axis {axis} of the input '{name}' has the size {d.dim_value}")
             sizes.append(d.dim_value)

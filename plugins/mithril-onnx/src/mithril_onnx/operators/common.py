@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import dtype as as_dtype
+from mithril.base import Guard, Size, dtype as as_dtype
 from mithril.ir import Builder, Value
 
 
@@ -40,6 +40,11 @@ def float32_or_wider(x: Any) -> Any:
 
 def int64(x: Any) -> Any:
     return ops.cast(x, dtype="int64")
+
+
+def require(left: Size, relation: str, right: Size, reason: str) -> None:
+    """Record a condition on sizes, which each call checks."""
+    Builder.current().guards[Guard(left, relation, right, reason)] = None
 
 
 def axes_of(axes: Any, rank: int) -> tuple[int, ...]:

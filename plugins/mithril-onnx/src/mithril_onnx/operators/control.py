@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError
-from mithril.ir import Value
+from mithril.base import OperationError, ShapeError
+from mithril.ir import Builder, Value
 from mithril_onnx.importer import Initializer
-from mithril_onnx.operators.common import int64
+from mithril_onnx.operators.common import int64, require
 from mithril_onnx.table import Item, operator
 from mithril_onnx.values import NotConstantError, as_value
 
@@ -20,7 +20,14 @@ def If(condition: Item, *, then_branch, else_branch, context):
     try:
         is_true = bool(context.known(condition, "the condition").reshape(-1)[0])
     except NotConstantError as unknown:
-        return _branches(condition, then_branch, else_branch, unknown)
+        try:
+            return _branches(condition, then_branch, else_branch, unknown)
+        except ShapeError as error:
+            sizes = context.open_equality
+            if sizes is None or hasattr(Builder.current(), "outer"):  # only one branch of an outer If would require it
+                raise error.with_hint(unknown.hint or "fix the sizes: ml.compile(model, shapes={...})") from None
+            require(sizes[0], "==", sizes[1], "the other branch of an If has a result of another shape")
+            is_true = True
     return tuple((then_branch if is_true else else_branch)())
 
 

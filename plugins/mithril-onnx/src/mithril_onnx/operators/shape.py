@@ -9,7 +9,7 @@ import numpy as np
 from mithril import ops
 from mithril.base import Dim, OperationError, equal, floordiv, is_static, product
 from mithril.ir import Value, normalize_axis
-from mithril_onnx.operators.common import axes_of, scalar
+from mithril_onnx.operators.common import axes_of, require, scalar
 from mithril_onnx.table import Item, Known, Sizes, operator
 from mithril_onnx.tensors import dtype_of_code
 from mithril_onnx.values import NotConstantError, is_sizes, sizes_array
@@ -70,7 +70,13 @@ def Flatten(x, *, axis=1):
 
 @operator
 def Squeeze(x, axes: Sizes = None):
-    return ops.squeeze(x, axis=None if axes is None else tuple(axes))
+    if axes is not None:
+        return ops.squeeze(x, axis=tuple(axes))
+    for axis, d in enumerate(x.shape):
+        if type(d) is not int:
+            require(2, "<=", d, f"Squeeze without axes keeps axis {axis}, whose size is open; "
+                    "fix a size of 1: ml.compile(model, shapes={...})")  # fmt: skip
+    return ops.squeeze(x)
 
 
 @operator
