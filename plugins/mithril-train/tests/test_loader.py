@@ -76,9 +76,9 @@ def test_resume_in_the_middle_of_an_epoch(shuffle):
 def test_a_look_at_the_first_batch_takes_nothing_away():
     loader = DataLoader(Squares(10), batch_size=4)
     next(iter(loader))
-    assert loader.state_dict()["position"] == 1
+    assert loader.state_dict()["samples"] == 4
     assert len(list(loader)) == 3
-    loader.load_state_dict({"epoch": 0, "position": 2, "seed": 0})
+    loader.load_state_dict({**loader.state_dict(), "samples": 8})
     assert len(list(loader.evaluation_batches())) == 3, "all of the epoch, and the place stays"
     assert len(list(loader)) == 1
 

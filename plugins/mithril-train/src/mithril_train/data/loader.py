@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
+from zlib import crc32
 
 import numpy as np
 
 from mithril.backend import CheckedType, Least, Positive
-from mithril.base import OptionError
+from mithril.base import InputError, OptionError
 from mithril_train.data.datasets import Source, Streamed, as_source
+from mithril_train.data.positions import require_same
 from mithril_train.data.sequences import Buckets
 from mithril_train.data.shuffle import batch_count, batches, permutation
 from mithril_train.data.transforms import Pipeline, Task
@@ -29,7 +32,7 @@ class DataLoader(metaclass=CheckedType):
     ``batch_size`` is that of the complete batch. A batch that cannot be divided, such as the last one, is read whole by
     every process. ``pin_memory`` copies batches to page-locked memory if torch with CUDA is installed. Each ``iter``
     starts an epoch, except after ``load_state_dict`` of a state saved between two batches: it continues with the next
-    batch.
+    sample, also with another batch size, number of workers or of processes.
     """
 
     argument_hints: ClassVar = {
@@ -79,14 +82,17 @@ class DataLoader(metaclass=CheckedType):
             )
         self.rank, self.world = rank or 0, world or 1
         self.returned_own_rows = False  # whether the last batch returned contains the rows of this process only
-        self._own_rows: dict[int, bool] = {}  # by number of the batch, of those that are read ahead
+        # of the batches that are read ahead: the samples after each, and whether it has the rows of this process only
+        self._ahead: deque[tuple[int, bool]] = deque()
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.num_workers, self.worker, self.prefetch_factor = num_workers, worker, prefetch_factor
         self.drop_last, self.sampler = drop_last, sampler
         self.pin = _pinner() if pin_memory else None
         self.epoch = 0
-        self._position = 0  # batches of this epoch already returned
-        self._start = 0  # batch at which the next iteration begins
+        self._position = 0  # samples of this epoch already returned, to all processes
+        self._start = 0  # sample at which the next iteration begins
+        self._data: dict[str, Any] | None = None  # the properties that a position depends on
+        self._sampled_sum: int | None = None  # checksum of the order that the sampler gave, or must give again
         self._pool: ProcessPool | None = None  # reused in the next epoch
 
     def __len__(self) -> int:
@@ -103,26 +109,44 @@ class DataLoader(metaclass=CheckedType):
         return f"<DataLoader: {count} batches of {self.batch_size}{order}>"
 
     # -- where we are -------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of its batches already returned."""
-        return {"epoch": self.epoch, "position": self._position, "seed": self.seed}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch, the number of its samples already returned, and a fingerprint of the data."""
+        return {
+            "epoch": self.epoch,
+            "samples": self._position,
+            "data": self.identity(),
+            "sampler": self._sampled_sum if self._position else None,
+            "buckets": self._bucketing() if self._position else None,
+        }
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue at the position where ``state_dict`` was called."""
-        if state["seed"] != self.seed:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at the position where ``state_dict`` was called; the batch size may differ."""
+        require_same(state["data"], self.identity())
+        if state["samples"] and state["buckets"] != self._bucketing():
             raise OptionError(
-                "the loader's state belongs to another seed", facts=[f"saved {state['seed']}, here {self.seed}"]
+                "buckets, whose batches depend on the batch size, continue inside an epoch with the same sizes only",
+                facts=[f"batch size and sizes saved: {state['buckets']}, here {self._bucketing()}"],
+                hint="keep them until the epoch has ended, or resume from a checkpoint of the end of an epoch",
             )
-        self.epoch, self._start = int(state["epoch"]), int(state["position"])
-        self._position = self._start
+        self.epoch, self._start = int(state["epoch"]), int(state["samples"])
+        self._position, self._sampled_sum = self._start, state["sampler"]
+
+    def _bucketing(self) -> list[int] | None:
+        return None if self.buckets is None else [self.batch_size, *self.buckets.sizes.tolist()]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the properties of data and order that a position depends on, as JSON."""
+        if self._data is None:
+            self._data = {"seed": self.seed, "shuffle": self.shuffle, **self.source.fingerprint()}
+        return self._data
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def __iter__(self) -> Generator[Any, None, None]:
         self._position, self._start = self._start, 0
         batches_of_epoch = self._stream() if self.source.length is None else self._indexed()
+        self._ahead.clear()
         for batch in batches_of_epoch:
-            self.returned_own_rows = self._own_rows.pop(self._position, False)
-            self._position += 1
+            self._position, self.returned_own_rows = self._ahead.popleft()
             yield self.pin(batch) if self.pin else batch
         self.epoch += 1
         self._position = 0
@@ -151,23 +175,36 @@ class DataLoader(metaclass=CheckedType):
             raise OptionError(f"sampler gives {wrong!r}, which is not an index of {n} samples")
         return np.array(indices, np.int64)
 
-    def _own(self, number: int, rows: Any) -> Any:
-        """Return the rows of a batch that this process reads."""
+    def _task(self, start: int, rows: Any) -> Task:
+        """Return the task of a batch after ``start`` samples, for the rows that this process reads."""
         size = len(rows)
-        if self.world == 1 or size % self.world:
-            return rows
-        self._own_rows[number] = True
-        return rows[self.rank * size // self.world : (self.rank + 1) * size // self.world]
+        divided = self.world > 1 and size % self.world == 0
+        first, end = (self.rank * size // self.world, (self.rank + 1) * size // self.world) if divided else (0, size)
+        self._ahead.append((start + size, divided))
+        return Task(self.epoch, start, start + first, rows[first:end])
 
     def _tasks(self) -> Iterator[Task]:
-        start = self._position
+        start, order = self._position, self.order()
+        if self.sampler is not None:
+            self._check_sampler(order, start)
         if self.buckets is None:
-            groups = batches(self.order(), self.batch_size, self.drop_last, start)
+            groups = batches(order, self.batch_size, self.drop_last, start)
         else:
             shuffle = (self.seed, self.epoch) if self.shuffle else None
-            groups = self.buckets.batches(self.order(), self.batch_size, self.drop_last, shuffle, start)
-        for number, indices in enumerate(groups, start):
-            yield Task(self.epoch, number, 0, self._own(number, indices))
+            groups = self.buckets.batches(order, self.batch_size, self.drop_last, shuffle, start)
+        for indices in groups:
+            yield self._task(start, indices)
+            start += len(indices)
+
+    def _check_sampler(self, order: np.ndarray[Any, Any], start: int) -> None:
+        """Raise if an epoch continues in another order than it began."""
+        total = crc32(order.tobytes())
+        if start and total != self._sampled_sum:
+            raise InputError(
+                "the sampler gives another order than in the part of the epoch before",
+                hint="let its order depend on a seed and the epoch, or leave out sampler= and use shuffle=True",
+            )
+        self._sampled_sum = total
 
     def _indexed(self) -> Iterator[Any]:
         tasks = self._tasks()
@@ -204,17 +241,15 @@ class DataLoader(metaclass=CheckedType):
             self.source.dataset.set_epoch(self.epoch)
         samples = self.source.samples()
         start = self._position
-        for _ in islice(samples, self._position * self.batch_size):
+        for _ in islice(samples, start):
             pass  # resumed: skip the samples that were read before
 
         def groups() -> Iterator[Task]:
-            number = start
+            position = start
             while rows := list(islice(samples, self.batch_size)):
                 if len(rows) == self.batch_size or not self.drop_last:
-                    part = self._own(number, rows)
-                    first = number * self.batch_size + (self.rank * len(part) if len(part) < len(rows) else 0)
-                    yield Task(self.epoch, number, first, part)
-                number += 1
+                    yield self._task(position, rows)
+                position += len(rows)
 
         if self.num_workers == 0:
             yield from map(self.pipeline, groups())

@@ -118,11 +118,17 @@ class Buckets(metaclass=CheckedType):
     def batches(
         self, order: Array, size: int, drop_last: bool, shuffle: tuple[int, int] | None, start: int
     ) -> Iterator[Array]:
-        """Yield batches of indices in the given order within each bucket; ``shuffle`` is a seed and an epoch."""
+        """Yield batches of indices in the given order within each bucket; ``shuffle`` is a seed and an epoch.
+
+        The batches of the first ``start`` samples are left out.
+        """
         groups = self.groups(order, size, drop_last)
         if shuffle is not None:
             groups = [groups[k] for k in permutation(len(groups), *shuffle)]
-        yield from groups[start:]
+        for group in groups:
+            if start <= 0:
+                yield group
+            start -= len(group)
 
     def groups(self, order: Array, size: int, drop_last: bool) -> list[Array]:
         """Return the batches, shortest samples first."""

@@ -32,11 +32,9 @@ def _hash(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def batches(order: Any, size: int, drop_last: bool, start: int = 0) -> Iterator[Any]:
-    """Yield slices of an order, from the ``start``-th batch on."""
-    n = len(order)
-    num_batches = n // size if drop_last else -(-n // size)
-    for k in range(start, num_batches):
-        yield order[k * size : (k + 1) * size]
+    """Yield slices of an order, from the ``start``-th sample on."""
+    for k in range(batch_count(len(order) - start, size, drop_last)):
+        yield order[start + k * size : start + (k + 1) * size]
 
 
 def batch_count(n: int, size: int, drop_last: bool) -> int:

@@ -9,6 +9,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
+from zlib import crc32
 
 import numpy as np
 
@@ -63,6 +64,11 @@ class TarStream(metaclass=CheckedType):
     def set_epoch(self, epoch: int) -> None:
         """Select the order of an epoch."""
         self.epoch = epoch
+
+    def fingerprint(self) -> int:
+        """Return a checksum of the names of the files and their order, which a checkpoint compares on resume."""
+        names = [os.path.basename(path) for path in self.paths]
+        return crc32(json.dumps([names, self.shuffle, self.seed]).encode())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if not self.shuffle:

@@ -16,7 +16,7 @@ ROW, BATCH = 0, 1
 
 
 class Task(NamedTuple):
-    """One batch of an epoch: its number, and the indices of its samples or the samples themselves."""
+    """One batch of an epoch: the number of samples before it, and the indices of its samples or these themselves."""
 
     epoch: int
     number: int

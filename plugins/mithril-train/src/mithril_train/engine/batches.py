@@ -74,6 +74,36 @@ def _array(name: str, x: Any) -> Any:
     return array.astype(np.int32) if array.dtype == np.int64 else array
 
 
+def size_of(batch: Any) -> int:
+    """Return the number of samples in a batch as loaders return it, without converting it."""
+    if isinstance(batch, Mapping):
+        columns = list(batch.values())
+    else:
+        columns = list(batch) if isinstance(batch, tuple | list) and not is_rows(batch) else [batch]
+    for x in columns:
+        if hasattr(x, "shape"):
+            if len(x.shape):
+                return int(x.shape[0])
+        elif isinstance(x, list):
+            return len(x)
+    return 1
+
+
+def without_first(batch: Any, count: int) -> Any:
+    """Return a batch without its first samples."""
+    size = size_of(batch)
+
+    def rest(x: Any) -> Any:
+        length = x.shape[0] if getattr(x, "shape", ()) else len(x) if isinstance(x, list) else None
+        return x[count:] if length == size else x
+
+    if isinstance(batch, Mapping):
+        return {name: rest(x) for name, x in batch.items()}
+    if isinstance(batch, tuple | list) and not is_rows(batch):
+        return type(batch)([rest(x) for x in batch])
+    return rest(batch)
+
+
 def rows(batch: Mapping[str, Any]) -> int:
     """Return the number of samples in a batch."""
     for x in batch.values():

@@ -326,8 +326,10 @@ class Trainer(TrainerEvaluation):
         ranks.agree(self)
         total = self.first_epoch + epochs
         continues = resume is not None or source.continues(self._loader_state)
-        source.load_state(self._loader_state if continues else None, self.epoch)
+        source.load_state(self._loader_state if continues else None, self.epoch, self.world.size)
         if not continues:
+            if self._totals is not None:
+                self.engine.decisions.record("choice", "fit got other data: the rest of the interrupted epoch is left")
             self._totals = None
         if not self.engine.arrays and self.epoch >= total:  # already finished: the parameters are still needed
             self.begin(next(iter(source.evaluation_batches())))
