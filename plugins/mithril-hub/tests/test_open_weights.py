@@ -1,5 +1,6 @@
 """Weights as views of files."""
 
+import io
 import struct
 import zipfile
 
@@ -89,3 +90,47 @@ def test_changed_files_give_errors_of_mithril(tmp_path):
 
         changes = {"truncated": truncated, "flipped": flipped}
         check(list(attempts([source.read_bytes()], changes, read, seed=0, count=300)), refused=150)
+
+
+def gguf(path, pairs):
+    content = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pairs
+    path.write_bytes(content + bytes(-len(content) % 32))
+    return path
+
+
+def gguf_array(kind, count, content):
+    return struct.pack("<Q1sIIQ", 1, b"x", 9, kind, count) + content
+
+
+@pytest.mark.parametrize(
+    ("kind", "item", "beyond"),
+    [(0, b"\0", 1 << 20), (6, b"\0" * 4, 1 << 19), (8, b"\0" * 8, 1 << 19)],
+    ids=["bytes", "floats", "texts"],
+)
+def test_lists_in_metadata_cost_no_more_than_they_may(tmp_path, kind, item, beyond):
+    path = gguf(tmp_path / "m.gguf", gguf_array(kind, beyond, item * beyond))
+    with ml.reader_limits(room=32 << 20):
+        assert ml.open_weights(path) == {}
+    with ml.reader_limits(room=1 << 20), pytest.raises(ml.InputError, match="bytes of memory"):
+        ml.open_weights(path)
+    with ml.reader_limits(room=1 << 20), pytest.raises(ml.InputError, match="bytes of memory"):
+        ml.Tokenizer(path)
+
+
+def test_a_compressed_member_is_compared_with_its_header_before_it_is_read(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, w=np.zeros(1 << 25, np.float32))
+    with pytest.raises(ml.InputError, match="needs 134,217,856 bytes of memory"):
+        ml.open_weights(path)
+    with ml.reader_limits(room=200 << 20):
+        assert ml.open_weights(path)["w"].shape == (1 << 25,)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (4,)})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("w.npy", header.getvalue() + bytes(1 << 20))
+    with pytest.raises(ml.InputError, match="its header requires"):
+        ml.open_weights(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("w.npy", header.getvalue() + bytes(16))
+    with pytest.raises(ml.InputError, match="another method than deflate"):
+        ml.open_weights(path)

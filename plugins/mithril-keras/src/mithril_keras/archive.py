@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import mmap
 import os
@@ -21,14 +20,13 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from mithril.base import InputError, UnsupportedError
+from mithril.base import InputError, MithrilError, UnsupportedError, parsed_json
+from mithril.system.archives import check_archive
 
 Array = np.ndarray[Any, Any]
 
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
-LARGEST_CONFIG = 64 << 20
 LARGEST_COMPACT = 64 << 10  # bytes of a dataset within its header
-DEFLATE = 1032  # deflated data grows at most by this factor
 DAMAGE: tuple[type[BaseException], ...] = (
     *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, MemoryError, OverflowError, RecursionError),
     *(ValueError, KeyError, TypeError, AttributeError, RuntimeError, NotImplementedError),
@@ -50,6 +48,8 @@ class Archive:
         try:
             with zipfile.ZipFile(io.BufferedReader(_Reader(self.content))) as z:
                 self._open(z)
+        except MithrilError:
+            raise
         except DAMAGE as error:
             raise self.damaged(error) from None
 
@@ -60,26 +60,19 @@ class Archive:
         return InputError(f"'{self.name}' is not a valid Keras archive", facts=[text[:300]], hint=hint)
 
     def _open(self, z: zipfile.ZipFile) -> None:
+        check_archive(z, len(self.content), self.name)
         members = {i.filename: i for i in z.infolist()}
         for name in (CONFIG, WEIGHTS):
             if name not in members:
                 raise ValueError(f"it has no {name}")
-        text = z.read(self._checked(members[CONFIG], LARGEST_CONFIG))
-        self.config = json.loads(text)
+        text = z.read(members[CONFIG])
+        self.config = parsed_json(text, f"{CONFIG} of '{self.name}'")
         if METADATA in members:
-            self._check_version(json.loads(z.read(self._checked(members[METADATA], LARGEST_CONFIG))))
-        weights = self._member(z, self._checked(members[WEIGHTS], None))
+            self._check_version(parsed_json(z.read(members[METADATA]), f"{METADATA} of '{self.name}'"))
+        weights = self._member(z, members[WEIGHTS])
         self.digest = hashlib.sha256(text).hexdigest() + str(zlib.crc32(weights))
         self.weights: Any = memoryview(weights)
         self.file = h5py.File(_Reader(self.weights), "r")
-
-    def _checked(self, info: zipfile.ZipInfo, largest: int | None) -> zipfile.ZipInfo:
-        limit = len(self.content) * (DEFLATE if info.compress_type else 1)
-        if info.file_size > min(limit, largest or limit) or info.compress_size > len(self.content):
-            raise ValueError(f"{info.filename} claims {info.file_size} bytes")
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
-            raise ValueError(f"{info.filename} is encrypted, or compressed by another method than deflate")
-        return info
 
     def _member(self, z: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
         """Return the content of a member: a view of the mapped file unless it is compressed."""

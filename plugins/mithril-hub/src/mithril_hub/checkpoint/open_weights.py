@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import InputError
+from mithril.base import InputError, MithrilError
+from mithril.system.archives import check_archive
 from mithril_hub.checkpoint.safetensors_file import read_safetensors
 from mithril_tools.gguf.matrix import array_of
 from mithril_tools.gguf.reader import read_gguf
@@ -58,32 +59,34 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _npz(file: Path) -> dict[str, Array]:
     try:
+        size = file.stat().st_size
         with zipfile.ZipFile(file) as archive:
+            check_archive(archive, size, file)
+            content = np.memmap(file, np.uint8, "r")
             members = [i for i in archive.infolist() if i.filename.endswith(".npy")]
-            return {i.filename.removesuffix(".npy"): _member(file, archive, i) for i in members}
+            return {i.filename.removesuffix(".npy"): _member(content, archive, i) for i in members}
+    except MithrilError:
+        raise
     except UNREADABLE as error:
-        raise InputError(f"'{file}' cannot be read", facts=[str(error)[:200]]) from None
+        raise InputError(f"'{file}' cannot be read", facts=[f"{type(error).__name__}: {error}"[:200]]) from None
 
 
-def _member(file: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+def _member(content: Array, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     """Return an array of an archive, a view unless it is compressed."""
-    with archive.open(info) as content:
-        version = np.lib.format.read_magic(content)
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read(content)
-        start = content.tell()
+        shape, is_fortran, dtype = read(member)
+        start, size = member.tell(), dtype.itemsize * math.prod(shape)
         if dtype.hasobject:
             raise ValueError(f"'{info.filename}' has Python objects")
-        if info.compress_type != zipfile.ZIP_STORED or 0 in shape:
-            data = np.frombuffer(content.read(), dtype)
-            return data.reshape(shape, order="F" if is_fortran else "C")
-    with file.open("rb") as raw:
-        raw.seek(info.header_offset)
-        header = raw.read(LOCAL_HEADER)
-    name, extra = (int.from_bytes(header[k : k + 2], "little") for k in (26, 28))
+        if any(n < 0 for n in shape) or start + size != info.file_size:
+            raise ValueError(f"'{info.filename}' has {info.file_size} bytes, its header requires {start + size}")
+        if info.compress_type != zipfile.ZIP_STORED or not size:
+            return np.frombuffer(member.read(), dtype).reshape(shape, order="F" if is_fortran else "C")
+    name, extra = (int.from_bytes(content[info.header_offset + k :][:2].tobytes(), "little") for k in (26, 28))
     offset = info.header_offset + LOCAL_HEADER + name + extra + start
-    if offset + dtype.itemsize * math.prod(shape) > file.stat().st_size:
+    if offset + size > content.size:
         raise ValueError(f"'{info.filename}' exceeds the file")
-    view = np.memmap(file, dtype, "r", offset=offset, shape=shape, order="F" if is_fortran else "C")
-    array = np.asarray(view)
+    array = np.asarray(content[offset : offset + size]).view(dtype).reshape(shape, order="F" if is_fortran else "C")
     return array if array.ctypes.data % dtype.alignment == 0 else array.copy()

@@ -9,6 +9,7 @@ from typing import Any
 
 from mithril.base import InputError, UnsupportedError
 from mithril_hub.gguf.wordpiece import wordpiece_entries, wordpiece_json
+from mithril_tools.gguf.reader import read_metadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PREFIX = "tokenizer.ggml."
@@ -143,17 +144,7 @@ def _unsupported(tokenizer: str) -> UnsupportedError:
 # -- reading ----------------------------------------------------------------------------------------------------------
 def read_entries(path: Path) -> dict[str, Any]:
     """Return the entries ``tokenizer.*`` of a GGUF file."""
-    try:
-        import gguf
-    except ImportError:
-        raise UnsupportedError(
-            "GGUF files require the package gguf", hint="pip install mithril-ggml, which requires it"
-        ) from None
-    try:
-        fields = gguf.GGUFReader(path, "r").fields
-        return {name: f.contents() for name, f in fields.items() if name.startswith("tokenizer.")}
-    except Exception as error:  # the library raises plain exceptions
-        raise InputError(f"'{path}' is not a readable GGUF file", facts=[f"{type(error).__name__}: {error}"]) from None
+    return {name: value for name, value in read_metadata(path).items() if name.startswith("tokenizer.")}
 
 
 def tokenizer_json(entries: Mapping[str, Any], path: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.base import InputError
+from mithril.base import InputError, check_memory
 from mithril.system import Store
 from mithril_tools.gguf.formats import BY_CODE, OTHERS, TERNARY
 
@@ -24,6 +24,7 @@ MAX_ENTRIES = 1 << 17  # of metadata, and of tensors
 MAX_KEY = 1 << 10
 MAX_NAME = 63  # ggml cuts longer names off
 MAX_ELEMENTS = 1 << 44
+POINTER, NUMBER, TEXT = 8, 40, 80  # bytes of memory of an element of a list: a small number, another one, a short text
 ARRAY, STRING, BOOL = 9, 8, 7
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 Array = np.ndarray[Any, Any]
@@ -87,6 +88,7 @@ class _Reader:
         self.data = data
         self.path = path
         self.at = 0
+        self.memory = 0  # bytes of the Python objects of the metadata
 
     def error(self, message: str) -> InputError:
         return InputError(
@@ -121,6 +123,10 @@ class _Reader:
             return self.array(field)
         raise self.error(f"{field} has the unknown type {kind}")
 
+    def charge(self, memory: int, field: str) -> None:
+        self.memory += memory
+        check_memory(self.memory, self.data.size, f"the metadata of '{self.path}' up to {field:.60}")
+
     def array(self, field: str) -> list[Any]:
         kind = self.number("<I", f"the type of {field}")
         count = self.number("<Q", f"the length of {field}")
@@ -128,12 +134,14 @@ class _Reader:
         if kind == STRING:
             if count > left // 8:
                 raise self.error(f"{field} has {count} elements, more than the file can hold")
+            self.charge(count * TEXT, field)
             return [self.text(f"an element of {field}") for _ in range(count)]
         if kind not in _SCALARS:
             raise self.error(f"{field} has elements of the unknown type {kind}")
         size = struct.calcsize(_SCALARS[kind])
         if count > left // size:
             raise self.error(f"{field} has {count} elements, more than the file can hold")
+        self.charge(count * (POINTER if size == 1 else NUMBER), field)
         form = "u1" if kind == BOOL else _SCALARS[kind]
         raw = np.frombuffer(self.bytes(count * size, field), dtype=np.dtype(form))
         return [bool(x) for x in raw] if kind == BOOL else raw.tolist()
@@ -174,11 +182,8 @@ class _Reader:
         return list(infos.values())
 
 
-def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True, types: Types = BY_CODE) -> GGUFFile:
-    """Read a GGUF file. ``mapped`` leaves tensors in it until they are used; it must then not change.
-
-    Otherwise they are left in a copy of the file. ``types`` has the formats of blocks that the file may contain.
-    """
+def _opened(path: str | os.PathLike[str], *, mapped: bool) -> _Reader:
+    """Return a reader of a file behind its version."""
     name = os.fspath(path)
     try:
         if not Path(name).is_file():
@@ -194,10 +199,26 @@ def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True, types: Types
     version = reader.number("<I", "the header")
     if version not in VERSIONS:
         raise reader.error(f"version {version} is unknown, or the bytes are in another order")
+    return reader
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the metadata of a GGUF file, whose tensors may have any type."""
+    reader = _opened(path, mapped=True)
+    _, entries = reader.count("tensors"), reader.count("entries")
+    return reader.metadata(entries)
+
+
+def read_gguf(path: str | os.PathLike[str], *, mapped: bool = True, types: Types = BY_CODE) -> GGUFFile:
+    """Read a GGUF file. ``mapped`` leaves tensors in it until they are used; it must then not change.
+
+    Otherwise they are left in a copy of the file. ``types`` has the formats of blocks that the file may contain.
+    """
+    reader = _opened(path, mapped=mapped)
     tensors, entries = reader.count("tensors"), reader.count("entries")
     metadata = reader.metadata(entries)
     infos = reader.infos(tensors)
-    return GGUFFile(name, metadata, _tensors(reader, metadata, infos, types))
+    return GGUFFile(reader.path, metadata, _tensors(reader, metadata, infos, types))
 
 
 def _copied(path: str) -> Array:
