@@ -76,3 +76,21 @@ def test_no_element_is_the_largest_of_none(op):
     guard.check({"N": 1}, {})
     with pytest.raises(GuardError):
         guard.check({"N": 0}, {})
+
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint32", "uint64")
+
+
+@pytest.mark.parametrize("source", INTEGERS)
+@pytest.mark.parametrize("target", INTEGERS)
+def test_integer_casts_discard_high_bits(source, target):
+    limits = np.iinfo(source)
+    x = np.array([limits.min, limits.min + 1, 0, 1, 127, limits.max // 3, limits.max - 1, limits.max], source)
+    expected = [(int(n) - np.iinfo(target).min) % 2 ** np.iinfo(target).bits + np.iinfo(target).min for n in x]
+    result = ops.cast(x, dtype=target)
+    assert result.dtype == target and result.tolist() == expected
+
+
+def test_bincount_leaves_out_integers_beyond_32_bits():
+    assert ops.bincount(np.array([2**32 + 1, 1, -1, 3]), size=3).tolist() == [0, 1, 0]
+    assert ops.bincount(np.array([-1, 3, 100], np.int8), size=300).tolist()[3:101:97] == [1, 1]

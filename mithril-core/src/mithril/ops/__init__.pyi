@@ -299,11 +299,17 @@ broadcast_to: _broadcast_to
 """x repeated along axes of size 1 and new leading axes to match the shape."""
 
 class _cast(Op):
-    """Conversion to another dtype. Floats to integers round towards zero and saturate; nan becomes 0."""
+    """Conversion to another dtype.
+
+    Floats to integers round towards zero and saturate; nan becomes 0. Integers wrap: high bits are discarded.
+    """
     def __call__(self, x: Any, *, dtype: Any) -> Any: ...
 
 cast: _cast
-"""Conversion to another dtype. Floats to integers round towards zero and saturate; nan becomes 0."""
+"""Conversion to another dtype.
+
+Floats to integers round towards zero and saturate; nan becomes 0. Integers wrap: high bits are discarded.
+"""
 
 class _ceil(Op):
     """Smallest integer not below x."""

@@ -19,7 +19,7 @@ from mithril.ops.elementwise import (
     not_equal,
     where,
 )
-from mithril.ops.indexing import scatter_nd, scatter_nd_add, take
+from mithril.ops.indexing import scatter_nd, scatter_nd_add, take, wide_positions
 from mithril.ops.reduction import cumsum, sum
 from mithril.ops.shape import concat, reshape, unsqueeze
 from mithril.ops.slicing import narrow
@@ -59,9 +59,9 @@ def bincount(x, *, size: int):
     kind = as_dtype(x.dtype)
     if not kind.is_integer:
         raise DTypeError(f"bincount requires integers, got {kind}", hint="cast them: cast(x, dtype='int32')")
-    flat = reshape(cast(x, dtype=int32), shape=(-1,))
+    flat = reshape(wide_positions(x), shape=(-1,))
     in_range = logical_and(greater_equal(flat, 0), less(flat, size))
-    place = unsqueeze(where(in_range, flat, size), axis=(-1,))  # one more bin for the others
+    place = unsqueeze(where(in_range, cast(flat, dtype=int32), size), axis=(-1,))  # one more bin for the others
     counts = scatter_nd_add(full(shape=(size + 1,), value=0, dtype="int32"), place, cast(in_range, dtype=int32))
     return narrow(counts, 0, 0, size)
 
@@ -103,7 +103,7 @@ def nonzero(x, *, size: int, fill: int = -1):
 def unique(x, *, size: int, fill: float = 0.0):
     """The ``size`` least distinct elements in order, ``fill`` beyond them; positions of all elements among the distinct
     ones, how often each occurs, and their number."""
-    flat = reshape(x, shape=(-1,))
+    flat = reshape(wide_positions(x), shape=(-1,))
     count = _count(flat)
     order = argsort(flat)
     ordered = take(flat, order)

@@ -409,7 +409,6 @@ WORDS = {
     "numbers": "jnp.arange({0})",
     "part_at": "lax.dynamic_slice({0}, tuple({1}), {2})",
     "put_part": "lax.dynamic_update_slice({0}, {2}, tuple({1}))",
-    "saturated": "jnp.clip",
     "size": "{0}.size",
     "sizes": "jnp.asarray({0}, {1}.dtype)",
     "stable_argsort": "jnp.argsort({0}, axis={1}, stable=True)",

@@ -418,7 +418,6 @@ WORDS = {
     "put_part": "mx.slice_update({0}, {2}, {1}, tuple(range({0}.ndim)))",
     "raise_part": "{0}.at[{1}].add({2})",
     "raised": "mx.maximum",
-    "saturated": "mx.clip",
     "size": "{0}.size",
     "sizes": "mx.array({0}, mx.int64)",
     "to_word": "{0}.astype(mx.uint32)",

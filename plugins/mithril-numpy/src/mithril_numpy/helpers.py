@@ -328,7 +328,6 @@ WORDS = {
     "numbers": "np.arange({0})",
     "ones": "np.ones({0}, {1}.dtype)",
     "raised": "np.maximum({0}, {1}, out={0})",
-    "saturated": "np.minimum(np.maximum({0}, {1}), {2})",
     "size": "{0}.size",
     "stable_argsort": 'np.argsort({0}, {1}, kind="stable")',
     "to_word": "np.asarray({0}).astype(np.int64).astype(np.uint32).reshape(1)",

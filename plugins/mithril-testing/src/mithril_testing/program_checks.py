@@ -62,7 +62,7 @@ class ProgramChecks:
         self.check([f"rank:{rank}"], lambda: self.compare(graph, arguments, 16.0))
 
     def test_casts(self) -> None:
-        """Cast between all pairs of dtypes: extremes saturate, nan becomes 0, fractions are cut."""
+        """Cast between all pairs of dtypes: floats saturate, integers wrap, nan becomes 0, fractions are cut."""
         graph, arguments = self.lowered(programs.casts(self.make().dtypes))
         self.check(["casts"], lambda: self.compare(graph, arguments, 1.0, signs=lambda _: True))
 

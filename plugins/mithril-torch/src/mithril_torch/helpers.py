@@ -674,7 +674,6 @@ WORDS = {
     "ones": "torch.ones({0}, dtype={1}.dtype, device={1}.device)",
     "raised": "torch.maximum",
     "right_shift": "torch.bitwise_right_shift",
-    "saturated": "torch.clamp({0}.to(torch.int64), {1}, {2})",
     "signed_zero": "torch.copysign(torch.zeros_like({0}), {0})",
     "size": "{0}.numel()",
     "sizes": "torch.tensor({0}, device={1}.device)",

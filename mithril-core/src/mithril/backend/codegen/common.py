@@ -87,16 +87,12 @@ def shared_helpers(table: Lowerings) -> None:
 
 
 def integer_cast(call: Call, plain: str) -> str:
-    """Return a cast to integers: ``plain`` if the dtype represents all values of the operand's, else saturating."""
+    """Return a cast to integers: ``plain``, which wraps, for integers; floats saturate."""
     source, target = call.operand_type("x").dtype, call.type.dtype
-    low, high = target.limits
-    helper = integers.float_to_int
     if not source.is_float:
-        smallest, largest = (0, 1) if source.is_bool else source.limits
-        if low <= smallest and largest <= high:
-            return plain
-        helper, low, high = integers.int_to_int, max(low, smallest), min(high, largest)
-    return f"{call.helper(helper)}({call.array('x')}, {call.dtype()}, {low}, {high})"
+        return plain
+    low, high = target.limits
+    return f"{call.helper(integers.float_to_int)}({call.array('x')}, {call.dtype()}, {low}, {high})"
 
 
 def dtype_of(node: Node, k: int = 0) -> Any:

@@ -166,7 +166,10 @@ class Clip(OperationLayer):
     def __init__(self, low: float | None = None, high: float | None = None, *, in_place: bool = False, name: str | None = None) -> None: ...
 
 class Cast(OperationLayer):
-    """Conversion to another dtype. Floats to integers round towards zero and saturate; nan becomes 0."""
+    """Conversion to another dtype.
+
+    Floats to integers round towards zero and saturate; nan becomes 0. Integers wrap: high bits are discarded.
+    """
     def __init__(self, dtype: Any, *, in_place: bool = False, name: str | None = None) -> None: ...
 
 class Add(OperationLayer):

@@ -222,7 +222,7 @@ def _choose(condition: Array, a: Array, b: Array, out: Array) -> None:
 
 @row("cast")
 def _cast(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
-    """Between floats NumPy's own; to integers the declaration, which saturates."""
+    """Between floats NumPy's own; to integers the declaration."""
     source, target = dtype_of(node), node.result.dtype
     if source is target:
         return x

@@ -42,11 +42,6 @@ def shift_right(a, b):
     return xp.where(in_range, xp.right_shift(a, xp.where(in_range, b, 0)), past)
 
 
-def int_to_int(x, dtype, low, high):
-    """Cast integers, saturating at limits that both dtypes represent."""
-    return xp.astype(xp.saturated(x, low, high), dtype)
-
-
 @needs(single)
 def float_to_int(x, dtype, low, high):
     """Cast floats to an integer dtype with these limits: truncate, saturate, and convert nan to 0."""

@@ -366,32 +366,26 @@ def _shift_right(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> 
 
 # -- casts --------------------------------------------------------------------------------------------------------
 def convert(code: t.Code, x: t.Expr, source: DType, target: DType) -> t.Expr:
-    """Convert between dtypes: floats to integers round towards zero and saturate, nan becomes 0; integers saturate."""
+    """Convert between dtypes: floats to integers round towards zero and saturate, nan becomes 0; integers wrap."""
     if source is target:
         return x
     if target.is_bool:
         return ~t.equal(x, one(source, 0))
-    if target.is_float or source.is_bool:
+    if target.is_float or not source.is_float:
         return t.cast(x, computed(target))
     x = code.let(x)
     low, high = target.limits
-    if source.is_float and target.bits <= 16:  # floats have both limits: convert once, without branches
+    if target.bits <= 16:  # floats have both limits: convert once, without branches
         zero, lowest, highest = (one(source, float(limit)) for limit in (0, low, high))
         x = code.let(t.select(t.isnan(x), zero, x))
         x = code.let(t.select(x < lowest, lowest, x))
         x = code.let(t.select(x > highest, highest, x))
         return t.cast(t.cast(x, "int32"), target.name)
-    if source.is_float:
-        over = x >= one(source, float(high))
-        under = x <= one(source, float(low))
-        is_outside = over | under | t.isnan(x)
-        converted = t.cast(t.select(is_outside, one(source, 0.0), x), target.name)
-        return t.select(over, one(target, high), t.select(under, one(target, low), converted))
-    if low > source.limits[0]:
-        x = code.let(extreme("gt", x, one(source, low), source))
-    if high < source.limits[1]:
-        x = extreme("lt", x, one(source, high), source)
-    return t.cast(x, target.name)
+    over = x >= one(source, float(high))
+    under = x <= one(source, float(low))
+    is_outside = over | under | t.isnan(x)
+    converted = t.cast(t.select(is_outside, one(source, 0.0), x), target.name)
+    return t.select(over, one(target, high), t.select(under, one(target, low), converted))
 
 
 @rule(ops.cast)
