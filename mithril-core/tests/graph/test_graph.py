@@ -7,7 +7,7 @@ import pytest
 
 from mithril.base.dims import Dim
 from mithril.base.dtypes import float32
-from mithril.base.errors import GraphError, OperationError, VerificationError
+from mithril.base.errors import GraphError, MithrilError, OperationError, VerificationError
 from mithril.base.registry import operation
 from mithril.base.tensor_type import TensorType
 from mithril.ir import (
@@ -341,3 +341,18 @@ def test_symbolic_sizes_are_printed():
         y = sum(x, axis=1)
     assert repr(y) == "%sum: f32[B]"
     assert isinstance(b.build({"y": y}).nodes[0], Node)
+
+
+# -- sizes of inputs -------------------------------------------------------------------------------------------------
+def test_text_sizes_of_inputs_are_symbols():
+    with Builder() as b:
+        x = b.input("x", ("B", 3, "2*B"))
+        w = b.param("w", (np.int64(3), 4))
+    assert x.type == TensorType(float32, (Dim("B"), 3, 2 * Dim("B")))
+    assert type(w.type.shape[0]) is int
+
+
+@pytest.mark.parametrize("size", [2.0, True, None, -1, "B?", "", (2,)])
+def test_invalid_size_of_an_input(size):
+    with pytest.raises(MithrilError, match="size"), Builder() as b:
+        b.input("x", (size, 3))

@@ -15,7 +15,7 @@ import numpy as np
 
 from mithril.axes.op_axes import WHOLE, Factors, OpAxes, unknown_axes
 from mithril.axes.resolution import resolve
-from mithril.base import MithrilError, Size, TensorType, collect_guards
+from mithril.base import MithrilError, Size, TensorType, collect_guards, numel
 from mithril.ir import Graph, Node, Op, Value, limits_of, parse_axes, types_of
 
 _CACHE: WeakKeyDictionary[Op, dict[Any, OpAxes]] = WeakKeyDictionary()
@@ -69,12 +69,18 @@ def _resolve(
 
 
 def flops(node: Node) -> Size:
-    """Return the number of floating-point operations: as declared, or two per term of a product."""
+    """Return the number of floating-point operations: as declared, else the sum over the body of a composite, two per
+    term of a product, or one per element of the results of another operation that computes.
+    """
     op = node.op
-    if not op.cost and not op.composite and not op.moves and op.infer_rule is None:
+    if op.cost is None and op.composite:
+        total: Size = 0
+        for inner in op.decompose(operand_types(node), node.attributes).nodes:
+            total = total + flops(inner)
+        return total
+    if op.cost is None and node.operands and not op.moves and op.infer_rule is None:
         axes = axes_of(node)
-        if axes.is_product:
-            return axes.terms * 2
+        return axes.terms * 2 if axes.is_product else sum(numel(value.type.shape) for value in node.results)
     return op.declared_flops(operand_types(node), [v.type for v in node.results], node.attributes)
 
 

@@ -114,7 +114,7 @@ def _reduces(op: Op) -> bool:
 def is_expensive(node: Node, flops: float = EXPENSIVE) -> bool:
     """Whether the declared cost per element is at least ``flops``."""
     cost = node.op.cost
-    return not callable(cost) and cost >= flops
+    return not callable(cost) and (cost or 0.0) >= flops
 
 
 def reads_rows(node: Node, operand: int) -> str | None:
@@ -175,7 +175,7 @@ def precision(node: Node) -> str:
     if op.composite and not op.elementwise and op.declared_axes is None:
         inner = {precision(n) for n in body(node).nodes}
         return "follow" if inner <= {"follow"} else "full"
-    if op.moves or (op.elementwise and not callable(op.cost) and op.cost <= 1):
+    if op.moves or (op.elementwise and not callable(op.cost) and (op.cost or 0.0) <= 1):
         return "follow"
     return "low" if is_product(node) else "full"
 

@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 
 from mithril.base import (
+    Dim,
     DType,
     GraphError,
     Guard,
     MithrilError,
+    ShapeError,
     Size,
     TensorType,
     collect_guards,
     dtype as as_dtype,
     operation,
+    parse_dim,
     scalar_dtype,
 )
 from mithril.ir.core import NOWHERE, Attributes, Graph, Input, Node, Op, Origin, Output, Value, as_results, types_of
@@ -96,7 +99,8 @@ class Builder:
         tags: Attributes | None = None,
         of: str = "",
     ) -> Value:
-        value = Value(self.unique(name), TensorType(as_dtype(dtype), tuple(shape)))
+        sizes = tuple(_size(d, name) for d in shape)
+        value = Value(self.unique(name), TensorType(as_dtype(dtype), sizes))
         self.inputs.append(Input(value, role, data, tags or {}, of))
         return value
 
@@ -175,6 +179,20 @@ class Builder:
     def build(self, outputs: Value | Iterable[Value | Output] | Mapping[str, Value]) -> Graph:
         """Return the graph. A mapping of ``outputs`` also provides their names, an ``Output`` its role."""
         return Graph(tuple(self.inputs), tuple(self.nodes), as_results(outputs), self.name, tuple(self.guards))
+
+
+def _size(size: Any, name: str) -> Size:
+    """Return a size of an input, with text such as ``"B"`` or ``"2*B"`` as a symbolic one."""
+    if isinstance(size, Dim):
+        return size
+    if isinstance(size, str):
+        return parse_dim(size)
+    if isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0:
+        return int(size)
+    raise ShapeError(
+        f"the size {size!r} of input '{name}' is neither a number of elements nor a symbol",
+        hint='sizes look like 32, "B" or "2*B"',
+    )
 
 
 def is_building() -> bool:

@@ -187,8 +187,8 @@ class Op(Declaration):
         """Return the floating-point operations by the declared ``cost``: a function, or a number per result element."""
         if callable(self.cost):
             return self.cost(types, results, attributes)
-        elements = numel(results[0].shape)
-        return int(self.cost * elements) if isinstance(elements, int) else elements * int(self.cost)
+        cost, elements = self.cost or 0.0, numel(results[0].shape)
+        return int(cost * elements) if isinstance(elements, int) else elements * int(cost)
 
 
 class Node:

@@ -66,7 +66,7 @@ class Declaration:
     elementwise: bool = False  # broadcasts, one result element per element
     commutative: bool = False
     composite: bool = False  # the reference is composed of other operations
-    cost: Callable[..., Size] | float = 0.0
+    cost: Callable[..., Size] | float | None = None  # of a result element, or of a call; None if undeclared
     samples: Sequence[Any] = ()
     tolerance: float = 1.0  # factor on the tolerances of the conformance kit
     gradient: Callable[..., Any] | None = None

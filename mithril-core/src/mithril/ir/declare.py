@@ -139,7 +139,7 @@ def op(
     dtype: Callable[..., Any] | None = None,
     infer: Callable[..., Any] | None = None,
     canonical: Callable[..., dict[str, Any]] | None = None,
-    flops: Callable[..., Any] | float = 0.0,
+    flops: Callable[..., Any] | float | None = None,
     name: str | None = None,
     opaque: bool = False,
     axes: str | Callable[..., Any] | None = None,
@@ -149,6 +149,8 @@ def op(
     """Declare a primitive: the decorated function names it and is its reference implementation on NumPy arrays.
 
     Positional parameters are operands (optional if their default is None), keyword-only parameters are attributes.
+    ``flops`` is the number of floating-point operations per element of the result, or a function of types, result types
+    and attributes. Undeclared, it is the sum over the body of a composite, that of a product by its axes, else one.
     ``canonical(types, attributes)`` canonicalizes attributes, for example a ``-1`` in a shape, before any other use.
     Declare the gradient afterwards with ``@name.vjp`` or ``name.no_vjp("reason")``.
     """
@@ -169,7 +171,7 @@ def composite(
     *,
     name: str | None = None,
     canonical: Callable[..., dict[str, Any]] | None = None,
-    flops: Callable[..., Any] | float = 0.0,
+    flops: Callable[..., Any] | float | None = None,
     elementwise: bool = False,
     axes: str | Callable[..., Any] | None = None,
     **facts: Unpack[CallFacts],

@@ -21,6 +21,7 @@ constant.no_vjp("a constant does not depend on anything")
 
 
 @op(
+    flops=0,
     shape=same_shape,
     dtype=attribute_dtype,
     samples=[
@@ -68,6 +69,7 @@ def _same_bits(dtypes: Sequence[DType | None], attributes: Mapping[str, Any]) ->
 
 
 @op(
+    flops=0,
     shape=same_shape,
     dtype=_same_bits,
     samples=[

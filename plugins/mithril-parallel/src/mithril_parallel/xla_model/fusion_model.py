@@ -48,7 +48,7 @@ def pointwise(node: Node) -> bool:
     if node.op.elementwise or is_unchanged(node) or is_source(node):
         return True
     # slices, pads and concatenations, but not sorts or gathers
-    return node.op.moves and node.op.cost == 0 and not axes_of(node).lookups
+    return node.op.moves and not node.op.cost and not axes_of(node).lookups
 
 
 def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> FusedGraph:
