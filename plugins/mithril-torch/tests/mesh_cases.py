@@ -121,7 +121,7 @@ def collectives_are_those_expected():
     expected = [
         ((2,), {}, {"all_reduce": 1}),
         ((2,), {"parallelism": "fsdp"}, {"all_gather": 1, "reduce_scatter": 1}),
-        ((1, 2), {}, {"all_reduce": 5}),
+        ((1, 2), {}, {"all_reduce": 4}),  # of attention and of the feedforward layer
     ]
     for mesh, options, collectives in expected:
         compiled, params, _ = stepped(ml.TorchBackend(device_mesh=mesh), **options)
@@ -348,6 +348,29 @@ def activations_and_classes_in_parts():
         collectives = counts(lambda t=trainer: t.step(batch))
         assert collectives["all_gather"] == gathers, collectives
         assert collectives.get("reduce_scatter", 0) == scatters, collectives
+
+
+def rows_that_processes_cannot_divide():
+    """Train, evaluate and predict with batches down to one row: activations between products are complete."""
+    ways = {
+        2: [((1, 2), {}), ((1, 2), {"parallelism": "sequence"})],
+        4: [((2, 2), {"parallelism": "fsdp"}), ((2, 2), {"parallelism": ("context", "model")}), ((2, 2), {})],
+    }
+    model, batch, loss = language("small")
+    some = {n: {name: x[8 - n :] for name, x in batch.items()} for n in (5, 3, 1)}
+
+    def results(mesh, options):
+        backend = ml.TorchBackend(device_mesh=mesh)
+        trainer = ml.Trainer(model, ml.SGD(1.0), loss=loss, backend=backend, progress=False, seed=0, **options)
+        losses = [float(trainer.step(some[n])["loss"]) for n in (5, 1)]
+        losses += [trainer.evaluate([some[3], some[1]])["loss"]]
+        return {"loss": np.array(losses), "y": trainer.predict(some[1]["tokens"]), **trainer.engine.to_numpy()}
+
+    expected = results(None, {})
+    for mesh, options in ways[dist.get_world_size()]:
+        actual = results(mesh, options)
+        for name, right in expected.items():
+            np.testing.assert_allclose(actual[name], right, rtol=1e-4, atol=1e-5, err_msg=f"{mesh} {options}: {name}")
 
 
 def sums_of_gradients_are_split_like_their_parameters():

@@ -298,22 +298,22 @@ def sampled_grads(g, x, grid, mode, padding_mode, align_corners, dtype):
 
 
 # -- indexing -----------------------------------------------------------------------------------------------------
-def reduced(x):
-    """Return a DTensor with its pending sums reduced: rows of a split table can be read only once before."""
+def summed_parts(x):
+    """Return a DTensor with its pending sums computed: rows of a split table can be read only once before."""
     from torch.distributed.tensor import Replicate
 
     placements = [Replicate() if p.is_partial() else p for p in getattr(x, "placements", ())]
     return x.redistribute(placements=placements) if placements else x
 
 
-@needs(positions, in_parts, reduced)
+@needs(positions, in_parts, summed_parts)
 def take(x, indices, axis):
     """Return the elements at ``indices`` along an axis."""
     selected = positions(indices, x.shape[axis])
     embeds = torch.is_grad_enabled() or in_parts(x)
     if axis == 0 and x.ndim == 2 and x.is_floating_point() and embeds:
         rows = F.embedding(selected, x)  # DTensor splits its table; by index_select it would gather it
-        return rows if type(rows) is torch.Tensor else reduced(rows)
+        return rows if type(rows) is torch.Tensor else summed_parts(rows)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     return x.index_select(axis, selected.reshape(-1)).reshape(shape)
 

@@ -1,8 +1,9 @@
 """Layouts over the axis ``model`` for engines that split weights: of activations between products, and of classes.
 
-An engine such as DTensor derives the layout of most values from those of its operands. Two decisions are better made
-with the whole graph in view: which activations are split along the sequence, and which reductions over classes
-work on parts of the classes.
+An engine such as DTensor derives the layout of most values from those of its operands. Without a layout of the
+activations between products it also splits rows, of which there may be too few. Their layout is therefore fixed where
+an operation with split weights begins and where it ends, with the exchanges of Megatron: a sum over the processes of
+its result, and in the backward pass of the gradient of its operand. Reductions over classes work on parts of them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ SEQUENCE = 1  # the axis of a sequence in activations
 
 
 def with_model_layout(graph: Graph, splits: Mapping[str, Split], parts: int, *, sequences: bool = False) -> Graph:
-    """Return the graph with tags on operations over classes that are split, for weights in these splits.
+    """Return the graph with layouts of activations, for weights in these splits, and tags on operations over classes.
 
-    With ``sequences`` activations between products are split along the sequence: the sum of a product becomes a
-    reduce-scatter, and a product whose weight is split by columns gathers its operand. Operations in between, such
-    as normalization, work on parts.
+    Activations between products are complete. With ``sequences`` they are split along the sequence, if it can be
+    divided: the sum of a product becomes a reduce-scatter, and a product whose weight is split by columns gathers its
+    operand. Operations in between, such as normalization, work on parts.
     """
     return _ModelLayout(graph, splits, parts, sequences).run()
 
@@ -35,14 +36,16 @@ class _ModelLayout:
         self.graph, self.mesh, self.sequences = graph, Mesh({MODEL: parts}), sequences
         self.splits: dict[Value, Split] = {i.value: splits.get(i.name, replicated(i.value.ndim)) for i in graph.inputs}
         self.in_parts: dict[Value, Value] = {}  # values that are split along the sequence, and how the graph reads them
-        self.complete: dict[Value, Value] = {}  # the same values, gathered
+        self.complete: dict[Value, Value] = {}  # values as operations with split operands read them
+        self.sums: dict[Value, Value] = {}  # partial results, and their sums
+        self.parameters = {i.value for i in graph.with_role("param")}
         self.nodes: list[Node] = []
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
             self._add(node)
-        read = {v: self.in_parts.get(v, v) for v in self.graph.outputs}
-        outputs = self.graph.carrying([read[v] for v in self.graph.outputs])
+        read = self.in_parts | self.sums
+        outputs = self.graph.carrying([read.get(v, v) for v in self.graph.outputs])
         return self.graph.replaced(nodes=tuple(self.nodes), results=outputs)
 
     def _add(self, node: Node) -> None:
@@ -51,24 +54,41 @@ class _ModelLayout:
         in_parts = [v in self.in_parts for v in node.operands]
         sharding = self._sharding(node)
         keeps = any(in_parts) and self._keeps(node, sharding)
-        operands = []
+        operands: list[Value | None] = []
         for v in node.operands:
-            if v is None or v not in self.in_parts:
-                operands.append(v)
+            if keeps and v is not None and v in self.in_parts:
+                operands.append(self.in_parts[v])
             else:
-                operands.append(self.in_parts[v] if keeps else self._gathered(v, node))
+                operands.append(self._operand(v, node))
         self.nodes.append(node.replaced(operands=tuple(operands)))
         if keeps:
             for v, split in zip(node.results, sharding.result_splits, strict=True):
                 self.splits[v], self.in_parts[v] = split, v
             return
         sharding = self._sharding(node, complete=True)
-        is_read = any(v is not None and v not in self.in_parts and MODEL in self.splits[v] for v in node.operands)
         for v, split in zip(node.results, sharding.result_splits, strict=True):
             self.splits[v] = split
-            if self.sequences and is_read and MODEL not in split and self._is_sequence(v):  # a sum over parts
-                self.splits[v] = tuple(MODEL if k == SEQUENCE else None for k in range(v.ndim))
-                self.in_parts[v] = self._constrained(v, self.splits[v], node)
+            if self._reads_split(node) and MODEL not in split and v.dtype.is_float:  # a sum over parts
+                if self.sequences and self._is_sequence(v):
+                    self.splits[v] = tuple(MODEL if k == SEQUENCE else None for k in range(v.ndim))
+                    self.in_parts[v] = self._constrained(v, self.splits[v], node)
+                else:
+                    self.sums[v] = self._constrained(v, split, node)
+
+    def _reads_split(self, node: Node) -> bool:
+        return any(v is not None and v not in self.in_parts and MODEL in self.splits[v] for v in node.operands)
+
+    def _operand(self, v: Value | None, reader: Node) -> Value | None:
+        """Return a value as a node reads it that does not keep parts of sequences."""
+        if v is None:
+            return v
+        source = self.in_parts[v] if v in self.in_parts else self.sums.get(v, v)
+        enters = v not in self.parameters and v.dtype.is_float and MODEL not in self.splits[v]
+        if v not in self.in_parts and not (enters and self._reads_split(reader)):
+            return source
+        if v not in self.complete:
+            self.complete[v] = self._constrained(source, replicated(v.ndim), reader)
+        return self.complete[v]
 
     def _sharding(self, node: Node, *, complete: bool = False) -> OpSharding:
         splits = [
@@ -90,12 +110,7 @@ class _ModelLayout:
         return along and MODEL not in sharding.sums
 
     def _is_sequence(self, v: Value) -> bool:
-        return v.ndim > 2 and v.dtype.is_float and self.mesh.divides(MODEL, sizes(v)[SEQUENCE])
-
-    def _gathered(self, v: Value, reader: Node) -> Value:
-        if v not in self.complete:
-            self.complete[v] = self._constrained(self.in_parts[v], replicated(v.ndim), reader)
-        return self.complete[v]
+        return v.ndim > 2 and self.mesh.divides(MODEL, sizes(v)[SEQUENCE])
 
     def _constrained(self, v: Value, split: Split, neighbor: Node) -> Value:
         result = Value(f"{v.name}_{'parts' if any(split) else 'complete'}", v.type)
@@ -113,7 +128,8 @@ class _ModelLayout:
         axis: Any = node.attributes["axis"]
         if self.splits[x][axis] != MODEL:
             return False
-        self.nodes.append(node.replaced(tags={**node.tags, CLASSES: MODEL}))
+        operands = tuple(None if v is None else self.sums.get(v, v) for v in node.operands)
+        self.nodes.append(node.replaced(operands=operands, tags={**node.tags, CLASSES: MODEL}))
         is_lookup = node.op is ops.take_along_axis
         self.splits[node.result] = replicated(node.result.ndim) if is_lookup else self.splits[x]
         return True

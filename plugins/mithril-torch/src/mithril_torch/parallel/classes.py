@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from mithril.backend import needs
 from mithril.ir import Node
 from mithril_torch.lowering import table
-from mithril_torch.parallel.collectives import _all_reduce
+from mithril_torch.parallel.collectives import _all_reduce, of_parts
 
 IMPORTS = ("from mithril_torch.parallel.classes import log_softmax_of_parts, looked_up_in_parts",)
 
@@ -45,7 +45,7 @@ def log_softmax_of_parts(x: Any, axis: int) -> Any:
     if not isinstance(x, DTensor) or tuple(x.placements) != (Shard(axis),):
         return torch.log_softmax(x.full_tensor() if isinstance(x, DTensor) else x, axis)
     y = _LogSoftmax.apply(x.to_local(), axis, x.device_mesh.get_group())
-    return DTensor.from_local(y, x.device_mesh, x.placements, run_check=False)
+    return of_parts(y, x.device_mesh, x.placements)
 
 
 def looked_up_in_parts(x: Any, indices: Any, axis: int) -> Any:
@@ -62,7 +62,7 @@ def looked_up_in_parts(x: Any, indices: Any, axis: int) -> Any:
     is_here = (positions >= 0) & (positions < count)
     elements = torch.take_along_dim(local, positions.clamp(0, count - 1), axis)
     y = _Sum.apply(torch.where(is_here, elements, 0.0), x.device_mesh.get_group())
-    return DTensor.from_local(y, x.device_mesh, [Replicate()], run_check=False)
+    return of_parts(y, x.device_mesh, [Replicate()])
 
 
 class _LogSoftmax(torch.autograd.Function):  # type: ignore[misc]

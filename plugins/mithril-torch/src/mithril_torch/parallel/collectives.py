@@ -6,6 +6,8 @@ values of all processes that it is: a gradient is then the sum over the objectiv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -98,11 +100,25 @@ def _on_local(function: Any, x: Any, *arguments: Any) -> Any:
     """Apply a collective; a tensor that is split over another axis of the mesh exchanges its local part."""
     if not hasattr(x, "to_local"):
         return function.apply(x, *arguments)
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import Replicate
 
     placements = [Replicate() if p.is_partial() else p for p in x.placements]
     local = x.redistribute(placements=placements).to_local()
-    return DTensor.from_local(function.apply(local, *arguments), x.device_mesh, placements, run_check=False)
+    return of_parts(function.apply(local, *arguments), x.device_mesh, placements)
+
+
+def of_parts(local: torch.Tensor, mesh: Any, placements: Sequence[Any]) -> Any:
+    """Return the ``DTensor`` of equal parts on a mesh of one axis.
+
+    DTensor infers strides from those of the part, which are arbitrary along an axis of length 1 (PyTorch 2.13).
+    """
+    from torch.distributed.tensor import DTensor
+
+    shape = [n * mesh.size() if placements[0].is_shard(k) else n for k, n in enumerate(local.shape)]
+    stride = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
+    return DTensor.from_local(
+        local.contiguous(), mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
 
 
 def _all_reduce(x: torch.Tensor, group: Any, kind: str = "sum") -> torch.Tensor:

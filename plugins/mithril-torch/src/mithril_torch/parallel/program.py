@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import mithril as ml
 from mithril.backend import BuildOptions, Source, SourceExecutable
-from mithril.base import OptionError
+from mithril.base import MithrilError, OptionError
 from mithril.ir import Graph, Input
 from mithril_torch.execution import RunOptions, read, run_settings
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
@@ -24,7 +24,7 @@ from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
 from mithril_torch.parallel.owned_values import part_of_process
 from mithril_torch.parallel.program_parts import ForwardPart, Part, parts_of
 from mithril_torch.parallel.sharded_module import ShardedModule, averaged_over_rows, half_parameters
-from mithril_torch.parallel.tensor_parallel import record_complete_sequences, unsupported, without_rule
+from mithril_torch.parallel.tensor_parallel import layout_error, record_complete_sequences, unsupported
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd differentiates it
@@ -132,11 +132,11 @@ class MeshProgram(MeshArrays):
                 memory = {name: values[name] for name in self.donated}
                 for step in self.steps:
                     values.update(step(values))
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError, ValueError) as error:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise connection_error(error) from error
-            if isinstance(error, NotImplementedError) and "sharding strategy" in str(error):
-                raise without_rule(error, self.axes.size(MODEL)) from error
+            if self.axes.size(MODEL) > 1 and not isinstance(error, (MithrilError, torch.OutOfMemoryError)):
+                raise layout_error(error, self.axes.size(MODEL)) from error
             raise
         results = {n: values[v] if v in values else self._absent(n, memory) for n, v in self.results.items()}
         with torch.no_grad():

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from mithril.backend import needs
 from mithril_torch.lowering import table
+from mithril_torch.parallel.collectives import of_parts
 from mithril_torch.parallel.meshes import group_of
 
 Tensors = tuple[torch.Tensor, ...]
@@ -42,12 +43,12 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mesh: str, causal:
 
 def _on_heads(q: Any, k: Any, v: Any, *arguments: Any) -> Any:
     """Attend with the heads of this process, if all operands are split along them."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import Replicate, Shard
 
     heads = all(getattr(x, "placements", None) == (Shard(1),) for x in (q, k, v))
     places = [Shard(1) if heads else Replicate()]
     parts = [x.redistribute(placements=places).to_local() if hasattr(x, "to_local") else x for x in (q, k, v)]
-    return DTensor.from_local(attend(*parts, *arguments), q.device_mesh, places, run_check=False)
+    return of_parts(attend(*parts, *arguments), q.device_mesh, places)
 
 
 class _Ring(torch.autograd.Function):  # type: ignore[misc]
