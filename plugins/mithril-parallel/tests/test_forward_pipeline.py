@@ -144,13 +144,15 @@ def test_a_loss_whose_gradient_needs_all_chunks_is_refused(kind):
     assert ml.forward_pipeline(loss_graph(kind), ["loss"], 1, 1).cut.seeds is None
 
 
-def test_indivisible_chunks_and_stages_are_refused_with_a_remedy():
+@pytest.mark.parametrize(("rows", "data", "chunks"), [(8, 1, 4), (6, 1, 3), (7, 1, 1), (1, 1, 1), (8, 2, 4), (4, 2, 2)])
+def test_a_batch_that_cannot_be_divided_has_fewer_chunks(rows, data, chunks):
+    graph = forward(block(16, 4, 32), {"x": [rows, 6, 16]})
+    splits = {"x": ("data", None, None)} if data > 1 else {}
+    assert ml.forward_pipeline(graph, [], 1, 4, rows={"data": data}, splits=splits).chunks == chunks
+
+
+def test_impossible_chunks_and_stages_are_refused_with_a_remedy():
     graph = forward(block(16, 4, 32), {"x": [8, 6, 16]})
-    splits = {"x": ("data", None, None)}
-    with pytest.raises(ml.OptionError, match=r"cannot be cut into 8 chunks on 2 processes(.|\n)*pipeline_chunks=4"):
-        ml.forward_pipeline(graph, [], 1, 8, rows={"data": 2}, splits=splits)
-    with pytest.raises(ml.OptionError, match=r"cannot be cut into 3 chunks(.|\n)*pipeline_chunks=2"):
-        ml.forward_pipeline(graph, [], 1, 3)
     with pytest.raises(ml.OptionError, match=r"pipeline_stages=99 is out of range(.|\n)*set pipeline_stages between"):
         ml.forward_pipeline(graph, [], 99)
     with pytest.raises(ml.OptionError, match="must be at least 1"):

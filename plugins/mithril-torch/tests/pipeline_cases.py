@@ -159,6 +159,42 @@ def dropout_and_restarts():
         np.testing.assert_allclose(second.predict(rows), single.predict(rows), rtol=1e-4, atol=1e-5)
 
 
+def batches_that_chunks_cannot_divide():
+    """Train, evaluate and predict with rests of epochs, down to one row; the processes stay in step afterwards."""
+    model, batch, loss = perceptron("small")
+    count = dist.get_world_size()
+
+    def trainer(mesh, options):
+        backend, recipe = ml.TorchBackend(device_mesh=mesh), {"progress": False, "seed": 0}
+        return ml.Trainer(model, ml.SGD(0.1, momentum=0.9), loss=loss, backend=backend, **recipe, **options)
+
+    def fit(trainer, rows, epochs):
+        some = {n: x[:rows] for n, x in batch.items()}
+        if trainer.engine.is_distributed:
+            trainer.fit(some, epochs=epochs, batch_size=8, shuffle=False)
+            return
+        for k in (0, 8) * epochs:
+            trainer.step({n: x[k : k + 8] for n, x in some.items()})
+
+    def results(trainer):
+        fit(trainer, 15, epochs=2)
+        fit(trainer, 9, epochs=1)
+        trainer.step({n: x[:6] for n, x in batch.items()})
+        loss = trainer.evaluate({n: x[:5] for n, x in batch.items()}, batch_size=3)["loss"]
+        return {"loss": loss, "y": trainer.predict(batch["x"][:1]), **trainer.engine.to_numpy()}
+
+    expected = results(trainer(None, {}))
+    ways = [
+        *by_schedule(SCHEDULES),
+        ((count, 1, 1), {"pipeline_chunks": 4}),
+        ((count // 2, 1, 2), {"pipeline_chunks": 4}),
+    ]
+    for mesh, options in ways:
+        chunked = trainer(mesh, options)
+        assert_same([results(chunked)], [expected])
+        assert "pipeline_chunks=4 cannot divide this batch" in str(chunked.engine.compiled.decisions), (mesh, options)
+
+
 def elements_of_processes(x):
     """Return the number of elements that all processes hold of an array."""
     total = torch.tensor(x.to_local().numel())

@@ -36,6 +36,7 @@ CASES = {2: (*ON_TWO, *REJECTED), 4: ("equal_to_one_process",)}
 TRAINED_ON_TWO = (
     "a_training_step_reduces_gradients_once",
     "activations_and_classes_in_parts",
+    "rows_that_processes_cannot_divide",
     "what_cannot_be_divided_is_reported",
     "tokens_travel_to_experts",
     "routed_rows_travel",
@@ -56,6 +57,7 @@ PIPELINES = (
     "terms_equal_in_all_chunks",
     "gradients_of_inputs",
     "dropout_and_restarts",
+    "batches_that_chunks_cannot_divide",
     "stages_have_their_own_parameters",
     "wrong_numbers_are_rejected",
 )
@@ -63,7 +65,12 @@ OWN_GRADIENTS = ("of_rows_and_weights", "in_pipelines", "gradients_on_parts_need
 PIPELINE_CASES = {2: PIPELINES, 4: ("combined",)}
 TRAINING_CASES = {
     2: (*TRAINED, *TRAINED_ON_TWO),
-    4: (*TRAINED, "mixed_precision_without_an_axis_of_examples", "activations_in_parts_of_positions"),
+    4: (
+        *TRAINED,
+        "mixed_precision_without_an_axis_of_examples",
+        "activations_in_parts_of_positions",
+        "rows_that_processes_cannot_divide",
+    ),
 }
 
 

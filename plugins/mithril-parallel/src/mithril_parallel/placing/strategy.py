@@ -7,7 +7,7 @@ The first weight of such a pair is identified by following its product through t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -82,6 +82,15 @@ def forward_nodes(graph: Graph) -> list[Node]:
 
 
 # -- the batch ------------------------------------------------------------------------------------------------------
+def batch_length(graph: Graph) -> int | None:
+    """Return the number of rows of a batch: the length of the first axis that most inputs have, or None."""
+    return _most_common([sizes(i.value)[0] for i in graph.with_role("input") if i.value.ndim])
+
+
+def _most_common(lengths: Sequence[int]) -> int | None:
+    return max(lengths, key=lambda n: (lengths.count(n), n), default=None)
+
+
 def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], chunked: bool, uneven: bool) -> None:
     parts = strategy.mesh.size(DATA)
     if parts == 1:
@@ -92,9 +101,9 @@ def _split_batch(graph: Graph, strategy: Strategy, requests: Mapping[str, int], 
     model_inputs = [i for i in inputs if not i.name.startswith(LINK)]
     inputs = model_inputs or [i for i in inputs if sizes(i.value)[axis] % parts == 0]
     lengths = [sizes(i.value)[axis] for i in inputs]
-    if not lengths:
+    length = _most_common(lengths)
+    if length is None:
         return
-    length = max(lengths, key=lambda n: (lengths.count(n), n))
     if length % parts:
         name = next(i.name for i, n in zip(inputs, lengths, strict=True) if n == length)
         fits = f"use a batch of {parts * max(1, round(length / parts))} (drop_last=True for the end of a DataLoader)"
@@ -128,7 +137,8 @@ def _split_sequence(graph: Graph, strategy: Strategy, requests: Mapping[str, int
     if parts == 1 or not inputs:
         return
     lengths = [sizes(i.value)[axis] for i in inputs]
-    length = max(lengths, key=lambda n: (lengths.count(n), n))
+    length = _most_common(lengths)
+    assert length is not None
     if length % parts:
         name = next(i.name for i, n in zip(inputs, lengths, strict=True) if n == length)
         raise OptionError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mithril.base import OptionError
 from mithril.ir import Graph
 from mithril_parallel.mesh import CONTEXT, DATA, Mesh, Split
-from mithril_parallel.placing.rules import sizes
+from mithril_parallel.placing.strategy import batch_length
 from mithril_parallel.sharding.api import CHUNK
 from mithril_parallel.sharding.forward_chunks import ForwardChunks, forward_chunks
 from mithril_parallel.sharding.forward_stages import ForwardStage, forward_stages
@@ -18,7 +18,7 @@ from mithril_parallel.sharding.spmd import SpmdPartitioner
 
 @dataclass(frozen=True)
 class ForwardPipeline:
-    """The stages of one chunk and of the rows of one process, and the operations after all chunks.
+    """The stages of one of ``chunks`` and of the rows of one process, and the operations after all chunks.
 
     The last stage computes the ends ``objectives``, which have cotangents. ``splits`` are those of the ends over the
     axes of rows; ``partial`` tells over which of them an end is a term of a sum. ``indices`` and ``context_index`` name
@@ -26,6 +26,7 @@ class ForwardPipeline:
     """
 
     stages: list[ForwardStage]
+    chunks: int
     cut: ForwardChunks
     objectives: tuple[str, ...]
     ahead: Graph | None
@@ -46,15 +47,16 @@ def forward_pipeline(
 ) -> ForwardPipeline:
     """Cut a forward graph into stages and its batch into chunks; ``objectives`` are results that have cotangents.
 
+    If ``chunks`` cannot divide the batch, such as the last one of an epoch, fewer do, of equal sizes.
     Each stage is that of one process; ``rows`` are the numbers of processes that divide the inputs as ``splits`` says,
     along ``data`` and other axes. The ends of the chunks, not the results, have cotangents: see ``ForwardChunks``.
     """
     if chunks < 1:
         raise OptionError(f"pipeline_chunks={chunks} must be at least 1")
-    cut = forward_chunks(graph, objectives, chunks)
     inputs = dict(splits or {})
     mesh = Mesh({axis: n for axis, n in (rows or {}).items() if n > 1})
-    _check_rows(cut.body, inputs, chunks, mesh.size(DATA))
+    chunks = _fitting(graph, chunks, mesh.size(DATA) if any(DATA in s for s in inputs.values()) else 1)
+    cut = forward_chunks(graph, objectives, chunks)
     read = {i.name for i in cut.finish.arguments} if cut.finish is not None else set()
     complete = {
         name: (None,) * v.ndim
@@ -68,6 +70,7 @@ def forward_pipeline(
     ends = _objectives(cut, objectives)
     return ForwardPipeline(
         forward_stages(body.graph, stages, ends),
+        chunks,
         cut,
         ends,
         ahead,
@@ -83,14 +86,7 @@ def _objectives(cut: ForwardChunks, results: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _check_rows(body: Graph, splits: Mapping[str, Split], chunks: int, data: int) -> None:
-    """Raise OptionError if the rows of a chunk cannot be divided over the processes."""
-    for i in body.arguments:
-        for n, axis in zip(sizes(i.value), splits.get(i.name, ()), strict=False):
-            if axis == DATA and n % data:
-                possible = [m for m in range(1, chunks) if (n * chunks) % (m * data) == 0]
-                raise OptionError(
-                    f"{n * chunks} items of input '{i.name}' cannot be cut into {chunks} chunks on {data} processes",
-                    facts=[f"a chunk has {n} items"],
-                    hint=f"use a batch of {n * chunks * data}, or set pipeline_chunks={max(possible, default=1)}",
-                )
+def _fitting(graph: Graph, chunks: int, data: int) -> int:
+    """Return the largest number of chunks, up to ``chunks``, of which each can be divided over the processes."""
+    length = batch_length(graph)
+    return max((n for n in range(1, chunks + 1) if length is None or length % (n * data) == 0), default=1)

@@ -22,7 +22,7 @@ from mithril_torch.parallel.exchange import Form, exchange
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PIPELINE, Split
 from mithril_torch.parallel.pipelines import Pipeline, StageModule
 from mithril_torch.parallel.program_parts import ForwardPart
-from mithril_torch.parallel.schedules import ZERO_BUBBLE, num_stages, owners
+from mithril_torch.parallel.schedules import FOR_ANY_CHUNKS, ZERO_BUBBLE, num_stages, owners
 from mithril_torch.parallel.sharded_module import averaged_over_rows
 from mithril_torch.parallel.tensor_parallel import record_complete_sequences
 
@@ -64,29 +64,31 @@ class PipelinePass:
         }
         self.rows = {axis: self.axes.size(axis) for axis in (DATA, CONTEXT)}  # axes along which activations are split
         self.processes = self.axes.size(PIPELINE)
-        self.chunks = options.settings["pipeline_chunks"]
+        requested_chunks = options.settings["pipeline_chunks"]
         schedule, requested = options.settings["pipeline_schedule"], options.settings["pipeline_stages"]
         count = num_stages(schedule, self.processes, requested)
         if not part.trained:  # stages that run forward only have no use for another schedule
             schedule, count = "gpipe", self.processes
-        if schedule == "1f1b" and self.chunks < count:
-            schedule = "gpipe"  # PyTorch requires as many chunks as stages
         self.names = graph.output_names
         objectives = [self.names[k] for k in part.objectives]
         rows: dict[str, Any] = {"rows": self.rows, "splits": {n: self.input_splits[n] for n in part.inputs}}
         try:
-            self.plan = ml.forward_pipeline(graph, objectives, count, self.chunks, **rows)
+            self.plan = ml.forward_pipeline(graph, objectives, count, requested_chunks, **rows)
         except MithrilError as error:
             if part.trained:
                 raise
             # without gradients chunks save no memory that must last
-            self.chunks = 1
             self.plan = ml.forward_pipeline(graph, objectives, count, **rows)
             options.decisions.record("choice", f"a forward pass runs in one chunk: {error.what}")
+        self.chunks = self.plan.chunks
+        if self.chunks < requested_chunks:
+            schedule = FOR_ANY_CHUNKS.get(schedule, schedule)
+        if schedule == "1f1b" and self.chunks < count:
+            schedule = "gpipe"  # PyTorch requires as many chunks as stages
         self.cut = self.plan.cut
         self.owners = owners(schedule, self.processes, count)
         self.rank = self.axes.index(PIPELINE)
-        self._record(options, schedule)
+        self._record(options, schedule, requested_chunks)
         self._load(load, schedule, program.compiler)
         if self.sequences:
             record_complete_sequences(self.layouts, self.axes.size(MODEL), options.decisions)
@@ -110,11 +112,13 @@ class PipelinePass:
             if name in program.splits:
                 program.splits[name] = self.splits[part.gives[k]]
 
-    def _record(self, options: BuildOptions, schedule: str) -> None:
+    def _record(self, options: BuildOptions, schedule: str, requested_chunks: int) -> None:
         loads = ", ".join(f"{stage.share:.0%}" for stage in self.plan.stages)
         message = (
             f"{len(self.plan.stages)} pipeline stages with {loads} of the work, {self.chunks} chunk(s), {schedule}"
         )
+        if self.chunks < requested_chunks:
+            message += f"; pipeline_chunks={requested_chunks} cannot divide this batch"
         options.decisions.record("choice", message)
 
     def _load(self, load: Callable[[Graph, bool], Forward], schedule: str, compiler: Mapping[str, Any] | None) -> None:

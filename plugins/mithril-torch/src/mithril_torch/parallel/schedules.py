@@ -8,6 +8,13 @@ ONE_STAGE = ("gpipe", "1f1b")
 V_SHAPED = ("zbvzerobubble", "dualpipev")  # the first process has the last stage, too
 ZERO_BUBBLE = ("interleavedzerobubble", *V_SHAPED)  # gradients of parameters are computed after those of activations
 
+# With the same stages in each process, for batches that are cut into fewer chunks than requested.
+FOR_ANY_CHUNKS = {
+    "interleaved1f1b": "loopedbfs",
+    "interleavedzerobubble": "loopedbfs",
+    "dualpipev": "zbvzerobubble",
+}
+
 
 def num_stages(schedule: str, processes: int, requested: int | None) -> int:
     """Return the number of stages of a pipeline; raise OptionError if the schedule cannot divide them."""
