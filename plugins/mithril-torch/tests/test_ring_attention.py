@@ -16,20 +16,20 @@ LENGTH, SCALE = 5, 0.3
 
 def by_one_softmax(q, k, v, causal):
     """Return attention in float64; the queries are those of the second block of keys."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.mT * SCALE
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(LENGTH + 1), float("-inf"))
     return scores.softmax(-1) @ v
 
 
+@pytest.mark.parametrize("shared", [4, 2, 1])
 @pytest.mark.parametrize(("dtype", "causal", "width"), list(itertools.product(TOLERANCES, (True, False), (8, 6))))
-def test_two_blocks_equal_one_softmax(dtype, causal, width):
-    """Values of 8 features take the kernel of PyTorch, others products."""
+def test_two_blocks_equal_one_softmax(dtype, causal, width, shared):
+    """Values of 8 features take the kernel of PyTorch, others products; the heads share keys and values."""
     torch.manual_seed(0)
-    q, k, v, g = (
-        torch.randn(2, 3, rows, size, dtype=torch.float64).to(dtype)
-        for rows, size in ((LENGTH, 8), (2 * LENGTH, 8), (2 * LENGTH, width), (LENGTH, width))
-    )
+    shapes = ((4, LENGTH, 8), (shared, 2 * LENGTH, 8), (shared, 2 * LENGTH, width), (4, LENGTH, width))
+    q, k, v, g = (torch.randn(2, *shape, dtype=torch.float64).to(dtype) for shape in shapes)
     exact = [x.double().requires_grad_() for x in (q, k, v)]
     expected = by_one_softmax(*exact, causal)
     gradients = torch.autograd.grad(expected, exact, g.double())

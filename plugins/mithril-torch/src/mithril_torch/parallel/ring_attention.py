@@ -2,7 +2,8 @@
 
 Each process reads the keys and values of one other while it receives the next ones, so that none has all positions.
 The partial results are combined by the logarithms of their sums of weights, which are exact: the result is that of one
-softmax. Gradients pass around the ring with the keys and values that they belong to.
+softmax. Gradients pass around the ring with the keys and values that they belong to. Keys and values that several heads
+share are exchanged once.
 """
 
 from __future__ import annotations
@@ -35,9 +36,6 @@ table.helper(ring_attention, op="mesh.ring_attention")
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mesh: str, causal: bool, scale: float | None) -> Any:
     if hasattr(q, "to_local"):
         return _on_heads(q, k, v, mesh, causal, scale)
-    heads = q.shape[1] // k.shape[1]
-    if heads > 1:  # several heads share keys and values
-        k, v = k.repeat_interleave(heads, 1), v.repeat_interleave(heads, 1)
     return _Ring.apply(q, k, v, group_of(mesh), causal, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
@@ -79,9 +77,9 @@ class _Ring(torch.autograd.Function):  # type: ignore[misc]
                 parts = block_gradients(g, q, keys, values, y, sums, is_causal, ctx.scale)
                 of_query += parts[0]
                 of_others = [total + x for total, x in zip(of_others, parts[1:], strict=True)]
-            of_others = ring.passed(tuple(of_others))  # to the process that has these keys and values next
-        of_key, of_value = (x.to(operand.dtype) for x, operand in zip(of_others, (k, v), strict=True))
-        return of_query.to(q.dtype), of_key, of_value, None, None, None
+            # to the process that has these keys and values next
+            of_others = ring.passed(tuple(x.to(operand.dtype) for x, operand in zip(of_others, (k, v), strict=True)))
+        return of_query.to(q.dtype), *of_others, None, None, None
 
 
 class Ring:
@@ -126,6 +124,7 @@ def combined(y: Any, sums: Any, part: Any, part_sums: Any) -> tuple[torch.Tensor
 
 def block(q: Any, k: Any, v: Any, causal: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attention over a block of keys, at least as float32, and the logarithms of its sums of weights."""
+    k, v = _for_heads(k, q), _for_heads(v, q)
     if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
         y, sums = KERNEL(q, k, v, 0.0, causal, scale=scale)
         return y.to(_wide(q)), sums
@@ -136,12 +135,22 @@ def block(q: Any, k: Any, v: Any, causal: bool, scale: float) -> tuple[torch.Ten
 
 def block_gradients(g: Any, q: Any, k: Any, v: Any, y: Any, sums: Any, causal: bool, scale: float) -> Tensors:
     """Return the gradients for queries, keys and values of a block; ``y`` and ``sums`` are those of all blocks."""
+    shared = k.shape[1]
+    k, v = _for_heads(k, q), _for_heads(v, q)
     if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
-        return tuple(GRADIENT(g, q, k, v, y, sums, 0.0, causal, scale=scale))
-    weights = (_scores(q, k, causal, scale) - sums.unsqueeze(-1)).exp()
-    g, q, k, v, y = (x.to(_wide(x)) for x in (g, q, k, v, y))
-    slopes = weights * (g @ v.mT - (g * y).sum(-1, keepdim=True)) * scale
-    return slopes @ k, slopes.mT @ q, weights.mT @ g
+        of_query, *of_others = GRADIENT(g, q, k, v, y, sums, 0.0, causal, scale=scale)
+    else:
+        weights = (_scores(q, k, causal, scale) - sums.unsqueeze(-1)).exp()
+        g, q, k, v, y = (x.to(_wide(x)) for x in (g, q, k, v, y))
+        slopes = weights * (g @ v.mT - (g * y).sum(-1, keepdim=True)) * scale
+        of_query, of_others = slopes @ k, [slopes.mT @ q, weights.mT @ g]
+    return of_query, *(x.unflatten(1, (shared, -1)).sum(2, dtype=_wide(x)) for x in of_others)
+
+
+def _for_heads(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return keys or values for every head of the queries, of which several may share them."""
+    heads = q.shape[1] // x.shape[1]
+    return x if heads == 1 else x.repeat_interleave(heads, 1)
 
 
 def _scores(q: Any, k: Any, causal: bool, scale: float) -> torch.Tensor:
