@@ -54,7 +54,8 @@ def unsupported(graph: Graph, split: Set[str]) -> dict[str, str]:
 def record_complete_sequences(graphs: Iterable[Graph], parts: int, decisions: Decisions) -> None:
     """Record that ``parallelism="sequence"`` has no effect, if these graphs split no activation."""
     op = operation("mesh.constrain")
-    if not any(node.op is op for graph in graphs for node in graph.nodes):
+    layouts = (node.attributes["split"] for graph in graphs for node in graph.nodes if node.op is op)
+    if not any(MODEL in split.split() for split in layouts):
         decisions.record(
             "choice",
             "parallelism='sequence' splits no activation: no product with split weights has results of three or more "
