@@ -373,6 +373,29 @@ def rows_that_processes_cannot_divide():
             np.testing.assert_allclose(actual[name], right, rtol=1e-4, atol=1e-5, err_msg=f"{mesh} {options}: {name}")
 
 
+def rows_of_a_process_stay_there():
+    """Train with the rows that each process has read: those of a data axis travel nowhere."""
+    count, rank = dist.get_world_size(), dist.get_rank()
+    model, batch, loss = language("small")
+    rows = 8 // count
+    own = ml.LocalRows({n: x[rank * rows : (rank + 1) * rows] for n, x in batch.items()})
+
+    def trainer(mesh, **options):
+        backend, recipe = ml.TorchBackend(device_mesh=mesh), {"progress": False, "seed": 0}
+        return ml.Trainer(model, ml.SGD(1.0), loss=loss, backend=backend, **recipe, **options)
+
+    single = trainer(None)
+    expected = [float(single.step(batch)["loss"]) for _ in range(2)]
+    meshes = {2: [(2,), (1, 2)], 4: [(4,), (2, 2), (2, 1, 2)]}[count]
+    for mesh in meshes:
+        many = trainer(mesh)
+        losses = [float(many.step(own)["loss"])]
+        collectives = counts(lambda t=many, values=losses: values.append(float(t.step(own)["loss"])))
+        np.testing.assert_allclose(losses, expected, rtol=1e-5, err_msg=str(mesh))
+        assert len(mesh) > 1 or "all_gather" not in collectives, collectives
+        assert_same([many.engine.to_numpy()], [single.engine.to_numpy()])
+
+
 def sums_of_gradients_are_split_like_their_parameters():
     """Reset the sums of weights of one shape, which are split along different axes, to one constant."""
     sums = trainer((1, 2), {}, gradient_accumulation_steps=2)

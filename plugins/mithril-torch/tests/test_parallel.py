@@ -37,6 +37,7 @@ TRAINED_ON_TWO = (
     "a_training_step_reduces_gradients_once",
     "activations_and_classes_in_parts",
     "rows_that_processes_cannot_divide",
+    "rows_of_a_process_stay_there",
     "what_cannot_be_divided_is_reported",
     "tokens_travel_to_experts",
     "routed_rows_travel",
@@ -70,6 +71,7 @@ TRAINING_CASES = {
         "mixed_precision_without_an_axis_of_examples",
         "activations_in_parts_of_positions",
         "rows_that_processes_cannot_divide",
+        "rows_of_a_process_stay_there",
     ),
 }
 

@@ -275,6 +275,10 @@ class TorchBackend(SourceBackend):
                 tensor = torch.tensor(array) if array.ndim == 0 else torch.from_numpy(np.array(array, order="C"))
         return tensor.to(self.torch_device, None if dtype is None else self.native_dtype(as_dtype(dtype)))
 
+    def from_local_rows(self, rows: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Return the array of the rows of all processes, of which each keeps its own."""
+        return meshes.joined_rows(self.array(rows))
+
     def shared(self, data: Any) -> torch.Tensor:
         """Share the buffer of another framework's array where possible; neither owner may modify it afterwards."""
         return self.array(data) if isinstance(data, np.ndarray) else torch.from_dlpack(data).to(self.torch_device)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mithril.base import BackendError
 from mithril_torch.parallel.layout import PIPELINE, Split, dimensions_of
-from mithril_torch.parallel.meshes import MeshBackend, axes_of_mesh, join_group
+from mithril_torch.parallel.meshes import MeshBackend, all_processes, axes_of_mesh, join_group
 
 
 class MeshArrays:
@@ -54,6 +54,8 @@ class MeshArrays:
     def local(self, name: str, x: Any) -> torch.Tensor:
         """Return this process's part of an argument."""
         mesh = self.axes.storage_of(self.owners.get(name))
+        if isinstance(x, DTensor) and x.device_mesh is all_processes(self.device.type):
+            x = self._rows(x)
         if isinstance(x, DTensor) and x.device_mesh is not mesh and x.device_mesh != mesh:
             x = complete(x)  # of a mesh of the caller, or of another stage
         if not isinstance(x, DTensor):
@@ -63,6 +65,13 @@ class MeshArrays:
             x = x.redistribute(mesh, placements)
         local: torch.Tensor = x.to_local()
         return local
+
+    def _rows(self, x: DTensor) -> DTensor:
+        """Return rows of all processes as an array on this mesh, which numbers the processes in the same order."""
+        places = [Shard(0) if n > 1 else Replicate() for n in self.axes.mesh.shape]
+        return DTensor.from_local(
+            x.to_local(), self.axes.mesh, places, run_check=False, shape=x.shape, stride=x.stride()
+        )
 
     def part(self, split: Split, x: torch.Tensor) -> torch.Tensor:
         for k, axis in enumerate(split):

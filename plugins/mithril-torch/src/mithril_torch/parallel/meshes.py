@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from mithril.backend import BuildOptions
 from mithril.base import BackendError, OptionError
@@ -135,6 +136,17 @@ def _store_of_attempt() -> dict[str, Any]:
 def axes_of_mesh(shape: tuple[int, ...], device: str, names: tuple[str, ...]) -> MeshAxes:
     """Return the axes of the mesh of all processes, created once because creation is collective."""
     return MeshAxes(init_device_mesh(device, shape, mesh_dim_names=names))
+
+
+@cache
+def all_processes(device: str) -> DeviceMesh:
+    """Return the mesh of one axis of all processes, created once because creation is collective."""
+    return init_device_mesh(device, (dist.get_world_size(),))
+
+
+def joined_rows(local: torch.Tensor) -> torch.Tensor:
+    """Return the array of the rows of all processes in their order; none receives those of another."""
+    return DTensor.from_local(local, all_processes(local.device.type), [Shard(0)], run_check=False)
 
 
 def select(axes: MeshAxes) -> None:

@@ -90,6 +90,7 @@ def _in_main_memory(x: Any) -> np.ndarray[Any, Any] | None:
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "detach"):  # torch
+        x = x.to_local() if hasattr(x, "to_local") else x
         return x.detach().numpy() if x.device.type == "cpu" else None
     if hasattr(x, "devices"):  # JAX
         if not x.is_fully_addressable:
