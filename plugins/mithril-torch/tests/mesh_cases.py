@@ -357,14 +357,14 @@ def rows_that_processes_cannot_divide():
         4: [((2, 2), {"parallelism": "fsdp"}), ((2, 2), {"parallelism": ("context", "model")}), ((2, 2), {})],
     }
     model, batch, loss = language("small")
-    some = {n: {name: x[8 - n :] for name, x in batch.items()} for n in (5, 3, 1)}
+    parts = {n: {name: x[8 - n :] for name, x in batch.items()} for n in (5, 3, 1)}
 
     def results(mesh, options):
         backend = ml.TorchBackend(device_mesh=mesh)
         trainer = ml.Trainer(model, ml.SGD(1.0), loss=loss, backend=backend, progress=False, seed=0, **options)
-        losses = [float(trainer.step(some[n])["loss"]) for n in (5, 1)]
-        losses += [trainer.evaluate([some[3], some[1]])["loss"]]
-        return {"loss": np.array(losses), "y": trainer.predict(some[1]["tokens"]), **trainer.engine.to_numpy()}
+        losses = [float(trainer.step(parts[n])["loss"]) for n in (5, 1)]
+        losses += [trainer.evaluate([parts[3], parts[1]])["loss"]]
+        return {"loss": np.array(losses), "y": trainer.predict(parts[1]["tokens"]), **trainer.engine.to_numpy()}
 
     expected = results(None, {})
     for mesh, options in ways[dist.get_world_size()]:
@@ -378,7 +378,7 @@ def rows_of_a_process_stay_there():
     count, rank = dist.get_world_size(), dist.get_rank()
     model, batch, loss = language("small")
     rows = 8 // count
-    own = ml.LocalRows({n: x[rank * rows : (rank + 1) * rows] for n, x in batch.items()})
+    own_rows = ml.LocalRows({n: x[rank * rows : (rank + 1) * rows] for n, x in batch.items()})
 
     def trainer(mesh, **options):
         backend, recipe = ml.TorchBackend(device_mesh=mesh), {"progress": False, "seed": 0}
@@ -389,8 +389,8 @@ def rows_of_a_process_stay_there():
     meshes = {2: [(2,), (1, 2)], 4: [(4,), (2, 2), (2, 1, 2)]}[count]
     for mesh in meshes:
         many = trainer(mesh)
-        losses = [float(many.step(own)["loss"])]
-        collectives = counts(lambda t=many, values=losses: values.append(float(t.step(own)["loss"])))
+        losses = [float(many.step(own_rows)["loss"])]
+        collectives = counts(lambda t=many, values=losses: values.append(float(t.step(own_rows)["loss"])))
         np.testing.assert_allclose(losses, expected, rtol=1e-5, err_msg=str(mesh))
         assert len(mesh) > 1 or "all_gather" not in collectives, collectives
         assert_same([many.engine.to_numpy()], [single.engine.to_numpy()])

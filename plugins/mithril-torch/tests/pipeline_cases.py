@@ -169,12 +169,12 @@ def batches_that_chunks_cannot_divide():
         return ml.Trainer(model, ml.SGD(0.1, momentum=0.9), loss=loss, backend=backend, **recipe, **options)
 
     def fit(trainer, rows, epochs):
-        some = {n: x[:rows] for n, x in batch.items()}
+        columns = {n: x[:rows] for n, x in batch.items()}
         if trainer.engine.is_distributed:
-            trainer.fit(some, epochs=epochs, batch_size=8, shuffle=False)
+            trainer.fit(columns, epochs=epochs, batch_size=8, shuffle=False)
             return
         for k in (0, 8) * epochs:
-            trainer.step({n: x[k : k + 8] for n, x in some.items()})
+            trainer.step({n: x[k : k + 8] for n, x in columns.items()})
 
     def results(trainer):
         fit(trainer, 15, epochs=2)

@@ -65,11 +65,10 @@ def record_complete_sequences(graphs: Iterable[Graph], parts: int, decisions: De
 
 def layout_error(error: Exception, parts: int) -> UnsupportedError:
     """Return a readable error for an operation that DTensor cannot compute, as those that route tokens to experts."""
-    what = "cannot compute an operation of this model"
-    if isinstance(error, NotImplementedError) and "sharding strategy" in str(error):
-        what = "has no rule for an operation of this model"
+    has_no_rule = isinstance(error, NotImplementedError) and "sharding strategy" in str(error)
+    problem = "has no rule for" if has_no_rule else "cannot compute"
     return UnsupportedError(
-        f"DTensor {what}, on a mesh with a model axis of {parts} processes",
+        f"DTensor {problem} an operation of this model, on a mesh with a model axis of {parts} processes",
         facts=[(str(error).splitlines() or [type(error).__name__])[0]],
         hint='omit the second number of device_mesh, and use parallelism="fsdp", or "expert" for a mixture of experts',
     )
