@@ -183,7 +183,7 @@ def test_cotangents_of_attention_are_one_call(settings):
     keys = (2, 2, 5 if "causal" in settings else 7, 4)
     source = attention_gradients((2, 2, 5, 4), keys, keys, **settings)
     assert "attention_grads(" in source
-    assert "softmax(" not in source
+    assert "softmax(" not in source.partition("def forward")[2]
 
 
 def test_cotangents_before_their_attention_are_not_joined(monkeypatch):

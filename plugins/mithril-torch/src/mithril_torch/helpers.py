@@ -221,6 +221,30 @@ def with_even_rows(*xs):
     return [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
 
 
+def causal_mask(mask, n, m, like):
+    """Return ``mask`` combined with the causal mask in which the queries are the last positions of the keys."""
+    allowed = torch.ones((n, m), dtype=torch.bool, device=like.device).tril(m - n)
+    if mask is None:
+        return allowed
+    return mask & allowed if mask.dtype == torch.bool else torch.where(allowed, mask.to(like.dtype), float("-inf"))
+
+
+@needs(causal_mask, reads_values, imports=("import math",))
+def without_hidden(y, q, k, v, mask, causal, scale):
+    """Return attention of which hidden keys have no part: PyTorch adds -inf to their scores, and nan stays nan."""
+    kind = torch.promote_types(y.dtype, torch.float32)
+    if not reads_values(y) or math.isfinite(y.sum(dtype=kind).item()):
+        return y
+    shared, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
+    keys, values = (x.to(kind).repeat_interleave(shared, 1) for x in (k, v))
+    scores = torch.matmul(q.to(kind) * scale, keys.mT)
+    if mask is not None:
+        scores = torch.where(mask, scores, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if causal:
+        scores = torch.where(causal_mask(None, *scores.shape[-2:], q), scores, float("-inf"))
+    return torch.matmul(torch.softmax(scores, -1), values).to(y.dtype)
+
+
 @needs(with_even_rows)
 def attention_saving(q, k, v, causal, scale):
     """Return the attention on a CPU, and the logarithms of the sums of its weights."""
@@ -240,14 +264,6 @@ def nan_where_masked(y, mask):
     """Return ``y`` with nan for fully masked queries, for which PyTorch returns 0."""
     dead = ~mask.any(-1, keepdim=True) if mask.dtype == torch.bool else (mask == float("-inf")).all(-1, keepdim=True)
     return torch.where(dead, float("nan"), y)
-
-
-def causal_mask(mask, n, m, like):
-    """Return ``mask`` combined with the causal mask in which the queries are the last positions of the keys."""
-    allowed = torch.ones((n, m), dtype=torch.bool, device=like.device).tril(m - n)
-    if mask is None:
-        return allowed
-    return mask & allowed if mask.dtype == torch.bool else torch.where(allowed, mask.to(like.dtype), float("-inf"))
 
 
 def alignments(logits, labels, steps, counts, blank, dtype):
@@ -380,16 +396,17 @@ def visible(mask):
     return [n or count for n in last]
 
 
-@needs(nan_where_masked, visible)
-def cached_attention(q, k, v, mask, **options):
+@needs(nan_where_masked, visible, without_hidden)
+def cached_attention(q, k, v, mask, scale, **options):
     """Return attention to a cache, of which each row of a batch reads the positions that it has written."""
     seen = visible(mask)
     if len(set(seen)) <= 1:  # 0: an empty batch
         n = max(seen, default=mask.shape[-1])
-        y = F.scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n], attn_mask=mask[..., :n], **options)
-        return nan_where_masked(y, mask[..., :n])
+        k, v, mask = k[:, :, :n], v[:, :, :n], mask[..., :n]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **options)
+        return nan_where_masked(without_hidden(y, q, k, v, mask, False, scale), mask)
     rows = (x.split(1) for x in (q, k, v, mask))
-    return torch.cat([cached_attention(*row, **options) for row in zip(*rows)])
+    return torch.cat([cached_attention(*row, scale, **options) for row in zip(*rows)])
 
 
 # -- mixtures of experts ------------------------------------------------------------------------------------------

@@ -230,14 +230,21 @@ def _attends(node: Node) -> bool:
 @table.function("attention", when=_attends)
 def _attention(call: Call) -> str:
     mask = call.node.operands[3]
+    operands = _operands(call, "q", "k", "v")
+    scale = call.literal(call.scale)
+    if mask is not None and call.node.tags.get("cached"):
+        options = "".join(f", {option}" for option in _sharing(call))
+        return f"{call.helper(helpers.cached_attention)}({operands}, {_mask(call, mask)}, {scale}{options})"
     if mask is None:
-        return attention(call)
-    name = call.temp("mask")
-    call.line(f"{name} = {_mask(call, mask)}")
-    if call.node.tags.get("cached"):
-        options = "".join(f", {option}" for option in _options(call))
-        return f"{call.helper(helpers.cached_attention)}({_operands(call, 'q', 'k', 'v')}, {name}{options})"
-    return f"{call.helper(helpers.nan_where_masked)}({attention(call, name)}, {name})"
+        y, name = attention(call), None
+    else:
+        name = call.temp("mask")
+        call.line(f"{name} = {_mask(call, mask)}")
+        y = attention(call, name)
+    if call.causal or (mask is not None and mask.dtype.is_bool):
+        operand = "None" if mask is None else call.array("mask")
+        y = f"{call.helper(helpers.without_hidden)}({y}, {operands}, {operand}, {call.causal}, {scale})"
+    return y if name is None else f"{call.helper(helpers.nan_where_masked)}({y}, {name})"
 
 
 def attention(call: Call, mask_name: str | None = None) -> str:
@@ -250,14 +257,13 @@ def attention(call: Call, mask_name: str | None = None) -> str:
         parts.append(f"attn_mask={mask_name or _mask(call, mask)}")
     elif call.causal:
         parts.append("is_causal=True")
-    return f"F.scaled_dot_product_attention({', '.join([*parts, *_options(call)])})"
-
-
-def _options(call: Call) -> list[str]:
-    """Return the keywords for the scale and for heads that share keys."""
     scale = [] if call.scale is None else [f"scale={call.literal(call.scale)}"]
-    grouped = call.operand_type("q").shape[1] != call.operand_type("k").shape[1]
-    return [*scale, *["enable_gqa=True"] * grouped]
+    return f"F.scaled_dot_product_attention({', '.join([*parts, *scale, *_sharing(call)])})"
+
+
+def _sharing(call: Call) -> list[str]:
+    """Return the keyword for heads that share keys."""
+    return ["enable_gqa=True"] * (call.operand_type("q").shape[1] != call.operand_type("k").shape[1])
 
 
 def _mask(call: Call, mask: Any) -> str:
