@@ -142,7 +142,7 @@ def compiled_blocks(size="small"):
     shard(module)
     backward(module, size)
     assert_gradients(module, size)
-    programs = {id(code) for block in module.blocks for code in block._segments[True]}
+    programs = {id(code) for block in module.blocks for code in block.mithril_segments[True]}
     assert len(programs) == 1, "equal blocks share one function, compiled once"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from keyword import iskeyword
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from mithril.base import GradientError, InputError, UnsupportedError
 from mithril.models import (
     BatchNorm1d,
     Dropout,
+    Embedding,
     Gelu,
     Layer,
     LayerNorm,
@@ -22,6 +24,7 @@ from mithril.models import (
     MultiHeadAttention,
     Relu,
 )
+from mithril_torch.blocks import Block, Stage
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -162,7 +165,7 @@ def test_a_copy_shares_the_generated_functions_of_blocks_only():
     module = ml.compile(m, "torch", shapes={"x": ["B", 8]}).to_module()
     again = copy.deepcopy(module)
     for old, new in zip(module.blocks, again.blocks, strict=True):
-        assert new._segments[True][0] is old._segments[True][0] and new.weight is not old.weight
+        assert new.mithril_segments[True][0] is old.mithril_segments[True][0] and new.weight is not old.weight
     x, _ = x_and_labels()
     with torch.no_grad():
         again.blocks[0].weight.zero_()
@@ -327,3 +330,85 @@ def test_large_values_pass_through_gelu_in_every_way_to_run_it():
         gradient = torch.func.grad(lambda z: pure({}, {"input": z})["output"].sum())(x)
         torch.testing.assert_close(value.grad[finite], gradient[finite])
     assert value.grad[1].eq(1).all()
+
+
+def free_names():
+    """Return names that PyTorch allows for submodules and that classes of PyTorch or of this package use themselves."""
+    plain = ml.compile(model(), "torch", shapes={"x": ["B", 8]}).to_module()
+    classes = (torch.nn.Module, torch.fx.GraphModule, type(plain), Block, Stage)
+    names = {name for used in (*classes, plain) for name in dir(used)} | set(vars(plain))
+    names |= {name.removeprefix("mithril_") for name in names} | {name.strip("_") for name in names}
+    names |= {
+        "graph",
+        "shared",
+        "takes",
+        "gives",
+        "module",
+        "model",
+        "self",
+        "fn",
+        "x",
+        "input",
+        "output",
+        "items",
+        "T",
+    }
+    allowed = []
+    for name in sorted(names - {""}):
+        if name.startswith(("__", "mithril_", "_CompiledModule__", "_Stage__")) or iskeyword(name):  # reserved
+            continue
+        try:
+            torch.nn.Module().add_module(name, torch.nn.Linear(4, 4))
+        except KeyError:
+            continue
+        allowed.append(name)
+    return allowed
+
+
+class Children(torch.nn.Module):
+    """Submodules of many names, which repeat and so are blocks, and a tensor."""
+
+    def __init__(self, names):
+        super().__init__()
+        for name in names:
+            self.add_module(name, torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]))
+        self.block_paths_of_tensors = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        for child in self.children():
+            for layer in child:
+                x = torch.tanh(layer(x))
+        return x * self.block_paths_of_tensors
+
+
+def test_submodules_may_have_all_names_that_pytorch_allows():
+    names = free_names()
+    assert {"blocks", "block_paths", "graph", "stage", "distribute", "input_names", "shared", "code"} <= set(names)
+    net, x = Children(names).eval(), torch.randn(3, 4)
+    module = ml.compile(ml.from_torch(net, x, training=False), "torch").to_module()
+    assert {n: p.shape for n, p in module.named_parameters()} == {n: p.shape for n, p in net.named_parameters()}
+    module.load_state_dict(net.state_dict())
+    torch.testing.assert_close(module(x), net(x), rtol=1e-5, atol=1e-6)
+    assert isinstance(module.blocks, torch.nn.Module) and len(module.mithril_blocks) == len(names)
+    stage = module.mithril_stage(0, num_stages=1)
+    torch.testing.assert_close(stage(x), net(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(copy.deepcopy(module)(x), net(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("declared", ["int32", "int64"])
+def test_integers_of_both_widths_are_inputs(declared):
+    m = Model()
+    m += Embedding(10, 4, name="table")(input="ids")
+    m += Linear(3, name="head")(output="y")
+    module = ml.compile(m, "torch", shapes={"ids": ["B", 5]}, types={"ids": declared}).to_module()
+    ids = torch.randint(0, 10, (2, 5))
+    expected = module(ids.to(getattr(torch, declared)))
+    for dtype in (torch.int32, torch.int64):
+        torch.testing.assert_close(module(ids.to(dtype)), expected)
+        torch.testing.assert_close(module(ids=ids.to(dtype)), expected)
+        torch.testing.assert_close(
+            torch.func.functional_call(module, dict(module.named_parameters()), ids.to(dtype)), expected
+        )
+    torch.testing.assert_close(module(ids + 2**32)[0, 0], module(torch.full_like(ids, 9))[0, 0])
+    with pytest.raises(InputError, match="Type mismatch"):
+        module(ids.float())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from mithril.base import OptionError, UnsupportedError
+from mithril.base import OptionError, TensorType, UnsupportedError
 from mithril_torch.segments import Segment, SegmentCode
 
 
@@ -34,22 +34,55 @@ def run_step(owner: torch.nn.Module, step: Step, values: dict[str, Any]) -> None
     values.update(zip(segment.gives, results, strict=True))
 
 
+class Container(torch.nn.Module):  # type: ignore[misc]
+    """A module whose submodules and tensors may have every name that ``torch.nn.Module`` leaves free.
+
+    Names of its own interface have the prefix ``mithril_``, and are also available without it where the model does not
+    use the name: ``module.blocks`` is a submodule ``blocks``, else ``module.mithril_blocks``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        prefixed = f"mithril_{name}"
+        if not any(name in vars(self).get(kind, ()) for kind in ("_parameters", "_buffers", "_modules")) and (
+            prefixed in vars(self) or hasattr(type(self), prefixed)
+        ):
+            return getattr(self, prefixed)
+        return super().__getattr__(name)
+
+
+INTEGERS = {"int32": torch.int32, "int64": torch.int64}
+
+
+def declared_integers(types: Mapping[str, TensorType]) -> dict[str, torch.dtype]:
+    """Return the dtypes of the inputs that may be int32 or int64."""
+    return {name: INTEGERS[t.dtype.name] for name, t in types.items() if t.dtype.name in INTEGERS}
+
+
+def convert_integers(values: dict[str, Any], dtypes: Mapping[str, torch.dtype]) -> None:
+    """Convert int32 and int64 values, such as ids of tokens, to the declared dtype; they saturate."""
+    for name, dtype in dtypes.items():
+        x = values.get(name)
+        if isinstance(x, torch.Tensor) and x.dtype is not dtype and x.dtype in INTEGERS.values():
+            limits = torch.iinfo(torch.int32)
+            values[name] = (x.clamp(limits.min, limits.max) if dtype is torch.int32 else x).to(dtype)
+
+
 class Block(torch.nn.Module):  # type: ignore[misc]
     """A block of layers: it holds their parameters and runs its segments of the forward pass of the current mode."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._segments: dict[bool, list[SegmentCode]] = {True: [], False: []}
+        self.mithril_segments: dict[bool, list[SegmentCode]] = {True: [], False: []}
 
     def forward(self, *values: torch.Tensor, segment: int = 0) -> tuple[torch.Tensor, ...]:
-        """Run one segment on the values that it takes from others."""
-        return self._segments[self.training][segment](self, values)
+        """Run one segment on the values that it takes from other_parameters."""
+        return self.mithril_segments[self.training][segment](self, values)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
-        return deepcopied(self, memo, ("_segments",))  # type: ignore[no-any-return]
+        return deepcopied(self, memo, ("mithril_segments",))  # type: ignore[no-any-return]
 
 
-class Stage(torch.nn.Module):  # type: ignore[misc]
+class Stage(Container):
     """Consecutive blocks of a module with its parameters, under the same names.
 
     The first stage takes the inputs of the model by position. A later one takes the values that the previous stage
@@ -61,37 +94,41 @@ class Stage(torch.nn.Module):  # type: ignore[misc]
         self,
         module: torch.nn.Module,
         steps: Sequence[Step],
+        integers: Mapping[str, torch.dtype],
         inputs: Sequence[str],
         outputs: Sequence[str],
         index: int,
         num_stages: int,
     ) -> None:
         super().__init__()
+        self.__integers = integers
         stages = _stages([step.segment for step in steps], num_stages)
         if not 0 <= index < num_stages:
             raise OptionError(f"stage({index}, num_stages={num_stages}): expected a number from 0 to {num_stages - 1}")
-        self.gives = _sent(steps, stages, index, outputs)
-        self.takes = tuple(inputs) if index == 0 else _sent(steps, stages, index - 1, outputs)
+        self.mithril_gives = _sent(steps, stages, index, outputs)
+        self.mithril_takes = tuple(inputs) if index == 0 else _sent(steps, stages, index - 1, outputs)
         local = [step for step, k in zip(steps, stages, strict=True) if step.segment.free or k == index]
-        self._steps = _needed(local, self.gives)
-        for path in dict.fromkeys(step.segment.block for step in self._steps if step.segment.block):
+        self.__steps = _needed(local, self.mithril_gives)
+        for path in dict.fromkeys(step.segment.block for step in self.__steps if step.segment.block):
             owner, leaf = submodule_of(self, path, lambda _: torch.nn.Module())
-            owner.add_module(leaf, module.get_submodule(path))
+            owner._modules[leaf] = module.get_submodule(path)
         names = [_root_parameters(steps, stages, k) for k in range(num_stages)]
-        self.shared = tuple(n for n in names[index] if any(n in names[k] for k in range(num_stages) if k != index))
+        other_parameters = {n for k in range(num_stages) if k != index for n in names[k]}
+        self.mithril_shared = tuple(n for n in names[index] if n in other_parameters)
         for name in names[index]:
             owner, leaf = submodule_of(self, name, lambda _: torch.nn.Module())
             p = module.get_parameter(name)
             # a schedule scales the gradients of each stage, those of a common tensor twice
-            copied = torch.nn.Parameter(p.detach().clone(), p.requires_grad) if name in self.shared else p
-            owner.register_parameter(leaf, copied)
+            copied = torch.nn.Parameter(p.detach().clone(), p.requires_grad) if name in other_parameters else p
+            owner._parameters[leaf] = copied
 
     def forward(self, *values: torch.Tensor, **named: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Run the blocks of this stage."""
-        live = {**named, **dict(zip(self.takes, values, strict=True))}
-        for step in self._steps:
+        live = {**named, **dict(zip(self.mithril_takes, values, strict=True))}
+        convert_integers(live, self.__integers)
+        for step in self.__steps:
             run_step(self, step, live)
-        results = tuple([live[name] for name in self.gives])
+        results = tuple([live[name] for name in self.mithril_gives])
         return results if len(results) > 1 else results[0]
 
 
@@ -158,17 +195,20 @@ def submodule_of(
         child = owner._modules.get(part)
         prefix = f"{prefix}.{part}" if prefix else part
         if child is None:
-            child = make(prefix)
-            _register(owner.add_module, part, child, path)
+            _require_free(owner, part, path)
+            child = owner._modules[part] = make(prefix)
         owner = child
+    _require_free(owner, name, path)
     return owner, name
 
 
-def _register(add: Any, name: str, child: torch.nn.Module, path: str) -> None:
-    try:
-        add(name, child)
-    except (KeyError, TypeError):
-        raise name_clash(path, name) from None
+PLAIN = torch.nn.Module()
+
+
+def _require_free(owner: torch.nn.Module, name: str, path: str) -> None:
+    """Raise UnsupportedError if PyTorch does not allow the name of a submodule or tensor."""
+    if not name or hasattr(PLAIN, name) or any(name in d for d in (owner._modules, owner._parameters, owner._buffers)):
+        raise name_clash(path, name)
 
 
 def deepcopied(module: Any, memo: dict[int, Any], shared: Sequence[str]) -> Any:

@@ -15,7 +15,17 @@ import torch.distributed as dist
 from mithril.base import InputError, TensorType, UnsupportedError
 from mithril.runtime import PureProgram
 from mithril_torch.backend import TorchBackend
-from mithril_torch.blocks import Block, Stage, Step, deepcopied, name_clash, run_step, submodule_of
+from mithril_torch.blocks import (
+    Block,
+    Container,
+    Stage,
+    Step,
+    convert_integers,
+    declared_integers,
+    deepcopied,
+    run_step,
+    submodule_of,
+)
 from mithril_torch.segments import check_blocks, load_segments, repeated_blocks, segmented
 
 
@@ -52,10 +62,11 @@ def _types(compiled: Any) -> dict[str, TensorType]:
     )
 
 
-class CompiledModule(torch.nn.Module):  # type: ignore[misc]
+class CompiledModule(Container):
     """A compiled model as a module; ``blocks`` run parts of it, other submodules only hold parameters and buffers.
 
     ``forward`` takes the inputs in the order of the model, or by name; several outputs are returned as a dictionary.
+    Integers may be int32 or int64, as tokenizers return them; values beyond the declared dtype saturate.
     """
 
     def __init__(
@@ -67,84 +78,82 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
         blocks: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        self._programs = dict(programs)
+        self.__programs = dict(programs)
         program = programs[False]
-        self.input_names = tuple(program.types)
-        self.output_names = program.results.outputs
-        self._distributed = False  # whether parameters are split by ``distribute``
-        self._calls: set[Any] = set()  # shapes that passed the checks
-        self._states: list[tuple[str, torch.nn.Module, str]] = []
+        self.__integers = declared_integers(program.types)
+        self.mithril_input_names = tuple(program.types)
+        self.mithril_output_names = program.results.outputs
+        self.__distributed = False  # whether parameters are split by ``distribute``
+        self.__calls: set[Any] = set()  # shapes that passed the checks
+        self.__states: list[tuple[str, torch.nn.Module, str]] = []
         parameters = interface.with_role("param")
-        self.block_paths = (
+        self.mithril_block_paths = (
             repeated_blocks({i.name: i.type for i in parameters})
             if blocks is None
             else check_blocks(blocks, [i.name for i in parameters])
         )
         for i in parameters:
-            owner, name = self._owner(i.name)
+            owner, name = self.__owner(i.name)
             trains = i.type.dtype.is_float and i.tags.get("trainable", True)
-            owner.register_parameter(name, torch.nn.Parameter(params[i.name].detach().clone(), requires_grad=trains))
+            owner._parameters[name] = torch.nn.Parameter(params[i.name].detach().clone(), requires_grad=trains)
         for i in interface.with_role("state"):
-            owner, name = self._owner(i.name)
-            owner.register_buffer(name, states[i.name].detach().clone())
-            self._states.append((i.name, owner, name))
-        self._steps: dict[bool, list[Step]] = {}
-        self._results: dict[bool, Mapping[str, str]] = {}
+            owner, name = self.__owner(i.name)
+            owner._buffers[name] = states[i.name].detach().clone()
+            self.__states.append((i.name, owner, name))
+        self.__steps: dict[bool, list[Step]] = {}
+        self.__results: dict[bool, Mapping[str, str]] = {}
         for mode, p in programs.items():
-            self._load(mode, p)
-        self.train(True in self._programs)
+            self.__load(mode, p)
+        self.train(True in self.__programs)
 
     @property
-    def blocks(self) -> list[Block]:
+    def mithril_blocks(self) -> list[Block]:
         """The blocks in the order of their parameters."""
-        return [self.get_submodule(path) for path in self.block_paths]
+        return [self.get_submodule(path) for path in self.mithril_block_paths]
 
-    def _load(self, mode: bool, program: PureProgram) -> None:
+    def __load(self, mode: bool, program: PureProgram) -> None:
         """Cut the program of a mode into segments, and hand them to the blocks."""
         forward: Any = program.forward
-        cut = segmented(forward.graph, self.block_paths)
-        self._steps[mode] = []
+        cut = segmented(forward.graph, self.mithril_block_paths)
+        self.__steps[mode] = []
         for segment, code in zip(cut.segments, load_segments(cut.segments, forward.load), strict=True):
-            codes = self.get_submodule(segment.block)._segments[mode] if segment.block else []
-            self._steps[mode].append(Step(segment, len(codes), code))
+            codes = self.get_submodule(segment.block).mithril_segments[mode] if segment.block else []
+            self.__steps[mode].append(Step(segment, len(codes), code))
             codes.append(code)
-        self._results[mode] = cut.results
+        self.__results[mode] = cut.results
 
-    def stage(self, index: int, *, num_stages: int) -> Stage:
+    def mithril_stage(self, index: int, *, num_stages: int) -> Stage:
         """Return the blocks of one of ``num_stages`` pipeline stages, for ``torch.distributed.pipelining``."""
-        if any(p.results.states for p in self._programs.values()):
+        if any(p.results.states for p in self.__programs.values()):
             raise UnsupportedError(
                 "this model has a state, which each chunk of a pipeline would change",
                 hint="leave out dropout, and use a normalization without statistics of the batch",
             )
         mode = self.training
-        outputs = [self._results[mode][name] for name in self.output_names]
-        return Stage(self, self._steps[mode], self.input_names, outputs, index, num_stages)
+        outputs = [self.__results[mode][name] for name in self.mithril_output_names]
+        return Stage(self, self.__steps[mode], self.__integers, self.mithril_input_names, outputs, index, num_stages)
 
-    def distribute(self, mesh: Any) -> CompiledModule:
+    def mithril_distribute(self, mesh: Any) -> CompiledModule:
         """Split the parameters over a one-dimensional ``DeviceMesh``, as ``ml.placement`` chooses (tensor parallelism).
 
         Parameters become ``DTensor``; call this before ``fully_shard``. Inputs and outputs remain complete tensors.
         """
         from mithril_torch.parallel.tensor_parallel import distribute_parameters, model_splits
 
-        graph = self._programs[True in self._programs].forward.graph  # type: ignore[attr-defined]
+        graph = self.__programs[True in self.__programs].forward.graph  # type: ignore[attr-defined]
         distribute_parameters(self, mesh, model_splits(graph, mesh.size()))
-        self._distributed = True
+        self.__distributed = True
         return self
 
-    def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
+    def __owner(self, path: str) -> tuple[torch.nn.Module, str]:
         """Return the submodule that holds the tensor of this dotted path, and the last part of the path."""
-        owner, name = submodule_of(
-            self, path, lambda prefix: Block() if prefix in self.block_paths else torch.nn.Module()
+        return submodule_of(
+            self, path, lambda prefix: Block() if prefix in self.mithril_block_paths else torch.nn.Module()
         )
-        if hasattr(owner, name):
-            raise name_clash(path, name)
-        return owner, name
 
     def train(self, mode: bool = True) -> CompiledModule:
         """Select the training mode; a model compiled with ``inference=True`` has none."""
-        if mode and True not in self._programs:
+        if mode and True not in self.__programs:
             raise InputError(
                 "this model was compiled with inference=True: it has no training mode",
                 hint="omit inference=True, or train in the mode of inference: module.eval() keeps its gradients",
@@ -154,53 +163,54 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
         """Run the program of the current mode; new states replace the buffers."""
-        program = self._programs[self.training]
+        program = self.__programs[self.training]
         if program.results.states and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             raise _local_state_error(dict(program.results.states))
-        inputs = dict(zip(self.input_names, args, strict=False))
-        if kwargs or len(inputs) != len(self.input_names) or len(args) != len(self.input_names):
-            inputs = self._bound(args, kwargs)
+        inputs = dict(zip(self.mithril_input_names, args, strict=False))
+        if kwargs or len(inputs) != len(self.mithril_input_names) or len(args) != len(self.mithril_input_names):
+            inputs = self.__bound(args, kwargs)
+        convert_integers(inputs, self.__integers)
         if not torch.compiler.is_compiling():
-            self._check(program, inputs)
+            self.__check(program, inputs)
         values = inputs
-        for path, owner, name in self._states:
+        for path, owner, name in self.__states:
             values[path] = getattr(owner, name)
-        for step in self._steps[self.training]:
+        for step in self.__steps[self.training]:
             run_step(self, step, values)
             for name in step.segment.ends:
                 del values[name]
-        names = self._results[self.training]
-        if self._distributed:
+        names = self.__results[self.training]
+        if self.__distributed:
             values = {name: x.full_tensor() if hasattr(x, "full_tensor") else x for name, x in values.items()}
         if program.results.states:
-            self._keep({name: values[names[name]] for _, name in program.results.states}, dict(program.results.states))
-        if len(self.output_names) == 1:
-            return values[names[self.output_names[0]]]
-        return {name: values[names[name]] for name in self.output_names}
+            self.__keep({name: values[names[name]] for _, name in program.results.states}, dict(program.results.states))
+        if len(self.mithril_output_names) == 1:
+            return values[names[self.mithril_output_names[0]]]
+        return {name: values[names[name]] for name in self.mithril_output_names}
 
-    def _keep(self, results: Mapping[str, torch.Tensor], changed: Mapping[str, str]) -> None:
+    def __keep(self, results: Mapping[str, torch.Tensor], changed: Mapping[str, str]) -> None:
         with torch.no_grad():
-            for path, owner, name in self._states:
+            for path, owner, name in self.__states:
                 if path in changed:
                     getattr(owner, name).copy_(results[changed[path]].detach())
 
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def __bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs by name; ``is_training`` follows the mode of the module."""
-        inputs = {**dict(zip(self.input_names, args, strict=False)), **kwargs}
-        if "is_training" in self.input_names and "is_training" not in inputs:
+        inputs = {**dict(zip(self.mithril_input_names, args, strict=False)), **kwargs}
+        if "is_training" in self.mithril_input_names and "is_training" not in inputs:
             inputs["is_training"] = torch.tensor(self.training)
-        surplus = [n for n in kwargs if n not in self.input_names or n in self.input_names[: len(args)]]
-        if surplus or len(args) > len(self.input_names) or len(inputs) < len(self.input_names):
+        surplus = [n for n in kwargs if n not in self.mithril_input_names or n in self.mithril_input_names[: len(args)]]
+        if surplus or len(args) > len(self.mithril_input_names) or len(inputs) < len(self.mithril_input_names):
             raise InputError(
-                f"forward expects the inputs {', '.join(self.input_names)}",
+                f"forward expects the inputs {', '.join(self.mithril_input_names)}",
                 facts=[f"got {len(args)} by position and by name: {', '.join(kwargs) or 'none'}"],
             )
         return inputs
 
-    def _check(self, program: PureProgram, inputs: Mapping[str, Any]) -> None:
+    def __check(self, program: PureProgram, inputs: Mapping[str, Any]) -> None:
         """Check types and sizes, once per combination."""
         key = (self.training, *((x.dtype, x.shape) for x in inputs.values()))
-        if key in self._calls:
+        if key in self.__calls:
             return
         for name, t in program.types.items():
             x = inputs[name]
@@ -208,14 +218,14 @@ class CompiledModule(torch.nn.Module):  # type: ignore[misc]
                 actual = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
                 raise InputError(f"Type mismatch: expected {t.dtype}, got {actual}", facts=[f"input '{name}'"])
         program.check({name: tuple(inputs[name].shape) for name in program.types})
-        self._calls.add(key)
+        self.__calls.add(key)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        return deepcopied(self, memo, ("_programs", "_steps"))  # type: ignore[no-any-return]
+        return deepcopied(self, memo, ("_CompiledModule__programs", "_CompiledModule__steps"))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         """Return the inputs and outputs with their types, for ``print``."""
-        program = self._programs[False]
+        program = self.__programs[False]
         inputs = ", ".join(f"{name}: {t}" for name, t in program.types.items())
         outputs = ", ".join(f"{name}: {t}" for name, t in program.interface.outputs.items())
         return f"{inputs} -> {outputs}"

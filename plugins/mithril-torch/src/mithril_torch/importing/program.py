@@ -59,6 +59,19 @@ def decompositions() -> dict[Any, Any]:
     return dict(table)
 
 
+ROOT = "mithril_root."
+
+
+class _Root(torch.nn.Module):  # type: ignore[misc]
+    """The exported module: torch.export rejects submodules of names that a ``GraphModule`` has, such as ``graph``."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.mithril_root = module
+        self.training = module.training
+        self.forward = wraps(module.forward)(lambda *args, **kwargs: module(*args, **kwargs))
+
+
 @contextmanager
 def _returning(module: torch.nn.Module, outputs: Sequence[str]) -> Iterator[None]:
     """Let a module return the results of its submodules of these names, if any are named."""
@@ -110,7 +123,7 @@ def export(
     first = {id(p): name for name, p in reversed([*module.named_parameters(remove_duplicate=False)])}
     canonical = {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
     with kept_whole(), _returning(module, outputs):
-        program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(_Root(module), args, dict(kwargs), dynamic_shapes=shapes, strict=False)
     program = program.run_decompositions(decompositions())
     params, buffers, constants, inputs = {}, {}, {}, {}
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -119,9 +132,9 @@ def export(
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and outputs and not placeholders[name].users:
             continue  # only results that are not selected read it
         if spec.kind is InputKind.PARAMETER:
-            params[name] = canonical[spec.target]  # of shared parameters the first name
+            params[name] = canonical[spec.target.removeprefix(ROOT)]  # of shared parameters the first name
         elif spec.kind is InputKind.BUFFER:
-            buffers[name] = spec.target
+            buffers[name] = spec.target.removeprefix(ROOT)
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             constants[name] = array_of(program.constants[spec.target])
         elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
@@ -138,7 +151,7 @@ def export(
     updates, results = {}, []
     for spec in program.graph_signature.output_specs:
         if spec.kind is OutputKind.BUFFER_MUTATION:
-            updates[spec.target] = spec.arg.name
+            updates[spec.target.removeprefix(ROOT)] = spec.arg.name
         elif spec.kind is OutputKind.USER_OUTPUT:
             results.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else spec.arg)
         elif spec.kind is not OutputKind.TOKEN:

@@ -76,7 +76,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
             for code in dict.fromkeys(codes_of_segments):
                 code.forward = torch.compile(code.forward, **{"dynamic": False, **compiler})  # sizes are static
         for segment, code in zip(cut.segments, codes_of_segments, strict=True):
-            codes = self.get_submodule(segment.block)._segments[True] if segment.block else []
+            codes = self.get_submodule(segment.block).mithril_segments[True] if segment.block else []
             self._steps.append(Step(segment, len(codes), code))
             codes.append(code)
         self._branches = any(node.regions for node in graph.nodes)  # they may use other parameters in each step
