@@ -132,3 +132,24 @@ def test_the_flag_is_training():
     assert training != subject.evaluate((X[:16], Y[:16]))["loss"]
     half = subject.evaluate((X[:16] * 2, Y[:16]))["loss"]
     assert training == pytest.approx(half, rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", everywhere())
+def test_arrays_in_main_memory(backend, usable):
+    """Read columns of any framework for checks, but fetch none from a device."""
+    usable(backend)
+    engine = ml.plugins.backend_class(backend)()
+    column = np.arange(5, dtype=np.int32)
+    assert engine.to_main_memory(column) is column
+    own = engine.to_main_memory(engine.array(column))
+    assert own is None or own.tolist() == column.tolist()
+    assert (own is None) == (engine.capabilities.family != "cpu" and backend != "mlx")
+    torch = pytest.importorskip("torch")
+    assert engine.to_main_memory(torch.arange(5)).tolist() == column.tolist()
+    half = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    assert engine.to_main_memory(half).astype(np.float32).tolist() == [1, 1]
+
+
+def test_rows_of_processes_need_a_backend_of_several():
+    with pytest.raises(ml.BackendError, match="'numpy' does not compute in several processes"):
+        ml.NumpyBackend().from_local_rows(X)

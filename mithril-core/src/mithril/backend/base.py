@@ -10,6 +10,7 @@ import numpy as np
 
 from mithril.axes import is_view
 from mithril.backend import memory_plan
+from mithril.backend.arrays import to_numpy
 from mithril.backend.build_options import BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
@@ -32,6 +33,7 @@ from mithril.ops import scan_op
 if TYPE_CHECKING:
     from mithril.backend.plugin_lowering import PluginLowering
 
+DLPACK_CPU = 1  # the type of devices in main memory, kDLCPU
 PRECISIONS = ("float32", "float16", "bfloat16")
 
 
@@ -276,6 +278,19 @@ class Backend(metaclass=CheckedType):
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
         raise BackendError(f"backend '{self.name}' does not implement to_numpy()")
+
+    def to_main_memory(self, array: Any) -> np.ndarray[Any, Any] | None:
+        """Return an array of any framework as a NumPy array, or None if that needs a transfer from a device."""
+        if hasattr(array, "__dlpack_device__") and array.__dlpack_device__()[0] != DLPACK_CPU:
+            return None
+        return to_numpy(array)
+
+    def from_local_rows(self, rows: np.ndarray[Any, Any]) -> Any:
+        """Return the array of the rows of all processes, of which this one passes its own."""
+        raise BackendError(f"backend '{self.name}' does not compute in several processes")
+
+    def join_processes(self) -> None:
+        """Join the processes of the backend's mesh, if it has one; some frameworks have to start them."""
 
     def is_array(self, x: Any) -> bool:
         raise BackendError(f"backend '{self.name}' does not implement is_array()")

@@ -338,6 +338,15 @@ class JaxBackend(SourceBackend):
             array = array.astype(as_dtype(dtype).numpy)
         return mesh_execution.put(_defensive_copy(array), self.placement)  # jnp.asarray would compile a program
 
+    def to_main_memory(self, array: Any) -> np.ndarray[Any, Any] | None:
+        if not isinstance(array, jax.Array):
+            return super().to_main_memory(array)
+        if any(device.platform != "cpu" for device in array.devices()):
+            return None
+        if array.is_fully_addressable:
+            return np.asarray(array)
+        return np.concatenate([np.atleast_1d(np.asarray(shard.data)) for shard in array.addressable_shards])
+
     def from_local_rows(self, rows: np.ndarray[Any, Any]) -> jax.Array:
         """Return the array of the rows of all processes, split over ``data``."""
         assert self.mesh is not None

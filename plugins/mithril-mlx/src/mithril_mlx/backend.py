@@ -171,6 +171,10 @@ class MlxBackend(SourceBackend):
         converted.flags.writeable = False
         return converted.view(ml_dtypes.bfloat16) if half else converted
 
+    def to_main_memory(self, array: Any) -> np.ndarray[Any, Any] | None:
+        """Return the NumPy array: arrays of MLX are in memory that the CPU shares."""
+        return self.to_numpy(array) if self.is_array(array) else super().to_main_memory(array)
+
     def is_array(self, x: Any) -> bool:
         return isinstance(x, mx.array)
 

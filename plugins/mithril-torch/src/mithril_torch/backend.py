@@ -275,6 +275,10 @@ class TorchBackend(SourceBackend):
                 tensor = torch.tensor(array) if array.ndim == 0 else torch.from_numpy(np.array(array, order="C"))
         return tensor.to(self.torch_device, None if dtype is None else self.native_dtype(as_dtype(dtype)))
 
+    def to_main_memory(self, array: Any) -> np.ndarray[Any, Any] | None:
+        """Return an array as NumPy; of a tensor in parts, the part of this process."""
+        return super().to_main_memory(array.to_local() if hasattr(array, "to_local") else array)
+
     def from_local_rows(self, rows: np.ndarray[Any, Any]) -> torch.Tensor:
         """Return the array of the rows of all processes, of which each keeps its own."""
         return meshes.joined_rows(self.array(rows))

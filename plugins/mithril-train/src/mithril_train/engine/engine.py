@@ -77,38 +77,12 @@ class Evaluation:
     bounds: tuple[Bound | BufferBound, ...]
 
 
-def _check_indices(indices: Iterable[IndexInput], batch: Mapping[str, Any]) -> None:
+def _check_indices(backend: Backend, indices: Iterable[IndexInput], batch: Mapping[str, Any]) -> None:
     """Raise if labels or tokens are out of range; arrays on a device are not fetched for this check."""
     for index_input in indices:
-        column = _in_main_memory(batch[index_input.name])
+        column = backend.to_main_memory(batch[index_input.name])
         if column is not None:
             index_input.raise_if_violated(column)
-
-
-def _in_main_memory(x: Any) -> np.ndarray[Any, Any] | None:
-    """Return the array as a NumPy array without a transfer from a device, or None if it is on a device."""
-    if isinstance(x, np.ndarray):
-        return x
-    if hasattr(x, "detach"):  # torch
-        x = x.to_local() if hasattr(x, "to_local") else x
-        return x.detach().numpy() if x.device.type == "cpu" else None
-    if hasattr(x, "devices"):  # JAX
-        if not x.is_fully_addressable:
-            return np.concatenate([np.atleast_1d(np.asarray(shard.data)) for shard in x.addressable_shards])
-        return np.asarray(x) if all(d.platform == "cpu" for d in x.devices()) else None
-    return np.asarray(x) if hasattr(x, "__array__") or hasattr(x, "__buffer__") else None
-
-
-def join_rows(backend: Backend, rows: np.ndarray[Any, Any]) -> Any:
-    """Return the array of the rows of all processes: sharded where the backend can, else gathered."""
-    if hasattr(backend, "from_local_rows"):
-        return backend.from_local_rows(rows)
-    from torch import distributed, empty_like
-
-    local = backend.array(rows)
-    parts = [empty_like(local) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(parts, local)
-    return backend.array(np.concatenate([backend.to_numpy(part) for part in parts]))
 
 
 class Engine(CarriedArrays):
@@ -178,7 +152,7 @@ class Engine(CarriedArrays):
     def step(self, batch: Mapping[str, Any], rates: Mapping[str, float], *, last: bool = True) -> Reports:
         """Run one step, or one batch of an accumulated step if ``last`` is False; return its reports."""
         step = self.prepare(batch)
-        _check_indices(step.indices, batch)
+        _check_indices(self.backend, step.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in step.convert}
         inputs.update(step.fixed)
         carried = {n: self.arrays[n] for n in step.carried}
@@ -225,7 +199,7 @@ class Engine(CarriedArrays):
         """Return loss and metrics of a batch."""
         key = signature(batch)
         evaluation = self._evaluations.get(key) or self._new_evaluation(key, batch)
-        _check_indices(evaluation.indices, batch)
+        _check_indices(self.backend, evaluation.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in evaluation.convert}
         inputs.update(evaluation.fixed)
         inputs.update({i.name: self.arrays[i.name] for i in evaluation.graph.with_role("state")})
@@ -267,7 +241,7 @@ class Engine(CarriedArrays):
         for name, x in batch.items():
             spec = self.compiler.specs.get(name, InputSpec(name))
             dtype = resolve_type(spec, array_type(name, x), self.backend.dtype).dtype.numpy
-            columns[name] = join_rows(self.backend, np.asarray(self._numpy(x)).astype(dtype, copy=False))
+            columns[name] = self.backend.from_local_rows(np.asarray(self._numpy(x)).astype(dtype, copy=False))
         return columns
 
     def has_run(self, batch: Mapping[str, Any]) -> bool:

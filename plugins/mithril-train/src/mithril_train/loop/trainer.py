@@ -220,8 +220,7 @@ class Trainer(TrainerEvaluation):
 
     def join(self) -> None:
         """Join the processes of the backend's mesh, which PyTorch may have to start."""
-        if hasattr(self.engine.backend, "join_processes"):
-            self.engine.backend.join_processes()
+        self.engine.backend.join_processes()
         self.world = ranks.world_of(self.engine, self._timeout)
 
     def begin(self, batch: Any) -> None:
