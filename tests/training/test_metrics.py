@@ -190,17 +190,26 @@ def test_statistics_survive_a_resume_in_the_middle_of_an_epoch(tmp_path):
     assert second.history.rows == full.history.rows
 
 
-def test_metric_that_is_not_a_scalar_is_rejected():
-    trainer = ml.Trainer(
-        _linear(),
-        ml.SGD(0.1),
-        loss="cross_entropy",
-        metrics=ml.models.ConfusionMatrix(4),
-        backend="numpy",
-        progress=False,
-    )
-    with pytest.raises(ml.OptionError, match=r"metric 'confusion_matrix' is an array of shape \[4, 4\], not a number"):
-        trainer.evaluate((LOGITS, LABELS))
+def _with_metric(metric):
+    return ml.Trainer(_linear(), ml.SGD(0.1), loss="cross_entropy", metrics=metric, backend="numpy", progress=False)
+
+
+def test_a_matrix_has_a_column_for_each_number():
+    matrix = ml.models.ConfusionMatrix(4)
+    trainer = _with_metric(matrix)
+    history = trainer.fit((LOGITS, LABELS), 1, batch_size=4, validation=(LOGITS, LABELS))
+    expected = np.asarray(matrix(np.asarray(trainer.predict(LOGITS)), LABELS))
+    for i, j in np.ndindex(4, 4):
+        assert history[f"val_confusion_matrix/{i}/{j}"] == [expected[i, j]]
+
+
+def test_a_metric_of_many_numbers_is_rejected_before_the_first_step():
+    trainer = _with_metric(ml.models.ConfusionMatrix(30))
+    with pytest.raises(
+        ml.OptionError, match=r"array of shape \[30, 30\](.|\n)*ConfusionMatrix\(30\)\(trainer.predict\("
+    ):
+        trainer.fit((LOGITS, LABELS), 1, batch_size=4)
+    assert trainer.steps == 0
 
 
 def test_a_metric_per_class_has_a_column_for_each_class(backend):

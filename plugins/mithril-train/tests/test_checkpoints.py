@@ -9,6 +9,7 @@ import pytest
 from small import X, Y, trainer
 
 import mithril as ml
+from mithril_train.loop import checkpoint as ml_checkpoint
 
 
 def fit(epochs, folder, **options):
@@ -100,3 +101,55 @@ def test_libraries_of_a_format_are_imported_before_training(monkeypatch, tmp_pat
     monkeypatch.setattr("mithril_parallel.sharding.dcp_format.import_modules", missing)
     with pytest.raises(ml.PluginError, match="this format needs torch"):
         ml.Checkpoint(tmp_path, format="dcp")
+
+
+def full_disk(monkeypatch, saves):
+    """Let some saves, whose numbers begin at 1, end with the error of a full disk."""
+    count = iter(range(1, 100))
+
+    def write(path, *_):
+        if next(count) in saves:
+            raise ml.OptionError(f"checkpoint: '{path}' cannot be written: No space left on device")
+        return write_original(path, *_)
+
+    write_original = ml_checkpoint.write
+    monkeypatch.setattr(ml_checkpoint, "write", write)
+
+
+def test_a_full_disk_does_not_end_training(monkeypatch, tmp_path):
+    reference = fit(4, tmp_path / "reference")
+    full_disk(monkeypatch, {2, 3})
+    with pytest.warns(
+        UserWarning, match="was not written, training continues with the previous one.*\n?.*No space left"
+    ):
+        subject = fit(4, tmp_path / "run")
+    assert subject.history.steps == reference.history.steps
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "step-00000006.safetensors",
+        "step-00000024.safetensors",
+    ]
+
+
+def test_the_first_save_must_succeed(monkeypatch, tmp_path):
+    full_disk(monkeypatch, {1})
+    with pytest.raises(ml.OptionError, match="No space left on device"):
+        fit(2, tmp_path / "run")
+
+
+def test_a_full_disk_while_parts_are_written(monkeypatch, tmp_path):
+    """Fail the second of the saves that a thread writes, as those of several devices."""
+    from mithril_parallel.sharding import checkpoint as sharded
+
+    written, original = [], sharded.write_part
+
+    def write_part(folder, name, *options):
+        written.append(name)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        return original(folder, name, *options)
+
+    monkeypatch.setattr(sharded, "write_part", write_part)
+    subject = trainer(callbacks=[ml.Checkpoint("memory://full-disk", keep=9)])
+    with pytest.warns(UserWarning, match="training continues with the previous one"):
+        subject.fit(X, Y, 3, batch_size=16)
+    assert [c.step for c in ml_checkpoint.candidates("memory://full-disk")] == [18, 6]

@@ -141,9 +141,9 @@ def test_arrays_in_main_memory(backend, usable):
     engine = ml.plugins.backend_class(backend)()
     column = np.arange(5, dtype=np.int32)
     assert engine.to_main_memory(column) is column
-    own = engine.to_main_memory(engine.array(column))
-    assert own is None or own.tolist() == column.tolist()
-    assert (own is None) == (engine.capabilities.family != "cpu" and backend != "mlx")
+    fetched = engine.to_main_memory(engine.array(column))
+    assert fetched is None or fetched.tolist() == column.tolist()
+    assert (fetched is None) == (engine.capabilities.family != "cpu" and backend != "mlx")
     torch = pytest.importorskip("torch")
     assert engine.to_main_memory(torch.arange(5)).tolist() == column.tolist()
     half = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)

@@ -127,14 +127,23 @@ def test_moving_averages():
     subject = trainer(ema=0.5)
     subject.begin(BATCH)
     average = arrays(subject)["first.weight"].copy()
-    for _ in range(3):
-        average = 0.5 * average + 0.5 * step(subject)["first.weight"]
+    for t in range(1, 15):
+        share = max(0.5, 9 / (t + 9))
+        average = (1 - share) * average + share * step(subject)["first.weight"]
     np.testing.assert_allclose(subject.averaged["first.weight"], average, atol=1e-6)
     assert subject.evaluate([BATCH], ema=True)["loss"] != subject.evaluate([BATCH])["loss"]
     with pytest.raises(OptionError, match="no moving average"):
         trainer_without = trainer()
         trainer_without.begin(BATCH)
         _ = trainer_without.averaged
+
+
+def test_averages_of_short_trainings_forget_the_initial_parameters():
+    subject = trainer(ema=0.99, metrics="accuracy")
+    subject.fit(loader(), 22)
+    assert subject.steps == 132
+    accuracy = [subject.evaluate(loader(), ema=ema)["accuracy"] for ema in (False, True)]
+    assert accuracy[1] > accuracy[0] - 0.03 > 0.8
 
 
 @pytest.mark.parametrize("attribute", ["params", "averaged"])

@@ -20,6 +20,7 @@ from typing import Any
 
 from mithril.base import BackendError, MithrilError
 from mithril_parallel.processes import World, named
+from mithril_parallel.sharding.storage import SaveError
 
 EXIT_CODE = 75  # of a temporary failure, after which launchers start the program again
 SLOWEST = 1.0  # seconds between two signs of life
@@ -79,6 +80,8 @@ class Watchdog:
         self._since, self._waits = time.monotonic(), True
         try:
             yield
+        except SaveError:
+            raise  # of all processes: training may continue
         except BackendError as error:
             if self._failure is None:
                 self.failed(error)

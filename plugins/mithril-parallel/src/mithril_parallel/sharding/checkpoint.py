@@ -31,6 +31,7 @@ from mithril_parallel.sharding.storage import (
     DamagedError,
     Folder,
     LocalFolder,
+    SaveError,
     damaged,
     folder_of,
     library,
@@ -124,7 +125,7 @@ def _attempts(world: World, key: str, purpose: str, function: Callable[[], Any])
     failed = [k for k, a in enumerate(answers) if "error" in a]
     if failed:
         facts = [f"process {k}: {answers[k]['error']}" for k in failed]
-        raise BackendError(f"{named(failed)} could not write {purpose}", facts=facts, hint=REMEDY)
+        raise SaveError(f"{named(failed)} could not write {purpose}", facts=facts, hint=REMEDY)
     return [a["result"] for a in answers]
 
 

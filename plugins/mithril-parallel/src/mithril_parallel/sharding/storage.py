@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from mithril.base import InputError, MithrilError, PluginError
+from mithril.base import BackendError, InputError, MithrilError, PluginError
 from mithril.system import files
 
 PathLike = str | os.PathLike[str]
@@ -19,6 +19,10 @@ PathLike = str | os.PathLike[str]
 
 class DamagedError(InputError):
     """A checkpoint is incomplete or its bytes have changed; an older one may be intact."""
+
+
+class SaveError(BackendError):
+    """A process could not write its part of a checkpoint; all processes know, and the previous one is intact."""
 
 
 @contextmanager

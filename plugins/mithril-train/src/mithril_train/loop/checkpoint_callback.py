@@ -6,15 +6,15 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mithril.backend import Positive
 from mithril.base import InputError, MithrilError, OptionError
 from mithril_parallel.sharding.checkpoint import Format, Save, import_libraries, is_shared
-from mithril_parallel.sharding.storage import DamagedError
+from mithril_parallel.sharding.storage import DamagedError, SaveError
 from mithril_train.loop import checkpoint, checkpointing
 from mithril_train.loop.callbacks import Array, Callback, Row, better, value_of
 
@@ -29,9 +29,10 @@ Trainer = Any  # ``loop.trainer.Trainer``, which imports this module
 class Checkpoint(Callback):
     """Save checkpoints to ``folder``: at the end of each epoch, and every ``every`` steps.
 
-    The latest ``keep`` are kept. With ``monitor`` the best epoch is also kept as ``best``. The signal SIGTERM, by which
-    schedulers of clusters announce the end, saves after the current step and then ends the process as it does without
-    this callback; ``fit(resume=...)`` continues there.
+    The latest ``keep`` are kept. A save that fails, for example because the disk is full, ends training only if it is
+    the first of this ``fit``; later ones warn, and the next one tries again. With ``monitor`` the best epoch is also
+    kept as ``best``. The signal SIGTERM, by which schedulers of clusters announce the end, saves after the current step
+    and then ends the process as it does without this callback; ``fit(resume=...)`` continues there.
 
     A checkpoint of one device is a file, ``step-00000100.safetensors``. On several devices it is a folder to which
     every process writes its parts; it counts when all have finished. ``asynchronous`` writes such folders while
@@ -60,12 +61,14 @@ class Checkpoint(Callback):
         self.mode = better(mode, monitor or "")
         self.best = math.inf if self.mode == "min" else -math.inf
         self._terminated = False
+        self._has_saved = False  # in this fit
         self._watchdog: Watchdog | None = None
         self._handler: Any = None  # of SIGTERM before this fit
 
     def begin(self, trainer: Training) -> None:
         self._watchdog = trainer.watchdog
         import_libraries(self.format)  # those of a backend that did not exist before
+        self._has_saved = False
         self._shared = is_shared(self.folder, trainer.world)
         if trainer.world.rank == 0 or not self._shared:
             checkpoint.remove_unfinished(self.folder)
@@ -124,8 +127,8 @@ class Checkpoint(Callback):
     def _write_waiting(self, trainer: Training, path: str) -> None:
         self._finish(trainer)
         if not trainer.engine.is_distributed and "://" not in path and self.format == "parts":
-            trainer.save(f"{path}.safetensors")
-            self._remove_old(trainer)
+            with self._tolerated(trainer):
+                trainer.save(f"{path}.safetensors")
             return
         self._save_in_progress = checkpointing.begin_save(
             trainer, path, asynchronous=self.asynchronous, shared=self._shared, format=self.format
@@ -137,8 +140,28 @@ class Checkpoint(Callback):
         """Wait for the save in progress, then remove checkpoints that are too old."""
         save, self._save_in_progress = self._save_in_progress, None
         if save is not None:
-            save.finish()
-            self._remove_old(trainer)
+            with self._tolerated(trainer):
+                save.finish()
+
+    @contextmanager
+    def _tolerated(self, trainer: Training) -> Iterator[None]:
+        """Remove old checkpoints after a save. One that fails does not end training if the fit has saved before.
+
+        The first one does: its folder, permissions or space are wrong, and training would never be saved.
+        """
+        try:
+            yield
+        except (SaveError, OptionError) as error:
+            if not self._has_saved:
+                raise
+            trainer.engine.decisions.record(
+                "fallback",
+                f"a checkpoint was not written, training continues with the previous one: {error}",
+                warn=True,
+            )
+            return
+        self._has_saved = True
+        self._remove_old(trainer)
 
     def _remove_old(self, trainer: Training) -> None:
         if trainer.world.rank and self._shared:

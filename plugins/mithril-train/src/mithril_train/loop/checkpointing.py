@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import BackendError, MithrilError
+from mithril.base import MithrilError
 from mithril_parallel.sharding import checkpoint as sharded
+from mithril_parallel.sharding.storage import SaveError
 from mithril_parallel.sharding.tensor_parts import complete
 from mithril_train.loop import checkpoint
 from mithril_train.loop.history import History, Totals
@@ -35,7 +36,7 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
             problem = str(error)
     problem = trainer.world.from_first(problem, "the end of a save")
     if problem:
-        raise BackendError(f"process 0 could not write '{os.fspath(path)}'", facts=[problem])
+        raise SaveError(f"process 0 could not write '{os.fspath(path)}'", facts=[problem])
 
 
 def begin_save(

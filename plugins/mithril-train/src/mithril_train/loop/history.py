@@ -49,8 +49,8 @@ class History:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """Format a row."""
-    return "  ".join(f"{name} {_number(value)}" for name, value in row.items())
+    """Format a row; the numbers of matrices, ``name/0/0`` and so on, would hide the others."""
+    return "  ".join(f"{name} {_number(value)}" for name, value in row.items() if name.count("/") < 2)
 
 
 def _number(value: Any) -> str:

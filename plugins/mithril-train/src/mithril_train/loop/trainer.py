@@ -64,10 +64,11 @@ class Trainer(TrainerEvaluation):
 
     ``clip_norm`` bounds the global gradient norm, ``clip_value`` each element. ``frozen`` lists patterns of parameters
     that are not updated; the running statistics of a frozen batch norm still follow the data. ``ema`` is the decay of a
-    moving average of the parameters, which evaluation can use. ``loss_scale`` is a number or ``"dynamic"``, for
-    float16. ``detect_nan`` stops at the first step that is not finite and names the layer. ``params`` and ``state`` are
-    initial arrays; other parameters are initialized from ``seed``. With several processes, training ends with an error
-    that names the process for which the others have waited ``timeout`` seconds.
+    moving average of the parameters, which evaluation can use; in the first ``9 / (1 - ema)`` steps it is smaller, ``t
+    / (t + 9)`` in step ``t``, so that the average forgets the initial parameters. ``loss_scale`` is a number or
+    ``"dynamic"``, for float16. ``detect_nan`` stops at the first step that is not finite and names the layer.
+    ``params`` and ``state`` are initial arrays; other parameters are initialized from ``seed``. With several processes,
+    training ends with an error that names the process for which the others have waited ``timeout`` seconds.
     """
 
     argument_hints: ClassVar = {

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from mithril.models import (
     RootMeanSquaredError,
 )
 
+MATRIX = 400  # numbers of a metric in a row of the history, such as a confusion matrix of 20 classes
 SAMPLE_WEIGHT = "sample_weight"  # the column with a weight per sample, or per element of a sequence
 
 
@@ -81,19 +83,34 @@ class ScalarFunction:
                 f"{type(self.metric).__name__}.statistics returned {statistics!r}",
                 facts=["expected: a dictionary with values of the graph by name"],
             )
+        try:  # before the first step, as an error after an epoch would lose it
+            shape = self._result({n: np.ones([int(d) for d in v.shape]) for n, v in statistics.items()}).shape
+        except Exception:
+            return dict(statistics)  # this metric has a result for the numbers of data only
+        self._check_size(shape)
         return dict(statistics)
 
     def results(self, name: str, totals: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, float]:
-        """Return the metric of merged statistics by ``name``; a vector, such as one per class, by ``name/0`` and on."""
+        """Return the metric of merged statistics by ``name``; elements of an array, such as one per class, ``name/0``.
+
+        Those of a matrix are ``name/0/0``, ``name/0/1`` and so on.
+        """
+        result = self._result(totals)
+        self._check_size(result.shape)
+        return {"/".join([name, *map(str, k)]): float(result[k]) for k in np.ndindex(result.shape)}
+
+    def _result(self, totals: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         assert self.metric is not None
         with np.errstate(divide="ignore", invalid="ignore"):  # nan if a metric is undefined
-            result = np.asarray(self.metric.result(**totals))
-        if result.ndim > 1:
+            return np.asarray(self.metric.result(**totals))
+
+    def _check_size(self, shape: Sequence[int]) -> None:
+        if len(shape) > 1 and prod(shape) > MATRIX:
             raise OptionError(
-                f"metric '{self.name}' is an array of shape {list(result.shape)}, not a number or a vector",
-                hint=f"compute {type(self.metric).__name__} from trainer.predict(inputs) instead",
+                f"metric '{self.name}' is an array of shape {list(shape)}, and the history has a column per number",
+                facts=[f"accepted: numbers, vectors, and arrays of up to {MATRIX} numbers"],
+                hint=f"leave it out and compute {self.metric!r}(trainer.predict(inputs), targets)",
             )
-        return {f"{name}/{k}": float(x) for k, x in enumerate(result)} if result.ndim else {name: float(result)}
 
     def _operands(
         self, outputs: Mapping[str, Value], columns: Mapping[str, Value], inputs: Sequence[str]

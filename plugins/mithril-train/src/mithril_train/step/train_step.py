@@ -22,6 +22,7 @@ from mithril_train.step.step import (
     global_norm,
     is_finite,
     rate_name,
+    scalars_of,
     updated_parameter,
 )
 from mithril_train.step.step_config import StepConfig
@@ -146,7 +147,7 @@ class TrainStep(metaclass=CheckedType):
             scalars: dict[str, Any] = {}
             for group in dict.fromkeys(map(optimizer.group_of, selected)):
                 rate = self._rates[group if group in self._rates else ""]
-                scalars[group] = optimizer.in_group(group).scalars(t, rate)
+                scalars[group] = scalars_of(recipe, optimizer.in_group(group), t, rate)
             for name, g in selected.items():
                 new = updated_parameter(
                     recipe, name, self.params[name], g, self._extra, scalars[optimizer.group_of(name)]
