@@ -21,6 +21,7 @@ from mithril.base import (
 from mithril.ir import Builder, Origin, Value, evaluate
 from mithril_onnx.attributes import attributes_of
 from mithril_onnx.bounded import BoundedRows
+from mithril_onnx.declared_types import compare, declared_types
 from mithril_onnx.functions import body_of, with_attributes
 from mithril_onnx.reading import OnnxFile, dense_bytes
 from mithril_onnx.sizes import SIZES, NoSizesError
@@ -153,8 +154,12 @@ class Importer:
         self.depth += 1
         try:
             self._initializers(graph, env)
+            declared = declared_types(self.file.proto.graph if self.depth == 1 else graph)
             for k, node in enumerate(graph.node):
                 self.step(node, env, path, k)
+                for name in node.output:
+                    if name in declared and not self.rows_of.axes:  # bounded rows are more than the declared ones
+                        compare(self.file, node, name, env[name], declared[name])
             return [self.lookup(o.name, env, f"output '{o.name}'") for o in graph.output]
         finally:
             self.depth -= 1

@@ -67,6 +67,12 @@ class OnnxFile:
         return int(self.proto.ByteSize() + sum(x.nbytes for x in mapped))
 
     @cached_property
+    def has_open_sizes(self) -> bool:
+        """Whether the size of an input is not declared."""
+        shapes = [declared_shape(i.type.tensor_type, i.name) for i in self.proto.graph.input]
+        return any(shape is None or any(type(d) is not int for d in shape) for shape in shapes)
+
+    @cached_property
     def digest(self) -> str:
         """A hash of the graph, and of the data of its tensors or their place on disk; mapped tensors are not in it."""
         h = hashlib.sha256(self.proto.SerializeToString(deterministic=True))
