@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mithril import ops
 from mithril.base import InputError, TensorType, dtype as as_dtype
-from mithril.models import Layer
+from mithril.models import Layer, Model
 from mithril_hub.checkpoint.stacked_experts import separated
 from mithril_hub.decoder.config import DecoderConfig
-from mithril_hub.decoder.decoder import decode
-from mithril_hub.decoder.places import Places
+from mithril_hub.decoder.decoder import Trunk, capped
+from mithril_hub.decoder.parts import Projection
+from mithril_hub.decoder.places import Places, selected
 
 
 class Pretrained(Layer):
@@ -20,6 +22,13 @@ class Pretrained(Layer):
     def example_types(self) -> Mapping[str, TensorType]:
         """Return types of inputs with which the model can be traced."""
         raise NotImplementedError
+
+    def summary(self, shapes: Mapping[str, Any] | None = None, *, width: int | None = None) -> str:
+        """Return a table of the layers; with ``shapes`` of the inputs also results, parameters, flops and memory."""
+        model = Model()
+        model |= self(**{name: name for name in (*self.inputs, *self.outputs)})
+        model.steps[0].name = ""  # paths are those of the checkpoint
+        return model.summary(shapes, width=width)
 
 
 class Decoder(Pretrained):
@@ -39,6 +48,11 @@ class Decoder(Pretrained):
         self.config = config
         self.cache = cache
         self.dtype = dtype
+        self.trunk_name = config.names.root.rstrip(".")
+        setattr(self, self.trunk_name, Trunk(config, dtype))
+        if not config.tied:
+            head = Projection(config.hidden, config.vocabulary, dtype, bias=config.head_bias)
+            setattr(self, config.names.head, head)
         if cache:
             self.inputs, self.optional = ("input_ids", "position"), ("last",)
             if config.depends_on_length:
@@ -60,7 +74,16 @@ class Decoder(Pretrained):
         tokens, total = arguments["input_ids"], arguments.get("length")
         position, mask = arguments.get("position"), arguments.get("attention_mask")
         places = Places.of(tokens, position, self.cache, mask, total, "Decoder")
-        return decode(self, self.config, tokens, places, arguments.get("last"), self.dtype)
+        trunk = getattr(self, self.trunk_name)
+        x = selected(trunk(tokens, places), arguments.get("last"))
+        return capped(self._logits(trunk, x), self.config.logit_cap)
+
+    def _logits(self, trunk: Any, x: Any) -> Any:
+        config, names = self.config, self.config.names
+        if not config.tied:
+            return getattr(self, names.head)(x)
+        bias = self.param(f"{names.head}.bias", (config.vocabulary,), "zeros", self.dtype) if config.head_bias else None
+        return ops.linear(x, getattr(trunk, names.embedding).weight, bias)
 
 
 def with_stacked_experts(model: Pretrained, *, stacked: bool = True) -> Decoder:

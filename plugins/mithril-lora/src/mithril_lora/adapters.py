@@ -159,7 +159,10 @@ def merge(model: Layer, params: Mapping[str, Any]) -> dict[str, np.ndarray[Any, 
         if missing:  # the layer occurs at several paths, and its parameters have the name of the first
             continue
         weight, a, b = (arrays[n] for n in names)
-        product = (b.astype(np.float64) @ a.astype(np.float64)).reshape(weight.shape)
+        product = b.astype(np.float64) @ a.astype(np.float64)
+        if isinstance(layer.inner, Linear) and layer.inner.input_major:
+            product = product.T
+        product = product.reshape(weight.shape)
         arrays[names[0]] = (weight + product * layer.settings.scale).astype(weight.dtype)
         del arrays[names[1]], arrays[names[2]]
     for kind in {type(layer) for layer in layers.values()}:

@@ -14,6 +14,7 @@ from mithril.models.language.flatten import FlatModel, flatten
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.models.language.trace import trace_model
+from mithril.models.language.trace_context import join_path
 from mithril.runtime import layer_results
 
 HEAD = ("layer", "result", "parameters", "flops", "memory")
@@ -58,7 +59,11 @@ def summarize(
         )
     results: dict[str, Any] = {}
     graph = trace_model(flat, input_types, results=results)
-    titles = {call.path: type(call.layer).__name__ for call in flat.layer_calls}
+    titles = {
+        join_path(call.path, path): type(layer).__name__
+        for call in flat.layer_calls
+        for path, layer in (("", call.layer), *call.layer.walk())
+    }
     table = _with_every_layer(layer_rows(graph, titles), titles)
     for row in table:
         if isinstance(result := results.get(row.path), Value):  # a layer may also return a number

@@ -22,6 +22,7 @@ class Linear(Layer):
     """
 
     weights = ("weight", "bias")
+    input_major = False  # whether the weight is [in, out]
 
     def __init__(
         self, *features: int | None, dimension: int | None = None, bias: bool = True, init: str | None = None

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from mithril_hub.decoder.rope import Rope
 
 
+def last_name(path: str) -> str:
+    """Return the name of a layer within the layer around it."""
+    return path.rpartition(".")[2]
+
+
 @dataclass(frozen=True)
 class Names:
     """Names of the parameters in a checkpoint, without ``.weight`` and ``.bias``; ``{}`` is the number of the layer."""

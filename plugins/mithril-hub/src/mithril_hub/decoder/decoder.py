@@ -1,4 +1,4 @@
-"""The decoder: one function for all families."""
+"""The layers of a decoder, nested and named as the modules of its checkpoint."""
 
 from __future__ import annotations
 
@@ -6,80 +6,118 @@ from typing import Any
 
 from mithril import ops
 from mithril.models import Layer
-from mithril_hub.decoder.config import DecoderConfig
-from mithril_hub.decoder.feed_forward import feed_forward
+from mithril_hub.decoder.config import DecoderConfig, last_name
+from mithril_hub.decoder.feed_forward import FeedForward, Mixture
+from mithril_hub.decoder.parts import Norm, Projection, Table
 from mithril_hub.decoder.places import Places
 from mithril_hub.decoder.rope import rotate
-from mithril_hub.weights import Weights
 
 
-def decode(layer: Layer, config: DecoderConfig, tokens: Any, places: Places, last: Any, dtype: str) -> Any:
-    """Return the logits of all tokens [batch, length, vocabulary], or with ``last`` of one token of each row."""
-    names = config.names
-    weights = Weights(layer, dtype, names.root, config)
-    table = weights.param(f"{names.embedding}.weight", (config.vocabulary, config.hidden))
-    x = ops.embedding(tokens, table)
-    if config.embedding_scale != 1.0:
-        x = x * config.embedding_scale
-    if config.learned_positions:
-        rows = weights.param(f"{names.positions}.weight", (config.learned_positions, config.hidden))
-        x = x + ops.embedding(places.rows, rows)
-    angles = {rope: rope.angles(places.rows, places.length) for rope in dict.fromkeys(config.ropes) if rope is not None}
-    masks = {window: places.mask(window) for window in dict.fromkeys(config.windows)}
-    for n in range(config.layers):
-        rope = config.ropes[n]
-        turn = None if rope is None else angles[rope]
-        x = block(weights.below(names.layer.format(n)), config, n, x, places, turn, masks[config.windows[n]])
-    x = weights.norm(names.final_norm, x)
-    if last is not None:
-        index = ops.reshape(ops.cast(last, dtype="int32"), shape=(last.shape[0], 1))
-        x = ops.reshape(ops.gather_nd(x, index, batch_dims=1), shape=(x.shape[0], 1, config.hidden))
-    outer = Weights(layer, dtype, "", config, transposes=False)
-    if config.tied:
-        bias = outer.param(f"{names.head}.bias", (config.vocabulary,), "zeros") if config.head_bias else None
-        logits = ops.linear(x, table, bias)
-    else:
-        logits = outer.linear(names.head, x, config.vocabulary, bias=config.head_bias)
-    return capped(logits, config.logit_cap)
+class Attention(Layer):
+    """Attention of [batch, length, hidden], with keys and values in the cache if there is one."""
+
+    inputs = ("input", "places", "turn", "mask")
+    scalars = True  # positions are not a value
+
+    def __init__(self, config: DecoderConfig, dtype: str) -> None:
+        self.config = config
+        names, size = config.names, config.head_size
+        q, kv = config.heads * size, config.kv_heads * size
+        widths = {names.joint: q + 2 * kv} if names.joint else {names.query: q, names.key: kv, names.value: kv}
+        for name, width in widths.items():
+            part = Projection(config.hidden, width, dtype, bias=config.query_bias, input_major=config.input_major)
+            setattr(self, last_name(name), part)
+        output = Projection(q, config.hidden, dtype, bias=config.output_bias, input_major=config.input_major)
+        setattr(self, last_name(names.output), output)
+        for name in (names.query_norm, names.key_norm) if config.query_key_norm else ():
+            setattr(self, last_name(name), Norm(size, config, dtype))
+
+    def part(self, name: str) -> Any:
+        """Return a layer by its name in the configuration."""
+        return getattr(self, last_name(name))
+
+    def build(self, x: Any, places: Places, turn: Any, mask: Any) -> Any:
+        config, names, size = self.config, self.config.names, self.config.head_size
+        if names.joint:
+            q_width, width = config.heads * size, config.kv_heads * size
+            parts = ops.split(self.part(names.joint)(x), sizes=(q_width, width, width), axis=-1)
+        else:
+            parts = [self.part(name)(x) for name in (names.query, names.key, names.value)]
+        q, k, v = (ops.reshape(p, shape=(*x.shape[:2], p.shape[2] // size, size)) for p in parts)
+        if config.query_key_norm:
+            q, k = self.part(names.query_norm)(q), self.part(names.key_norm)(k)
+        q, k, v = (ops.transpose(p, perm=(0, 2, 1, 3)) for p in (q, k, v))
+        if turn is not None:
+            q, k = rotate(q, turn), rotate(k, turn)
+        k, v = places.cached(self, "key_cache", k), places.cached(self, "value_cache", v)
+        y = attend(q, k, v, mask, config.attention_scale, config.attention_cap)
+        y = ops.reshape(ops.transpose(y, perm=(0, 2, 1, 3)), shape=(*x.shape[:2], config.heads * size))
+        return self.part(names.output)(y)
 
 
-def block(weights: Weights, config: DecoderConfig, n: int, x: Any, places: Places, turn: Any, mask: Any) -> Any:
-    """Return the result of layer ``n``: attention and MLP, each with a residual."""
-    names = config.names
-    y = weights.norm(names.before_attention, x)
-    attended = attention(weights, config, y, places, turn, mask)
-    if config.parallel:
-        return attended + feed_forward(weights, config, n, y) + x
-    if names.after_attention:
-        attended = weights.norm(names.after_attention, attended)
-    x = x + attended
-    y = feed_forward(weights, config, n, weights.norm(names.before_mlp, x))
-    if names.after_mlp:
-        y = weights.norm(names.after_mlp, y)
-    return x + y
+class Block(Layer):
+    """Attention and MLP, each with a residual."""
+
+    inputs = ("input", "places", "turn", "mask")
+    scalars = True
+
+    def __init__(self, config: DecoderConfig, n: int, dtype: str) -> None:
+        self.config = config
+        names = config.names
+        sparse = config.experts if config.experts is not None and config.sparse[n] else None
+        self.attention_name = names.output.partition(".")[0]
+        self.mlp_name = (sparse.router if sparse else names.down).partition(".")[0]
+        setattr(self, names.before_attention, Norm(config.hidden, config, dtype))
+        setattr(self, self.attention_name, Attention(config, dtype))
+        setattr(self, self.mlp_name, Mixture(config, sparse, dtype) if sparse else FeedForward(config, dtype))
+        for name in (names.after_attention, "" if config.parallel else names.before_mlp, names.after_mlp):
+            if name:
+                setattr(self, name, Norm(config.hidden, config, dtype))
+
+    def build(self, x: Any, places: Places, turn: Any, mask: Any) -> Any:
+        names, mlp = self.config.names, getattr(self, self.mlp_name)
+        y = getattr(self, names.before_attention)(x)
+        attended = getattr(self, self.attention_name)(y, places, turn, mask)
+        if self.config.parallel:
+            return attended + mlp(y) + x
+        if names.after_attention:
+            attended = getattr(self, names.after_attention)(attended)
+        x = x + attended
+        y = mlp(getattr(self, names.before_mlp)(x))
+        if names.after_mlp:
+            y = getattr(self, names.after_mlp)(y)
+        return x + y
 
 
-def attention(weights: Weights, config: DecoderConfig, x: Any, places: Places, turn: Any, mask: Any) -> Any:
-    """Return attention of [batch, length, hidden], with keys and values in the cache if there is one."""
-    names, size = config.names, config.head_size
-    widths = (config.heads * size, config.kv_heads * size, config.kv_heads * size)
-    if names.joint:
-        joint = weights.linear(names.joint, x, sum(widths), bias=config.query_bias)
-        parts = ops.split(joint, sizes=widths, axis=-1)
-    else:
-        projections = zip((names.query, names.key, names.value), widths, strict=True)
-        parts = [weights.linear(name, x, width, bias=config.query_bias) for name, width in projections]
-    q, k, v = (ops.reshape(p, shape=(*x.shape[:2], p.shape[2] // size, size)) for p in parts)
-    if config.query_key_norm:
-        q, k = weights.norm(names.query_norm, q), weights.norm(names.key_norm, k)
-    q, k, v = (ops.transpose(p, perm=(0, 2, 1, 3)) for p in (q, k, v))
-    if turn is not None:
-        q, k = rotate(q, turn), rotate(k, turn)
-    path = weights.path
-    k, v = places.cached(weights.layer, f"{path}key_cache", k), places.cached(weights.layer, f"{path}value_cache", v)
-    y = attend(q, k, v, mask, config.attention_scale, config.attention_cap)
-    y = ops.reshape(ops.transpose(y, perm=(0, 2, 1, 3)), shape=(*x.shape[:2], config.heads * size))
-    return weights.linear(names.output, y, config.hidden, bias=config.output_bias)
+class Trunk(Layer):
+    """All blocks between the embedding and the last norm: ``input_ids`` to hidden states."""
+
+    inputs = ("input_ids", "places")
+    scalars = True
+
+    def __init__(self, config: DecoderConfig, dtype: str) -> None:
+        self.config = config
+        names = config.names
+        self.list_name = names.layer.partition(".")[0]
+        setattr(self, names.embedding, Table(config.vocabulary, config.hidden, dtype))
+        if config.learned_positions:
+            setattr(self, names.positions, Table(config.learned_positions, config.hidden, dtype))
+        setattr(self, self.list_name, [Block(config, n, dtype) for n in range(config.layers)])
+        setattr(self, names.final_norm, Norm(config.hidden, config, dtype))
+
+    def build(self, tokens: Any, places: Places) -> Any:
+        config, names = self.config, self.config.names
+        x = getattr(self, names.embedding)(tokens)
+        if config.embedding_scale != 1.0:
+            x = x * config.embedding_scale
+        if config.learned_positions:
+            x = x + getattr(self, names.positions)(places.rows)
+        ropes = [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
+        angles = {rope: rope.angles(places.rows, places.length) for rope in ropes}
+        masks = {window: places.mask(window) for window in dict.fromkeys(config.windows)}
+        for block, rope, window in zip(getattr(self, self.list_name), config.ropes, config.windows, strict=True):
+            x = block(x, places, None if rope is None else angles[rope], masks[window])
+        return getattr(self, names.final_norm)(x)
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any, scale: float | None, cap: float) -> Any:

@@ -5,53 +5,105 @@ from __future__ import annotations
 from typing import Any
 
 from mithril import ops
-from mithril.models import MixtureOfExperts
-from mithril_hub.decoder.config import DecoderConfig, Experts
-from mithril_hub.weights import Weights, activate, activation_name
+from mithril.models import Layer, MixtureOfExperts
+from mithril_hub.decoder.config import DecoderConfig, Experts, last_name
+from mithril_hub.decoder.parts import INIT, Projection
+from mithril_hub.weights import activate, activation_name
 
 
-def feed_forward(weights: Weights, config: DecoderConfig, n: int, x: Any) -> Any:
-    """Return the MLP or the mixture of experts of layer ``n``."""
-    names = config.names
-    if config.experts is not None and config.sparse[n]:
-        return mixture(weights, config, config.experts, x)
-    size, bias = config.intermediate, config.mlp_bias
-    if names.gate_up:
-        joint = weights.linear(names.gate_up, x, 2 * size, bias=bias)
-        gate, up = ops.split(joint, sizes=(size, size), axis=-1)
-        hidden = activate(config.activation, gate) * up
-    elif config.gated:
-        hidden = activate(config.activation, weights.linear(names.gate, x, size, bias=bias))
-        hidden = hidden * weights.linear(names.up, x, size, bias=bias)
-    else:
-        hidden = activate(config.activation, weights.linear(names.up, x, size, bias=bias))
-    return weights.linear(names.down, hidden, config.hidden, bias=bias)
+class FeedForward(Layer):
+    """An MLP: one product, or two of which one is the gate."""
+
+    def __init__(self, config: DecoderConfig, dtype: str) -> None:
+        self.config = config
+        names, size, bias = config.names, config.intermediate, config.mlp_bias
+        widths = {names.gate_up: 2 * size} if names.gate_up else {names.gate: size, names.up: size}
+        if not config.gated:
+            widths = {names.up: size}
+        for name, width in widths.items():
+            part = Projection(config.hidden, width, dtype, bias=bias, input_major=config.input_major)
+            setattr(self, last_name(name), part)
+        down = Projection(size, config.hidden, dtype, bias=bias, input_major=config.input_major)
+        setattr(self, last_name(names.down), down)
+
+    def build(self, x: Any) -> Any:
+        config, names = self.config, self.config.names
+        if names.gate_up:
+            sizes = (config.intermediate, config.intermediate)
+            gate, up = ops.split(_part(self, names.gate_up)(x), sizes=sizes, axis=-1)
+            hidden = activate(config.activation, gate) * up
+        elif config.gated:
+            hidden = activate(config.activation, _part(self, names.gate)(x)) * _part(self, names.up)(x)
+        else:
+            hidden = activate(config.activation, _part(self, names.up)(x))
+        return _part(self, names.down)(hidden)
 
 
-def mixture(weights: Weights, config: DecoderConfig, experts: Experts, x: Any) -> Any:
-    """Return the sum of the experts, each weighted by the router; experts that are not active have the weight 0."""
-    logits = weights.linear(experts.router, x, experts.count)
-    _, numbers, shares = MixtureOfExperts.routed(logits, experts.active, normalized=experts.normalized)
-    total = _stacked(weights.below(experts.joint), config, experts, x, shares, numbers) if experts.stacked else None
-    for e in range(0 if experts.stacked else experts.count):
-        part = weights.below(experts.expert.format(e))
-        hidden = activate(config.activation, part.linear(experts.gate, x, experts.size))
-        y = part.linear(experts.down, hidden * part.linear(experts.up, x, experts.size), config.hidden)
-        share = ops.sum(ops.where(ops.equal(numbers, e), shares, 0.0), axis=-1, keepdims=True)
-        y = ops.where(ops.not_equal(share, 0.0), y, 0.0) * share  # the results for other tokens may overflow
-        total = y if total is None else total + y
-    if experts.shared:
-        part = weights.below("mlp.shared_expert.")
-        hidden = activate(config.activation, part.linear("gate_proj", x, experts.shared))
-        y = part.linear("down_proj", hidden * part.linear("up_proj", x, experts.shared), config.hidden)
-        total = total + y * ops.sigmoid(weights.linear("mlp.shared_expert_gate", x, 1))
-    return total
+class Expert(Layer):
+    """An expert: an MLP with a gate."""
+
+    def __init__(self, hidden: int, size: int, activation: str, names: tuple[str, str, str], dtype: str) -> None:
+        self.names, self.activation = names, activation
+        gate, up, down = names
+        setattr(self, gate, Projection(hidden, size, dtype))
+        setattr(self, up, Projection(hidden, size, dtype))
+        setattr(self, down, Projection(size, hidden, dtype))
+
+    def build(self, x: Any) -> Any:
+        gate, up, down = (getattr(self, name) for name in self.names)
+        return down(activate(self.activation, gate(x)) * up(x))
 
 
-def _stacked(weights: Weights, config: DecoderConfig, experts: Experts, x: Any, shares: Any, numbers: Any) -> Any:
-    """Return the weighted sum of experts whose weights are stacked."""
-    inner, outer = (experts.count, config.hidden, experts.size), (experts.count, experts.size, config.hidden)
-    shapes = {experts.gate: inner, experts.up: inner, experts.down: outer}
-    gate, up, down = (weights.param(f"{name}.weight", shape) for name, shape in shapes.items())
-    activation = activation_name(config.activation)
-    return ops.expert_mixture(x, shares, numbers, up, down, gate, activation=activation)
+class StackedExperts(Layer):
+    """All experts with one parameter for the same matrix of each."""
+
+    inputs = ("input", "shares", "numbers")
+
+    def __init__(self, config: DecoderConfig, experts: Experts, dtype: str) -> None:
+        self.config, self.experts, self.dtype = config, experts, dtype
+
+    def build(self, x: Any, shares: Any, numbers: Any) -> Any:
+        config, experts = self.config, self.experts
+        inner, outer = (experts.count, config.hidden, experts.size), (experts.count, experts.size, config.hidden)
+        shapes = {experts.gate: inner, experts.up: inner, experts.down: outer}
+        gate, up, down = (self.param(f"{name}.weight", shape, INIT, self.dtype) for name, shape in shapes.items())
+        return ops.expert_mixture(x, shares, numbers, up, down, gate, activation=activation_name(config.activation))
+
+
+class Mixture(Layer):
+    """The sum of experts, each weighted by the router; experts that are not active have the weight 0."""
+
+    def __init__(self, config: DecoderConfig, experts: Experts, dtype: str) -> None:
+        self.settings = experts
+        self.router_name, self.list_name = last_name(experts.router), last_name(experts.joint.rstrip("."))
+        setattr(self, self.router_name, Projection(config.hidden, experts.count, dtype))
+        names = (experts.gate, experts.up, experts.down)
+        expert = [Expert(config.hidden, experts.size, config.activation, names, dtype) for _ in range(experts.count)]
+        setattr(self, self.list_name, StackedExperts(config, experts, dtype) if experts.stacked else expert)
+        if experts.shared:
+            shared = ("gate_proj", "up_proj", "down_proj")
+            self.shared_expert = Expert(config.hidden, experts.shared, config.activation, shared, dtype)
+            self.shared_expert_gate = Projection(config.hidden, 1, dtype)
+
+    def build(self, x: Any) -> Any:
+        settings, layers = self.settings, getattr(self, self.list_name)
+        logits = getattr(self, self.router_name)(x)
+        _, numbers, shares = MixtureOfExperts.routed(logits, settings.active, normalized=settings.normalized)
+        if settings.stacked:
+            total = layers(x, shares, numbers)
+        else:
+            parts = []
+            for e, expert in enumerate(layers):
+                share = ops.sum(ops.where(ops.equal(numbers, e), shares, 0.0), axis=-1, keepdims=True)
+                # the results for other tokens may overflow
+                parts.append(ops.where(ops.not_equal(share, 0.0), expert(x), 0.0) * share)
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+        if settings.shared:
+            total = total + self.shared_expert(x) * ops.sigmoid(self.shared_expert_gate(x))
+        return total
+
+
+def _part(layer: Layer, name: str) -> Layer:
+    return getattr(layer, last_name(name))  # type: ignore[no-any-return]  # the names are those of the checkpoint

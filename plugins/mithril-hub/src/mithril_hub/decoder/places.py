@@ -55,3 +55,11 @@ class Places:
     def cached(self, layer: Layer, name: str, x: Any) -> Any:
         """Write keys or values [batch, heads, length, size] to the cache of that name, and return all of it."""
         return x if self.start is None else write_cache(layer, name, x, self.start, self.capacity)
+
+
+def selected(x: Any, last: Any) -> Any:
+    """Return one token of each row of [batch, length, hidden] as [batch, 1, hidden]; all of them without ``last``."""
+    if last is None:
+        return x
+    index = ops.reshape(ops.cast(last, dtype="int32"), shape=(last.shape[0], 1))
+    return ops.reshape(ops.gather_nd(x, index, batch_dims=1), shape=(x.shape[0], 1, x.shape[2]))

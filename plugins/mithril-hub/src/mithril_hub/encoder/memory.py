@@ -44,11 +44,3 @@ class Memory:
         updated = ops.dynamic_update_slice(blank, ops.cast(new, dtype=dtype), ops.stack(*[zero] * len(full), axis=0))
         self.layer.update_state(name, updated)
         return updated
-
-
-def selected(x: Any, last: Any) -> Any:
-    """Return one token of each row of [batch, length, hidden] as [batch, 1, hidden]; all of them without ``last``."""
-    if last is None:
-        return x
-    index = ops.reshape(ops.cast(last, dtype="int32"), shape=(last.shape[0], 1))
-    return ops.reshape(ops.gather_nd(x, index, batch_dims=1), shape=(x.shape[0], 1, x.shape[2]))
