@@ -21,6 +21,7 @@ def save_file(
     tensors: Mapping[str, np.ndarray[Any, Any]], path: str | os.PathLike[str], metadata: Mapping[str, str]
 ) -> None:
     """Write a safetensors file atomically."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file as save
 
     strange = [name for name, a in tensors.items() if not files.storable(name) or np.asarray(a).dtype.kind in "OUSM"]
@@ -28,7 +29,10 @@ def save_file(
         raise InputError(f"{strange[0]!r} cannot be saved: expected arrays of numbers by names that files can hold")
     with files.parts(path) as folder:
         part = folder / "part"
-        save({name: np.asarray(a, order="C") for name, a in tensors.items()}, part, dict(metadata))
+        try:
+            save({name: np.asarray(a, order="C") for name, a in tensors.items()}, part, dict(metadata))
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
         files.move(part, path)
 
 

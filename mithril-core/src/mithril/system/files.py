@@ -8,8 +8,9 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mithril.base import InputError, MithrilError, OptionError
@@ -18,19 +19,35 @@ ABANDONED = 3600.0  # seconds since its last change after which a part counts as
 
 PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 PathLike = str | os.PathLike[str]
+Data = bytes | bytearray | str | Sequence[bytes | bytearray]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write(
-    path: PathLike, data: bytes | bytearray | str | Sequence[bytes | bytearray], option: str = "", mode: int = 0o666
-) -> Path:
+def write(path: PathLike, data: Data, option: str = "", mode: int = 0o666) -> Path:
     """Write a file, of several parts in turn, and create its folders; ``option`` names it in messages."""
-    encoded = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     with parts(path, option) as folder:
-        part = folder / "part"
-        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
-            file.writelines([encoded] if isinstance(encoded, (bytes, bytearray)) else encoded)
-        return move(part, path)
+        return move(_written(folder / "part", data, mode), path)
+
+
+def write_folder(path: PathLike, contents: Mapping[str, Data], option: str = "") -> Path:
+    """Write files of a folder, which may exist; if one cannot be written, the folder is unchanged."""
+    target = Path(path)
+    with parts(target, option) as folder:
+        written = {name: _written(folder / name, data) for name, data in contents.items()}
+        target.mkdir(exist_ok=True)
+        for name in written:
+            _check_target(target / name)
+        for name, part in written.items():
+            move(part, target / name)
+        return target
+
+
+def _written(path: Path, data: Data, mode: int = 0o666) -> Path:
+    encoded = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
+        file.writelines([encoded] if isinstance(encoded, (bytes, bytearray)) else encoded)
+    return path
 
 
 @contextlib.contextmanager
@@ -42,6 +59,7 @@ def parts(path: PathLike, option: str = "") -> Iterator[Path]:
     target = Path(path)
     folder = target.parent / f".{target.name[:100]}.{secrets.token_hex(8)}.part"
     try:
+        _check_target(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep(target.parent)
         folder.mkdir(mode=0o700)
@@ -54,9 +72,18 @@ def parts(path: PathLike, option: str = "") -> Iterator[Path]:
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or error
         name = f"{option}: " if option else ""
-        is_full = getattr(error, "errno", None) in FULL
-        place = "on a disk with free space" if is_full else "in a folder with write permission"
+        code = getattr(error, "errno", None)  # None in errors of libraries
+        place = "on a disk with free space" * (code is None or code in FULL)
+        place += " and " * (code is None) + "in a folder with write permission" * (code not in FULL)
         raise OptionError(f"{name}'{target}' cannot be written: {cause}", hint=f"pass a file {place}") from None
+
+
+def _check_target(target: Path) -> None:
+    """Raise if the target is a device, pipe or socket: a file that replaces it would be of no use to its other end."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = target.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
+            raise OSError(errno.EEXIST, "it is a device, pipe or socket")
 
 
 def move(part: Path, path: PathLike) -> Path:

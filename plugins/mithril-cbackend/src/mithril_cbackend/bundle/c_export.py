@@ -119,7 +119,6 @@ def export_program(
         contents = Contents(rebuilt, weights, test_inputs, state or {}, name, sizes)
         error = max_relative_error(contents.results, float_contents.results)
     folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
     small = len(contents.weights) <= EMBEDDED or target.platform == "bare"  # which has no files
     write(contents, folder, small if embed is None else embed)
     kind = ("static" if target.arch else None) if library == "auto" else library
@@ -141,7 +140,7 @@ def without_donations(graph: Graph) -> Graph:
 def write(contents: Contents, folder: Path, embedded: bool) -> None:
     """Write all files; the C array of weights only if ``embedded``."""
     name = contents.name
-    texts = {
+    texts: dict[str, files.Data] = {
         f"{name}.h": export_files.header(contents, embedded),
         f"{name}.c": export_files.source(contents),
         f"{name}_test.c": comparison.test(contents, embedded),
@@ -151,9 +150,8 @@ def write(contents: Contents, folder: Path, embedded: bool) -> None:
     }
     if embedded:
         texts[f"{name}_weights.c"] = export_files.weights(contents)
-    for file, text in texts.items():
-        files.write(folder / file, text)
-    files.write(folder / f"{name}.weights", contents.weights)
+    texts[f"{name}.weights"] = contents.weights
+    files.write_folder(folder, texts)
 
 
 def program_of(compiled: CompiledModel) -> Executable:

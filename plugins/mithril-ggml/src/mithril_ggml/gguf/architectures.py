@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,8 @@ def export_architecture(
         raise InputError(f"this model is a '{architecture}', no '{name}'", hint=f'architecture="{architecture}"')
     if hasattr(compiled.model, "checkpoint_parameters"):  # the model has them in another form
         parameters = compiled.model.checkpoint_parameters(parameters)
-    with files.parts(Path(os.fspath(path))) as folder:
-        part = folder / "part"
-        writer = gguf.GGUFWriter(part, architecture)
+    target = Path(os.fspath(path))
+    with files.parts(target) as folder, closing(gguf.GGUFWriter(folder / "part", architecture)) as writer:
         writer.add_string("general.name", compiled.name)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _add_metadata(writer, metadata)
@@ -157,7 +157,7 @@ def export_architecture(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        files.move(part, Path(os.fspath(path)))
+        files.move(folder / "part", target)
 
 
 def _add(writer: Any, tensor: str, array: Array, kind: Any) -> None:

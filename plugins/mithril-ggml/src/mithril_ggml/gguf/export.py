@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +158,7 @@ def _write(
         if not files.storable(text):
             raise InputError(f"a GGUF file cannot hold the name {text!r}", hint="rename it: names are UTF-8 there")
     graph, constants = _lifted(graph)
-    with files.parts(target) as folder:
-        part = folder / "part"
-        writer = gguf.GGUFWriter(part, ARCHITECTURE)
+    with files.parts(target) as folder, closing(gguf.GGUFWriter(folder / "part", ARCHITECTURE)) as writer:
         _general(writer, name, metadata)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_uint32("mithril.format", FORMAT)
@@ -184,7 +182,7 @@ def _write(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        files.move(part, target)
+        files.move(folder / "part", target)
 
 
 def _lifted(graph: Graph) -> tuple[Graph, dict[str, Any]]:

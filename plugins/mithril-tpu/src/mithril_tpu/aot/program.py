@@ -256,13 +256,13 @@ class AheadProgram:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the texts, the serialized program and the analysis into a folder."""
-        out = Path(folder)
-        files.write(out / "program.stablehlo.mlir", self.stablehlo)
-        if self.hlo is not None:
-            files.write(out / "program.hlo.txt", self.hlo)
-        files.write(out / "program.bin", self.serialized())
-        files.write(out / "analysis.json", json.dumps(self.as_dict(), indent=2) + "\n")
-        return out
+        contents: dict[str, files.Data] = {
+            "program.stablehlo.mlir": self.stablehlo,
+            **({} if self.hlo is None else {"program.hlo.txt": self.hlo}),
+            "program.bin": self.serialized(),
+            "analysis.json": json.dumps(self.as_dict(), indent=2) + "\n",
+        }
+        return files.write_folder(folder, contents)
 
     def as_dict(self) -> dict[str, Any]:
         """Return arguments, splits, devices and analysis as JSON-serializable data."""
