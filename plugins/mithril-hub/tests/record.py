@@ -223,7 +223,7 @@ def network_inputs(model: Any) -> dict[str, np.ndarray[Any, Any]]:
     lengths = {"input_ids": 21, "decoder_input_ids": 9}
     inputs: dict[str, np.ndarray[Any, Any]] = {}
     for name, (shape, kind) in model.types.items():
-        if kind == "int32":
+        if kind == "int64":
             inputs[name] = rng.integers(4, 96, (2, lengths[name])).astype(np.int32)
         else:
             inputs[name] = rng.normal(size=(2, *shape[1:])).astype(np.float32)

@@ -15,6 +15,8 @@ from mithril_hub.decoder.decoder import Trunk, capped
 from mithril_hub.decoder.parts import Projection
 from mithril_hub.decoder.places import Places, selected
 
+IDS = "int64"  # of tokens and masks, as tokenizers return them and as exported files take them
+
 
 class Pretrained(Layer):
     """A model of a checkpoint."""
@@ -63,15 +65,17 @@ class Decoder(Pretrained):
         return separated(parameters) if self.config.experts and self.config.experts.stacked else parameters
 
     def expects(self, terminal: str) -> Any:
-        return ((None, None), "int32") if terminal == "input_ids" else None
+        if terminal == "attention_mask":
+            return (None, None), IDS
+        return ((None, None), "int32" if self.cache else IDS) if terminal == "input_ids" else None
 
     def example_types(self) -> Mapping[str, TensorType]:
         shapes: dict[str, Any] = {"input_ids": (1, 1), "position": (), "length": ()}
-        return {name: TensorType(as_dtype("int32"), shapes[name]) for name in self.inputs}
+        return {name: TensorType(as_dtype("int32" if self.cache else IDS), shapes[name]) for name in self.inputs}
 
     def build(self, *inputs: Any) -> Any:
         arguments = dict(zip((*self.inputs, *self.optional), inputs, strict=True))
-        tokens, total = arguments["input_ids"], arguments.get("length")
+        tokens, total = ops.cast(arguments["input_ids"], dtype="int32"), arguments.get("length")
         position, mask = arguments.get("position"), arguments.get("attention_mask")
         places = Places.of(tokens, position, self.cache, mask, total, "Decoder")
         trunk = getattr(self, self.trunk_name)

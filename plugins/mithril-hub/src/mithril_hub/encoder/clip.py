@@ -9,7 +9,7 @@ from typing import Any
 from mithril import ops
 from mithril_hub.encoder.blocks import BlockNames, Tower, both, causal_mask, encode, padding_mask
 from mithril_hub.encoder.image import after_class_token, patches
-from mithril_hub.encoder.network import Network
+from mithril_hub.encoder.network import IDS, Network
 from mithril_hub.settings import check_settings
 from mithril_hub.weights import Weights
 
@@ -58,7 +58,7 @@ def clip_network(settings: Mapping[str, Any], dtype: str) -> Network:
         settings.get("projection_dim", 512),
     )
     pixels = (None, vision["num_channels"], config.image, config.image)
-    types = {"input_ids": ((None, None), "int32"), "pixel_values": (pixels, "float32")}
+    types = {"input_ids": ((None, None), IDS), "pixel_values": (pixels, "float32")}
     outputs = ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")
     return Network(clip, config, types, outputs, ("attention_mask",), dtype)
 

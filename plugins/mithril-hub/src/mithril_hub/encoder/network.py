@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mithril import ops
 from mithril.base import TensorType, dtype as as_dtype
-from mithril_hub.model import Pretrained
+from mithril.ir import Value
+from mithril_hub.model import IDS, Pretrained
 
+MASKS = ("attention_mask", "token_type_ids")  # optional inputs of encoders
 Types = Mapping[str, tuple[tuple[Any, ...], str]]  # shape and dtype by input
 
 
@@ -56,8 +59,12 @@ class Network(Pretrained):
         return {name: TensorType(as_dtype(kind), sizes[name]) for name, (_, kind) in self.types.items()}
 
     def expects(self, terminal: str) -> Any:
-        return self.types.get(terminal)
+        return ((None, None), IDS) if terminal in MASKS else self.types.get(terminal)
 
     def build(self, *values: Any) -> Any:
         names = (*self.inputs, *self.optional)
-        return self.function(self, self.config, dict(zip(names, values, strict=True)), self.dtype)
+        inputs = {
+            name: ops.cast(x, dtype="int32") if isinstance(x, Value) and x.dtype.is_integer else x
+            for name, x in zip(names, values, strict=True)
+        }
+        return self.function(self, self.config, inputs, self.dtype)

@@ -13,7 +13,7 @@ from mithril import ops
 from mithril_hub.decoder.places import Places, selected
 from mithril_hub.encoder.blocks import joined_heads, padding_mask, split_heads
 from mithril_hub.encoder.memory import Memory
-from mithril_hub.encoder.network import Network, TextSettings
+from mithril_hub.encoder.network import IDS, Network, TextSettings
 from mithril_hub.weights import Weights, activate
 
 
@@ -64,7 +64,7 @@ def t5_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None
         settings["d_model"] ** -0.5 if scaled else 1.0,
         float(settings.get("layer_norm_epsilon", 1e-6)),
     )
-    tokens = ((None, None), "int32")
+    tokens = ((None, None), IDS if cache is None else "int32")
     text = TextSettings.of(settings)
     if cache is not None:
         steps = {"decoder_input_ids": tokens, "position": ((), "int32")}

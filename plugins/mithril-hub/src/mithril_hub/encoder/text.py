@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril import ops
 from mithril_hub.encoder.blocks import BlockNames, Tower, encode, padding_mask
-from mithril_hub.encoder.network import Network
+from mithril_hub.encoder.network import IDS, Network
 from mithril_hub.weights import Weights
 
 BERT = BlockNames(
@@ -94,7 +94,7 @@ def text_network(settings: Mapping[str, Any], dtype: str) -> Network:
 def text_encoder(config: TextConfig, dtype: str = "float32") -> Network:
     """Return the encoder of a configuration."""
     optional = ("attention_mask", "token_type_ids") if config.types else ("attention_mask",)
-    return Network(text, config, {"input_ids": ((None, None), "int32")}, config.outputs, optional, dtype)
+    return Network(text, config, {"input_ids": ((None, None), IDS)}, config.outputs, optional, dtype)
 
 
 def text(layer: Any, config: TextConfig, inputs: Mapping[str, Any], dtype: str) -> Any:

@@ -11,7 +11,7 @@ from mithril import ops
 from mithril_hub.decoder.places import Places, selected
 from mithril_hub.encoder.blocks import BlockNames, Tower, attend, encode, keys_and_values, projected
 from mithril_hub.encoder.memory import Memory
-from mithril_hub.encoder.network import Network, TextSettings
+from mithril_hub.encoder.network import IDS, Network, TextSettings
 from mithril_hub.weights import Weights, activate
 
 NAMES = BlockNames(
@@ -61,7 +61,7 @@ def whisper_network(settings: Mapping[str, Any], dtype: str, cache: int | None =
     config = WhisperConfig(
         settings["vocab_size"], settings["num_mel_bins"], source, settings["max_target_positions"], encoder, decoder
     )
-    features, tokens = ((None, config.bins, 2 * source), "float32"), ((None, None), "int32")
+    features, tokens = ((None, config.bins, 2 * source), "float32"), ((None, None), IDS if cache is None else "int32")
     text = TextSettings.of(settings)
     if cache is not None:
         steps = {"decoder_input_ids": tokens, "position": ((), "int32")}
