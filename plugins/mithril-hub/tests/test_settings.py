@@ -1,5 +1,7 @@
 """Settings of ``config.json``: each is read, known to be neutral, or refused by its name."""
 
+import json
+
 import pytest
 from checkpoints import read_record, write_folder
 from record import DECODERS
@@ -112,3 +114,12 @@ def test_a_second_configuration_of_clip_replaces_the_first(tmp_path):
 def test_every_record_is_of_a_family_whose_settings_are_listed():
     assert {read_record(f)["config"]["model_type"] for f in DECODERS} <= set(KNOWN)
     assert not [name for name, (read, fixed) in KNOWN.items() if {*read.split()} & {*fixed}]
+
+
+@pytest.mark.parametrize("family", ["vit", "clip"])
+def test_images_that_are_not_square_are_refused(family, tmp_path):
+    record = read_record(family)
+    config = json.loads(json.dumps(record["config"]))
+    (config["vision_config"] if family == "clip" else config)["image_size"] = [16, 24]
+    with pytest.raises(ml.InputError, match="'image_size' is \\[16, 24\\], expected a positive integer"):
+        ml.from_pretrained(write_folder(tmp_path / "m", config, record["shapes"]))

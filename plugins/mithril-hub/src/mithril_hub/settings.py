@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base import UnsupportedError
+from mithril.base import InputError, UnsupportedError
 
 Settings = Mapping[str, Any]
 
@@ -153,3 +153,12 @@ def check_generator(settings: Settings) -> None:
             facts=[f"supported: classes whose names end in {', '.join(GENERATORS)}"],
             hint="import the module: ml.from_torch",
         )
+
+
+def size_of(settings: Settings, name: str, default: int | None = None) -> int:
+    """Return a positive integer of the settings."""
+    value = settings.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
+        raise InputError(f"config.json: '{name}' is {value!r}, expected a positive integer")
+    return value

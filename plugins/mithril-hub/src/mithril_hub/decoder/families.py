@@ -10,7 +10,7 @@ from typing import Any
 from mithril.base import InputError, UnsupportedError
 from mithril_hub.decoder.config import DecoderConfig, Experts, Names
 from mithril_hub.decoder.rope import Rope, rope_of
-from mithril_hub.settings import Settings, check_settings
+from mithril_hub.settings import Settings, check_settings, size_of
 
 KINDS = ("full_attention", "sliding_attention")
 GEMMA_NORMS = {
@@ -40,20 +40,12 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     return FAMILIES[settings["model_type"]](settings)
 
 
-def _size(settings: Settings, name: str, default: int | None = None) -> int:
-    value = settings.get(name)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise InputError(f"config.json: '{name}' is {value!r}, expected a positive integer")
-    return value
-
-
 def _common(settings: Settings, **more: Any) -> DecoderConfig:
     """Return the settings that families with rotary positions share."""
-    hidden, heads = _size(settings, "hidden_size"), _size(settings, "num_attention_heads")
-    layers = _size(settings, "num_hidden_layers")
-    head = _size(settings, "head_dim", hidden // heads)
-    longest = _size(settings, "max_position_embeddings", 2048)
+    hidden, heads = size_of(settings, "hidden_size"), size_of(settings, "num_attention_heads")
+    layers = size_of(settings, "num_hidden_layers")
+    head = size_of(settings, "head_dim", hidden // heads)
+    longest = size_of(settings, "max_position_embeddings", 2048)
     kinds = settings.get("layer_types")
     if kinds is not None and len(kinds) != layers:
         raise InputError(f"config.json: 'layer_types' has {len(kinds)} items for {layers} layers")
@@ -63,12 +55,12 @@ def _common(settings: Settings, **more: Any) -> DecoderConfig:
         )
     values: dict[str, Any] = {
         "family": settings["model_type"],
-        "vocabulary": _size(settings, "vocab_size"),
+        "vocabulary": size_of(settings, "vocab_size"),
         "hidden": hidden,
-        "intermediate": _size(settings, "intermediate_size"),
+        "intermediate": size_of(settings, "intermediate_size"),
         "layers": layers,
         "heads": heads,
-        "kv_heads": _size(settings, "num_key_value_heads", heads),
+        "kv_heads": size_of(settings, "num_key_value_heads", heads),
         "head_size": head,
         "longest": longest,
         "eps": float(settings.get("rms_norm_eps") or settings.get("layer_norm_eps") or 1e-6),
@@ -147,7 +139,7 @@ def _with_windows(settings: Settings, slides: Callable[[int], bool]) -> Settings
         return {**settings, "sliding_window": None}
     if settings.get("layer_types") is not None:
         return settings
-    layers = range(_size(settings, "num_hidden_layers"))
+    layers = range(size_of(settings, "num_hidden_layers"))
     return {**settings, "layer_types": [KINDS[slides(n)] for n in layers]}
 
 
@@ -156,10 +148,10 @@ def _gemma(settings: Settings) -> DecoderConfig:
         settings,
         activation=_gemma_activation(settings),
         norm_offset=1.0,
-        embedding_scale=math.sqrt(_size(settings, "hidden_size")),
+        embedding_scale=math.sqrt(size_of(settings, "hidden_size")),
         tied=settings.get("tie_word_embeddings", True),
     )
-    return replace(config, head_size=_size(settings, "head_dim", 256))
+    return replace(config, head_size=size_of(settings, "head_dim", 256))
 
 
 def _gemma_activation(settings: Settings) -> str:
@@ -169,7 +161,7 @@ def _gemma_activation(settings: Settings) -> str:
 
 
 def _gemma2(settings: Settings) -> DecoderConfig:
-    layers = _size(settings, "num_hidden_layers")
+    layers = size_of(settings, "num_hidden_layers")
     if settings.get("layer_types") is None:
         turns = ("sliding_attention", "full_attention")
         settings = {**settings, "layer_types": [turns[n % 2] for n in range(layers)]}
@@ -186,7 +178,7 @@ def _gemma2(settings: Settings) -> DecoderConfig:
 
 
 def _gemma3(settings: Settings) -> DecoderConfig:
-    layers = _size(settings, "num_hidden_layers")
+    layers = size_of(settings, "num_hidden_layers")
     settings = {"final_logit_softcapping": None, "attn_logit_softcapping": None, **settings}
     if settings.get("layer_types") is None:
         pattern = settings.get("sliding_window_pattern") or settings.get("_sliding_window_pattern") or 6
@@ -236,8 +228,8 @@ def _phi3(settings: Settings) -> DecoderConfig:
 
 
 def _gpt2(settings: Settings) -> DecoderConfig:
-    hidden, heads = _size(settings, "n_embd"), _size(settings, "n_head")
-    layers = _size(settings, "n_layer")
+    hidden, heads = size_of(settings, "n_embd"), size_of(settings, "n_head")
+    layers = size_of(settings, "n_layer")
     names = Names(
         root="transformer.",
         embedding="wte",
@@ -253,14 +245,14 @@ def _gpt2(settings: Settings) -> DecoderConfig:
     )
     return DecoderConfig(
         family="gpt2",
-        vocabulary=_size(settings, "vocab_size"),
+        vocabulary=size_of(settings, "vocab_size"),
         hidden=hidden,
-        intermediate=_size(settings, "n_inner", 4 * hidden),
+        intermediate=size_of(settings, "n_inner", 4 * hidden),
         layers=layers,
         heads=heads,
         kv_heads=heads,
         head_size=hidden // heads,
-        longest=_size(settings, "n_positions"),
+        longest=size_of(settings, "n_positions"),
         eps=float(settings.get("layer_norm_epsilon", 1e-5)),
         activation=settings.get("activation_function", "gelu_new"),
         gated=False,
@@ -272,7 +264,7 @@ def _gpt2(settings: Settings) -> DecoderConfig:
         tied=settings.get("tie_word_embeddings", True),
         ropes=(None,) * layers,
         windows=(None,) * layers,
-        learned_positions=_size(settings, "n_positions"),
+        learned_positions=size_of(settings, "n_positions"),
         attention_scale=None if settings.get("scale_attn_weights", True) else 1.0,
         stop=_stop(settings),
         names=names,
@@ -282,9 +274,9 @@ def _gpt2(settings: Settings) -> DecoderConfig:
 def _mixtral(settings: Settings) -> DecoderConfig:
     experts = replace(
         MIXTRAL_EXPERTS,
-        count=_size(settings, "num_local_experts", 8),
-        active=_size(settings, "num_experts_per_tok", 2),
-        size=_size(settings, "intermediate_size"),
+        count=size_of(settings, "num_local_experts", 8),
+        active=size_of(settings, "num_experts_per_tok", 2),
+        size=size_of(settings, "intermediate_size"),
     )
     config = _common({"rms_norm_eps": 1e-5, "rope_theta": 1e6, **settings})
     return replace(config, experts=experts, sparse=(True,) * config.layers)
@@ -292,9 +284,9 @@ def _mixtral(settings: Settings) -> DecoderConfig:
 
 def _qwen_experts(config: DecoderConfig, settings: Settings, count: int, active: int, shared: int) -> DecoderConfig:
     experts = Experts(
-        _size(settings, "num_experts", settings.get("num_local_experts", count)),
-        _size(settings, "num_experts_per_tok", active),
-        _size(settings, "moe_intermediate_size"),
+        size_of(settings, "num_experts", settings.get("num_local_experts", count)),
+        size_of(settings, "num_experts_per_tok", active),
+        size_of(settings, "moe_intermediate_size"),
         normalized=bool(settings.get("norm_topk_prob")),
         shared=shared,
     )
@@ -307,7 +299,7 @@ def _qwen2_moe(settings: Settings) -> DecoderConfig:
     last = settings.get("max_window_layers", 28)
     settings = _with_windows(settings, lambda n: n % 2 == 0 and n < last)
     config = replace(_qwen2(settings), query_bias=bool(settings.get("qkv_bias", True)))
-    shared = _size(settings, "shared_expert_intermediate_size")
+    shared = size_of(settings, "shared_expert_intermediate_size")
     return _qwen_experts(config, settings, 60, 4, shared)
 
 

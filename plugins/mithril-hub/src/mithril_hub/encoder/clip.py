@@ -10,7 +10,7 @@ from mithril import ops
 from mithril_hub.encoder.blocks import BlockNames, Tower, both, causal_mask, encode, padding_mask
 from mithril_hub.encoder.image import after_class_token, patches
 from mithril_hub.encoder.network import IDS, Network
-from mithril_hub.settings import check_settings
+from mithril_hub.settings import check_settings, size_of
 from mithril_hub.weights import Weights
 
 NAMES = BlockNames(
@@ -53,8 +53,8 @@ def clip_network(settings: Mapping[str, Any], dtype: str) -> Network:
         text["vocab_size"],
         text["max_position_embeddings"],
         text["eos_token_id"],
-        vision["image_size"],
-        vision["patch_size"],
+        size_of(vision, "image_size"),
+        size_of(vision, "patch_size"),
         settings.get("projection_dim", 512),
     )
     pixels = (None, vision["num_channels"], config.image, config.image)

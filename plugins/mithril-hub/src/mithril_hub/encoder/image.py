@@ -9,6 +9,7 @@ from typing import Any
 from mithril import ops
 from mithril_hub.encoder.blocks import BlockNames, Tower, encode
 from mithril_hub.encoder.network import Network
+from mithril_hub.settings import size_of
 from mithril_hub.weights import Weights, activate
 
 VIT = BlockNames(
@@ -51,10 +52,10 @@ def image_network(settings: Mapping[str, Any], dtype: str) -> Network:
     )
     classifies = any(a.endswith("ForImageClassification") for a in settings.get("architectures") or ())
     classes = len(settings.get("id2label") or "01") if classifies else 0
-    size = settings["image_size"]
+    size = size_of(settings, "image_size", 224)
     config = ImageConfig(
         size,
-        settings["patch_size"],
+        size_of(settings, "patch_size", 16),
         settings.get("num_channels", 3),
         settings.get("pooler_output_size") or tower.hidden,
         settings.get("pooler_act", "tanh"),
