@@ -44,6 +44,16 @@ class Strike(ml.Callback):
             raise self.error
 
 
+class Epochs(ml.Callback):
+    """Notes the ends of epochs."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def epoch_end(self, trainer, row):
+        self.numbers.append(trainer.epoch)
+
+
 class Lines:
     """Traces the lines of the training loop, and acts at the n-th."""
 
@@ -70,7 +80,12 @@ class Lines:
 
 def fresh(folder, strike=None, backend="numpy", **options):
     options = {"ema": 0.9, "gradient_accumulation_steps": 2, "metrics": "accuracy", **options}
-    callbacks = [*([strike] if strike else []), ml.ReduceLROnPlateau(patience=1), ml.Checkpoint(folder, every=2)]
+    callbacks = [
+        *([strike] if strike else []),
+        Epochs(),
+        ml.ReduceLROnPlateau(patience=1),
+        ml.Checkpoint(folder, every=2),
+    ]
     return trainer(classifier(dropout=0.2), backend=backend, seed=1, callbacks=callbacks, **options)
 
 
@@ -139,6 +154,7 @@ def test_every_callback(tmp_path, reference, event, error):
             same(resumed, reference)
         complete(subject)
         same(subject, reference)
+        assert subject.callbacks[1].numbers == [1, 2, 3]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
