@@ -171,6 +171,44 @@ def a_training_step_reduces_gradients_once():
     assert collectives == {"all_gather": 5, "all_reduce": 3, "reduce_scatter": 3}, collectives
 
 
+def accumulated_gradients_are_exchanged_once():
+    """Sum gradients of several batches in each process, also across a checkpoint in the middle of a step."""
+    model, batch, loss = language("small")
+    recipe = {"loss": loss, "progress": False, "seed": 0, "clip_norm": 0.5, "gradient_accumulation_steps": 3}
+    batches = [{n: np.roll(x, k, 1) for n, x in batch.items()} for k in range(6)]
+
+    def trainer(mesh, **options):
+        return ml.Trainer(
+            model, ml.SGD(0.1, momentum=0.9), backend=ml.TorchBackend(device_mesh=mesh), **recipe, **options
+        )
+
+    single = trainer(None)
+    for part in batches:
+        single.step(part)
+    for mesh, options in (((2,), {}), ((1, 2), {"parallelism": "context"})):
+        many = trainer(mesh, **options)
+        for part in batches[:3]:
+            many.step(part)
+        exchanged = []
+        for part in batches[3:]:
+            with Wire() as wire:
+                many.step(part)
+            exchanged.append(sum(n for _, n in wire.messages if n > 1))
+        weights = sum(x.size for n, x in many.engine.to_numpy().items() if n in many.engine.trained)
+        if mesh == (2,):
+            assert exchanged[:2] == [0, 0] and exchanged[2] >= weights, (exchanged, weights)
+        assert_same([many.engine.to_numpy()], [single.engine.to_numpy()])
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    first, second = trainer((2,)), trainer((2,))
+    for part in batches[:5]:
+        first.step(part)
+    first.save(folder[0])
+    second.load(folder[0])
+    second.step(batches[5])
+    assert_same([second.engine.to_numpy()], [single.engine.to_numpy()])
+
+
 def language(size, length=6):
     """Return a transformer, for which the processes have different numbers of targets."""
     numbers, count = np.random.default_rng(2), SIZES[size]["vocabulary"]

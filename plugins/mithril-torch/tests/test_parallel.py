@@ -35,6 +35,7 @@ TRAINED = ("training", "gradients_of_several_kinds_of_models", "dropout_draws_th
 CASES = {2: (*ON_TWO, *REJECTED), 4: ("equal_to_one_process",)}
 TRAINED_ON_TWO = (
     "a_training_step_reduces_gradients_once",
+    "accumulated_gradients_are_exchanged_once",
     "activations_and_classes_in_parts",
     "rows_that_processes_cannot_divide",
     "rows_of_a_process_stay_there",

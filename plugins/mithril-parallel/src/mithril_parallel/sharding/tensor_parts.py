@@ -123,6 +123,8 @@ def _dtype(x: Any) -> np.dtype[Any]:
 
 def local_parts(x: Any, rank: int, *, replicas: bool) -> Iterator[tuple[tuple[int, ...], Array]]:
     """Yield the offset and a copy of the elements of each part; without ``replicas`` one process yields each part."""
+    if any(p.is_partial() for p in getattr(x, "placements", ())):  # sums that the processes have not exchanged yet
+        x = x.full_tensor()
     if hasattr(x, "addressable_shards"):  # a jax.Array
         written = set()
         for shard in x.addressable_shards:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from mithril.base import BackendError
 from mithril_torch.parallel.layout import PIPELINE, Split, dimensions_of
@@ -33,6 +33,7 @@ class MeshArrays:
         join_group(device)
         self.array, self.splits = backend.array, splits
         self.axes = axes_of_mesh(shape, device.type, dimensions_of(kinds))
+        self.sums: frozenset[str] = frozenset()  # arguments of which each process has its own sum
         self.owners: dict[str, int] = {}  # the position along the pipeline of arguments of one stage
 
     def assemble(self, name: str, shape: tuple[int, ...], read: Callable[[Any], Any]) -> torch.Tensor:
@@ -53,6 +54,8 @@ class MeshArrays:
 
     def local(self, name: str, x: Any) -> torch.Tensor:
         """Return this process's part of an argument."""
+        if name in self.sums:
+            return self._own_sum(x)
         mesh = self.axes.storage_of(self.owners.get(name))
         if isinstance(x, DTensor) and x.device_mesh is all_processes(self.device.type):
             x = self._rows(x)
@@ -65,6 +68,17 @@ class MeshArrays:
             x = x.redistribute(mesh, placements)
         local: torch.Tensor = x.to_local()
         return local
+
+    def _own_sum(self, x: Any) -> torch.Tensor:
+        """Return this process's sum, of which the mean over the processes counts; a complete array is one of each."""
+        if isinstance(x, DTensor) and x.device_mesh == self.axes.mesh and any(p.is_partial() for p in x.placements):
+            return x.to_local()
+        return (complete(x) if isinstance(x, DTensor) else x).clone()
+
+    def joined_sum(self, local: torch.Tensor) -> torch.Tensor:
+        """Return the array of which each process has a sum."""
+        places = [Partial("avg") if n > 1 else Replicate() for n in self.axes.mesh.shape]
+        return DTensor.from_local(local, self.axes.mesh, places, run_check=False)
 
     def _rows(self, x: DTensor) -> DTensor:
         """Return rows of all processes as an array on this mesh, which numbers the processes in the same order."""

@@ -18,6 +18,7 @@ from mithril.backend import BuildOptions, Source, SourceExecutable
 from mithril.base import MithrilError, OptionError
 from mithril.ir import Graph, Input
 from mithril_torch.execution import RunOptions, read, run_settings
+from mithril_torch.parallel.accumulation import accumulate_locally
 from mithril_torch.parallel.arrays import MeshArrays, connection_error
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, PIPELINE, Split, kinds_of
 from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
@@ -94,12 +95,16 @@ class MeshProgram(MeshArrays):
         self.kinds = kinds_of(options.settings["parallelism"])
         super().__init__(shape, {}, backend, self.kinds)
         staged = is_staged(shape, options)
+        if not staged and self.axes.size(MODEL) == 1 and self.axes.mesh.size() > 1:
+            parts, self.results = accumulate_locally(parts, self.results, lambda p: self._averaged(p, options))
+            self.sums = frozenset(n for part in parts if isinstance(part, ForwardPart) for n in part.sums.values())
         self.splits = splits = _argument_splits(graph, parts, self.axes.sizes, self.kinds, options, staged=staged)
         self.donated = [i.name for i in graph.arguments if i.tags.get("donated")]
         self.types = {r.name: r.value.type for r in graph.results}
         value_splits = dict(splits)  # also of the values between parts
         self.value_owners: dict[str, int | None] = {}  # the process of a pipeline that has a value; None: all have it
         types = {i.name: i.type for i in graph.arguments}
+        self.unaveraged: set[str] = set()  # sums that this program does not exchange
         self.steps: list[Callable[[Values], Values]] = []
         for part in parts:
             step: Any
@@ -121,6 +126,14 @@ class MeshProgram(MeshArrays):
             self.steps.append(step)
         self.owners = {n: owner for n in splits if (owner := self.value_owners.get(n)) is not None}
         self.splits_of_results = {name: value_splits[value] for name, value in self.results.items()}
+
+    def _averaged(self, part: ForwardPart, options: BuildOptions) -> set[str]:
+        """Return the trained parameters whose gradients only ``DistributedDataParallel`` exchanges."""
+        if half_parameters(part.graph) or any(node.regions for node in part.graph.nodes):
+            return set()  # branches may leave a parameter without a gradient in the last batch
+        requests = dict(options.settings["tensor_split_dims"])
+        splits, _ = _placement(part.graph, self.axes.sizes, self.kinds, requests, staged=False)
+        return {n for n in part.trained if n in part.params and not any(splits[n])}
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         select(self.axes)
@@ -150,6 +163,8 @@ class MeshProgram(MeshArrays):
         return torch.empty(0, dtype=getattr(torch, self.types[name].dtype.name), device=self.device)
 
     def _joined(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        if name in self.sums and self.results[name] in self.unaveraged:
+            return self.joined_sum(local)
         shape, owner = tuple(map(int, self.types[name].shape)), self.owners.get(name)
         if owner is None:
             owner = self.value_owners.get(self.results[name])
@@ -370,6 +385,9 @@ class _ForwardPass:
         for k, name in zip(self.part.objectives, self.cotangents, strict=True):
             if name in program.splits:
                 program.splits[name] = list(self.outputs.values())[k]
+        gradients = dict(zip(self.trained, part.gives[len(self.outputs) :], strict=True))
+        self.deferred = {n for n, holder in part.sums.items() if program.results.get(holder) == gradients[n]}
+        program.unaveraged |= {gradients[n] for n in self.deferred}
         self.run: Callable[[Values], Values] | None = None  # the module with its engine, in training
 
     def __call__(self, values: Values) -> Values:
@@ -382,7 +400,9 @@ class _ForwardPass:
             return dict(zip(self.part.gives, results, strict=True))
         leaves = {n: inputs[n].detach().requires_grad_() for n in self.trained if n in inputs}
         if self.run is None:
-            self.run = self.module.averaging()
+            self.run = self.module.averaging(self.deferred)
+        for n, holder in self.part.sums.items():
+            self.module.parameter(n).grad = values[holder]
         with torch.enable_grad():
             results = self._ordered(self.run({**inputs, **leaves}))
             seeds = {
@@ -394,6 +414,7 @@ class _ForwardPass:
         slopes = {n: torch.zeros_like(x) if x.grad is None else x.grad for n, x in leaves.items()}
         averaged = {n: averaged_over_rows(x, self.input_splits[n], self.axes) for n, x in slopes.items()}
         gradients = self.module.gradients() | averaged
+        gradients |= {n: values[self.part.sums[n]] for n in self.deferred}  # the same memory
         arrays = [*(x.detach() for x in results), *(gradients[n] for n in self.trained)]
         return dict(zip(self.part.gives, arrays, strict=True))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import mithril as ml
 from mithril.axes import is_source
@@ -34,6 +34,7 @@ class ForwardPart(Part):
 
     objectives: tuple[int, ...]
     trained: tuple[str, ...]
+    sums: Mapping[str, str] = field(default_factory=dict)  # trained parameters, and values to which gradients are added
 
     @property
     def operands(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ collectives in it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -141,11 +141,12 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
                 engine(self.get_submodule(path), **options)
             engine(self, **options)
 
-    def averaging(self) -> Callable[[Values], Values]:
+    def averaging(self, deferred: Container[str] = ()) -> Callable[[Values], Values]:
         """Return this module run by ``DistributedDataParallel``, or itself if no gradient is averaged that way.
 
-        Parameters must have memory.
+        Parameters must have memory. The gradients of ``deferred`` ones are not averaged.
         """
+        self._undivided = [n for n in self._undivided if n not in deferred]
         names = [n for n in self._undivided if not isinstance(self.parameter(n), DTensor)]
         if not names:
             return self
