@@ -33,6 +33,10 @@ class TrainerEvaluation(TrainerValues):
         """Build the executables and initialize the parameters for such batches, without training."""
         raise NotImplementedError
 
+    def join(self) -> None:
+        """Join the processes of the backend's mesh."""
+        raise NotImplementedError
+
     def to_numpy(self, value: Any) -> np.ndarray[Any, Any]:
         """Convert an array of the backend to NumPy."""
         with self.watchdog.waiting(f"reading results of step {self.steps}"):
@@ -40,6 +44,7 @@ class TrainerEvaluation(TrainerValues):
 
     def _columns(self, batch: Any) -> dict[str, Any]:
         if isinstance(batch, LocalRows):
+            self.join()
             with self.watchdog.waiting("joining the rows of a batch", compiles=True):
                 return self.engine.joined_rows(named(batch.batch, self._inputs), self.world)
         return named(batch, self._inputs)
