@@ -26,10 +26,10 @@ def accumulate_locally(
         if not isinstance(part, ForwardPart):
             continue
         gradients = dict(zip(part.trained, part.gives[len(part.gives) - len(part.trained) :], strict=True))
-        found = {n: place for n, g in gradients.items() if (place := _sum_of(changed, values, g)) is not None}
-        possible = averaged(part) if found else ()
+        places = {n: place for n, g in gradients.items() if (place := _sum_of(changed, values, g)) is not None}
+        possible = averaged(part) if places else ()
         sums = {}
-        for name, (j, holder, total) in found.items():
+        for name, (j, holder, total) in places.items():
             if name in possible:
                 changed[j] = _without(changed[j], gradients[name], holder)
                 values = {n: gradients[name] if v == total else v for n, v in values.items()}
