@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import EncodedWeight, to_numpy
-from mithril.base import InputError, Shape, TensorType, closest, float32
+from mithril.base import InputError, Shape, TensorType, closest, float32, parsed_json
 from mithril.system import files
 
 COUNTERS = ("num_batches_tracked",)  # name suffixes in torch's state dictionaries that are not weights
@@ -57,7 +56,12 @@ def saved_states(path: str | os.PathLike[str]) -> frozenset[str] | None:
 
     with safe_open(path, "numpy") as file:
         metadata = file.metadata() or {}
-    return frozenset(json.loads(metadata["states"])) if "states" in metadata else None
+    if "states" not in metadata:
+        return None
+    names = parsed_json(metadata["states"], f"the entry 'states' of '{os.fspath(path)}'")
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise InputError(f"the entry 'states' of '{os.fspath(path)}' is not a list of names")
+    return frozenset(names)
 
 
 @dataclass

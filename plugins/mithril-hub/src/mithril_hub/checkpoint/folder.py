@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
-from mithril.base import InputError
+from mithril.base import InputError, parsed_json
+from mithril.system import files
 from mithril_hub.checkpoint.safetensors_file import Stored, read_safetensors
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -62,14 +62,20 @@ def _downloaded(repository: str, revision: str | None) -> Path:
         ) from None
 
 
+def read_text(folder: Path, name: str) -> str:
+    """Return the text of a file of a checkpoint."""
+    path = files.inside(folder, name)
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"'{folder}' has no {name}", hint="pass the folder of a checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"'{path}' cannot be read", facts=[str(error)[:200]]) from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"'{path.parent}' has no {path.name}", hint="pass the folder of a checkpoint") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"'{path}' is not readable JSON", facts=[str(error)[:200]]) from None
+    content = parsed_json(read_text(path.parent, path.name), f"'{path}'")
     if not isinstance(content, dict):
         raise InputError(f"'{path}' is not a JSON object")
     return content
@@ -84,13 +90,13 @@ def tensors_of(folder: Path) -> dict[str, Stored]:
         strange = next((p for p in places.values() if Path(p).name != p), None)
         if strange is not None:
             raise InputError(f"'{folder / INDEX}' names the file {strange!r} outside of its folder")
-        files = {name: read_safetensors(folder / name) for name in sorted(set(places.values()))}
-        lost = next((n for n, p in places.items() if n not in files[p]), None)
+        parts = {name: read_safetensors(files.inside(folder, name)) for name in sorted(set(places.values()))}
+        lost = next((n for n, p in places.items() if n not in parts[p]), None)
         if lost is not None:
             raise InputError(f"'{folder / places[lost]}' lacks the tensor '{lost}', which the index places there")
-        return {name: files[place][name] for name, place in places.items()}
+        return {name: parts[place][name] for name, place in places.items()}
     if (folder / SINGLE).is_file():
-        return read_safetensors(folder / SINGLE)
+        return read_safetensors(files.inside(folder, SINGLE))
     raise _without_weights(folder)
 
 

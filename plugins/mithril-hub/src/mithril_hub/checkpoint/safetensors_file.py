@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mithril.base import InputError
+from mithril.base import InputError, parsed_json
 
 MAX_HEADER = 100_000_000  # bytes, the limit of the format
+MOST_AXES = 64  # of an array of NumPy
 ALIGNMENT = 8  # bytes: writers pad the header to it, and kernels rely on aligned elements
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -41,7 +41,7 @@ class Stored:
     def array(self) -> np.ndarray[Any, Any]:
         """Return a read-only view of the file, whose pages are loaded when they are used."""
         if 0 in self.shape:
-            return np.zeros(self.shape, self.dtype)
+            return np.zeros((0,), self.dtype).reshape(self.shape)
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
         raw = np.asarray(np.memmap(self.file, np.uint8, "r", offset=self.begin, shape=(size,)))
         if self.begin % ALIGNMENT:
@@ -62,9 +62,9 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     if size < 8 or content is None:
         raise _damaged(path, f"a header of {length} bytes in a file of {size}")
     try:
-        header = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header is not JSON: {str(error)[:200]}") from None
+        header = parsed_json(content, f"the header of '{path}'")
+    except InputError as error:
+        raise _damaged(path, "\n".join([f"its header is not JSON: {error.what}", *error.facts])) from None
     if not isinstance(header, dict):
         raise _damaged(path, "its header is not a JSON object")
     tensors: dict[str, Stored] = {}
@@ -87,8 +87,12 @@ def _stored(path: Path, name: str, row: Any, start: int, size: int, end: int) ->
         dtype, shape, (first, last) = DTYPES[row["dtype"]], row["shape"], row["data_offsets"]
     except (KeyError, TypeError, ValueError):
         raise _damaged(path, f"the entry of '{name}' is {str(row)[:200]}") from None
-    if not isinstance(shape, list) or not all(_is_count(n) for n in (*shape, first, last)):
+    # NumPy stores strides: the product of the other sizes counts also where one is zero
+    sizes = [n for n in shape if n != 0] if isinstance(shape, list) else None
+    if sizes is None or len(shape) > MOST_AXES or not all(_is_count(n) for n in (*sizes, first, last)):
         raise _damaged(path, f"'{name}' has the sizes {str(shape)[:200]} at {first} to {last}")
+    if math.prod(sizes) >= 1 << 48:
+        raise _damaged(path, f"'{name}' has the sizes {str(shape)[:200]}")
     expected = math.prod(shape) * np.dtype(dtype).itemsize
     if last - first != expected or first < end or start + last > size:
         raise _damaged(path, f"'{name}' {shape} lies at {first} to {last}, outside of the file or in another tensor")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from mithril.base import InputError, UnsupportedError
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
+from mithril_hub.checkpoint.folder import read_json
 from mithril_hub.checkpoint.parameters import parameter_types
 from mithril_hub.encoder.blocks import Tower
 from mithril_hub.encoder.network import Network
@@ -152,7 +152,7 @@ def _pooling(folder: Path | None) -> str:
     if path is None or not path.is_file():
         return ""
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = read_json(path)
         modes = {"mean": settings.get("pooling_mode_mean_tokens"), "cls": settings.get("pooling_mode_cls_token")}
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"'{path}' is not readable", facts=[f"{type(error).__name__}: {error}"]) from None

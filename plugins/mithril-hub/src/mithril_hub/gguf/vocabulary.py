@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mithril.base import InputError, UnsupportedError
+from mithril.base import InputError, MithrilError, UnsupportedError
+from mithril_hub.checkpoint.folder import read_json, read_text
 from mithril_hub.gguf.wordpiece import wordpiece_entries, wordpiece_json
 from mithril_tools.gguf.reader import read_metadata
 
@@ -31,11 +32,13 @@ def vocabulary_entries(folder: Path, size: int) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         settings_path = folder / "tokenizer_config.json"
-        settings = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else {}
+        settings = read_json(settings_path) if settings_path.is_file() else {}
         return _entries(content, settings, folder, size)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except MithrilError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"'{path}' is not a readable tokenizer", facts=[f"{type(error).__name__}: {error}"]) from None
 
 
@@ -78,8 +81,8 @@ def _entries(content: Any, settings: Any, folder: Path, size: int) -> dict[str, 
         entries["bos_token_id"] = vocabulary[begins]
     entries["add_bos_token"] = begins is not None
     result = {PREFIX + key: value for key, value in entries.items()}
-    template = folder / "chat_template.jinja"
-    text = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
+    has_file = (folder / "chat_template.jinja").is_file()
+    text = read_text(folder, "chat_template.jinja") if has_file else settings.get("chat_template")
     return {**result, TEMPLATE: text} if isinstance(text, str) else result
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from mithril.backend import checked
 from mithril.base import InputError, UnsupportedError
-from mithril_hub.checkpoint.folder import locate, read_json
+from mithril.system import files
+from mithril_hub.checkpoint.folder import locate, read_json, read_text
 from mithril_hub.gguf.vocabulary import PREFIX, TEMPLATE, read_entries, tokenizer_json
 from mithril_hub.text.chat_template import rendered
 
@@ -27,20 +28,23 @@ class Tokenizer:
                 hint="pip install 'mithril-hub[text]', or pass numbers of tokens",
             ) from None
         path = Path(source)
+        self.folder = path
         if path.suffix == ".gguf":
-            self.folder, self.settings, content = path, *_of_gguf(path)
+            self.settings, content = _of_gguf(path)
         else:
             self.folder = locate(source, revision)
-            path = self.folder / "tokenizer.json"
+            path = files.inside(self.folder, "tokenizer.json")
             if not path.is_file():
                 raise InputError(
                     f"'{self.folder}' has no tokenizer.json", hint="pass numbers of tokens in place of text"
                 )
-            content = path.read_text(encoding="utf-8")
-            self.settings = _optional(self.folder / "tokenizer_config.json")
+            content = read_text(self.folder, "tokenizer.json")
+            self.settings = _optional(self.folder, "tokenizer_config.json")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content)
-        except Exception as error:  # the library raises plain exceptions
+        except BaseException as error:  # the library raises plain exceptions, and a panic of Rust is a BaseException
+            if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+                raise
             raise InputError(f"'{path}' is not a readable tokenizer", facts=[str(error)[:200]]) from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -72,10 +76,13 @@ class Tokenizer:
     @property
     def template(self) -> str | None:
         """The chat template of the checkpoint."""
-        path = self.folder / "chat_template.jinja"
-        template = path.read_text(encoding="utf-8") if path.is_file() else self.settings.get("chat_template")
+        template: Any = self.settings.get("chat_template")
+        if (self.folder / "chat_template.jinja").is_file():
+            template = read_text(self.folder, "chat_template.jinja")
         if isinstance(template, list):  # several templates by name
-            template = next((t.get("template") for t in template if t.get("name") == "default"), None)
+            template = next(
+                (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), None
+            )
         return template if isinstance(template, str) else None
 
     def _special(self, name: str) -> str:
@@ -97,5 +104,5 @@ def _of_gguf(path: Path) -> tuple[dict[str, Any], str]:
     return settings, content
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+def _optional(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder / name) if (folder / name).is_file() else {}
