@@ -158,7 +158,7 @@ def _operation_cost(operator: str, left: Any, right: Any, bound: float) -> float
         return 1 + digits * (digits if operator == "**" else 1 + sizes[1])
     if operator == "*" and any(numbers):
         copies, size = (left, sizes[1]) if numbers[0] else (right, sizes[0])
-        return 1.0 + max(0, copies) * size
+        return 1 + int(max(0, copies)) * size
     if operator == "%" and isinstance(left, str):
         width = max([0, *(abs(x) for x in (right if isinstance(right, tuple) else (right,)) if isinstance(x, int))])
         return 1 + sum(sizes) + _widths(left) + (left.count("*") * width)
