@@ -19,7 +19,7 @@ from mithril.ir import iterate
 from mithril.ir.evaluation import evaluate
 from mithril.models import Model, Relu
 from mithril.passes import Pass, PassManager, pass_
-from mithril.plugins.loader import PluginWarning
+from mithril.plugins import PluginWarning
 
 PASSES = """
     from mithril import PassSpec, hookimpl

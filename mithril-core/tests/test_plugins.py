@@ -28,7 +28,7 @@ from mithril import (
 )
 from mithril.backend import plugin_lowerings
 from mithril.base.errors import PluginError
-from mithril.plugins.loader import PluginWarning
+from mithril.plugins import PluginWarning
 
 HERE = "heavy_module_of_test"
 

@@ -10,6 +10,7 @@ import pytest
 
 import mithril
 from mithril.base.errors import PluginError
+from mithril.plugins import PluginWarning
 
 BACKEND = """
     from mithril import BackendSpec, hookimpl
@@ -161,6 +162,40 @@ def test_api_version_is_checked_in_both_directions(site, monkeypatch, version, u
     assert f"plugin 'dated' of mithril-dated 1.0 requires the plugin API {version!r}" in text
     assert "supports 2 to 2" in text
     assert f"pip install --upgrade {upgrade};" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("(1, 3)", "loaded"),
+        ("(0, 1)", "loaded"),
+        ("1", "loaded"),
+        ("(2, 3)", "incompatible"),
+        ("(3, 1)", "incompatible"),
+    ],
+)
+def test_api_version_can_be_a_range(site, version, state):
+    site.install("mithril-good", f"api_version = {version}")
+    assert site.plugins().all()[0].state == state
+
+
+@pytest.mark.parametrize("version", ["'1'", "(1,)", "(1, 2, 3)", "('1', '2')", "None"])
+def test_api_version_that_is_not_a_range_is_refused(site, version):
+    site.install("mithril-good", f"api_version = {version}")
+    plugin = site.plugins().all()[0]
+    assert plugin.state == "incompatible"
+    assert "pip install --upgrade mithril-good" in str(plugin.problems[0].error())
+
+
+def test_unknown_field_of_a_descriptor_is_ignored_with_a_warning(site):
+    code = (
+        "from mithril import PassSpec\ndef mithril_passes(): return [PassSpec('p', 'm:p', 'fuse', 'low', aliasses=())]"
+    )
+    site.install("mithril-good", code)
+    plugins = site.plugins()
+    with pytest.warns(PluginWarning, match="PassSpec: .* ignores the unknown field 'aliasses'; did .* mean 'aliases'"):
+        assert list(plugins.passes()) == ["p"]
+    assert plugins.found()[0].state == "loaded"
 
 
 def test_misspelt_hook(site):

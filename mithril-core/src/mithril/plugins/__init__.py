@@ -19,10 +19,11 @@ HOMES = {
         *("pass_placement", "pass_spec", "pass_table", "passes", "profilers", "provided", "register", "reload"),
         *("report", "reserve", "run_pass", "target", "targets", "unregister"),
     ),
-    "loader": ("HOOKS", "Plugin", "PluginWarning", "PluginProblem", "WRAPPABLE", "violated_requirements"),
+    "loader": ("HOOKS", "Plugin", "PluginProblem", "WRAPPABLE", "violated_requirements"),
     "specs": (
         *("Architecture", "BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
-        *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft", "ProfilerSpec"),
+        *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft"),
+        *("PluginWarning", "ProfilerSpec"),
     ),
     "tables": ("Entry", "Table", "name_owner"),
 }

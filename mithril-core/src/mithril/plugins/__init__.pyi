@@ -16,7 +16,6 @@ from mithril.plugins.loader import (
     HOOKS as HOOKS,
     Plugin as Plugin,
     PluginProblem as PluginProblem,
-    PluginWarning as PluginWarning,
     WRAPPABLE as WRAPPABLE,
     violated_requirements as violated_requirements,
 )
@@ -35,6 +34,7 @@ from mithril.plugins.specs import (
     Option as Option,
     PassSpec as PassSpec,
     PipelineDraft as PipelineDraft,
+    PluginWarning as PluginWarning,
     ProfilerSpec as ProfilerSpec,
 )
 from mithril.plugins.tables import (

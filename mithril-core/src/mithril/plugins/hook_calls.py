@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mithril.base import OptionError, PluginError
 from mithril.plugins.hooks import hookimpl
-from mithril.plugins.loader import Loader, Plugin, PluginWarning
-from mithril.plugins.specs import CompileContext, HardwareTarget, PipelineDraft
+from mithril.plugins.loader import Loader, Plugin
+from mithril.plugins.specs import CompileContext, HardwareTarget, PipelineDraft, PluginWarning
 from mithril.plugins.tables import answer_problem
 
 if TYPE_CHECKING:

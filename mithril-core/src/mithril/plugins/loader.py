@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 GROUP = "mithril"
-API_VERSION = 1  # ``api_version`` in the module of an entry point; grows with each incompatible change of hooks
+# ``api_version`` in the module of an entry point, a number or a range (lowest, highest) that the plugin supports; it
+# grows with each incompatible change of hooks.
+API_VERSION = 1
 OLDEST_API = 1  # the oldest version whose plugins still run
 CORE = "core"  # name of the built-in plugin
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("mithril_"))
 SLOW = 5.0  # seconds of import time after which a plugin is reported
 WRAPPABLE = ("mithril_run_pass", "mithril_build")
-
-
-class PluginWarning(UserWarning):
-    """A plugin failed, and the operation continued without it."""
 
 
 def normalized(distribution: str) -> str:
@@ -390,8 +388,11 @@ class Loader:
 
     def _hook_error(self, plugin: Plugin, module: Any) -> PluginProblem | None:
         version = getattr(module, "api_version", API_VERSION)
-        if not isinstance(version, int) or not OLDEST_API <= version <= API_VERSION:
-            is_newer = isinstance(version, int) and version > API_VERSION
+        supported: Any = version if isinstance(version, tuple) and len(version) == 2 else (version, version)
+        lowest, highest = supported
+        is_valid = isinstance(lowest, int) and isinstance(highest, int) and lowest <= highest
+        if not is_valid or lowest > API_VERSION or highest < OLDEST_API:
+            is_newer = is_valid and lowest > API_VERSION
             upgrade = f"pip install --upgrade {'mithril-core' if is_newer else plugin.distribution}"
             return PluginProblem(
                 "incompatible",

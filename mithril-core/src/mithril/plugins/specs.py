@@ -6,12 +6,16 @@ Descriptors refer to code as ``"package.module:attribute"``, which is imported o
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import wraps
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from mithril.base import PASS_LEVELS, STAGES, Decisions, stage_name
+from mithril.base import PASS_LEVELS, STAGES, Decisions, __version__, closest, stage_name
+
+T = TypeVar("T")
 
 _LOADS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -27,6 +31,31 @@ def _check_name(owner: object, name: str) -> None:
         raise ValueError(f"{type(owner).__name__}: name={name!r} must be a word without spaces or any of , ; : =")
 
 
+class PluginWarning(UserWarning):
+    """A plugin failed, or passed something unknown, and the operation continued without it."""
+
+
+def _tolerant(kind: type[T]) -> type[T]:
+    """Let a descriptor ignore fields of later versions, with a warning, so that a plugin for these runs here, too."""
+    create: Any = kind.__init__
+    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+
+    @wraps(create)
+    def init(self: T, *values: Any, **keywords: Any) -> None:
+        for name in [name for name in keywords if name not in names]:
+            del keywords[name]
+            similar = f"; did the author mean '{closest(name, names)[0]}'?" if closest(name, names) else ""
+            warnings.warn(
+                f"{kind.__name__}: mithril-core {__version__} ignores the unknown field '{name}'{similar}",
+                PluginWarning,
+                stacklevel=2,
+            )
+        create(self, *values, **keywords)
+
+    kind.__init__ = init  # type: ignore[assignment]
+    return kind
+
+
 class _Named:
     """Check of the name of a descriptor and of its references to code."""
 
@@ -40,6 +69,7 @@ class _Named:
                 _check_loads(self, getattr(self, reference))
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
     """A backend. ``class_name`` is also exported from ``mithril``: ``ml.JaxBackend``."""
@@ -56,6 +86,7 @@ class BackendSpec:
         _check_loads(self, self.loads)
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class PassSpec:
     """A pass. ``level`` is the lowest optimization level that includes it, or None if it runs only on request."""
@@ -87,6 +118,7 @@ class PassSpec:
             )
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class HardwareTarget:
     """Hardware to compile for. Rates are the vendor's figures; ``costs`` refine the cost model."""
@@ -106,6 +138,7 @@ class HardwareTarget:
             _check_name(self, name)
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class Found:
     """A detected hardware target: its name, its rank (the highest wins), and the evidence."""
@@ -115,6 +148,7 @@ class Found:
     why: str
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class ProfilerSpec(_Named):
     """A profiler for compiled models, selected by name."""
@@ -124,6 +158,7 @@ class ProfilerSpec(_Named):
     summary: str = ""
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class Option:
     """An option of ``ml.compile``, declared by the distribution that implements it.
@@ -159,6 +194,7 @@ class Option:
             raise ValueError(f"Option '{self.name}': affects={self.affects!r} is neither 'program' nor 'shown'")
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class OpsSpec:
     """A module that declares operations, and their names; it is imported on first use of one of them."""
@@ -173,6 +209,7 @@ class OpsSpec:
             _check_name(self, name)
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class Lowering:
     """The implementation of one operation on the requested backend. ``loads`` names one of:
@@ -197,6 +234,7 @@ class Lowering:
             _check_loads(self, self.when)
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class Export:
     """A name exported from ``mithril``: ``Export("Trainer", "mithril_train.loop.trainer:Trainer")`` is ``ml.Trainer``.
@@ -214,6 +252,7 @@ class Export:
         _check_loads(self, self.loads)
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class FrontendSpec(_Named):
     """A model type that ``ml.compile`` accepts. ``accepts`` lists qualified class names, compared as strings.
@@ -226,6 +265,7 @@ class FrontendSpec(_Named):
     loads: str
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class FileFormat:
     """A file format for compiled models: ``compiled.export(path)`` calls ``saves``, ``ml.load(path)`` calls ``loads``.
@@ -253,6 +293,7 @@ class FileFormat:
                 raise ValueError(f"FileFormat '{self.name}': suffix {suffix!r} must begin with a dot")
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class Architecture(_Named):
     """A model family in GGUF files, by its ``general.architecture``.
@@ -267,6 +308,7 @@ class Architecture(_Named):
     saves: str
 
 
+@_tolerant
 @dataclass(frozen=True, slots=True)
 class Command(_Named):
     """A subcommand of ``mithril``: ``loads`` names a ``click.Command``, imported when it runs."""

@@ -28,9 +28,9 @@ from mithril_testing.joined import JoinedCalls
 from mithril_testing.operation import takes_regions
 from mithril_testing.program_checks import ProgramChecks
 from mithril_testing.random_graphs import SMALL, WIDE, random_graph
-from mithril_testing.running import Array, Arrays, Program, backwards, every_other, not_lowered, with_params
+from mithril_testing.running import Array, Arrays, Program, backwards, every_other, not_lowered, run_by, with_params
 from mithril_testing.sample_arrays import make_array
-from mithril_testing.selection import begin, core_operations, record, record_way, selected
+from mithril_testing.selection import begin, core_operations, record, record_excluded, record_way, selected
 
 ROUNDING = 4e-6  # of a value about 1 that cancels, such as a saturated sigmoid in its gradient
 
@@ -54,11 +54,17 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     case listed there that passes is a failure. ``ops`` selects operations by name, for trying things out or for a
     plugin that declares operations: then random graphs are left out. By default mithril's own operations and those of
     all installed plugins are checked; primitives of plugins that the backend does not lower are named at the end.
+
+    For partial engines: ``host = True`` accepts the references that the backend runs, and records, as fallbacks.
+    ``complete = False`` selects the primitives that the backend lowers and the composites whose bodies it covers. With
+    it, or with ``ops``, calls that the condition of a lowering excludes are skipped, and counted at the end.
     """
 
     backend: ClassVar[str | Backend | type[Backend]] = ""
     xfail: ClassVar[Mapping[str, str]] = {}
     ops: ClassVar[Collection[str | Op] | None] = None
+    complete: ClassVar[bool] = True
+    host: ClassVar[bool] = False
     on_host: ClassVar[frozenset[str]] = frozenset()  # primitives whose NumPy references the backend calls
     jit: ClassVar[bool | None] = False
     distribution: ClassVar[str] = ""  # of the plugin, where it is not 'mithril-<backend>'
@@ -100,7 +106,19 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     @classmethod
     def operations(cls) -> dict[str, Op]:
         """Return the operations that the class is about, by name."""
-        return dict(sorted(selected(cls.ops).items()))
+        if cls not in cls._selected:
+            ops = dict(sorted(selected(cls.ops).items()))
+            cls._selected[cls] = ops if cls.complete else {n: o for n, o in ops.items() if cls._covers(o)}
+        return cls._selected[cls]
+
+    _selected: ClassVar[dict[type, dict[str, Op]]] = {}
+
+    @classmethod
+    def _covers(cls, op: Op) -> bool:
+        """Whether the backend runs a sample of the operation, by a lowering or by its body."""
+        backend, options = cls.make(), cls.options()
+        cases = backend_cases(backend.dtypes, (op,))
+        return any(not not_lowered(backend, options, case.graph()) for case in cases)
 
     @classmethod
     def exempt(cls) -> dict[str, str]:
@@ -130,7 +148,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         if cls in cls._cases:
             return cls._cases[cls]
         without = cls.exempt()
-        cases = [c for c in backend_cases(cls.make().dtypes, cls.ops) if c.op.name not in without]
+        cases = [c for c in backend_cases(cls.make().dtypes, cls.operations().values()) if c.op.name not in without]
         if not cases:
             names = ", ".join(cls.operations())
             raise OperationError(f"nothing to check: no sample of {names} fits backend '{cls.make().name}'")
@@ -143,16 +161,28 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     def start(self, graph: Graph) -> Program:
         """Build a graph; calling the program checks that the backend ran every operation and left operands intact.
 
-        With ``ops``, a graph that needs rows for operations outside of them, such as those of a gradient, is skipped.
+        With ``ops``, a graph that needs rows for operations outside of them, such as those of a gradient, is skipped,
+        and so is one with a call that the condition of a lowering excludes.
         """
         backend, options = self.make(), self.options()
         try:
-            return Program(backend, options, graph)
+            return Program(backend, options, graph, self.host)
         except UnsupportedError:
             missing = not_lowered(backend, options, graph)
-            if self.ops is not None and missing and not missing & set(self.operations()):
-                pytest.skip(f"also needs rows for: {', '.join(sorted(missing))}")
-            raise
+            excluded = missing & set(self.operations())
+            if not missing or (self.ops is None and self.complete) or not all(map(self._is_lowered, excluded)):
+                raise
+            if excluded:
+                record_excluded(type(self))
+                pytest.skip(f"the conditions of the lowerings exclude this call of: {', '.join(sorted(excluded))}")
+            pytest.skip(f"also needs rows for: {', '.join(sorted(missing))}")
+
+    @classmethod
+    def _is_lowered(cls, name: str) -> bool:
+        """Whether the backend lowers some call of an operation, so that a condition excludes the others."""
+        backend, options = cls.make(), cls.options()
+        nodes = (node for case in cls.cases() for node, _ in iterate(case.graph()) if node.op.name == name)
+        return any(backend.lowers(node, options) for node in nodes)
 
     def run(self, graph: Graph, inputs: Arrays) -> dict[str, Array]:
         """Build a graph and run it once."""
@@ -305,11 +335,15 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         if calls:
             way = "lowered" if all(backend.lowers(node, options) for node in calls) else "by their bodies"
             record_way(type(self), case.op.name, way)
-        graph = decompose(case.graph(), lambda node: backend.lowers(node, options), backend.name)
-        first, second = backend.build(graph, options), backend.build(graph, options)
+        first = self.start(case.graph()).executable
+        graph = run_by(backend, options, case.graph(), self.host)
+        second = backend.build(graph, options)
         assert first.source == second.source
-        by_plugins = any(backend.plugin_lowering(node, options) is not None for node, _ in iterate(graph))
-        imports = [] if by_plugins else core_imports(first.source)
+        foreign = any(
+            backend.plugin_lowering(node, options) is not None or backend.falls_back(node, options)
+            for node, _ in iterate(graph)
+        )
+        imports = [] if foreign else core_imports(first.source)
         assert not imports, f"generated code stands alone, yet it says: {imports[0]}"
 
     test_same_source_twice.accepts = lambda case: case.number == 0 and case.dtype is None  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,19 @@ Arrays = Mapping[str, Array]
 
 
 class Program:
-    """An executable of the backend under test. Calling it checks that it ran every operation itself."""
+    """An executable of the backend under test. Calling it checks that it ran every operation itself.
 
-    def __init__(self, backend: Backend, options: BuildOptions, graph: Graph) -> None:
+    With ``host``, the backend may also run the references of primitives for which it records a fallback.
+    """
+
+    def __init__(self, backend: Backend, options: BuildOptions, graph: Graph, host: bool = False) -> None:
         self.backend = backend
         self.params = {i.name for i in graph.arguments if i.role == "param"}
-        self.executable = backend.build(
-            decompose(graph, lambda node: backend.lowers(node, options), backend.name), options
-        )
+        decomposed = run_by(backend, options, graph, host)
+        self.references = {n.op.name for n, _ in iterate(decomposed) if host and backend.falls_back(n, options)}
+        self.executable = backend.build(decomposed, options)
         needed = {node.op.name for node in self.executable.graph.nodes}
-        ran = set(self.executable.lowered)
+        ran = set(self.executable.lowered) | self.references
         assert needed <= ran, f"the backend did not run {sorted(needed - ran)} itself"
 
     def native(self, arguments: Arrays) -> dict[str, Any]:
@@ -36,7 +39,7 @@ class Program:
         params = {n: a for n, a in native.items() if n in self.params}
         inputs = {n: a for n, a in native.items() if n not in self.params}
         names = (list(params), list(inputs))
-        with ForbiddenReference():
+        with ForbiddenReference(self.references):
             results = self.executable(params, inputs)
         assert names == (list(params), list(inputs)), "the program changed the dictionaries of its arguments"
         for name, value in results.items():
@@ -57,6 +60,13 @@ class Program:
         return results
 
 
+def run_by(backend: Backend, options: BuildOptions, graph: Graph, host: bool = False) -> Graph:
+    """Decompose a graph to operations that the backend lowers and, with ``host``, primitives that it falls back for."""
+    return decompose(
+        graph, lambda n: backend.lowers(n, options) or (host and backend.falls_back(n, options)), backend.name
+    )
+
+
 def not_lowered(backend: Backend, options: BuildOptions, graph: Graph) -> set[str]:
     """Return the names of the primitives of a graph that the backend does not lower."""
     parts = decompose(graph, lambda node: backend.lowers(node, options) or not node.op.composite)
@@ -66,10 +76,15 @@ def not_lowered(backend: Backend, options: BuildOptions, graph: Graph) -> set[st
 class ForbiddenReference:
     """While active, evaluating an operation by its reference raises: a backend that falls back is detected."""
 
-    def __enter__(self) -> None:
-        self.before = Op.evaluate
+    def __init__(self, allowed: Collection[str] = ()) -> None:
+        self.allowed = allowed
 
-        def refuse(op: Op, *_: Any, **__: Any) -> Any:
+    def __enter__(self) -> None:
+        self.before = before = Op.evaluate
+
+        def refuse(op: Op, *operands: Any, **attributes: Any) -> Any:
+            if op.name in self.allowed:
+                return before(op, *operands, **attributes)
             raise AssertionError(f"the backend ran the reference of '{op.name}' instead of its own lowering")
 
         Op.evaluate = refuse  # type: ignore[method-assign, assignment]

@@ -69,5 +69,12 @@ def record_way(cls: type, operation: str, way: str) -> None:
         tally.ways[operation] = way
 
 
+def record_excluded(cls: type) -> None:
+    """Count a case that was skipped, as the condition of a lowering excludes a call of it."""
+    tally = summary.tallies.get(_key(cls))
+    if tally is not None:
+        tally.excluded += 1
+
+
 def _key(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"

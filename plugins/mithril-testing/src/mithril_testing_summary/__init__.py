@@ -26,6 +26,7 @@ class Tally:
     exempt: dict[str, str] = field(default_factory=dict)  # operations the class does not try, and why
     checked: list[str] = field(default_factory=list)
     cases: int = 0
+    excluded: int = 0  # cases skipped, as the condition of a lowering excludes a call of them
     ways: dict[str, str] = field(default_factory=dict)  # operation -> how the backend runs it
 
     def add(self, names: Collection[str], cases: int = 1) -> None:
@@ -38,6 +39,8 @@ class Tally:
         counts = ", ".join(f"{n} {way}" for way, n in sorted(Counter(self.ways.values()).items(), reverse=True))
         line = f"{self.title}: checked {len(self.checked)} of {len(self.operations)} operations"
         line += f" ({counts}), {self.cases} cases" if counts else f", {self.cases} cases"
+        if self.excluded:
+            line += f", {self.excluded} skipped by conditions of lowerings"
         if not missed:
             return line
         shown = [f"{n} ({self.exempt[n]})" if n in self.exempt else n for n in missed[:12]]
@@ -55,6 +58,7 @@ def merge(tallies_of_worker: Mapping[str, Mapping[str, Any]]) -> None:
         tally = tallies.setdefault(key, Tally(other["title"], other["operations"], other["exempt"]))
         tally.add(other["checked"], other["cases"])
         tally.ways.update(other["ways"])
+        tally.excluded += other["excluded"]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
