@@ -284,3 +284,71 @@ def test_names_that_no_file_can_hold_are_refused(tmp_path):
         compiled.save(tmp_path / "w.safetensors")
     with pytest.raises(MithrilError, match="cannot hold the name"):
         compiled.export(tmp_path / "m.gguf")
+
+
+# -- texts for people -----------------------------------------------------------------------------------------------
+FORGED = "\x1b]0;pwned\x07\r\x9bx\u202eabc\u2066\nhint: forged\u2028y\x85z\x00"
+CONTROLS = r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069]"
+RAW = re.compile(CONTROLS + "|(?m:^hint: forged)")  # facts of errors are indented
+
+
+def shown_by_calls() -> dict[str, object]:
+    """Return calls whose results, prints, warnings or errors hold the name."""
+    model, input_name, _ = model_named(FORGED, PLACES[:5])
+    shapes = {input_name: [2, 3]}
+    compiled = ml.compile(model, "numpy", shapes=shapes)
+    params = compiled.randomize_params(seed=0)
+    state = compiled.initial_state()
+    compiled.bind(params)
+    graph = compiled.graph
+
+    def profiled():
+        with ml.profile() as profile:
+            compiled.evaluate(params, {input_name: X}, state=state)
+        return profile
+
+    return {
+        **{f"compiled.{n}": getattr(compiled, n) for n in ("summary", "memory_report", "explain")},
+        **{n: lambda n=n: getattr(compiled, n) for n in ("decisions", "programs", "graph", "source")},
+        "model.summary": model.summary,
+        "model.summary(shapes)": lambda: model.summary(shapes),
+        "reprs": lambda: [model, compiled, graph, *graph.nodes, *graph.inputs, *(n.results for n in graph.nodes)],
+        "layers": lambda: [layer for _, layer in model.walk()],
+        "verbose": lambda: ml.compile(model, "numpy", shapes=shapes, verbose=True),
+        "trace": lambda: ml.compile(model, "numpy", shapes=shapes, trace_shapes=True),
+        "profile": profiled,
+        "missing": lambda: compiled.evaluate(params, {}, state=state),
+        "unknown": lambda: compiled.evaluate(params, {input_name: X, FORGED + "2": X}, state=state),
+        "shape": lambda: compiled.evaluate(params, {input_name: X[:, :2]}, state=state),
+        "dtype": lambda: compiled.evaluate(params, {input_name: X.astype(np.int64)}, state=state),
+        "parameters": lambda: compiled.evaluate({FORGED: X}, {input_name: X}, state=state),
+        "wrong shapes": lambda: ml.compile(model, "numpy", shapes={input_name: [2, 4]}),
+        "backend": lambda: ml.compile(model, FORGED, shapes=shapes),
+        "option": lambda: ml.compile(model, "numpy", shapes=shapes, **{FORGED: 1}),
+        "file": lambda: ml.load(FORGED),
+        "warning": lambda: compiled.decisions.record("ignored", FORGED, FORGED),
+        "strict": lambda: ml.compile(model, "numpy", shapes=shapes, strict=True, num_threads=3),
+        "text": lambda: ml.parse(f"graph g {{\n input %x: f32[{FORGED}]\n}}"),
+        "device": lambda: ml.compile(model, "torch", shapes=shapes, device=FORGED),
+    }
+
+
+@pytest.mark.parametrize("name", list(shown_by_calls()))
+def test_no_text_for_people_holds_raw_control_characters(name, capfd, recwarn):
+    try:
+        shown = shown_by_calls()[name]()
+        texts = [str(shown), repr(shown)]
+    except Exception as error:
+        assert isinstance(error, MithrilError), error
+        texts = [str(error)]
+    printed = capfd.readouterr()
+    texts += [printed.out, printed.err, *(str(w.message) for w in recwarn)]
+    for text in texts:
+        raw = RAW.search(text)
+        assert raw is None, ascii(text[max(0, raw.start() - 80) : raw.end() + 20])
+
+
+def test_the_check_notices_raw_names():
+    assert RAW.search(FORGED)
+    assert RAW.search("a\nhint: forged")
+    assert not RAW.search(ascii(FORGED))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mithril.base.errors import OptionWarning, StrictError
+from mithril.base.quoting import visible
 
 # Kinds that strict=True turns into errors: the behavior deviates from the user's request or expectation.
 STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade"})
@@ -24,7 +25,7 @@ class Decision:
     where: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.message}" + (f" ({self.where})" if self.where else "")
+        return visible(f"{self.kind}: {self.message}" + (f" ({self.where})" if self.where else ""))
 
 
 class Decisions:
@@ -57,7 +58,7 @@ class Decisions:
                 hint="resolve the cause above, or compile without strict=True to only record this decision",
             )
         if (kind == "ignored" if warn is None else warn) and decision not in self._entries:
-            warnings.warn(f"{message}{f' ({where})' if str(where) else ''}", warning, _level())
+            warnings.warn(visible(f"{message}{f' ({where})' if str(where) else ''}"), warning, _level())
         self._entries[decision] = None
 
     def of(self, kind: str) -> list[Decision]:

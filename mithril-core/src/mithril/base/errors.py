@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
+from mithril.base.quoting import visible
+
 
 class MithrilError(Exception):
     """Base class of all errors.
@@ -21,10 +23,10 @@ class MithrilError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
-        lines = [self.what, *("  " + line for fact in self.facts for line in fact.splitlines())]
+        lines = [self.what, *("  " + line for fact in self.facts for line in fact.split("\n"))]
         if self.hint:
             lines.append("hint: " + self.hint)
-        return "\n".join(lines)
+        return "\n".join(map(visible, lines))
 
     def with_facts(self, *facts: str) -> MithrilError:
         """Add facts that only a caller knows (layer path, pass name) and return the same error."""

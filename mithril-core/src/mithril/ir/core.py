@@ -28,6 +28,7 @@ from mithril.base import (
     collect_guards,
     numel,
     operation,
+    visible,
 )
 from mithril.ir.declaration import Declaration, limits_of
 
@@ -44,7 +45,7 @@ class Origin(NamedTuple):
 
     def __str__(self) -> str:
         line = f"{self.file}:{self.line}" if self.file else ""
-        return " at ".join(part for part in (self.path and f"layer '{self.path}'", line) if part)
+        return visible(" at ".join(part for part in (self.path and f"layer '{self.path}'", line) if part))
 
 
 NOWHERE = Origin()
@@ -72,7 +73,7 @@ class Value(Operators):
         return len(self.type.shape)
 
     def __repr__(self) -> str:
-        return f"%{self.name}: {self.type}"
+        return visible(f"%{self.name}: {self.type}")
 
 
 @dataclass(eq=False)
@@ -232,7 +233,7 @@ class Node:
     def __repr__(self) -> str:
         results = ", ".join(f"%{v.name}" for v in self.results)
         operands = ", ".join(f"%{v.name}" if v is not None else "none" for v in self.operands)
-        return f"{results} = {self.op.name}({operands})"
+        return visible(f"{results} = {self.op.name}({operands})")
 
 
 FIELDS = ("op", "operands", "attributes", "results", "regions", "origin", "tags")
@@ -366,7 +367,8 @@ class Graph:
         return (Graph._printer(self, origins=False),)
 
     def __repr__(self) -> str:
-        return f"<Graph '{self.name}': {len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.outputs)} outputs>"
+        counts = f"{len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.outputs)} outputs"
+        return visible(f"<Graph '{self.name}': {counts}>")
 
     def _repr_html_(self) -> str:
         import html

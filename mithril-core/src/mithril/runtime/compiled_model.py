@@ -11,7 +11,7 @@ import numpy as np
 
 from mithril import plugins
 from mithril.backend import annotated, check_call, checked, reject_surplus, watch
-from mithril.base import Decisions, DType, InputError, MithrilError, TensorType, UnsupportedError
+from mithril.base import Decisions, DType, InputError, MithrilError, TensorType, UnsupportedError, visible
 from mithril.ir import Graph, Input
 from mithril.runtime import inspection
 from mithril.runtime.batch_buckets import Buckets
@@ -485,4 +485,4 @@ class CompiledModel:
         return notebook.heading(repr(self)[1:-1]) + content + decisions + graphs
 
     def __repr__(self) -> str:
-        return f"<CompiledModel '{self.name}' on {self.backend.name}: {len(self._calls)} programs>"
+        return visible(f"<CompiledModel '{self.name}' on {self.backend.name}: {len(self._calls)} programs>")

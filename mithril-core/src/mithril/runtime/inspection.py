@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mithril.base import Decisions, TensorType
+from mithril.base import Decisions, TensorType, visible
 from mithril.ir import Graph
 from mithril.passes import PipelineReport
 from mithril.runtime.program import Program, ProgramKey, ProgramKind
@@ -81,7 +81,7 @@ def explanation(decisions: Decisions, programs: Iterable[Program]) -> Explanatio
     for program in programs:
         types, kind = ", ".join(f"{n}: {t}" for n, t in program.request.types), program.request.kind
         purpose = f", gradients of {', '.join(kind.of)}" if kind.of else ", training" if kind.training else ""
-        title = f"program for {types}{purpose}"
+        title = visible(f"program for {types}{purpose}")
         parts.append(f"{title}:\n{program.report}" if program.report is not None else title)
         tables.append(notebook.folded(title, _pass_table(program.report)))
     text = Explanation("\n\n".join(parts))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import Backend, HeldWeights, format_bytes, held_weights, nbytes
-from mithril.base import InputError, bind, symbols
+from mithril.base import InputError, bind, symbols, visible
 from mithril.ir import Graph
 from mithril.runtime.compiled_protocol import Compiled
 from mithril.runtime.memory_usage import MemoryUse, allocated_bytes, input_bytes, memory_use
@@ -77,7 +77,7 @@ class MemoryReport:
             ),
             values,
             *([str(self.weights)] if self.weights is not None else []),
-            "largest: " + ", ".join(f"'{name}' {format_bytes(size)}" for name, size in self.largest),
+            "largest: " + ", ".join(f"'{visible(name)}' {format_bytes(size)}" for name, size in self.largest),
             f"peak {format_bytes(self.peak)}, {self.use.label}",
         ]
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from mithril.backend import Backend, LazyGraph
-from mithril.base import Guard, Shape, TensorType, bind, substitute
+from mithril.base import Guard, Shape, TensorType, bind, substitute, visible
 from mithril.ir import Graph, Output
 from mithril.runtime.batch_buckets import BucketedExecutable
 from mithril.runtime.index_checks import Check, IndexCheckedExecutable
@@ -114,7 +114,7 @@ class Program:
         kind = self.request.kind
         words = ["training"] * kind.training + ["gradients"] * bool(kind.of)
         inputs = ", ".join(f"{name}: {t}" for name, t in self.request.types)
-        return f"Program({inputs}{'; ' if words else ''}{', '.join(words)})"
+        return visible(f"Program({inputs}{'; ' if words else ''}{', '.join(words)})")
 
     @property
     def call(self) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril.axes import flops
-from mithril.base import is_static, numel
+from mithril.base import is_static, numel, visible
 from mithril.ir import Graph, Value
 from mithril.runtime.compiled_protocol import Compiled
 from mithril.runtime.tables import columns, format_si
@@ -22,8 +22,9 @@ def summarize(model: Compiled, graph: Graph) -> str:
     params = sum(r.params for r in rows)
     size = sum(_count(i.type.shape) * i.type.dtype.itemsize for i in graph.with_role("param"))
     flops = sum(r.flops for r in rows)
+    title = f"{visible(model.name)} on {model.backend.name}"
     totals = [
-        f"{model.name} on {model.backend.name}: {params:,} parameters ({format_si(size)}B), {format_si(flops)} flops",
+        f"{title}: {params:,} parameters ({format_si(size)}B), {format_si(flops)} flops",
         f"programs: {len(model.programs)}",
     ]
     return "\n".join([*table, *totals])

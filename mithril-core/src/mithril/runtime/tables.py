@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mithril.base import visible
+
 
 def format_si(number: float) -> str:
     """Format a number with an SI prefix: 1234567 as 1.23M."""
@@ -16,7 +18,7 @@ def format_si(number: float) -> str:
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 100) -> list[str]:
     """Format a table as aligned columns; the first one is truncated if the terminal is narrow."""
-    table = [list(head), *[list(r) for r in rows]]
+    table = [list(head), *[list(map(visible, r)) for r in rows]]
     widths = [max(len(r[k]) for r in table) for k in range(len(head))]
     spare = width - sum(widths[1:]) - 2 * (len(head) - 1)
     widths[0] = min(widths[0], max(spare, 16))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import EncodedWeight, to_numpy
-from mithril.base import InputError, Shape, TensorType, closest, float32, parsed_json
+from mithril.base import InputError, Shape, TensorType, closest, float32, parsed_json, visible
 from mithril.system import files
 
 COUNTERS = ("num_batches_tracked",)  # name suffixes in torch's state dictionaries that are not weights
@@ -85,7 +85,7 @@ class LoadReport:
             items = getattr(self, name)
             if items:
                 rows.append(f"{name}: " + "; ".join(items[:10]) + (f"; ... ({len(items)})" if len(items) > 10 else ""))
-        return "\n".join(rows)
+        return "\n".join(map(visible, rows))
 
 
 def match(declared: Mapping[str, TensorType], actual: Mapping[str, Any]) -> tuple[dict[str, Any], LoadReport]:

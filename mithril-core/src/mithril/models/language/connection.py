@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import DType, ModelError, Operators, closest, dtype as as_dtype, operation
+from mithril.base import DType, ModelError, Operators, closest, dtype as as_dtype, operation, visible
 from mithril.ir import Op
 from mithril.models.language.source_location import NOWHERE, SourceLocation, user_location
 from mithril.models.language.symbolic_sizes import ShapeOf
@@ -133,7 +133,7 @@ class Connection(Operators):
 
     def __repr__(self) -> str:
         producer = f" from {self.step.label}" if self.step is not None else ""
-        return f"<{type(self).__name__} '{self.label}'{producer}>"
+        return visible(f"<{type(self).__name__} '{self.label}'{producer}>")
 
 
 class IOKey(Connection):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from mithril.backend import check_call, checked, constructor, is_ours
-from mithril.base import ModelError, OptionError
+from mithril.base import ModelError, OptionError, visible
 from mithril.ir import Value, is_building
 from mithril.models.language.connection import Connection, Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
@@ -295,7 +295,7 @@ class Layer(metaclass=LayerMeta):
     def __repr__(self) -> str:
         args, options = self.arguments
         shown = [_short(a) for a in args] + [f"{k}={_short(v)}" for k, v in options.items()]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return visible(f"{type(self).__name__}({', '.join(shown)})")
 
 
 def _tree(layers: list[tuple[str, Layer]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from mithril.backend import checked
-from mithril.base import ModelError, closest
+from mithril.base import ModelError, closest, visible
 from mithril.models.language.connection import NO_DEFAULT, Connection, Connections, IOKey, Step, snake_case
 from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import user_location
@@ -362,7 +362,7 @@ class Model(Layer):
 
     def __repr__(self) -> str:
         name = f" '{self.name}'" if self.name else ""
-        return (
+        return visible(
             f"<{type(self).__name__}{name}: {len(self.steps)} layers, "
             f"inputs {', '.join(self.inputs) or 'none'}, outputs {', '.join(self.outputs) or 'none'}>"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.axes import flops
-from mithril.base import Dim, ModelError, TensorType, closest, dtype as as_dtype, is_static, numel
+from mithril.base import Dim, ModelError, TensorType, closest, dtype as as_dtype, is_static, numel, visible
 from mithril.ir import Graph, Value
 from mithril.models.language.flatten import FlatModel, flatten
 from mithril.models.language.layer import Layer
@@ -54,7 +54,7 @@ def summarize(
         return "\n".join(
             [
                 *columns(("layer", "kind"), rows, columns_available),
-                f"pass the shapes of {missing} to see sizes: summary(shapes=...)",
+                f"pass the shapes of {visible(missing)} to see sizes: summary(shapes=...)",
             ]
         )
     results: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def format_si(number: float, unit: str = "") -> str:
 
 def columns(head: tuple[str, ...], rows: list[list[str]], width: int) -> list[str]:
     """Return the lines of a table; to fit ``width``, drop the last columns, then truncate the first one."""
-    table = [list(head), *rows]
+    table = [list(head), *[list(map(visible, r)) for r in rows]]
     widths = [max(len(r[k]) for r in table) for k in range(len(head))]
     while len(widths) > 2 and sum(widths) + 2 * (len(widths) - 1) > width:
         widths.pop()

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from mithril.base import visible
+
 PACKAGE = str(Path(__file__).parents[2]) + "/"
 
 
@@ -16,7 +18,7 @@ class SourceLocation(NamedTuple):
     line: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else ""
+        return visible(f"{self.file}:{self.line}") if self.file else ""
 
 
 NOWHERE = SourceLocation()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from mithril.base import visible
 from mithril.ir import Graph, Node, attribute_text
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class ShapeTrace:
     def stage(self, name: str, graph: Graph | None, start: float, seconds: float) -> None:
         if name == "shapes" and graph is not None:
             for line in derivations(graph):
-                self.console.print(Text(line), soft_wrap=True)
+                self.console.print(Text(visible(line)), soft_wrap=True)
 
     def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:
         return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from mithril.base import visible
 from mithril.ir import Graph
 
 if TYPE_CHECKING:
@@ -74,4 +75,4 @@ class Verbose:
             self._print(f"  {decision}", "yellow")
 
     def _print(self, text: str, style: str = "") -> None:
-        self.console.print(Text(text, style=style), soft_wrap=True)
+        self.console.print(Text(visible(text), style=style), soft_wrap=True)
