@@ -47,6 +47,13 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def audit(session: nox.Session) -> None:
+    """Build all distributions, and check metadata, licenses and the content of the wheels."""
+    install(session, "build", "hatchling", "twine", "check-wheel-contents")
+    session.run("python", "tools/audit_distributions.py", session.create_tmp())
+
+
+@nox.session
 def types(session: nox.Session) -> None:
     """mypy, strict, on the core."""
     install(session, "./mithril-core", "./plugins/mithril-tools", "./plugins/mithril-testing", "mypy")

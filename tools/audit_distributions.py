@@ -29,7 +29,9 @@ def audit(folder: Path, output: Path) -> list[str]:
     subprocess.run([*run, "build", "-q", "--no-isolation", "--outdir", str(output), str(folder)], check=True)
     archives = sorted(output.glob("*"))
     checks = [[*run, "twine", "check", "--strict", *map(str, archives)]]
-    checks.append([*run, "check_wheel_contents", "--config", str(folder / "pyproject.toml"), *map(str, archives[-1:])])
+    checks.append(
+        [*run, "check_wheel_contents", "--config", str(folder / "pyproject.toml"), *map(str, output.glob("*.whl"))]
+    )
     results = [subprocess.run(command, capture_output=True, text=True, check=False) for command in checks]
     faults = [f"{done.stdout}{done.stderr}" for done in results if done.returncode]
     for archive in archives:

@@ -548,7 +548,10 @@ SABOTAGES: Mapping[str, Sabotage] = {
         ),
         "casts",
     ),
-    "casts that wrap": (lambda: computing("cast", lambda x, *, dtype: x.astype(np.int8), to("int8", "int32")), "casts"),
+    "casts that saturate": (
+        lambda: computing("cast", lambda x, *, dtype: np.clip(x, -128, 127).astype(np.int8), to("int8", "int32")),
+        "casts",
+    ),
     "nan as the smallest integer": (
         lambda: computing(
             "cast",

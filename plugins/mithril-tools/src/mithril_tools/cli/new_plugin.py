@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[str, list[str], list[str], str]] = {
     ),
     "command": (
         "The command `mithril {name}`.",
-        ["click>=8.1", "mithril-tools{core}"],
+        ["click>=8.2", "mithril-tools{core}"],
         [],
         "`mithril {name} --help` describes it.",
     ),
