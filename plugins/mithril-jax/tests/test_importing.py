@@ -9,7 +9,9 @@ import pytest
 from jax import lax
 
 import mithril as ml
+from mithril import ops
 from mithril.base import InputError, OptionError, UnsupportedError
+from mithril_jax.importing.table import ROWS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 X = np.random.default_rng(0).standard_normal((3, 4, 6)).astype(np.float32)
@@ -292,3 +294,48 @@ def test_errors_name_the_primitive_and_the_line():
         ml.from_jax(jnp.sin, X, dynamic_shapes={"z": {0: "batch"}})
     with pytest.raises(InputError, match="example 'x' is a str"):
         ml.from_jax(lambda x: x, "text")
+
+
+NAN, INF = float("nan"), float("inf")
+SPECIAL = np.array([[1.0, NAN, 3.0, INF], [INF, 2.0, NAN, NAN], [0.0, -1.0, -INF, 5.0]], np.float32)
+SQUARE = np.array([[4.0, 9.0, 8.0], [1.0, 5.0, 7.0], [0.5, -1.0, 6.0]], np.float32)
+VALUES = {
+    "top_k": (lambda x: jax.lax.top_k(x, 2), SPECIAL),
+    "top_k_axis": (lambda x: jax.lax.top_k(x, 2, axis=0), SPECIAL),
+    "sort": (lambda x: jnp.sort(x, descending=True), SPECIAL),
+    "cholesky": (lambda x: jnp.tril(jax.lax.linalg.cholesky(x, symmetrize_input=False)), SQUARE),
+    "eigh": (lambda x: jax.lax.linalg.eigh(x, symmetrize_input=False)[1], SQUARE),
+    "eigh_upper": (lambda x: jax.lax.linalg.eigh(x, lower=False, symmetrize_input=False)[1], SQUARE),
+    "lgamma": (lambda x: jax.lax.lgamma(x), np.array([7.5, 0.5, 60.0], np.float16)),
+    "digamma": (lambda x: jax.lax.digamma(x), np.array([7.5, 0.5, 60.0], np.float16)),
+    "written_columns": (lambda x: jnp.asarray(x).at[:, np.array([2, 0])].set(x[:, :2] * 2), SQUARE),
+    "written_cubes": (
+        lambda x: jnp.asarray(x[None] + x[:, None]).at[:, np.array([2, 0]), :].add(x[:, :2, None]),
+        SQUARE,
+    ),
+    "written_pairs": (
+        lambda x: jnp.asarray(x[None] + x[:, None]).at[np.array([1, 2]), :, np.array([2, 0])].set(x[:2]),
+        SQUARE,
+    ),
+    "wrapped": (lambda x: x.astype(jnp.uint8), np.array([-1, 200, 300], np.int32)),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_equal_those_of_jax(name):
+    function, x = VALUES[name]
+    model = ml.from_jax(function, x)
+    results = list(ml.compile(model, "numpy", inference=True).evaluate({"x": x}).values())
+    for result, expected in zip(results, jax.tree_util.tree_leaves(function(x)), strict=True):
+        tolerance = 2e-3 if x.dtype == np.float16 else 1e-5
+        assert result.dtype == expected.dtype
+        np.testing.assert_allclose(result, expected, rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x[:1], lambda x: ops.cast(x, dtype="int32"), lambda x: None])
+def test_result_of_another_type_is_rejected(monkeypatch, wrong):
+    monkeypatch.setitem(ROWS, "tanh", lambda x, **_: wrong(x))
+    model = ml.from_jax(lambda x: jnp.tanh(x) * 2, np.ones((3, 4), np.float32))
+    with pytest.raises(UnsupportedError, match="a result of 'tanh' is .*in JAX it is float32") as error:
+        ml.compile(model, "numpy", inference=True)
+    assert "test_importing.py" in str(error.value)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.base import UnsupportedError
-from mithril_jax.importing.table import ROWS, cast
+from mithril_jax.importing.table import ROWS, broadcast, cast
 
 # Primitives that move elements, or are linear over the reals: the same for both parts.
 BOTH_PARTS = frozenset(
@@ -36,7 +36,7 @@ class Complex:
         if isinstance(x, cls):
             return x
         if isinstance(x, np.ndarray) and np.iscomplexobj(x):
-            return cls(*(np.asarray(p, _part_of(x.dtype)) for p in (x.real, x.imag)))
+            return cls(*(np.asarray(p, part_of(x.dtype)) for p in (x.real, x.imag)))
         return cls(x, x * 0.0)
 
 
@@ -74,7 +74,7 @@ def _part(x: Any, part: str) -> Any:
     return getattr(Complex.of(x), part)
 
 
-def _part_of(dtype: Any) -> Any:
+def part_of(dtype: Any) -> Any:
     """Return the dtype of the real and imaginary part."""
     return np.finfo(np.dtype(dtype)).dtype
 
@@ -147,9 +147,15 @@ def _integer_pow(x: Complex, y: int, **_: Any) -> Complex:
     return result
 
 
+def _complex(re: Any, im: Any, **_: Any) -> Complex:
+    """Return a tensor of two parts, one of which may be a number."""
+    shape = re.shape if len(re.shape) else im.shape
+    return Complex(broadcast(re, shape), broadcast(im, shape))
+
+
 def _convert(x: Any, new_dtype: Any, **_: Any) -> Any:
     if np.issubdtype(np.dtype(new_dtype), np.complexfloating):
-        kind = _part_of(new_dtype)
+        kind = part_of(new_dtype)
         if isinstance(x, Complex):
             return Complex(cast(x.re, kind), cast(x.im, kind))
         return Complex.of(cast(x, kind))
@@ -158,7 +164,7 @@ def _convert(x: Any, new_dtype: Any, **_: Any) -> Any:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fft": _fft,
-    "complex": lambda re, im, **_: Complex(re, im),
+    "complex": _complex,
     "real": lambda x, **_: x.re,
     "imag": lambda x, **_: x.im,
     "conj": lambda x, **_: Complex(x.re, -x.im) if isinstance(x, Complex) else Complex(x, x * 0.0),

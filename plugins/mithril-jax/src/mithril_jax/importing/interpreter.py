@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend import core
 
 from mithril import ops
-from mithril.base import MithrilError, UnsupportedError
+from mithril.base import MithrilError, UnsupportedError, equal, shape_text
 from mithril.ir import Builder, Origin
 from mithril_jax.importing import complex_numbers, custom, elementwise, indexing, linear_algebra, products, shapes  # noqa: F401  # rows
 from mithril_jax.importing.elementwise import threefry
@@ -70,6 +70,7 @@ class Interpreter:
         for equation in jaxpr.eqns:
             with builder.at(origin_of(equation, self.path), builder.tags):
                 results = self._equation(equation, [read(a) for a in equation.invars])
+                self._require_avals(equation, results)
             for variable, result in zip(equation.outvars, results, strict=True):
                 values[variable] = result
         return [read(a) for a in jaxpr.outvars]
@@ -101,6 +102,30 @@ class Interpreter:
             message = f"'{name}' is called with parameters that are not supported: {error}"
             raise UnsupportedError(message, facts=[str(origin_of(equation, self.path))]) from error
         return result if equation.primitive.multiple_results else [result]
+
+    def _require_avals(self, equation: Any, results: Sequence[Any]) -> None:
+        """Raise UnsupportedError if a result has another shape or dtype than in JAX."""
+        for result, variable in zip(results, equation.outvars, strict=True):
+            aval = variable.aval
+            if isinstance(variable, core.DropVar) or not isinstance(getattr(aval, "dtype", None), np.dtype):
+                continue  # nothing reads the result, or it is a key
+            parts, kind = [result], aval.dtype
+            if isinstance(result, complex_numbers.Complex):
+                parts, kind = [result.re, result.im], complex_numbers.part_of(kind)
+            sizes = self._sized(tuple(aval.shape))
+            for x in parts:
+                if (
+                    str(getattr(x, "dtype", None)) == str(kind)
+                    and len(x.shape) == len(sizes)
+                    and not any(equal(a, b) is False for a, b in zip(x.shape, sizes, strict=True))
+                ):
+                    continue
+                actual = f"{x.dtype}{shape_text(tuple(x.shape))}" if hasattr(x, "dtype") else "not computed"
+                raise UnsupportedError(
+                    f"a result of '{equation.primitive.name}' is {actual}, but in JAX it is {kind}{shape_text(sizes)}",
+                    facts=[str(origin_of(equation, self.path))],
+                    hint="please report this error",
+                )
 
     def _of_complex(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name, origin = equation.primitive.name, str(origin_of(equation, self.path))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
+
+import numpy as np
 
 from mithril import ops
 from mithril.base import UnsupportedError
-from mithril_jax.importing.table import row
+from mithril_jax.importing.table import cast, kind_of, row
 
 
 def _swapped(x: Any) -> Any:
@@ -17,7 +21,14 @@ def _swapped(x: Any) -> Any:
 
 @row("cholesky")
 def cholesky(x: Any, **_: Any) -> Any:
-    return ops.cholesky(x)
+    return ops.cholesky(_symmetric(x, lower=True))
+
+
+def _symmetric(x: Any, lower: bool) -> Any:
+    """Return the symmetric matrix of one triangle, the only one that is read."""
+    triangle = ops.tril(x) if lower else ops.triu(x)
+    other = ops.tril(x, k=-1) if lower else ops.triu(x, k=1)
+    return triangle + _swapped(other)
 
 
 @row("triangular_solve")
@@ -43,10 +54,10 @@ def qr(x: Any, full_matrices: bool, pivoting: bool = False, **_: Any) -> Any:
 
 @row("eigh")
 def eigh(x: Any, lower: bool = True, subset_by_index: Any = None, **_: Any) -> Any:
-    """Return eigenvectors and eigenvalues; the operand is symmetric."""
+    """Return eigenvectors and eigenvalues."""
     if subset_by_index is not None:
         raise UnsupportedError("eigh with subset_by_index is not supported", hint="compute all, and take a slice")
-    values, vectors = ops.eigh(x)
+    values, vectors = ops.eigh(_symmetric(x, lower))
     return vectors, values
 
 
@@ -66,7 +77,18 @@ STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680)
 EULER = (1 / 12, -1 / 120, 1 / 252, -1 / 240)
 
 
+def _in_32_bits(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that computes floats of 16 bits in 32: its terms cancel."""
+
+    @wraps(function)
+    def computed(x: Any) -> Any:
+        return cast(function(cast(x, np.float32)), kind_of(x)) if kind_of(x) in ("float16", "bfloat16") else function(x)
+
+    return computed
+
+
 @row("lgamma")
+@_in_32_bits
 def lgamma(x: Any) -> Any:
     """Return the logarithm of the size of the gamma function, by Stirling's series and reflection."""
     negative = ops.less(x, 0.5)
@@ -83,6 +105,7 @@ def lgamma(x: Any) -> Any:
 
 
 @row("digamma")
+@_in_32_bits
 def digamma(x: Any) -> Any:
     """Return the derivative of ``lgamma``."""
     negative = ops.less(x, 0.5)

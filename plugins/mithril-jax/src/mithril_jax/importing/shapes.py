@@ -162,5 +162,18 @@ def sort(*xs: Any, dimension: int, num_keys: int, **_: Any) -> Any:
 
 
 @row("top_k")
-def top_k(x: Any, k: int, **_: Any) -> Any:
-    return ops.top_k(x, k=k, axis=-1)
+def top_k(x: Any, k: int, axis: int = -1, **_: Any) -> Any:
+    """Return the largest elements and their positions; nan is the largest."""
+    axis %= len(x.shape)
+    positions = ops.split(descending_order(x, axis), sizes=(k, x.shape[axis] - k), axis=axis)[0]
+    return ops.take_along_axis(x, positions, axis=axis), positions
+
+
+def descending_order(x: Any, axis: int) -> Any:
+    """Return the positions that sort the elements in descending order; nan is the largest."""
+    order = ops.argsort(x, axis=axis, descending=True)
+    if "float" not in kind_of(x):
+        return order
+    count = ops.sum(cast(ops.isnan(x), np.int32), axis=(axis,), keepdims=True)
+    steps = line([n if k == axis else 1 for k, n in enumerate(x.shape)], axis)
+    return ops.take_along_axis(order, ops.sub(steps, count), axis=axis)  # negative positions count from the end

@@ -16,6 +16,7 @@ from jaxlib.mlir.dialects import stablehlo
 from mithril import ops
 from mithril.base import UnsupportedError
 from mithril_jax.importing.regions import combination, extreme_position, sort_keys
+from mithril_jax.importing.shapes import descending_order
 from mithril_jax.importing.table import ROWS, broadcast, cast, kind_of, reshape
 
 HLO: dict[str, Callable[..., Any]] = {}
@@ -379,9 +380,8 @@ def sort(operation: Any, *xs: Any) -> Any:
     count, is_ascending = keys
     if is_ascending:
         return tuple(ROWS["sort"](*xs, dimension=axis, num_keys=count))
-    for key in reversed(range(count)):  # stable: equal keys keep their order, so keys are negated, not the result
-        mirrored = ops.neg(xs[key]) if "float" in kind_of(xs[key]) else ops.bitwise_not(xs[key])
-        order = ops.argsort(mirrored, axis=axis)
+    for key in reversed(range(count)):  # stable: equal keys keep their order
+        order = descending_order(xs[key], axis)
         xs = tuple(ops.take_along_axis(x, order, axis=axis) for x in xs)
     return xs
 

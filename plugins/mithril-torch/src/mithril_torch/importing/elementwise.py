@@ -194,9 +194,11 @@ def hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Any:
 
 @row("softplus")
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    if beta == 1:
-        return ops.softplus(x)
-    return ops.div(ops.softplus(ops.mul(x, beta)), beta)
+    scaled = x if beta == 1 else ops.mul(x, beta)
+    y = ops.softplus(scaled) if beta == 1 else ops.div(ops.softplus(scaled), beta)
+    if threshold >= 20:  # beyond it, the softplus is the operand to 1e-9
+        return y
+    return ops.where(ops.greater(scaled, float(threshold)), x, y)
 
 
 @row("prelu", "_prelu_kernel")
@@ -227,7 +229,15 @@ def glu(x: Any, dim: int = -1) -> Any:
     return ops.glu(x, axis=dim)
 
 
-@row("softmax.int", "_softmax", "_safe_softmax")
+@row("_safe_softmax")
+def safe_softmax(x: Any, dim: int, dtype: Any = None, like: Any = None) -> Any:
+    """Return the softmax, or zeros for rows of -inf."""
+    x = cast(x, like.dtype)
+    is_masked = ops.equal(ops.max(x, axis=(dim,), keepdims=True), float("-inf"))
+    return ops.where(is_masked, 0.0, ops.softmax(ops.where(is_masked, 0.0, x), axis=dim))
+
+
+@row("softmax.int", "_softmax")
 def softmax(x: Any, dim: int, dtype: Any = None, like: Any = None) -> Any:
     return ops.softmax(cast(x, like.dtype), axis=dim)
 

@@ -21,7 +21,7 @@ def _no_error(x: Any) -> Any:
 
 @row("linalg_cholesky_ex")
 def cholesky(x: Any, upper: bool = False, check_errors: bool = False) -> Any:
-    y = ops.cholesky(x)
+    y = ops.cholesky(_symmetric(x, not upper))
     return (_swapped(y) if upper else y), _no_error(x)
 
 
@@ -86,6 +86,11 @@ def svd(x: Any, full_matrices: bool = False, compute_uv: bool = True, driver: An
 @row("_linalg_eigh")
 def eigh(x: Any, UPLO: str = "L", compute_v: bool = True) -> Any:  # the name of PyTorch
     """Return eigenvalues and eigenvectors; only one triangle of the operand is read."""
-    triangle = ops.tril(x) if UPLO == "L" else ops.triu(x)
-    other = ops.tril(x, k=-1) if UPLO == "L" else ops.triu(x, k=1)
-    return ops.eigh(triangle + _swapped(other))
+    return ops.eigh(_symmetric(x, UPLO == "L"))
+
+
+def _symmetric(x: Any, lower: bool) -> Any:
+    """Return the symmetric matrix of one triangle."""
+    triangle = ops.tril(x) if lower else ops.triu(x)
+    other = ops.tril(x, k=-1) if lower else ops.triu(x, k=1)
+    return triangle + _swapped(other)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mithril import ops
 from mithril.ir import Op
 from mithril.ops import size_value
-from mithril_torch.importing.table import as_value, axes_of_dims, axis_of, cast, reshape, row
+from mithril_torch.importing.table import as_value, axes_of_dims, axis_of, cast, line, reshape, row
 
 
 @row("sum.dim_IntList", "sum")
@@ -125,11 +127,16 @@ def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, 
         return ops.max(ops.abs(x), axis=axes, keepdims=keepdim)
     if ord == float("-inf"):
         return ops.min(ops.abs(x), axis=axes, keepdims=keepdim)
-    if ord == 2:
-        return ops.sqrt(ops.sum(ops.square(x), axis=axes, keepdims=keepdim))
+    if ord == 0:
+        return ops.sum(cast(ops.not_equal(x, 0.0), str(x.dtype)), axis=axes, keepdims=keepdim)
     if ord == 1:
         return ops.sum(ops.abs(x), axis=axes, keepdims=keepdim)
-    return ops.pow(ops.sum(ops.pow(ops.abs(x), float(ord)), axis=axes, keepdims=keepdim), 1.0 / ord)
+    powers = ops.square(x) if ord == 2 else ops.pow(ops.abs(x), float(ord))
+    total = ops.sum(powers, axis=axes, keepdims=keepdim)
+    is_zero = ops.equal(total, 0.0)  # the gradient there is 0, as in PyTorch
+    base = ops.where(is_zero, 1.0, total)
+    root = ops.sqrt(base) if ord == 2 else ops.pow(base, 1.0 / ord)
+    return ops.where(is_zero, 0.0 if ord > 0 else float("inf"), root)
 
 
 @row("cumsum")
@@ -144,20 +151,29 @@ def cumprod(x: Any, dim: int, dtype: Any = None, like: Any = None) -> Any:
 
 @row("sort", "sort.stable")
 def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> Any:
-    order = ops.argsort(x, axis=axis_of(x, dim), descending=descending)
+    order = _order(x, axis_of(x, dim), descending)
     return ops.take_along_axis(x, order, axis=axis_of(x, dim)), cast(order, "int64")
 
 
 @row("argsort", "argsort.stable")
 def argsort(x: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> Any:
-    return cast(ops.argsort(x, axis=axis_of(x, dim), descending=descending), "int64")
+    return cast(_order(x, axis_of(x, dim), descending), "int64")
+
+
+def _order(x: Any, axis: int, descending: bool) -> Any:
+    """Return the positions that sort the elements; nan is the largest, and first in descending order."""
+    order = ops.argsort(x, axis=axis, descending=descending)
+    if not descending or "float" not in str(x.dtype) or not len(x.shape):
+        return order
+    count = ops.sum(cast(ops.isnan(x), "int32"), axis=(axis,), keepdims=True)
+    steps = reshape(line(x.shape[axis], "int32"), [-1 if k == axis else 1 for k in range(len(x.shape))])
+    return ops.take_along_axis(order, ops.sub(steps, count), axis=axis)  # negative positions count from the end
 
 
 @row("topk")
 def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     axis = axis_of(x, dim)
-    if largest:
-        values, positions = ops.top_k(x, k=k, axis=axis)
-        return values, cast(positions, "int64")
-    positions = ops.split(ops.argsort(x, axis=axis), sizes=(k, x.shape[axis] - k), axis=axis)[0]
+    if not len(x.shape):
+        return x, np.zeros((), np.int64)
+    positions = ops.split(_order(x, axis, largest), sizes=(k, x.shape[axis] - k), axis=axis)[0]
     return ops.take_along_axis(x, positions, axis=axis), cast(positions, "int64")
