@@ -114,6 +114,26 @@ def test_process_that_ends_tells_the_reason_at_once():
     assert "process 1 ended: InputError: no data" in str(errors[0])
 
 
+def test_processes_are_in_step_again_after_an_error():
+    processes = worlds(timeout=0.5)
+
+    def fail(world):
+        world.enter()
+        for _ in range(2 - world.rank):  # process 1 fails before its second exchange
+            world.barrier("step 8")
+        world.leave("InputError: no data")
+
+    errors = together(fail, processes)
+    assert "process 1 ended: InputError: no data" in str(errors[0])
+
+    def train(world):
+        world.enter()
+        time.sleep(0.3 * world.rank)  # process 0 already waits
+        return world.exchange(world.rank, "the start of training")
+
+    assert together(train, processes) == [[0, 1]] * 2
+
+
 def test_differences_are_grouped_by_process():
     errors = together(lambda w: w.agree({"step": 6 if w.rank == 1 else 8, "seed": 0}, "resume"), worlds(3))
     for error in errors:

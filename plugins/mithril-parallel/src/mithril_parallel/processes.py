@@ -97,7 +97,9 @@ class World:
         self.rank, self.size, self.local_rank, self.timeout = rank, size, local_rank, timeout
         self.store = store
         self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext  # of the watchdog
-        self._rounds = itertools.count()
+        self._entries = 0  # calls of ``enter``
+        self._rounds = itertools.count()  # since the last of them
+        self._last_round: str | None = None
         self.numbers = itertools.count()  # for names that all processes choose in the same order
 
     def __repr__(self) -> str:
@@ -107,11 +109,12 @@ class World:
         """Return the values of all processes by rank; ``purpose`` names them in errors."""
         if self.size == 1:
             return [value]
-        number = next(self._rounds)
+        key = f"round/{self._entries}/{next(self._rounds)}"
         with self.waiting(purpose):
-            values = self.gather(f"round/{number}", {"purpose": purpose, "value": value}, purpose)
-            if self.rank == 0 and number:
-                self._forget(f"round/{number - 1}")  # all have read it, since all have sent their next value
+            values = self.gather(key, {"purpose": purpose, "value": value}, purpose)
+            if self.rank == 0 and self._last_round is not None:
+                self._forget(self._last_round)  # all have read it, since all have sent their next value
+            self._last_round = key
         purposes = {item["purpose"] for item in values}
         if len(purposes) > 1:
             raise BackendError(
@@ -177,15 +180,15 @@ class World:
 
     # -- processes that end ------------------------------------------------------------------------------------------
     def enter(self) -> None:
-        """Say that this process takes part again, after ``leave``."""
-        if self.store is not None and self.size > 1:
-            self._call(self.store.delete, f"left/{self.rank}")
+        """Take part, also after an error: processes that it ended at different exchanges count from the same one."""
+        self._entries += 1
+        self._rounds = itertools.count()
 
     def leave(self, reason: str) -> None:
         """Tell the others why this process stops taking part; they then do not wait for it."""
         if self.store is not None and self.size > 1:
             try:
-                self.store.set(f"left/{self.rank}", reason)
+                self.store.set(f"left/{self._entries}/{self.rank}", reason)
             except (RuntimeError, OSError):
                 return  # without a connection the others notice by themselves
 
@@ -206,7 +209,7 @@ class World:
     def reason(self, rank: int) -> str | None:
         """Return the error with which a process has left, or None."""
         try:
-            return self.store.get(f"left/{rank}") if self.store is not None else None
+            return self.store.get(f"left/{self._entries}/{rank}") if self.store is not None else None
         except (RuntimeError, OSError):
             return None
 

@@ -55,10 +55,9 @@ def start(trainer: Trainer) -> None:
             "separately and write the same files",
             hint=f"use a backend with device_mesh=({task.size},), or start one process",
         )
+    trainer.world.enter()
     trainer.watchdog = Watchdog(trainer.world)
     trainer.watchdog.start()
-    with trainer.watchdog.waiting("the start of training", collective=False):
-        trainer.world.enter()
     trainer._agreed = trainer.world.size == 1
 
 
