@@ -115,6 +115,14 @@ def same(subject, reference):
         np.testing.assert_array_equal(arrays(subject)[name], x, err_msg=name)
 
 
+@pytest.fixture(autouse=True)
+def handler():
+    """Restore the handler, which stays if a strike hits the line that removes it; it then passes interrupts on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     subject = fresh(tmp_path_factory.mktemp("reference"))
@@ -203,6 +211,31 @@ def test_training_continues_after_a_step_that_was_not_finite():
     expected = trainer()
     expected.fit(ml.DataLoader((X, Y), batch_size=16), 1)
     same(subject, expected)
+
+
+def test_single_steps_are_complete():
+    """Strike the lines of ``step``: the arrays move with the counter."""
+    batches = [(X[k : k + 16], Y[k : k + 16]) for k in range(0, 96, 16)]
+
+    def train(strike=None):
+        subject = trainer(ema=0.9)
+        for batch in batches:
+            lines = Lines(subject, strike, KeyboardInterrupt) if strike and subject.steps == 3 else None
+            before = subject.steps
+            sys.settrace(lines)
+            try:
+                subject.step(batch)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            if subject.steps == before:
+                subject.step(batch)
+        return subject
+
+    expected = train()
+    for strike in range(1, 90, 3):
+        same(train(strike), expected)
 
 
 def test_interrupts_wait_once():

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Interrupts:
-    """The handling of SIGINT in a running ``fit``: an interrupt inside ``held`` is raised at the end of the block.
+    """The handling of SIGINT by a trainer: an interrupt inside ``held`` is raised at the end of the block.
 
     A step overwrites its arrays in place, so that no array of the step before exists once it runs. Arrays, counters,
     the position in the data and the totals of the epoch therefore change inside one such block. A second interrupt does
@@ -26,16 +26,16 @@ class Interrupts:
     def handled(self) -> Iterator[None]:
         """Handle interrupts inside the block; Python delivers them to the main thread."""
         current = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or not callable(current):
+        is_handled = current == self._handle  # by an outer block, or one whose end was interrupted
+        if is_handled or threading.current_thread() is not threading.main_thread() or not callable(current):
             yield
             return
-        if current != self._handle:  # which stays if an interrupt hits the end of this block
-            self._previous = current
+        self._previous = current
         signal.signal(signal.SIGINT, self._handle)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, self._previous)
+            signal.signal(signal.SIGINT, current)
 
     def _handle(self, number: int, frame: Any) -> None:
         waits = self._depth > 0 and not self._waiting

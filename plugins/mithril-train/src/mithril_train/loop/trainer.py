@@ -180,7 +180,8 @@ class Trainer(TrainerEvaluation):
     # -- one step ----------------------------------------------------------------------------------------------------
     def step(self, batch: Any) -> Report:
         """Train on one batch. With gradient accumulation, only every n-th call updates the parameters."""
-        return self._step(self._columns(batch))
+        with self._interrupts.handled():
+            return self._step(self._columns(batch))
 
     def _step(self, batch: dict[str, Any], *, last: bool | None = None, position: Any = None) -> Report:
         """Run a step; in ``fit``, ``position`` is the one in the data after this batch."""
@@ -474,7 +475,8 @@ class Trainer(TrainerEvaluation):
     @checked()
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load a checkpoint."""
-        checkpointing.load(self, path)
+        with self._interrupts.handled():
+            checkpointing.load(self, path)
 
     def _repr_html_(self) -> str:
         details = notebook.folded("step", notebook.text(self.summary()))
