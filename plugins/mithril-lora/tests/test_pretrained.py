@@ -23,6 +23,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "gemma2": ({**SIZES, "head_dim": 4, "num_key_value_heads": 2}, ["*.self_attn.*", "model.layers.0.mlp.up_proj"]),
     "gpt2": (GPT2, ["*.c_attn", "*.attn.c_proj"]),  # c_proj is square, and its weight is [in, out]
     "phi3": ({**SIZES, "num_key_value_heads": 2}, ["*.qkv_proj", "*.gate_up_proj"]),
+    "bert": (
+        {**SIZES, "hidden_act": "gelu", "max_position_embeddings": 16},
+        ["*.query", "*.value", "*.intermediate.dense"],
+    ),
     "mixtral": ({**SIZES, **EXPERTS, "num_key_value_heads": 2}, ["*.v_proj", "*.experts.?.w[123]"]),
 }
 
@@ -43,7 +47,7 @@ def folder_of(family: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("family", "backend"), [*((f, "numpy") for f in FAMILIES), ("llama", "torch")])
+@pytest.mark.parametrize(("family", "backend"), [*((f, "numpy") for f in FAMILIES if f != "bert"), ("llama", "torch")])
 def test_three_steps_of_training_and_merging(family: str, backend: str, tmp_path: Path) -> None:
     if backend == "torch":
         pytest.importorskip("mithril_torch")
@@ -75,6 +79,22 @@ def test_three_steps_of_training_and_merging(family: str, backend: str, tmp_path
     assert set(merged) == set(frozen)
     again = ml.compile(model, backend, inference=True).bind(merged)({"input_ids": tokens})["logits"]
     np.testing.assert_allclose(to_numpy(again), trained, atol=1e-4)
+
+
+def test_an_encoder_is_adapted_and_merged(tmp_path: Path) -> None:
+    model: Any = ml.from_pretrained(folder_of("bert", tmp_path))
+    tokens = np.random.default_rng(1).integers(0, 40, (2, 7))
+    for pattern in FAMILIES["bert"][1]:
+        model.replace(pattern, LoRA(rank=4))
+    compiled = ml.compile(model, "numpy", shapes={"input_ids": [2, 7]}, trainable=adapter_patterns(model))
+    rng = np.random.default_rng(2)
+    params = dict(compiled.randomize_params(seed=0))
+    params |= {n: rng.normal(0, 0.2, x.shape).astype(np.float32) for n, x in adapter_parameters(params).items()}
+    changed = compiled.evaluate(params, {"input_ids": tokens})["last_hidden_state"]
+    merged = merge(model, params)
+    assert len(merged) == len(params) - 2 * 6
+    again = ml.compile(model, "numpy", inference=True).bind(merged)({"input_ids": tokens})["last_hidden_state"]
+    np.testing.assert_allclose(again, changed, atol=1e-4)
 
 
 def test_layers_by_the_paths_of_the_checkpoint(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from mithril.models import Layer, Model
 from mithril_hub.checkpoint.stacked_experts import separated
 from mithril_hub.decoder.config import DecoderConfig
 from mithril_hub.decoder.decoder import Trunk, capped
-from mithril_hub.decoder.parts import Projection
 from mithril_hub.decoder.places import Places, selected
+from mithril_hub.parts import Projection
 
 IDS = "int64"  # of tokens and masks, as tokenizers return them and as exported files take them
 

@@ -1,13 +1,15 @@
-"""Parameters under the names of a checkpoint, and the operations that use them."""
+"""Layers and parameters under the names of a checkpoint, for networks that are functions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from mithril import ops
 from mithril.base import UnsupportedError
 from mithril.models import Layer
+from mithril_hub.parts import INIT, Norm, Projection, Style
 
 # Names of configurations for activations of operations.
 OTHER_NAMES = {**dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"), "swish": "silu"}
@@ -29,50 +31,36 @@ def activate(name: str, x: Any) -> Any:
     return ops.ANY_ACTIVATION[activation_name(name)](x)
 
 
-class Style(Protocol):
-    """The settings of a configuration that concern single parameters."""
-
-    @property
-    def eps(self) -> float: ...
-    @property
-    def norm(self) -> str: ...
-    @property
-    def norm_offset(self) -> float: ...
-    @property
-    def input_major(self) -> bool: ...
-
-
 @dataclass(frozen=True)
 class Weights:
-    """The parameters below ``path``, created by the layer when they are used."""
+    """The layers and parameters below ``path``, created when they are used; layers have the paths of the checkpoint."""
 
     layer: Layer
     dtype: str
     path: str
     style: Style
-    transposes: bool = True
 
     def below(self, path: str) -> Weights:
-        """Return the parameters below a further part of the path."""
+        """Return those below a further part of the path."""
         return replace(self, path=self.path + path)
 
-    def param(self, name: str, shape: tuple[int, ...], init: str = "normal(std=0.02)") -> Any:
+    def param(self, name: str, shape: tuple[int, ...], init: str = INIT) -> Any:
         """Return a parameter."""
         return self.layer.param(self.path + name, shape, init, self.dtype)
 
     def linear(self, name: str, x: Any, size: int, *, bias: bool = False) -> Any:
         """Return a product with the weight of that name, and its bias."""
         inputs = x.shape[-1]
-        b = self.param(f"{name}.bias", (size,), "zeros") if bias else None
-        if self.style.input_major and self.transposes:
-            y = ops.matmul(x, self.param(f"{name}.weight", (inputs, size)))
-            return y if b is None else y + b
-        return ops.linear(x, self.param(f"{name}.weight", (size, inputs)), b)
+        return self._leaf(name, lambda: Projection(inputs, size, self.dtype, bias=bias))(x)
 
     def norm(self, name: str, x: Any) -> Any:
         """Return the norm of the last axis."""
-        size, style = x.shape[-1], self.style
-        w = self.param(f"{name}.weight", (size,), "zeros" if style.norm_offset else "ones")
-        if style.norm == "layer":
-            return ops.layer_norm(x, w, self.param(f"{name}.bias", (size,), "zeros"), eps=style.eps)
-        return ops.rms_norm(x, w + style.norm_offset if style.norm_offset else w, eps=style.eps)
+        size = x.shape[-1]
+        return self._leaf(name, lambda: Norm(size, self.style, self.dtype))(x)
+
+    def _leaf(self, name: str, create: Callable[[], Layer]) -> Layer:
+        """Return the child layer of that path, which the first trace creates; a replaced layer stays."""
+        path = self.path + name
+        if path not in vars(self.layer):
+            setattr(self.layer, path, create())
+        return getattr(self.layer, path)  # type: ignore[no-any-return]

@@ -8,9 +8,9 @@ from mithril import ops
 from mithril.models import Layer
 from mithril_hub.decoder.config import DecoderConfig, last_name
 from mithril_hub.decoder.feed_forward import FeedForward, Mixture
-from mithril_hub.decoder.parts import Norm, Projection, Table
 from mithril_hub.decoder.places import Places
 from mithril_hub.decoder.rope import rotate
+from mithril_hub.parts import Norm, Projection, Table
 
 
 class Attention(Layer):

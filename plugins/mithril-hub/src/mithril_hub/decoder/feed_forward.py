@@ -7,7 +7,7 @@ from typing import Any
 from mithril import ops
 from mithril.models import Layer, MixtureOfExperts
 from mithril_hub.decoder.config import DecoderConfig, Experts, last_name
-from mithril_hub.decoder.parts import INIT, Projection
+from mithril_hub.parts import INIT, Projection
 from mithril_hub.weights import activate, activation_name
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from mithril import ops
 from mithril_hub.encoder.blocks import BlockNames, Tower, both, causal_mask, encode, padding_mask
 from mithril_hub.encoder.image import after_class_token, patches
-from mithril_hub.encoder.network import IDS, Network
+from mithril_hub.encoder.network import Network
+from mithril_hub.model import IDS
 from mithril_hub.settings import check_settings, size_of
 from mithril_hub.weights import Weights
 

@@ -33,7 +33,10 @@ class TextSettings:
 
 
 class Network(Pretrained):
-    """The network that ``function(layer, config, inputs, dtype)`` builds; it returns one value per output."""
+    """The network that ``function(layer, config, inputs, dtype)`` builds; it returns one value per output.
+
+    Its first trace, in which weights are matched to parameters, creates the layers below.
+    """
 
     def __init__(
         self,

@@ -13,7 +13,8 @@ from mithril import ops
 from mithril_hub.decoder.places import Places, selected
 from mithril_hub.encoder.blocks import joined_heads, padding_mask, split_heads
 from mithril_hub.encoder.memory import Memory
-from mithril_hub.encoder.network import IDS, Network, TextSettings
+from mithril_hub.encoder.network import Network, TextSettings
+from mithril_hub.model import IDS
 from mithril_hub.weights import Weights, activate
 
 

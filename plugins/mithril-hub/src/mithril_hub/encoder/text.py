@@ -8,7 +8,8 @@ from typing import Any
 
 from mithril import ops
 from mithril_hub.encoder.blocks import BlockNames, Tower, encode, padding_mask
-from mithril_hub.encoder.network import IDS, Network
+from mithril_hub.encoder.network import Network
+from mithril_hub.model import IDS
 from mithril_hub.weights import Weights
 
 BERT = BlockNames(

@@ -11,7 +11,8 @@ from mithril import ops
 from mithril_hub.decoder.places import Places, selected
 from mithril_hub.encoder.blocks import BlockNames, Tower, attend, encode, keys_and_values, projected
 from mithril_hub.encoder.memory import Memory
-from mithril_hub.encoder.network import IDS, Network, TextSettings
+from mithril_hub.encoder.network import Network, TextSettings
+from mithril_hub.model import IDS
 from mithril_hub.weights import Weights, activate
 
 NAMES = BlockNames(

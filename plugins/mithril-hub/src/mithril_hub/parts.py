@@ -1,14 +1,27 @@
-"""The leaves of a decoder: layers of one parameter, under the names of a checkpoint."""
+"""The leaves of pretrained models: layers of one parameter, under the names of a checkpoint."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from mithril import ops
 from mithril.models import Embedding, Layer, Linear
-from mithril_hub.decoder.config import DecoderConfig
 
 INIT = "normal(std=0.02)"
+
+
+@runtime_checkable
+class Style(Protocol):
+    """The settings of a configuration that concern single parameters."""
+
+    @property
+    def eps(self) -> float: ...
+    @property
+    def norm(self) -> str: ...
+    @property
+    def norm_offset(self) -> float: ...
+    @property
+    def input_major(self) -> bool: ...
 
 
 class Table(Embedding):
@@ -50,9 +63,9 @@ class Norm(Layer):
 
     weights = ("weight", "bias")
 
-    def __init__(self, size: int, config: DecoderConfig, dtype: str) -> None:
+    def __init__(self, size: int, style: Style, dtype: str) -> None:
         self.size = size
-        self.kind, self.eps, self.offset = config.norm, config.eps, config.norm_offset
+        self.kind, self.eps, self.offset = style.norm, style.eps, style.norm_offset
         self.dtype = dtype
 
     def build(self, x: Any) -> Any:
