@@ -123,3 +123,13 @@ def test_images_that_are_not_square_are_refused(family, tmp_path):
     (config["vision_config"] if family == "clip" else config)["image_size"] = [16, 24]
     with pytest.raises(ml.InputError, match="'image_size' is \\[16, 24\\], expected a positive integer"):
         ml.from_pretrained(write_folder(tmp_path / "m", config, record["shapes"]))
+
+
+@pytest.mark.parametrize(
+    ("family", "windows"),
+    [("qwen2_windows", (None, 4)), ("qwen2_moe_windows", (4, None)), ("qwen3_moe_windows", (4, 4))],
+)
+def test_windows_of_files_without_layer_types(family, windows):
+    settings = {k: v for k, v in read_record(family)["config"].items() if k != "layer_types"}
+    assert decoder_config(settings).windows == windows
+    assert decoder_config(settings | {"use_sliding_window": False}).windows == (None, None)
