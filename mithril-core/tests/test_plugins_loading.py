@@ -425,3 +425,12 @@ def test_reload_finds_newly_installed_plugins(site):
     assert plugins.generation() is not before
     plugins.reload(disable=["good"])
     assert plugins.backends() == {}
+
+
+def test_missing_module_of_an_extra_gives_the_pip_line(site):
+    code = "from mithril import Export\ndef mithril_exports(): return [Export('Shiny', 'mithril_shiny_code:Shiny')]"
+    requires = ["mithril-core", "absent-kit>=1; extra == 'utilities'"]
+    site.install("mithril-shiny", code, requires=requires)
+    (site.folder / "mithril_shiny_code.py").write_text("import absent_kit.part\n")
+    with pytest.raises(PluginError, match=r'pip install "mithril-shiny\[utilities\]"'):
+        site.plugins().export("Shiny")
