@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import is_, itemgetter
 from sys import getrefcount
 from time import perf_counter
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mithril_cbackend.program.program import Program
 
 SHORT = 1e-4  # seconds; shorter programs keep the GIL, since releasing it costs more than it gains
+LONG = 0.25  # seconds; longer programs run in a thread, so that an interrupt need not wait for their end
 
 
 def key_getter(names: list[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
@@ -43,6 +44,16 @@ def key_getter(names: list[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...
     if len(names) > 1:
         return itemgetter(*names)
     return lambda given: tuple([given[name] for name in names])
+
+
+def report(run: Callable[[], Any], failures: list[BaseException], ended: threading.Event) -> None:
+    """Call the function; add the exception that it raises to ``failures``, and set ``ended``."""
+    try:
+        run()
+    except BaseException as error:
+        failures.append(error)
+    finally:
+        ended.set()
 
 
 class ResultBuffer:
@@ -108,6 +119,7 @@ class Executable:
         self.library: bytes | None = None  # the same code as a shared library, until the cache has stored it
         self.run = code[RUN]
         self.short: bool | None = None  # whether runs keep the GIL; None before the first run
+        self.interruptible = True  # whether runs need a thread; the first one, whose time is not known yet, does
         self._graph, self._write = graph, write
         self.lowered = layout.lowered
         self.plugins: list[str] = []  # the parts of plugins that took part, for comments
@@ -165,6 +177,7 @@ class Executable:
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         self.lock.acquire()  # ``with`` takes longer
+        release = self.lock.release
         try:
             arguments = self.get_params(params)
             if not all(map(is_, arguments, self.bound)):
@@ -174,16 +187,36 @@ class Executable:
             results = {name: self.writable(inputs[state]) for name, state in self.layout.updated.items()}
             for result in self.results:
                 results[result.name], self.slots[result.slot] = result.array()
-            if self.short is None:
-                self.time()
+            run = self.time if self.short is None else partial(self.run, self.address)
+            if not self.interruptible or self.host_steps or threading.current_thread() is not threading.main_thread():
+                run()
             else:
-                self.run(self.address)
+                failures: list[BaseException] = []
+                ended = threading.Event()  # an interrupted Thread.join of Python 3.11 takes the thread for ended
+                threading.Thread(target=report, args=(run, failures, ended)).start()
+                try:
+                    ended.wait()
+                except KeyboardInterrupt:  # the program continues in its thread; it reads and writes these arrays
+                    release = partial(self.release_after, ended, [params, inputs, copies, results, self.copies])
+                    raise
+                if failures:
+                    raise failures[0]
             if self.host_steps:
                 self.raise_failure()
             del copies
             return results
         finally:
+            release()
+
+    def release_after(self, ended: threading.Event, arrays: list[Any]) -> None:
+        """Release the lock once the program has ended; hold the arrays until then."""
+
+        def wait() -> None:
+            ended.wait()
+            arrays.clear()
             self.lock.release()
+
+        threading.Thread(target=wait).start()
 
     @staticmethod
     def writable(state: Any) -> Any:
@@ -196,7 +229,8 @@ class Executable:
         """Run for the first time, and decide by the latency whether later runs release the GIL."""
         start = perf_counter()
         self.run(self.address)
-        self.short = perf_counter() - start < SHORT
+        seconds = perf_counter() - start
+        self.short, self.interruptible = seconds < SHORT, seconds > LONG
         self.run.release_gil = not self.short
 
     def raise_failure(self) -> None:
@@ -212,6 +246,7 @@ class Executable:
         positions = {name: k for k, name in enumerate(inputs)}
         if (
             self.host_steps
+            or self.interruptible
             or self.layout.updated
             or not (KNOWN and self.layout.callable and positions.keys() == {name for name, _ in self.inputs})
         ):
