@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
 import torch
 
-from mithril.base import InputError, UnsupportedError, unknown
+from mithril.base import InputError, MithrilError, UnsupportedError, unknown
 from mithril.models import IOKey, Model
-from mithril_torch.importing.interpreter import require_supported
+from mithril_torch.importing.interpreter import FRAME, require_supported
 from mithril_torch.importing.layer import TorchModule
 from mithril_torch.importing.program import Exported, export
 from mithril_torch.importing.table import dtype_name
@@ -51,7 +53,12 @@ def from_torch(
     args, kwargs = _arguments(example_inputs)
     shapes, names = _dynamic(module, args, kwargs, dynamic_shapes or {})
     user = dict(operators or {})
-    evaluation = _exported(module, False, args, kwargs, shapes, names, outputs or ())
+    try:
+        evaluation = _exported(module, False, args, kwargs, shapes, names, outputs or ())
+    except MithrilError:
+        raise
+    except Exception as error:  # of torch.export, which has many classes of errors, or of the module
+        raise _not_exported(error) from error
     trained: Exported | Exception = evaluation
     if training:
         try:
@@ -74,6 +81,19 @@ def from_torch(
     results = layer(**keys)
     outputs = [results] if len(evaluation.outputs) == 1 else list(results)
     return Model.create(inputs=keys, outputs=dict(zip(evaluation.outputs, outputs, strict=True)))
+
+
+def _not_exported(error: Exception) -> UnsupportedError:
+    """Return the error for a module that torch.export rejects, with the user's line."""
+    frames = FRAME.findall(str(error)) + [(f.filename, f.lineno) for f in extract_tb(error.__traceback__)]
+    frames = [f for f in frames if not re.search(r"[/\\](torch|mithril_torch)[/\\]", f[0])]
+    lines = str(error).strip().splitlines()
+    return UnsupportedError(
+        f"torch.export cannot export this module: {type(error).__name__}: {lines[0] if lines else 'without a message'}",
+        facts=[f"in {frames[-1][0]}:{frames[-1][1]}"] if frames else (),
+        hint="check that module(*example_inputs) runs, and compute sizes and branches from shapes instead of from "
+        "elements of tensors",
+    )
 
 
 def _require_submodules(module: torch.nn.Module, outputs: Sequence[str]) -> None:

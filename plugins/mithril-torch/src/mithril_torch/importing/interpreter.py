@@ -111,7 +111,7 @@ class Interpreter:
         self.sizes = sizes
         for node in graph.nodes:
             if node.op == "get_attr":
-                values[node.name] = getattr(owner, node.target)
+                values[node.name] = operator.attrgetter(node.target)(owner)
             elif node.op == "call_function":
                 arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n.name])
                 with builder.at(origin_of(node, self.layer.context.path), builder.tags):
@@ -127,8 +127,8 @@ class Interpreter:
                 require_recorded_type(_described(node), result, node.meta.get("val"), sizes)
         except MithrilError as error:
             raise error.with_facts(f"in {name} of {origin_of(node, self.layer.context.path)}") from None
-        except TypeError as error:
-            message = f"{name} is called with arguments that are not supported: {error}"
+        except Exception as error:
+            message = f"{name} is called with arguments that are not supported: {type(error).__name__}: {error}"
             raise UnsupportedError(message, facts=[str(origin_of(node, self.layer.context.path))]) from error
         return result
 
