@@ -160,3 +160,21 @@ def test_a_tensor_without_its_parts_is_not_allocated(tmp_path):
     commit(tmp_path, parts={"part-0": zlib.crc32(text)})
     with pytest.raises(ml.InputError, match="lacks parts of 'w'"):
         Reader(tmp_path).tensors["w"].read()
+
+
+@pytest.mark.parametrize(("key", "shape"), [("../outside", [2]), ("w", [1 << 40]), ("w", [1 << 40, 0, 1 << 40])])
+def test_arrays_of_orbax_outside_of_the_folder_or_larger_than_it(tmp_path, key, shape):
+    pytest.importorskip("tensorstore")
+    entry = {"key_metadata": [{"key": key}], "value_metadata": {"skip_deserialize": False}}
+    (tmp_path / "ck" / "w").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "ck" / "_METADATA").write_text(json.dumps({"tree_metadata": {"a": entry}, "use_ocdbt": False}))
+    header = {"shape": shape, "chunks": [1] * len(shape), "dtype": "<f4", "zarr_format": 2, "fill_value": 0}
+    text = json.dumps(header | {"order": "C", "filters": None, "compressor": None})
+    for folder in (tmp_path / "ck" / "w", tmp_path / "outside"):
+        (folder / ".zarray").write_text(text)
+    if 0 in shape:
+        ml.import_checkpoint(tmp_path / "ck", tmp_path / "new")
+        return
+    with pytest.raises(ml.InputError, match="names no file inside of its folder|bytes of memory"):
+        ml.import_checkpoint(tmp_path / "ck", tmp_path / "new")

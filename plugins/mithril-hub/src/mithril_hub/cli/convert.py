@@ -59,7 +59,9 @@ def unpickle(source: Path, target: Path) -> None:
     try:
         content: Any = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch have errors of their own
-        raise InputError(f"'{source}' is not a file of tensors", facts=[str(error).splitlines()[0][:300]]) from None
+        raise InputError(
+            f"'{source}' is not a file of tensors", facts=[f"{type(error).__name__}: {error}".splitlines()[0][:300]]
+        ) from None
     content = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(content, dict) or not all(isinstance(t, torch.Tensor) for t in content.values()):
         raise InputError(f"'{source}' holds other objects than tensors", hint="save model.state_dict() with torch.save")

@@ -6,6 +6,7 @@ Reading needs neither JAX devices nor complete arrays, so that programs of PyTor
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +15,14 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from mithril.base import UnsupportedError
+from mithril.base import UnsupportedError, check_memory
+from mithril.system.files import inside
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.storage import LocalFolder, damaged, folder_of, library, read_bytes
 from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTensor, checksum, local_parts, part_key
 from mithril_parallel.sharding.zarr_format import ARRAYS, METADATA, Chunks, region
 
+CELL = 1024  # bytes of memory for the description of a part
 NAMES = ("_CHECKPOINT_METADATA", "_METADATA", ARRAYS)  # of files or folders, one of which is in every checkpoint
 
 
@@ -86,6 +89,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[st
             for entry in contents["tree_metadata"].values()
             if not entry["value_metadata"]["skip_deserialize"]
         ]
+        size_of_files, memory = root.size(), 0  # compressed and absent chunks expand
     latest = Latest()
 
     def tensor(name: str) -> PartedTensor:
@@ -95,7 +99,12 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[st
             else:
                 omits = not contents.get("store_array_data_equal_to_fill_value", False)
                 array = Chunks(folder, name, omits_fill=omits)
-        grid = product(*(range(0, n, c) for n, c in zip(array.shape, array.chunk, strict=True)))
+        nonlocal memory
+        cells = math.prod(-(-n // max(1, c)) for n, c in zip(array.shape, array.chunk, strict=True))
+        memory += math.prod(array.shape) * array.dtype.itemsize + CELL * cells
+        check_memory(memory, size_of_files, f"the arrays of '{root}' up to '{name}'")
+        ranges = [range(0, n, c) for n, c in zip(array.shape, array.chunk, strict=True)]
+        grid = product(*ranges) if cells else ()  # product copies the ranges
         parts = []
         for start in grid:
             size = tuple(min(c, n - a) for a, c, n in zip(start, array.chunk, array.shape, strict=True))
@@ -116,6 +125,7 @@ class _Stored:
 
     def __init__(self, folder: LocalFolder, name: str, contents: Mapping[str, Any]) -> None:
         tensorstore, root = library("tensorstore", "orbax-checkpoint"), folder.path.absolute()
+        inside(root, name)
         files = {"driver": "file", "path": f"{root}/{name}/"}
         if contents.get("use_ocdbt", True):
             files = {"driver": "ocdbt", "base": f"file://{root}/", "path": f"{name}/"}

@@ -56,6 +56,7 @@ class Folder(Protocol):
     def exists(self, name: str, /) -> bool: ...
     def is_file(self) -> bool: ...
     def names(self) -> list[str]: ...
+    def size(self) -> int: ...
     def remove(self, name: str, /) -> None: ...
 
 
@@ -108,6 +109,10 @@ class LocalFolder:
         """Whether there is a file at the path of the folder."""
         return self.path.is_file()
 
+    def size(self) -> int:
+        """Return the bytes of all files in the folder and in those below."""
+        return sum(path.lstat().st_size for path in self.path.rglob("*"))
+
     def names(self) -> list[str]:
         return sorted(entry.name for entry in self.path.iterdir()) if self.path.is_dir() else []
 
@@ -151,6 +156,10 @@ class RemoteFolder:
     def is_file(self) -> bool:
         """Whether there is an object at the path of the folder."""
         return bool(self.files.isfile(self.path))
+
+    def size(self) -> int:
+        """Return the bytes of all objects in the folder."""
+        return int(self.files.du(self.path))
 
     def names(self) -> list[str]:
         self.files.invalidate_cache()
