@@ -29,7 +29,11 @@ def lines() -> list[str]:
     """Return the arguments of all ``pip install`` lines, without those with gaps to fill in."""
     texts = (match for page in PAGES for match in re.findall(r"pip install ([^`\n]+)", page.read_text()))
     arguments = {re.split(r" && |;|\s+#", text)[0].strip() for text in texts}
-    return sorted(line for line in arguments if "<" not in line and "..." not in line and "--no-binary" not in line)
+    return sorted(
+        line
+        for line in arguments
+        if "<" not in line and "..." not in line and "--no-binary" not in line and line != "-e"
+    )
 
 
 def test_lines_are_found():
