@@ -4,6 +4,7 @@ from mithril.base.lazy_exports import lazy_exports
 
 HOMES = {
     "": ("files", "notebook"),
+    "archives": ("check_archive",),
     "array_cache": ("ArrayCache",),
     "cpu_stopwatch": ("Lap", "Stopwatch", "lower_quartile"),
     "disk_cache": ("Store",),

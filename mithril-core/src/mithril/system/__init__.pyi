@@ -4,6 +4,7 @@ from mithril.system import (
     files as files,
     notebook as notebook,
 )
+from mithril.system.archives import check_archive as check_archive
 from mithril.system.array_cache import ArrayCache as ArrayCache
 from mithril.system.cpu_stopwatch import (
     Lap as Lap,

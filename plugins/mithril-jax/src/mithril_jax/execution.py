@@ -408,7 +408,7 @@ def keeping_barriers(graph: Graph, compiler_options: Mapping[str, Any] | None = 
     options = dict(compiler_options or {})
     if any(node.op is ops.barrier for node, _ in iterate(graph)):
         disabled = options.get("xla_disable_hlo_passes")
-        options["xla_disable_hlo_passes"] = ",".join([disabled] * bool(disabled) + [*PASSES_AGAINST_BARRIERS])
+        options["xla_disable_hlo_passes"] = ",".join(filter(None, [disabled, *PASSES_AGAINST_BARRIERS]))
     return options
 
 

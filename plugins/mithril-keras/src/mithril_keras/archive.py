@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from mithril.base import InputError, MithrilError, UnsupportedError, parsed_json
-from mithril.system.archives import check_archive
+from mithril.system import check_archive
 
 Array = np.ndarray[Any, Any]
 

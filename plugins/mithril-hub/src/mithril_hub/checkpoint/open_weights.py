@@ -16,7 +16,7 @@ import numpy as np
 
 from mithril.backend import checked
 from mithril.base import InputError, MithrilError
-from mithril.system.archives import check_archive
+from mithril.system import check_archive
 from mithril_hub.checkpoint.safetensors_file import read_safetensors
 from mithril_tools.gguf.matrix import array_of
 from mithril_tools.gguf.reader import read_gguf
