@@ -28,6 +28,13 @@ VALUES = {
     "normalized": lambda x, y, i, m: F.normalize(y, p=0.0),
     "distances": lambda x, y, i, m: [torch.cdist(y, y[:2], p) for p in (0.0, 1.0, 2.0, 3.0)],
     "cholesky": lambda x, y, i, m: [torch.linalg.cholesky(y[:, :3] + 5 * torch.eye(3), upper=u) for u in (False, True)],
+    "bools": lambda x, y, i, m: [m * m.T, m * True, x.isfinite(), torch.isclose(y, y + 1e-7)],
+    "ranges": lambda x, y, i, m: [torch.arange(5.0), torch.arange(0.5, 2.0, 0.25), torch.arange(1, 4, 0.5)],
+    "windows": lambda x, y, i, m: [y.unfold(1, 2, 1), y.unfold(0, 2, 1), y.unfold(-1, 3, 2), y[0].unfold(0, 2, 2)],
+    "permuted": lambda x, y, i, m: torch.empty_permuted((2, 3), (1, 0)).fill_(2.0),
+    "elements": lambda x, y, i, m: [torch.fmax(x, y), torch.fmin(y, x), torch.exp2(y), torch.hypot(y, y * 2 + 1)],
+    "large": lambda x, y, i, m: torch.hypot(y * 1e30, y * 0) + torch.hypot(x[2, 2], y[0, 0]),
+    "logcumsumexp": lambda x, y, i, m: y.logcumsumexp(1),
     "eigh": lambda x, y, i, m: [torch.linalg.eigvalsh(y[:, :3], UPLO=u) for u in "LU"],
 }
 

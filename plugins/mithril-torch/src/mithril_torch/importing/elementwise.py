@@ -25,8 +25,6 @@ ACTIVATIONS = {
     "log_sigmoid": ops.log_sigmoid,
 }
 BINARY = {
-    "mul.Tensor": ops.mul,
-    "mul.Scalar": ops.mul,
     "div.Tensor": ops.div,
     "div.Scalar": ops.div,
     "pow.Tensor_Tensor": ops.pow,
@@ -61,6 +59,11 @@ for _name, _op in COMPARISONS.items():
 @row("add.Tensor", "add.Scalar", promotes="result")
 def add(x: Any, y: Any, alpha: Any = 1) -> Any:
     return by_dtype(ops.logical_or, ops.add, x, y if alpha == 1 else ops.mul(y, alpha))
+
+
+@row("mul.Tensor", "mul.Scalar", promotes="result")
+def mul(x: Any, y: Any) -> Any:
+    return by_dtype(ops.logical_and, ops.mul, x, y)
 
 
 @row("sub.Tensor", "sub.Scalar", promotes="result")
@@ -149,6 +152,28 @@ def unchanged(x: Any) -> Any:
 @row("copy")
 def copy(x: Any, source: Any, like: Any) -> Any:
     return broadcast(cast(source, like.dtype), sizes_of(x))
+
+
+@row("exp2", promotes="result")
+def exp2(x: Any) -> Any:
+    return ops.pow(2.0, x)
+
+
+@row("hypot", promotes="result")
+def hypot(x: Any, y: Any) -> Any:
+    """Return the length of the hypotenuse; squares are of quotients, which cannot overflow."""
+    a, b = ops.abs(x), ops.abs(y)
+    size = ops.maximum(ops.maximum(a, b), 0.0)
+    scale = ops.where(ops.logical_or(ops.equal(size, 0.0), ops.isinf(size)), 1.0, size)
+    return ops.mul(scale, ops.sqrt(ops.add(ops.square(ops.div(a, scale)), ops.square(ops.div(b, scale)))))
+
+
+for _name, _op in (("fmax", ops.maximum), ("fmin", ops.minimum)):
+    row(_name, promotes="result")(
+        lambda x, y, op=_op: (
+            ops.where(ops.isnan(x), y, ops.where(ops.isnan(y), x, op(x, y))) if "float" in str(x.dtype) else op(x, y)
+        )
+    )
 
 
 @row("log10", promotes="result")

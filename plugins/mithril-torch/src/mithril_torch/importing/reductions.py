@@ -144,6 +144,11 @@ def cumsum(x: Any, dim: int, dtype: Any = None, like: Any = None) -> Any:
     return ops.cumsum(cast(x, like.dtype), axis=axis_of(x, dim)) if len(x.shape) else cast(x, like.dtype)
 
 
+@row("logcumsumexp")
+def logcumsumexp(x: Any, dim: int) -> Any:
+    return ops.logcumsumexp(x, axis=axis_of(x, dim)) if len(x.shape) else x
+
+
 @row("cumprod")
 def cumprod(x: Any, dim: int, dtype: Any = None, like: Any = None) -> Any:
     return ops.cumprod(cast(x, like.dtype), axis=axis_of(x, dim)) if len(x.shape) else cast(x, like.dtype)

@@ -40,7 +40,7 @@ def full_like(x: Any, *arguments: Any, dtype: Any = None, like: Any = None) -> A
     return filled(size, arguments[-1], like.dtype)
 
 
-@row("zeros", "empty.memory_format", "new_zeros", "new_empty", "empty_strided", "new_empty_strided")
+@row("zeros", "empty.memory_format", "new_zeros", "new_empty", "empty_strided", "empty_permuted", "new_empty_strided")
 def zeros(*arguments: Any, dtype: Any = None, like: Any = None) -> Any:
     size = arguments[1] if arguments and is_tensor(arguments[0]) else arguments[0]
     return filled(size, 0, like.dtype)
@@ -70,8 +70,12 @@ def scalar_tensor(value: Any, dtype: Any = None, like: Any = None) -> Any:
 @row("arange.start_step", "arange.start", "arange")
 def arange(*bounds: Any, dtype: Any = None, like: Any = None) -> Any:
     start, end, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    if is_static((start, end)) and not any(isinstance(b, Dim) for b in bounds):
+    if not any(isinstance(b, Dim) for b in bounds):
         return np.arange(start, end, step).astype(np.dtype(dtype_name(like.dtype)))
+    if any(isinstance(b, float) for b in (start, end, step)):
+        raise UnsupportedError(
+            "arange of an open size and a float is not supported", hint="use integers, and scale them"
+        )
     length = (end - start) if step == 1 else -((start - end) // step)
     steps = line(length, like.dtype)
     steps = steps if step == 1 else ops.mul(steps, step)
@@ -249,6 +253,20 @@ def select(x: Any, dim: int, index: Any) -> Any:
     axis = axis_of(x, dim)
     x = as_value(x) if isinstance(index, Dim) else x
     return x[(*[slice(None)] * axis, index)]
+
+
+@row("unfold")
+def unfold(x: Any, dim: int, size: int, step: int) -> Any:
+    """Return windows along an axis, whose elements are the last axis."""
+    if not len(x.shape):
+        return reshape(x, (size,))
+    axis = axis_of(x, dim)
+    if not isinstance(x.shape[axis], int):
+        raise UnsupportedError("windows along an open size are not supported", hint="leave it out of dynamic_shapes")
+    starts = np.arange(0, x.shape[axis] - size + 1, step)
+    y = ops.take(x, starts[:, None] + np.arange(size), axis=axis)
+    rest = range(axis + 2, len(y.shape))
+    return ops.transpose(y, perm=(*range(axis + 1), *rest, axis + 1))
 
 
 @row("split_with_sizes")
