@@ -5,7 +5,7 @@ import pytest
 import mithril as ml
 from mithril.backend.checked_calls import CheckedType, checked
 from mithril.base.errors import ModelError, OptionError, closest
-from mithril.models import Dropout, TransformerEncoder
+from mithril.models import Dropout, Reshape, TransformerEncoder
 
 
 class Checked(metaclass=CheckedType):
@@ -68,3 +68,9 @@ def test_suggestions_ignore_case():
     assert closest(3, ["input"]) == []
     with pytest.raises(AttributeError, match="did you mean 'Relu'"):
         ml.models.ReLU
+
+
+def test_values_by_position_that_are_given_by_name():
+    with pytest.raises(ml.MithrilError, match="Reshape takes 'shape' by position") as error:
+        Reshape(shape=(1, -1))
+    assert "without 'shape='" in error.value.hint

@@ -44,6 +44,8 @@ def mismatch(
     facts = [f"accepted: {', '.join([*several, *accepted])}"]
     is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
     wrong = next((n for n in options if n not in accepted), None)
+    if wrong in several:
+        return f"{title} takes '{wrong}' by position", facts, f"write {title}(...) without '{wrong}='"
     if wrong is not None and not is_open:
         return f"{title} has no argument '{wrong}'", facts, _remedy(wrong, accepted, hints or {})
     if len(args) > len(positional) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):

@@ -26,6 +26,8 @@ from mithril.ops import conv, conv_input_grad
 from mithril_numpy.blas import facts, limited, openblas
 from mithril_numpy.lowering import table
 
+ERF_STEPS = 6 * 16384 * 4  # bytes: the steps of the rational function, for a block
+
 
 class NumpyBackend(SourceBackend):
     """Backend whose arrays are NumPy arrays; operations run one by one, without compilation."""
@@ -67,7 +69,7 @@ class NumpyBackend(SourceBackend):
 
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
         if node.op is ops.erf:
-            return 6 * nbytes(node.result.type, sizes)  # its rational function in steps
+            return min(6 * nbytes(node.result.type, sizes), ERF_STEPS)
         return max(columns(node, sizes) - nbytes(node.result.type, sizes), super().workspace(node, sizes))
 
     @classmethod

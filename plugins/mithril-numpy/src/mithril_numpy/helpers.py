@@ -16,30 +16,28 @@ def on_host(function, types, *arrays):
 
 # -- element-wise -------------------------------------------------------------------------------------------------
 def erf(x):
-    """Compute erf: a rational approximation in single precision, exact to one or two ulps."""
+    """Compute erf: a rational approximation in single precision, exact to a few ulps, for a block at a time."""
     if x.dtype == np.float64:
         import math
 
         return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), dtype=np.float64)
-    z = np.clip(x.astype(np.float32), -3.832506856900711, 3.832506856900711)
-    s = z * z
-    p = np.float32(0.00022905065861350646)
-    for c in (0.0034082910107109506, 0.050955695062380861, 0.18520832239976145, 1.128379143519084):
-        p = p * s
-        p += np.float32(c)
-    q = np.float32(-1.1791602954361697e-7)
-    for c in (
-        0.000023547966471313185,
-        0.0010179625278914885,
-        0.014070470171167667,
-        0.11098505178285362,
-        0.49746925110067538,
-        1.0,
-    ):
-        q = q * s
-        q += np.float32(c)
-    y = np.where(np.abs(z) < np.float32(3.8325), z * p / q, np.sign(z))
-    return y.astype(x.dtype)
+    y = np.empty(x.shape, x.dtype)
+    flat, results = x.reshape(-1), y.reshape(-1)
+    numerator = (0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861)
+    numerator += (0.18520832239976145, 1.128379143519084)
+    denominator = (-1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885, 0.014070470171167667)
+    denominator += (0.11098505178285362, 0.49746925110067538, 1.0)
+    for start in range(0, x.size, 16384):  # a block and its steps fit into the cache of a core
+        block = slice(start, start + 16384)
+        z = np.clip(flat[block].astype(np.float32), -3.832506856900711, 3.832506856900711)
+        s = z * z
+        p, q = np.full_like(s, numerator[0]), np.full_like(s, denominator[0])
+        for values, coefficients in ((p, numerator), (q, denominator)):
+            for c in coefficients[1:]:
+                values *= s
+                values += np.float32(c)
+        results[block] = np.where(np.abs(z) < np.float32(3.8325), z * p / q, np.sign(z))
+    return y
 
 
 @needs(erf)

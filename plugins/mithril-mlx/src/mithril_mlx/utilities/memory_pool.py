@@ -169,12 +169,14 @@ class MlxMemoryOptimizer(metaclass=CheckedType):
         """End a lease; the tensor becomes free for the next one, or is released if the pool is full."""
         if not isinstance(tensor, StagedTensor):
             raise InputError(
-                f"a {type(tensor).__name__} does not belong to a pool",
+                f"expected a tensor of a pool, got an object of type {type(tensor).__name__}",
                 hint="pass the tensor of get_or_create_tensor, not its .array",
             )
         tensor._leased()  # raises an error if it was already returned
         if id(tensor) not in self._leased:
-            raise InputError("this tensor belongs to another pool")
+            raise InputError(
+                "this tensor was not leased from this pool: it belongs to another pool, or is a copy of a leased tensor"
+            )
         array = tensor._finish_reads()
         size = self._leased.pop(id(tensor))
         tensor._memory = None
