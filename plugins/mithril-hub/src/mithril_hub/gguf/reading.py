@@ -176,9 +176,10 @@ def _rope(metadata: Metadata, tensors: Mapping[str, Any], head: int, longest: in
         "rope_theta": float(metadata.number("rope.freq_base", 10000.0)),
         "partial_rotary_factor": size / head,
         "rope_type": "default" if kind == "none" else kind,
-        "factor": float(metadata.number("rope.scaling.factor", 1.0)),
         "original_max_position_embeddings": metadata.size("rope.scaling.original_context_length", longest),
     }
+    if kind != "none":
+        settings["factor"] = float(metadata.number("rope.scaling.factor", 1.0))
     if "rope_factors_long.weight" in tensors:
         scale = metadata.number("rope.scaling.attn_factor", 1.0)
         settings |= {f"{n}_factor": np.asarray(tensors[f"rope_factors_{n}.weight"]) for n in ("short", "long")}
