@@ -48,6 +48,8 @@ SHARED = {
     "is_decoder": False,
     "add_cross_attention": False,
     "tie_encoder_decoder": False,
+    "attention_bias": False,
+    "mlp_bias": False,
     "rope_interleaved": False,
     "use_mrope": False,
     "partial_rotary_factor": 1.0,  # most families ignore it, some only for some types of positions
@@ -93,16 +95,16 @@ GEMMA_FIXED = {**CAUSAL, "hidden_act": "gelu_pytorch_tanh"}
 # By family: the settings that are read, and others with the only value that is supported.
 KNOWN: dict[str, tuple[str, Mapping[str, Any]]] = {
     "llama": (f"{RMS} attention_bias mlp_bias", {}),
-    "mistral": (f"{RMS} sliding_window", {"attention_bias": False}),
+    "mistral": (f"{RMS} sliding_window", {}),
     "qwen2": (f"{QWEN} layer_types", {}),
     "qwen3": (f"{QWEN} layer_types attention_bias", {}),
     "gemma": (f"{RMS} attention_bias", {**CAUSAL, "hidden_activation": "gelu_pytorch_tanh"}),
     "gemma2": (f"{GEMMA_2} attn_logit_softcapping", GEMMA_FIXED),
     "gemma3_text": (f"{GEMMA_2} sliding_window_pattern _sliding_window_pattern rope_local_base_freq", GEMMA_FIXED),
     "phi": (f"{ROTARY} layer_norm_eps hidden_act qk_layernorm partial_rotary_factor", {}),
-    "phi3": (f"{RMS} sliding_window partial_rotary_factor", {"attention_bias": False}),
+    "phi3": (f"{RMS} sliding_window partial_rotary_factor", {}),
     "gpt2": (GPT2, {"scale_attn_by_inverse_layer_idx": False}),
-    "mixtral": (f"{RMS} sliding_window num_local_experts num_experts_per_tok", {"attention_bias": False}),
+    "mixtral": (f"{RMS} sliding_window num_local_experts num_experts_per_tok", {}),
     "qwen2_moe": (f"{QWEN_EXPERTS} layer_types qkv_bias shared_expert_intermediate_size", {}),
     "qwen3_moe": (f"{QWEN_EXPERTS} attention_bias", {}),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), (TEXT, ABSOLUTE)),
