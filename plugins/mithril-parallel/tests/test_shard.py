@@ -169,3 +169,13 @@ def test_the_plugin_names_every_operation_of_its_modules():
         module = importlib.import_module(spec.module)
         declared = {x.name for x in vars(module).values() if isinstance(x, Op)}
         assert set(spec.names) == {name for name in declared if name.startswith("mesh.")}
+
+
+def test_activations_have_a_layout_where_products_with_split_weights_begin_and_end():
+    """Before the query, key and value, after the output of attention, and around the feedforward layer."""
+    graph = ml.compile(block(16, 4, 32), "numpy", shapes={"x": [3, 6, 16]}, optimization_level="none").graph
+    splits, _ = ml.placement(graph, {"model": 2})
+    layouts = [n for n in ml.with_model_layout(graph, splits, 2).nodes if n.op.name == "mesh.constrain"]
+    sources = [graph.producers[graph.by_name[n.operands[0].name]].op.name for n in layouts]
+    assert sources == ["layer_norm", "linear", "layer_norm", "linear"]
+    assert not any("model" in n.attributes["split"] for n in layouts)
