@@ -186,7 +186,7 @@ def test_loops_run_for_the_rows_only_that_take_their_branch(place):
     assert not any(going[1:3].any() for going in rounds), "rows -1 and 0 take the other branch"
 
 
-@pytest.mark.parametrize("mapped_names", [{"x"}, {"p"}, {"x", "p"}], ids="-".join)
+@pytest.mark.parametrize("mapped_names", [("x",), ("p",), ("x", "p")], ids="-".join)
 @pytest.mark.parametrize("name", FLOWS)
 def test_control_flow(name, mapped_names):
     same_as_loop(built(FLOWS[name], x=(3,), p=(3,)), mapped_names)
