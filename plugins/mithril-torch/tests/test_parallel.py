@@ -90,6 +90,14 @@ def test_cases_in_processes(count, tmp_path):
 
 
 @pytest.mark.soak
+def test_every_schedule_takes_batches_of_any_size(tmp_path):
+    pytest.importorskip("mithril_train")
+    name = "pipeline_cases.batches_that_chunks_cannot_divide_in_every_schedule"
+    error = run_cases("mesh_cases", [name], 2, tmp_path)[name]
+    assert not error, error
+
+
+@pytest.mark.soak
 def test_blocks_are_compiled_to_machine_code(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     name = "machine_code_of_forward_passes"
