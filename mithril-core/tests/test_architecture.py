@@ -343,10 +343,11 @@ def test_contracts_cover_every_distribution():
     assert {*CONTRACTS["independence"]["modules"], "mithril_testing_summary"} == plugins
 
 
-def dependencies(distribution: Path) -> set[str]:
-    """Return the packages of this project that a distribution's own ``pyproject.toml`` depends on."""
+def dependencies(distribution: Path, *, optional: bool = True) -> set[str]:
+    """Return the packages of this project that a distribution depends on, with those of its extras if ``optional``."""
     project = tomllib.loads((distribution / "pyproject.toml").read_text())["project"]
-    declared = [*project["dependencies"], *itertools.chain(*project.get("optional-dependencies", {}).values())]
+    extras = project.get("optional-dependencies", {}) if optional else {}
+    declared = [*project["dependencies"], *itertools.chain(*extras.values())]
     return {name.replace("-", "_") for line in declared for name in re.findall(r"^mithril-\w+", line)}
 
 

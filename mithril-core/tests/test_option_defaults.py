@@ -75,7 +75,8 @@ def test_defaults_of_options_are_written_in_declarations_only(path):
     present = {"mithril-core"}
     if path != architecture.CORE:
         distribution = path.parents[1]
-        present |= {distribution.name, *(name.replace("_", "-") for name in architecture.dependencies(distribution))}
+        required = architecture.dependencies(distribution, optional=False)
+        present |= {distribution.name, *(name.replace("_", "-") for name in required)}
     places = [
         f"{file}: {place}"
         for file in path.rglob("*.py")

@@ -18,7 +18,7 @@ InputError Lowering MemoryLimitError MithrilError Model ModelError Node Operatio
 OptionWarning Origin ParseError Pass PassError PassManager PassSpec PipelineDraft PluginError ProfilerSpec
 RewriteError Rule RuleSet ShapeError StrictError TensorType UnsupportedError Value VerificationError bfloat16 bool_
 compile composite dtype float16 float32 float64 grad gradients hessian hookimpl hvp int16 int32 int64 int8 jacobian
-jvp load op parse pass_ promote rule uint16 uint32 uint64 uint8 verify vjp vmap
+jvp load op parse pass_ promote reader_limits rule uint16 uint32 uint64 uint8 verify vjp vmap
 """.split()
 
 
@@ -51,6 +51,7 @@ def test_importing_loads_neither_plugins_nor_numpy_nor_the_rest_of_the_core():
         "mithril.base",
         "mithril.base.errors",
         "mithril.base.lazy_exports",
+        "mithril.base.quoting",
         "mithril.base.registry",
         "mithril.base.version",
     ]

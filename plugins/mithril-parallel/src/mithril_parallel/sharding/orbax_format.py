@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from mithril.base import UnsupportedError, check_memory
-from mithril.system.files import inside
+from mithril.system import files
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.storage import LocalFolder, damaged, folder_of, library, read_bytes
 from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTensor, checksum, local_parts, part_key
@@ -125,7 +125,7 @@ class _Stored:
 
     def __init__(self, folder: LocalFolder, name: str, contents: Mapping[str, Any]) -> None:
         tensorstore, root = library("tensorstore", "orbax-checkpoint"), folder.path.absolute()
-        inside(root, name)
+        files.inside(root, name)
         files = {"driver": "file", "path": f"{root}/{name}/"}
         if contents.get("use_ocdbt", True):
             files = {"driver": "ocdbt", "base": f"file://{root}/", "path": f"{name}/"}
