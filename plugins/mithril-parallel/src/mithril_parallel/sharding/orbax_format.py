@@ -126,12 +126,12 @@ class _Stored:
     def __init__(self, folder: LocalFolder, name: str, contents: Mapping[str, Any]) -> None:
         tensorstore, root = library("tensorstore", "orbax-checkpoint"), folder.path.absolute()
         files.inside(root, name)
-        files = {"driver": "file", "path": f"{root}/{name}/"}
+        store = {"driver": "file", "path": f"{root}/{name}/"}
         if contents.get("use_ocdbt", True):
-            files = {"driver": "ocdbt", "base": f"file://{root}/", "path": f"{name}/"}
+            store = {"driver": "ocdbt", "base": f"file://{root}/", "path": f"{name}/"}
         driver = "zarr3" if contents.get("use_zarr3") else "zarr"
         self.folder = folder
-        self.array = tensorstore.open({"driver": driver, "kvstore": files}, read=True).result()
+        self.array = tensorstore.open({"driver": driver, "kvstore": store}, read=True).result()
         self.shape, self.dtype = tuple(self.array.shape), self.array.dtype.numpy_dtype
         self.chunk = tuple(self.array.chunk_layout.read_chunk.shape or ())
 
