@@ -51,7 +51,7 @@ def write(folder: Path) -> None:
 
     import mithril as ml
     from mithril_hub.architectures import build
-    from mithril_hub.checkpoint.parameters import parameter_types
+    from mithril_hub.model import parameter_types
 
     rng = np.random.default_rng(0)
     model, _ = build(CONFIG, dtype="float32", cache=None)

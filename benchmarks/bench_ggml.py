@@ -24,8 +24,7 @@ from interleaved import interleaved
 
 import mithril as ml
 from mithril.backend import BuildOptions
-from mithril.base import operation as op
-from mithril.ir import Builder
+from mithril.graph import Builder, operation as op
 from mithril.models import Conv2d, Flatten, Linear, MaxPool2d, Model, Relu, TransformerEncoderLayer
 
 torch.set_num_threads(1)

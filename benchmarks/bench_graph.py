@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import mithril.ops as ops
-from mithril.autodiff import gradients
-from mithril.ir import Builder, Graph, Origin, decompose, parse, structural_hash, verify
+from mithril.derivatives import gradients
+from mithril.graph import Builder, Graph, Origin, decompose, parse, structural_hash, verify
 from mithril_passes.cleaning.cleanup import common_subexpression, constant_folding, dead_code_elimination
 
 SIZES = (100, 1_000, 10_000, 50_000)

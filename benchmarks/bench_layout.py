@@ -76,7 +76,7 @@ def mlx_ways(batch: int, channels: int, size: int, convolutions: int) -> dict[st
     """Return residual blocks of two convolutions on MLX: by hand with channels last throughout, and of a model."""
     import mithril as ml
     from mithril import ops
-    from mithril.ir import Builder
+    from mithril.graph import Builder
     from mithril_mlx.mlx_loader import mx
 
     image, weights = arrays(batch, channels, size)

@@ -142,7 +142,7 @@ def copies() -> None:
     """Print the copies of the weights of a file that a process holds after calls: measured (RssAnon), and reported."""
     from gguf import GGUFWriter
 
-    from mithril.runtime.weight_files import save_file
+    from mithril.compiler.weight_files import save_file
 
     rng = np.random.default_rng(0)
     shapes = {"products": (2048, 2048), "convolutions": (512, 512, 3, 3)}

@@ -21,7 +21,7 @@ from resnet18 import resnet18
 import mithril as ml
 from mithril import plugins
 from mithril.compiler import installed
-from mithril.ir import Builder, Graph
+from mithril.graph import Builder, Graph
 from mithril.models import Model, TransformerEncoderLayer
 from mithril.ops import add, layer_norm, linear, mul, relu, tanh
 from mithril.passes import PassContext, PassManager

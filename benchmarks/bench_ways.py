@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mithril import ops, plugins
-from mithril.ir import Builder, Value
+from mithril.graph import Builder, Value
 from mithril.passes import PassContext
 from mithril_passes.operation_forms.kernel_selection import OWN, measured
 from mithril_passes.operation_forms.op_variants import variants_of

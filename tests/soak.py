@@ -25,7 +25,7 @@ import numpy as np
 
 from mithril import plugins
 from mithril.backend import BuildOptions
-from mithril.ir import Graph, structural_hash
+from mithril.graph import Graph, structural_hash
 from mithril.passes import random_arguments
 from mithril_testing.levels import LEVELS, REFERENCE, Levels, special_arguments
 from mithril_testing.random_graphs import SMALL, WIDE, random_graph

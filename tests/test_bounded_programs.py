@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import BackendError, OptionError
+from mithril.graph.errors import BackendError, OptionError
 from mithril.models import Linear, Model
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base import MithrilError
+from mithril.graph import MithrilError
 from mithril.models import BatchNorm1d, Dropout, If, Layer, Linear, Model, Relu
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)

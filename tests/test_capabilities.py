@@ -8,7 +8,7 @@ import pytest
 import mithril as ml
 from mithril import plugins
 from mithril.backend import Form
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril.models import Linear, Model, Relu
 from mithril.passes import PassContext
 from mithril_passes.operation_forms.kernel_selection import OWN, measured

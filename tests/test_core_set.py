@@ -9,9 +9,8 @@ import pytest
 
 import mithril as ml
 from mithril.backend import Lowerings
-from mithril.base import TensorType, dtype, operations
 from mithril.compiler import TraceRequest, source_of
-from mithril.ir import evaluate
+from mithril.graph import TensorType, dtype, evaluate, operations
 from mithril.models import Model
 from mithril.passes import random_arguments
 from mithril_numpy.backend import NumpyBackend

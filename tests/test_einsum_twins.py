@@ -9,10 +9,10 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.axes.traits import is_product
-from mithril.ir import Builder
-from mithril.ir.decomposition import decompose
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Builder
+from mithril.graph.decomposition import decompose
+from mithril.graph.evaluation import evaluate
+from mithril.graph.traits import is_product
 from mithril.models import Layer
 from mithril_cbackend.graph.int8_weights import quantized
 from mithril_parallel.mesh import Mesh

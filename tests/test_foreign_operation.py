@@ -11,13 +11,12 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.axes import flops, traits
-from mithril.base.dims import Dim
-from mithril.base.registry import operations
-from mithril.ir import Builder, declare
-from mithril.ir.evaluation import evaluate
-from mithril.ir.samples import sample
-from mithril.ir.type_rules import numeric
+from mithril.graph import Builder, declare, flops, traits
+from mithril.graph.dims import Dim
+from mithril.graph.evaluation import evaluate
+from mithril.graph.registry import operations
+from mithril.graph.samples import sample
+from mithril.graph.type_rules import numeric
 from mithril.ops.row_independence import first_row_mixing_node
 from mithril_cbackend.graph.int8_weights import quantized
 from mithril_parallel.mesh import Mesh
@@ -69,7 +68,7 @@ def acme():
 
 
 def operations_table():
-    from mithril.base import registry
+    from mithril.graph import registry
 
     return registry._operations
 

@@ -11,7 +11,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops, plugins
-from mithril.base.errors import GradientError, PluginError, StrictError, UnsupportedError
+from mithril.graph.errors import GradientError, PluginError, StrictError, UnsupportedError
 from mithril.models import Model
 
 BACKENDS = ["numpy", "jax", "torch", "mlx", "c", "ggml"]
@@ -22,8 +22,8 @@ from __future__ import annotations
 import numpy as np
 
 import mithril as ml
-from mithril.ir.attribute_types import Axis
-from mithril.ir.type_rules import broadcast, floating
+from mithril.graph.attribute_types import Axis
+from mithril.graph.type_rules import broadcast, floating
 from mithril.ops import cos, div, where
 
 
@@ -91,7 +91,7 @@ def mithril_lowerings(backend):
 def acme(tmp_path, monkeypatch):
     """Install a distribution ``acme-ops 1.5``; call it with the text of its module of lowerings."""
     before = set(sys.modules)
-    registry = importlib.import_module("mithril.base.registry")
+    registry = importlib.import_module("mithril.graph.registry")
     registered = dict(registry._operations)
 
     def install(lowerings: str = "LOWERINGS = {}") -> None:
@@ -185,7 +185,7 @@ def test_fallback_in_a_branch(acme, backend):
     def body(x):
         return ops.cond(ops.sum(x) > 0.0, lambda z: ops.acme_sinc(z), lambda z: z * 3.0, x)
 
-    from mithril.ir import Builder
+    from mithril.graph import Builder
 
     with Builder("branch") as b:
         x = b.input("x", (3, 4), "float32")

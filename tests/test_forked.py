@@ -12,7 +12,7 @@ import os, signal, sys, warnings
 import numpy as np
 warnings.simplefilter("ignore")
 import mithril as ml
-from mithril.base.errors import BackendError
+from mithril.graph.errors import BackendError
 from mithril.models import Linear, Model
 
 def model():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import InputError
+from mithril.graph.errors import InputError
 from mithril.models import Model, MultiHeadAttention, PositionalEmbedding, Relu, While
 
 BACKENDS = [n for n in ("numpy", "torch", "jax", "mlx", "c", "ggml") if n in ml.plugins.backends()]

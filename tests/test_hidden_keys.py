@@ -10,8 +10,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.base import dtype as as_dtype
-from mithril.ir import Builder
+from mithril.graph import Builder, dtype as as_dtype
 
 BACKENDS = ("numpy", "torch", "jax", "mlx", "c", "ggml")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -13,11 +13,11 @@ import pytest
 
 import mithril as ml
 from mithril import Model, ops
-from mithril.base.errors import MithrilError
-from mithril.ir import parse, to_text
+from mithril.graph import parse, to_text
+from mithril.graph.errors import MithrilError
 from mithril.models import Layer, Linear
 from mithril_tools.show.graph_formats import to_dot, to_json
-from mithril_tools.visualization.page import html
+from mithril_tools.visualization.observer import html
 from mithril_tools.visualization.picture import svg
 
 RUN = "__import__('builtins').hostile.append(1)"

@@ -16,8 +16,8 @@ import pytest
 
 import mithril as ml
 import mithril.models as layers
-from mithril.base.errors import MithrilError
 from mithril.compiler.options import mithril_options as core_options
+from mithril.graph.errors import MithrilError
 from mithril.models import Linear, Model
 
 SECONDS = 120

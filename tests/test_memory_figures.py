@@ -11,8 +11,8 @@ import mithril as ml
 import mithril.models as m
 from mithril import plugins
 from mithril.backend import format_bytes
+from mithril.compiler import ProgramMemory
 from mithril.models import Model
-from mithril.runtime import ProgramMemory
 
 BACKENDS = sorted(plugins.backends())
 

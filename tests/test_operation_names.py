@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mithril.base.errors import OperationError
-from mithril.base.registry import Registry, operation, operation_names, operations
+from mithril.graph.errors import OperationError
+from mithril.graph.registry import Registry, operation, operation_names, operations
 
 PROJECT = Path(__file__).parents[1]
 COUNTS = Path(__file__).with_name("operation_names.json")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import BackendError, MithrilError
+from mithril.graph.errors import BackendError, MithrilError
 from mithril.models import (
     Add,
     BatchNorm2d,

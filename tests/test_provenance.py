@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops, plugins
-from mithril.base import PluginError
+from mithril.graph import PluginError
 from mithril.models import Model, Residual, Sequential, Tanh
 from mithril.plugins import PluginWarning
 
@@ -135,7 +135,7 @@ X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 @pytest.fixture(autouse=True)
 def acme(tmp_path, monkeypatch):
     """Install a distribution ``acme-parts 2.5``."""
-    registry = importlib.import_module("mithril.base.registry")
+    registry = importlib.import_module("mithril.graph.registry")
     registered = dict(registry._operations)
     for name, text in {"acme_plugin": PLUGIN, "acme_parts": PARTS}.items():
         (tmp_path / f"{name}.py").write_text(text)

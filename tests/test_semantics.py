@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mithril import ops, plugins
-from mithril.autodiff import gradients
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import MithrilError
-from mithril.ir import Builder
-from mithril.ir.decomposition import decompose
-from mithril.ir.evaluation import evaluate
+from mithril.derivatives import gradients
+from mithril.graph import Builder
+from mithril.graph.decomposition import decompose
+from mithril.graph.dtypes import dtype as as_dtype
+from mithril.graph.errors import MithrilError
+from mithril.graph.evaluation import evaluate
 
 F, NAN, INF = np.float32, np.nan, np.inf
 BIG = np.full(4096, 32, np.float16)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.compiler.weight_files import save_file
 from mithril.models import Conv2d
-from mithril.runtime.weight_files import save_file
 
 PROGRAM = """
 import ctypes, gc, sys

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base import InputError, ModelError, OptionError, ShapeError
+from mithril.graph import InputError, ModelError, OptionError, ShapeError
 from mithril.models import (
     MLP,
     Add,

@@ -21,8 +21,7 @@ from typing import get_type_hints
 import pytest
 
 import mithril
-from mithril.base import operations
-from mithril.ir import Node, Op
+from mithril.graph import Node, Op, operations
 
 CORE = Path(mithril.__file__).parent
 PROJECT = Path(__file__).parents[2]
@@ -33,14 +32,14 @@ CORE_FILES = sorted(CORE.rglob("*.py"))
 KNOWN = json.loads((CORE / "plugins" / "known.json").read_text())
 BACKENDS = {name for entry in KNOWN.values() for name in entry.get("backends", ())}
 FRAMEWORKS = {"numpy", "jax", "jaxlib", "torch", "mlx", "tvm", "ggml", "gguf", "ml_dtypes"}
-KERNEL_PACKAGES = ("base", "ir", "rewrite", "passes", "plugins")
+KERNEL_PACKAGES = ("graph", "passes", "plugins")
 # Attributes by which a lower layer calls a higher one, or a file calls its importer; the module assigns them at import.
 LATE_BINDINGS = {
     "mithril": {"registry.core_plugin", "registry.face_names", "registry.project_packages", "registry.sources"},
-    "mithril.ir.apply": {"Op._apply", "Op._evaluate"},
-    "mithril.ir.builder": {"Op._trace"},
-    "mithril.ir.editor": {"Graph._editor"},
-    "mithril.ir.text": {"Graph._printer"},
+    "mithril.graph.apply": {"Op._apply", "Op._evaluate"},
+    "mithril.graph.builder": {"Op._trace"},
+    "mithril.graph.editor": {"Graph._editor"},
+    "mithril.graph.text": {"Graph._printer"},
     "mithril.models.language.apply_op": {"Connection._apply", "Connection._index"},
     "mithril.models.language.model_summary": {"Model._summarize"},
     "mithril.models.language.eager": {"Layer._compute"},
@@ -49,7 +48,7 @@ LATE_BINDINGS = {
     "mithril.models.language.trace": {"Model._run"},
     "mithril.models.saving.reading": {"Layer._from_dict", "Layer._from_json"},
     "mithril.models.saving.writing": {"Layer._to_dict", "Layer._to_json"},
-    "mithril.autodiff.derived": {"BodyGradient.differentiate"},
+    "mithril.derivatives.regions": {"BodyGradient.differentiate"},
     "mithril.ops.python_indexing": {"registry.indexing"},
 }
 
@@ -84,7 +83,7 @@ def internal_imports(tree: ast.AST, own_package: str = "") -> list[str]:
     violations = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mithril."):
-            if node.module == "mithril.base.lazy_exports" or node.module.split(".")[1] == own_package:
+            if node.module == "mithril.graph.lazy_exports" or node.module.split(".")[1] == own_package:
                 continue  # every ``__init__`` is made by lazy_exports
             violations += [f"{node.module}.{a.name}" for a in node.names if not is_exported(node.module, a.name)]
         elif isinstance(node, ast.Import):
@@ -200,16 +199,16 @@ CASES: list[tuple[Rule, list[str], list[str]]] = [  # rule, code that breaks it,
     (
         internal_imports,
         [
-            "from mithril.ir.core import Graph",
-            "def f():\n    from mithril.base.dims import Dim",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mithril.ir.core",
-            "from mithril.base import _solve",
+            "from mithril.graph.core import Graph",
+            "def f():\n    from mithril.graph.dims import Dim",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mithril.graph.core",
+            "from mithril.graph import _solve",
             "from mithril.ops import activations",
-            'import_module("mithril.ir.core")',
+            'import_module("mithril.graph.core")',
         ],
-        ["from mithril.ir import Graph\nfrom mithril.base import Dim\nfrom mithril.ops import exp, threefry"],
+        ["from mithril.graph import Graph\nfrom mithril.graph import Dim\nfrom mithril.ops import exp, threefry"],
     ),
-    (late_bindings, ["from mithril.ir import Op\nOp._axes = staticmethod(len)"], ["table = {}\ntable['x'] = 1"]),
+    (late_bindings, ["from mithril.graph import Op\nOp._axes = staticmethod(len)"], ["table = {}\ntable['x'] = 1"]),
     (first_party_names, ['KNOWN = ("torch",)', 'x = "mithril-jax"'], ['text = "install mithril-jax"']),
     (
         compared_names,
@@ -281,7 +280,7 @@ def test_late_bindings_are_those_of_the_architecture_page():
 def test_the_core_names_no_backend_and_no_distribution():
     allowed = {  # "numpy": a module that generated code may import, and the kind of arrays that a library returns
         str(CORE / "backend" / "codegen" / "emit.py"): {"numpy"},
-        str(CORE / "runtime" / "weight_files.py"): {"numpy"},
+        str(CORE / "compiler" / "weight_files.py"): {"numpy"},
     }
     assert broken(first_party_names, CORE_FILES) == allowed
 
@@ -295,7 +294,7 @@ def test_the_core_runs_text_in_one_place():
 
 
 def test_results_are_identified_by_role_not_by_name():
-    files = [path for path in CORE_FILES + PLUGIN_FILES if path != CORE / "ir" / "result_names.py"]
+    files = [path for path in CORE_FILES + PLUGIN_FILES if path != CORE / "graph" / "result_names.py"]
     assert not broken(readers_of_result_names, files)
 
 
@@ -307,7 +306,7 @@ def test_entry_modules_import_no_framework():
 
 def test_nodes_know_the_type_of_their_operation():
     assert get_type_hints(Node.__init__)["op"] is Op
-    assert not broken(untyped_operations, [p for p in CORE_FILES if package_of(p) != "base"] + PLUGIN_FILES)
+    assert not broken(untyped_operations, [p for p in CORE_FILES if p != CORE / "graph" / "registry.py"] + PLUGIN_FILES)
 
 
 def names_of_files(folder: Path, package: ModuleType) -> set[str]:
@@ -318,7 +317,7 @@ def names_of_files(folder: Path, package: ModuleType) -> set[str]:
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_no_file_bears_the_name_of_an_export(name):
-    """Importing ``mithril.ir.verify`` would put a module where users of the package expect the function."""
+    """Importing ``mithril.graph.verify`` would put a module where users of the package expect the function."""
     assert not names_of_files(CORE / name, import_module(f"mithril.{name}"))
 
 
@@ -378,9 +377,9 @@ def test_each_contract_fires_on_imports_that_break_it(tmp_path):
     for package in (CORE, *PLUGINS):
         shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     for file, code in {
-        "mithril/base/dims.py": "def f():\n    import mithril.models",
+        "mithril/graph/dims.py": "def f():\n    import mithril.models",
         "mithril/loose.py": "",
-        "mithril/base/errors.py": "from mithril.base.dims import Dim",
+        "mithril/graph/errors.py": "from mithril.graph.dims import Dim",
         "mithril/ops/nn.py": "import torch\ndef f():\n    import mithril_jax",
         "mithril_numpy/plugin.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mithril_onnx",
     }.items():
@@ -389,9 +388,9 @@ def test_each_contract_fires_on_imports_that_break_it(tmp_path):
     output = lint_imports([tmp_path])
     assert f"Contracts: 0 kept, {len(CONTRACTS)} broken." in output, output
     for text in (
-        "mithril.base is not allowed to import mithril.models",
+        "mithril.graph is not allowed to import mithril.models",
         "mithril.loose",
-        "No cycles are allowed in mithril.base",
+        "No cycles are allowed in mithril.graph",
         "mithril is not allowed to import torch",
         "mithril is not allowed to import mithril_jax",
         "mithril_numpy is not allowed to import mithril_onnx",
@@ -415,14 +414,14 @@ sys.meta_path.insert(0, Refuse())
 """
 
 KERNEL = """
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
-from mithril.base.dtypes import float32
-from mithril.ir import Builder, parse, structurally_equal, verify
-from mithril.ir.declare import composite, unary
-from mithril.ir.evaluation import evaluate
+from mithril.graph.registry import operation
+from mithril.graph.dims import TensorType
+from mithril.graph.dtypes import float32
+from mithril.graph import Builder, parse, structurally_equal, verify
+from mithril.graph.declare import composite, unary
+from mithril.graph.evaluation import evaluate
 from mithril.passes import PassManager, pass_
-from mithril.rewrite import RuleSet, rule
+from mithril.passes import RuleSet, rule
 import numpy as np
 
 double = unary("acme.double", lambda x: 2 * x, "Twice x.", vjp=lambda g, y, x: double(g))
@@ -466,7 +465,7 @@ import numpy as np
 import mithril as ml
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
-from mithril.ir.evaluation import evaluate
+from mithril.graph.evaluation import evaluate
 
 class Program:
     source = ""

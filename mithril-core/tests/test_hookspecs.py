@@ -38,7 +38,8 @@ def test_example_runs_and_fits_the_hook(hook, site):
 def test_hook_is_tested(hook):
     """Named in full, or through the helper that prefixes ``mithril_``."""
     text = (
-        "".join(path.read_text() for path in TESTS.glob("test_plugins*.py")) + (TESTS / "test_options.py").read_text()
+        "".join(path.read_text() for path in TESTS.glob("plugins/test_plugins*.py"))
+        + (TESTS / "test_options.py").read_text()
     )
     assert hook in text or f"{hook.removeprefix('mithril_')}=" in text
 

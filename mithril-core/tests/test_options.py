@@ -8,10 +8,10 @@ import pytest
 
 from mithril import Option, hookimpl, plugins
 from mithril.backend.annotations import mismatch
-from mithril.base.errors import OptionError
-from mithril.base.version import __version__
 from mithril.compiler import OptionRegistry, option_registry
 from mithril.compiler.options import mithril_options as core_options
+from mithril.graph.errors import OptionError
+from mithril.graph.version import __version__
 
 
 class Tiles(TypedDict, total=False):

@@ -37,7 +37,7 @@ def test_every_name_loads(name):
     assert name in vars(mithril), "a name is looked up once"
 
 
-@pytest.mark.parametrize("name", ["models", "ops", "ir", "backend"])
+@pytest.mark.parametrize("name", ["models", "ops", "graph", "backend"])
 def test_submodules_are_reached_by_attribute(name):
     assert getattr(mithril, name).__name__ == f"mithril.{name}"
 
@@ -48,12 +48,12 @@ def test_importing_loads_neither_plugins_nor_numpy_nor_the_rest_of_the_core():
     assert not heavy & set(loaded)
     assert [name for name in loaded if name.startswith("mithril")] == [
         "mithril",
-        "mithril.base",
-        "mithril.base.errors",
-        "mithril.base.lazy_exports",
-        "mithril.base.quoting",
-        "mithril.base.registry",
-        "mithril.base.version",
+        "mithril.graph",
+        "mithril.graph.errors",
+        "mithril.graph.lazy_exports",
+        "mithril.graph.errors",
+        "mithril.graph.registry",
+        "mithril.graph.version",
     ]
 
 

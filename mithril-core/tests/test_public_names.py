@@ -15,7 +15,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 import mithril
-from mithril.base import __version__, deprecated, removal
+from mithril.graph import __version__, deprecated, removal
 
 PROJECT = Path(__file__).parents[2]
 SNAPSHOT = Path(__file__).with_name("public_names.json")

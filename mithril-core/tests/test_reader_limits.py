@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base import check_memory, limit, parse_dim, parsed_json
+from mithril.graph import check_memory, limit, parse_dim, parsed_json
 from mithril.models import Layer, Linear, Model
 
 POLYNOMIAL = "*".join(["(" + "+".join("abcdefghijkl") + ")"] * 10)  # 352,716 terms

@@ -10,7 +10,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.base import symbols
+from mithril.graph import symbols
 from mithril.models import (
     AvgPool2d,
     Conv2d,

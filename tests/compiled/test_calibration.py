@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import mithril as ml
 from mithril.models import Linear, Model, Relu, Sequential
-from mithril.system.cpu_stopwatch import Stopwatch, lower_quartile
+from mithril.system.timing import Stopwatch, lower_quartile
 from mithril_tools import calibrate as module, cli
 
 

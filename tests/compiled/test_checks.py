@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ir import Builder
-from mithril.ir.evaluation import evaluate
+from mithril.compiler.index_checks import with_checks
+from mithril.graph import Builder
+from mithril.graph.evaluation import evaluate
 from mithril.models import CrossEntropy, Embedding, Linear, Model
-from mithril.runtime.index_checks import with_checks
 
 
 def lookup() -> Model:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import (
+from mithril.compiler.deadline import Deadline
+from mithril.graph.errors import (
     CompileTimeoutError,
     InputError,
     ModelError,
@@ -19,7 +20,6 @@ from mithril.base.errors import (
     ShapeError,
     StrictError,
 )
-from mithril.compiler.deadline import Deadline
 from mithril.models import Add, BatchNorm2d, Conv2d, Dropout, Flatten, If, IOKey, Linear, Model, Relu
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import InputError, UnsupportedError
+from mithril.graph.errors import InputError, UnsupportedError
 from mithril.models import (
     GRU,
     BatchNorm1d,

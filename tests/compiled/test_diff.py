@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import mithril as ml
-from mithril.ir import parse
+from mithril.compiler.weight_files import load_file
+from mithril.graph import parse
 from mithril.models import Dropout, LayerNorm, Linear, Model, Softmax, Tanh
-from mithril.runtime.weight_files import load_file
 from mithril_numpy.backend import NumpyBackend
 from mithril_tools.cli import main
 

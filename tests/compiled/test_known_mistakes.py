@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import InputError, PluginError
+from mithril.graph.errors import InputError, PluginError
 from mithril.models import Clip, Conv2d, Gelu, LayerNorm, Linear, Maximum, Minimum, Model, Relu
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import OptionError
+from mithril.graph.errors import OptionError
 from mithril.models import Linear, Model
 from mithril.system import disk_cache, files
 from mithril.system.disk_cache import Store

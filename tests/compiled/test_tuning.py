@@ -8,7 +8,7 @@ import pytest
 import mithril as ml
 from mithril.models import BatchNorm1d, Linear, Model, Relu
 from mithril.system.disk_cache import Store
-from mithril.system.interleaved_timing import time_interleaved
+from mithril.system.timing import time_interleaved
 from mithril_testing.fake_clock import FakeClock
 
 X = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
@@ -45,9 +45,9 @@ def test_candidates_are_timed_interleaved_and_slow_ones_dropped(clock):
 
 def test_waiting_for_a_processor_is_left_out_of_long_calls(clock, monkeypatch):
     """As if others had the processor for half of the time."""
-    from mithril.system import cpu_stopwatch
+    from mithril.system import timing
 
-    monkeypatch.setattr(cpu_stopwatch, "run_queue_seconds", lambda: 0.5 * clock.now)
+    monkeypatch.setattr(timing, "run_queue_seconds", lambda: 0.5 * clock.now)
     times = time_interleaved({"long": lambda: clock.sleep(0.02)}, seconds=0.1)
     assert times["long"] == pytest.approx(0.01, rel=0.01)
     times = time_interleaved({"short": lambda: clock.sleep(0.0002)}, seconds=0.02)
@@ -57,7 +57,7 @@ def test_waiting_for_a_processor_is_left_out_of_long_calls(clock, monkeypatch):
 # -- tuning -------------------------------------------------------------------------------------------------------
 def test_the_faster_choice_wins_and_is_kept(tmp_path, monkeypatch, clock):
     """One of the choices is made slow."""
-    from mithril.runtime import compiled_model as module
+    from mithril.compiler import compiled_model as module
 
     original = module.CompiledModel.evaluate
 
@@ -109,7 +109,7 @@ def test_a_damaged_store_is_measured_again(tmp_path):
 
 def test_level_high_uses_tuned_options(tmp_path, monkeypatch, clock):
     """The default is slow, and so is high: from then on compiling at level high gives the winner."""
-    from mithril.runtime import compiled_model as module
+    from mithril.compiler import compiled_model as module
 
     original = module.CompiledModel.evaluate
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mithril import plugins
-from mithril.base.errors import MithrilError
+from mithril.graph.errors import MithrilError
 
 sys.path.insert(0, str(Path(__file__).parent))  # programs of several processes
 

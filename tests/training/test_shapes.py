@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril.models import Linear, Model
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)

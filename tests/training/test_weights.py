@@ -7,9 +7,9 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.ir import Builder
-from mithril.ir.parser import parse
-from mithril.ir.text import to_text
+from mithril.graph import Builder
+from mithril.graph.parser import parse
+from mithril.graph.text import to_text
 from mithril.models import BinaryCrossEntropyWithLogits, CrossEntropy, Linear, Model
 
 DRAW = np.random.default_rng(0)

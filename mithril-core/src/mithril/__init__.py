@@ -8,38 +8,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import __version__ as __version__, registry
+from mithril.graph import __version__ as __version__, registry
 
 # Package -> the names it exports. ``__init__.pyi`` is generated from this table.
 _HOME = {
-    "compiler": ("compile", "grad", "gradients", "hessian", "hvp", "jacobian", "jvp", "parse", "vjp", "vmap"),
-    "base": (
+    "compiler": ("compile", "grad", "gradients", "hessian", "hvp", "jacobian", "jvp", "parse", "vjp", "vmap", "load"),
+    "graph": (
         *("BackendError", "CompileTimeoutError", "DType", "DTypeError", "Dim", "GradientError", "GraphError"),
         *("GuardError", "InputError", "MemoryLimitError", "MithrilError", "ModelError", "OperationError"),
         *("OptionError", "OptionWarning", "ParseError", "PassError", "PluginError", "RewriteError", "ShapeError"),
         *("StrictError", "TensorType", "UnsupportedError", "VerificationError", "bfloat16", "bool_", "dtype"),
-        *("float16", "float32", "float64", "int16", "int32", "int64", "int8", "promote", "reader_limits"),
-        *("uint16", "uint32", "uint64", "uint8"),
+        *("float16", "float32", "float64", "int16", "int32", "int64", "int8", "promote", "reader_limits", "uint16"),
+        *("uint32", "uint64", "uint8", "Builder", "Graph", "Node", "Origin", "Value", "composite", "op", "verify"),
     ),
-    "ir": ("Builder", "Graph", "Node", "Origin", "Value", "composite", "op", "verify"),
     "plugins": (
-        *("Architecture", "BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
-        *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft", "ProfilerSpec"),
-        *("hookimpl",),
+        *("Architecture", "BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found"),
+        *("FrontendSpec", "HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft"),
+        *("ProfilerSpec", "hookimpl"),
     ),
     "models": ("Connection", "IOKey", "Model"),
-    "passes": ("Pass", "PassManager", "pass_"),
-    "rewrite": ("Rule", "RuleSet", "rule"),
+    "passes": ("Pass", "PassManager", "pass_", "Rule", "RuleSet", "rule"),
     "backend": ("Backend",),
-    "runtime": ("load",),
 }
-_UNCHECKED = ("dtype", "promote", "reader_limits", "verify")  # functions of rooms below that of argument checks
+_UNCHECKED = ("dtype", "promote", "reader_limits", "verify")  # functions of layers below that of argument checks
 _SUBMODULES = ("models", "ops")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def _declare_core_operations(name: str | None) -> None:
-    import mithril.autodiff  # gradients of bodies, in the bodies of operations
+    import mithril.derivatives  # gradients of bodies, in the bodies of operations
     import mithril.ops  # noqa: F401
 
 

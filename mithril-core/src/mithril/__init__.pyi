@@ -10,22 +10,39 @@ from mithril import (
     ops as ops,
 )
 from mithril.backend import Backend as Backend
-from mithril.base import (
+from mithril.compiler import (
+    CompiledModel,
+    grad as grad,
+    gradients as gradients,
+    hessian as hessian,
+    hvp as hvp,
+    jacobian as jacobian,
+    jvp as jvp,
+    load as load,
+    parse as parse,
+    vjp as vjp,
+    vmap as vmap,
+)
+from mithril.graph import (
     BackendError as BackendError,
+    Builder as Builder,
     CompileTimeoutError as CompileTimeoutError,
     DType as DType,
     DTypeError as DTypeError,
     Dim as Dim,
     GradientError as GradientError,
+    Graph as Graph,
     GraphError as GraphError,
     GuardError as GuardError,
     InputError as InputError,
     MemoryLimitError as MemoryLimitError,
     MithrilError as MithrilError,
     ModelError as ModelError,
+    Node as Node,
     OperationError as OperationError,
     OptionError as OptionError,
     OptionWarning as OptionWarning,
+    Origin as Origin,
     ParseError as ParseError,
     PassError as PassError,
     PluginError as PluginError,
@@ -34,10 +51,12 @@ from mithril.base import (
     StrictError as StrictError,
     TensorType as TensorType,
     UnsupportedError as UnsupportedError,
+    Value as Value,
     VerificationError as VerificationError,
     __version__ as __version__,
     bfloat16 as bfloat16,
     bool_ as bool_,
+    composite as composite,
     dtype as dtype,
     float16 as float16,
     float32 as float32,
@@ -46,35 +65,16 @@ from mithril.base import (
     int32 as int32,
     int64 as int64,
     int8 as int8,
+    op as op,
     promote as promote,
     reader_limits as reader_limits,
     uint16 as uint16,
     uint32 as uint32,
     uint64 as uint64,
     uint8 as uint8,
-)
-from mithril.base.dims import Dim
-from mithril.compiler import (
-    grad as grad,
-    gradients as gradients,
-    hessian as hessian,
-    hvp as hvp,
-    jacobian as jacobian,
-    jvp as jvp,
-    parse as parse,
-    vjp as vjp,
-    vmap as vmap,
-)
-from mithril.ir import (
-    Builder as Builder,
-    Graph as Graph,
-    Node as Node,
-    Origin as Origin,
-    Value as Value,
-    composite as composite,
-    op as op,
     verify as verify,
 )
+from mithril.graph.dims import Dim
 from mithril.models import (
     Connection as Connection,
     IOKey as IOKey,
@@ -83,7 +83,10 @@ from mithril.models import (
 from mithril.passes import (
     Pass as Pass,
     PassManager as PassManager,
+    Rule as Rule,
+    RuleSet as RuleSet,
     pass_ as pass_,
+    rule as rule,
 )
 from mithril.plugins import (
     Architecture as Architecture,
@@ -102,15 +105,6 @@ from mithril.plugins import (
     PipelineDraft as PipelineDraft,
     ProfilerSpec as ProfilerSpec,
     hookimpl as hookimpl,
-)
-from mithril.rewrite import (
-    Rule as Rule,
-    RuleSet as RuleSet,
-    rule as rule,
-)
-from mithril.runtime import (
-    CompiledModel,
-    load as load,
 )
 from mithril_cbackend.backend import CBackend as CBackend
 from mithril_ggml.backend import GGMLBackend as GGMLBackend

@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.base.dims import Dim
-from mithril.base.dtypes import float32
-from mithril.base.errors import GraphError, MithrilError, OperationError, VerificationError
-from mithril.base.registry import operation
-from mithril.base.tensor_type import TensorType
-from mithril.ir import (
+from mithril.graph import (
     Builder,
     Graph,
     Input,
@@ -24,6 +19,10 @@ from mithril.ir import (
     structurally_equal,
     verify,
 )
+from mithril.graph.dims import Dim, TensorType
+from mithril.graph.dtypes import float32
+from mithril.graph.errors import GraphError, MithrilError, OperationError, VerificationError
+from mithril.graph.registry import operation
 from mithril.ops import cond, exp, neg, relu, sum
 
 

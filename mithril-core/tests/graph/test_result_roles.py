@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mithril.autodiff import gradients
-from mithril.base.errors import VerificationError
-from mithril.base.registry import operation
-from mithril.ir import Builder, Output, parse, result, structurally_equal, to_text, verify
+from mithril.derivatives import gradients
+from mithril.graph import Builder, Output, parse, result, structurally_equal, to_text, verify
+from mithril.graph.errors import VerificationError
+from mithril.graph.registry import operation
 
 
 def counting(name="y"):

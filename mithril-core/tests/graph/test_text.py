@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from mithril.base.dims import Dim
-from mithril.base.dtypes import ALL, dtype as as_dtype
-from mithril.base.errors import ParseError
-from mithril.ir import Builder, Origin, parse, structural_hash, structurally_equal, to_text, verify
+from mithril.graph import Builder, Origin, parse, structural_hash, structurally_equal, to_text, verify
+from mithril.graph.dims import Dim
+from mithril.graph.dtypes import ALL, dtype as as_dtype
+from mithril.graph.errors import ParseError
 from mithril.ops import (
     add,
     cast,
@@ -162,7 +162,7 @@ def test_any_text_parses_or_raises_parse_error(text):
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_corrupt_text_parses_or_raises_mithril_error(data):
-    from mithril.base.errors import MithrilError
+    from mithril.graph.errors import MithrilError
 
     text = str(dict(sample_graphs())[data.draw(st.sampled_from(["mlp", "symbolic", "control"]))])
     offset = data.draw(st.integers(0, len(text) - 1))
@@ -174,7 +174,7 @@ def test_corrupt_text_parses_or_raises_mithril_error(data):
 
 
 def test_out_of_range_axes_are_rejected():
-    from mithril.base.errors import MithrilError
+    from mithril.graph.errors import MithrilError
 
     text = "graph g {\n  input %x: f32[2, 3]\n  %y: f32[2, 3] = layer_norm(%x, none, none, axes=[7])\n  return y=%y\n}"
     with pytest.raises(MithrilError, match="the attributes of operation 'layer_norm' do not match its operands"):

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from mithril.base.dtypes import dtype
-from mithril.base.tensor_type import TensorType
 from mithril.compiler.initializers import initialize
-from mithril.ir import verify
-from mithril.ir.evaluation import evaluate
+from mithril.graph import verify
+from mithril.graph.dims import TensorType
+from mithril.graph.dtypes import dtype
+from mithril.graph.evaluation import evaluate
 from mithril.models.language.flatten import flatten
 from mithril.models.language.trace import trace_model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.base.errors import ModelError
+from mithril.graph.errors import ModelError
 from mithril.models import Add, Dropout, Identity, If, IOKey, Layer, Model, Multiply, Negate, Tanh, While
 from mithril.models.language.expressions import Expression
 

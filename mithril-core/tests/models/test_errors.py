@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.base.errors import DTypeError, MithrilError, ModelError, ShapeError
+from mithril.graph.errors import DTypeError, MithrilError, ModelError, ShapeError
 from mithril.models import Add, BatchNorm2d, Conv2d, Dropout, IOKey, Linear, Model, Negate, Tanh
 from mithril.models.language.flatten import flatten
 

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from mithril.base.dims import Dim
-from mithril.base.dtypes import float16, float32, uint32
-from mithril.base.errors import ModelError, ShapeError
-from mithril.base.tensor_type import TensorType
 from mithril.compiler.initializers import INITIALIZERS, initial, initialize, parse
-from mithril.ir import Builder
+from mithril.graph import Builder
+from mithril.graph.dims import Dim, TensorType
+from mithril.graph.dtypes import float16, float32, uint32
+from mithril.graph.errors import ModelError, ShapeError
 
 PINNED_KEY = [67661388, 3421388485]
 PINNED = [0.17460942268371582, 0.8303195834159851, 0.5058397054672241]

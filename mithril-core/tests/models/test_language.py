@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.ir import Value
+from mithril.graph import Value
 from mithril.models import Add, Cast, Connection, IOKey, Layer, Model, Multiply, Negate, Sum, Tanh
 from mithril.models.language.flatten import flatten
 

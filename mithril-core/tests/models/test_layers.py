@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import mithril.models as models
-from mithril.base.dims import Dim
-from mithril.base.dtypes import float32
-from mithril.base.errors import ModelError, ShapeError
-from mithril.base.registry import operations
-from mithril.base.tensor_type import TensorType
+from mithril.graph.dims import Dim, TensorType
+from mithril.graph.dtypes import float32
+from mithril.graph.errors import ModelError, ShapeError
+from mithril.graph.registry import operations
 from mithril.models import (
     GRU,
     LSTM,
@@ -186,7 +185,7 @@ def test_batch_norm_of_unknown_batch_size():
     flat = flatten(BatchNorm2d(3))
     graph = trace_model(flat, {"input": TensorType(float32, (Dim("B"), 3, 4, 4))}, training=True)
     from mithril.compiler.initializers import initialize
-    from mithril.ir.evaluation import evaluate
+    from mithril.graph.evaluation import evaluate
 
     x = f32(5, 3, 4, 4)
     out = evaluate(graph, {**initialize(graph.with_role("param", "state"), 0), "input": x})
@@ -314,7 +313,7 @@ def test_cross_attention_with_a_mask():
 
 def test_a_cache_equals_the_full_sequence():
     from mithril.compiler.initializers import initialize
-    from mithril.ir.evaluation import evaluate
+    from mithril.graph.evaluation import evaluate
 
     x = f32(1, 6, 8)
     full, p = run(MultiHeadAttention(8, 2, causal=True, rotary=True), {"query": x})
@@ -334,7 +333,7 @@ def test_a_cache_equals_the_full_sequence():
     "layer", [PositionalEmbedding(9), SinusoidalEmbedding(), RotaryEmbedding(), MultiHeadAttention(8, 2, cache=9)]
 )
 def test_rows_at_other_positions_equal_separate_calls(layer):
-    from mithril.ir.evaluation import evaluate
+    from mithril.graph.evaluation import evaluate
 
     x, starts = f32(3, 4, 8), np.array([0, 5, 2], np.int32)
     name = "query" if isinstance(layer, MultiHeadAttention) else "input"

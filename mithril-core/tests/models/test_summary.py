@@ -2,7 +2,7 @@
 
 import pytest
 
-from mithril.base.errors import ModelError
+from mithril.graph.errors import ModelError
 from mithril.models import Conv2d, Flatten, Model, Tanh
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.base.dims import Dim
-from mithril.base.dtypes import dtype
-from mithril.base.tensor_type import TensorType
 from mithril.compiler.initializers import initialize
-from mithril.ir import verify
-from mithril.ir.evaluation import evaluate
+from mithril.graph import verify
+from mithril.graph.dims import Dim, TensorType
+from mithril.graph.dtypes import dtype
+from mithril.graph.evaluation import evaluate
 from mithril.models import Linear, Model, Relu
 from mithril.models.language.flatten import flatten
 from mithril.models.language.trace import trace_model

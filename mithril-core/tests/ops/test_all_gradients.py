@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mithril.autodiff import gradients
-from mithril.ir import Output
+from mithril.derivatives import gradients
+from mithril.graph import Output
 from mithril_testing.cases import Case
 from mithril_testing.differences import check_gradients, cotangents, float_inputs, float_outputs
 from mithril_testing.operation import in_float64

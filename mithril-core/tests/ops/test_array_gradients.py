@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.base.dims import Dim
-from mithril.base.dtypes import dtype
-from mithril.base.registry import operations
-from mithril.ir import Builder
-from mithril.ir.evaluation import evaluate
-from mithril.ir.samples import Arr
+from mithril.graph import Builder
+from mithril.graph.dims import Dim
+from mithril.graph.dtypes import dtype
+from mithril.graph.evaluation import evaluate
+from mithril.graph.registry import operations
+from mithril.graph.samples import Arr
 
 FILES = ("shape", "slicing", "indexing", "sorting", "convolution", "pool")
 CASES = [

@@ -7,14 +7,13 @@ import dataclasses
 import pytest
 
 from mithril import ops
-from mithril.axes import axes_of, call_axes
-from mithril.base.dims import Dim
-from mithril.base.errors import OperationError
-from mithril.base.registry import operations
-from mithril.ir import Builder
-from mithril.ir.axes_notation import parse_axes
-from mithril.ir.core import Op
-from mithril.ir.declare import op
+from mithril.graph import Builder, axes_of, call_axes
+from mithril.graph.axes_notation import parse_axes
+from mithril.graph.core import Op
+from mithril.graph.declare import op
+from mithril.graph.dims import Dim
+from mithril.graph.errors import OperationError
+from mithril.graph.registry import operations
 from mithril_testing.axes import (
     false_axes,
     is_detected,

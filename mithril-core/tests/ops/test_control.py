@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import mithril.ops as ops
-from mithril.autodiff.regions import LateSums
-from mithril.autodiff.reverse import Derivative
-from mithril.base.dims import Dim
-from mithril.base.errors import DTypeError, OperationError, ParseError, ShapeError, VerificationError
-from mithril.ir import Builder, Origin, iterate, parse, structurally_equal, verify
-from mithril.ir.evaluation import evaluate
+from mithril.derivatives.regions import LateSums
+from mithril.derivatives.reverse import Derivative
+from mithril.graph import Builder, Origin, iterate, parse, structurally_equal, verify
+from mithril.graph.dims import Dim
+from mithril.graph.errors import DTypeError, OperationError, ParseError, ShapeError, VerificationError
+from mithril.graph.evaluation import evaluate
 
 F = np.float32
 X = np.linspace(-1.0, 1.0, 12, dtype=F).reshape(4, 3)
@@ -413,8 +413,8 @@ def test_arrays_compute():
 
 
 def test_a_composite_of_control_flow_means_the_same_on_arrays_and_in_graphs():
-    from mithril.base import registry
-    from mithril.ir.declare import composite
+    from mithril.graph import registry
+    from mithril.graph.declare import composite
 
     before = dict(registry._operations)
     try:

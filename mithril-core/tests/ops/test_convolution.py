@@ -8,10 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mithril.axes import flops
-from mithril.base.dims import Dim
-from mithril.base.errors import OperationError, ShapeError
-from mithril.ir import Builder, parse, structurally_equal, verify
+from mithril.graph import Builder, flops, parse, structurally_equal, verify
+from mithril.graph.dims import Dim
+from mithril.graph.errors import OperationError, ShapeError
 from mithril.ops import convolution as ops
 
 CASES = {

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base import registry
-from mithril.base.errors import OperationError
-from mithril.ir import Builder
-from mithril.ir.attribute_types import Axes, Axis, Ints  # without the __future__ import, as a plugin might
+from mithril.graph import Builder, registry
+from mithril.graph.attribute_types import Axes, Axis, Ints  # without the __future__ import, as a plugin might
+from mithril.graph.errors import OperationError
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 import mithril.ops as ops
-from mithril.base import registry
-from mithril.base.dims import Dim
-from mithril.base.errors import UnsupportedError
-from mithril.ir import Builder, Origin, iterate, structurally_equal, verify
-from mithril.ir.declare import composite
-from mithril.ir.decomposition import decompose
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Builder, Origin, iterate, registry, structurally_equal, verify
+from mithril.graph.declare import composite
+from mithril.graph.decomposition import decompose
+from mithril.graph.dims import Dim
+from mithril.graph.errors import UnsupportedError
+from mithril.graph.evaluation import evaluate
 
 X = np.linspace(0.5, 2.0, 6, dtype=np.float32).reshape(2, 3)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.autodiff import gradients
-from mithril.base.dims import Dim
-from mithril.base.errors import GuardError, ShapeError
-from mithril.ir import Builder
-from mithril.ir.evaluation import evaluate
+from mithril.derivatives import gradients
+from mithril.graph import Builder
+from mithril.graph.dims import Dim
+from mithril.graph.errors import GuardError, ShapeError
+from mithril.graph.evaluation import evaluate
 
 NAN, INF = math.nan, math.inf
 

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.axes import flops
-from mithril.base import Dim
-from mithril.base.registry import _operations
-from mithril.ir import Builder, composite, op
-from mithril.ir.type_rules import numeric
+from mithril.graph import Builder, Dim, composite, flops, op
+from mithril.graph.registry import _operations
+from mithril.graph.type_rules import numeric
 
 
 @pytest.fixture

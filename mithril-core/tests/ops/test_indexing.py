@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.axes import call_axes
-from mithril.base import TensorType, float32, int32
-from mithril.base.dims import Dim
-from mithril.base.errors import DTypeError, ShapeError
-from mithril.ir import Builder
+from mithril.graph import Builder, TensorType, call_axes, float32, int32
+from mithril.graph.dims import Dim
+from mithril.graph.errors import DTypeError, ShapeError
 
 X = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 POSITIONS = np.array([[0, -1, 9], [-9, 2, 1]], np.int32)

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mithril.base.dims import Dim
-from mithril.base.errors import DTypeError, ShapeError
-from mithril.ir import Builder
+from mithril.graph import Builder
+from mithril.graph.dims import Dim
+from mithril.graph.errors import DTypeError, ShapeError
 from mithril.ops import pool as ops
 
 nan, inf = float("nan"), float("inf")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.base.dims import Dim
-from mithril.ir import Builder
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Builder
+from mithril.graph.dims import Dim
+from mithril.graph.evaluation import evaluate
 from mithril.ops.row_independence import first_row_mixing_node
 
 B = Dim("B", 1, 64)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.autodiff import gradients
-from mithril.base import Dim
-from mithril.ir import Builder, cotangent_name, evaluate
+from mithril.derivatives import gradients
+from mithril.graph import Builder, Dim, cotangent_name, evaluate
 from mithril.ops import cumprod
 
 

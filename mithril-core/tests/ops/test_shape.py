@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.base.dims import Dim
-from mithril.base.errors import DTypeError, ShapeError
-from mithril.base.registry import operation
-from mithril.ir import Builder, parse, structurally_equal, verify
+from mithril.graph import Builder, parse, structurally_equal, verify
+from mithril.graph.dims import Dim
+from mithril.graph.errors import DTypeError, ShapeError
+from mithril.graph.registry import operation
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 

@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from mithril.base.dims import Dim, substitute
-from mithril.base.errors import OperationError, ShapeError
-from mithril.ir import Builder, parse, structurally_equal, verify
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Builder, parse, structurally_equal, verify
+from mithril.graph.dims import Dim, substitute
+from mithril.graph.errors import OperationError, ShapeError
+from mithril.graph.evaluation import evaluate
 from mithril.ops.padding import pad
 from mithril.ops.python_indexing import getitem
 from mithril.ops.slicing import END, roll, select, slice as cut, split

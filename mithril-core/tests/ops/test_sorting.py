@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.base.errors import ShapeError
-from mithril.base.registry import operation
+from mithril.graph.errors import ShapeError
+from mithril.graph.registry import operation
 from mithril.ops import sorting as ops
 
 nan, inf = float("nan"), float("inf")

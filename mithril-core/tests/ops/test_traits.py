@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.autodiff import gradients
-from mithril.axes import sample_nodes, traits
-from mithril.base import operations
-from mithril.ir import Builder, evaluate
+from mithril.derivatives import gradients
+from mithril.graph import Builder, evaluate, operations, sample_nodes, traits
 from mithril.ops.nn import ACTIVATIONS
 from mithril_testing.traits import false_traits
 

@@ -9,9 +9,9 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.ir import Builder, Graph
-from mithril.ir.decomposition import decompose
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Builder, Graph
+from mithril.graph.decomposition import decompose
+from mithril.graph.evaluation import evaluate
 from mithril.models import IOKey, Model, MultiHeadAttention
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import CompileTarget

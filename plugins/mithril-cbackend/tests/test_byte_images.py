@@ -13,8 +13,8 @@ from test_words import BF16, MACHINES, runs
 
 import mithril as ml
 from mithril import ops
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.ir import Builder, Graph, evaluate
+from mithril.graph import Builder, Graph, evaluate
+from mithril.graph.dtypes import dtype as as_dtype
 from mithril.ops import cast
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products

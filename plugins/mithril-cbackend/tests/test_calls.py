@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import InputError
+from mithril.graph.errors import InputError
 from mithril.models import Add, Linear, Model, Relu
 from mithril_cbackend.program import executable
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.ir import Builder, Input
+from mithril.graph import Builder, Input
 from mithril.ops import add, conv
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.conv import direct_convolution

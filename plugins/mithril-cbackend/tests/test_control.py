@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.autodiff import gradients
-from mithril.ir import Builder
-from mithril.ir.decomposition import decompose
-from mithril.ir.evaluation import evaluate
+from mithril.derivatives import gradients
+from mithril.graph import Builder
+from mithril.graph.decomposition import decompose
+from mithril.graph.evaluation import evaluate
 from mithril_cbackend.backend import CBackend
 
 X = np.linspace(0.1, 1.2, 12, dtype=np.float32).reshape(3, 4)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, maximum
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element import kernel_builder

@@ -14,7 +14,7 @@ from test_export import attention, cached, check, compiled, image, needs, stacke
 from test_open_sizes import images, perceptron
 
 import mithril as ml
-from mithril.base import OptionError
+from mithril.graph import OptionError
 from mithril.models import Conv2d, Linear, Relu
 from mithril_cbackend import toolchains
 

@@ -14,8 +14,7 @@ import pytest
 import mithril as ml
 import mithril_cbackend
 from mithril import ops
-from mithril.base import BackendError, InputError, MithrilError, int32
-from mithril.ir import Builder, decompose
+from mithril.graph import BackendError, Builder, InputError, MithrilError, decompose, int32
 from mithril.models import (
     BatchNorm1d,
     Conv2d,

@@ -15,7 +15,6 @@ FLOORS = (
     {"lowering.pool"},
     {"lowering.matmul"},
     {"lowering.attention", "lowering.conv"},
-    {"lowering.families"},
     {"graph"},
     {"program"},
     {"schedule"},

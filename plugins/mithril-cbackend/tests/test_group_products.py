@@ -14,8 +14,7 @@ from test_words import MACHINES, runs
 
 import mithril as ml
 from mithril import ops
-from mithril.base import Dim
-from mithril.ir import Builder, Graph, decompose, evaluate
+from mithril.graph import Builder, Dim, Graph, decompose, evaluate
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products
 from mithril_cbackend.graph.group_products import PANELS, GroupProducts

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.autodiff import gradients
-from mithril.ir import Builder
-from mithril.ir.decomposition import decompose
+from mithril.derivatives import gradients
+from mithril.graph import Builder
+from mithril.graph.decomposition import decompose
 from mithril.ops import erf, exp, expm1, log, log1p, max, mish, sigmoid, softmax, tanh
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import CompileTarget

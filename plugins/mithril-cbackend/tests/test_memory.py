@@ -10,7 +10,7 @@ import mithril as ml
 from mithril import ops
 from mithril.backend import Buffer
 from mithril.backend.memory_plan import smallest
-from mithril.ir import Builder, decompose, evaluate
+from mithril.graph import Builder, decompose, evaluate
 from mithril.models import Conv2d, Gelu, LayerNorm, Linear, MaxPool2d, Model, MultiHeadAttention, Relu
 from mithril_cbackend import tir as t
 from mithril_cbackend.backend import CBackend

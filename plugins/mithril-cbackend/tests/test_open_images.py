@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.ir import Builder, Graph, Input
+from mithril.graph import Builder, Graph, Input
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element import kernel_builder

@@ -10,8 +10,7 @@ import pytest
 import mithril as ml
 import mithril_cbackend
 from mithril import ops
-from mithril.base import InputError
-from mithril.ir import Builder
+from mithril.graph import Builder, InputError
 from mithril.models import (
     Conv2d,
     Embedding,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import BackendError, MithrilError, OptionError
+from mithril.graph.errors import BackendError, MithrilError, OptionError
 from mithril.models import Linear, Model, Tanh
 from mithril_cbackend.lowering.element import elementwise
 from mithril_cbackend.program import compile_graph

@@ -16,9 +16,9 @@ import pytest
 
 from mithril import ops
 from mithril.backend.memory_plan import smallest
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.ir import Builder, Graph
-from mithril.ir.decomposition import decompose
+from mithril.graph import Builder, Graph
+from mithril.graph.decomposition import decompose
+from mithril.graph.dtypes import dtype as as_dtype
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element.kernel_builder import Machine

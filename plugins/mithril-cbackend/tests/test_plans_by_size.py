@@ -12,7 +12,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril_cbackend import tir as t
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.conv import direct_convolution, im2col, plans_by_size, winograd

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine

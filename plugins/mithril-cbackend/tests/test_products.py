@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.ir import Builder, Graph, Input
+from mithril.graph import Builder, Graph, Input
+from mithril.graph.dtypes import dtype as as_dtype
 from mithril.ops import cast, dot, matmul, maximum, transpose
 from mithril_cbackend import tir
 from mithril_cbackend.compile_target import CompileTarget

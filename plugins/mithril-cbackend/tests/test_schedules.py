@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base import bfloat16, int32
-from mithril.ir import Builder, Graph, Input
+from mithril.graph import Builder, Graph, Input, bfloat16, int32
 from mithril.models import Conv2d, IOKey, Linear, Model, Relu
 from mithril.ops import (
     conv,

@@ -11,7 +11,7 @@ from test_words import BF16, MACHINES, away_from_halves, runs
 
 import mithril as ml
 from mithril import ops
-from mithril.ir import Builder, evaluate
+from mithril.graph import Builder, evaluate
 from mithril_cbackend.graph import integer_products
 from mithril_cbackend.lowering.words import byte_operations
 

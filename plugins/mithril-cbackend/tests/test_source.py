@@ -11,8 +11,8 @@ import pytest
 import mithril.ops  # noqa: F401
 from mithril.backend.base import BuildOptions
 from mithril.backend.memory_plan import smallest
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.ir.decomposition import decompose
+from mithril.graph.decomposition import decompose
+from mithril.graph.dtypes import dtype as as_dtype
 from mithril_cbackend.backend import CBackend
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products

@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 import mithril_cbackend
-from mithril.ir.evaluation import evaluate
+from mithril.graph.evaluation import evaluate
 from mithril.models import Conv2d, Flatten, LayerNorm, Linear, Model, Relu
 from mithril_cbackend.program.executable import Executable
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 import mithril as ml
 import mithril_cbackend
-from mithril.base.errors import InputError, OptionError, StrictError
-from mithril.ir import Builder, Graph
+from mithril.graph import Builder, Graph
+from mithril.graph.errors import InputError, OptionError, StrictError
 from mithril.models import Linear, Model
 from mithril.ops import conv, matmul as product
 from mithril_cbackend.compile_target import CompileTarget

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ir import Builder, Graph, Input
+from mithril.graph import Builder, Graph, Input
 from mithril.models import Conv2d, IOKey, Model
 from mithril.ops import conv, conv_input_grad, maximum
 from mithril_cbackend.compile_target import CompileTarget

@@ -15,8 +15,8 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.ir import Builder, Graph, Input, evaluate
+from mithril.graph import Builder, Graph, Input, evaluate
+from mithril.graph.dtypes import dtype as as_dtype
 from mithril.models import Conv2d, Flatten, Linear, Relu
 from mithril.ops import cast, matmul, maximum, transpose
 from mithril_cbackend.compile_target import CompileTarget

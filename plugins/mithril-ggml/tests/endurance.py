@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_graphs import Maker
 
 import mithril as ml
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import MithrilError
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Graph, Value, to_text
+from mithril.graph import Graph, Value, to_text
+from mithril.graph.dims import TensorType
+from mithril.graph.dtypes import dtype as as_dtype
+from mithril.graph.errors import MithrilError
 from mithril_ggml.gguf.load import read_graph
 from mithril_testing.damaged_files import flipped, truncated
 

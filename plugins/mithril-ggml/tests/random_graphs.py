@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base.errors import MithrilError
-from mithril.base.registry import operation as op
-from mithril.ir import Builder, Graph, Value
+from mithril.graph import Builder, Graph, Value
+from mithril.graph.errors import MithrilError
+from mithril.graph.registry import operation as op
 
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 33, 64)
 UNARY = (

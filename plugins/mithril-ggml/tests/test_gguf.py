@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import InputError, MithrilError, OptionError
+from mithril.graph.dtypes import dtype as as_dtype
+from mithril.graph.errors import InputError, MithrilError, OptionError
 from mithril.models import BatchNorm2d, Conv2d, Embedding, Linear, Relu, TransformerEncoderLayer
 from mithril_testing.constants import EveryRole, difference
 from mithril_testing.damaged_files import attempts, check, flipped
@@ -116,11 +116,11 @@ def test_the_gguf_package_reads_it(tmp_path):
 
 def test_long_names_and_odd_values(tmp_path):
     """Names beyond ggml's limit, scalars, many axes, empty arrays, every dtype, large constants."""
-    from mithril.base.registry import operation as op
     from mithril.compiler import make_backend, resolve_options
-    from mithril.ir import Builder
-    from mithril.runtime.compiled_model import CompiledModel
-    from mithril.runtime.signature import InputSpec
+    from mithril.compiler.compiled_model import CompiledModel
+    from mithril.compiler.signature import InputSpec
+    from mithril.graph import Builder
+    from mithril.graph.registry import operation as op
     from mithril_ggml.gguf.load import GraphCompiler
 
     kinds = (
@@ -144,7 +144,7 @@ def test_long_names_and_odd_values(tmp_path):
         x = b.input("x", (2, 3))
         outputs = {n: op("mul")(b.param(n, a.shape), 1.0) for n, a in values.items()}
         for k in kinds:
-            from mithril.base.dtypes import dtype as as_dtype
+            from mithril.graph.dtypes import dtype as as_dtype
 
             values[k] = np.arange(6).reshape(2, 3).astype(as_dtype(k).numpy)
             outputs[k] = op("reshape")(b.param(k, (2, 3), k), shape=(6,))
@@ -180,9 +180,8 @@ def test_ternary_weights_are_stored_unchanged(tmp_path, numpy_backend):
 
 
 def test_sizes_open_in_any_program_stay_open_in_the_file(tmp_path):
-    from mithril.base.dims import Dim
-    from mithril.base.dtypes import float32
-    from mithril.base.tensor_type import TensorType
+    from mithril.graph.dims import Dim, TensorType
+    from mithril.graph.dtypes import float32
 
     model = ml.Model()
     model += Linear(8, 3)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import BackendError, InputError, MemoryLimitError, MithrilError
-from mithril.base.registry import operation as op
-from mithril.ir import Builder
+from mithril.graph import Builder
+from mithril.graph.errors import BackendError, InputError, MemoryLimitError, MithrilError
+from mithril.graph.registry import operation as op
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import TABLE, emit
@@ -83,7 +83,7 @@ def test_a_forked_process_can_make_programs():
     graph = b.build({"y": y})
     ml.GGMLBackend().build(graph)
     command = (
-        "import os, numpy as np, mithril as ml; from mithril.ir import parse; "
+        "import os, numpy as np, mithril as ml; from mithril.graph import parse; "
         f"g = parse({str(graph)!r}); ml.GGMLBackend().build(g); pid = os.fork(); "
         "r = ml.GGMLBackend().build(g)({}, {'x': np.ones(4, np.float32)})['y']; "
         "pid or os._exit(0 if abs(r[0] - np.tanh(1)) < 1e-6 else 3); "

@@ -7,13 +7,13 @@ import pytest
 from random_graphs import Maker
 
 import mithril as ml
-from mithril.autodiff import gradients
 from mithril.backend.base import BuildOptions
-from mithril.base.errors import InputError, MemoryLimitError, OptionError
-from mithril.base.registry import operation as op
-from mithril.ir import Builder
-from mithril.ir.decomposition import decompose
-from mithril.ir.evaluation import evaluate
+from mithril.derivatives import gradients
+from mithril.graph import Builder
+from mithril.graph.decomposition import decompose
+from mithril.graph.errors import InputError, MemoryLimitError, OptionError
+from mithril.graph.evaluation import evaluate
+from mithril.graph.registry import operation as op
 
 rng = np.random.default_rng(0)
 
@@ -201,7 +201,7 @@ def test_a_training_loop_of_the_users_own(numpy_backend):
 
 
 def test_symbolic_sizes_share_one_executable():
-    from mithril.base.dims import Dim
+    from mithril.graph.dims import Dim
 
     with Builder() as b:
         x = b.input("x", (Dim("B"), 8))
@@ -216,7 +216,7 @@ def test_symbolic_sizes_share_one_executable():
 
 
 def test_operations_on_numpy_are_recorded():
-    from mithril.base.decisions import Decisions
+    from mithril.graph.decisions import Decisions
 
     with Builder() as b:
         y = op("erfinv")(b.input("x", (4,)))

@@ -5,10 +5,10 @@ import pytest
 
 import mithril as ml
 from mithril.backend.base import BuildOptions
-from mithril.base.decisions import Decisions
-from mithril.base.errors import InputError, OptionError, StrictError
-from mithril.base.registry import operation as op
-from mithril.ir import Builder
+from mithril.graph import Builder
+from mithril.graph.decisions import Decisions
+from mithril.graph.errors import InputError, OptionError, StrictError
+from mithril.graph.registry import operation as op
 from mithril_ggml.library.quant_types import by_code, compatible_type, kind, kinds
 from mithril_ggml.library.repack import is_supported
 from mithril_ggml.weights.packed_weights import PackedArray, Store, pack, unpack
@@ -114,7 +114,7 @@ def test_packing_and_unpacking(name):
 
 
 def test_weights_are_packed_once_for_all_programs():
-    from mithril.base.dims import Dim
+    from mithril.graph.dims import Dim
 
     with Builder() as b:
         y = op("linear")(b.input("x", (Dim("B"), 64)), b.param("w", (32, 64)))

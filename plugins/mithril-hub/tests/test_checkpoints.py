@@ -10,7 +10,7 @@ from checkpoints import read_record, write_folder
 from safetensors.numpy import load_file, save_file
 
 import mithril as ml
-from mithril.base import InputError, UnsupportedError
+from mithril.graph import InputError, UnsupportedError
 from mithril_testing.damaged_files import attempts, check, flipped, truncated
 
 

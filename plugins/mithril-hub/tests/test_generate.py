@@ -5,7 +5,7 @@ import pytest
 from checkpoints import read_record
 
 import mithril as ml
-from mithril.base import InputError
+from mithril.graph import InputError
 
 PROMPT = read_record("qwen3")["prompt"]
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 import mithril as ml
 from mithril.models import Linear
 from mithril_hub.checkpoint.folder import read_text, tensors_of
-from mithril_hub.text.chat_template import rendered
+from mithril_hub.text.tokenizer import rendered
 
 NESTED = "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}"
 NESTED += "{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}"

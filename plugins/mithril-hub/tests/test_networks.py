@@ -6,7 +6,7 @@ from checkpoints import read_record, write_folder
 from record import GENERATORS, NETWORKS, START, generation_source, network_inputs, selected
 
 import mithril as ml
-from mithril.base import InputError
+from mithril.graph import InputError
 
 
 @pytest.mark.parametrize("family", NETWORKS)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from small_tokenizers import SAMPLES, train
 
 import mithril as ml
-from mithril.base import InputError
+from mithril.graph import InputError
 from mithril_hub.gguf.vocabulary import tokenizer_json, vocabulary_entries
 
 TEMPLATE = (

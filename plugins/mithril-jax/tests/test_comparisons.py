@@ -8,7 +8,7 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.backend import compared_with_itself, with_stored_operands
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril.passes import random_arguments
 from mithril_jax.backend import OWN_COMPARISONS
 from mithril_jax.execution import PASSES_AGAINST_BARRIERS

@@ -7,9 +7,9 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.autodiff import gradients
-from mithril.ir import Builder
-from mithril.ir.evaluation import evaluate
+from mithril.derivatives import gradients
+from mithril.graph import Builder
+from mithril.graph.evaluation import evaluate
 
 CASES = [
     ((2, 4, 2, 2), (6, 4, 3, 3), {"stride": (1, 1), "padding": ((1, 1), (1, 1))}),

@@ -10,7 +10,7 @@ from jax import lax
 
 import mithril as ml
 from mithril import ops
-from mithril.base import InputError, OptionError, UnsupportedError
+from mithril.graph import InputError, OptionError, UnsupportedError
 from mithril_jax.importing.table import ROWS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

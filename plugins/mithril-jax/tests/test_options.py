@@ -13,7 +13,7 @@ import pytest
 
 import mithril as ml
 from mithril import models
-from mithril.base.errors import InputError, OptionError, StrictError, UnsupportedError
+from mithril.graph.errors import InputError, OptionError, StrictError, UnsupportedError
 from mithril.models import BatchNorm1d, Linear, Model, MSELoss, Relu
 from mithril_jax.mesh import mesh_execution
 

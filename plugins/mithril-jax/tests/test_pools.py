@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ir import Builder, evaluate
+from mithril.graph import Builder, evaluate
 from mithril_jax.backend import TPU_TABLES
 
 

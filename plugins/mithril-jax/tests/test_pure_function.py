@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.base import GradientError, InputError
+from mithril.graph import GradientError, InputError
 from mithril.models import BatchNorm1d, Dropout, LayerNorm, Linear, Model, Tanh
 
 

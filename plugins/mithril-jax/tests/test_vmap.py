@@ -8,8 +8,7 @@ import pytest
 
 import mithril as ml
 from mithril.backend import BuildOptions
-from mithril.base import operations
-from mithril.ir import decompose
+from mithril.graph import decompose, operations
 from mithril_jax.backend import JaxBackend
 from mithril_testing.cases import Case
 from mithril_testing.rows import compare_rows

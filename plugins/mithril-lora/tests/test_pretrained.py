@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def folder_of(family: str, folder: Path) -> Path:
     """Write a checkpoint with random weights."""
     from mithril_hub.architectures import build
-    from mithril_hub.checkpoint.parameters import parameter_types
+    from mithril_hub.model import parameter_types
 
     config = {"model_type": family, **FAMILIES[family][0]}
     rng = np.random.default_rng(0)

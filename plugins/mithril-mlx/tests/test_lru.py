@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 import pytest
 
-from mithril.base.errors import OptionError
+from mithril.graph.errors import OptionError
 from mithril_mlx.utilities.lru_cache import LruCache
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.errors import BackendError, OptionError, StrictError
+from mithril.graph.errors import BackendError, OptionError, StrictError
 from mithril.models import Gelu, If, LayerNorm, Linear, Model, MultiHeadAttention, Relu
 from mithril_mlx import execution
 from mithril_mlx.mlx_loader import BLAS, mx

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ir.parser import parse
-from mithril.runtime import memory_use
+from mithril.compiler import memory_use
+from mithril.graph.parser import parse
 from mithril_mlx import GraphBuilder, MlxComputationGraph
 from mithril_mlx.mlx_loader import mx
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.dtypes import dtype
-from mithril.base.tensor_type import TensorType
-from mithril.ir import trace
-from mithril.ir.evaluation import evaluate
+from mithril.graph import trace
+from mithril.graph.dims import TensorType
+from mithril.graph.dtypes import dtype
+from mithril.graph.evaluation import evaluate
 from mithril.models import Add, MatMul, Model
 from mithril.ops import add, exp, greater, maximum, relu, sigmoid, silu, sqrt, sum, tanh, where
 from mithril_mlx import FusionPattern, MlxKernelFusion

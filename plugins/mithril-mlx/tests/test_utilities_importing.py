@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ir.evaluation import evaluate
+from mithril.graph.evaluation import evaluate
 from mithril_mlx import import_function
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.op_chain import build

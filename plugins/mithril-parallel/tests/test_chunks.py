@@ -8,8 +8,7 @@ from test_shard import CASES, step_graph
 
 import mithril as ml
 from mithril import ops
-from mithril.base import UnsupportedError
-from mithril.ir import Builder, evaluate
+from mithril.graph import Builder, UnsupportedError, evaluate
 from mithril.models import BatchNorm1d, Conv2d, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
 from mithril_parallel.sharding.api import CHUNK
 from mithril_parallel.sharding.spmd import partition_graph

@@ -8,8 +8,8 @@ from small_models import block, scalar_loss
 
 import mithril as ml
 from mithril import ops
-from mithril.autodiff import gradients
-from mithril.ir import Builder, cotangent_name, evaluate
+from mithril.derivatives import gradients
+from mithril.graph import Builder, cotangent_name, evaluate
 
 
 def forward(model, shapes):

@@ -12,7 +12,7 @@ from small_models import block, scalar_loss
 from test_shard import step_graph
 
 import mithril as ml
-from mithril.ir import evaluate
+from mithril.graph import evaluate
 from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model, TransformerEncoderLayer
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import mithril as ml
 from mithril import Builder
-from mithril.base import operation as op
+from mithril.graph import operation as op
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.rules import op_sharding

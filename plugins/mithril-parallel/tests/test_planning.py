@@ -10,7 +10,7 @@ from small_models import block, perceptron, scalar_loss
 
 import mithril as ml
 from mithril import plugins
-from mithril.autodiff import gradients
+from mithril.derivatives import gradients
 from mithril.models import Dropout, IOKey, Linear, Model, Relu
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate

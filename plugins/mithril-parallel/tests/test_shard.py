@@ -14,11 +14,10 @@ from small_models import block, scalar_loss
 
 import mithril as ml
 from mithril import ops
-from mithril.autodiff import operation_gradient
-from mithril.base import ALL
-from mithril.ir import Builder, Op, evaluate
-from mithril.ir.type_rules import floating, same_shape
-from mithril.runtime import ProgramKey, ProgramKind
+from mithril.compiler import ProgramKey, ProgramKind
+from mithril.derivatives import operation_gradient
+from mithril.graph import ALL, Builder, Op, evaluate
+from mithril.graph.type_rules import floating, same_shape
 from mithril_parallel import plugin
 from mithril_parallel.sharding.custom_gradients import is_linear
 from mithril_parallel.sharding.spmd import partition_graph

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.ir import Builder
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Builder
+from mithril.graph.evaluation import evaluate
 from mithril.passes import PassContext, random_arguments
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes.operation_forms.channels_last import channels_last

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.autodiff import gradients
 from mithril.backend.memory_plan import plan
-from mithril.ir import Builder, verify
-from mithril.ir.evaluation import evaluate
+from mithril.derivatives import gradients
+from mithril.graph import Builder, verify
+from mithril.graph.evaluation import evaluate
 from mithril.models import Dropout, Model, TransformerEncoderLayer
 from mithril.ops import exp, matmul, sum, tanh
 from mithril.passes import PassContext, random_arguments

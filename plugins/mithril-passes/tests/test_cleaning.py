@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.ir import Builder, verify
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Builder, verify
+from mithril.graph.evaluation import evaluate
 from mithril.ops import exp, iota, neg, relu, uniform, while_loop
 from mithril_passes.cleaning.cleanup import FOLD_LIMIT, common_subexpression, constant_folding, dead_code_elimination
 from mithril_testing import PassConformance

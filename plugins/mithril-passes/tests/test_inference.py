@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ir import Builder, verify
+from mithril.graph import Builder, verify
 from mithril.models import BatchNorm1d, BatchNorm2d, Conv2d, Linear, Model, MultiHeadAttention, Relu
 from mithril.ops import dequantize, linear, quantize
 from mithril_testing import PassConformance

@@ -12,8 +12,8 @@ import mithril as ml
 from mithril import ops
 from mithril.backend.base import BuildOptions
 from mithril.compiler.pass_pipeline import switches
-from mithril.ir import Builder
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Builder
+from mithril.graph.evaluation import evaluate
 from mithril.models import Conv2d, Linear, Model
 from mithril.passes import PassContext, random_arguments
 from mithril_numpy.backend import NumpyBackend

@@ -7,8 +7,8 @@ import warnings
 import numpy as np
 import pytest
 
-from mithril.base.registry import operations
-from mithril.ir import Builder
+from mithril.graph import Builder
+from mithril.graph.registry import operations
 from mithril.passes import random_arguments
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes.fusion import composite_matching

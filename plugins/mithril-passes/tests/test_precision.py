@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ir import Builder, verify
+from mithril.graph import Builder, verify
 from mithril.models import Embedding, Linear, Model, MSELoss, Relu, TransformerEncoderLayer
 from mithril.ops import exp, linear, matmul, relu, softmax, sum
 from mithril.passes import PassContext, PassManager

@@ -9,16 +9,15 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.tensor_type import TensorType
-from mithril.ir import Builder, verify
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Builder, verify
+from mithril.graph.dims import TensorType
+from mithril.graph.dtypes import dtype as as_dtype
+from mithril.graph.evaluation import evaluate
 from mithril.models import Linear, Model, Relu
-from mithril.passes import random_arguments
-from mithril.rewrite import RuleSet
+from mithril.passes import RuleSet, random_arguments
 from mithril_numpy.backend import NumpyBackend
 from mithril_passes.cleaning import simplify
-from mithril_passes.fusion import batch_norm, composite_matching, epilogue_fusion
+from mithril_passes.fusion import batch_norm, composite_matching, horizontal_fusion
 from mithril_testing import PassConformance, RuleConformance
 from mithril_testing.levels import LEVELS, Levels, special_arguments
 from mithril_testing.rewritten_gradients import KINKS
@@ -50,7 +49,7 @@ SHAPES = {
     "batch norm of a linear without bias": [("float32", (8, 3)), ("float32", (4, 3)), *STATISTICS],
     "attention": [*[("float32", (1, 2, 4, 3))] * 3, ("float32", (1, 1, 4, 4))],
 }
-MODULES = (simplify, composite_matching, epilogue_fusion, batch_norm)
+MODULES = (simplify, composite_matching, horizontal_fusion, batch_norm)
 SETS = [s for m in MODULES for s in vars(m).values() if isinstance(s, RuleSet) and s is not simplify.QUANTIZE_PAIRS]
 ALL = list({id(r): r for s in SETS for r in s.rules}.values())  # some sets select rules of another
 

@@ -10,8 +10,8 @@ import mithril.ops
 from mithril.backend import Lowerings
 from mithril.backend.arrays import as_numpy
 from mithril.backend.source_backend import SourceBackend
-from mithril.base.dtypes import dtype as as_dtype
-from mithril.base.errors import MithrilError
+from mithril.graph.dtypes import dtype as as_dtype
+from mithril.graph.errors import MithrilError
 from mithril_testing import BackendConformance
 from mithril_testing.cases import backend_cases
 

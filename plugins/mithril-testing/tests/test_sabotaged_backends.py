@@ -15,15 +15,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mithril.autodiff import gradients
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
-from mithril.base import UnsupportedError, symbols
-from mithril.base.dtypes import dtype as as_dtype, float32
-from mithril.base.guards import bind
-from mithril.ir import Graph, iterate, to_text
-from mithril.ir.core import Op
-from mithril.ir.evaluation import substitute_sizes
+from mithril.derivatives import gradients
+from mithril.graph import Graph, UnsupportedError, iterate, symbols, to_text
+from mithril.graph.core import Op
+from mithril.graph.dtypes import dtype as as_dtype, float32
+from mithril.graph.evaluation import substitute_sizes
+from mithril.graph.guards import bind
 from mithril_testing import BackendConformance
 from mithril_testing.cases import backend_cases, gradient_graph
 from mithril_testing.selection import selected
@@ -376,7 +375,7 @@ class ChangingText(Executable):
 
 
 class ImportingText(Executable):
-    source = "import numpy\nimport mithril.ir as ir\n"
+    source = "import numpy\nimport mithril.graph as ir\n"
 
 
 class Pretending(Executable):

@@ -12,13 +12,13 @@ from _pytest.outcomes import Failed
 
 import mithril_testing_summary
 from mithril import OpsSpec, hookimpl, plugins
-from mithril.base import registry
-from mithril.base.dtypes import float64
-from mithril.base.errors import MithrilError, OperationError, PluginError
-from mithril.ir.core import Op
-from mithril.ir.declare import composite, op
-from mithril.ir.samples import exactly, sample
-from mithril.ir.type_rules import floating, like, same_shape
+from mithril.graph import registry
+from mithril.graph.core import Op
+from mithril.graph.declare import composite, op
+from mithril.graph.dtypes import float64
+from mithril.graph.errors import MithrilError, OperationError, PluginError
+from mithril.graph.samples import exactly, sample
+from mithril.graph.type_rules import floating, like, same_shape
 from mithril.ops import abs as absolute, cos, mul, sin, transpose
 from mithril_testing import BackendConformance, OpConformance
 from mithril_testing.cases import Case
@@ -204,8 +204,8 @@ def third_party(monkeypatch):
 MODULE = '''
 from __future__ import annotations
 from mithril import op
-from mithril.ir.type_rules import floating, same_shape
-from mithril.ir.samples import sample
+from mithril.graph.type_rules import floating, same_shape
+from mithril.graph.samples import sample
 
 
 @op(shape=same_shape, dtype=floating, samples=[sample((2, 3))], name="test.found")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mithril import Builder, ops, rule
-from mithril.base.errors import PassError, RewriteError
+from mithril.graph.errors import PassError, RewriteError
 from mithril.passes import pass_
-from mithril.rewrite.rules import RuleSet
+from mithril.passes.rules import RuleSet
 from mithril_testing import PassConformance, RuleConformance
 
 

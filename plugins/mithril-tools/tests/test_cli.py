@@ -289,7 +289,7 @@ def test_inputs_that_the_model_declares_need_no_shape():
 
 
 def test_inputs_of_unknown_shape_are_requested():
-    from mithril.base.errors import InputError
+    from mithril.graph.errors import InputError
     from mithril.models import Model, Relu
     from mithril_tools.cli.models import random_inputs
 

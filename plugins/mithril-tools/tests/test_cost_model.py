@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.base.errors import InputError
-from mithril.ir import Builder, verify
+from mithril.graph import Builder, verify
+from mithril.graph.errors import InputError
 from mithril.ops import add, exp, matmul, reshape, scan
-from mithril.system.cpu_stopwatch import Lap, Stopwatch, lower_quartile
+from mithril.system.timing import Lap, Stopwatch, lower_quartile
 from mithril_tools.calibrate import Measured, fit_coefficients, nonnegative
 from mithril_tools.calibration_models import corpus
 from mithril_tools.cost_model import CostModel, Sample, class_of, costly_nodes, kind_of, logarithms, trip_count

@@ -11,7 +11,7 @@ import mithril as ml
 from mithril.backend import format_bytes
 from mithril.models import Conv2d, Flatten, Linear, Model, Relu, Softmax, TransformerEncoderLayer
 from mithril_tools.visualization.layout import Box, place
-from mithril_tools.visualization.page import html
+from mithril_tools.visualization.observer import html
 from mithril_tools.visualization.picture import DrawingStyle, svg
 
 

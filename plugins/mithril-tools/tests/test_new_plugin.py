@@ -11,7 +11,7 @@ import tomllib
 import pytest
 from click.testing import CliRunner
 
-from mithril.base import registry
+from mithril.graph import registry
 from mithril.plugins.loader import HOOKS
 from mithril_tools import cli
 from mithril_tools.cli.new_plugin import KINDS, facts, render

@@ -17,8 +17,8 @@ FINE = "from mithril import Export\ndef mithril_exports(): return [Export('Acme'
 ON_IMPORT = {
     "import numpy as np; np.seterr(divide='ignore')": "numpy.geterr(): divide is 'ignore', was 'warn'",
     "import warnings; warnings.simplefilter('ignore')": "warnings.filters: ('ignore', None, ",
-    "import mithril.ir as m; m.verify = lambda graph: None": "mithril.ir.verify is replaced by '<lambda>' of ",
-    "from mithril.ir import Graph; Graph.edit = print": "mithril.ir.core.Graph.edit is replaced by <built-in function",
+    "import mithril.graph as m; m.verify = lambda graph: None": "mithril.graph.verify is replaced by '<lambda>' of ",
+    "from mithril.graph import Graph; Graph.edit = print": "mithril.graph.core.Graph.edit is replaced by <built-in",
     "import builtins; builtins.sum = max": "builtins.sum is replaced by <built-in function max>",
     "import os; os.environ['ACME'] = '1'": "os.environ: ACME is '1', was 'absent'",
 }

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 import mithril as ml
 import mithril.models as models
-from mithril import base, plugins
-from mithril.base import operations
+from mithril import graph, plugins
 from mithril.compiler import option_rows
+from mithril.graph import operations
 from mithril_tools import cli, operation_stubs
 from mithril_tools.reference import KINDS, find, guides, pages
 from mithril_tools.reference.layers import EXAMPLES, NO_EXAMPLE, layer_classes
@@ -27,7 +27,7 @@ def names_of(kind):
         "option": lambda: {row["name"] for row in option_rows()},
         "pass": lambda: {*plugins.passes()},
         "hook": lambda: {*plugins.HOOKS},
-        "error": lambda: {n for n in base.__all__ if n.endswith(("Error", "Warning"))},
+        "error": lambda: {n for n in graph.__all__ if n.endswith(("Error", "Warning"))},
         "command": lambda: {f"mithril {name}" for name in cli.COMMANDS},
         "guide": lambda: {path.stem for path in guides.folder().glob("*.md")},
         "class": lambda: {n for names in ml._HOME.values() for n in names if not n.endswith(("Error", "Warning"))},

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import mithril as ml
 from mithril import ops
-from mithril.base import MithrilError, UnsupportedError
+from mithril.graph import MithrilError, UnsupportedError
 from mithril.models import (
     LSTM,
     BatchNorm2d,

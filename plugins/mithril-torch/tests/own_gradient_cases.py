@@ -9,8 +9,8 @@ from pipeline_cases import assert_gradients
 
 import mithril as ml
 from mithril import ops
-from mithril.base import UnsupportedError
-from mithril.ir.type_rules import floating, same_shape
+from mithril.graph import UnsupportedError
+from mithril.graph.type_rules import floating, same_shape
 from mithril.models import IOKey, Layer, Linear, Model, Relu
 
 

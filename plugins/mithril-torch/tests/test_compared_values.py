@@ -5,7 +5,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.ir import Builder, Graph
+from mithril.graph import Builder, Graph
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of inductor's imports
 

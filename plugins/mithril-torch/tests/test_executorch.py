@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mithril as ml
-from mithril.base.errors import BackendError, InputError, OptionError
+from mithril.graph.errors import BackendError, InputError, OptionError
 from mithril.models import BatchNorm2d, Conv2d, Gelu, GlobalAvgPool2d, LayerNorm, Linear, Model, Relu
 
 installed = pytest.mark.skipif(find_spec("executorch") is None, reason="executorch is not installed")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.base.registry import operation_name
-from mithril.ir import Op, result_name
-from mithril.ir.evaluation import evaluate
+from mithril.graph import Op, result_name
+from mithril.graph.evaluation import evaluate
+from mithril.graph.registry import operation_name
 from mithril.models import Conv1d, Conv2d, Gelu, LayerNorm, MaxPool2d, Model, Relu, Sigmoid, Tanh
 from mithril_torch.fusion import (
     attention_gradients,

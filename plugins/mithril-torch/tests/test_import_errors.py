@@ -8,7 +8,7 @@ from test_importing import draw
 from torch import nn
 
 import mithril as ml
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import mithril as ml
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 

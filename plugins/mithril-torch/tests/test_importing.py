@@ -10,7 +10,7 @@ from torch import nn
 
 import mithril as ml
 from mithril import ops
-from mithril.base import InputError, ModelError, UnsupportedError
+from mithril.graph import InputError, ModelError, UnsupportedError
 from mithril.models import Linear, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

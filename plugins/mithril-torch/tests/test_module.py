@@ -11,7 +11,7 @@ import torch
 
 import mithril as ml
 from mithril import ops
-from mithril.base import GradientError, InputError, UnsupportedError
+from mithril.graph import GradientError, InputError, UnsupportedError
 from mithril.models import (
     BatchNorm1d,
     Dropout,

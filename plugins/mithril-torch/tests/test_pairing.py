@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.ir.evaluation import evaluate
+from mithril.graph.evaluation import evaluate
 from mithril.models import Conv2d, MaxPool2d, Model, Relu
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mithril.base.errors import UnsupportedError
-from mithril.base.registry import operations
-from mithril.ir import Builder
+from mithril.graph import Builder
+from mithril.graph.errors import UnsupportedError
+from mithril.graph.registry import operations
 from mithril_testing.levels import REFERENCE, Levels
 from mithril_torch.backend import TorchBackend
 

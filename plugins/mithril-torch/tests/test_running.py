@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mithril as ml
-from mithril.base.errors import OptionError, StrictError
+from mithril.graph.errors import OptionError, StrictError
 from mithril.models import Gelu, If, LayerNorm, Linear, Model, Relu
 
 # torch.compile's own parts warn of each other.

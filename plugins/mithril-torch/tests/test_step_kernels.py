@@ -9,10 +9,10 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.autodiff import gradients, value_and_gradients
 from mithril.backend import BuildOptions
-from mithril.ir import Builder, Output
-from mithril.ir.evaluation import evaluate
+from mithril.derivatives import gradients, value_and_gradients
+from mithril.graph import Builder, Output
+from mithril.graph.evaluation import evaluate
 from mithril_torch.fusion.attention_gradients import join_attentions
 from mithril_torch.parallel import program_parts
 

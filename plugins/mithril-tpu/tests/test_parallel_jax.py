@@ -10,8 +10,8 @@ from gpt import gpt
 from small_models import block
 
 import mithril as ml
+from mithril.compiler import ProgramKey, ProgramKind
 from mithril.models import Conv2d, IOKey, Linear, MixtureOfExperts, Model, Relu
-from mithril.runtime import ProgramKey, ProgramKind
 from mithril_tpu.aot import analysis
 
 SHAPES = {"x": [8, 6, 16]}

@@ -14,8 +14,8 @@ from small_models import block, scalar_loss
 import mithril as ml
 import mithril_tpu
 from mithril.backend import BuildOptions
-from mithril.ir import structurally_equal
-from mithril.runtime import ProgramKey, ProgramKind
+from mithril.compiler import ProgramKey, ProgramKind
+from mithril.graph import structurally_equal
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import choose

@@ -7,7 +7,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril_jax.execution import PASSES_AGAINST_BARRIERS
 
 WINDOW = {"kernel": (2, 2), "stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}

@@ -9,7 +9,7 @@ import pytest
 from small import X, Y, classifier, loader, trainer
 
 import mithril as ml
-from mithril.base.errors import MithrilError, OptionError
+from mithril.graph.errors import MithrilError, OptionError
 
 JUNK = ["2", None, -1, 1.5, math.nan, True, (), [], {}, {"a": 1}, b"x", object(), print, np.zeros(2), ["x"], 10**30]
 

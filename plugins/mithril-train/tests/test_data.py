@@ -11,7 +11,7 @@ import pytest
 from small import X, Y, arrays, trainer
 
 import mithril as ml
-from mithril.base.errors import InputError, OptionError
+from mithril.graph.errors import InputError, OptionError
 from mithril.models import Layer, Linear
 
 

@@ -5,7 +5,7 @@ import pytest
 from small import X, Y, trainer
 
 import mithril as ml
-from mithril.base.errors import InputError, OptionError
+from mithril.graph.errors import InputError, OptionError
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 

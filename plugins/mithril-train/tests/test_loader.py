@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from loader_datasets import Dying, Squares
 
-from mithril.base.errors import InputError, OptionError
+from mithril.graph.errors import InputError, OptionError
 from mithril_train.data import DataLoader, permutation
 from mithril_train.data.workers import WorkerError
 

@@ -9,7 +9,7 @@ import pytest
 from small import X, Y, trainer
 
 import mithril as ml
-from mithril.base.errors import PluginError
+from mithril.graph.errors import PluginError
 from mithril_train.loop.event_files import EventFile, _masked_crc
 
 

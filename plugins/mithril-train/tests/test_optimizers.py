@@ -5,7 +5,7 @@ import pytest
 from conftest import everywhere
 
 import mithril as ml
-from mithril.base.errors import OptionError
+from mithril.graph.errors import OptionError
 from mithril.models import Layer
 from mithril_train.optim import optimizers
 

@@ -5,7 +5,7 @@ import pytest
 from small import X, Y, arrays, trainer
 
 import mithril as ml
-from mithril.base.errors import OptionError
+from mithril.graph.errors import OptionError
 
 BATCH = (X[:8], Y[:8])
 

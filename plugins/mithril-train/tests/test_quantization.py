@@ -5,7 +5,7 @@ import pytest
 from small import trainer
 
 import mithril as ml
-from mithril.base.errors import OptionError
+from mithril.graph.errors import OptionError
 from mithril.models import Accuracy, Linear, Model, Relu
 
 DRAW = np.random.default_rng(1)

@@ -6,7 +6,7 @@ import pytest
 from small import X, Y, trainer
 
 import mithril as ml
-from mithril.base.errors import OptionError
+from mithril.graph.errors import OptionError
 from mithril_train.optim.schedules import as_schedule
 
 

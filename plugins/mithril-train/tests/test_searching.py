@@ -6,7 +6,7 @@ import pytest
 from small import X, Y, loader, trainer
 
 import mithril as ml
-from mithril.base.errors import OptionError, PluginError
+from mithril.graph.errors import OptionError, PluginError
 from mithril_train.hyperparameter_search import Pruning, search
 
 

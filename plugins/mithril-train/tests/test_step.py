@@ -5,7 +5,7 @@ import pytest
 from small import X, Y, arrays, classifier, loader, trainer
 
 import mithril as ml
-from mithril.base.errors import GradientError, InputError, OptionError
+from mithril.graph.errors import GradientError, InputError, OptionError
 from mithril.models import Accuracy, Layer, Linear, Model
 from mithril_train.engine.nonfinite import NotFiniteError
 from mithril_train.step.step_config import LossScale

@@ -5,7 +5,7 @@ import pytest
 from small import X, Y, arrays, classifier, trainer
 
 import mithril as ml
-from mithril.base.errors import OptionError
+from mithril.graph.errors import OptionError
 from mithril_train.engine.nonfinite import NotFiniteError
 
 BATCH = {"input": X[:16], "target": Y[:16]}

@@ -16,7 +16,7 @@ import pytest
 from small import X, Y, arrays, classifier, loader, trainer
 
 import mithril as ml
-from mithril.base.errors import InputError, OptionError
+from mithril.graph.errors import InputError, OptionError
 from mithril.models import Accuracy
 from mithril_train.loop import checkpoint
 from mithril_train.loop.history import History

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions, as_numpy
-from mithril.base import BackendError, DType, bind, dtype as as_dtype, substitute
-from mithril.ir import Graph, Node, iterate
+from mithril.graph import BackendError, DType, Graph, Node, bind, dtype as as_dtype, iterate, substitute
 
 Array = np.ndarray[Any, Any]
 OnStep = Callable[[Node, Sequence[Array]], None]

@@ -6,8 +6,7 @@ from typing import Any
 
 import mithril as ml
 from mithril import Graph, Node, Value
-from mithril.base import is_static, numel
-from mithril.ir import Editor
+from mithril.graph import Editor, is_static, numel
 from mithril.passes import PassContext
 
 

@@ -6,9 +6,12 @@ from mithril.backend.annotations import (
     Least as Least,
     Positive as Positive,
     describe as describe,
+    matches as matches,
     mismatch as mismatch,
+    require_match as require_match,
 )
 from mithril.backend.arrays import (
+    EncodedWeight as EncodedWeight,
     as_numpy as as_numpy,
     to_numpy as to_numpy,
 )
@@ -22,6 +25,7 @@ from mithril.backend.base import (
     Backend as Backend,
     ExactSizesRequired as ExactSizesRequired,
     Executable as Executable,
+    LazyGraph as LazyGraph,
 )
 from mithril.backend.build_options import (
     BUILD_OPTIONS as BUILD_OPTIONS,
@@ -43,6 +47,8 @@ from mithril.backend.checked_calls import (
 )
 from mithril.backend.codegen.call import Call as Call
 from mithril.backend.codegen.common import (
+    FourierCalls as FourierCalls,
+    LibraryCalls as LibraryCalls,
     NUMPY_NAMES as NUMPY_NAMES,
     PREDICATES as PREDICATES,
     SIGNS as SIGNS,
@@ -58,16 +64,19 @@ from mithril.backend.codegen.common import (
     operators as operators,
     reduction_identity as reduction_identity,
     shared_helpers as shared_helpers,
+    sliced as sliced,
 )
 from mithril.backend.codegen.control_flow import python_control as python_control
-from mithril.backend.codegen.emit import emit as emit
-from mithril.backend.codegen.helper_metadata import needs as needs
-from mithril.backend.codegen.library_calls import (
-    FourierCalls as FourierCalls,
-    LibraryCalls as LibraryCalls,
+from mithril.backend.codegen.emit import (
+    NameAllocator as NameAllocator,
+    emit as emit,
 )
-from mithril.backend.codegen.lowering_table import Lowerings as Lowerings
-from mithril.backend.codegen.names import NameAllocator as NameAllocator
+from mithril.backend.codegen.lowering_table import (
+    ArrayKernel as ArrayKernel,
+    Condition as Condition,
+    Lowerings as Lowerings,
+    TextWriter as TextWriter,
+)
 from mithril.backend.codegen.shared import (
     Dialect as Dialect,
     HELPERS as HELPERS,
@@ -79,6 +88,7 @@ from mithril.backend.codegen.shared import (
     xp as xp,
 )
 from mithril.backend.codegen.shared.cached_attention import cached_attention as cached_attention
+from mithril.backend.codegen.shared.dialect import needs as needs
 from mithril.backend.codegen.shared.expert_products import (
     expert_matmul as expert_matmul,
     expert_weight_grad as expert_weight_grad,
@@ -93,22 +103,14 @@ from mithril.backend.codegen.shared.pooling import (
     window_parts as window_parts,
 )
 from mithril.backend.codegen.shared.reductions import single as single
-from mithril.backend.codegen.slice_syntax import sliced as sliced
 from mithril.backend.codegen.source import (
     Source as Source,
     template_texts as template_texts,
 )
-from mithril.backend.encoded_weights import EncodedWeight as EncodedWeight
 from mithril.backend.forking import watch as watch
 from mithril.backend.host_calls import (
     check_results as check_results,
     host_function as host_function,
-)
-from mithril.backend.lazy_graph import LazyGraph as LazyGraph
-from mithril.backend.lowering_types import (
-    ArrayKernel as ArrayKernel,
-    Condition as Condition,
-    TextWriter as TextWriter,
 )
 from mithril.backend.memory_plan import (
     ALIGNMENT as ALIGNMENT,
@@ -126,10 +128,6 @@ from mithril.backend.memory_plan import (
     peak_bytes as peak_bytes,
     plan as plan,
     state_updates as state_updates,
-)
-from mithril.backend.patterns import (
-    matches as matches,
-    require_match as require_match,
 )
 from mithril.backend.plugin_lowering import (
     Label as Label,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from types import EllipsisType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from mithril.base import closest
+from mithril.graph import OptionError, closest
 
 
 @dataclass(frozen=True)
@@ -149,3 +150,22 @@ def describe(annotation: Any) -> str:
     if annotation is EllipsisType:
         return "..."
     return getattr(annotation, "__name__", str(annotation))
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a name equals the pattern (names may contain brackets) or matches it as in a shell."""
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def require_match(where: str, kind: str, pattern: str, names: Iterable[str]) -> None:
+    """Raise unless the pattern of option ``where`` matches one of the names; ``kind`` describes them."""
+    candidates = sorted(n for n in names if n)
+    if any(matches(name, pattern) for name in candidates):
+        return
+    suggestions = closest(pattern, candidates)
+    listed = [*suggestions, *(n for n in candidates if n not in suggestions)][:12]
+    raise OptionError(
+        f"'{pattern}' in {where} matches no {kind}",
+        facts=[f"the model has: {', '.join(listed) or 'none'}"],
+        hint=f"did you mean '{suggestions[0]}'?" if suggestions else None,
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, dtype as as_dtype
+from mithril.graph import DType, dtype as as_dtype
 
 
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
@@ -30,3 +31,31 @@ def as_numpy(data: Any, default: DType) -> np.ndarray[Any, Any]:
         elif array.dtype == np.int64:
             array = array.astype(np.int32)
     return array
+
+
+Array = np.ndarray[Any, Any]
+
+
+class EncodedWeight(ABC):
+    """An array of float32 that is stored as bytes [rows, bytes of a row]; ``order`` selects the row of each row."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, codes: Array, shape: tuple[int, ...], order: Array | None = None) -> None:
+        self.codes, self.shape, self.order = codes, shape, order
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the codes."""
+        return int(self.codes.nbytes)
+
+    @abstractmethod
+    def decoded(self) -> Array:
+        """Return the numbers."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self.decoded(), dtype)

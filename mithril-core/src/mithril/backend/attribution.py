@@ -8,7 +8,7 @@ from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 from mithril import plugins
-from mithril.base import MithrilError, PluginError
+from mithril.graph import MithrilError, PluginError
 from mithril.plugins import OpsSpec, Plugin
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -5,33 +5,69 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from weakref import ref
 
 import numpy as np
 
-from mithril.axes import is_view
 from mithril.backend import memory_plan
-from mithril.backend.arrays import to_numpy
+from mithril.backend.arrays import EncodedWeight, to_numpy
 from mithril.backend.build_options import BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
-from mithril.backend.encoded_weights import EncodedWeight
 from mithril.backend.forking import require_unforked
-from mithril.backend.lazy_graph import LazyGraph
-from mithril.base import (
+from mithril.graph import (
     ALL,
     BackendError,
     DType,
     DTypeError,
+    Graph,
+    Node,
+    Op,
     OptionError,
     UnsupportedError,
+    decompose,
     dtype as as_dtype,
+    is_view,
+    iterate,
+    parse,
     unknown,
 )
-from mithril.ir import Graph, Node, Op, decompose, iterate
 from mithril.ops import scan_op
 
 if TYPE_CHECKING:
     from mithril.backend.plugin_lowering import PluginLowering
+
+
+class LazyGraph:
+    """A graph whose first ``get()`` parses the text or calls the function; attributes are forwarded to the graph.
+
+    Functions rebuild graphs with embedded weights, which a program has in a form of its own: such a graph lives as long
+    as its users.
+    """
+
+    __slots__ = ("_graph", "_make", "_rebuilt")
+
+    def __init__(self, graph: Graph | str | Callable[[], Graph]) -> None:
+        self._graph = graph if isinstance(graph, Graph) else None
+        self._make = None if isinstance(graph, Graph) else graph
+        self._rebuilt: ref[Graph] | None = None
+
+    def get(self) -> Graph:
+        graph = self._graph if self._rebuilt is None else self._rebuilt()
+        if graph is not None:
+            return graph
+        if callable(self._make):
+            graph = self._make()
+            self._rebuilt = ref(graph)
+        else:
+            assert self._make is not None
+            graph = self._graph = parse(self._make)
+            self._make = None
+        return graph
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.get(), name)
+
 
 DLPACK_CPU = 1  # the type of devices in main memory, kDLCPU
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -331,7 +367,7 @@ class Backend(metaclass=CheckedType):
         return self._draw("uniform", shape, dtype)
 
     def _draw(self, kind: str, shape: Iterable[int], dtype: Any) -> Any:
-        from mithril.base import operation
+        from mithril.graph import operation
 
         key = operation("fold_in")(np.array([0, self._seed & 0xFFFFFFFF], np.uint32), np.uint32(self._drawn))
         self._drawn += 1

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from mithril.backend.annotations import Positive
-from mithril.base import Decisions, OptionError
-from mithril.ir import Graph
+from mithril.graph import Decisions, Graph, OptionError
 from mithril.plugins import Option, options
 
 BUILD_OPTIONS = (

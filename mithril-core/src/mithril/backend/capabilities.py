@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal
 
-from mithril.ir import Op
+from mithril.graph import Op
 
 
 class Form(StrEnum):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar, Unpack, cast, get_origin, get_type_hints
 
 from mithril.backend.annotations import mismatch as misfit
-from mithril.base import OptionError, closest
+from mithril.graph import OptionError, closest
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mismatch = tuple[str, list[str], str | None]  # message, facts, hint

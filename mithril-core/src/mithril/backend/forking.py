@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from weakref import WeakSet
 
-from mithril.base import BackendError
+from mithril.graph import BackendError
 
 _STARTED: dict[str, int] = {}  # framework -> id of the process in which it started
 _MODELS: WeakSet[object] = WeakSet()  # models with fast paths, which do not check for a fork

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend.plugin_lowering import Label, PluginLowering, lowering_error_context
-from mithril.base import MithrilError, operation, substitute
-from mithril.ir import Node
+from mithril.graph import MithrilError, Node, operation, substitute
 
 Types = Sequence[tuple[Any, tuple[int, ...]]]  # framework dtype and shape of each result
 Array = np.ndarray[Any, Any]

@@ -12,9 +12,18 @@ from importlib import import_module
 import numpy as np
 
 from mithril import ops
-from mithril.axes import is_view
-from mithril.base import MemoryLimitError, OptionError, TensorType, numel, substitute, unknown
-from mithril.ir import Graph, Node, Value
+from mithril.graph import (
+    Graph,
+    MemoryLimitError,
+    Node,
+    OptionError,
+    TensorType,
+    Value,
+    is_view,
+    numel,
+    substitute,
+    unknown,
+)
 
 ALIGNMENT = 64
 

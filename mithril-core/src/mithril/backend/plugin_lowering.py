@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from mithril.base import MithrilError, PluginError
-from mithril.ir import Node
+from mithril.graph import MithrilError, Node, PluginError
 from mithril.plugins import Plugins, default
 
 

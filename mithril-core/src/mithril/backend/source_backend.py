@@ -10,16 +10,14 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from mithril import plugins
-from mithril.backend.base import Backend
+from mithril.backend.base import Backend, LazyGraph
 from mithril.backend.build_options import BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.codegen.emit import emit, render
 from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.backend.codegen.source import Source, from_template, require_template, transformed
-from mithril.backend.lazy_graph import LazyGraph
 from mithril.backend.plugin_lowering import PluginLowering, plugin_lowerings
-from mithril.base import GradientError, UnsupportedError
-from mithril.ir import Graph, Node, iterate
+from mithril.graph import GradientError, Graph, Node, UnsupportedError, iterate
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 

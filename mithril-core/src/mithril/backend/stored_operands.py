@@ -8,7 +8,7 @@ computation then equals no element of the other, and a mask of maxima is empty.
 from __future__ import annotations
 
 from mithril import ops
-from mithril.ir import Graph, Node, Op, Value, types_of
+from mithril.graph import Graph, Node, Op, Value, types_of
 
 COMPARISONS = frozenset({ops.equal, ops.not_equal, ops.less, ops.less_equal, ops.greater, ops.greater_equal})
 SELECTIONS = frozenset({ops.max, ops.min, ops.maximum, ops.minimum, ops.max_pool, ops.where, ops.abs, ops.neg})

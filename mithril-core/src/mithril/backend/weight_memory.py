@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.encoded_weights import EncodedWeight
+from mithril.backend.arrays import EncodedWeight
 from mithril.backend.memory_plan import format_bytes
 from mithril.system import ArrayCache
 

@@ -1,23 +1,39 @@
-"""The compiler: from a model to an executable program, in seven steps."""
+"""The compiler: from a model to an executable program in seven steps, and the calls of compiled programs."""
 
-from mithril.base.lazy_exports import lazy_exports
+from mithril.graph.lazy_exports import lazy_exports
 
 HOMES = {
-    "backend_choice": ("make_backend",),
-    "graph_functions": ("gradients", "parse"),
-    "frontend": ("InputDeclaration", "Source", "TraceRequest", "source_of"),
+    "batch_buckets": ("Buckets", "find_buckets"),
+    "bound_checks": ("Bound", "KINDS", "BufferBound", "with_bounds"),
+    "capture": ("subgraph_to",),
+    "compiled_model": ("CompiledModel",),
+    "frontend": ("make_backend", "InputDeclaration", "Source", "TraceRequest", "source_of"),
     "graph_source": ("GraphSource",),
+    "index_checks": ("IndexCheckedExecutable", "IndexInput", "given_indices", "with_checks"),
     "initializers": ("Array", "Index", "initialize", "norms_of"),
     "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
-    "memory_remedy": ("check_memory",),
-    "model_transforms": ("grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
+    "interpreter": ("Interpreter",),
+    "memory_usage": ("MemoryUse", "ProgramMemory", "allocated_bytes", "largest_sizes", "memory_use"),
+    "model_files": ("load", "read_model_file"),
+    "model_transforms": ("gradients", "parse", "grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
     "option_table": (
         *("OptionRegistry", "Settings", "declared_options", "default_settings", "split_options", "option_registry"),
-        *("option_rows", "resolve_options"),
+        *("option_rows", "resolve_options", "Readable"),
     ),
     "pass_pipeline": ("installed",),
-    "readable": ("Readable",),
+    "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results", "assemble_of"),
+    "program_summary": ("PluginRecord", "layer_results", "columns", "format_si"),
+    "pure_function": ("PureFunction", "PureProgram"),
+    "requirements": ("check_memory",),
+    "runner": ("Runner",),
+    "signature": (
+        *("CALL_OPTIONS", "declared_text", "expanded", "InputSpec", "convert_input", "array_type", "as_numpy"),
+        *("missing_or_unknown", "resolve_type"),
+    ),
     "steps": ("Compiler", "compile"),
     "transformed_source": ("Transformed",),
+    "updated_states": ("with_updates",),
+    "watching": ("Watcher", "watch"),
+    "weight_files": ("load_file", "save_file"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

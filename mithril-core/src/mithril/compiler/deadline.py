@@ -7,8 +7,8 @@ import sys
 import time
 from types import FrameType
 
-from mithril.base import CompileTimeoutError
 from mithril.compiler.plugin_watch import PluginWatch
+from mithril.graph import CompileTimeoutError
 
 AGAIN = 0.05  # seconds until an alarm that could not stop the compilation rings again
 

@@ -15,17 +15,17 @@ from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from mithril import plugins
-from mithril.backend import attributed
-from mithril.base import DType, PluginError, TensorType
+from mithril.backend import Backend, attributed
 from mithril.compiler.initializers import Array, Index
-from mithril.ir import Graph, Input
+from mithril.compiler.model_files import read_model_file
+from mithril.compiler.option_table import Settings
+from mithril.graph import BackendError, DType, Graph, Input, OptionError, PluginError, TensorType
 from mithril.plugins import FrontendSpec
-from mithril.runtime import read_model_file
 
 # Frontends of the core; the first one also receives unsupported models and raises the error.
 CORE = (
     FrontendSpec("models", ("mithril.models.language.layer.Layer",), "mithril.models.frontend:LayerSource"),
-    FrontendSpec("graph", ("mithril.ir.core.Graph",), "mithril.compiler.graph_source:GraphSource"),
+    FrontendSpec("graph", ("mithril.graph.core.Graph",), "mithril.compiler.graph_source:GraphSource"),
     FrontendSpec(
         "transformed",
         ("mithril.compiler.transformed_source.Transformed",),
@@ -154,3 +154,30 @@ class PluginSource:
     def initial(self, inputs: Iterable[Input], seed: int, index: Index | None = None) -> dict[str, Array]:
         with self._attributed():
             return self._source.initial(inputs, seed, index)
+
+
+def backend_names(backend: Backend, settings: Settings) -> set[str]:
+    """Return the names of a backend and of those in ``backend_map``, with the names of their base classes."""
+    guests = [plugins.backend_class(g) if isinstance(g, str) else g for g in settings.as_dict()["backend_map"].values()]
+    return {name for one in (backend, *guests) for name in one.names()}
+
+
+def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> Backend:
+    """Return the backend instance for an instance, a class or a name."""
+    if isinstance(backend, str):
+        backend = plugins.backend_class(backend)
+    if isinstance(backend, type) and issubclass(backend, Backend):
+        precision = settings["precision"]
+        return backend(precision=precision) if precision else backend()
+    if isinstance(backend, Backend):
+        precision = settings["precision"]
+        if precision and backend.precision not in (None, precision):
+            raise OptionError(
+                f"precision='{precision}' conflicts with the backend's precision '{backend.precision}'",
+                hint="pass precision only once",
+            )
+        return backend.with_precision(precision) if precision and backend.precision is None else backend
+    raise BackendError(
+        f"expected a backend instance, class or name, got {backend!r}",
+        facts=["accepted: a backend instance such as ml.NumpyBackend(), its class, or its name"],
+    )

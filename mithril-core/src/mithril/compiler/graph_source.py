@@ -9,20 +9,25 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import Backend, EncodedWeight, to_numpy
-from mithril.base import (
+from mithril.compiler.frontend import TraceRequest
+from mithril.compiler.initializers import Array, Index, initialize
+from mithril.graph import (
+    Builder,
     DTypeError,
+    Graph,
+    Input,
     ModelError,
+    Node,
     ShapeError,
     TensorType,
+    Value,
     bind,
     dtype as as_dtype,
     float32,
     is_static,
+    substitute_sizes,
     unknown,
 )
-from mithril.compiler.frontend import TraceRequest
-from mithril.compiler.initializers import Array, Index, initialize
-from mithril.ir import Builder, Graph, Input, Node, Value, substitute_sizes
 
 
 class GraphInput:

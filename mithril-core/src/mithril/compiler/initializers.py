@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import EncodedWeight, to_numpy
-from mithril.base import ModelError, ShapeError, TensorType, equal, float32, is_static, unknown
-from mithril.ir import Input
+from mithril.graph import Input, ModelError, ShapeError, TensorType, equal, float32, is_static, unknown
 from mithril.ops import Draws
 
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril.base import (
+from mithril.compiler.frontend import Source, TraceRequest
+from mithril.compiler.signature import InputSpec, declared_text, expanded
+from mithril.graph import (
     Dim,
     DType,
     DTypeError,
@@ -18,8 +20,6 @@ from mithril.base import (
     is_static,
     unknown,
 )
-from mithril.compiler.frontend import Source, TraceRequest
-from mithril.runtime import InputSpec, declared_text, expanded
 
 
 def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputSpec]:
@@ -178,7 +178,7 @@ def _expected(name: str, source: Source) -> tuple[Shape | None, DType | None] | 
 
 
 def _unknown(spec: InputSpec) -> Exception:
-    from mithril.base import ShapeError
+    from mithril.graph import ShapeError
 
     return ShapeError(
         f"Cannot infer shape for tensor '{spec.name}'",

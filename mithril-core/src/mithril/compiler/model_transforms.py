@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import checked, matches
-from mithril.base import Dim, GraphError, Size, TensorType, assume, collect_guards
 from mithril.compiler.frontend import Source, is_model
 from mithril.compiler.initializers import Array, Index
 from mithril.compiler.transformed_source import InputOf, Transformed, Types
-from mithril.ir import Graph, Input, Value, cotangent_name
-from mithril.transforms import (
+from mithril.derivatives import (
     grad_function,
     grad_graph,
+    gradients as _gradients,
     hessian_function,
     hessian_graph,
     hvp_function,
@@ -34,6 +33,19 @@ from mithril.transforms import (
     vjp_graph,
     vmap_function,
     vmap_graph,
+)
+from mithril.graph import (
+    Dim,
+    Graph,
+    GraphError,
+    Input,
+    Size,
+    TensorType,
+    Value,
+    assume,
+    collect_guards,
+    cotangent_name,
+    parse as _parse,
 )
 
 GRAPHS: dict[str, Callable[..., Graph]] = {
@@ -312,3 +324,7 @@ def _by_name(argument: str, axes: Axes) -> int | Mapping[str, Axis]:
     if isinstance(axes, (int, Mapping)):
         return axes
     raise GraphError(f"{argument} of graphs and models requires names", hint=f"write {argument}={{'x': 0}}")
+
+
+gradients = checked()(_gradients)
+parse = checked()(_parse)

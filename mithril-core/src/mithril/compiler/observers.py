@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mithril import plugins
-from mithril.base import MithrilError
-from mithril.ir import Graph
-from mithril.runtime import Program, Watcher
+from mithril.compiler.program import Program
+from mithril.compiler.watching import Watcher
+from mithril.graph import Graph, MithrilError
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext, Plugin

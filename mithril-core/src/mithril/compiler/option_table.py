@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from mithril.backend import describe, mismatch
-from mithril.base import OptionError, closest, unknown
-from mithril.compiler.readable import read_value
+from mithril.graph import OptionError, closest, unknown
 from mithril.plugins import Entry, Option, Plugin, PluginProblem, Plugins, default, name_owner, pip_hints
+
+
+@dataclass(frozen=True)
+class Readable:
+    """Values that a function reads without an error: ``Annotated[float | str, Readable(parse_bytes)]``."""
+
+    read: Callable[[Any], Any]
+
+
+def read_value(value: Any, annotation: Any) -> None:
+    """Call the functions of ``Readable`` on a value that matches the annotation; they raise the error of a mistake."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        read_value(value, next(argument for argument in arguments if mismatch(value, argument) is None))
+    elif origin is Annotated:
+        for note in arguments[1:]:
+            if isinstance(note, Readable):
+                note.read(value)
 
 
 @dataclass(frozen=True, slots=True)

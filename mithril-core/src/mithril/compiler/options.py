@@ -11,10 +11,10 @@ from types import EllipsisType, MappingProxyType
 from typing import Annotated, Any, Literal
 
 from mithril.backend import BUILD_OPTIONS, Least, parse_bytes
-from mithril.base import Dim
-from mithril.compiler.readable import Readable
+from mithril.compiler.option_table import Readable
+from mithril.compiler.signature import CALL_OPTIONS
+from mithril.graph import Dim
 from mithril.plugins import Option, hookimpl
-from mithril.runtime import CALL_OPTIONS
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.backend import Backend, Executable
-from mithril.base import OptionError, unknown
-from mithril.ir import Graph, Input, Node, Output, Value
+from mithril.graph import Graph, Input, Node, OptionError, Output, Value, unknown
 
 Build = Callable[[Graph, Backend], Executable]
 TAG = "backend"

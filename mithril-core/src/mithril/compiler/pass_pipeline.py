@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mithril import plugins
-from mithril.base import LEVELS, STAGES, OptionError, PassError, deprecated, unknown
 from mithril.compiler.option_table import option_registry
+from mithril.graph import LEVELS, STAGES, OptionError, PassError, deprecated, unknown
 from mithril.passes import Pass, PassManager, as_pass, placement_of
 from mithril.plugins import CompileContext, PipelineDraft, PluginWarning
 

@@ -22,22 +22,26 @@ from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
 from mithril.backend import BuildOptions, EncodedWeight, ExactSizesRequired, LazyGraph, template_texts, third_parties
-from mithril.base import (
+from mithril.compiler.bound_checks import KINDS
+from mithril.compiler.frontend import Source
+from mithril.compiler.index_checks import IndexCheckedExecutable
+from mithril.compiler.option_table import declared_options
+from mithril.compiler.pass_pipeline import installed
+from mithril.compiler.program import Interface, Program, ProgramKey, Results
+from mithril.compiler.requirements import inventory
+from mithril.graph import (
     Decision,
+    Graph,
     MithrilError,
     TensorType,
     __version__,
     dtype as as_dtype,
+    parse,
     parse_dim,
     symbols,
+    to_text,
 )
-from mithril.compiler.frontend import Source
-from mithril.compiler.option_table import declared_options
-from mithril.compiler.pass_pipeline import installed
-from mithril.compiler.provenance import inventory
-from mithril.ir import Graph, parse, to_text
 from mithril.passes import PassRecord, PipelineReport
-from mithril.runtime import KINDS, IndexCheckedExecutable, Interface, Program, ProgramKey, Results
 from mithril.system import ArrayCache, Store, UnhashableObject, fingerprint, package_version_key
 
 if TYPE_CHECKING:

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mithril import ops
-from mithril.backend import Backend, BuildOptions, Layers, find_strategy, format_bytes, nbytes, require_match
-from mithril.base import Decisions, OptionError, ShapeError, dtype as as_dtype, is_static
+from mithril import ops, plugins
+from mithril.backend import (
+    Backend,
+    BuildOptions,
+    Layers,
+    find_strategy,
+    format_bytes,
+    nbytes,
+    parse_bytes,
+    plugin_of,
+    require_match,
+    third_parties,
+)
+from mithril.compiler.memory_usage import MemoryUse, ProgramMemory, largest_sizes, memory_use
 from mithril.compiler.option_table import Settings
 from mithril.compiler.partition import TAG
-from mithril.ir import Graph, Node, iterate
+from mithril.compiler.program_summary import PluginRecord
+from mithril.compiler.signature import InputSpec
+from mithril.graph import (
+    Decisions,
+    Graph,
+    MemoryLimitError,
+    Node,
+    OptionError,
+    ShapeError,
+    dtype as as_dtype,
+    is_static,
+    iterate,
+    numel,
+    substitute,
+)
 from mithril.ops import if_op, while_op
-from mithril.plugins import HardwareTarget, Option
-from mithril.runtime import InputSpec
+from mithril.passes import PassContext
+from mithril.plugins import CompileContext, Entry, HardwareTarget, Option, PluginWarning
 
 WITHOUT_ARENA = {
     "frees": "has no arena: it frees each value after its last use",
@@ -214,3 +239,165 @@ def framework_subject(
     if outputs and custom:
         return f"'{backend.name}' on several devices", "replace the operation, or train on one device", custom
     return None
+
+
+def record_providers(context: CompileContext, source: Any) -> None:
+    """Record the backend, target, options, frontend and layers of third parties, and all deciders."""
+    settings: Any = context.options
+    options = {entry.spec.name: entry for entry in plugins.options()}
+    parts = [
+        *_of("backend", [context.backend.name], plugins.backends()),
+        *_of("hardware target", [settings["target_hardware"]], plugins.targets()),
+        *_of("option", settings.keywords, options),
+        *([source.origin] if hasattr(source, "origin") else []),
+        *_layers(source),
+        *(f"{decider} takes part" for decider in plugins.deciders()),
+    ]
+    for part in parts:
+        context.decisions.record("plugin", part)
+
+
+# The hooks whose entries can change a program; a failing observer warns when it fails.
+SHAPING = frozenset(
+    f"mithril_{name}" for name in ("backends", "passes", "options", "ops", "lowerings", "targets", "frontends")
+)
+_warned: set[str] = set()
+
+
+def record_absences(context: CompileContext) -> None:
+    """Record the installed plugins that are not, or not entirely, in use; warn once per process.
+
+    A plugin that the user disabled is not missed: it is recorded without a warning.
+    """
+    backend = context.backend.name
+    plugins.lowerings(backend), plugins.op_names(), plugins.frontends()  # their problems count as well
+    for plugin in plugins.found():
+        for problem in plugin.losses(SHAPING, backend):
+            if problem.state == "disabled":
+                context.decisions.record("plugin", problem.what)
+                continue
+            extent = "not in use" if plugin.loaded is None else "only partly in use"
+            reason = ": ".join((problem.what, *problem.facts[:1]))
+            message = f"{plugin.origin} is {extent}: {reason} ({problem.hint})"
+            context.decisions.record("ignored", message, warning=PluginWarning, warn=message not in _warned)
+            _warned.add(message)
+
+
+def inventory(backend: str) -> tuple[PluginRecord, ...]:
+    """Return the installed plugins, present and absent, as programs for a backend depend on them."""
+    return tuple(
+        PluginRecord(
+            plugin.name,
+            plugin.distribution,
+            plugin.version,
+            plugin.module,
+            "absent" if plugin.loaded is None else "present",
+            tuple(problem.what for problem in plugin.losses(SHAPING, backend)),
+        )
+        for plugin in plugins.found()
+    )
+
+
+def _of(kind: str, names: Iterable[Any], entries: Mapping[str, Entry[Any]]) -> Iterator[str]:
+    for name in names:
+        entry = entries.get(name)
+        if entry is not None and not entry.plugin.first_party:
+            yield f"{kind} '{name}' by {entry.origin}"
+
+
+def _layers(source: Any) -> Iterator[str]:
+    if not third_parties():
+        return
+    for kind in sorted(getattr(source, "layer_types", ()), key=lambda kind: kind.__name__):
+        plugin = plugin_of(kind.__module__)
+        if plugin is not None:
+            yield f"layer '{kind.__name__}' by {plugin.origin}"
+
+
+def record_operations(graph: Graph, decisions: Decisions) -> None:
+    """Record the operations of third parties in a graph."""
+    for name in sorted({node.op.name for node, _ in iterate(graph)}):
+        plugin = plugins.op_plugin(name)
+        if plugin is not None and not plugin.first_party:
+            decisions.record("plugin", f"operation '{name}' by {plugin.origin}")
+
+
+PLANNED = ("arena", "library")  # backends whose estimate is exact after the build
+CHECKPOINTING = "gradient-checkpointing"
+
+
+def check_memory(memory: ProgramMemory, settings: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
+    """Raise MemoryLimitError if a program exceeds ``max_memory_gb`` for these sizes, or its largest ones."""
+    if settings["max_memory_gb"] is None:
+        return  # do not access the graph, which may not be parsed yet
+    sizes = largest_sizes(memory.graph) if sizes is None else sizes
+    if sizes is not None:
+        _check_peak(memory.at(sizes), memory.graph, memory.backend, settings, sizes)
+
+
+def check_arguments(graph: Graph, backend: Backend, settings: Mapping[str, Any]) -> None:
+    """Raise MemoryLimitError before the build; if an exact check follows, only for the size of the arguments."""
+    if settings["max_memory_gb"] is None or (sizes := largest_sizes(graph)) is None:
+        return
+    use = memory_use(graph, backend, sizes)
+    if backend.capabilities.memory in PLANNED and use.outside <= parse_bytes(settings["max_memory_gb"]):
+        return
+    _check_peak(use, graph, backend, settings, sizes)
+
+
+def _check_peak(
+    use: MemoryUse, graph: Graph, backend: Backend, settings: Mapping[str, Any], sizes: Mapping[str, int]
+) -> None:
+    limit = parse_bytes(settings["max_memory_gb"])
+    if use.peak > limit:
+        raise over_limit(use, graph, limit, sizes).with_hint(remedy(graph, backend, settings, use, limit, sizes))
+
+
+def remedy(
+    graph: Graph, backend: Backend, settings: Mapping[str, Any], use: MemoryUse, limit: int, sizes: Mapping[str, int]
+) -> str:
+    """Return the hint for a program that exceeds the limit."""
+    if CHECKPOINTING in plugins.passes() and not settings.get("gradient_checkpointing"):
+        context = PassContext(backend=backend, options={"checkpoint_segments": None})
+        smaller = plugins.load_pass(CHECKPOINTING)(graph, context)
+        needed = use.peak if smaller is graph else memory_use(smaller, backend, sizes).peak
+        if needed <= limit:
+            return f"gradient_checkpointing=True needs {format_bytes(needed)}"
+    batch = _batch_that_fits(graph, use, limit, sizes)
+    if batch is not None:
+        return f"a batch of {batch} fits"
+    if use.parameters > limit:
+        return f"the parameters alone are {format_bytes(use.parameters)}: use a smaller dtype or a smaller model"
+    return "a smaller batch, a smaller dtype, or mixed_precision=True needs less"
+
+
+def _batch_that_fits(graph: Graph, use: MemoryUse, limit: int, sizes: Mapping[str, int]) -> int | None:
+    """Return the largest batch that fits, assuming that all memory except parameters scales with it."""
+    heads = {i.type.shape[0] for i in graph.with_role("input") if i.type.shape}
+    if len(heads) != 1:
+        return None
+    batch = int(numel((substitute(heads.pop(), sizes),)))
+    fixed = use.parameters + use.state
+    moving = use.peak - fixed
+    fitting = int((limit - fixed) * batch / moving) if moving else 0
+    return fitting if 0 < fitting < batch else None
+
+
+def over_limit(use: MemoryUse, graph: Graph, limit: int, sizes: Mapping[str, int] | None = None) -> MemoryLimitError:
+    """Return the error for a program that exceeds the limit, with its largest values."""
+    values = [
+        (nbytes(v.type, sizes), v)
+        for v in (*(v for n in graph.nodes for v in n.results), *(i.value for i in graph.inputs))
+    ]
+    largest = sorted(values, key=lambda row: -row[0])[:5]
+    qualifier = "" if use.exact else "about "
+    return MemoryLimitError(
+        f"this program needs {qualifier}{format_bytes(use.peak)}, but max_memory_gb allows {format_bytes(limit)}",
+        facts=[
+            (
+                f"parameters and inputs {format_bytes(use.outside)}; "
+                f"values and results {format_bytes(use.workspace)} ({use.source})"
+            ),
+            "largest: " + "; ".join(f"'{v.name}' {v.type} {format_bytes(size)}" for size, v in largest),
+        ],
+    )

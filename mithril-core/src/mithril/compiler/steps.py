@@ -13,63 +13,63 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from mithril import plugins
-from mithril.autodiff import gradients, require_framework_gradients, with_marked_surrogates
 from mithril.backend import Backend, BuildOptions, Executable, LazyGraph, checked
-from mithril.base import (
-    BackendError,
-    Decisions,
-    DTypeError,
-    InputError,
-    OptionError,
-    TensorType,
-    bind,
-)
-from mithril.compiler.backend_choice import backend_names, make_backend
+from mithril.compiler.batch_buckets import Buckets, find_buckets
+from mithril.compiler.bound_checks import with_bounds
+from mithril.compiler.compiled_model import CompiledModel
 from mithril.compiler.deadline import Deadline
-from mithril.compiler.frontend import TraceRequest, learn, model_of, source_of
+from mithril.compiler.frontend import TraceRequest, backend_names, learn, make_backend, model_of, source_of
 from mithril.compiler.graph_source import with_fixed_parameters
+from mithril.compiler.index_checks import IndexCheckedExecutable, with_checks
 from mithril.compiler.initializers import Array, Index
 from mithril.compiler.input_types import check_known_part, input_specs, known_types, probe_types
-from mithril.compiler.memory_remedy import check_arguments, check_memory
+from mithril.compiler.memory_usage import largest_sizes
 from mithril.compiler.observers import Observers
 from mithril.compiler.option_table import Settings, declared_options, resolve_options, split_options
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pass_pipeline import make_pipeline, optimization_level, record_clashes, select_passes
+from mithril.compiler.program import Interface, Program, ProgramKey, Results
 from mithril.compiler.program_cache import Graphs, ProgramCache, exact_sizes_saved, lowered_once
-from mithril.compiler.provenance import inventory, record_absences, record_operations, record_providers
 from mithril.compiler.requirements import (
+    check_arguments,
     check_layers,
+    check_memory,
     check_sizes,
     check_trainable,
     defer,
     framework_subject,
+    inventory,
     note_graph,
     note_planning,
     note_precision,
     note_target_memory,
     outside_of_batches,
+    record_absences,
+    record_operations,
+    record_providers,
     require_no_control_flow,
     require_no_promotion,
     require_static,
 )
-from mithril.ir import Graph, Input, Output, result, verify
+from mithril.compiler.signature import CALL_OPTIONS
+from mithril.compiler.updated_states import with_updates
+from mithril.derivatives import gradients, require_framework_gradients, with_marked_surrogates
+from mithril.graph import (
+    BackendError,
+    Decisions,
+    DTypeError,
+    Graph,
+    Input,
+    InputError,
+    OptionError,
+    Output,
+    TensorType,
+    bind,
+    result,
+    verify,
+)
 from mithril.passes import PassContext, PassManager, PipelineReport
 from mithril.plugins import CompileContext, HardwareTarget
-from mithril.runtime import (
-    CALL_OPTIONS,
-    Buckets,
-    CompiledModel,
-    IndexCheckedExecutable,
-    Interface,
-    Program,
-    ProgramKey,
-    Results,
-    find_buckets,
-    largest_sizes,
-    with_bounds,
-    with_checks,
-    with_updates,
-)
 
 Names = tuple[str, ...]
 

@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.base import DType, ModelError, TensorType, unknown
 from mithril.compiler.frontend import Source, TraceRequest, learn, source_of
 from mithril.compiler.graph_source import with_constants
 from mithril.compiler.initializers import Array, Index
-from mithril.ir import Graph, Input
+from mithril.graph import DType, Graph, Input, ModelError, TensorType, unknown
 
 Types = Mapping[str, TensorType]
 
@@ -118,7 +117,7 @@ class TransformedSource:
 
 
 def _default(x: np.ndarray[Any, Any]) -> DType:
-    from mithril.base import dtype as as_dtype, float32
+    from mithril.graph import dtype as as_dtype, float32
 
     kind = as_dtype(x.dtype)
     return float32 if kind.name == "float64" else kind

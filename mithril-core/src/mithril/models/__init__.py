@@ -4,80 +4,72 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base.lazy_exports import lazy_exports
+from mithril.graph.lazy_exports import lazy_exports
 
 # Module below ``mithril.models`` -> the names it exports.
 HOMES = {
-    "language.flatten": ("flatten",),
-    "language.arguments": (
-        "expect_size",
-        "in_and_out",
-    ),
-    "layers.attention": ("MultiHeadAttention", "PositionalEmbedding", "RotaryEmbedding", "SinusoidalEmbedding"),
-    "layers.containers": ("Residual", "Sequential"),
+    "language.arguments": ("expect_size", "in_and_out"),
     "language.connection": ("snake_case", "Connection", "IOKey"),
     "language.control_flow": ("If", "While"),
-    "layers.convolution": (
-        *("Conv1d", "Conv2d", "Conv3d"),
-        *("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DepthwiseConv2d"),
-    ),
-    "layers.kv_cache": ("limit_positions", "visible_keys", "write_cache"),
+    "language.flatten": ("flatten",),
     "language.layer": ("Layer",),
-    "layers.linear": ("Embedding", "Linear", "MLP"),
-    "layers.metrics": (
-        *("AUC", "Accuracy", "ConfusionMatrix", "F1Score", "MeanAbsoluteError", "MeanSquaredError", "Metric"),
-        *("Perplexity", "Precision", "R2Score", "Recall", "TopKAccuracy"),
+    "language.model": ("Model",),
+    "language.trace_context": ("ADDED_LOSS",),
+    "layers.attention": (
+        *("MultiHeadAttention", "PositionalEmbedding", "RotaryEmbedding", "SinusoidalEmbedding", "limit_positions"),
+        *("visible_keys", "write_cache"),
     ),
     "layers.class_metrics": (
         *("BalancedAccuracy", "ClassF1Score", "ClassPrecision", "ClassRecall", "CohenKappa", "LogLoss"),
         *("MatthewsCorrelation", "MeanIoU"),
     ),
+    "layers.containers": ("Residual", "Sequential"),
+    "layers.convolution": (
+        *("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DepthwiseConv2d"),
+    ),
+    "layers.linear": ("Embedding", "Linear", "MLP"),
+    "layers.metrics": (
+        *("AUC", "Accuracy", "ConfusionMatrix", "F1Score", "MeanAbsoluteError", "MeanSquaredError", "Metric"),
+        *("Perplexity", "Precision", "R2Score", "Recall", "TopKAccuracy"),
+    ),
+    "layers.mixture": ("MixtureOfExperts",),
+    "layers.normalization": (
+        *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "LayerNorm"),
+        "RMSNorm",
+    ),
+    "layers.operation_layers": (
+        *("Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Mish", "Sigmoid", "HardSigmoid"),
+        *("HardSwish", "HardTanh", "Softplus", "Softsign", "Softmax", "LogSoftmax", "Tanh", "Celu", "Softshrink"),
+        *("LogSigmoid", "Glu", "SwiGlu", "PixelShuffle", "Normalize", "Abs", "Negate", "Sign", "Exp", "Log", "Sqrt"),
+        *("Square", "Sin", "Cos", "Erf", "Floor", "Ceil", "Round", "Clip", "Cast", "Add", "Subtract", "Multiply"),
+        *("Divide", "FloorDivide", "Modulo", "Power", "Maximum", "Minimum", "MatMul", "Where", "Equal", "NotEqual"),
+        *("Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr", "LogicalNot", "Sum", "Mean"),
+        *("Prod", "Max", "Min", "AnyOf", "AllOf", "Variance", "LogSumExp", "ArgMax", "ArgMin", "CumSum", "CumProd"),
+        *("Sort", "TopK", "OneHot", "CrossEntropy", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "NLLLoss"),
+        *("MSELoss", "L1Loss", "HuberLoss", "KLDivergence", "CosineSimilarity", "SmoothL1Loss", "HingeLoss"),
+        *("TripletLoss", "ContrastiveLoss", "CosineEmbeddingLoss", "MarginRankingLoss", "InfoNCELoss", "FocalLoss"),
+        *("DiceLoss", "PoissonNLLLoss", "GaussianNLLLoss", "CTCLoss", "GridSample", "AffineGrid", "RoiAlign"),
+        "NonMaximumSuppression",
+    ),
+    "layers.parameter_norms": ("SpectralNorm", "WeightNorm"),
+    "layers.pooling": (
+        *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d"),
+        *("AdaptiveAvgPool2d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "GlobalAvgPool1d", "GlobalAvgPool2d"),
+        *("GlobalMaxPool1d", "GlobalMaxPool2d"),
+    ),
+    "layers.recurrent": ("GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"),
     "layers.regression_metrics": (
         *("AveragePrecision", "BrierScore", "ExplainedVariance", "MaxError", "MeanAbsolutePercentageError"),
         *("MeanSquaredLogError", "RootMeanSquaredError"),
     ),
-    "language.model": ("Model",),
-    "layers.mixture": ("MixtureOfExperts",),
-    "layers.normalization": (
-        *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d"),
-        *("LayerNorm", "RMSNorm"),
-    ),
-    "layers.operation_layers": (
-        *("Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Mish", "Sigmoid", "HardSigmoid", "HardSwish"),
-        *("HardTanh", "Softplus", "Softsign", "Softmax", "LogSoftmax", "Tanh"),
-        *("Celu", "Softshrink", "LogSigmoid", "Glu", "SwiGlu", "PixelShuffle", "Normalize"),
-        *("Abs", "Negate", "Sign", "Exp", "Log", "Sqrt", "Square", "Sin", "Cos", "Erf", "Floor", "Ceil", "Round"),
-        *("Clip", "Cast", "Add", "Subtract", "Multiply", "Divide", "FloorDivide", "Modulo", "Power", "Maximum"),
-        *("Minimum", "MatMul", "Where"),
-        *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"),
-        *("LogicalAnd", "LogicalOr", "LogicalNot"),
-        *("Sum", "Mean", "Prod", "Max", "Min", "AnyOf", "AllOf", "Variance", "LogSumExp", "ArgMax", "ArgMin", "CumSum"),
-        *("CumProd", "Sort", "TopK", "OneHot"),
-        *("CrossEntropy", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "NLLLoss", "MSELoss", "L1Loss"),
-        *("HuberLoss", "KLDivergence", "CosineSimilarity", "SmoothL1Loss", "HingeLoss", "TripletLoss"),
-        *("ContrastiveLoss", "CosineEmbeddingLoss", "MarginRankingLoss", "InfoNCELoss", "FocalLoss", "DiceLoss"),
-        *("PoissonNLLLoss", "GaussianNLLLoss", "CTCLoss"),
-        *("GridSample", "AffineGrid", "RoiAlign", "NonMaximumSuppression"),
-    ),
-    "layers.pooling": (
-        *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d"),
-        *("AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d"),
-        *("GlobalAvgPool1d", "GlobalAvgPool2d", "GlobalMaxPool1d", "GlobalMaxPool2d"),
-    ),
-    "layers.recurrent": ("GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"),
     "layers.shape_layers": (
         *("Concat", "Dropout", "Flatten", "Identity", "Pad", "PRelu", "Reshape", "Split", "Squeeze", "Stack"),
         *("Transpose", "Unsqueeze", "Upsample"),
     ),
-    "language.trace_context": ("ADDED_LOSS",),
-    "layers.wrapper": ("Hooked", "Reparametrization", "Wrapper", "hook"),
-    "layers.parameter_norms": ("SpectralNorm", "WeightNorm"),
     "layers.transformer": (
-        "TransformerDecoder",
-        "TransformerDecoderLayer",
-        "TransformerEncoder",
-        "TransformerEncoderLayer",
+        *("TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"),
     ),
+    "layers.wrapper": ("Hooked", "Reparametrization", "Wrapper", "hook"),
 }
 __all__, _load, __dir__ = lazy_exports(__name__, HOMES)
 
@@ -90,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
     if find_spec(f"mithril.models.{name}") is not None:
         return import_module(f"mithril.models.{name}")
-    from mithril.base import unknown
+    from mithril.graph import unknown
 
     message, _, hint = unknown("layer", name, __all__)
     raise AttributeError(message + (f"; {hint}" if hint else ""))

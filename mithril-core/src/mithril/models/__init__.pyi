@@ -22,6 +22,9 @@ from mithril.models.layers.attention import (
     PositionalEmbedding as PositionalEmbedding,
     RotaryEmbedding as RotaryEmbedding,
     SinusoidalEmbedding as SinusoidalEmbedding,
+    limit_positions as limit_positions,
+    visible_keys as visible_keys,
+    write_cache as write_cache,
 )
 from mithril.models.layers.class_metrics import (
     BalancedAccuracy as BalancedAccuracy,
@@ -45,11 +48,6 @@ from mithril.models.layers.convolution import (
     ConvTranspose2d as ConvTranspose2d,
     ConvTranspose3d as ConvTranspose3d,
     DepthwiseConv2d as DepthwiseConv2d,
-)
-from mithril.models.layers.kv_cache import (
-    limit_positions as limit_positions,
-    visible_keys as visible_keys,
-    write_cache as write_cache,
 )
 from mithril.models.layers.linear import (
     Embedding as Embedding,

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from mithril.backend import is_ours
-from mithril.base import Shape, TensorType
 from mithril.compiler import Array, Index, TraceRequest, initialize
-from mithril.ir import Graph, Input
+from mithril.graph import Graph, Input, Shape, TensorType
 from mithril.models.language.flatten import InputDecl, flatten
 from mithril.models.language.surgery import walk
 from mithril.models.language.trace import trace_model, weights_of

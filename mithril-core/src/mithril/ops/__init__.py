@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.ir import Op, binary, composite, op, unary
+from mithril.graph import Op, binary, composite, op, unary
 from mithril.ops import (  # noqa: F401
     activations,
     alignment,
@@ -97,7 +97,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    from mithril.base import OperationError, operation
+    from mithril.graph import OperationError, operation
 
     try:
         return operation(name)
@@ -107,6 +107,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the names of all operations, including those of installed plugins."""
-    from mithril.base import operations
+    from mithril.graph import operations
 
     return sorted({*__all__, *operations()})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from mithril.ir import Arr, Axis, composite, exactly, per_input, sample
+from mithril.graph import Arr, Axis, composite, exactly, per_input, sample
+from mithril.ops.basic import downcast, upcast
 from mithril.ops.elementwise import (
     abs as abs_,
     clip,
@@ -23,7 +24,6 @@ from mithril.ops.elementwise import (
 from mithril.ops.reduction import max as max_, sum as sum_
 from mithril.ops.shape import reshape
 from mithril.ops.slicing import split
-from mithril.ops.upcast import downcast, upcast
 
 ANY = (sample((3, 4)), sample(Arr((2, 5), low=-12.0, high=12.0), label="wide"))
 
@@ -211,7 +211,7 @@ def _(g, y, x):
 )
 def gelu(x, *, approximate: str = "none"):
     """x * Phi(x) with the normal distribution function Phi, computed with erf or approximated with tanh."""
-    from mithril.base import OperationError, unknown
+    from mithril.graph import OperationError, unknown
 
     if approximate == "none":
         return downcast(upcast(x) * ((erf(upcast(x) * math.sqrt(0.5)) + 1.0) * 0.5), x)

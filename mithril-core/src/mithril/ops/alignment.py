@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import ShapeError, assume, shape_text
-from mithril.ir import composite, exactly, ints, sample
+from mithril.graph import ShapeError, assume, composite, exactly, ints, sample, shape_text
 from mithril.ops.activations import log_softmax
 from mithril.ops.along_axis import take_along_axis
-from mithril.ops.basic import cast
+from mithril.ops.basic import cast, upcast
 from mithril.ops.control_flow import scan, stop_gradient
 from mithril.ops.creation import full, iota
 from mithril.ops.derived_gradients import BY_KERNEL, cotangents
@@ -17,7 +16,6 @@ from mithril.ops.losses import reduced
 from mithril.ops.reduction import mean
 from mithril.ops.shape import concat, reshape, squeeze, stack, transpose, unsqueeze
 from mithril.ops.slicing import narrow
-from mithril.ops.upcast import upcast
 
 IMPOSSIBLE = -1e30  # a logarithm of 0 whose arithmetic gives no nan
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Shape, ShapeError
-from mithril.ir import Axis, composite, exactly, expect_equal, ints, op, sample
+from mithril.graph import Axis, Shape, ShapeError, composite, exactly, expect_equal, ints, op, sample
 from mithril.ops.creation import full, iota
 from mithril.ops.indexing import (
     check_not_empty,

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base import ShapeError, mod
-from mithril.ir import bools, composite, exactly, sample
+from mithril.graph import ShapeError, bools, composite, exactly, mod, sample
 from mithril.ops.activations import softmax
+from mithril.ops.basic import downcast, dtype_of, upcast
 from mithril.ops.creation import iota
 from mithril.ops.elementwise import greater_equal, neg, where
 from mithril.ops.products import matmul, unbroadcast
 from mithril.ops.reduction import sum
 from mithril.ops.shape import concat, reshape, stack, transpose
 from mithril.ops.slicing import split
-from mithril.ops.upcast import downcast, dtype_of, upcast
 
 INF = float("inf")
 # With ``causal`` the first query may attend to the first key only, which this mask excludes.

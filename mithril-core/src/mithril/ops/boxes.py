@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import ShapeError, assume, shape_text
-from mithril.ir import composite, exactly, sample
-from mithril.ops.basic import cast
+from mithril.graph import ShapeError, assume, composite, exactly, sample, shape_text
+from mithril.ops.basic import cast, downcast, upcast
 from mithril.ops.control_flow import scan
 from mithril.ops.counting import nonzero
 from mithril.ops.creation import full, iota
@@ -16,7 +15,6 @@ from mithril.ops.reduction import any as any_
 from mithril.ops.shape import reshape, transpose, unsqueeze
 from mithril.ops.slicing import narrow
 from mithril.ops.sorting import argsort
-from mithril.ops.upcast import downcast, upcast
 
 BOXES = exactly(*(0.0, 0.0, 2.0, 2.0, 0.5, 0.0, 2.5, 2.25, 4.0, 4.0, 6.0, 5.0, 0.1, 0.2, 2.0, 2.0), shape=(4, 4))
 OTHERS = exactly(*(1.0, 1.0, 3.0, 3.5, 4.5, 3.0, 5.0, 4.5), shape=(2, 4))

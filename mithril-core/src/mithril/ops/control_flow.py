@@ -11,8 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, DTypeError, OperationError, ShapeError, Size, TensorType, assume, equal
-from mithril.ir import Builder, Graph, Value, composite, evaluate, ints, is_building, op, sample
+from mithril.graph import (
+    Builder,
+    DType,
+    DTypeError,
+    Graph,
+    OperationError,
+    ShapeError,
+    Size,
+    TensorType,
+    Value,
+    assume,
+    composite,
+    equal,
+    evaluate,
+    ints,
+    is_building,
+    op,
+    sample,
+)
 from mithril.ops.layout_axes import barrier_axes
 from mithril.ops.regions import Body, as_tuple, close, name_outputs
 from mithril.ops.shape import spread

@@ -15,21 +15,26 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from mithril.base import (
+from mithril.graph import (
+    Ints,
     OperationError,
+    Pairs,
     Shape,
     ShapeError,
     Size,
     TensorType,
     assume,
     at_most,
+    composite,
     equal,
     floordiv,
+    numeric,
+    op,
     product,
+    sample,
     shape_text,
 )
-from mithril.ir import Ints, Pairs, composite, numeric, op, sample
-from mithril.ops.upcast import to_float32
+from mithril.ops.basic import to_float32
 
 Array = np.ndarray[Any, Any]
 

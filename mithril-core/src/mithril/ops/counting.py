@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import DTypeError, ShapeError, dtype as as_dtype, int32
-from mithril.ir import bools, composite, exactly, ints, sample
+from mithril.graph import DTypeError, ShapeError, bools, composite, dtype as as_dtype, exactly, int32, ints, sample
 from mithril.ops.basic import cast
 from mithril.ops.creation import full, iota
 from mithril.ops.elementwise import (

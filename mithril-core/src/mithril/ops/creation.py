@@ -8,8 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, DTypeError, Shape, ShapeError, Size, float32, int32, is_static, operation, shape_text
-from mithril.ir import Axis, always, composite, like, normalize_axis, number, op, sample
+from mithril.graph import (
+    Axis,
+    DType,
+    DTypeError,
+    Shape,
+    ShapeError,
+    Size,
+    always,
+    composite,
+    float32,
+    int32,
+    is_static,
+    like,
+    normalize_axis,
+    number,
+    op,
+    operation,
+    sample,
+    shape_text,
+)
 from mithril.ops.shape import stack
 
 

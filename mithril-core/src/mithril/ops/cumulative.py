@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mithril.base import ShapeError
-from mithril.ir import Axis, composite, exactly, ints, per_input, sample
+from mithril.graph import Axis, ShapeError, composite, exactly, ints, per_input, sample
+from mithril.ops.basic import downcast, upcast
 from mithril.ops.elementwise import abs, exp, isnan, log1p, maximum, minimum, where
 from mithril.ops.shape import concat, flip
 from mithril.ops.slicing import narrow
-from mithril.ops.upcast import downcast, upcast
 
 SAMPLES = (
     sample((3, 5)),

@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.base import TensorType, dtype as as_dtype, operations
-from mithril.ir import Builder, Graph, Op, Value, evaluate, trace
+from mithril.graph import Builder, Graph, Op, TensorType, Value, dtype as as_dtype, evaluate, operations, trace
 
 
 class BodyGradient:
-    """The slot by which this room differentiates a body; ``mithril.autodiff`` fills it.
+    """The slot by which this room differentiates a body; ``mithril.derivatives`` fills it.
 
     ``differentiate(body, numbers)`` returns a graph whose last input is the cotangent of the output, and whose outputs
     are the cotangents of the inputs of these numbers.

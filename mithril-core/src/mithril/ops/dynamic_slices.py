@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Shape, ShapeError, Size, assume, operation, shape_text
-from mithril.ir import Axis, composite, exactly, op, sample
+from mithril.graph import Axis, Shape, ShapeError, Size, assume, composite, exactly, op, operation, sample, shape_text
 from mithril.ops.creation import full, iota, size_value
 from mithril.ops.indexing import expect_updates, indexed, take_in_rows, wide_positions, zeros_like
 from mithril.ops.shape import concat, reshape, spread

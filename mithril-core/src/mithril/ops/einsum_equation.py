@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import OperationError, ShapeError, Size, assume, operation
+from mithril.graph import OperationError, ShapeError, Size, assume, operation
 
 HINT = "an equation looks like 'bij,bjk->bik'"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir import (
+from mithril.graph import (
     Arr,
     Op,
     binary,

@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import DTypeError, OperationError, ShapeError, Size, TensorType, dtype as as_dtype, product, unknown
-from mithril.ir import composite, exactly, ints, sample
+from mithril.graph import (
+    DTypeError,
+    OperationError,
+    ShapeError,
+    Size,
+    TensorType,
+    composite,
+    dtype as as_dtype,
+    exactly,
+    ints,
+    product,
+    sample,
+    unknown,
+)
 from mithril.ops.creation import iota
 from mithril.ops.elementwise import equal, not_equal, where
 from mithril.ops.nn import ANY_ACTIVATION

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
-from mithril.base import OperationError, product
-from mithril.ir import Arr, composite, expect_paired, positive, sample
+from mithril.graph import Arr, OperationError, composite, expect_paired, positive, product, sample
 from mithril.ops.activations import sigmoid, softplus
+from mithril.ops.basic import upcast
 from mithril.ops.elementwise import exp, log, maximum
 from mithril.ops.losses import reduced
 from mithril.ops.reduction import sum
 from mithril.ops.shape import reshape
-from mithril.ops.upcast import upcast
 
 UNIT = Arr((3, 4), low=0.0, high=1.0)
 

@@ -12,20 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import (
+from mithril.graph import (
+    Arr,
+    Axis,
     DType,
     DTypeError,
     Shape,
     ShapeError,
     Size,
     assume,
+    composite,
     dtype as as_dtype,
+    exactly,
+    expect_equal,
     float32,
+    ints,
+    op,
     operation,
     product,
+    sample,
     shape_text,
 )
-from mithril.ir import Arr, Axis, composite, exactly, expect_equal, ints, op, sample
 from mithril.ops.creation import full, iota
 from mithril.ops.shape import concat, reshape, spread, transpose, unsqueeze
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
 
-from mithril.axes import OpAxes, Role, unknown_axes
-from mithril.base import Shape, Size, floordiv, mod
+from mithril.graph import OpAxes, Role, Shape, Size, floordiv, mod, unknown_axes
 
 
 def reshape_axes(shapes: Sequence[Shape | None], attributes: Mapping[str, Any], results: Sequence[Shape]) -> OpAxes:

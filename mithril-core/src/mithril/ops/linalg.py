@@ -12,14 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Shape, ShapeError, Size, TensorType, at_most, product, shape_text
-from mithril.ir import composite, exactly, expect_equal, floating, op, sample
+from mithril.graph import (
+    Shape,
+    ShapeError,
+    Size,
+    TensorType,
+    at_most,
+    composite,
+    exactly,
+    expect_equal,
+    floating,
+    op,
+    product,
+    sample,
+    shape_text,
+)
+from mithril.ops.basic import downcast, to_float32, upcast
 from mithril.ops.creation import eye, tril
 from mithril.ops.elementwise import exp, where
 from mithril.ops.products import matmul
 from mithril.ops.reduction import max
 from mithril.ops.shape import broadcast_to, concat, transpose, unsqueeze
-from mithril.ops.upcast import downcast, to_float32, upcast
 
 Array = np.ndarray[Any, Any]
 LARGE = 0.618  # of the largest magnitude; no simple ratio such as 1/2, so that rounding does not decide signs

@@ -5,11 +5,25 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base import OperationError, ShapeError, assume, product, shape_text, unknown
-from mithril.ir import Arr, Axis, composite, exactly, expect_paired, ints, positive, sample
+from mithril.graph import (
+    Arr,
+    Axis,
+    OperationError,
+    ShapeError,
+    assume,
+    composite,
+    exactly,
+    expect_paired,
+    ints,
+    positive,
+    product,
+    sample,
+    shape_text,
+    unknown,
+)
 from mithril.ops.activations import log_softmax, softplus
 from mithril.ops.along_axis import take_along_axis
-from mithril.ops.basic import cast
+from mithril.ops.basic import cast, downcast, dtype_of, upcast
 from mithril.ops.control_flow import stop_gradient
 from mithril.ops.creation import iota
 from mithril.ops.elementwise import (
@@ -28,7 +42,6 @@ from mithril.ops.elementwise import (
 from mithril.ops.indexing import take
 from mithril.ops.reduction import mean, size_as_divisor, sum
 from mithril.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
-from mithril.ops.upcast import downcast, dtype_of, upcast
 
 REDUCTIONS = ("mean", "sum", "none")
 PAIR = (

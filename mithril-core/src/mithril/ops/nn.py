@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import OperationError, ShapeError, product, unknown
-from mithril.ir import Op, composite, exactly, ints, sample
+from mithril.graph import Op, OperationError, ShapeError, composite, exactly, ints, product, sample, unknown
 from mithril.ops import activations
+from mithril.ops.basic import dtype_of
 from mithril.ops.creation import full
 from mithril.ops.elementwise import greater_equal, tanh, where
 from mithril.ops.indexing import scatter_add, take
@@ -14,7 +14,6 @@ from mithril.ops.products import matmul
 from mithril.ops.random import KEY, uniform
 from mithril.ops.reduction import sum
 from mithril.ops.shape import reshape, transpose
-from mithril.ops.upcast import dtype_of
 
 # The activations of ``linear``: all that declare a gradient, identity, and the approximate gelu.
 ACTIVATIONS: dict[str, Any] = {
@@ -99,7 +98,7 @@ def _activation_gradient(activation: str, g: Any, y: Any, x: Any, w: Any, b: Any
 def embedding(indices, table):
     """Rows of a table [entries, size], selected by integer index."""
     if not (dtype_of(indices).is_integer):
-        from mithril.base import DTypeError
+        from mithril.graph import DTypeError
 
         raise DTypeError(
             f"embedding requires integers, got {dtype_of(indices)}", hint="cast them: cast(indices, dtype='int32')"

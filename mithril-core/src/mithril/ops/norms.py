@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import ShapeError, Size, mod, product
-from mithril.ir import Axes, Axis, Builder, composite, per_input, positive, sample
+from mithril.graph import Axes, Axis, Builder, ShapeError, Size, composite, mod, per_input, positive, product, sample
+from mithril.ops.basic import downcast, upcast
 from mithril.ops.creation import full
 from mithril.ops.elementwise import rsqrt, square
 from mithril.ops.reduction import mean, size_as_divisor, sum
 from mithril.ops.shape import reshape
-from mithril.ops.upcast import downcast, upcast
 
 
 def _leading(x: Any, axes: Sequence[int]) -> tuple[int, ...]:

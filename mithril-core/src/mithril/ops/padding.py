@@ -8,8 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import OperationError, Shape, ShapeError, Size, TensorType, assume, at_most, operation
-from mithril.ir import Pairs, like, number, op, sample
+from mithril.graph import (
+    OperationError,
+    Pairs,
+    Shape,
+    ShapeError,
+    Size,
+    TensorType,
+    assume,
+    at_most,
+    like,
+    number,
+    op,
+    operation,
+    sample,
+)
 from mithril.ops.slicing import narrow
 
 PAD_MODES = ("constant", "reflect", "symmetric", "wrap", "edge")

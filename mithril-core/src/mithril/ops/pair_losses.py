@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import OperationError, ShapeError, shape_text
-from mithril.ir import bools, composite, exactly, expect_paired, sample
-from mithril.ops.basic import cast
+from mithril.graph import OperationError, ShapeError, bools, composite, exactly, expect_paired, sample, shape_text
+from mithril.ops.basic import cast, dtype_of, upcast
 from mithril.ops.creation import iota
 from mithril.ops.elementwise import greater, maximum, sqrt, where
 from mithril.ops.losses import cosine_similarity, cross_entropy, reduced
@@ -14,7 +13,6 @@ from mithril.ops.norms import normalize
 from mithril.ops.products import matmul
 from mithril.ops.reduction import sum
 from mithril.ops.shape import transpose
-from mithril.ops.upcast import dtype_of, upcast
 
 SIGNS = exactly(1.0, -1.0, 1.0)
 

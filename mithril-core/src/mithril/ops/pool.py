@@ -12,26 +12,34 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import (
+from mithril.graph import (
+    Ints,
+    Pairs,
     Shape,
     ShapeError,
     Size,
     TensorType,
+    always,
     assume,
+    composite,
     dtype as as_dtype,
+    exactly,
+    floating,
     int32,
     is_static,
+    numeric,
+    op,
     operation,
     product,
+    sample,
     shape_text,
 )
-from mithril.ir import Ints, Pairs, always, composite, exactly, floating, numeric, op, sample
 from mithril.ops.along_axis import scatter_add_along_axis
+from mithril.ops.basic import to_float32
 from mithril.ops.convolution import per_axis, tap_slices, unpad, windows, windows_fit
 from mithril.ops.creation import full
 from mithril.ops.indexing import take
 from mithril.ops.shape import reshape, transpose
-from mithril.ops.upcast import to_float32
 
 Array = np.ndarray[Any, Any]
 

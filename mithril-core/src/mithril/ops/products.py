@@ -7,11 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Shape, ShapeError, Size, TensorType, product
-from mithril.ir import Ints, broadcast, composite, expect_equal, ints, numeric, op, sample
+from mithril.graph import (
+    Ints,
+    Shape,
+    ShapeError,
+    Size,
+    TensorType,
+    broadcast,
+    composite,
+    expect_equal,
+    ints,
+    numeric,
+    op,
+    product,
+    sample,
+)
+from mithril.ops.basic import to_float32
 from mithril.ops.reduction import sum
 from mithril.ops.shape import broadcast_to, reshape, transpose
-from mithril.ops.upcast import to_float32
 
 
 # -- matmul -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import (
+from mithril.graph import (
     Dim,
     OperationError,
     ShapeError,

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import DType, OperationError, ShapeError, Size, int8, shape_text, uint8
-from mithril.ir import Arr, Axis, composite, exactly, ints, positive, sample
-from mithril.ops.basic import cast
+from mithril.graph import (
+    Arr,
+    Axis,
+    DType,
+    OperationError,
+    ShapeError,
+    Size,
+    composite,
+    exactly,
+    int8,
+    ints,
+    positive,
+    sample,
+    shape_text,
+    uint8,
+)
+from mithril.ops.basic import cast, downcast, dtype_of, upcast
 from mithril.ops.elementwise import bitwise_and, clip, greater, less, logical_or, round, shift_right, where
 from mithril.ops.indexing import take
 from mithril.ops.reduction import sum
 from mithril.ops.shape import reshape, spread, stack, unsqueeze
-from mithril.ops.upcast import downcast, dtype_of, upcast
 
 
 def _broadcast_along(p: Any, x: Any, axis: int | None) -> Any:

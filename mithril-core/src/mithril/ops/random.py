@@ -10,8 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, OperationError, Shape, ShapeError, bfloat16, float16, float32, float64, int32, uint32
-from mithril.ir import composite, exactly, expect_rank, op, sample
+from mithril.graph import (
+    DType,
+    OperationError,
+    Shape,
+    ShapeError,
+    bfloat16,
+    composite,
+    exactly,
+    expect_rank,
+    float16,
+    float32,
+    float64,
+    int32,
+    op,
+    sample,
+    uint32,
+)
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import scan
 from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, mod, shift_right, sqrt, where

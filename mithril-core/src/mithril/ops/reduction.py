@@ -7,29 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Shape, ShapeError, assume, dtype as as_dtype, float32, int32, product, shape_text
-from mithril.ir import (
+from mithril.graph import (
     Axes,
     Axis,
+    Shape,
+    ShapeError,
     always,
+    assume,
     composite,
+    dtype as as_dtype,
     exactly,
+    float32,
     floating,
+    int32,
     ints,
     like,
     logical,
     numeric,
     op,
     per_input,
+    product,
     reduced,
     same_shape,
     sample,
+    shape_text,
 )
-from mithril.ops.basic import cast
+from mithril.ops.basic import cast, to_float32
 from mithril.ops.creation import full, iota, size_value
 from mithril.ops.elementwise import div, equal, exp, log, where
 from mithril.ops.shape import broadcast_to, concat, flip, reshape, transpose
-from mithril.ops.upcast import to_float32
 
 Array = np.ndarray[Any, Any]
 REDUCTIONS = (

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, OperationError, TensorType
-from mithril.ir import Builder, Graph, Input, Op, Value, as_results
+from mithril.graph import Builder, DType, Graph, Input, Op, OperationError, TensorType, Value, as_results
 
 
 class Region(Builder):

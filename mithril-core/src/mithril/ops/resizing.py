@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mithril.base import OperationError, Shape, ShapeError, unknown
-from mithril.ir import composite, sample
+from mithril.graph import OperationError, Shape, ShapeError, composite, sample, unknown
+from mithril.ops.basic import downcast, dtype_of, upcast
 from mithril.ops.indexing import take
 from mithril.ops.products import matmul
 from mithril.ops.shape import transpose
-from mithril.ops.upcast import downcast, dtype_of, upcast
 
 Array = np.ndarray[Any, Any]
 

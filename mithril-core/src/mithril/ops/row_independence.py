@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.axes import axes_of
-from mithril.base import Dim, symbols
-from mithril.ir import Graph, Node, Value, types_of
+from mithril.graph import Dim, Graph, Node, Value, axes_of, symbols, types_of
 
 
 class _Mixed(Exception):

@@ -9,10 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import OperationError, Shape, ShapeError, Size, assume, product, shape_text, unknown
-from mithril.ir import composite, exactly, sample
+from mithril.graph import (
+    OperationError,
+    Shape,
+    ShapeError,
+    Size,
+    assume,
+    composite,
+    exactly,
+    product,
+    sample,
+    shape_text,
+    unknown,
+)
 from mithril.ops.along_axis import take_along_axis
-from mithril.ops.basic import cast
+from mithril.ops.basic import cast, downcast, dtype_of, upcast
 from mithril.ops.control_flow import stop_gradient
 from mithril.ops.creation import full, size_value
 from mithril.ops.derived_gradients import BY_KERNEL, cotangents
@@ -33,7 +44,6 @@ from mithril.ops.products import matmul
 from mithril.ops.reduction import mean
 from mithril.ops.shape import broadcast_to, reshape, stack, transpose, unsqueeze
 from mithril.ops.slicing import narrow
-from mithril.ops.upcast import downcast, dtype_of, upcast
 
 MODES = ("nearest", "bilinear", "bicubic")
 PADDINGS = ("zeros", "border", "reflection")

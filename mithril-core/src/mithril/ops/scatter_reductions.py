@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from mithril.base import OperationError, ShapeError, Size, product, unknown
-from mithril.ir import Axis, composite, exactly, ints, sample
+from mithril.graph import Axis, OperationError, ShapeError, Size, composite, exactly, ints, product, sample, unknown
 from mithril.ops.along_axis import scatter_each, take_along_axis
 from mithril.ops.basic import cast
 from mithril.ops.creation import full, iota, size_value

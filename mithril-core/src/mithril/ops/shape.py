@@ -7,20 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import (
+from mithril.graph import (
+    Axes,
+    Axis,
     Dim,
+    Ints,
     Shape,
     ShapeError,
     Size,
     TensorType,
     assume,
+    composite,
     equal,
+    expect_equal,
     floordiv,
+    like,
+    normalize_axis,
+    op,
     operation,
     product,
+    same_shape,
+    sample,
     shape_text,
 )
-from mithril.ir import Axes, Axis, Ints, composite, expect_equal, like, normalize_axis, op, same_shape, sample
 from mithril.ops.layout_axes import reshape_axes
 from mithril.ops.slicing import narrow
 

@@ -13,9 +13,11 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import (
+from mithril.graph import (
+    Axis,
     Call,
     Dim,
+    Ints,
     Shape,
     ShapeError,
     Size,
@@ -23,13 +25,17 @@ from mithril.base import (
     assume,
     at_most,
     bounds,
+    composite,
     equal,
     floordiv,
+    like,
     maximum,
     minimum,
+    normalize_axis,
+    op,
     operation,
+    sample,
 )
-from mithril.ir import Axis, Ints, composite, like, normalize_axis, op, sample
 
 END = 2**63 - 1
 

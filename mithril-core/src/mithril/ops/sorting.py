@@ -7,8 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import ShapeError, Size, TensorType, at_most, dtype as as_dtype, int32, product
-from mithril.ir import Axis, always, composite, exactly, ints, like, op, same_shape, sample
+from mithril.graph import (
+    Axis,
+    ShapeError,
+    Size,
+    TensorType,
+    always,
+    at_most,
+    composite,
+    dtype as as_dtype,
+    exactly,
+    int32,
+    ints,
+    like,
+    op,
+    product,
+    same_shape,
+    sample,
+)
 from mithril.ops.along_axis import take_along_axis
 from mithril.ops.slicing import narrow
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, ShapeError, Size, TensorType, product
-from mithril.ir import Axis, Ints, composite, normalize_axis, sample
+from mithril.graph import Axis, DType, Ints, ShapeError, Size, TensorType, composite, normalize_axis, product, sample
+from mithril.ops.basic import downcast, upcast
 from mithril.ops.products import matmul
 from mithril.ops.shape import concat, flip, reshape, transpose
 from mithril.ops.slicing import narrow
-from mithril.ops.upcast import downcast, upcast
 
 RADIX = 32  # the largest factor that is computed by one product
 Complex = tuple[Any, Any]

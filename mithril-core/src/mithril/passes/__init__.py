@@ -1,11 +1,13 @@
-"""Passes: declaration, order, and the pass manager."""
+"""Rewriting of graphs by rules; declaration and order of passes, and the pass manager."""
 
-from mithril.base.lazy_exports import lazy_exports
+from mithril.graph.lazy_exports import lazy_exports
 
 HOMES = {
     "declare": ("Pass", "PassContext", "as_pass", "pass_", "pass_text", "placement_of"),
     "manager": ("PassManager", "PassRecord", "PipelineReport"),
+    "matching": ("Match",),
     "numeric": ("random_arguments",),
     "order": ("sort_passes", "parse_pipeline", "pipeline_text"),
+    "rules": ("Explanation", "Rule", "RuleSet", "rewrite", "rule"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

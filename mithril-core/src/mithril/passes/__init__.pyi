@@ -1,4 +1,4 @@
-"""Passes: declaration, order, and the pass manager."""
+"""Rewriting of graphs by rules; declaration and order of passes, and the pass manager."""
 
 from mithril.passes.declare import (
     Pass as Pass,
@@ -13,9 +13,17 @@ from mithril.passes.manager import (
     PassRecord as PassRecord,
     PipelineReport as PipelineReport,
 )
+from mithril.passes.matching import Match as Match
 from mithril.passes.numeric import random_arguments as random_arguments
 from mithril.passes.order import (
     parse_pipeline as parse_pipeline,
     pipeline_text as pipeline_text,
     sort_passes as sort_passes,
+)
+from mithril.passes.rules import (
+    Explanation as Explanation,
+    Rule as Rule,
+    RuleSet as RuleSet,
+    rewrite as rewrite,
+    rule as rule,
 )

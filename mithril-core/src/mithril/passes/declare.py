@@ -8,8 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, TypedDict, Unpack, overload
 
-from mithril.base import PASS_LEVELS, STAGES, Decisions, PassError, stage_name, unknown
-from mithril.ir import Graph, attribute_text
+from mithril.graph import PASS_LEVELS, STAGES, Decisions, Graph, PassError, attribute_text, stage_name, unknown
 
 
 @dataclass

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base import MithrilError, PassError, VerificationError
-from mithril.ir import Graph, Snapshot, verify
+from mithril.graph import Graph, MithrilError, PassError, Snapshot, VerificationError, verify
 from mithril.passes.declare import Pass, PassContext, as_pass
 from mithril.passes.numeric import check_results
 from mithril.passes.order import pipeline_text, sort_passes

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import PassError, substitute, symbols
-from mithril.ir import Graph, evaluate, rounding_spread
+from mithril.graph import Graph, PassError, evaluate, rounding_spread, substitute, symbols
 from mithril.passes.declare import Pass
 
 ROUNDING = 0.04  # rounding per operation, as a fraction of the tolerance: 0.004 (bfloat16) for mixed precision

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mithril.base import STAGES, PassError
-from mithril.ir import parse_attributes
+from mithril.graph import STAGES, PassError, parse_attributes
 from mithril.passes.declare import Pass, as_pass, pass_text
 
 _ITEM = re.compile(r"\s*([\w.\-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")

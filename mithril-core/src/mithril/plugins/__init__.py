@@ -4,7 +4,7 @@
 modules but no framework; looking up one backend imports the module of its plugin only.
 """
 
-from mithril.base.lazy_exports import lazy_exports
+from mithril.graph.lazy_exports import lazy_exports
 
 HOMES = {
     "": ("hooks", "pip_hints"),
@@ -13,16 +13,16 @@ HOMES = {
     "host:default": (
         *("advise", "all", "amend_pipeline", "architectures", "backend", "backend_class", "backends", "build"),
         *("clash_text", "commands", "compile_begin", "compile_end", "compile_stage", "deciders", "detect_targets"),
-        *("export", "exports", "extension", "extensions", "format_of", "formats", "found", "frontends", "generation"),
-        *("import_op", "load_architecture", "load_command", "load_format", "load_frontend", "load_pass"),
-        *("load_profiler", "lowerings", "observers", "op_names", "op_plugin", "options", "pass_aliases"),
-        *("pass_placement", "pass_spec", "pass_table", "passes", "profilers", "provided", "register", "reload"),
-        *("report", "reserve", "run_pass", "target", "targets", "unregister"),
+        *("export", "exports", "extension", "extensions", "format_of", "formats", "found", "frontends"),
+        *("generation", "import_op", "load_architecture", "load_command", "load_format", "load_frontend"),
+        *("load_pass", "load_profiler", "lowerings", "observers", "op_names", "op_plugin", "options"),
+        *("pass_aliases", "pass_placement", "pass_spec", "pass_table", "passes", "profilers", "provided"),
+        *("register", "reload", "report", "reserve", "run_pass", "target", "targets", "unregister"),
     ),
     "loader": ("HOOKS", "Plugin", "PluginProblem", "WRAPPABLE", "violated_requirements"),
     "specs": (
-        *("Architecture", "BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found", "FrontendSpec"),
-        *("HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft"),
+        *("Architecture", "BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found"),
+        *("FrontendSpec", "HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft"),
         *("PluginWarning", "ProfilerSpec"),
     ),
     "tables": ("Entry", "Table", "name_owner"),

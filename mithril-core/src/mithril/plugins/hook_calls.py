@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mithril.base import OptionError, PluginError
+from mithril.graph import OptionError, PluginError
 from mithril.plugins.hooks import hookimpl
 from mithril.plugins.loader import Loader, Plugin
 from mithril.plugins.specs import CompileContext, HardwareTarget, PipelineDraft, PluginWarning
 from mithril.plugins.tables import answer_problem
 
 if TYPE_CHECKING:
-    from mithril.ir import Graph
+    from mithril.graph import Graph
 
 Runner = Callable[[Any, "Graph", Any], "Graph"]
 

@@ -30,7 +30,7 @@ from mithril.plugins.specs import (
 )
 
 if TYPE_CHECKING:
-    from mithril.ir import Graph
+    from mithril.graph import Graph
 
 hookimpl = pluggy.HookimplMarker("mithril")
 _hookspec = pluggy.HookspecMarker("mithril")

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from mithril.base import OperationError, PluginError, registry
+from mithril.graph import OperationError, PluginError, registry
 from mithril.plugins import pip_hints
 from mithril.plugins.hook_calls import HookCalls, LastAnswers
 from mithril.plugins.loader import Loader, Plugin, PluginProblem
-from mithril.plugins.pass_places import Placement, placement
 from mithril.plugins.specs import (
     Architecture,
     BackendSpec,
@@ -27,7 +26,7 @@ from mithril.plugins.specs import (
     PassSpec,
     ProfilerSpec,
 )
-from mithril.plugins.tables import Answers, Entry, Listing, Table, clash_problem, name_owner
+from mithril.plugins.tables import Answers, Entry, Listing, Placement, Table, clash_problem, name_owner, placement
 
 S = TypeVar("S")
 BACKENDS = Listing("mithril_backends", BackendSpec, "backend")

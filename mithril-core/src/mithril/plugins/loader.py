@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from mithril.base import PluginError, __version__, closest, registry
+from mithril.graph import PluginError, __version__, closest, registry
 from mithril.plugins import hooks, pip_hints
 
 if TYPE_CHECKING:

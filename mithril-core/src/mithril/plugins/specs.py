@@ -13,7 +13,7 @@ from functools import wraps
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from mithril.base import PASS_LEVELS, STAGES, Decisions, __version__, closest, stage_name
+from mithril.graph import PASS_LEVELS, STAGES, Decisions, __version__, closest, stage_name
 
 T = TypeVar("T")
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from mithril.base import MithrilError, PluginError, unknown
+from mithril.graph import STAGES, MithrilError, PluginError, closest, unknown
 from mithril.plugins.loader import Loader, Plugin, PluginProblem, missing_requirement, named_if_slow, normalized
+from mithril.plugins.specs import PassSpec
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -249,4 +250,46 @@ def _reserved_problem(kind: str, name: str, rival: Entry[Any]) -> PluginProblem:
         f"the {kind} '{name}' of {rival.origin} cannot be reached: mithril-core has that name",
         (),
         f"the authors of {rival.plugin.distribution} should rename it; {rival.plugin.disable_hint()}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """``before`` and ``after`` of an installed pass without aliases; ``faults`` describe names that do not resolve."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    faults: tuple[PluginProblem, ...]
+
+
+def placement(entry: Entry[PassSpec], table: Table[PassSpec]) -> Placement:
+    """Resolve the names in ``before`` and ``after`` of a pass against the installed passes."""
+    names: dict[str, list[str]] = {"before": [], "after": []}
+    faults = []
+    for field, resolved in names.items():
+        for word in getattr(entry.spec, field):
+            name = table.aliases.get(word, word)
+            other = table.entries.get(name)
+            if other is not None and other.spec.stage == entry.spec.stage:
+                resolved.append(name)
+            elif name not in table.clashes:
+                faults.append(_placement_problem(entry, field, word, other, table))
+    return Placement(tuple(names["before"]), tuple(names["after"]), tuple(faults))
+
+
+def _placement_problem(
+    entry: Entry[PassSpec], field: str, word: str, other: Entry[PassSpec] | None, table: Table[PassSpec]
+) -> PluginProblem:
+    spec = entry.spec
+    if other is None:
+        similar = closest(word, [*table.entries, *table.aliases])
+        reason = "no installed pass has that name"
+        hint = f"did the author mean '{similar[0]}'? " if similar else ""
+    else:
+        reason, hint = f"that pass runs in stage '{other.spec.stage}', not in '{spec.stage}'", ""
+    return PluginProblem(
+        "broken",
+        f"pass '{spec.name}' of {entry.origin} says {field}='{word}': {reason}",
+        (f"stages, in order: {', '.join(STAGES)}",) if other is not None else (),
+        f"{hint}report it to the authors of {entry.plugin.distribution}",
     )

@@ -10,10 +10,11 @@ import secrets
 import shutil
 import stat
 import time
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mithril.base import InputError, MithrilError, OptionError
+from mithril.graph import InputError, MithrilError, OptionError, check_memory
 
 ABANDONED = 3600.0  # seconds since its last change after which a part counts as left over by a killed process
 
@@ -171,3 +172,17 @@ def storable(name: object) -> bool:
 def utf8(text: str) -> bytes:
     """Return the name in UTF-8; lone surrogates are encoded by their code points."""
     return text.encode("utf-8", "surrogatepass")
+
+
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # Python bounds the memory of these while it reads them
+
+
+def check_archive(archive: zipfile.ZipFile, size: int, name: str | os.PathLike[str]) -> None:
+    """Raise InputError if the members that are compressed, together, expand too much, ValueError for other members."""
+    for info in archive.infolist():
+        if info.compress_type not in METHODS or info.flag_bits & 1:
+            raise ValueError(f"'{info.filename}' is encrypted, or compressed by another method than deflate")
+        if info.compress_size > size or (info.compress_type == zipfile.ZIP_STORED and info.file_size > size):
+            raise ValueError(f"'{info.filename}' claims {info.file_size} bytes in a file of {size}")
+    expanded = sum(i.file_size for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED)
+    check_memory(expanded, size, f"the compressed content of '{os.fspath(name)}'")

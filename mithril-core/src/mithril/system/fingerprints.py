@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import registry
+from mithril.graph import registry
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

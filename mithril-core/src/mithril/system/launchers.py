@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from mithril.base import BackendError
+from mithril.graph import BackendError
 
 FIRST_PORT, PORTS = 15000, 20000  # of a rendezvous; the job's number selects one, so that jobs use different ports
 

@@ -19,8 +19,7 @@ from mithril.backend import (
     PluginLowering,
     as_numpy,
 )
-from mithril.base import ALL, DType, OptionError, UnsupportedError, dtype as as_dtype
-from mithril.ir import Graph, Node, Op
+from mithril.graph import ALL, DType, Graph, Node, Op, OptionError, UnsupportedError, dtype as as_dtype
 from mithril_cbackend.cpu_info import fingerprint, processors
 from mithril_cbackend.schedule.schedules import Schedules
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mithril.backend import BuildOptions, ExactSizesRequired
-from mithril.base import BackendError, MithrilError, ShapeError, symbols
-from mithril.ir import Graph
+from mithril.graph import BackendError, Graph, MithrilError, ShapeError, symbols
 from mithril_cbackend.compile_target import CompileTarget, resolve_target
 from mithril_cbackend.graph import integer_products
 from mithril_cbackend.lowering.element.kernel_builder import Machine

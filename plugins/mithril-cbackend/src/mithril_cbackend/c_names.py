@@ -1,4 +1,4 @@
-"""User names as C identifiers; ``base.quoting`` quotes them in comments and strings."""
+"""User names as C identifiers; ``mithril.graph.quoted`` quotes them in comments and strings."""
 
 # ruff: noqa: SIM905 - tables of words read better without quotes
 

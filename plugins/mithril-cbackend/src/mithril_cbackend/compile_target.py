@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import plugins
-from mithril.base import OptionError, unknown
+from mithril.graph import OptionError, unknown
 from mithril_cbackend.toolchains import ALWAYS, FAST, FOREIGN, HOST, SMALL, Toolchain
 
 PLATFORMS = ("android", "linux", "bare", "wasi")

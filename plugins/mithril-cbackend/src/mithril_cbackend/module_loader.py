@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mithril.base import BackendError
+from mithril.graph import BackendError
 from mithril_cbackend.cpu_info import processors
 from mithril_cbackend.toolchains import HOST
 

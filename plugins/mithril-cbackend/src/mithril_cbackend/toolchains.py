@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mithril.base import BackendError, OptionError
+from mithril.graph import BackendError, OptionError
 
 ALWAYS = "-std=c11 -ffp-contract=fast -fwrapv -Wall -Wextra"  # integers wrap around
 FAST, SMALL = "-O3", "-Os -ffunction-sections -fdata-sections"

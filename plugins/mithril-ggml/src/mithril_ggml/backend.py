@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions, Capabilities, Form, LazyGraph, PluginLowering, as_numpy, parse_bytes
-from mithril.base import OptionError, dtype as as_dtype
-from mithril.ir import Graph, Node
+from mithril.graph import Graph, Node, OptionError, dtype as as_dtype
 from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril_ggml import lowering
 from mithril_ggml.library.library import features

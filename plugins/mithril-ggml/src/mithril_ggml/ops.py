@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mithril as ml
-from mithril.base import operation
-from mithril.ir import exactly, sample
+from mithril.graph import exactly, operation, sample
 
 EPS = 1e-8
 

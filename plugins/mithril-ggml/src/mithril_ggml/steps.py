@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mithril.base import InputError, UnsupportedError, closest
+from mithril.graph import InputError, UnsupportedError, closest
 from mithril_hub.decoder.families import FAMILIES as DECODERS, decoder_config
 from mithril_hub.encoder.clip import clip_network
 from mithril_hub.encoder.image import image_network

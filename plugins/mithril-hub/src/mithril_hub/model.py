@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from mithril import ops
-from mithril.base import InputError, TensorType, dtype as as_dtype
+from mithril.compiler import TraceRequest, source_of
+from mithril.graph import InputError, TensorType, dtype as as_dtype
 from mithril.models import Layer, Model
 from mithril_hub.checkpoint.stacked_experts import separated
 from mithril_hub.decoder.config import DecoderConfig
@@ -96,3 +97,10 @@ def with_stacked_experts(model: Pretrained, *, stacked: bool = True) -> Decoder:
         raise InputError("stack_experts=True requires a mixture of experts", hint="omit stack_experts")
     experts = replace(model.config.experts, stacked=stacked)
     return Decoder(replace(model.config, experts=experts), cache=model.cache, dtype=model.dtype)
+
+
+def parameter_types(model: Pretrained) -> dict[str, TensorType]:
+    """Return the parameters of a model by name, from a trace with the sizes of an example."""
+    source = source_of(model, outputs=None, inference=True)
+    graph = source.graph(model.example_types(), TraceRequest())
+    return {i.name: i.type for i in graph.with_role("param")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base import InputError, UnsupportedError
+from mithril.graph import InputError, UnsupportedError
 
 Settings = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril.models import Layer
 from mithril_hub.parts import INIT, Norm, Projection, Style
 

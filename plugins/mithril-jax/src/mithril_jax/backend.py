@@ -16,6 +16,7 @@ from mithril import ops
 from mithril.backend import (
     Backend,
     BuildOptions,
+    Call,
     Capabilities,
     Form,
     Forward,
@@ -25,17 +26,72 @@ from mithril.backend import (
     SourceBackend,
     SourceExecutable,
     as_numpy,
+    is_integer,
     with_stored_operands,
 )
-from mithril.base import BackendError, Decisions, OptionError, UnsupportedError, dtype as as_dtype
-from mithril.ir import Graph, Node, cotangent_name, iterate, result_name
+from mithril.graph import (
+    BackendError,
+    Decisions,
+    Graph,
+    Node,
+    OptionError,
+    Registry,
+    UnsupportedError,
+    cotangent_name,
+    dtype as as_dtype,
+    iterate,
+    result_name,
+)
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
-from mithril_jax import held_weights, process_config
+from mithril_jax import held_weights, helpers, process_config
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature
-from mithril_jax.lowering import table, with_rows_by_device, with_unroll
+from mithril_jax.lowering import is_wide, table, with_rows_by_device, with_unroll
 from mithril_jax.mesh import mesh_execution, pipeline_parallel
-from mithril_jax.native_semantics import DIFFERENT, native_table
-from mithril_jax.tpu_lowering import with_tpu_rows
+
+native_table = table.extend()
+DIFFERENT: Registry[str] = Registry(
+    "native semantics",
+    {
+        "argsort": "descending order puts nan first",
+        "cast": "a float outside an integer's range, or nan, converts as in XLA",
+        "floordiv": "an integer over 0 is -1 or less",
+        "mod": "an integer modulo 0 is computed as in XLA",
+        "pow": "a negative integer exponent is computed as in XLA",
+        "sort": "descending order puts nan first",
+        "take": "an index out of range returns nan, or the largest integer",
+        "take_along_axis": "an index out of range returns nan, or the largest integer",
+    },
+)
+
+
+@native_table.function("take", "take_along_axis")
+def _take(call: Call) -> str:
+    return f"jnp.{call.node.op.name}({call.x}, jnp.asarray({call.indices}), {call.axis})"
+
+
+@native_table.function("floordiv", "mod", "pow", when=is_integer)
+def _arithmetic(call: Call) -> str:
+    name = {"floordiv": "floor_divide", "mod": "mod", "pow": "power"}[call.node.op.name]
+    return f"jnp.{name}({call.array('a')}, {call.array('b')})"
+
+
+@native_table.function("cast")
+def _cast(call: Call) -> str:
+    return f"jnp.asarray({call.x}).astype({call.dtype()})"
+
+
+@native_table.function("argsort", "sort")
+def _sort(call: Call) -> str:
+    sorted_code = f"jnp.{call.node.op.name}({call.x}, axis={call.axis}, stable=True, descending={call.descending})"
+    return f"{sorted_code}.astype(jnp.int32)" if call.node.op is ops.argsort else sorted_code
+
+
+def with_tpu_rows(base: Lowerings) -> Lowerings:
+    """Return the table with the rows of TPUs."""
+    table = base.extend()
+    table.helper(helpers.max_pool_grad_by_element, op="max_pool_grad", when=lambda node: not is_wide(node))
+    return table
+
 
 ALIGNMENT = 64
 OWN_COMPARISONS = frozenset({max_pool_grad})  # compares elements with the maximum of their window

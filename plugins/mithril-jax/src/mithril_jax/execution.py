@@ -18,8 +18,20 @@ import jax
 
 from mithril import ops
 from mithril.backend import BuildOptions, Forward, SourceExecutable
-from mithril.base import Decisions, InputError, OptionError, TensorType, substitute, unknown
-from mithril.ir import Graph, Input, Value, cotangent_name, iterate, result
+from mithril.graph import (
+    Decisions,
+    Graph,
+    Input,
+    InputError,
+    OptionError,
+    TensorType,
+    Value,
+    cotangent_name,
+    iterate,
+    result,
+    substitute,
+    unknown,
+)
 from mithril_jax import process_config
 from mithril_jax.compilation_cache import CacheContext
 from mithril_jax.held_weights import HeldCall

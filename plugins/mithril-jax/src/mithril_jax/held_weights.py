@@ -15,10 +15,8 @@ import jax
 import numpy as np
 
 from mithril import ops
-from mithril.axes import is_product
 from mithril.backend import Forward
-from mithril.base import TensorType
-from mithril.ir import Graph, Input, Node, Value, iterate
+from mithril.graph import Graph, Input, Node, TensorType, Value, is_product, iterate
 from mithril.system import ArrayCache
 from mithril_jax.lowering import kernel_exceeds_image
 

@@ -26,8 +26,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.base import operation_names
-from mithril.ir import Node
+from mithril.graph import Node, operation_names
 from mithril_jax import helpers, linear_algebra
 
 table = Lowerings(

@@ -7,7 +7,7 @@ from glob import glob
 
 import jax
 
-from mithril.base import BackendError, OptionError
+from mithril.graph import BackendError, OptionError
 
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _POOL = "NPROC"  # XLA sizes its pool by this variable, else by the number of cores

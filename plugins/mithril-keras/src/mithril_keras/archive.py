@@ -20,7 +20,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from mithril.base import InputError, MithrilError, UnsupportedError, parsed_json
+from mithril.graph import InputError, MithrilError, UnsupportedError, parsed_json
 from mithril.system import check_archive
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import InputError, UnsupportedError
+from mithril.graph import InputError, UnsupportedError
 
 LARGEST_CONSTANT = 1 << 24  # elements
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mithril.base import InputError, UnsupportedError
+from mithril.graph import InputError, UnsupportedError
 from mithril_keras.config import (
     IGNORED,
     IGNORED_SUFFIXES,

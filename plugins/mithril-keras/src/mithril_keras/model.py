@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril.backend import checked
-from mithril.base import Dim, InputError, MithrilError, ShapeError, UnsupportedError, dtype as as_dtype
-from mithril.ir import Builder, Value
+from mithril.graph import Builder, Dim, InputError, MithrilError, ShapeError, UnsupportedError, Value, dtype as as_dtype
 from mithril.models import Layer, Model
 from mithril_keras import layers as _layers  # noqa: F401  # they enter their rows
 from mithril_keras.archive import DAMAGE, Archive

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.base import Size
+from mithril.graph import Size
 
 
 class Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mithril import ops
-from mithril.base import InputError, MithrilError, UnsupportedError, dtype as as_dtype
+from mithril.graph import InputError, MithrilError, UnsupportedError, dtype as as_dtype
 from mithril_keras.archive import Archive
 
 COMPUTE = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}

@@ -21,8 +21,7 @@ from mithril.backend import (
     columns,
     memory_plan,
 )
-from mithril.base import ALL, BackendError, DType, dtype as as_dtype
-from mithril.ir import Graph, Node, cotangent_name, iterate, result_name
+from mithril.graph import ALL, BackendError, DType, Graph, Node, cotangent_name, dtype as as_dtype, iterate, result_name
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_mlx import native_kernels  # noqa: F401  # adds its rows to the table
 from mithril_mlx.execution import reject_jit_options, runner

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mithril.base import OptionError
+from mithril.graph import OptionError
 from mithril.system import files
 
 VARIABLE = "MITHRIL_MLX_BLAS"

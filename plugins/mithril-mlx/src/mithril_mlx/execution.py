@@ -7,8 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from mithril.backend import BuildOptions, Forward
-from mithril.base import OptionError
-from mithril.ir import Graph, Node, iterate
+from mithril.graph import Graph, Node, OptionError, iterate
 from mithril.ops import if_op, while_op
 from mithril_mlx.blas import Blas
 from mithril_mlx.mlx_loader import BLAS, mx

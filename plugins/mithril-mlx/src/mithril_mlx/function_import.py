@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import UnsupportedError, dtype as as_dtype, operation
-from mithril.ir import Builder, Graph, Value
+from mithril.graph import Builder, Graph, UnsupportedError, Value, dtype as as_dtype, operation
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.mlx_loader import mx
 

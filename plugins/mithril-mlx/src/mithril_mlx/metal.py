@@ -19,8 +19,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import NameAllocator
-from mithril.base import BackendError, Registry, TensorType, UnsupportedError, numel
-from mithril.ir import Graph, Node, Value, decompose
+from mithril.graph import BackendError, Graph, Node, Registry, TensorType, UnsupportedError, Value, decompose, numel
 from mithril_mlx.mlx_loader import mx
 
 THREADS = 256  # of a group

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril.backend import Call, dtype_of, is_half
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_mlx import helpers
 from mithril_mlx.lowering import table
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mithril import ops
 from mithril.backend import Call, dtype_of, is_integer
-from mithril.base import Registry
-from mithril.ir import Node
+from mithril.graph import Node, Registry
 from mithril_mlx import native_kernels
 from mithril_mlx.lowering import table
 

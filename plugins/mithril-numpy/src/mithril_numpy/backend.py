@@ -20,8 +20,7 @@ from mithril.backend import (
     columns,
     nbytes,
 )
-from mithril.base import dtype as as_dtype
-from mithril.ir import Graph, Node
+from mithril.graph import Graph, Node, dtype as as_dtype
 from mithril.ops import conv, conv_input_grad
 from mithril_numpy.blas import facts, limited, openblas
 from mithril_numpy.lowering import table

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, OperationError, Size, dtype as as_dtype
-from mithril.ir import Value
+from mithril.graph import DType, OperationError, Size, Value, dtype as as_dtype
 from mithril_onnx.reading import OnnxFile, declared_shape
 from mithril_onnx.tensors import dtype_of_code
 from mithril_onnx.values import is_sizes

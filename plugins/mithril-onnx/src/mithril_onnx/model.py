@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,16 +11,71 @@ import numpy as np
 import onnx
 
 from mithril.backend import checked
-from mithril.base import DType, InputError, MithrilError, ModelError, Size, UnsupportedError, closest
-from mithril.ir import Builder, Value
+from mithril.graph import (
+    Builder,
+    DType,
+    InputError,
+    MithrilError,
+    ModelError,
+    Size,
+    UnsupportedError,
+    Value,
+    closest,
+    dtype as as_dtype,
+)
 from mithril.models import Layer, Model
 from mithril_onnx import operators as _operators  # noqa: F401  (registers the rows)
 from mithril_onnx.importer import MISTAKES, Importer, custom_rows
 from mithril_onnx.reading import OnnxFile, declared_shape, identifier, path_name, read
-from mithril_onnx.roles import roles_of
 from mithril_onnx.support import check_supported
+from mithril_onnx.table import OPERATORS, Row, canonical_domain
 from mithril_onnx.tensors import Array, dtype_of_code
 from mithril_onnx.values import as_value
+
+
+def roles_of(file: OnnxFile, graph: Any, rows: Mapping[tuple[str, str], Row], fixed: Collection[str]) -> dict[str, str]:
+    """Return the role of each initializer of the graph.
+
+    Floats of more than one element are parameters, unless an operator needs their elements at import. Integers,
+    scalars and tensors of 8 and fewer bits are constants.
+    """
+    uses: dict[str, set[str]] = {}
+    for name, kind in _uses(file, graph, rows):
+        uses.setdefault(name, set()).add(kind)
+    roles = {}
+    for t in graph.initializer:
+        if t.name in fixed:
+            continue
+        array = file.arrays[t.name]
+        kinds = uses.get(t.name, set())
+        trains = array.size > 1 and as_dtype(array.dtype).is_float and t.data_type in FLOATS
+        if not trains or kinds & {"Known", "Sizes"}:
+            roles[t.name] = "constant"
+        elif kinds == {"State"}:
+            roles[t.name] = "state"
+        elif kinds:
+            roles[t.name] = "param"
+    return roles
+
+
+FLOATS = (1, 10, 11, 16)  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
+
+
+def _uses(file: OnnxFile, graph: Any, rows: Mapping[tuple[str, str], Row]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each tensor that a node reads, with the annotation of the operand."""
+    for node in graph.node:
+        domain = canonical_domain(node.domain)
+        version = file.opset if not domain else 1 << 30
+        row = rows.get((domain, node.op_type)) or OPERATORS.find(domain, node.op_type, version)
+        for k, name in enumerate(node.input):
+            if name:
+                yield name, row.kind(k) if row is not None else "Operand"
+        for a in node.attribute:
+            if a.HasField("g"):
+                yield from _uses(file, a.g, rows)
+    for output in graph.output:
+        yield output.name, "Operand"
+
 
 BOUNDED = ("NonMaxSuppression", "NonZero")
 

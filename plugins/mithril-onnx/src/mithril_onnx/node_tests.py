@@ -14,7 +14,7 @@ import onnx
 import onnx.numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
-from mithril.base import MithrilError, UnsupportedError
+from mithril.graph import MithrilError, UnsupportedError
 from mithril_onnx.model import from_onnx
 from mithril_onnx.tensors import to_array
 from mithril_onnx.values import NotConstantError

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
-from mithril.base import Dim, InputError, MithrilError, Size, UnsupportedError, check_memory, parse_dim
+from mithril.graph import Dim, InputError, MithrilError, Size, UnsupportedError, check_memory, parse_dim
 from mithril.system import files
 from mithril_onnx.mapped import without_large_tensors
 from mithril_onnx.table import canonical_domain

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Dim, Size, at_most, equal, product
+from mithril.graph import Dim, Size, at_most, equal, product
 from mithril_onnx.values import Array, sizes_array
 
 
@@ -208,7 +208,7 @@ SIZES: dict[str, Callable[..., Any]] = {
 
 
 def _extreme(name: str) -> Callable[..., Array]:
-    from mithril.base import maximum, minimum
+    from mithril.graph import maximum, minimum
 
     return _binary(maximum if name == "Max" else minimum)
 

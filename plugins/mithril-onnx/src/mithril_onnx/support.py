@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_onnx.functions import schema_of
 from mithril_onnx.reading import OnnxFile
 from mithril_onnx.table import OPERATORS, Row, canonical_domain

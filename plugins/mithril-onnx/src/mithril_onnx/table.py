@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Annotations of operands; other operands are values, which arrive as ``mithril.ir.Value``.
+# Annotations of operands; other operands are values, which arrive as ``mithril.graph.Value``.
 Operand = Any  # a value
 Known = Any  # an array whose elements decide the graph
 Sizes = Any  # a tuple of int | Dim, or None

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from mithril.base import DType, InputError, UnsupportedError, dtype as as_dtype
+from mithril.graph import DType, InputError, UnsupportedError, dtype as as_dtype
 from mithril.system import files
 
 Array = np.ndarray[Any, Any]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Dim, Size, UnsupportedError, dtype as as_dtype, is_static
-from mithril.ir import Builder, Value
+from mithril.graph import Builder, Dim, Size, UnsupportedError, Value, dtype as as_dtype, is_static
 
 Array = np.ndarray[Any, Any]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from mithril.base import BackendError, MithrilError
+from mithril.graph import BackendError, MithrilError
 from mithril.system import launched_task, shared_attempt
 
 TIMEOUT = 600.0  # seconds

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from mithril.base import BackendError, MithrilError
+from mithril.graph import BackendError, MithrilError
 from mithril_parallel.processes import World, named
 from mithril_parallel.sharding.storage import SaveError
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.axes import Factors, OpAxes, Role, call_axes
-from mithril.base import MithrilError, TensorType, dtype as as_dtype
-from mithril.ir import Op, parse_axes
+from mithril.graph import Factors, MithrilError, Op, OpAxes, Role, TensorType, call_axes, dtype as as_dtype, parse_axes
 from mithril_testing.cases import Case
 
 Array = np.ndarray[Any, Any]

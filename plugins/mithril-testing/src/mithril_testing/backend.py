@@ -12,10 +12,24 @@ import numpy as np
 import pytest
 
 from mithril import plugins
-from mithril.autodiff import gradients
 from mithril.backend import Backend, BuildOptions, ExactSizesRequired
-from mithril.base import Dim, MithrilError, OperationError, UnsupportedError, bfloat16, dtype as as_dtype, float16
-from mithril.ir import Arr, Builder, Graph, Op, decompose, evaluate, iterate
+from mithril.derivatives import gradients
+from mithril.graph import (
+    Arr,
+    Builder,
+    Dim,
+    Graph,
+    MithrilError,
+    Op,
+    OperationError,
+    UnsupportedError,
+    bfloat16,
+    decompose,
+    dtype as as_dtype,
+    evaluate,
+    float16,
+    iterate,
+)
 from mithril.passes import random_arguments
 from mithril_testing import xfail
 from mithril_testing.cases import Case, backend_cases, differentiable, gradient_graph, symbolic_graph

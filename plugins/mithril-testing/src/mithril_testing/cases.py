@@ -9,9 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from mithril.autodiff import gradients
-from mithril.base import Dim, DType, MithrilError, Size, dtype as as_dtype
-from mithril.ir import Arr, Builder, Graph, Node, Op, Sample, Value, emit
+from mithril.derivatives import gradients
+from mithril.graph import (
+    Arr,
+    Builder,
+    Dim,
+    DType,
+    Graph,
+    MithrilError,
+    Node,
+    Op,
+    Sample,
+    Size,
+    Value,
+    dtype as as_dtype,
+    emit,
+)
 from mithril_testing.sample_arrays import arrays_for
 from mithril_testing.selection import selected
 

@@ -15,12 +15,22 @@ import numpy as np
 import pytest
 
 from mithril import plugins
-from mithril.autodiff import gradients
 from mithril.backend import Backend, BuildOptions, Capabilities, Executable, LazyGraph
-from mithril.base import Dim, MithrilError, bfloat16, float16, operation
-from mithril.ir import Builder, Graph, Value, cotangent_name, to_text
+from mithril.compiler import memory_use
+from mithril.derivatives import gradients
+from mithril.graph import (
+    Builder,
+    Dim,
+    Graph,
+    MithrilError,
+    Value,
+    bfloat16,
+    cotangent_name,
+    float16,
+    operation,
+    to_text,
+)
 from mithril.ops import cond
-from mithril.runtime import memory_use
 from mithril_testing.compare import assert_close, tolerance
 from mithril_testing.running import Array, Arrays
 

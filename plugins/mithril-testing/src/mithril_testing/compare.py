@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, dtype as as_dtype
+from mithril.graph import DType, dtype as as_dtype
 
 _RELATIVE = {"float64": 1e-11, "float32": 4e-6, "float16": 4e-3, "bfloat16": 3e-2}
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mithril.base import ALL, DType, MithrilError, dtype as as_dtype, operation
 from mithril.compiler import compile
-from mithril.ir import Builder, Value
+from mithril.graph import ALL, Builder, DType, MithrilError, Value, dtype as as_dtype, operation
 from mithril.models import Layer, Model
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -26,7 +25,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 class ConstantsConformance:
     """A part of ``BackendConformance``: for each dtype a model that holds an array of every shape in every role."""
 
-    @pytest.mark.filterwarnings("ignore::mithril.base.errors.OptionWarning")  # not every backend reads jit
+    @pytest.mark.filterwarnings("ignore::mithril.graph.errors.OptionWarning")  # not every backend reads jit
     @pytest.mark.parametrize("way", ["plain", "optimized", "cached"])
     @pytest.mark.parametrize("dtype", [d.name for d in ALL])
     def test_constants(self, dtype: str, way: str, tmp_path: Path) -> None:

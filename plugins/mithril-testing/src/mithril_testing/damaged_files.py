@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mithril.base import MithrilError
+from mithril.graph import MithrilError
 
 Change = Callable[[bytes, random.Random], bytes]
 

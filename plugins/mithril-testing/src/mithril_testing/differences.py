@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.autodiff import gradients
-from mithril.base import float64
-from mithril.ir import Graph, cotangent_name, evaluate, result_name
+from mithril.derivatives import gradients
+from mithril.graph import Graph, cotangent_name, evaluate, float64, result_name
 
 Array = np.ndarray[Any, Any]
 STEP = 1e-5

@@ -7,8 +7,22 @@ from collections.abc import Collection
 import numpy as np
 
 from mithril import ops
-from mithril.base import ALL, DType, MithrilError, Shape, bool_, float32, int32, operation_names
-from mithril.ir import Arr, Builder, Graph, Op, Value, decompose
+from mithril.graph import (
+    ALL,
+    Arr,
+    Builder,
+    DType,
+    Graph,
+    MithrilError,
+    Op,
+    Shape,
+    Value,
+    bool_,
+    decompose,
+    float32,
+    int32,
+    operation_names,
+)
 from mithril_testing.cases import is_primitive
 from mithril_testing.running import Array
 from mithril_testing.sample_arrays import all_pairs, make_array, random_array, special_array

@@ -7,9 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from mithril.axes import flops
-from mithril.base import MithrilError
-from mithril.ir import Arr, Builder, Graph, Sample, Value, decompose
+from mithril.graph import Arr, Builder, Graph, MithrilError, Sample, Value, decompose, flops
 from mithril_testing.cases import Case, is_primitive
 
 ROWS = 70  # beyond the widest tile in use, 64, and no multiple of a vector

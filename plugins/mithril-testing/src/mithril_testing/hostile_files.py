@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mithril.base import MithrilError
+from mithril.graph import MithrilError
 
 SECONDS = 30  # for one file
 MARK = "hostile_mark"  # in each text and name that must not run

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from mithril.ir import Graph
+from mithril.graph import Graph
 from mithril_testing.grown import join_graphs
 from mithril_testing.running import Array, Arrays
 

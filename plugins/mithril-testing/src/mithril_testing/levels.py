@@ -8,10 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mithril.autodiff import gradients
-from mithril.base import DType, dtype as as_dtype
 from mithril.compiler import compile
-from mithril.ir import Builder, Graph, Value, evaluate, result_name
+from mithril.derivatives import gradients
+from mithril.graph import Builder, DType, Graph, Value, dtype as as_dtype, evaluate, result_name
 from mithril.models import Layer, Model
 from mithril_testing.compare import tolerance
 from mithril_testing.sample_arrays import special_array

@@ -11,9 +11,23 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mithril.autodiff import gradients
-from mithril.base import Dim, DType, MithrilError, TensorType, dtype as as_dtype, float64, substitute
-from mithril.ir import Graph, Op, Output, Sample, computing, decompose, evaluate
+from mithril.derivatives import gradients
+from mithril.graph import (
+    Dim,
+    DType,
+    Graph,
+    MithrilError,
+    Op,
+    Output,
+    Sample,
+    TensorType,
+    computing,
+    decompose,
+    dtype as as_dtype,
+    evaluate,
+    float64,
+    substitute,
+)
 from mithril_testing import xfail
 from mithril_testing.axes import false_axes, missing_axes, too_strict, untried_axes
 from mithril_testing.cases import Case, symbolic_graph

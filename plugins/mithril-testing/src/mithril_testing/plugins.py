@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from mithril import plugins
-from mithril.base import dtype as as_dtype
+from mithril.graph import dtype as as_dtype
 from mithril.plugins import HardwareTarget
 
 

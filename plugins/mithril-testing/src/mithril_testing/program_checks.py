@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mithril.autodiff import gradients, live_nodes
 from mithril.backend import Backend
-from mithril.base import UnsupportedError, bool_, dtype as as_dtype, float32
-from mithril.ir import Graph, Value, as_results, decompose
+from mithril.derivatives import gradients, live_nodes
+from mithril.graph import Graph, UnsupportedError, Value, as_results, bool_, decompose, dtype as as_dtype, float32
 from mithril_testing import programs
 from mithril_testing.running import Arrays, Program, backwards
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import ALL, DType, dtype as as_dtype, operation as op
-from mithril.ir import Builder, Graph, Value
+from mithril.graph import ALL, Builder, DType, Graph, Value, dtype as as_dtype, operation as op
 from mithril.ops import cond, scan, while_loop
 from mithril_testing.running import Array
 from mithril_testing.sample_arrays import random_array, special_array

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.base import operation as op, operation_names
-from mithril.ir import Builder, Graph, Value
+from mithril.graph import Builder, Graph, Value, operation as op, operation_names
 
 UNARY = operation_names(
     "abs", "neg", "tanh", "sigmoid", "relu", "gelu", "silu", "square", "sin", "cos", "erf", "softsign"

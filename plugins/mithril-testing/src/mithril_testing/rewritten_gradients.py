@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.autodiff import gradients
-from mithril.base import GradientError, dtype as as_dtype
-from mithril.ir import Graph, as_results, evaluate
+from mithril.derivatives import gradients
+from mithril.graph import GradientError, Graph, as_results, dtype as as_dtype, evaluate
 from mithril.passes import random_arguments
 from mithril_testing.compare import assert_close, tolerance
 

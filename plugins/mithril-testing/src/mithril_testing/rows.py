@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir import Arrays, Graph, evaluate, verify
-from mithril.transforms import vmap_graph
+from mithril.derivatives import vmap_graph
+from mithril.graph import Arrays, Graph, evaluate, verify
 from mithril_testing.cases import Case, differentiable, gradient_graph
 from mithril_testing.sample_arrays import arrays_for
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions
-from mithril.ir import Graph, Op, decompose, iterate
+from mithril.graph import Graph, Op, decompose, iterate
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]

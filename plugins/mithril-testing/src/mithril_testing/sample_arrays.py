@@ -9,8 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mithril.base import DType, dtype as as_dtype
-from mithril.ir import Arr, Sample
+from mithril.graph import Arr, DType, Sample, dtype as as_dtype
 
 # Values that go wrong first: signed zeros, infinities, nan, numbers next to one, halves, bounds of exp.
 SPECIAL_FLOATS = (

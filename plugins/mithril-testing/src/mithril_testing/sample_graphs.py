@@ -7,8 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from mithril.base import Dim, operation as op
-from mithril.ir import Builder, Graph, Op, Output, result
+from mithril.graph import Builder, Dim, Graph, Op, Output, operation as op, result
 from mithril.ops import cond, scan
 from mithril_testing.cases import Case, differentiable, gradient_graph
 from mithril_testing.grown import join_graphs

@@ -10,8 +10,7 @@ import pytest
 import mithril.ops
 import mithril_testing_summary as summary
 from mithril import plugins
-from mithril.base import OperationError, operation, operations, unknown
-from mithril.ir import Op
+from mithril.graph import Op, OperationError, operation, operations, unknown
 
 CORE = str(Path(mithril.ops.__file__).parent)
 

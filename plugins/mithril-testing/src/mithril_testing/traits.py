@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir import Op
+from mithril.graph import Op
 from mithril_testing.cases import Case
 
 Array = np.ndarray[Any, Any]

@@ -9,9 +9,19 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mithril.base import MithrilError, PassError, RewriteError, TensorType, dtype as as_dtype
 from mithril.compiler import installed
-from mithril.ir import Graph, evaluate, parse, structurally_equal, verify
+from mithril.graph import (
+    Graph,
+    MithrilError,
+    PassError,
+    RewriteError,
+    TensorType,
+    dtype as as_dtype,
+    evaluate,
+    parse,
+    structurally_equal,
+    verify,
+)
 from mithril.passes import Pass, PassContext, PassManager, as_pass, random_arguments
 from mithril_testing import xfail
 from mithril_testing.compare import assert_close, tolerance

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import checked, format_bytes, parse_bytes
-from mithril.base import InputError, MemoryLimitError
-from mithril.runtime import CompiledModel
+from mithril.compiler import CompiledModel
+from mithril.graph import InputError, MemoryLimitError
 from mithril.system import time_interleaved
 from mithril_tools.benchmark import batch_of, resized
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import CheckedType, checked, format_bytes
-from mithril.base import InputError, MithrilError, OptionError, unknown
-from mithril.runtime import CompiledModel, array_type, columns
+from mithril.compiler import CompiledModel, array_type, columns
+from mithril.graph import InputError, MithrilError, OptionError, unknown
 
 METRICS = ("throughput", "latency", "memory_usage")
 

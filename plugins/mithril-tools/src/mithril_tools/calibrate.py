@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import InputError
-from mithril.compiler import compile as compile_model, make_backend, resolve_options
-from mithril.ir import Graph
-from mithril.runtime import CompiledModel
+from mithril.compiler import CompiledModel, compile as compile_model, make_backend, resolve_options
+from mithril.graph import Graph, InputError
 from mithril.system import Lap, Stopwatch, Store, fingerprint, lower_quartile
 from mithril_tools.calibration_models import Case, corpus
 from mithril_tools.cost_model import PLAIN, CostModel, Estimate, Sample

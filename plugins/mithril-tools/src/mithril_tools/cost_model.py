@@ -14,12 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from mithril.axes import flops, is_product, is_view, operand_types, sample_nodes
 from mithril.backend import nbytes
-from mithril.base import InputError, operation
-from mithril.ir import Graph, Node, attributes_key
+from mithril.compiler import columns
+from mithril.graph import (
+    Graph,
+    InputError,
+    Node,
+    attributes_key,
+    flops,
+    is_product,
+    is_view,
+    operand_types,
+    operation,
+    sample_nodes,
+)
 from mithril.ops import scan_op
-from mithril.runtime import columns
 
 CLASSES = ("product", "reduction", "elementwise", "move", "loop")
 CALL, SMALLEST, BEYOND = 0, slice(1, 1 + len(CLASSES)), slice(1 + len(CLASSES), None)

@@ -11,10 +11,19 @@ from typing import Any, Literal
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions, checked
-from mithril.base import Decisions, InputError, OptionError, dtype as as_dtype
-from mithril.compiler import compile as compile_model
-from mithril.ir import Graph, Node, Output, Value, evaluate, to_text
-from mithril.runtime import CompiledModel, save_file, subgraph_to
+from mithril.compiler import CompiledModel, compile as compile_model, save_file, subgraph_to
+from mithril.graph import (
+    Decisions,
+    Graph,
+    InputError,
+    Node,
+    OptionError,
+    Output,
+    Value,
+    dtype as as_dtype,
+    evaluate,
+    to_text,
+)
 from mithril.system import files
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -154,7 +163,7 @@ def _graph_to(graph: Graph, values: Sequence[Value]) -> Graph:
 
 def _single_op_graph(graph: Graph, node: Node) -> Graph:
     """Return a graph of one operation."""
-    from mithril.ir import Input
+    from mithril.graph import Input
 
     operands = dict.fromkeys(v for v in node.operands if v is not None)
     inputs = tuple(graph.input_of[v] if v in graph.input_of else Input(v) for v in operands)

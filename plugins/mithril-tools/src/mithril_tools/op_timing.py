@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mithril.backend import Backend, BuildOptions
-from mithril.ir import Graph, Input, Node, Value, as_results
+from mithril.graph import Graph, Input, Node, Value, as_results
 from mithril.passes import random_arguments
 from mithril_tools.cost_model import Sample, costly_nodes, kind_of, logarithms, size_of
 

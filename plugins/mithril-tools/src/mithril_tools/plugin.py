@@ -26,8 +26,8 @@ OBSERVERS = {
     "verbose": "mithril_tools.show.verbose:Verbose",
     "dump_graph": "mithril_tools.show.dump:Dump",
     "trace_shapes": "mithril_tools.show.shape_trace:ShapeTrace",
-    "save_intermediates": "mithril_tools.show.intermediates:Intermediates",
-    "profile": "mithril_tools.show.timing:Timing",
+    "save_intermediates": "mithril_tools.show.dump:Intermediates",
+    "profile": "mithril_tools.show.verbose:Timing",
     "visualize": "mithril_tools.visualization.observer:Drawing",
 }
 

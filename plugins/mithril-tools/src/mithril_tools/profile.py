@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
 from mithril.backend import checked
-from mithril.base import InputError
-from mithril.runtime import columns, format_si, watch
+from mithril.compiler import columns, format_si, watch
+from mithril.graph import InputError
 from mithril.system import notebook
 from mithril_tools.trace_events import Recorder
 
 if TYPE_CHECKING:
-    from mithril.runtime import CompiledModel
+    from mithril.compiler import CompiledModel
 
 ALONE = "shares are of operations run one at a time; a compiled program joins some, such as transposes into products"
 

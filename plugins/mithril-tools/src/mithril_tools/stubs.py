@@ -53,8 +53,8 @@ def _stub(command: str, includes: Callable[[str], bool]) -> str:
     for module, names in mithril._HOME.items():
         imports[f"mithril.{module}"] |= {f"{name} as {name}" for name in names if name != "compile"}
     imports["mithril"] |= {f"{name} as {name}" for name in mithril._SUBMODULES}
-    imports["mithril.base"].add("__version__ as __version__")
-    imports["mithril.runtime"].add("CompiledModel")
+    imports["mithril.graph"].add("__version__ as __version__")
+    imports["mithril.compiler"].add("CompiledModel")
     assigned = [
         _export(name, e.spec.loads, imports) for name, e in plugins.exports().items() if includes(_distribution_of(e))
     ]

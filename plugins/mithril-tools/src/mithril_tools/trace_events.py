@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base import OptionError
+from mithril.graph import OptionError
 from mithril.system import files
 
 SECTIONS = ("compile", "run")

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import LEVELS, MithrilError, OptionError, dtype as as_dtype
 from mithril.compiler import compile as compile_model, make_backend, resolve_options
+from mithril.graph import LEVELS, MithrilError, OptionError, dtype as as_dtype
 from mithril.models import flatten
 from mithril.system import Store, UnhashableObject, fingerprint, time_interleaved
 from mithril_tools.diff import TOLERANCE, relative_error
 from mithril_tools.tuning_cache import machine, save_best, stamps, tuning_in_progress
 
 if TYPE_CHECKING:
+    from mithril.compiler import CompiledModel
     from mithril.models import Model
-    from mithril.runtime import CompiledModel
 
 MARGIN = 0.03  # of the time: smaller gains are noise
 CHOICES: Mapping[str, Sequence[Any]] = {

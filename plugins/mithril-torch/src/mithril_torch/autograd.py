@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mithril.backend import Forward
-from mithril.ir import Graph, cotangent_name, result_name
+from mithril.graph import Graph, cotangent_name, result_name
 
 
 class Differentiated:

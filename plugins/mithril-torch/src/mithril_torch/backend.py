@@ -24,8 +24,7 @@ from mithril.backend import (
     nbytes,
     with_stored_operands,
 )
-from mithril.base import ALL, BackendError, DType, UnsupportedError, dtype as as_dtype
-from mithril.ir import Graph, Node, decompose, iterate
+from mithril.graph import ALL, BackendError, DType, Graph, Node, UnsupportedError, decompose, dtype as as_dtype, iterate
 from mithril.ops import conv_input_grad
 from mithril.system import launched_task
 from mithril_torch import stored  # noqa: F401  # defines the operation of barriers in compiled programs

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mithril.base import OptionError, TensorType, UnsupportedError
+from mithril.graph import OptionError, TensorType, UnsupportedError
 from mithril_torch.segments import Segment, SegmentCode
 
 

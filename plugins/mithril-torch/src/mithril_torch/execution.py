@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from mithril.autodiff import require_framework_gradients
 from mithril.backend import BuildOptions, Forward, LazyGraph
-from mithril.base import BackendError, GradientError, OptionError, unknown
-from mithril.ir import Graph, Node, iterate
+from mithril.derivatives import require_framework_gradients
+from mithril.graph import BackendError, GradientError, Graph, Node, OptionError, iterate, unknown
 from mithril.ops import if_op, while_op
 from mithril.system import Store, files
 from mithril_torch.autograd import Differentiated

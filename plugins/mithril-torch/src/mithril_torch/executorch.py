@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from mithril.backend import format_bytes
-from mithril.base import BackendError, InputError, OptionError, UnsupportedError, symbols
-from mithril.ir import Graph
+from mithril.graph import BackendError, Graph, InputError, OptionError, UnsupportedError, symbols
 from mithril.system import files
 
 DELEGATES = (None, "xnnpack")

@@ -28,8 +28,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.base import UnsupportedError, operation_names, uint32
-from mithril.ir import Node
+from mithril.graph import Node, UnsupportedError, operation_names, uint32
 from mithril_torch import helpers, linear_algebra
 
 table = Lowerings(

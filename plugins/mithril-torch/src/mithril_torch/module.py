@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mithril.base import InputError, TensorType, UnsupportedError
-from mithril.runtime import PureProgram
+from mithril.compiler import PureProgram
+from mithril.graph import InputError, TensorType, UnsupportedError
 from mithril_torch.backend import TorchBackend
 from mithril_torch.blocks import (
     Block,

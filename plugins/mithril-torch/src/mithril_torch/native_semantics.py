@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mithril import ops
 from mithril.backend import Call, dtype_of
-from mithril.base import Registry
-from mithril.ir import Node
+from mithril.graph import Node, Registry
 from mithril_torch.fusion import native_kernels
 from mithril_torch.lowering import is_uint32, table
 

@@ -14,9 +14,21 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from mithril.axes import is_source
-from mithril.base import Dim, DType, OptionError, UnsupportedError, symbols
-from mithril.ir import NOWHERE, Graph, Input, Node, Origin, Output, Value
+from mithril.graph import (
+    NOWHERE,
+    Dim,
+    DType,
+    Graph,
+    Input,
+    Node,
+    OptionError,
+    Origin,
+    Output,
+    UnsupportedError,
+    Value,
+    is_source,
+    symbols,
+)
 
 ROOT = ""
 FREE = " "  # label of operations that depend on no parameter and no state, such as those that build masks

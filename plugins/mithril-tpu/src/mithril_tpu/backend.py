@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril import plugins
 from mithril.backend import BuildOptions, Capabilities, Forward, SourceExecutable
-from mithril.ir import Graph, Input, Value, cotangent_name, iterate
+from mithril.graph import Graph, Input, Value, cotangent_name, iterate
 from mithril.plugins import HardwareTarget
 from mithril_jax.backend import JaxBackend
 from mithril_parallel.mesh import DATA, MODEL, PIPELINE, Mesh

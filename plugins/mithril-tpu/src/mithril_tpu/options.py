@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base import OptionError
+from mithril.graph import OptionError
 from mithril_jax.mesh.pipeline_parallel import check_schedule
 
 

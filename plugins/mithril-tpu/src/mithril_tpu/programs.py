@@ -12,8 +12,8 @@ import jax
 
 from mithril import compile
 from mithril.backend import Executable
-from mithril.base import BackendError, InputError, unknown
-from mithril.runtime import CompiledModel, Program, ProgramKey, ProgramKind
+from mithril.compiler import CompiledModel, Program, ProgramKey, ProgramKind
+from mithril.graph import BackendError, InputError, unknown
 from mithril_jax.backend import JaxBackend
 from mithril_parallel.planning.plan import Plan
 from mithril_tpu.aot.program import AheadProgram, SimulatedProgram

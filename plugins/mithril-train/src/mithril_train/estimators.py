@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import PluginError
 from mithril.compiler import compile as compile_model
+from mithril.graph import PluginError
 from mithril.models import MLP, Layer
 from mithril_train.loop.trainer import Trainer
 from mithril_train.optim.optimizers import Adam

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from mithril.base import InputError, OptionError, PluginError
+from mithril.graph import InputError, OptionError, PluginError
 from mithril_train.loop.callbacks import Callback, Row, better
 from mithril_train.loop.trainer import Trainer
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mithril.base import DType, OperationError, TensorType
-from mithril.ir import Graph, Node, Value, types_of
+from mithril.graph import DType, Graph, Node, OperationError, TensorType, Value, types_of
 
 
 class Text(Protocol):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.lowering_table import Lowerings
-from mithril.backend.codegen.shared import indexing, integers, pooling, random_words
-from mithril.base import Registry, operation, operation_names
-from mithril.ir import Node
+from mithril.backend.codegen.shared import complex_numbers, indexing, integers, pooling, random_words, reductions
+from mithril.graph import Node, Registry, operation, operation_names
 
 SIGNS: Registry[str] = Registry(
     "Python's operators",
@@ -140,3 +140,74 @@ def reduction_identity(call: Call, below: str, above: str) -> str:
 def operands_unchanged(call: Call) -> str:
     """Return the operands unchanged."""
     return ", ".join(str(x) for x in call.operands)
+
+
+def sliced(call: Call, backwards: Callable[..., Any] | None = None) -> str:
+    """Return ``x[2:5, :, ::3]`` for a node ``slice``, and ``backwards(x, axis, start, stop, step)`` for negative steps.
+
+    Without ``backwards``, the arrays must support negative steps.
+    """
+    text = call.array("x")
+    parts = [":"] * len(call.operand_type("x").shape)
+    for start, stop, step, axis in zip(call.starts, call.stops, call.steps, call.axes, strict=True):
+        ends = call.literal(start), call.literal(stop)
+        if step < 0 and backwards is not None:
+            text = f"{call.helper(backwards)}({text}, {axis}, {ends[0]}, {ends[1]}, {step})"
+        else:
+            parts[axis] = ":".join(ends) + (f":{step}" if step != 1 else "")
+    return f"{text}[{', '.join(parts)}]" if any(p != ":" for p in parts) else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryCalls:
+    """Calls with operands of 32 bits or more, and results in the dtype of the operation."""
+
+    cast: str = "{x}.astype({dtype})"  # expression of an array in another dtype
+    upcast: Callable[..., Any] = reductions.single  # helper that converts 16-bit floats
+
+    def operand(self, call: Call, name: str) -> str:
+        """Return an operand as the library takes it."""
+        return f"{call.helper(self.upcast)}({call.array(name)})"
+
+    def rounded(self, call: Call, text: str) -> str:
+        """Return the results of a factorization in the dtype of the operation."""
+        if call.type.dtype.bits > 16:
+            return text
+        if len(call.results) == 1:
+            return self.cast.format(x=text, dtype=call.dtype())
+        return f"tuple({self.cast.format(x='r', dtype=call.dtype())} for r in {text})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FourierCalls(LibraryCalls):
+    """Lowerings of Fourier transforms to a module with the functions of ``numpy.fft``."""
+
+    module: str
+    complex_array: str  # expression of a complex array of the parts {re} and {im}
+    axis: str = "axis"  # keyword of the axis
+
+    def functions(self) -> Iterator[tuple[str, Callable[[Call], str]]]:
+        """Yield each operation with the function that lowers it, which has its name."""
+        for lower in (self.fft, self.ifft, self.rfft, self.irfft):
+            yield lower.__name__, lower
+
+    def fft(self, call: Call) -> str:
+        return self._pair(call, "fft", self._complex(call))
+
+    def ifft(self, call: Call) -> str:
+        return self._pair(call, "ifft", self._complex(call))
+
+    def rfft(self, call: Call) -> str:
+        return self._pair(call, "rfft", self.operand(call, "x"))
+
+    def irfft(self, call: Call) -> str:
+        text = f"{self.module}.irfft({self._complex(call)}, {call.size}, {self.axis}={call.axis})"
+        return self.cast.format(x=text, dtype=call.dtype())
+
+    def _complex(self, call: Call) -> str:
+        return self.complex_array.format(re=self.operand(call, "re"), im=self.operand(call, "im"))
+
+    def _pair(self, call: Call, function: str, operand: str) -> str:
+        """Return real and imaginary part of a complex array in the dtype of the operation."""
+        text = f"{self.module}.{function}({operand}, {self.axis}={call.axis})"
+        return f"{call.helper(complex_numbers.as_pair)}({text}, {call.dtype()})"

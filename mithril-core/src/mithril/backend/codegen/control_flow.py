@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.lowering_table import Lowerings
-from mithril.base import TensorType
+from mithril.graph import TensorType
 
 
 def python_control(table: Lowerings, stack: str, empty: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+import builtins
+import keyword
+import re
+from collections.abc import Callable, Iterable, Sequence
 from string import Formatter
 from typing import Any, cast
 
@@ -12,11 +15,33 @@ import numpy as np
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.host_rows import CALLED, plugin_expression, reference_expression
 from mithril.backend.codegen.lowering_table import LoweringRule, Lowerings
-from mithril.backend.codegen.names import NameAllocator
 from mithril.backend.codegen.source import CLOSING, SIGNATURE
-from mithril.base import Dim, Symbol, UnsupportedError, dtype as as_dtype, quoted, symbols, visible
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Dim, Graph, Node, Symbol, UnsupportedError, Value, dtype as as_dtype, quoted, symbols, visible
 from mithril.ops import if_op
+
+_BAD = re.compile(r"[^0-9A-Za-z_]+")
+RESERVED = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"params", "inputs", "outputs", "forward"}
+
+
+class NameAllocator:
+    """An allocator of unique identifiers."""
+
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self.used = set(RESERVED) | set(reserved)
+        self.allocated: set[str] = set()
+
+    def fresh(self, wish: str) -> str:
+        """Return an unused identifier similar to ``wish``."""
+        stem = _BAD.sub("_", wish).strip("_") or "v"
+        if stem[0].isdigit():
+            stem = "v" + stem
+        name, n = stem, 1
+        while name in self.used:
+            name, n = f"{stem}_{n}", n + 1
+        self.used.add(name)
+        self.allocated.add(name)
+        return name
+
 
 FALLBACK = LoweringRule(None, None, view=True)  # the NumPy reference; it may return its argument
 UNKNOWN = 64  # assumed value of a symbolic size in estimates

@@ -6,7 +6,7 @@ from typing import Any
 
 from mithril.backend import host_calls
 from mithril.backend.plugin_lowering import PluginLowering, lowering_error_context
-from mithril.base import quoted
+from mithril.graph import quoted
 
 Call = Any  # codegen.call.Call and codegen.emit.FunctionEmitter, which import this module
 FunctionEmitter = Any

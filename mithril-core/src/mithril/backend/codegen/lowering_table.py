@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.shared import HELPERS, Dialect
 from mithril.backend.plugin_lowering import PluginLowering
-from mithril.base import Dim, DType, OperationError, Registry, int32, operation_name, quoted
-from mithril.ir import Node, Op
+from mithril.graph import Dim, DType, Node, Op, OperationError, Registry, int32, operation_name, quoted
 
 When = Callable[[Node], bool]
 Function = Callable[[Call], str | None]
@@ -226,3 +225,21 @@ class Lowerings:
 def size_text(size: Dim, names: Mapping[str, str]) -> str:
     """Return the source text of a symbolic size; ``max`` and ``min`` are functions only if called, else symbols."""
     return re.sub(r"[^\W\d]\w*(?!\w|\()", lambda word: names.get(word[0], word[0]), str(size))
+
+
+class ArrayKernel(Protocol):
+    """A kernel: parameters are named like operands and attributes; returns an array, or a tuple of all results."""
+
+    def __call__(self, *arguments: Any, **attributes: Any) -> Any: ...
+
+
+class TextWriter(Protocol):
+    """A writer of Python: returns an expression, or None after writing lines that assign to ``call.results``."""
+
+    def __call__(self, call: Call) -> str | None: ...
+
+
+class Condition(Protocol):
+    """A predicate of the node, for ``Lowering(when=)``."""
+
+    def __call__(self, node: Node, /) -> bool: ...

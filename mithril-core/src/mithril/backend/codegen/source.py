@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import BackendError, OptionError, quoted
+from mithril.graph import BackendError, OptionError, quoted
 from mithril.system import files
 
 SIGNATURE = "def forward(params, inputs):"

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import ModelError
-from mithril.ir import Op
+from mithril.graph import ModelError, Op
 from mithril.models.language.connection import Connection, Connections, Step
 from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import user_location

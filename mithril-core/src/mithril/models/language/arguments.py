@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import ModelError, ShapeError, Size, assume
-from mithril.ir import Value
+from mithril.graph import ModelError, ShapeError, Size, Value, assume
 from mithril.models.language.layer import Layer
 
 

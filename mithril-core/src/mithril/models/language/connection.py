@@ -11,11 +11,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import DType, ModelError, Operators, closest, dtype as as_dtype, operation, visible
-from mithril.ir import Op
+from mithril.compiler import declared_text, expanded
+from mithril.graph import DType, ModelError, Op, Operators, closest, dtype as as_dtype, operation, visible
 from mithril.models.language.source_location import NOWHERE, SourceLocation, user_location
 from mithril.models.language.symbolic_sizes import ShapeOf
-from mithril.runtime import declared_text, expanded
 
 _serial = count()
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
@@ -194,7 +193,7 @@ class IOKey(Connection):
 
 
 def _check_shape(name: str, shape: tuple[Any, ...], declared_at: SourceLocation) -> None:
-    from mithril.base import Dim
+    from mithril.graph import Dim
 
     for size in shape:
         if isinstance(size, bool) or not (size is None or size is ... or isinstance(size, (int, str, Dim))):

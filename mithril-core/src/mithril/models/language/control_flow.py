@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import ModelError, closest
-from mithril.ir import Builder, Value
+from mithril.graph import Builder, ModelError, Value, closest
 from mithril.models.language.connection import Connection, Connections, Step
 from mithril.models.language.expressions import Expression
 from mithril.models.language.flatten import flatten

@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import DType, InputError, TensorType, dtype as as_dtype
-from mithril.compiler import compile, initialize
-from mithril.ir import Builder, Node, Op, Value, parse, to_text
+from mithril.compiler import CompiledModel, compile, initialize
+from mithril.graph import Builder, DType, InputError, Node, Op, TensorType, Value, dtype as as_dtype, parse, to_text
 from mithril.models.language.flatten import flatten
 from mithril.models.language.layer import TRAINING_FLAG, Layer
 from mithril.models.language.trace import run_flat
 from mithril.models.language.trace_context import Context
-from mithril.runtime import CompiledModel
 
 Compute = Callable[[Node, Sequence[Any]], Sequence[Any]]  # the results of a node for arrays of its operands
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mithril import ops
-from mithril.base import ModelError
-from mithril.ir import Value
+from mithril.graph import ModelError, Value
 from mithril.models.language.source_location import user_location
 
 GRAMMAR = "accepted: names, numbers, + - * / // %, comparisons, and, or, not, parentheses"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.base import DType, ModelError, closest, dtype as as_dtype
+from mithril.graph import DType, ModelError, closest, dtype as as_dtype
 from mithril.models.language.connection import NO_DEFAULT, Connection, Constant, IOKey, Step
 from mithril.models.language.layer import TRAINING_FLAG, Layer
 from mithril.models.language.model import Model

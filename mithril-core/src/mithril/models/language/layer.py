@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from mithril.backend import check_call, checked, constructor, is_ours
-from mithril.base import ModelError, OptionError, visible
-from mithril.ir import Value, is_building
+from mithril.graph import ModelError, OptionError, Value, is_building, visible
 from mithril.models.language.connection import Connection, Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
 from mithril.models.language.trace_context import Context, active, current, shapes_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from mithril.backend import checked
-from mithril.base import ModelError, closest, visible
+from mithril.graph import ModelError, closest, visible
 from mithril.models.language.connection import NO_DEFAULT, Connection, Connections, IOKey, Step, snake_case
 from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import user_location

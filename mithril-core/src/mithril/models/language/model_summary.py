@@ -7,15 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.axes import flops
-from mithril.base import Dim, ModelError, TensorType, closest, dtype as as_dtype, is_static, numel, visible
-from mithril.ir import Graph, Value
+from mithril.compiler import layer_results
+from mithril.graph import (
+    Dim,
+    Graph,
+    ModelError,
+    TensorType,
+    Value,
+    closest,
+    dtype as as_dtype,
+    flops,
+    is_static,
+    numel,
+    visible,
+)
 from mithril.models.language.flatten import FlatModel, flatten
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.models.language.trace import trace_model
 from mithril.models.language.trace_context import join_path
-from mithril.runtime import layer_results
 
 HEAD = ("layer", "result", "parameters", "flops", "memory")
 
@@ -143,7 +153,7 @@ def _prefixes(path: str) -> list[str]:
 def _typical_size(size: Any) -> int:
     if is_static((size,)):
         return int(size)
-    from mithril.base import substitute, symbols
+    from mithril.graph import substitute, symbols
 
     return int(substitute(size, {s.name: max(s.low, 1) for s in symbols(size)}))
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from mithril.base import visible
+from mithril.graph import visible
 
 PACKAGE = str(Path(__file__).parents[2]) + "/"
 

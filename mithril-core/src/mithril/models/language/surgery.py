@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mithril.backend import matches
-from mithril.base import ModelError, closest
+from mithril.graph import ModelError, closest
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.models.language.source_location import user_location

@@ -6,8 +6,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from mithril.base import Dim, ShapeError
-from mithril.ir import Value
+from mithril.graph import Dim, ShapeError, Value
 
 
 class Shaped(Protocol):

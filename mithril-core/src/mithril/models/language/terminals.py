@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril.base import ModelError
+from mithril.graph import ModelError
 from mithril.models.language.connection import Connection
 from mithril.models.language.model import Model
 from mithril.models.language.source_location import user_location

@@ -9,23 +9,26 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import matches
-from mithril.base import (
+from mithril.compiler import declared_text, expanded
+from mithril.graph import (
+    Builder,
     Dim,
     DType,
     DTypeError,
+    Graph,
     ModelError,
     ShapeError,
     TensorType,
+    Value,
+    as_results,
     assume,
     closest,
 )
-from mithril.ir import Builder, Graph, Value, as_results
 from mithril.models.language.connection import NO_DEFAULT, IOKey
 from mithril.models.language.flatten import FlatModel, LayerCall, flatten
 from mithril.models.language.layer import TRAINING_FLAG
 from mithril.models.language.model import Model
 from mithril.models.language.trace_context import Context, LazyParam, join_path
-from mithril.runtime import declared_text, expanded
 
 
 def trace_model(

@@ -10,18 +10,22 @@ from typing import Any, Protocol
 import numpy as np
 
 from mithril.backend import plugin_of
-from mithril.base import (
+from mithril.graph import (
     DEFAULT_FLOAT,
+    Builder,
     DType,
     MithrilError,
     ModelError,
+    Origin,
+    Output,
     Shape,
     ShapeError,
+    Value,
     dtype as as_dtype,
     equal,
     is_static,
+    result,
 )
-from mithril.ir import Builder, Origin, Output, Value, result
 from mithril.models.language.connection import IOKey
 from mithril.models.language.source_location import SourceLocation
 from mithril.plugins import Plugin

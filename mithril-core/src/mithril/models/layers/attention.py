@@ -7,13 +7,43 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import ModelError, ShapeError, Size, equal
-from mithril.ir import Value
+from mithril.graph import Builder, ModelError, ShapeError, Size, Value, equal
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
 from mithril.models.language.layer import Layer
-from mithril.models.layers.kv_cache import limit_positions, visible_keys, write_cache
 from mithril.models.layers.linear import Linear
 from mithril.models.layers.shape_layers import Dropout
+from mithril.ops import PLACES
+
+
+def write_cache(layer: Layer, name: str, x: Any, start: Any, capacity: int) -> Any:
+    """Write ``x`` [batch, heads, length, size] to the layer's cache of that name, and return all of the cache.
+
+    ``start`` is the position of the first token: [], or [batch, 1, ...] with one for each row of the batch.
+    """
+    batch, heads, _, size = x.shape
+    old = layer.state(name, (batch, heads, capacity, size), "zeros", dtype=x.dtype)
+    if start.ndim:
+        new = ops.dynamic_update_rows(old, x, ops.reshape(start, shape=(batch,)), axis=2)
+    else:
+        zero = Builder.current().constant(0, "int32")
+        new = ops.dynamic_update_slice(old, x, ops.stack(zero, zero, start, zero, axis=0))
+    layer.update_state(name, new)
+    return new
+
+
+def visible_keys(last: Any, keys: Size, window: int | None = None) -> Any:
+    """Return which of the keys each token attends to: bool, with those up to ``last`` [..., length, 1] visible."""
+    columns = ops.iota(shape=(1, keys), axis=1, dtype="int32")
+    visible = ops.less_equal(columns, last)
+    return visible if window is None else ops.logical_and(visible, ops.greater(columns, last - window))
+
+
+def limit_positions(rows: Any, size: int, owner: str) -> None:
+    """Tag the positions just computed, so that a call raises if one is not below ``size``."""
+    nodes = Builder.current().nodes
+    assert nodes[-1].result is rows
+    nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, PLACES: f"{size} {owner}"})
+
 
 FULL = "[batch, length, features]"
 

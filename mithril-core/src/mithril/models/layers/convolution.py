@@ -7,8 +7,7 @@ from functools import wraps
 from typing import Any
 
 from mithril import ops
-from mithril.base import ModelError, Size
-from mithril.ir import Value
+from mithril.graph import ModelError, Size, Value
 from mithril.models.language.arguments import (
     expect_rank,
     expect_size,

@@ -7,8 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from mithril import ops
-from mithril.base import ModelError, operation, unknown
-from mithril.ir import Value
+from mithril.graph import ModelError, Value, operation, unknown
 from mithril.models.language.arguments import expect_size, in_and_out_or_weight, positive, size_or_weight
 from mithril.models.language.layer import Layer
 from mithril.models.layers import operation_layers

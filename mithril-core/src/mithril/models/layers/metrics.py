@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import ModelError, ShapeError, product, shape_text
-from mithril.ir import Value, expect_paired, normalize_axis
+from mithril.graph import ModelError, ShapeError, Value, expect_paired, normalize_axis, product, shape_text
 from mithril.models.language import arguments
 from mithril.models.language.layer import Layer
 from mithril.ops import size_value

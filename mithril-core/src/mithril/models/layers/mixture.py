@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril import ops
-from mithril.base import ModelError, unknown
-from mithril.ir import Value
+from mithril.graph import ModelError, Value, unknown
 from mithril.models.language.arguments import expect_size, positive
 from mithril.models.language.layer import Layer
 

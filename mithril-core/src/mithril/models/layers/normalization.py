@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.base import ModelError, ShapeError, is_static, numel, product
-from mithril.ir import Value
+from mithril.graph import ModelError, ShapeError, Value, is_static, numel, product
 from mithril.models.language.arguments import expect_rank, expect_size, positive
 from mithril.models.language.layer import Layer
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mithril.base import ModelError, operation
+from mithril.graph import ModelError, operation
 from mithril.models.language.layer import Layer, LayerMeta
 
 TERMINALS = {("x",): ("input",), ("a", "b"): ("left", "right")}
@@ -58,7 +58,7 @@ class OperationLayer(Layer):
         return (None, "int32") if terminal == operation(self.op_name).labels else None
 
     def build(self, *values: Any) -> Any:
-        from mithril.ir import Value
+        from mithril.graph import Value
 
         if not any(isinstance(v, Value) for v in values):
             values = (self.context.as_value(values[0]), *values[1:])

@@ -6,9 +6,8 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import to_numpy
-from mithril.base import ModelError, product
 from mithril.compiler import norms_of
-from mithril.ir import Input, Value, normalize_axis
+from mithril.graph import Input, ModelError, Value, normalize_axis, product
 from mithril.models.language.arguments import positive
 from mithril.models.language.layer import Layer
 from mithril.models.layers.wrapper import Reparametrization

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Value
+from mithril.graph import Value
 from mithril.models.language.arguments import paddings, per_axis
 from mithril.models.language.layer import Layer
 from mithril.models.layers.convolution import or_one_image

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril import ops
-from mithril.base import DTypeError, ModelError, ShapeError, assume
-from mithril.ir import Value
+from mithril.graph import DTypeError, ModelError, ShapeError, Value, assume
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
 from mithril.models.language.layer import Layer
 

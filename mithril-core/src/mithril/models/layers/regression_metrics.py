@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Value
+from mithril.graph import Value
 from mithril.models.layers.metrics import (
     AUC,
     Array,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.base import ModelError, ShapeError, at_most, is_static, product
-from mithril.ir import Value, normalize_axis
+from mithril.graph import ModelError, ShapeError, Value, at_most, is_static, normalize_axis, product
 from mithril.models.language.arguments import positive, probability
 from mithril.models.language.layer import Layer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import ModelError
+from mithril.graph import ModelError
 from mithril.models.language.arguments import positive
 from mithril.models.language.layer import Layer
 from mithril.models.layers.attention import MultiHeadAttention

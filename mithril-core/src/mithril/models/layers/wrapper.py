@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mithril.base import ModelError
-from mithril.ir import Value
+from mithril.graph import ModelError, Value
 from mithril.models.language.layer import Layer
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mithril.base import InputError, MithrilError, ModelError, __version__, limit, parsed_json, unknown
+from mithril.graph import InputError, MithrilError, ModelError, __version__, limit, parsed_json, unknown
 from mithril.models.language.apply_op import Apply, Take
 from mithril.models.language.connection import Connection, Constant, IOKey, Step
 from mithril.models.language.control_flow import Block, If, While
@@ -151,7 +151,7 @@ class _Reader(Reading):
         place.replace_child(child)
 
     def _apply(self, entry: dict[str, Any], location: str) -> Layer:
-        from mithril.ir import Op
+        from mithril.graph import Op
 
         sources = _Operands(self)
         parts = {n: from_value(entry[n], f"{location}.{n}", sources) for n in ("function", "template", "keywords")}

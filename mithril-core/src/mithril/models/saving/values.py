@@ -15,8 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import Dim, DType, MithrilError, ModelError, dtype as as_dtype, operation, parse_dim, symbols, unknown
-from mithril.ir import Op
+from mithril.graph import (
+    Dim,
+    DType,
+    MithrilError,
+    ModelError,
+    Op,
+    dtype as as_dtype,
+    operation,
+    parse_dim,
+    symbols,
+    unknown,
+)
 from mithril.models.language.apply_op import Take
 from mithril.models.language.connection import Connection
 from mithril.models.language.layer import Layer

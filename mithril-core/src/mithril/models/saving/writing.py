@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mithril.base import ModelError, __version__
+from mithril.graph import ModelError, __version__
 from mithril.models.language.apply_op import Apply
 from mithril.models.language.connection import NO_DEFAULT, Connection, IOKey
 from mithril.models.language.control_flow import Block, If, While

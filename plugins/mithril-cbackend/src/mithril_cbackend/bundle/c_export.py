@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
-from mithril.base import InputError, UnsupportedError, bind, substitute
-from mithril.ir import Graph
-from mithril.runtime import CompiledModel
+from mithril.compiler import CompiledModel
+from mithril.graph import Graph, InputError, UnsupportedError, bind, substitute
 from mithril.system import files
 from mithril_cbackend import toolchains
 from mithril_cbackend.bundle import comparison, export_files

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import dtype as as_dtype
+from mithril.graph import dtype as as_dtype
 from mithril_cbackend.bundle.export_contents import Case, Contents
 from mithril_cbackend.bundle.export_files import ctype, numbers
 from mithril_cbackend.program.c_module import ARGUMENTS

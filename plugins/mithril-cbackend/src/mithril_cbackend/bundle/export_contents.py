@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import ALIGNMENT, nbytes
-from mithril.base import UnsupportedError
-from mithril.ir import Graph
+from mithril.graph import Graph, UnsupportedError
 from mithril_cbackend.bundle.open_sizes import OpenSizes
 from mithril_cbackend.c_names import unique
 from mithril_cbackend.graph.call_layout import packed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import __version__
-from mithril.base import dtype as as_dtype, is_static
+from mithril.graph import dtype as as_dtype, is_static
 from mithril_cbackend.bundle.export_contents import TRUNCATED, Contents
 from mithril_cbackend.program.c_module import ARGUMENTS, Field, body_text, fields, prelude, struct_text
 from mithril_cbackend.program.c_text import c_quoted, c_visible

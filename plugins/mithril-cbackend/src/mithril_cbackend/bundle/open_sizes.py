@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mithril.backend import ALIGNMENT, memory_plan, nbytes
-from mithril.base import Dim, Guard, InputError, Size, Symbol, UnsupportedError, numel, symbols
-from mithril.ir import Value
+from mithril.graph import Dim, Guard, InputError, Size, Symbol, UnsupportedError, Value, numel, symbols
 from mithril_cbackend.c_names import unique
 from mithril_cbackend.lowering.element.element_reader import TYPICAL
 from mithril_cbackend.program.c_module import fields

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import bfloat16, float32, int32, uint8
-from mithril.ir import Builder, Editor, Graph, Node, Value
+from mithril.graph import Builder, Editor, Graph, Node, Value, bfloat16, float32, int32, uint8
 from mithril_cbackend.graph.byte_pools import CHANNELS_FIRST, CHANNELS_LAST, shuffle, shuffled
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel_builder import Machine

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Shape, float32, is_static, uint8
-from mithril.ir import Builder, Editor, Node, Value
+from mithril.graph import Builder, Editor, Node, Shape, Value, float32, is_static, uint8
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.words.byte_operations import sum_pool_bytes
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import ALIGNMENT
-from mithril.base import dtype as as_dtype, parse_dim
+from mithril.graph import dtype as as_dtype, parse_dim
 
 Array = np.ndarray[Any, Any]
 ARENA = 0  # the first slot of the table

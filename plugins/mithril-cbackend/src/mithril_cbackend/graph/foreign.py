@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mithril.backend import PluginLowering, applicable, lowering_error_context, plugin_lowerings
-from mithril.ir import Node
+from mithril.graph import Node
 
 
 def plugin_lowering(node: Node) -> PluginLowering | None:

@@ -13,22 +13,37 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.axes import is_expensive
 from mithril.backend import memory_plan
-from mithril.base import DType, TensorType, dtype as as_dtype
-from mithril.ir import Graph, Node, Value
+from mithril.graph import DType, Graph, Node, TensorType, Value, dtype as as_dtype, is_expensive
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.graph.index_ranges import IndexRanges
 from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention
-from mithril_cbackend.lowering.element import elementwise, vectorization
+from mithril_cbackend.lowering.conv import byte_convolution, direct_convolution
+from mithril_cbackend.lowering.element import elementwise, scatter, vectorization
 from mithril_cbackend.lowering.element.element_reader import RULES, is_uniform, operand, shape_of, typical
-from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import LOWERINGS, Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.views import view
-from mithril_cbackend.lowering.families import LOWERINGS
-from mithril_cbackend.lowering.matmul import expert_products, matmul, matmul_form
-from mithril_cbackend.lowering.rows import fused_rows, reductions
+from mithril_cbackend.lowering.matmul import expert_products, group_products, group_rows, matmul, matmul_form
+from mithril_cbackend.lowering.pool import byte_pooling, pooling
+from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions
+
+FAMILIES = (
+    byte_convolution,
+    byte_pooling,
+    cumulative,
+    direct_convolution,
+    expert_products,
+    group_products,
+    group_rows,
+    matmul,
+    pooling,
+    reductions,
+    scatter,
+)
+
+__all__ = ["FAMILIES", "LOWERINGS"]
 
 
 def lowers(node: Node) -> bool:

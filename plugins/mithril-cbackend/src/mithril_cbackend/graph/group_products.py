@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import float32, int8
-from mithril.ir import Editor, Node, Value
+from mithril.graph import Editor, Node, Value, float32, int8
 from mithril.system import ArrayCache
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.words.group_operation import block_matrix, group_product, group_rows

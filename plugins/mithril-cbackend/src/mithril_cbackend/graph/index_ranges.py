@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mithril import ops
-from mithril.base import Registry
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Graph, Node, Registry, Value
 
 Range = tuple[int, int]  # the smallest and the largest element
 RULES: Registry[Callable[[Node, list[Range]], Range | None]] = Registry("ranges of integers in C")

@@ -14,9 +14,20 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.axes import axes_of, is_matrix_transpose, is_product, linear_in, reads_rows
-from mithril.base import TensorType, float32, int8
-from mithril.ir import Graph, Input, Node, Value
+from mithril.graph import (
+    Graph,
+    Input,
+    Node,
+    TensorType,
+    Value,
+    axes_of,
+    float32,
+    int8,
+    is_matrix_transpose,
+    is_product,
+    linear_in,
+    reads_rows,
+)
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
 MIN_ELEMENTS = 256  # smaller weights save too little memory

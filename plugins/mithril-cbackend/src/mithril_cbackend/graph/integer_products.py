@@ -13,15 +13,42 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import float32, int8, uint8
-from mithril.ir import Builder, Editor, Graph, Node, Value, decompose
-from mithril_cbackend.graph import byte_images, fusion, signals, small_floats
+from mithril.graph import Builder, Editor, Graph, Node, Value, bfloat16, decompose, float16, float32, int8, uint8
+from mithril_cbackend.graph import byte_images, fusion, signals
 from mithril_cbackend.graph.byte_pools import BytePools
 from mithril_cbackend.graph.group_products import GroupProducts
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.words.byte_operations import quantize_bytes
 from mithril_cbackend.lowering.words.group_operation import block_matrix
+
+CONVOLUTIONS = (ops.conv, ops.conv_input_grad, ops.conv_weight_grad)
+
+
+def widened(graph: Graph) -> Graph:
+    """Return the graph with operands of 16 bits converted before convolutions, and their results rounded."""
+    small = [n for n in graph.nodes if n.op in CONVOLUTIONS and n.result.dtype in (bfloat16, float16)]
+    if not small:
+        return graph
+    editor: Editor = graph.edit()
+    upcast: dict[Value, Value] = {}
+    for node in editor.nodes():
+        if node.op not in CONVOLUTIONS or node.result.dtype not in (bfloat16, float16):
+            continue
+        with editor.before(node) as b:
+            for v in node.operands:
+                if v is not None and v not in upcast and v.dtype in (bfloat16, float16):
+                    data = editor.data_of(v)
+                    if data is None:
+                        upcast[v] = ops.cast(v, dtype="float32")
+                    else:
+                        upcast[v] = b.constant(np.asarray(data).astype(np.float32), name=v.name)
+            operands = [None if v is None else upcast.get(v, v) for v in node.operands]
+            result = ops.cast(node.op(*operands, **node.attributes), dtype=node.result.dtype)
+        editor.replace_value(node.result, result)
+        editor.erase_dead(node)
+    return editor.freeze()
+
 
 PAIRS = (ops.quantize, ops.dequantize, ops.dequantize_groups, block_matrix)
 MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
@@ -37,7 +64,7 @@ def is_kept(node: Node) -> bool:
 
 def fused(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with integer products, divided into the operations that kernels compute."""
-    graph = signals.as_images(small_floats.widened(graph), machine)
+    graph = signals.as_images(widened(graph), machine)
     if any(is_kept(node) for node in graph.nodes):
         graph = IntegerProducts(graph).run()
         graph = decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import bfloat16
-from mithril.ir import Editor, Graph, Node, Value
+from mithril.graph import Editor, Graph, Node, Value, bfloat16
 from mithril_cbackend.graph import byte_images
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine

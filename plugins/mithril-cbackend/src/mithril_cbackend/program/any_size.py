@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base import bind, substitute
+from mithril.graph import bind, substitute
 from mithril_cbackend.graph.call_layout import ARENA, aligned
 from mithril_cbackend.program.arena_plan import ArenaPlan
 from mithril_cbackend.program.executable import Executable, ResultBuffer

@@ -9,8 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.backend import memory_plan
-from mithril.base import Shape, Size, TensorType, UnsupportedError, dtype as as_dtype, parse_dim, substitute
-from mithril.ir import Graph, Node, Value
+from mithril.graph import (
+    Graph,
+    Node,
+    Shape,
+    Size,
+    TensorType,
+    UnsupportedError,
+    Value,
+    dtype as as_dtype,
+    parse_dim,
+    substitute,
+)
 
 
 class StepOp:

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base import dtype as as_dtype
-from mithril.ir import attributes_text
+from mithril.graph import attributes_text, dtype as as_dtype
 from mithril_cbackend import tir as t
 from mithril_cbackend.c_names import LIBM, identifier
 from mithril_cbackend.graph.call_layout import ARENA

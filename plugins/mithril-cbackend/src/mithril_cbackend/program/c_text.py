@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mithril.base import visible
+from mithril.graph import visible
 from mithril.system import files
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mithril.backend import BuildOptions, LazyGraph
-from mithril.base import BackendError, OptionError, UnsupportedError, unknown
-from mithril.ir import Graph, decompose
+from mithril.graph import BackendError, Graph, OptionError, UnsupportedError, decompose, unknown
 from mithril.system import files
 from mithril_cbackend import module_loader
 from mithril_cbackend.compile_target import CompileTarget

@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mithril.backend import LazyGraph
-from mithril.base import InputError, dtype as as_dtype
-from mithril.ir import Graph
+from mithril.graph import Graph, InputError, dtype as as_dtype
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Array, Layout, aligned
 from mithril_cbackend.program.c_text import c_visible
-from mithril_cbackend.program.numpy_abi import KNOWN, address_of
+from mithril_cbackend.program.call_entry import KNOWN, address_of
 from mithril_cbackend.program.written_calls import Repeated, written
 
 if TYPE_CHECKING:
-    from mithril.runtime import CompiledModel
+    from mithril.compiler import CompiledModel
 
     # programs from the cache must not import the compiler, and with it TVM
     from mithril_cbackend.lowering.element.kernel_builder import Machine

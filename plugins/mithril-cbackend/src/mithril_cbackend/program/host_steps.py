@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import host_function
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_cbackend.graph.foreign import plugin_lowering
 from mithril_cbackend.lowering.element.element_reader import shape_of
 

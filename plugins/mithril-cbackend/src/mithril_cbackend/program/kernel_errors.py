@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mithril.base import BackendError, MithrilError
+from mithril.graph import BackendError, MithrilError
 from mithril_cbackend.lowering.element.kernel import Kernel
 
 REPORT = "this is a bug in mithril-cbackend: please report it with str(compiled.graph)"

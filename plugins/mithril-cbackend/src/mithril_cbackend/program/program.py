@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import ExactSizesRequired, memory_plan
-from mithril.base import Dim, Registry, TensorType, dtype as as_dtype, symbols
-from mithril.ir import Graph, Node, Value, iterate
+from mithril.graph import Dim, Graph, Node, Registry, TensorType, Value, dtype as as_dtype, iterate, symbols
 from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import ARENA, Layout
 from mithril_cbackend.graph.fusion import FusionPlan, Step, group

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mithril.base import OptionError
+from mithril.graph import OptionError
 from mithril.system import Store, time_interleaved
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
@@ -25,7 +25,7 @@ from mithril_cbackend.schedule.schedules import Schedules
 from mithril_cbackend.schedule.tuning import DEFAULT, Call, Operation
 
 if TYPE_CHECKING:
-    from mithril.runtime import CompiledModel
+    from mithril.compiler import CompiledModel
 
 FINALISTS = 3  # schedules of each operation to try in the full program
 HOPELESS = 1.2  # slowdown relative to the best above which a schedule is dropped

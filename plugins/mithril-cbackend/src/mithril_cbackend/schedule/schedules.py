@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mithril.base import OptionError
+from mithril.graph import OptionError
 from mithril.system import files
 
 if TYPE_CHECKING:
-    from mithril.runtime import CompiledModel
+    from mithril.compiler import CompiledModel
     from mithril_cbackend.lowering.element.kernel_builder import Machine
 
 FORMAT, VERSION = "mithril-cbackend schedules", 1

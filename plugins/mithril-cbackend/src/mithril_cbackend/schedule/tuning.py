@@ -13,8 +13,7 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import BuildOptions
-from mithril.base import float32
-from mithril.ir import Builder, Graph, Input, Node, Value, iterate
+from mithril.graph import Builder, Graph, Input, Node, Value, float32, iterate
 from mithril.passes import random_arguments
 from mithril.system import Store, fingerprint, package_version_key, time_interleaved
 from mithril_cbackend.compile_target import CompileTarget

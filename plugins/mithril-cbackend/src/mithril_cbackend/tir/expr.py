@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from typing import Any, overload
 
-from mithril.base import Dim, ShapeError, Symbol
+from mithril.graph import Dim, ShapeError, Symbol
 from mithril_cbackend.tir.tvm_api import PointerType, nodes, tirx, tvm
 
 POSITION = "int32"

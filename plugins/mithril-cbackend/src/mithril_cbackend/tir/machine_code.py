@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from mithril.base import BackendError
+from mithril.graph import BackendError
 from mithril_cbackend.cpu_info import enable_tiles
 from mithril_cbackend.tir.tvm_api import tirx, tvm
 

@@ -14,9 +14,8 @@ import numpy as np
 import mithril
 from mithril import plugins
 from mithril.backend import Backend
-from mithril.base import InputError
-from mithril.compiler import compile, make_backend, resolve_options
-from mithril.runtime import CompiledModel
+from mithril.compiler import CompiledModel, compile, make_backend, resolve_options
+from mithril.graph import InputError
 from mithril.system import files
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.library.quant_types import by_code, compatible_type

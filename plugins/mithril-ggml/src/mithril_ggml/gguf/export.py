@@ -13,9 +13,22 @@ import numpy as np
 
 import mithril
 from mithril import ops
-from mithril.base import Decisions, Dim, DType, InputError, MithrilError, OptionError, ShapeError, TensorType
-from mithril.ir import Graph, Input, Value, decompose, to_text
-from mithril.runtime import InputSpec, ProgramKey, ProgramKind
+from mithril.compiler import InputSpec, ProgramKey, ProgramKind
+from mithril.graph import (
+    Decisions,
+    Dim,
+    DType,
+    Graph,
+    Input,
+    InputError,
+    MithrilError,
+    OptionError,
+    ShapeError,
+    TensorType,
+    Value,
+    decompose,
+    to_text,
+)
 from mithril.system import files
 from mithril_ggml import lowering
 from mithril_ggml.gguf.architectures import export_architecture

@@ -9,11 +9,20 @@ from typing import Any, Never
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions, LazyGraph
-from mithril.base import Decisions, InputError, MithrilError, OptionError, TensorType
-from mithril.compiler import compile, initialize, make_backend, resolve_options
-from mithril.ir import Graph, Input, parse
+from mithril.compiler import (
+    CompiledModel,
+    InputSpec,
+    Interface,
+    Program,
+    ProgramKey,
+    Results,
+    compile,
+    initialize,
+    make_backend,
+    resolve_options,
+)
+from mithril.graph import Decisions, Graph, Input, InputError, MithrilError, OptionError, TensorType, parse
 from mithril.passes import PassContext, PassManager
-from mithril.runtime import CompiledModel, InputSpec, Interface, Program, ProgramKey, Results
 from mithril_ggml.backend import GGMLBackend
 from mithril_ggml.gguf.architectures import load_architecture
 from mithril_ggml.gguf.export import ARCHITECTURE, FORMAT

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from mithril.base import BackendError
+from mithril.graph import BackendError
 from mithril_ggml.library.library import ggml
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from mithril.base import DType, OptionError, unknown
+from mithril.graph import DType, OptionError, unknown
 from mithril_ggml.library.library import ggml
 
 # How ggml stores a dtype: by width. It computes with float32 only; everything else is only kept and moved by it.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.base import MemoryLimitError
+from mithril.graph import MemoryLimitError
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import ggml
 from mithril_ggml.library.quant_types import QuantType

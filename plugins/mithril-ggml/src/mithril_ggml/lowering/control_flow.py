@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_ggml.lowering.table import Array, row
 from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor

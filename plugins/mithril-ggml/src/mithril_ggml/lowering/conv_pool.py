@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import bool_
-from mithril.ir import Node
+from mithril.graph import Node, bool_
 from mithril_ggml.lowering.table import Array, is_single, row
 from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.strided_tensor import Shape, Tensor

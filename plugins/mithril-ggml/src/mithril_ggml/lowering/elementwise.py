@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Registry, int32, operation_names, operations
-from mithril.ir import Node
+from mithril.graph import Node, Registry, int32, operation_names, operations
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, dtype_of, is_integer, is_single, reference_function, row
 from mithril_ggml.program.program_builder import DIMS, ProgramBuilder

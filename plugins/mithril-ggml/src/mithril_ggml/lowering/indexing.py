@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from mithril.base import InputError, int32
-from mithril.ir import Node
+from mithril.graph import InputError, Node, int32
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.norms import combined
 from mithril_ggml.lowering.table import Array, dtype_of, is_filled, reference_function, row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.elementwise import arithmetic
 from mithril_ggml.lowering.table import is_single, row

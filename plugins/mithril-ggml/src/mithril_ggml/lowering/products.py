@@ -9,7 +9,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import cached_attention, expert_matmul, expert_weight_grad
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.elementwise import EPILOGUES, activated
 from mithril_ggml.lowering.norms import combined

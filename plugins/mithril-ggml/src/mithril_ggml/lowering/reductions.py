@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, is_single, row
 from mithril_ggml.program.program_builder import ProgramBuilder

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_ggml.lowering.table import Array, row
 from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.strided_tensor import Tensor, row_strides

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mithril.axes import reads_rows
 from mithril.backend import (
     PluginLowering,
     applicable,
@@ -16,8 +15,7 @@ from mithril.backend import (
     lowering_error_context,
     plugin_lowerings,
 )
-from mithril.base import DType, Registry, float32, int32
-from mithril.ir import Node, Op
+from mithril.graph import DType, Node, Op, Registry, float32, int32, reads_rows
 from mithril_ggml.library.library import ggml
 from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.strided_tensor import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_ggml.lowering.table import Array, is_single, row
 from mithril_ggml.ops import EPS
 from mithril_ggml.program.program_builder import ProgramBuilder

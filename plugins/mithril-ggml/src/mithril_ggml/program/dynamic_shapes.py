@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import BackendError, Dim, InputError, TensorType, bind, substitute
-from mithril.ir import Graph, Node, Value, types_of
+from mithril.graph import BackendError, Dim, Graph, InputError, Node, TensorType, Value, bind, substitute, types_of
 from mithril_ggml.program.executable import GGMLExecutable
 
 KEPT = 16  # programs, each with an arena of its own

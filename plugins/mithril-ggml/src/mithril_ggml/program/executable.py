@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import LazyGraph, format_bytes
-from mithril.base import BackendError, InputError, MemoryLimitError, visible
-from mithril.ir import Graph
+from mithril.graph import BackendError, Graph, InputError, MemoryLimitError, visible
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import compute, ggml, machine_memory
 from mithril_ggml.library.quant_types import stored

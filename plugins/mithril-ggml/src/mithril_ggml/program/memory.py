@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import ALIGNMENT, format_bytes
-from mithril.base import MemoryLimitError
+from mithril.graph import MemoryLimitError
 
 Array = np.ndarray[Any, Any]
 

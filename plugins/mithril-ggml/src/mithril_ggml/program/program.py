@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mithril.backend import BuildOptions, Strategy, format_bytes
-from mithril.base import MemoryLimitError, MithrilError, VerificationError
-from mithril.ir import Graph, Node, Value, iterate, verify
+from mithril.graph import Graph, MemoryLimitError, MithrilError, Node, Value, VerificationError, iterate, verify
 from mithril_ggml import lowering
 from mithril_ggml.library.library import machine_memory
 from mithril_ggml.program.arena_planner import plan

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import in_place_updates
-from mithril.base import DType, UnsupportedError, float32
-from mithril.ir import Graph, Node, Value
+from mithril.graph import DType, Graph, Node, UnsupportedError, Value, float32
 from mithril_ggml.program.strided_tensor import Shape, Storage, Tensor, row_strides, simplified
 
 # Elements below which ggml copies faster than NumPy.

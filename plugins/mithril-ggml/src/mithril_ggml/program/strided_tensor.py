@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType
+from mithril.graph import DType
 from mithril_ggml.library.quant_types import QuantType
 
 Shape = tuple[int, ...]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.base import InputError
+from mithril.graph import InputError
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import ggml, raw
 from mithril_ggml.library.quant_types import QuantType
@@ -134,7 +134,7 @@ def pack(array: Array, kind: QuantType, transposed: bool = False, name: str = "a
 
 def _narrow(rows: Array, kind: QuantType, name: str) -> Array:
     if kind.name == "bf16":
-        from mithril.base import bfloat16
+        from mithril.graph import bfloat16
 
         return rows.astype(bfloat16.numpy)
     if np.abs(rows).max() > np.finfo(np.float16).max:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import format_bytes
-from mithril.base import InputError
+from mithril.graph import InputError
 from mithril_ggml.program.dynamic_shapes import SizedExecutable
 from mithril_ggml.program.executable import GGMLExecutable
 from mithril_ggml.weights.packed_weights import values

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from mithril.base import OptionError
+from mithril.graph import OptionError
 from mithril_ggml.library.quant_types import QuantType, kind
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import operation
-from mithril.ir import Value
+from mithril.graph import Value, operation
 from mithril.models import Layer, expect_size, in_and_out
 
 

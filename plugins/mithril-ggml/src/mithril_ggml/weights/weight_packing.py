@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mithril import ops
-from mithril.axes import is_matrix_transpose, is_product, reads_rows
-from mithril.base import Decisions, float32
-from mithril.ir import Graph, Input, Node, Value
+from mithril.graph import Decisions, Graph, Input, Node, Value, float32, is_matrix_transpose, is_product, reads_rows
 from mithril_ggml.library.quant_types import QuantType, compatible_type
 from mithril_ggml.library.repack import is_supported
 from mithril_ggml.lowering.table import has_row as lowered, reads_packed

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import InputError, TensorType, dtype as as_dtype
+from mithril.graph import InputError, TensorType, dtype as as_dtype
 from mithril_hub.checkpoint.safetensors_file import Stored
 
 # Buffers of older files, which no model needs.

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mithril.base import InputError, parsed_json
+from mithril.graph import InputError, parsed_json
 from mithril.system import files
 from mithril_hub.checkpoint.safetensors_file import Stored, read_safetensors
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import InputError, MithrilError
+from mithril.graph import InputError, MithrilError
 from mithril.system import check_archive
 from mithril_hub.checkpoint.safetensors_file import read_safetensors
 from mithril_tools.gguf.matrix import array_of

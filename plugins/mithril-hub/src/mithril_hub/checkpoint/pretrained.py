@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 
 from mithril.backend import checked
-from mithril.base import dtype as as_dtype
+from mithril.graph import dtype as as_dtype
 from mithril.models import Layer
 from mithril_hub.architectures import build
 from mithril_hub.checkpoint.checkpoint_weights import matched
 from mithril_hub.checkpoint.folder import locate, read_json, tensors_of
-from mithril_hub.checkpoint.parameters import parameter_types
 from mithril_hub.checkpoint.stacked_experts import stacked
-from mithril_hub.model import with_stacked_experts
+from mithril_hub.model import parameter_types, with_stacked_experts
 
 
 @checked()

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mithril.base import InputError, parsed_json
+from mithril.graph import InputError, parsed_json
 
 MAX_HEADER = 100_000_000  # bytes, the limit of the format
 MOST_AXES = 64  # of an array of NumPy

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import InputError
+from mithril.graph import InputError
 
 SEPARATE = re.compile(r"(.*\.experts\.)(\d+)\.(\w+\.weight)")
 JOINT = re.compile(r"(.*\.experts\.)([A-Za-z_]\w*\.weight)")

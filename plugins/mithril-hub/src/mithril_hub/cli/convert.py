@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mithril.base import InputError, UnsupportedError
+from mithril.graph import InputError, UnsupportedError
 
 PICKLES = (".bin", ".pt", ".pth")
 
@@ -54,7 +54,7 @@ def unpickle(source: Path, target: Path) -> None:
         raise UnsupportedError(
             f"'{source}' is a pickle of PyTorch, which is not installed", hint="pip install torch"
         ) from None
-    from mithril.runtime import save_file
+    from mithril.compiler import save_file
 
     try:
         content: Any = torch.load(source, map_location="cpu", weights_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mithril.base import InputError
+from mithril.graph import InputError
 
 
 @click.command()

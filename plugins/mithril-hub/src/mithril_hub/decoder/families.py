@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mithril.base import InputError, UnsupportedError
+from mithril.graph import InputError, UnsupportedError
 from mithril_hub.decoder.config import DecoderConfig, Experts, Names
 from mithril_hub.decoder.rope import Rope, rope_of
 from mithril_hub.settings import Settings, check_settings, size_of

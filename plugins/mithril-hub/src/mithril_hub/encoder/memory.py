@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril.models import Layer
 from mithril_hub.decoder.places import Places
 

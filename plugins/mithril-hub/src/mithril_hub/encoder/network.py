@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
-from mithril.base import TensorType, dtype as as_dtype
-from mithril.ir import Value
+from mithril.graph import TensorType, Value, dtype as as_dtype
 from mithril_hub.model import IDS, Pretrained
 
 MASKS = ("attention_mask", "token_type_ids")  # optional inputs of encoders

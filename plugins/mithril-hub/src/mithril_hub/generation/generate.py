@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import checked
-from mithril.base import InputError
-from mithril.runtime import CompiledModel, Runner
+from mithril.compiler import CompiledModel, Runner
+from mithril.graph import InputError
 from mithril_hub.encoder.network import TextSettings
 from mithril_hub.generation.beams import beam_search
 from mithril_hub.generation.prompts import check_vocabulary, read_prompts
 from mithril_hub.generation.sampling import Sampler, Sampling
-from mithril_hub.generation.session import Session
-from mithril_hub.generation.source import Source
+from mithril_hub.generation.session import Session, Source
 from mithril_hub.generation.speculation import speculate
 from mithril_hub.generation.stopping import Stopping
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import InputError
+from mithril.graph import InputError
 
 HIGHEST = int(np.iinfo(np.int32).max)  # of tokens, which models read as int32
 

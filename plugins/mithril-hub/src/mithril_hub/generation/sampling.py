@@ -10,9 +10,8 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import to_numpy
-from mithril.base import InputError, dtype as as_dtype
 from mithril.compiler import compile
-from mithril.ir import Builder
+from mithril.graph import Builder, InputError, dtype as as_dtype
 
 UNDEFINED = -1  # the token of a row whose logits are nan
 LARGEST = 1e30  # reciprocal of a temperature

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import InputError
+from mithril.graph import InputError
 from mithril_hub.generation.prompts import is_token
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import InputError, UnsupportedError
+from mithril.graph import InputError, UnsupportedError
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
 from mithril_hub.checkpoint.folder import read_json
-from mithril_hub.checkpoint.parameters import parameter_types
 from mithril_hub.encoder.blocks import Tower
 from mithril_hub.encoder.network import Network
 from mithril_hub.encoder.text import BERT, TextConfig, text_encoder
@@ -20,6 +19,7 @@ from mithril_hub.gguf.reading import Metadata, fitting
 from mithril_hub.gguf.tensor_names import Tensor
 from mithril_hub.gguf.vocabulary import PREFIX, vocabulary_entries
 from mithril_hub.gguf.writing import architecture_of
+from mithril_hub.model import parameter_types
 
 POOLING = ("", "mean", "cls", "last", "rank")  # by the number in files
 ROOT = {

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import InputError, UnsupportedError
-from mithril_hub.checkpoint.parameters import parameter_types
+from mithril.graph import InputError, UnsupportedError
 from mithril_hub.decoder.config import DecoderConfig, Experts, Names
 from mithril_hub.decoder.families import GEMMA_NORMS, MIXTRAL_EXPERTS
 from mithril_hub.decoder.rope import Rope, rope_of
 from mithril_hub.gguf.tensor_names import Tensor, tensors_by_parameter
-from mithril_hub.model import Decoder, Pretrained
+from mithril_hub.model import Decoder, Pretrained, parameter_types
 
 EXPERT_FAMILIES = {"llama": "mixtral", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mithril.base import InputError, MithrilError, UnsupportedError
+from mithril.graph import InputError, MithrilError, UnsupportedError
 from mithril_hub.checkpoint.folder import read_json, read_text
 from mithril_hub.gguf.wordpiece import wordpiece_entries, wordpiece_json
 from mithril_tools.gguf.reader import read_metadata

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 
 SPACE = "\u2581"
 CONTINUES = "##"

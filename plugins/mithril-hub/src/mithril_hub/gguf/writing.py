@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
-from mithril_hub.checkpoint.parameters import parameter_types
 from mithril_hub.decoder.config import DecoderConfig
 from mithril_hub.decoder.rope import Rope
 from mithril_hub.gguf.tensor_names import Tensor, tensors_by_parameter
 from mithril_hub.gguf.vocabulary import vocabulary_entries
-from mithril_hub.model import Decoder, with_stacked_experts
+from mithril_hub.model import Decoder, parameter_types, with_stacked_experts
 
 ARCHITECTURES = {
     "llama": "llama",

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_jax.importing.table import ROWS, broadcast, cast
 
 # Primitives that move elements, or are linear over the reals: the same for both parts.

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 
 CUSTOM = ("custom_jvp_call", "custom_vjp_call")
 _programs: dict[int, tuple[Any, Any]] = {}  # by id of the equation, which is kept alive

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import UnsupportedError, dtype as as_dtype
+from mithril.graph import UnsupportedError, dtype as as_dtype
 from mithril_jax.importing.table import broadcast, cast, kind_of, row
 
 UNARY = {

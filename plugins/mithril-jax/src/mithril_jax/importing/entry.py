@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mithril.base import InputError, UnsupportedError
+from mithril.graph import InputError, UnsupportedError
 from mithril.models import IOKey, Layer, Model
 from mithril_jax.importing import custom
 from mithril_jax.importing.complex_numbers import is_complex

@@ -9,7 +9,7 @@ import numpy as np
 from jax.lax import GatherScatterMode as Mode
 
 from mithril import ops
-from mithril.base import UnsupportedError, dtype as as_dtype, equal, is_static
+from mithril.graph import UnsupportedError, dtype as as_dtype, equal, is_static
 from mithril_jax.importing.table import as_value, broadcast, cast, kind_of, reshape, row
 
 

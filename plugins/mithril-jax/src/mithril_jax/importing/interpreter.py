@@ -10,8 +10,7 @@ import numpy as np
 from jax.extend import core
 
 from mithril import ops
-from mithril.base import MithrilError, UnsupportedError, equal, shape_text
-from mithril.ir import Builder, Origin
+from mithril.graph import Builder, MithrilError, Origin, UnsupportedError, equal, shape_text
 from mithril_jax.importing import complex_numbers, custom, elementwise, indexing, linear_algebra, products, shapes  # noqa: F401  # rows
 from mithril_jax.importing.elementwise import threefry
 from mithril_jax.importing.table import ROWS, arrays_of, as_value, cast, reshape

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_jax.importing.table import cast, kind_of, row
 
 

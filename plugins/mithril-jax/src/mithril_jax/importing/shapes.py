@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Dim, equal
+from mithril.graph import Dim, equal
 from mithril_jax.importing.table import as_value, broadcast, cast, kind_of, line, reshape, row
 
 

@@ -16,16 +16,17 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as dialect
 
 from mithril import ops
-from mithril.base import (
+from mithril.graph import (
+    Builder,
     Decisions,
     InputError,
     MithrilError,
     OperationError,
+    Origin,
     ShapeError,
     UnsupportedError,
     is_static,
 )
-from mithril.ir import Builder, Origin
 from mithril.models import IOKey, Layer, Model
 from mithril_jax.importing import interpreter as _rows, stablehlo_sizes  # noqa: F401  (registers rows)
 from mithril_jax.importing.stablehlo_rows import ASSERTION, HLO, NO_EFFECT, type_of

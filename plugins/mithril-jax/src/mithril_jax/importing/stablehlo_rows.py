@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_jax.importing.regions import combination, extreme_position, sort_keys
 from mithril_jax.importing.shapes import descending_order
 from mithril_jax.importing.table import ROWS, broadcast, cast, kind_of, reshape

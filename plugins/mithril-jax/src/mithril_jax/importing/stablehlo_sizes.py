@@ -15,8 +15,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from mithril import ops
-from mithril.base import Dim, InputError, Size, UnsupportedError, assume, collect_guards
-from mithril.ir import Builder
+from mithril.graph import Builder, Dim, InputError, Size, UnsupportedError, assume, collect_guards
 from mithril_jax.importing.stablehlo_rows import HLO, direction, gathered, hlo, ints, number, result_type, type_of
 from mithril_jax.importing.table import ROWS, cast, reshape
 

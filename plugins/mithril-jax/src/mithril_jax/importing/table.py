@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import dtype as as_dtype, is_static
-from mithril.ir import Builder, Value
+from mithril.graph import Builder, Value, dtype as as_dtype, is_static
 
 ROWS: dict[str, Callable[..., Any]] = {}
 

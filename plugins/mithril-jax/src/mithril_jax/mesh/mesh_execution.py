@@ -20,8 +20,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import mithril as ml
-from mithril.base import BackendError, Decisions, OptionError, TensorType
-from mithril.ir import Graph, Input, Output
+from mithril.graph import BackendError, Decisions, Graph, Input, OptionError, Output, TensorType
 from mithril.system import launched_task
 from mithril_jax import process_config
 

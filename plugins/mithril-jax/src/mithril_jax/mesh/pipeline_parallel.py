@@ -23,8 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import mithril as ml
 from mithril.backend import BuildOptions, Forward, Source
-from mithril.base import OptionError
-from mithril.ir import Graph
+from mithril.graph import Graph, OptionError
 from mithril_jax.mesh import mesh_execution
 from mithril_jax.mesh.stage_slots import Kind, Routes, Slots
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from mithril.ir import Value
+from mithril.graph import Value
 
 Source = tuple[int, str]  # a task and the name of its output
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mithril.backend import Forward
-from mithril.base import Decisions, Dim, DType, Symbol, UnsupportedError, substitute, symbols
-from mithril.ir import Graph, Input
+from mithril.graph import Decisions, Dim, DType, Graph, Input, Symbol, UnsupportedError, substitute, symbols
 
 TRIED = 3  # number of random examples on which the vectorized program is compared with the original
 

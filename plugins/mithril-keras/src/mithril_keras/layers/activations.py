@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_keras.table import layer
 from mithril_keras.tensor import Tensor, elementwise
 from mithril_keras.weights import Weights

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril_keras.table import layer
 from mithril_keras.tensor import Tensor
 from mithril_keras.weights import Weights

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.ir import Builder
+from mithril.graph import Builder
 from mithril_keras.layers.activations import FUNCTIONS
 from mithril_keras.table import operation
 from mithril_keras.tensor import Tensor, elementwise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_keras.config import LayerConfig, layer_config
 from mithril_keras.table import LAYERS
 from mithril_keras.weights import Weights

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril.backend import CheckedType, MemoryPlan, format_bytes, plan
-from mithril.base import InputError
-from mithril.ir import Graph
+from mithril.compiler import Interpreter, memory_use
+from mithril.graph import Graph, InputError
 from mithril.passes import random_arguments
-from mithril.runtime import Interpreter, memory_use
 from mithril.system import Lap, Stopwatch, lower_quartile
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.function_import import import_function

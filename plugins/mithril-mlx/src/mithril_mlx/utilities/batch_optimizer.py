@@ -11,7 +11,7 @@ import numpy as np
 
 import mithril as ml
 from mithril.backend import CheckedType, format_bytes, parse_bytes
-from mithril.base import InputError, MemoryLimitError
+from mithril.graph import InputError, MemoryLimitError
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.tensor_cache import seconds
 from mithril_tools.batching import BatchChoice, fastest_batch, free_memory

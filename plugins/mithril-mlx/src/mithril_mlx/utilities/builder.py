@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import InputError, operation
-from mithril.ir import Builder, Origin, Value
+from mithril.graph import Builder, InputError, Origin, Value, operation
 from mithril_mlx.utilities.analysis import MlxComputationGraph
 from mithril_mlx.utilities.op_chain import canonical_name
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import CheckedType
-from mithril.base import Decisions, InputError, MithrilError, UnsupportedError, operations
-from mithril.ir import Graph
-from mithril.rewrite import Rule, RuleSet, rule
+from mithril.graph import Decisions, Graph, InputError, MithrilError, UnsupportedError, operations
+from mithril.passes import Rule, RuleSet, rule
 from mithril_mlx.metal import metal_kernel
 from mithril_mlx.mlx_loader import mx
 from mithril_mlx.utilities.op_chain import arity, arrays_for, build, canonical_name, chain, type_of

@@ -8,9 +8,8 @@ from typing import Any
 
 from mithril import ops, plugins
 from mithril.backend import BuildOptions, nbytes
-from mithril.ir import Builder, Graph, Node, Output, Value
-from mithril.passes import random_arguments
-from mithril.rewrite import Rule, RuleSet
+from mithril.graph import Builder, Graph, Node, Output, Value
+from mithril.passes import Rule, RuleSet, random_arguments
 from mithril.system import time_interleaved
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.mlx_loader import mx

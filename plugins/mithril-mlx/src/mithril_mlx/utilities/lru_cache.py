@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from mithril.base import OptionError
+from mithril.graph import OptionError
 
 V = TypeVar("V")
 

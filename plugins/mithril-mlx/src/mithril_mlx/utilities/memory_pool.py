@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import CheckedType, format_bytes, parse_bytes
-from mithril.base import InputError, MemoryLimitError, OptionError, dtype as as_dtype
+from mithril.graph import InputError, MemoryLimitError, OptionError, dtype as as_dtype
 from mithril_mlx.mlx_loader import mx
 
 AHEAD = 28  # buffers that MLX allocates ahead of the operations that release them; measured on chains

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril.backend import BuildOptions
-from mithril.base import InputError, TensorType, dtype as as_dtype, operation
-from mithril.ir import Graph, trace
+from mithril.graph import Graph, InputError, TensorType, dtype as as_dtype, operation, trace
 from mithril_mlx.backend import MlxBackend
 from mithril_mlx.mlx_loader import mx
 

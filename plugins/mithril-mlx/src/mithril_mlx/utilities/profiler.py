@@ -16,7 +16,7 @@ import numpy as np
 
 import mithril as ml
 from mithril.backend import CheckedType
-from mithril.base import InputError
+from mithril.graph import InputError
 from mithril_mlx.mlx_loader import mx
 from mithril_tools.profile import Breakdown, ProfileStats
 from mithril_tools.trace_events import Recorder

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import CheckedType
-from mithril.base import BackendError, InputError
+from mithril.graph import BackendError, InputError
 from mithril.system import Store, fingerprint, time_interleaved
 from mithril_mlx.mlx_loader import BLAS, mx
 from mithril_mlx.utilities.tensor_cache import seconds

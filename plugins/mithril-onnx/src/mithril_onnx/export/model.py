@@ -12,8 +12,17 @@ import onnx
 import onnx.checker
 import onnx.helper as helper
 
-from mithril.base import Decisions, InputError, ShapeError, TensorType, __version__
-from mithril.ir import Graph, Node, decompose, result_name
+from mithril.graph import (
+    Decisions,
+    Graph,
+    InputError,
+    Node,
+    ShapeError,
+    TensorType,
+    __version__,
+    decompose,
+    result_name,
+)
 from mithril_onnx.export import nn_rows as _nn_rows, rows as _rows  # noqa: F401  (they register the rows)
 from mithril_onnx.export.table import row_for
 from mithril_onnx.export.writer import Writer, tensor_of

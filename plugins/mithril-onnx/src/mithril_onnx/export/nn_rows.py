@@ -7,7 +7,7 @@ import string
 import numpy as np
 import onnx.helper as helper
 
-from mithril.base import equal
+from mithril.graph import equal
 from mithril_onnx.export.table import row
 from mithril_onnx.export.writer import Writer
 

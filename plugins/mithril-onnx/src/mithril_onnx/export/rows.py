@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from mithril.base import UnsupportedError, is_static
-from mithril.ir import Node
+from mithril.graph import Node, UnsupportedError, is_static
 from mithril_onnx.export.table import row
 from mithril_onnx.tensors import code_of_dtype
 

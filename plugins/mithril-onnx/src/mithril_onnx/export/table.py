@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.ir import Node
+from mithril.graph import Node
 
 Write = Callable[..., Any]
 

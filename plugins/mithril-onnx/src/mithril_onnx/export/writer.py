@@ -10,8 +10,7 @@ import onnx
 import onnx.helper as helper
 import onnx.numpy_helper as numpy_helper
 
-from mithril.base import Dim, Size, Symbol, UnsupportedError, is_static
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Dim, Graph, Node, Size, Symbol, UnsupportedError, Value, is_static
 from mithril_onnx.export.table import row_for
 from mithril_onnx.tensors import code_of_dtype
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mithril import ops
-from mithril.base import equal
+from mithril.graph import equal
 from mithril_onnx.operators.common import float32_or_wider, int64, scalar
 from mithril_onnx.table import operator
 from mithril_onnx.tensors import dtype_of_code

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Guard, Size, dtype as as_dtype
-from mithril.ir import Builder, Value
+from mithril.graph import Builder, Guard, Size, Value, dtype as as_dtype
 
 
 def scalar(value: float, x: Any, is_wide: bool = False) -> Any:
@@ -49,14 +48,14 @@ def require(left: Size, relation: str, right: Size, reason: str) -> None:
 
 def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
     """Return axes as non-negative ints."""
-    from mithril.ir import normalize_axis
+    from mithril.graph import normalize_axis
 
     return tuple(normalize_axis(int(a), rank) for a in axes)
 
 
 def spatial(values: Any, count: int, default: int) -> tuple[int, ...]:
     """Return an attribute with one int per spatial axis."""
-    from mithril.base import OperationError
+    from mithril.graph import OperationError
 
     if not values:
         return (default,) * count

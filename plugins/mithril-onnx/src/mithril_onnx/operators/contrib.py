@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, UnsupportedError, dtype as as_dtype
-from mithril.ir import Builder
+from mithril.graph import Builder, OperationError, UnsupportedError, dtype as as_dtype
 from mithril_onnx.operators import nn, pooling
 from mithril_onnx.operators.common import float32_or_wider
 from mithril_onnx.operators.elementwise import Gelu as standard_gelu

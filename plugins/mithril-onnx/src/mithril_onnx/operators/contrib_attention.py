@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mithril import ops
-from mithril.base import OperationError, UnsupportedError
+from mithril.graph import OperationError, UnsupportedError
 from mithril_onnx.operators.attention_ops import guarded, merge_heads, rotated, split_heads
 from mithril_onnx.operators.common import int64, scalar
 from mithril_onnx.operators.contrib import contrib

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, ShapeError
-from mithril.ir import Builder, Value
+from mithril.graph import Builder, OperationError, ShapeError, Value
 from mithril_onnx.importer import Initializer
 from mithril_onnx.operators.common import int64, require
 from mithril_onnx.table import Item, operator

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, promote
+from mithril.graph import OperationError, promote
 from mithril_onnx.operators.common import like, scalar
 from mithril_onnx.table import Item, Known, Weight, operator
 from mithril_onnx.tensors import dtype_of_code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.base import OperationError
+from mithril.graph import OperationError
 from mithril_onnx.operators.common import scalar
 from mithril_onnx.table import operator
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, is_static, product
+from mithril.graph import OperationError, is_static, product
 from mithril_onnx.operators.common import axes_of, float32_or_wider, scalar, spatial
 from mithril_onnx.table import Item, Known, State, Weight, operator
 from mithril_onnx.values import as_value

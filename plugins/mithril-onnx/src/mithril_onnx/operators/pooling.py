@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, is_static
+from mithril.graph import OperationError, is_static
 from mithril_onnx.operators.common import int64, scalar, spatial
 from mithril_onnx.operators.nn import paddings
 from mithril_onnx.table import Sizes, operator

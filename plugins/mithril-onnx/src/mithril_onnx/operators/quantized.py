@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, dtype as as_dtype
+from mithril.graph import OperationError, dtype as as_dtype
 from mithril_onnx.operators.common import scalar, spatial
 from mithril_onnx.operators.nn import paddings
 from mithril_onnx.table import operator

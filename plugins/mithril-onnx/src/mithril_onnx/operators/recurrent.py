@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.base import OperationError, UnsupportedError
+from mithril.graph import OperationError, UnsupportedError
 from mithril_onnx.operators.common import scalar
 from mithril_onnx.table import Weight, operator
 

@@ -10,7 +10,7 @@ import functools
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, UnsupportedError, equal
+from mithril.graph import OperationError, UnsupportedError, equal
 from mithril_onnx.operators.common import axes_of
 from mithril_onnx.table import Known, Sizes, operator
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError
+from mithril.graph import OperationError
 from mithril_onnx.table import Item, Known, operator
 from mithril_onnx.values import as_value
 

@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from mithril import ops
-from mithril.base import Dim, OperationError, equal, floordiv, is_static, product
-from mithril.ir import Value, normalize_axis
+from mithril.graph import Dim, OperationError, Value, equal, floordiv, is_static, normalize_axis, product
 from mithril_onnx.operators.common import axes_of, require, scalar
 from mithril_onnx.table import Item, Known, Sizes, operator
 from mithril_onnx.tensors import dtype_of_code
@@ -168,7 +167,7 @@ def ConstantOfShape(shape: Sizes, *, value=None):
 
 
 def _check_size(sizes):
-    from mithril.base import UnsupportedError
+    from mithril.graph import UnsupportedError
     from mithril_onnx.importer import LARGEST
 
     if is_static(tuple(sizes)) and math.prod(sizes) > LARGEST:

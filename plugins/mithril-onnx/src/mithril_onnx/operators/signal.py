@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, UnsupportedError
+from mithril.graph import OperationError, UnsupportedError
 from mithril_onnx.table import Known, operator
 from mithril_onnx.tensors import dtype_of_code
 

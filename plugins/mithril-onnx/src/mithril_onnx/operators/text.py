@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_onnx.table import operator
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, UnsupportedError, product
+from mithril.graph import OperationError, UnsupportedError, product
 from mithril_onnx.operators.common import scalar, spatial
 from mithril_onnx.table import Sizes, Weight, operator
 

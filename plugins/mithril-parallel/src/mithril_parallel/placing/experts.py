@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.axes import axes_of, is_product, is_unchanged
-from mithril.ir import Graph, Node, Value, decompose
+from mithril.graph import Graph, Node, Value, axes_of, decompose, is_product, is_unchanged
 from mithril_parallel.placing.rules import sizes
 
 

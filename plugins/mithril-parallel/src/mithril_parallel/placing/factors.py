@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mithril.axes import Factors, OpAxes, Role
+from mithril.graph import Factors, OpAxes, Role
 from mithril_parallel.mesh import Mesh, Split, base, blocks, in_blocks
 
 Splits = Sequence[Split | None]

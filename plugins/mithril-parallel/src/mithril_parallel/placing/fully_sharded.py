@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from mithril.ir import Graph, Input, Node, Value
+from mithril.graph import Graph, Input, Node, Value
 from mithril_parallel.mesh import DATA, MODEL, Mesh, Split, base, replicated
 from mithril_parallel.placing.propagate import Collective, GraphSharding, propagate
 from mithril_parallel.placing.rules import sizes

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from mithril.axes import axes_of, is_addition, is_permutation, is_source
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Graph, Node, Value, axes_of, is_addition, is_permutation, is_source
 from mithril.ops import scan_op
 from mithril_parallel.mesh import Mesh, Split, replicated
 from mithril_parallel.placing.rules import OpSharding, broadcast_split, op_sharding, sizes

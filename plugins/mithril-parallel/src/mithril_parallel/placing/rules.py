@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mithril.axes import OpAxes, Role, axes_of
-from mithril.ir import Node, Value
+from mithril.graph import Node, OpAxes, Role, Value, axes_of
 from mithril_parallel.mesh import Mesh, Split, base, replicated
 from mithril_parallel.placing.factors import divide
 

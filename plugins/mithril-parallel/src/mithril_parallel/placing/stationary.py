@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from mithril.axes import axes_of, is_permutation, is_product, is_windowed_product
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Graph, Node, Value, axes_of, is_permutation, is_product, is_windowed_product
 from mithril_parallel.mesh import DATA, Split, base, replicated
 from mithril_parallel.placing.propagate import Collective, GraphSharding
 from mithril_parallel.placing.rules import op_sharding, sizes

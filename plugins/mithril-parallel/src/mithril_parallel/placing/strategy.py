@@ -12,9 +12,20 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from mithril import ops
-from mithril.axes import Factors, OpAxes, axes_of, is_product, is_unchanged, is_view
-from mithril.base import OptionError
-from mithril.ir import Graph, Input, Node, Value, decompose
+from mithril.graph import (
+    Factors,
+    Graph,
+    Input,
+    Node,
+    OpAxes,
+    OptionError,
+    Value,
+    axes_of,
+    decompose,
+    is_product,
+    is_unchanged,
+    is_view,
+)
 from mithril_parallel.mesh import CONTEXT, DATA, MODEL, PIPELINE, Mesh, Split, replicated
 from mithril_parallel.placing.propagate import GraphSharding, propagate_node
 from mithril_parallel.placing.rules import OpSharding, op_sharding, sizes

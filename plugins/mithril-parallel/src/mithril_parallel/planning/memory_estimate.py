@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from mithril.axes import is_product, is_unchanged, is_windowed_product
-from mithril.ir import Node, Output, Value
+from mithril.graph import Node, Output, Value, is_product, is_unchanged, is_windowed_product
 from mithril_parallel.mesh import DATA
 from mithril_parallel.placing.propagate import GraphSharding
 from mithril_parallel.xla_model.fusion_model import FusedGraph

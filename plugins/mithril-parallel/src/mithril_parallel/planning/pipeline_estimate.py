@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mithril.ir import Graph
+from mithril.graph import Graph
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import propagate

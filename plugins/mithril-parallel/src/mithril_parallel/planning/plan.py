@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.base import InputError, OptionError, UnsupportedError, unknown
-from mithril.ir import Graph
+from mithril.compiler import ProgramKey, ProgramKind
+from mithril.graph import Graph, InputError, OptionError, UnsupportedError, unknown
 from mithril.plugins import HardwareTarget
-from mithril.runtime import ProgramKey, ProgramKind
 from mithril.system import notebook
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.fully_sharded import propagate_fully_sharded

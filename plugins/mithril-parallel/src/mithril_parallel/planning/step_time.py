@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2, prod
 
-from mithril.axes import flops, is_product, is_windowed_product
-from mithril.ir import Node, Value
+from mithril.graph import Node, Value, flops, is_product, is_windowed_product
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import Collective, GraphSharding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mithril.ir import Graph
+from mithril.graph import Graph
 from mithril_parallel.mesh import DATA, Mesh, Split
 from mithril_parallel.placing.strategy import choose
 from mithril_parallel.sharding.local_graph import DeviceGraph

@@ -7,8 +7,7 @@ other positions than the keys.
 from __future__ import annotations
 
 from mithril import ops
-from mithril.base import operation
-from mithril.ir import Node, Value
+from mithril.graph import Node, Value, operation
 from mithril_parallel.mesh import BLOCKS, Split
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.local_graph import LocalGraphBuilder

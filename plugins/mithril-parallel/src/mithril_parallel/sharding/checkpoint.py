@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, Literal, Protocol
 import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
 import numpy as np
 
-from mithril.base import BackendError, InputError, MithrilError, OptionError, dtype as as_dtype
-from mithril.runtime import CompiledModel
+from mithril.compiler import CompiledModel
+from mithril.graph import BackendError, InputError, MithrilError, OptionError, dtype as as_dtype
 from mithril_parallel.processes import World, current_world, named
 from mithril_parallel.sharding import dcp_format, orbax_format, zarr_format
 from mithril_parallel.sharding.storage import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import TensorType, int64, product
-from mithril.ir import op
+from mithril.graph import TensorType, int64, op, product
 from mithril_parallel.mesh import Split
 
 WHOLE = "."

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.axes import axes_of, is_product
-from mithril.base import operation
-from mithril.ir import Graph, Node, Op, Value
+from mithril.graph import Graph, Node, Op, Value, axes_of, is_product, operation
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
 from mithril_parallel.placing.fully_sharded import is_update, pairs_in_parts, weights_in_place
 from mithril_parallel.placing.propagate import propagate

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril.axes import is_addition
-from mithril.base import TensorType, int32
-from mithril.ir import Graph, Input, Node, Output, Value
+from mithril.graph import Graph, Input, Node, Output, TensorType, Value, int32, is_addition
 from mithril_parallel.mesh import Split, replicated
 from mithril_parallel.sharding.local_graph import INDEX, DeviceGraph, LocalGraphBuilder
 from mithril_parallel.sharding.local_rules import LocalRule, is_zero

@@ -13,9 +13,8 @@ from math import prod
 from typing import Any
 
 from mithril import ops
-from mithril.autodiff import operation_gradient
-from mithril.base import TensorType, operation
-from mithril.ir import Graph, Node, Value
+from mithril.derivatives import operation_gradient
+from mithril.graph import Graph, Node, TensorType, Value, operation
 from mithril_parallel.mesh import BLOCKS, Split, replicated
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.local_graph import INDEX, DeviceGraph, LocalGraphBuilder

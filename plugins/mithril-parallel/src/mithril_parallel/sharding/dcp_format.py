@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import UnsupportedError, dtype as as_dtype
+from mithril.graph import UnsupportedError, dtype as as_dtype
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.dcp_metadata import Record, read_records
 from mithril_parallel.sharding.storage import Folder, damaged, folder_of, library, read_bytes

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.base import operation
-from mithril.ir import Node, Value
+from mithril.graph import Node, Value, operation
 from mithril_parallel.mesh import BLOCKS, Split
 from mithril_parallel.placing.experts import expert_weights
 from mithril_parallel.placing.rules import sizes

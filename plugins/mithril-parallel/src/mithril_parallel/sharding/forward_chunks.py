@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mithril.autodiff import gradients
-from mithril.axes import is_source
-from mithril.base import UnsupportedError
-from mithril.ir import Graph, Input, Node, Output, Value
+from mithril.derivatives import gradients
+from mithril.graph import Graph, Input, Node, Output, UnsupportedError, Value, is_source
 from mithril_parallel.sharding.api import CHUNK, in_chunks
 from mithril_parallel.sharding.collectives import chunk_sum
 

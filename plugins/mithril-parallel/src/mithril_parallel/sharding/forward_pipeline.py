@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mithril.base import OptionError
-from mithril.ir import Graph
+from mithril.graph import Graph, OptionError
 from mithril_parallel.mesh import CONTEXT, DATA, Mesh, Split
 from mithril_parallel.placing.strategy import batch_length
 from mithril_parallel.sharding.api import CHUNK

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mithril.ir import Graph, Input, Node, Output, Value
+from mithril.graph import Graph, Input, Node, Output, Value
 from mithril_parallel.placing.strategy import LINK
 from mithril_parallel.sharding.pipeline_stages import cost, stage_ends
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mithril.autodiff import gradients
-from mithril.base import TensorType
-from mithril.ir import Builder, Graph, Ints, Output, cotangent_name, evaluate, op, result
+from mithril.derivatives import gradients
+from mithril.graph import Builder, Graph, Ints, Output, TensorType, cotangent_name, evaluate, op, result
 
 GRADIENTS = "mesh.gradients"
 

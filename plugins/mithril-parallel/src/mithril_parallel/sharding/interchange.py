@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from mithril.base import InputError
+from mithril.graph import InputError
 from mithril_parallel.processes import World, current_world
 from mithril_parallel.sharding import dcp_format, zarr_format
 from mithril_parallel.sharding.checkpoint import Reader, begin_save, read_library, write_by

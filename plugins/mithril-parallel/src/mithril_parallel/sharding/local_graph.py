@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base import OperationError, UnsupportedError, int32, operation
-from mithril.ir import Builder, Graph, Node, Value
+from mithril.graph import Builder, Graph, Node, OperationError, UnsupportedError, Value, int32, operation
 from mithril.ops import if_op
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, base, blocks
 from mithril_parallel.placing.rules import sizes

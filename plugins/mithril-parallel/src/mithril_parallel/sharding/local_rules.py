@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril import ops
-from mithril.axes import Role, axes_of, is_source, is_unchanged
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Graph, Node, Role, Value, axes_of, is_source, is_unchanged
 from mithril_parallel.mesh import Mesh, Split
 from mithril_parallel.placing.factors import Splits, divide, requested_cuts
 from mithril_parallel.placing.rules import sizes

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.axes import axes_of
-from mithril.base import operation
-from mithril.ir import Node
+from mithril.graph import Node, axes_of, operation
 from mithril_parallel.mesh import BLOCKS
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.local_graph import LocalGraphBuilder

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Graph, Node, Value
 from mithril_parallel.mesh import MODEL, Mesh, Split, replicated
 from mithril_parallel.placing.rules import OpSharding, op_sharding, sizes
 from mithril_parallel.sharding.collectives import constrain, split_text

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from mithril.base import UnsupportedError, check_memory
+from mithril.graph import UnsupportedError, check_memory
 from mithril.system import files
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.storage import LocalFolder, damaged, folder_of, library, read_bytes

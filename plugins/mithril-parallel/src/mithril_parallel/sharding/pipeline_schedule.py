@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mithril.base import OptionError
-from mithril.ir import Graph
+from mithril.graph import Graph, OptionError
 from mithril_parallel.sharding.api import CHUNK, in_chunks
 from mithril_parallel.sharding.pipeline_stages import Task, cost, split_stages
 

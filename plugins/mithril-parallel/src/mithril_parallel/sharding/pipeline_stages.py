@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
 
-from mithril.axes import flops, is_permutation, is_source
-from mithril.base import OptionError
-from mithril.ir import Graph, Input, Node, Output, Value
+from mithril.graph import Graph, Input, Node, OptionError, Output, Value, flops, is_permutation, is_source
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.placing.strategy import LINK, forward_nodes
 from mithril_parallel.sharding.collectives import chunk_sum

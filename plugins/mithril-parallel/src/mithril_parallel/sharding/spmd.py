@@ -7,24 +7,60 @@ delayed through linear operations.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mithril import ops
-from mithril.axes import linear_in
-from mithril.base import OperationError, TensorType, UnsupportedError
-from mithril.ir import NOWHERE, Builder, Graph, Input, Node, Value, as_results, types_of
+from mithril.graph import (
+    NOWHERE,
+    Builder,
+    Graph,
+    Input,
+    Node,
+    OperationError,
+    TensorType,
+    UnsupportedError,
+    Value,
+    as_results,
+    linear_in,
+    types_of,
+)
 from mithril.ops import if_op, scan_op
 from mithril_parallel.mesh import BLOCKS, Mesh, Split, base, replicated
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.sharding.attention import shard_attention
+from mithril_parallel.sharding.collectives import all_gather, all_reduce, cotangent
 from mithril_parallel.sharding.control_flow import shard_if, shard_scan
 from mithril_parallel.sharding.custom_gradients import shard_custom_gradient
-from mithril_parallel.sharding.equal_cotangents import with_equal_cotangents
 from mithril_parallel.sharding.experts import shard_experts
 from mithril_parallel.sharding.local_graph import INDEX, DeviceGraph, LocalGraphBuilder, Part
 from mithril_parallel.sharding.local_rules import LocalRule, is_zero, local_rule
 from mithril_parallel.sharding.lookups import shard_lookup, shard_row_aligned
+
+
+def with_equal_cotangents(graph: Graph, differing: Iterable[str], axis: str) -> Graph:
+    """Mark the sums of a device's graph along an axis; the inputs ``differing`` are not equal on its devices."""
+    sums = [n for n in graph.nodes if n.op is all_reduce and n.attributes["mesh"] == axis]
+    if not sums:
+        return graph
+    names = set(differing)
+    different = {i.value for i in graph.inputs if i.name in names}
+    for node in graph.nodes:
+        reads_different = any(v in different for v in node.operands)
+        if node.op is not cotangent and node.attributes.get("mesh") == axis:
+            reads_different = node.op not in (all_reduce, all_gather)
+        if reads_different:
+            different.update(node.results)
+    private = different & set(graph.outputs)  # their cotangents differ, as those of all values that they are made of
+    for node in reversed(graph.nodes):
+        if any(v in different for v in node.operands) or any(v in private for v in node.results):
+            private.update(v for v in node.operands if v is not None)
+    marked = {n for n in sums if n.attributes["kind"] == "sum" and n.result not in private}
+    return graph.replaced(nodes=tuple(_marked(n) if n in marked else n for n in graph.nodes))
+
+
+def _marked(node: Node) -> Node:
+    return node.replaced(attributes={**node.attributes, "kind": "total"})
 
 
 def partition_graph(

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from mithril.base import BackendError, InputError, MithrilError, PluginError
+from mithril.graph import BackendError, InputError, MithrilError, PluginError
 from mithril.system import files
 
 PathLike = str | os.PathLike[str]

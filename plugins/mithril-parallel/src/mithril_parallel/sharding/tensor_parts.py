@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import to_numpy
-from mithril.base import InputError
+from mithril.graph import InputError
 
 Array = np.ndarray[Any, Any]
 Index = tuple[slice, ...]
@@ -116,7 +116,7 @@ def held(name: str, x: Any) -> PartedTensor:
 
 
 def _dtype(x: Any) -> np.dtype[Any]:
-    from mithril.base import dtype as as_dtype
+    from mithril.graph import dtype as as_dtype
 
     return np.dtype(as_dtype(str(x.dtype).removeprefix("torch.")).numpy)
 

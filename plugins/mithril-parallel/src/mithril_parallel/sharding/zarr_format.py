@@ -14,7 +14,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from mithril.base import InputError, UnsupportedError
+from mithril.graph import InputError, UnsupportedError
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.storage import Folder, damaged, library, read_bytes, write_bytes
 from mithril_parallel.sharding.tensor_parts import Array, Part, PartedTensor, checksum, part_key

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mithril.axes import OpAxes, axes_of, is_windowed_product
-from mithril.ir import Node, Value
+from mithril.graph import Node, OpAxes, Value, axes_of, is_windowed_product
 from mithril_parallel.placing.rules import sizes
 
 

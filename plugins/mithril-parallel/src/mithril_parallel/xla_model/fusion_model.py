@@ -13,8 +13,18 @@ from dataclasses import dataclass, field
 from math import prod
 
 from mithril import ops
-from mithril.axes import axes_of, is_expensive, is_fold, is_layout, is_product, is_source, is_unchanged
-from mithril.ir import Graph, Node, Value
+from mithril.graph import (
+    Graph,
+    Node,
+    Value,
+    axes_of,
+    is_expensive,
+    is_fold,
+    is_layout,
+    is_product,
+    is_source,
+    is_unchanged,
+)
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.xla_model.convolutions import is_kernel_gradient, is_pool
 

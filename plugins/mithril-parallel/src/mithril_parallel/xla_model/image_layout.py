@@ -9,8 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from mithril import ops
-from mithril.axes import is_layout
-from mithril.ir import Graph, Value
+from mithril.graph import Graph, Value, is_layout
 from mithril_parallel.placing.propagate import GraphSharding
 from mithril_parallel.xla_model.convolutions import computes_image, is_pool
 from mithril_parallel.xla_model.fusion_model import FusedGraph, fuse, pointwise

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from mithril import ops
-from mithril.axes import is_windowed_product
-from mithril.ir import Node, Op, Value
+from mithril.graph import Node, Op, Value, is_windowed_product
 from mithril_parallel.placing.propagate import GraphSharding
 from mithril_parallel.placing.rules import sizes
 from mithril_parallel.xla_model.convolutions import (

@@ -13,8 +13,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import Backend, BuildOptions, Capabilities, Form, Prefers, as_numpy
-from mithril.base import BackendError
-from mithril.ir import Graph, Node
+from mithril.graph import BackendError, Graph, Node
 
 SHIFTED = (Form.POINTWISE_MATMUL, Form.DEPTHWISE_SHIFTS)
 PREFERS: Prefers = {ops.linear: (Form.MATVEC,)} | dict.fromkeys(

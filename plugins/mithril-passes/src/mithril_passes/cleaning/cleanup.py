@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import is_static, numel
-from mithril.ir import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
+from mithril.graph import Builder, Graph, Input, Node, Value, attributes_key, is_static, numel, structural_hash
 from mithril.ops import conv, dequantize, dequantize_groups, fake_quantize, linear, matmul, transpose
 from mithril.passes import PassContext
 
@@ -170,7 +169,7 @@ def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> set[Value]:
 
 
 def _scalar(value: Value, array: np.ndarray[Any, Any]) -> Node:
-    from mithril.base import operation
+    from mithril.graph import operation
 
     op = operation("constant")
     number = array.item() if array.dtype.kind in "biuf" else float(array)

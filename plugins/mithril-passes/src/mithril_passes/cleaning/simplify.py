@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import DType
-from mithril.ir import Value
+from mithril.graph import DType, Value
 from mithril.ops import (
     abs as abs_,
     add,
@@ -29,7 +28,7 @@ from mithril.ops import (
     transpose,
     where,
 )
-from mithril.rewrite import RuleSet, rule
+from mithril.passes import RuleSet, rule
 
 
 def _holds_all(target: DType, narrow: DType) -> bool:

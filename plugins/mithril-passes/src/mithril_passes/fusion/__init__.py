@@ -39,7 +39,7 @@ PASSES = (
     ),
     PassSpec(
         "linear-activation",
-        "mithril_passes.fusion.epilogue_fusion:RULES",
+        "mithril_passes.fusion.horizontal_fusion:RULES",
         stage="specialize",
         level="medium",
         aliases=("linear_activation",),

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import Size, substitute, symbols
-from mithril.ir import Value
+from mithril.graph import Size, Value, substitute, symbols
 from mithril.ops import add, batch_norm, conv, linear, reshape, rsqrt
-from mithril.rewrite import RuleSet, rule
+from mithril.passes import RuleSet, rule
 
 
 def _is_profitable(weights: Value, data: Value) -> bool | str:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from mithril.base import Size
-from mithril.ir import Graph, Value
+from mithril.graph import Graph, Size, Value
 from mithril.ops import (
     add,
     attention,
@@ -39,8 +38,7 @@ from mithril.ops import (
     transpose,
     var,
 )
-from mithril.passes import PassContext, pass_
-from mithril.rewrite import Rule, RuleSet, rule
+from mithril.passes import PassContext, Rule, RuleSet, pass_, rule
 
 
 # -- activations --------------------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mithril import Graph, Node, Value, ops, pass_
-from mithril.base import is_static, numel
-from mithril.ir import Editor
-from mithril.ops import concat, linear, split
+from mithril.graph import Editor, is_static, numel
+from mithril.ops import ACTIVATIONS, concat, linear, split
+from mithril.passes import RuleSet, rule
 
 ROWS = 16  # of the operand: with fewer, concatenating the weights costs more than one call saves
 
@@ -51,3 +52,27 @@ def _merge(editor: Editor, nodes: Sequence[Node]) -> None:
     for node, part in zip(nodes, parts, strict=True):
         editor.replace_value(node.result, part)
         editor.erase_dead(node)
+
+
+# Activations that kernels of products apply before they store the result.
+EPILOGUES = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+
+
+def _merged(name: str, activation: Any) -> list[Any]:
+    return [
+        rule(
+            lambda x, w, b: activation(linear(x, w, b)),
+            lambda x, w, b: linear(x, w, b, activation=name),
+            exact=False,
+            name=f"linear and {name}",
+        ),
+        rule(
+            lambda x, w: activation(linear(x, w, None)),
+            lambda x, w: linear(x, w, activation=name),
+            exact=False,
+            name=f"linear without bias and {name}",
+        ),
+    ]
+
+
+RULES = RuleSet("linear-activation", [r for name in EPILOGUES for r in _merged(name, ACTIVATIONS[name])])

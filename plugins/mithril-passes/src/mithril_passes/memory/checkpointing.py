@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from mithril import Graph, Node, Value, ops
-from mithril.axes import is_layout
 from mithril.backend import nbytes
-from mithril.base import operation, symbols
+from mithril.graph import is_layout, operation, symbols
 from mithril.passes import PassContext
 
 UNKNOWN = 64  # assumed value of an unknown size when cuts are compared

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from mithril import Graph, ops, pass_
-from mithril.axes import is_fold
-from mithril.ir import Editor, Node, Value, decompose, emit
+from mithril.graph import Editor, Node, Value, decompose, emit, is_fold
 from mithril.passes import PassContext
 from mithril_passes.operation_forms.specialization import targets_own_device
 

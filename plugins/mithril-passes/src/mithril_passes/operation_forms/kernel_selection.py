@@ -9,10 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from mithril import Graph, Node, pass_
-from mithril.axes import flops, is_product
 from mithril.backend import Backend, BuildOptions
-from mithril.base import OptionError, numel
-from mithril.ir import Builder, Editor
+from mithril.graph import Builder, Editor, OptionError, flops, is_product, numel
 from mithril.passes import PassContext, random_arguments
 from mithril.system import Store, fingerprint, package_version_key, time_interleaved
 from mithril_passes.operation_forms.op_variants import Variant, is_measurable, variants_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from mithril import Node, Value, ops
 from mithril.backend import Form
-from mithril.base import is_static
+from mithril.graph import is_static
 from mithril.ops import ACTIVATIONS, add, dot, linear, matmul, mul, pad, reshape, stack, sum as total, transpose
 
 NARROW = 4  # elements up to which a sum is unrolled into products

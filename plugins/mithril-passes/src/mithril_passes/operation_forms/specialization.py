@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mithril import Graph, pass_
-from mithril.ir import Editor
+from mithril.graph import Editor
 from mithril.passes import PassContext
 from mithril_passes.operation_forms.op_variants import variants_of
 

@@ -17,8 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mithril import Builder, Graph, Node, OptionError, Value, dtype as as_dtype, float32, pass_
-from mithril.axes import is_layout, precision
-from mithril.base import DType, operation, unknown
+from mithril.graph import DType, is_layout, operation, precision, unknown
 from mithril.ops import dequantize, dequantize_groups
 from mithril.passes import PassContext
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from mithril import Graph, Node, Value, compile as compile_model
 from mithril.backend import matches, require_match
-from mithril.base import InputError, OptionError, ShapeError, unknown
-from mithril.ir import Output
+from mithril.graph import InputError, OptionError, Output, ShapeError, unknown
 from mithril_passes.quantization.groups import CODEBOOKS
 from mithril_passes.quantization.ranges import Range, Ranges
 from mithril_passes.quantization.static_quantization import layer_of, table_of

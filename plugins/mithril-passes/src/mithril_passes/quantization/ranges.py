@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mithril.backend import CheckedType
-from mithril.base import InputError
+from mithril.graph import InputError
 from mithril.system import files
 
 Range = tuple[float, float]

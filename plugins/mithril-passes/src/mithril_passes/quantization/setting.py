@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril.backend import matches
-from mithril.base import OptionError, unknown
+from mithril.graph import OptionError, unknown
 from mithril_passes.quantization.groups import CODEBOOKS, GROUPS
 from mithril_passes.quantization.ranges import Ranges
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from mithril import Builder, Graph, Node, OptionError, Value, ops, pass_
-from mithril.base import dtype as as_dtype
-from mithril.ir import Editor
+from mithril.graph import Editor, dtype as as_dtype
 from mithril.passes import PassContext
 from mithril.system import ArrayCache
 from mithril_passes.cleaning.cleanup import constant_folding

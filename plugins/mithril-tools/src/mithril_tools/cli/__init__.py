@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mithril import __version__
-from mithril.base import MithrilError, closest
+from mithril.graph import MithrilError, closest
 
 # name: (module:function, one line of help). A new command is one row here.
 COMMANDS = {

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mithril import plugins
-from mithril.base import InputError, PluginError
+from mithril.graph import InputError, PluginError
 from mithril_tools.cli.models import compile_options, load_model, model_options, random_inputs
 from mithril_tools.cli.output import console, json_option, print_json, show
 

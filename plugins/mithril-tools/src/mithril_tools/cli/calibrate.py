@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mithril import plugins
-from mithril.base import PluginError
+from mithril.graph import PluginError
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 COLUMNS = ("backend", "samples", "products", "other", "error", "took")
@@ -28,7 +28,7 @@ def calibrate(backends: str, rounds: int, folder: Path | None, as_json: bool) ->
     the machine or a version changes.
     """
     import mithril as ml
-    from mithril.runtime import format_si
+    from mithril.compiler import format_si
 
     names = [n for n in backends.split(",") if n] or sorted(plugins.backends())
     if not names:

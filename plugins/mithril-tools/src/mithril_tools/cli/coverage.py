@@ -11,8 +11,18 @@ from collections.abc import Iterator
 
 from mithril import plugins
 from mithril.backend import Backend
-from mithril.base import MithrilError, UnsupportedError, operation, operations
-from mithril.ir import Builder, Node, Op, decompose, emit, types_of
+from mithril.graph import (
+    Builder,
+    MithrilError,
+    Node,
+    Op,
+    UnsupportedError,
+    decompose,
+    emit,
+    operation,
+    operations,
+    types_of,
+)
 
 
 def coverage(name: str) -> list[dict[str, str]]:

@@ -12,13 +12,13 @@ import click
 from rich.markup import escape
 
 from mithril import plugins
-from mithril.base import MithrilError, PluginError
+from mithril.graph import MithrilError, PluginError
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from mithril.ir import Graph
+    from mithril.graph import Graph
     from mithril.models import Model
 
     Arrays = dict[str, np.ndarray[Any, Any]]

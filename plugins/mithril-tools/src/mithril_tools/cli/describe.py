@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mithril import plugins
-from mithril.base import PluginError, closest
+from mithril.graph import PluginError, closest
 from mithril.system import files
 from mithril_tools.cli.output import console, json_option, print_json, show
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from mithril.base import MithrilError
+from mithril.graph import MithrilError
 from mithril_tools.cli.output import console, json_option, print_json
 
 

@@ -14,7 +14,7 @@ import click
 from rich.markup import escape
 
 from mithril import __version__, plugins
-from mithril.base import MithrilError
+from mithril.graph import MithrilError
 from mithril.plugins import BackendSpec, Entry, Plugin, violated_requirements
 from mithril_tools.cli.listing import faults
 from mithril_tools.cli.output import console, json_option, print_json, show

@@ -12,13 +12,13 @@ import click
 from rich.markup import escape
 
 from mithril import plugins as installed
-from mithril.base import PASS_LEVELS
 from mithril.compiler import option_registry, option_rows
+from mithril.graph import PASS_LEVELS
 from mithril.plugins import Entry, PassSpec, Plugin, pip_hints
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 if TYPE_CHECKING:
-    from mithril.ir import Graph
+    from mithril.graph import Graph
 
 
 @click.command()

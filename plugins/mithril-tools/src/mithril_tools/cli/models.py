@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mithril.base import InputError, MithrilError, ModelError, ShapeError, closest
+from mithril.graph import InputError, MithrilError, ModelError, ShapeError, closest
 
 
 def load_model(place: str) -> Any:
@@ -224,8 +224,8 @@ def random_inputs(model: Any, overrides: dict[str, Any], seed: int) -> dict[str,
     """Draw random arrays for the inputs, of the given or declared shapes; unknown sizes become small ones."""
     import numpy as np
 
-    from mithril.base import float32, substitute, symbols
     from mithril.compiler import TRAINING_FLAG, input_specs, probe_types, resolve_options, source_of
+    from mithril.graph import float32, substitute, symbols
 
     source = source_of(model, outputs=None, inference=overrides["inference"])
     try:

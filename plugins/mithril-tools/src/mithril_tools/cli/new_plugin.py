@@ -153,7 +153,7 @@ def render(kind: str, words: dict[str, Any]) -> dict[str, str]:
 def is_taken(ident: str) -> bool:
     """Whether the core or an installed plugin has an operation of that name."""
     from mithril import plugins
-    from mithril.base import operations
+    from mithril.graph import operations
 
     return ident in operations() or ident in plugins.op_names()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from mithril.ir import Graph, Node, Value
+    from mithril.graph import Graph, Node, Value
 
 
 def draw(graph: Graph) -> list[Text]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import EncodedWeight
-from mithril.base import dtype as as_dtype
+from mithril.graph import dtype as as_dtype
 from mithril_tools.gguf.formats import BY_CODE, Format
 from mithril_tools.gguf.reader import PLAIN, StoredTensor
 

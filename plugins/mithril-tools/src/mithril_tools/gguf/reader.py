@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.base import InputError, check_memory
+from mithril.graph import InputError, check_memory
 from mithril.system import Store
 from mithril_tools.gguf.formats import BY_CODE, OTHERS, TERNARY
 

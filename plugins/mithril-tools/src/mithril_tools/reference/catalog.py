@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from mithril.base import closest
+from mithril.graph import closest
 from mithril_tools.reference.entries import class_pages, command_pages, hook_pages, option_pages, pass_pages
 from mithril_tools.reference.error_pages import error_pages
 from mithril_tools.reference.guides import guide_pages

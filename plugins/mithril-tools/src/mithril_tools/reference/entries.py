@@ -162,7 +162,7 @@ def _about(name: str) -> str:
 def public_value(name: str) -> Any:
     """Return the object of a public name; ``CompiledModel`` is the class of that which ``ml.compile`` returns."""
     if name == "CompiledModel":
-        from mithril.runtime import CompiledModel
+        from mithril.compiler import CompiledModel
 
         return CompiledModel
     return getattr(mithril, name)

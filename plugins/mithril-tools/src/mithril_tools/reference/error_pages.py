@@ -8,7 +8,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from mithril import base
+from mithril import graph
 from mithril.plugins import found
 from mithril_tools.reference.guides import mistakes
 from mithril_tools.reference.page import Page, fence, first_line, prose, sections, table
@@ -16,7 +16,7 @@ from mithril_tools.reference.page import Page, fence, first_line, prose, section
 
 def error_classes() -> dict[str, type]:
     """Return the errors and warnings of mithril by name."""
-    names = {n: getattr(base, n) for n in dir(base)}
+    names = {n: getattr(graph, n) for n in dir(graph)}
     return {n: c for n, c in sorted(names.items()) if isinstance(c, type) and issubclass(c, Exception)}
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, dtype as as_dtype
-from mithril.ir import Arr, Op, Sample
+from mithril.graph import Arr, DType, Op, Sample, dtype as as_dtype
 from mithril_tools.reference.page import example, run
 
 SMALL = 24  # elements that are written out
@@ -35,7 +34,7 @@ def operation_example(op: Op) -> str:
     attributes = [f"{name}={_value_text(value)}" for name, value in sample.attributes.items()]
     has_owner = bool(op.name.partition(".")[2])  # 'owner.name': an operation of a plugin
     called = f'operation("{op.name}")' if has_owner else f"ops.{op.name}"
-    home = "from mithril.base import operation" if has_owner else "from mithril import ops"
+    home = "from mithril.graph import operation" if has_owner else "from mithril import ops"
     call = f"{called}({', '.join([*names, *attributes])})"
     results = ", ".join(op.results)
     show = [f"print({call})"] if len(op.results) == 1 else [f"{results} = {call}", f"print({results}, sep='\\n')"]

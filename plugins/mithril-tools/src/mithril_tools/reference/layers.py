@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import mithril.models as models
-from mithril.base import operation
+from mithril.graph import operation
 from mithril.models import Layer
 from mithril_tools.reference.page import (
     Page,

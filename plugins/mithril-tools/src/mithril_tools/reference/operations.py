@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import MithrilError, TensorType, dtype as as_dtype, operation, operations
-from mithril.ir import Arr, Builder, Op, Sample
+from mithril.graph import Arr, Builder, MithrilError, Op, Sample, TensorType, dtype as as_dtype, operation, operations
 from mithril_tools.reference.examples import operation_example
 from mithril_tools.reference.guides import semantics_of
 from mithril_tools.reference.page import Page, call_block, default_text, fence, first_line, prose, sections, table

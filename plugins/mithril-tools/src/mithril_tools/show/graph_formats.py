@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base import visible
-from mithril.ir import Graph, Node, Value, attribute_text
+from mithril.graph import Graph, Node, Value, attribute_text, visible
 
 LABEL = 60  # characters of attributes on a node
 

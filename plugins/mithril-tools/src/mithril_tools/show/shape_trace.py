@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from mithril.base import visible
-from mithril.ir import Graph, Node, attribute_text
+from mithril.graph import Graph, Node, attribute_text, visible
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from mithril.base import visible
-from mithril.ir import Graph
+from mithril.graph import Graph, visible
+from mithril_tools.trace_events import Recorder
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext
+
 
 STEPS = {
     "flatten": "nested models become one list of layers",
@@ -76,3 +77,22 @@ class Verbose:
 
     def _print(self, text: str, style: str = "") -> None:
         self.console.print(Text(visible(text), style=style), soft_wrap=True)
+
+
+class Timing:
+    """Observer that records stages and passes as events of the section ``compile``."""
+
+    def __init__(self, context: CompileContext) -> None:
+        self.watcher = self.recorder = Recorder(context.options["profile_output"])
+
+    def stage(self, name: str, graph: Graph | None, start: float, seconds: float) -> None:
+        nodes = {} if graph is None else {"nodes": len(graph.nodes)}
+        self.recorder.add("compile", name, start, seconds, "", "stage", **nodes)
+
+    def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:
+        change = {"before": len(before.nodes), "after": len(after.nodes)}
+        self.recorder.add("compile", f"pass {name}", start, seconds, "", "pass", **change)
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        if self.recorder.path is not None:
+            self.recorder.write()

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mithril import Node
-from mithril.axes import flops, is_layout, is_product
-from mithril.base import is_static
+from mithril.graph import flops, is_layout, is_product, is_static
 
 # kind -> fill in light and in dark
 COLORS = {

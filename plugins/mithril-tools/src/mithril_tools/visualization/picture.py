@@ -9,8 +9,8 @@ from typing import Any
 
 from mithril import Graph, Node, Value
 from mithril.backend import format_bytes, nbytes
-from mithril.base import is_static, visible
-from mithril.runtime import ProgramMemory, largest_sizes
+from mithril.compiler import ProgramMemory, largest_sizes
+from mithril.graph import is_static, visible
 from mithril_tools.visualization.kinds import (
     COLORS,
     STYLE,

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mithril import ops
-from mithril.autodiff import live_nodes
 from mithril.backend import Call, Lowerings
-from mithril.base import Dim, TensorType
-from mithril.ir import Graph, Node, Op, Value
+from mithril.derivatives import live_nodes
+from mithril.graph import Dim, Graph, Node, Op, TensorType, Value
 from mithril_torch.fusion.subgraph_fusion import backend_op
 
 DTYPES = ("float32", "float64")

@@ -10,7 +10,7 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import Call, Lowerings
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Graph, Node, Value
 from mithril_torch.fusion.subgraph_fusion import backend_op
 
 KERNELS = ("float32", "float64")

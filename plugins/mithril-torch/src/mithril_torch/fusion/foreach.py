@@ -12,8 +12,7 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import Call, Lowerings
-from mithril.base import TensorType
-from mithril.ir import Attribute, Graph, Input, Node, Op, Output, Value
+from mithril.graph import Attribute, Graph, Input, Node, Op, Output, TensorType, Value
 from mithril_torch.fusion.subgraph_fusion import lerp
 
 ELEMENTS = 1 << 13  # of a small value: the time of an operation on it is mostly that of a call

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mithril import ops
 from mithril.backend import Lowerings
-from mithril.ir import Graph, Node, Op
+from mithril.graph import Graph, Node, Op
 from mithril_torch.fusion.subgraph_fusion import lerp
 
 TAG = "in place"

@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from mithril.backend import Call, dtype_of
-from mithril.base import Registry, TensorType
-from mithril.ir import Node
+from mithril.graph import Node, Registry, TensorType
 from mithril_torch import helpers
 from mithril_torch.fusion import (
     attention_gradients,

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.autodiff import live_nodes
 from mithril.backend import Call, Lowerings
-from mithril.base import TensorType
-from mithril.ir import Graph, Node, Op, Value
+from mithril.derivatives import live_nodes
+from mithril.graph import Graph, Node, Op, TensorType, Value
 from mithril_torch.fusion.batch_statistics import batch_norm_for_state
 from mithril_torch.fusion.subgraph_fusion import backend_op, batch_norm_grad, layer_norm_grad
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 from mithril import ops
 from mithril.backend import Call, Lowerings
-from mithril.ir import Graph, Input, Node, iterate
+from mithril.graph import Graph, Input, Node, iterate
 from mithril_torch import helpers
 from mithril_torch.fusion.subgraph_fusion import SETTINGS, conv_bias, conv_bias_relu
 

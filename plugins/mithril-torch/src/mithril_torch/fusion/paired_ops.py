@@ -11,8 +11,7 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import Call, Lowerings
-from mithril.base import TensorType, int64
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Graph, Node, TensorType, Value, int64
 from mithril_torch import helpers
 from mithril_torch.fusion.subgraph_fusion import SETTINGS, backend_op
 
@@ -20,7 +19,7 @@ WINDOW = {"kernel": "Ints", "stride": "Ints", "padding": "Pairs", "dilation": "I
 
 
 def _pool_types(types: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
-    from mithril.base import operation
+    from mithril.graph import operation
 
     (result,) = operation("max_pool").infer(types, attributes)
     return result, TensorType(int64, result.shape)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril.backend import Call, Lowerings
-from mithril.base import TensorType, operation
-from mithril.ir import Attribute, Graph, Op, Value
-from mithril.rewrite import Rule, rewrite
+from mithril.graph import Attribute, Graph, Op, TensorType, Value, operation
+from mithril.passes import Rule, rewrite
 
 RSQRT2, RSQRT2PI = 0.7071067811865476, 0.3989422804014327
 SETTINGS = {"stride": "Ints", "padding": "Pairs", "dilation": "Ints", "groups": "int"}

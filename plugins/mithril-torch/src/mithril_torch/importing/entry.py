@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mithril.base import InputError, MithrilError, UnsupportedError, unknown
+from mithril.graph import InputError, MithrilError, UnsupportedError, unknown
 from mithril.models import IOKey, Model
 from mithril_torch.importing.interpreter import FRAME, require_supported
 from mithril_torch.importing.layer import TorchModule

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import equal
-from mithril.ir import Op
+from mithril.graph import Op, equal
 from mithril_torch.importing.table import as_value, axis_of, broadcast, cast, is_tensor, known, line, reshape, row
 
 MASKS = ("bool", "uint8")  # dtypes of an index that selects elements

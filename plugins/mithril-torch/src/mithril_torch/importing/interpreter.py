@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from mithril import ops
-from mithril.base import Dim, MithrilError, UnsupportedError
-from mithril.ir import Builder, Origin
+from mithril.graph import Builder, Dim, MithrilError, Origin, UnsupportedError
 from mithril_torch.importing import (  # noqa: F401  # they enter their rows
     elementwise,
     indexing,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mithril.base import ModelError
+from mithril.graph import ModelError
 from mithril.models import Layer
 from mithril_torch.importing.interpreter import Interpreter, User
 from mithril_torch.importing.program import Exported

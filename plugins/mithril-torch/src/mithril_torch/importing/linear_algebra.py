@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_torch.importing.table import row
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import product
+from mithril.graph import product
 from mithril.ops import size_value
 from mithril_torch.importing.table import as_value, cast, reshape, row
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import equal
+from mithril.graph import equal
 from mithril_torch.importing.reductions import vector_norm
 from mithril_torch.importing.table import cast, line, reshape, row
 

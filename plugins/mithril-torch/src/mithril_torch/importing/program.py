@@ -14,7 +14,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from mithril.base import Dim, UnsupportedError
+from mithril.graph import Dim, UnsupportedError
 from mithril_torch.importing.table import array_of
 from mithril_torch.importing.whole import kept_whole
 

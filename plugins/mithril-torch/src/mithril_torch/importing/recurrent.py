@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mithril import ops
-from mithril.base import UnsupportedError
+from mithril.graph import UnsupportedError
 from mithril_torch.importing.table import as_value, row
 
 Step = Callable[[Any, tuple[Any, ...], Any, Any], tuple[Any, ...]]  # projected input, states, weight, bias -> states

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.ir import Op
+from mithril.graph import Op
 from mithril.ops import size_value
 from mithril_torch.importing.table import as_value, axes_of_dims, axis_of, cast, line, reshape, row
 

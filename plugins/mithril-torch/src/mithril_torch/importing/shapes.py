@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Dim, UnsupportedError, is_static, product
-from mithril.ir import Op
+from mithril.graph import Dim, Op, UnsupportedError, is_static, product
 from mithril_torch.importing.table import (
     as_value,
     axis_of,

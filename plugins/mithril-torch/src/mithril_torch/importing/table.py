@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from mithril import ops
-from mithril.base import Dim, UnsupportedError, dtype as as_dtype, is_static
-from mithril.ir import Builder, Value
+from mithril.graph import Builder, Dim, UnsupportedError, Value, dtype as as_dtype, is_static
 
 IGNORED = ("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator", "requires_grad")
 

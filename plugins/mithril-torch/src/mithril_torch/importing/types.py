@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from mithril.base import Dim, UnsupportedError, shape_text, substitute, symbols
-from mithril.ir import Value
+from mithril.graph import Dim, UnsupportedError, Value, shape_text, substitute, symbols
 from mithril_torch.importing.table import dtype_name, is_tensor
 
 

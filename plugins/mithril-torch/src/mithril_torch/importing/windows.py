@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import UnsupportedError, is_static
-from mithril.ir import Op
+from mithril.graph import Op, UnsupportedError, is_static
 from mithril_torch.importing.table import as_value, cast, reshape, row
 
 

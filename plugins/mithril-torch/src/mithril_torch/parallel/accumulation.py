@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from mithril import ops
-from mithril.ir import Graph, Node
+from mithril.graph import Graph, Node
 from mithril_torch.parallel.program_parts import ForwardPart, Part
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from mithril.base import BackendError
+from mithril.graph import BackendError
 from mithril_torch.parallel.layout import PIPELINE, Split, dimensions_of
 from mithril_torch.parallel.meshes import MeshBackend, all_processes, axes_of_mesh, join_group
 

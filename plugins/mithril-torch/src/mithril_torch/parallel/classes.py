@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mithril.backend import needs
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_torch.lowering import table
 from mithril_torch.parallel.collectives import _all_reduce, of_parts
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch.multiprocessing as mp
 
-from mithril.base import BackendError
+from mithril.graph import BackendError
 
 GRACE_SECONDS = 5  # for this process to report its own error, after another one has failed
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
-from mithril.base import OptionError
+from mithril.graph import OptionError
 
 AXES = DATA, MODEL, PIPELINE = ("data", "model", "pipeline")
 CONTEXT, REPLICA, PARTS = "context", "replica", "parts"

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from mithril.backend import BuildOptions
-from mithril.base import BackendError, OptionError
+from mithril.graph import BackendError, OptionError
 from mithril.system import launched_task, shared_attempt
 from mithril_torch.parallel.launcher import launch_others
 from mithril_torch.parallel.layout import AXES, MeshAxes, check_kinds, kinds_of

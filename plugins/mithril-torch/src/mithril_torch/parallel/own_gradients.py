@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from mithril.autodiff import live_nodes, operation_gradient
 from mithril.backend import Call, needs
-from mithril.base import TensorType
-from mithril.ir import Graph, Input, Ints, Node, Output, Value, decompose, op
+from mithril.derivatives import live_nodes, operation_gradient
+from mithril.graph import Graph, Input, Ints, Node, Output, TensorType, Value, decompose, op
 from mithril_torch.lowering import table
 
 NAME = "autograd.with_gradient"  # names in "torch." are not registered; one that is would make the others unknown

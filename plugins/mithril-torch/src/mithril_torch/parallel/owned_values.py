@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mithril import ops
-from mithril.base import operation
-from mithril.ir import Builder, Graph, Node, Value
+from mithril.graph import Builder, Graph, Node, Value, operation
 from mithril_torch.parallel.layout import PIPELINE
 
 

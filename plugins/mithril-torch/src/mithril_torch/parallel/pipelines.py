@@ -9,8 +9,7 @@ import torch
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from mithril.base import OptionError, TensorType
-from mithril.ir import Graph
+from mithril.graph import Graph, OptionError, TensorType
 from mithril_torch.parallel.collectives import STORED
 from mithril_torch.parallel.layout import MeshAxes, Split
 from mithril_torch.parallel.sharded_module import ShardedModule

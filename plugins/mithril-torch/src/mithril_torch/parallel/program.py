@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 import mithril as ml
 from mithril.backend import BuildOptions, Source, SourceExecutable
-from mithril.base import MithrilError, OptionError
-from mithril.ir import Graph, Input
+from mithril.graph import Graph, Input, MithrilError, OptionError
 from mithril_torch.execution import RunOptions, read, run_settings
 from mithril_torch.parallel.accumulation import accumulate_locally
 from mithril_torch.parallel.arrays import MeshArrays, connection_error

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import mithril as ml
-from mithril.axes import is_source
-from mithril.base import operation
-from mithril.ir import Graph, Input, Node, Output, Value
+from mithril.graph import Graph, Input, Node, Output, Value, is_source, operation
 
 GRADIENTS = "mesh.gradients"  # the operation of a forward pass that PyTorch differentiates
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mithril.base import OptionError
+from mithril.graph import OptionError
 
 ONE_STAGE = ("gpipe", "1f1b")
 V_SHAPED = ("zbvzerobubble", "dualpipev")  # the first process has the last stage, too

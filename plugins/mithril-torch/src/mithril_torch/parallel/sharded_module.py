@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mithril import ops
-from mithril.base import TensorType
-from mithril.ir import Graph
+from mithril.graph import Graph, TensorType
 from mithril_torch.blocks import Block, Step, name_clash, run_step, submodule_of
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, REPLICA, MeshAxes, Split
 from mithril_torch.parallel.tensor_parallel import prepare, use_own_cache

@@ -18,9 +18,7 @@ from torch.distributed.tensor.experimental import implicit_replication, register
 
 import mithril as ml
 from mithril import ops
-from mithril.axes import is_layout
-from mithril.base import Decisions, UnsupportedError, operation
-from mithril.ir import Graph, Node, Value
+from mithril.graph import Decisions, Graph, Node, UnsupportedError, Value, is_layout, operation
 from mithril_torch.parallel.layout import MODEL
 
 DIVISIBLE = frozenset(

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from mithril.base import BackendError, InputError
+from mithril.graph import BackendError, InputError
 from mithril_targets.tpu import generation
 
 COMPILERS = {"tpu": "libtpu", "nvidia": "jax-cuda12-pjrt"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from mithril.base import BackendError
+from mithril.graph import BackendError
 from mithril.plugins import HardwareTarget
 
 KIB = 1 << 10

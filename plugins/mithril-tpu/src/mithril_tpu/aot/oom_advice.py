@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mithril.base import MithrilError
-from mithril.ir import Graph
+from mithril.graph import Graph, MithrilError
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate

@@ -17,8 +17,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh as JaxMesh, NamedSharding, PartitionSpec
 
-from mithril.base import BackendError, MemoryLimitError, TensorType
-from mithril.ir import Graph, Input, result_name
+from mithril.graph import BackendError, Graph, Input, MemoryLimitError, TensorType, result_name
 from mithril.plugins import HardwareTarget
 from mithril.system import files
 from mithril_jax.execution import keeping_barriers

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from mithril.base import BackendError, OptionError
+from mithril.graph import BackendError, OptionError
 from mithril_targets.tpu import Generation, of_device
 
 # Number of chips -> their arrangement, as the hardware is sold.

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from mithril import ops
 from mithril.backend import Least
-from mithril.base import ModelError, ShapeError, shape_text
-from mithril.ir import Value
+from mithril.graph import ModelError, ShapeError, Value, shape_text
 from mithril.models import Layer
 
 Share = Annotated[float, Least(0)]

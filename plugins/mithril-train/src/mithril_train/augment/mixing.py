@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from mithril import ops
 from mithril.backend import Least, Positive
-from mithril.base import ShapeError, shape_text
-from mithril.ir import Value
+from mithril.graph import ShapeError, Value, shape_text
 from mithril.models import Layer
 
 ATTEMPTS = 8  # each is accepted with a probability above 0.95

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base import OptionError, TensorType
 from mithril.compiler import Compiler, compile as compile_model
-from mithril.ir import Builder, Graph, Output, Value, result
+from mithril.graph import Builder, Graph, OptionError, Output, TensorType, Value, result
 from mithril.models import Layer
 from mithril_train.step.loss_binding import SAMPLE_WEIGHT
 

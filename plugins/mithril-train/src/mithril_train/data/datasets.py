@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from mithril.base import InputError
+from mithril.graph import InputError
 from mithril_train.data.tables import columns_of_table
 
 

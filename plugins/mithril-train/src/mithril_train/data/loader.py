@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 
 from mithril.backend import CheckedType, Least, Positive
-from mithril.base import InputError, OptionError
+from mithril.graph import InputError, OptionError
 from mithril_train.data.datasets import Source, Streamed, as_source
 from mithril_train.data.positions import require_same
 from mithril_train.data.sequences import Buckets

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mithril.base import InputError
+from mithril.graph import InputError
 
 Identity = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import CheckedType, Positive
-from mithril.base import InputError, OptionError, closest
+from mithril.graph import InputError, OptionError, closest
 from mithril_train.data.datasets import default_collate
 from mithril_train.data.shuffle import permutation
 

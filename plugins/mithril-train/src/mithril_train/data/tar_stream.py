@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from mithril.backend import CheckedType, Least
-from mithril.base import InputError, PluginError
+from mithril.graph import InputError, PluginError
 from mithril_train.data.shuffle import permutation
 
 Decoder = Callable[[bytes], Any]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mithril.base import InputError
+from mithril.graph import InputError
 from mithril_train.data.datasets import Source, default_collate
 
 Transform = Callable[..., Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import MithrilError
+from mithril.graph import MithrilError
 
 POLL = 0.5  # seconds between checks that the workers are alive
 PATIENCE = 5.0  # seconds for a worker to finish its current batch

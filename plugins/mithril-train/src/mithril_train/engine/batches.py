@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import CheckedType
-from mithril.base import InputError
+from mithril.graph import InputError
 
 
 class LocalRows(metaclass=CheckedType):

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import Backend, to_numpy
-from mithril.base import Decisions, InputError, MithrilError, unknown
-from mithril.ir import Graph
-from mithril.runtime import assemble_of, missing_or_unknown
+from mithril.compiler import assemble_of, missing_or_unknown
+from mithril.graph import Decisions, Graph, InputError, MithrilError, unknown
 from mithril_parallel.sharding.tensor_parts import PartedTensor, held, in_memory
 from mithril_train.step.step import TrainState, carried_values, parameter_names, trained_names
 from mithril_train.step.step_config import StepConfig

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from mithril import plugins
-from mithril.autodiff import require_framework_gradients, value_and_gradients
+from mithril import ops, plugins
 from mithril.backend import Backend, BuildOptions, Executable, to_numpy
-from mithril.base import BackendError, DType, InputError, OptionError, TensorType, closest
-from mithril.compiler import Compiler, check_memory
-from mithril.ir import Graph, Input, Node, Output, Value
-from mithril.passes import PassManager
-from mithril.runtime import (
+from mithril.compiler import (
     Bound,
     BufferBound,
     CompiledModel,
+    Compiler,
     IndexInput,
     InputSpec,
     ProgramMemory,
     array_type,
     as_numpy,
+    check_memory,
     convert_input,
     given_indices,
     resolve_type,
     with_bounds,
 )
+from mithril.derivatives import require_framework_gradients, value_and_gradients
+from mithril.graph import (
+    BackendError,
+    DType,
+    Graph,
+    Input,
+    InputError,
+    Node,
+    OptionError,
+    Output,
+    TensorType,
+    Value,
+    closest,
+    shape_text,
+)
+from mithril.passes import PassManager
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.framework_gradients import with_framework_gradients
 from mithril_train.augment.stages import PREFIX, Augmentations, augmented
 from mithril_train.engine.carried_arrays import CarriedArrays
-from mithril_train.step.broadcasts import broadcasts
 from mithril_train.step.step import (
     SOUND,
     Reports,
@@ -45,6 +57,29 @@ from mithril_train.step.step import (
 )
 from mithril_train.step.step_config import StepConfig
 from mithril_train.step.train_step import written
+
+
+def broadcasts(graph: Graph) -> Iterator[tuple[str, Node]]:
+    """Yield a description of each operation in losses and metrics that broadcasts two values against each other.
+
+    Only values that keep their shape since the model or the batch count: after a reshape, a slice or a reduction,
+    broadcasting is intended.
+    """
+    written = [node for node in graph.nodes if node.tags.get("phase") == "loss"]
+    constants = {i.value for i in graph.with_role("constant")}
+    computed = {v for node in written for v in node.results}
+    unchanged: set[Any] = {v for node in written for v in node.operands if v not in computed and v not in constants}
+    for node in written:
+        values = [v for v in node.operands if v is not None and v in unchanged]
+        if not values or not (node.op.elementwise or node.op is ops.cast):
+            continue
+        shape = node.result.shape
+        if any(v.shape == shape for v in values):
+            unchanged.add(node.result)
+        elif len(values) > 1:
+            shapes = " and ".join(shape_text(v.shape) for v in values)
+            yield f"'{node.op.name}' in a loss or metric broadcasts {shapes} to {shape_text(shape)}", node
+
 
 Converters = tuple[tuple[str, Callable[[Any], Any]], ...]
 FLAG = "is_training"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import MithrilError
-from mithril.ir import Graph, Node
+from mithril.graph import Graph, MithrilError, Node
 from mithril_train.step.step import continued, is_finite
 
 if TYPE_CHECKING:

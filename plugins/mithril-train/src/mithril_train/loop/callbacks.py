@@ -10,16 +10,38 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TextIO
 
 import numpy as np
 
 from mithril.backend import CheckedType, Least, Positive
-from mithril.base import OptionError
+from mithril.graph import OptionError
+from mithril_parallel.processes import World
+from mithril_parallel.watchdog import Watchdog
+from mithril_train.engine.engine import Engine
+from mithril_train.step.step_config import StepConfig
 
 if TYPE_CHECKING:
     from mithril_train.loop.report import Report
-    from mithril_train.loop.training import Training
+
+
+class Training(Protocol):
+    """A running training, implemented by ``mithril_train.loop.trainer.Trainer``."""
+
+    engine: Engine
+    world: World
+    watchdog: Watchdog
+    epoch: int
+    steps: int
+    rate_scale: float
+    stopped: str
+    failed: bool
+    recipe: StepConfig
+
+    def stop(self, reason: str, /) -> None: ...
+    def tell(self, message: str, /) -> None: ...
+    def save(self, path: str | os.PathLike[str], /) -> None: ...
+
 
 Row = Mapping[str, float]
 Array = np.ndarray[Any, Any]

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import InputError
-from mithril.runtime import load_file
+from mithril.compiler import load_file
+from mithril.graph import InputError
 from mithril.system import files
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.checkpoint import COMMIT, Reader, read_commit

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mithril.backend import Positive
-from mithril.base import InputError, MithrilError, OptionError
+from mithril.graph import InputError, MithrilError, OptionError
 from mithril_parallel.sharding.checkpoint import Format, Save, import_libraries, is_shared
 from mithril_parallel.sharding.storage import DamagedError, SaveError
 from mithril_train.loop import checkpoint, checkpointing
@@ -20,8 +20,8 @@ from mithril_train.loop.callbacks import Array, Callback, Row, better, value_of
 
 if TYPE_CHECKING:
     from mithril_parallel.watchdog import Watchdog
+    from mithril_train.loop.callbacks import Training
     from mithril_train.loop.report import Report
-    from mithril_train.loop.training import Training
 
 Trainer = Any  # ``loop.trainer.Trainer``, which imports this module
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import MithrilError
+from mithril.graph import MithrilError
 from mithril_parallel.sharding import checkpoint as sharded
 from mithril_parallel.sharding.storage import SaveError
 from mithril_parallel.sharding.tensor_parts import complete

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import InputError, OptionError
-from mithril.compiler import Transformed
+from mithril.compiler import CompiledModel, Transformed
+from mithril.graph import InputError, OptionError
 from mithril.models import Layer
-from mithril.runtime import CompiledModel
 from mithril_train.data.loader import DataLoader
 from mithril_train.data.tables import is_table
 from mithril_train.engine.adapters import Loader, as_loader

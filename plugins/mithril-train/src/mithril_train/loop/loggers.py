@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mithril.backend import Positive
-from mithril.base import MithrilError, PluginError
+from mithril.graph import MithrilError, PluginError
 from mithril_train.loop.callbacks import Callback, Row
 from mithril_train.loop.event_files import EventFile
 
 if TYPE_CHECKING:
+    from mithril_train.loop.callbacks import Training
     from mithril_train.loop.report import Report
-    from mithril_train.loop.training import Training
 
 PENDING = 64  # reports that may wait on the device before they are read together
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import BackendError, InputError
+from mithril.graph import BackendError, InputError
 from mithril.system import launched_task
 from mithril_parallel.processes import World, current_world, grouped, named
 from mithril_parallel.watchdog import Watchdog

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril.base import Dim, MithrilError, OptionError, ShapeError, TensorType, closest
-from mithril.compiler import Transformed, compile as compile_model, option_registry
+from mithril.compiler import CompiledModel, Transformed, compile as compile_model, option_registry
+from mithril.graph import Dim, MithrilError, OptionError, ShapeError, TensorType, closest
 from mithril.models import Layer
-from mithril.runtime import CompiledModel
 from mithril_train.engine.engine import Engine
 
 

@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from mithril.backend import Least, Positive, checked, mismatch
-from mithril.base import InputError, OptionError
-from mithril.compiler import Transformed
+from mithril.compiler import CompiledModel, Transformed
+from mithril.graph import InputError, OptionError
 from mithril.models import Layer
-from mithril.runtime import CompiledModel
 from mithril.system import notebook
 from mithril_parallel.processes import TIMEOUT, World
 from mithril_parallel.watchdog import Watchdog
@@ -23,7 +22,7 @@ from mithril_train.engine.batches import is_batch, rows
 from mithril_train.engine.engine import Engine, compiler_of
 from mithril_train.engine.nonfinite import not_finite
 from mithril_train.loop import checkpointing, ranks
-from mithril_train.loop.callbacks import Callback
+from mithril_train.loop.callbacks import Callback, Training
 from mithril_train.loop.checkpoint_callback import Checkpoint, resume as resume_training
 from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, source_of, validation_source
 from mithril_train.loop.history import History, Totals
@@ -32,10 +31,9 @@ from mithril_train.loop.progress import Progress, make_progress
 from mithril_train.loop.report import Report
 from mithril_train.loop.trained_model import compiled_model
 from mithril_train.loop.trainer_evaluation import WINDOW, TrainerEvaluation
-from mithril_train.loop.training import Training
+from mithril_train.loop.trainer_values import LayerPatterns
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.optim.parts import Parts
-from mithril_train.step.layer_patterns import LayerPatterns
 from mithril_train.step.loss_binding import as_losses, as_measure, as_metrics
 from mithril_train.step.step import FINITE, rate_name
 from mithril_train.step.step_config import LossScale, StepConfig

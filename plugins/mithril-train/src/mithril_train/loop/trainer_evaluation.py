@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import Positive, checked
-from mithril.base import InputError
-from mithril.runtime import CompiledModel
+from mithril.compiler import CompiledModel
+from mithril.graph import InputError
 from mithril_parallel.processes import World
 from mithril_parallel.watchdog import Watchdog
 from mithril_train.engine.batches import LocalRows, joined, named, rows

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 from mithril.backend import CheckedType, Least, is_ours, matches, mismatch as misfit, require_match
-from mithril.base import OptionError, TensorType, closest, float32
+from mithril.graph import OptionError, TensorType, closest, float32
 from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
 from mithril_train.optim.schedules import Schedule, as_schedule
 

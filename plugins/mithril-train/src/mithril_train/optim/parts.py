@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mithril.backend import matches, require_match
-from mithril.base import OptionError
+from mithril.graph import OptionError
 from mithril_train.optim.optimizers import Optimizer
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mithril.backend import CheckedType, Least, Positive
-from mithril.base import OptionError
+from mithril.graph import OptionError
 
 Rate = Annotated[float, Least(0)]
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import Least, Positive
-from mithril.base import OptionError, TensorType
-from mithril.ir import Builder
+from mithril.graph import Builder, OptionError, TensorType
 from mithril_train.optim.optimizers import Amount, Optimizer, Scalars, Slots, Wanted, like
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import MithrilError, OperationError, OptionError, closest, operation, operations, unknown
-from mithril.ir import Value
+from mithril.graph import MithrilError, OperationError, OptionError, Value, closest, operation, operations, unknown
 from mithril.models import (
     AUC,
     Accuracy,

@@ -7,8 +7,7 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import matches
-from mithril.base import GradientError, OptionError, float32, shape_text, unknown
-from mithril.ir import Graph, Value
+from mithril.graph import GradientError, Graph, OptionError, Value, float32, shape_text, unknown
 from mithril.models import ADDED_LOSS
 from mithril_train.step.loss_binding import SAMPLE_WEIGHT, ScalarFunction
 from mithril_train.step.step_config import StepConfig, loss_name

@@ -14,8 +14,22 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from mithril import ops
-from mithril.base import GradientError, OptionError, TensorType, bool_, float32, int32, unknown
-from mithril.ir import Builder, Graph, Input, Output, Value, result, result_name
+from mithril.graph import (
+    Builder,
+    GradientError,
+    Graph,
+    Input,
+    OptionError,
+    Output,
+    TensorType,
+    Value,
+    bool_,
+    float32,
+    int32,
+    result,
+    result_name,
+    unknown,
+)
 from mithril_train.optim.optimizers import Optimizer, Scalars, toward
 from mithril_train.step.objective import TOTAL, losses
 from mithril_train.step.step_config import StepConfig

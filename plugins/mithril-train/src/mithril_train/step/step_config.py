@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mithril.backend import matches, require_match
-from mithril.base import OptionError, unknown
+from mithril.graph import OptionError, unknown
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.optim.parts import Parts
 from mithril_train.step.loss_binding import ScalarFunction

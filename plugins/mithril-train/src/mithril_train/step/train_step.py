@@ -9,8 +9,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import CheckedType, matches
-from mithril.base import OptionError, float32, int32, unknown
-from mithril.ir import Builder, Graph, Output, Value, result
+from mithril.graph import Builder, Graph, OptionError, Output, Value, float32, int32, result, unknown
 from mithril_train.step.step import (
     FINITE,
     NORM,

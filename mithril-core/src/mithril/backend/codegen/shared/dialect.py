@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
@@ -114,3 +114,16 @@ def _placeholders(node: ast.AST) -> Iterator[Any]:
         return
     nested = [inner for child in ast.iter_child_nodes(node) for inner in _placeholders(child)]
     yield from sorted(nested, key=lambda inner: (inner.lineno, inner.col_offset))
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def needs(*functions: Callable[..., Any], imports: tuple[str, ...] = ()) -> Callable[[Function], Function]:
+    """Declare the helpers that a helper calls, and its import lines in addition to those of the backend."""
+
+    def mark(function: Function) -> Function:
+        function.__dict__.update(needs=functions, imports=imports)
+        return function
+
+    return mark

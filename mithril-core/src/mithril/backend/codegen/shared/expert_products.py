@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from mithril.backend.codegen.helper_metadata import needs
+from mithril.backend.codegen.shared.dialect import needs
 
 
 def rows_of_experts(experts, count):

@@ -1,8 +1,7 @@
 """Shared helpers for factorizations of matrices: symmetric operands, and factors with unique signs."""
 # mypy: ignore-errors
 
-from mithril.backend.codegen.helper_metadata import needs
-from mithril.backend.codegen.shared.dialect import xp
+from mithril.backend.codegen.shared.dialect import needs, xp
 from mithril.backend.codegen.shared.reductions import single
 
 

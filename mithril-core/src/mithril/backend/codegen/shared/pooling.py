@@ -1,8 +1,7 @@
 """Shared helpers for pooling over [batch, channels, ...] images, by one strided slice per kernel element."""
 # mypy: ignore-errors
 
-from mithril.backend.codegen.helper_metadata import needs
-from mithril.backend.codegen.shared.dialect import xp
+from mithril.backend.codegen.shared.dialect import needs, xp
 from mithril.backend.codegen.shared.reductions import single
 
 

@@ -1,8 +1,7 @@
 """Shared helpers for random words by Threefry, from a key and a counter; equal on every backend."""
 # mypy: ignore-errors
 
-from mithril.backend.codegen.helper_metadata import needs
-from mithril.backend.codegen.shared.dialect import xp
+from mithril.backend.codegen.shared.dialect import needs, xp
 
 
 def threefry(key, high, low):

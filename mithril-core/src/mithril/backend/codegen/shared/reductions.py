@@ -1,8 +1,7 @@
 """Shared helpers for float32 upcasts, cumulative sums and products, and general products."""
 # mypy: ignore-errors
 
-from mithril.backend.codegen.helper_metadata import needs
-from mithril.backend.codegen.shared.dialect import xp
+from mithril.backend.codegen.shared.dialect import needs, xp
 
 
 def single(x):

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mithril.base import TensorType, float32
-from mithril.ir import Value
+from mithril.graph import TensorType, Value, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.attention.attention_match import Attention, attention_of
 from mithril_cbackend.lowering.attention.blocked_attention import MAX_DECODE_QUERIES, BlockedAttention, Sizes

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mithril import ops
-from mithril.base import float32, int32
-from mithril.ir import Graph, Node, Op, Value
+from mithril.graph import Graph, Node, Op, Value, float32, int32
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.vectorization import is_plain

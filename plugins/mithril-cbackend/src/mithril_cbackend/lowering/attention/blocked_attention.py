@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
-from mithril.base import Size, float32
-from mithril.ir import Op, Value
+from mithril.graph import Op, Size, Value, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.attention.attention_match import Attention, causal_limits
 from mithril_cbackend.lowering.element import vector_math

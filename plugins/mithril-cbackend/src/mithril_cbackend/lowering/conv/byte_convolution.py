@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import TensorType, int8, uint32
-from mithril.ir import Value
+from mithril.graph import TensorType, Value, int8, uint32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import byte_copies
 from mithril_cbackend.lowering.conv.byte_plan import Plan, may_exceed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.base import Size, uint32
+from mithril.graph import Size, uint32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.byte_plan import Plan
 from mithril_cbackend.lowering.element.element_reader import operand

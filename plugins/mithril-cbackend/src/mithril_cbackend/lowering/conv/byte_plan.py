@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from mithril.base import Size, uint32
-from mithril.ir import Node
+from mithril.graph import Node, Size, uint32
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.matmul import word_products
 from mithril_cbackend.lowering.matmul.microkernel import count

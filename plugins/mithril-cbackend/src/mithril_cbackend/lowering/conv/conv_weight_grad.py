@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base import TensorType, float32
-from mithril.ir import Node, Value
+from mithril.graph import Node, TensorType, Value, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import TensorType, float32, is_static
-from mithril.ir import Node, Value, attributes_text
+from mithril.graph import Node, TensorType, Value, attributes_text, float32, is_static
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import (
     conv_weight_grad,

@@ -12,8 +12,7 @@ from itertools import product as every
 from typing import Any
 
 from mithril import ops
-from mithril.base import Size, is_static
-from mithril.ir import Node, Value
+from mithril.graph import Node, Size, Value, is_static
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.ir import Value
+from mithril.graph import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import im2col, winograd
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine

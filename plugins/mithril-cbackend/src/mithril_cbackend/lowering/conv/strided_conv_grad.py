@@ -12,8 +12,7 @@ from itertools import product as every
 from typing import Any
 
 from mithril import ops
-from mithril.base import TensorType, float32
-from mithril.ir import Node, Value
+from mithril.graph import Node, TensorType, Value, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import im2col
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix

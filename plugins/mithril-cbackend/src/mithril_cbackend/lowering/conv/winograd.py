@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import TensorType, float32, is_static
-from mithril.ir import Node, Value
+from mithril.graph import Node, TensorType, Value, float32, is_static
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
 from mithril_cbackend.lowering.conv.image_blocks import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.ir import Node, Value
+from mithril.graph import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import (
     Index,

@@ -13,8 +13,7 @@ from itertools import product as cartesian
 from typing import Any
 
 from mithril import ops
-from mithril.base import Dim, Registry, ShapeError, Size, substitute, symbols
-from mithril.ir import Node, Value
+from mithril.graph import Dim, Node, Registry, ShapeError, Size, Value, substitute, symbols
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.storage_dtypes import computed, load, rounded

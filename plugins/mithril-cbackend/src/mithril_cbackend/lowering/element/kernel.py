@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import DType, Registry, symbols
-from mithril.ir import Node, Op, Value, attributes_text
+from mithril.graph import DType, Node, Op, Registry, Value, attributes_text, symbols
 
 # operations left out of kernel names
 SILENT = (ops.constant, ops.full, ops.broadcast_to, ops.reshape, ops.barrier, ops.cast, ops.size_value)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.ir import Value
+from mithril.graph import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, Reader, typical
 from mithril_cbackend.lowering.element.kernel import Kernel

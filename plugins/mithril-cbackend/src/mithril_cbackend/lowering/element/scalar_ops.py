@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import DType, Registry, dtype as as_dtype
-from mithril.ir import Op
+from mithril.graph import DType, Op, Registry, dtype as as_dtype
 from mithril.ops import CENTRAL, TAIL
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math as m

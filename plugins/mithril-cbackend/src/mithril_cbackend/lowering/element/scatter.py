@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from mithril import ops
-from mithril.base import TensorType, float32
-from mithril.ir import Value
+from mithril.graph import TensorType, Value, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import operand, position_in, shape_of

@@ -6,7 +6,7 @@ not change results.
 
 from __future__ import annotations
 
-from mithril.base import DType, bfloat16, float16
+from mithril.graph import DType, bfloat16, float16
 from mithril_cbackend import tir as t
 
 

@@ -9,8 +9,7 @@ import math
 from typing import Any
 
 from mithril import ops
-from mithril.base import float32, is_static
-from mithril.ir import Node
+from mithril.graph import Node, float32, is_static
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel

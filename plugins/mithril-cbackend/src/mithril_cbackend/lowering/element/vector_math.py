@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mithril import ops
-from mithril.ir import Op
+from mithril.graph import Op
 from mithril_cbackend import tir as t
 
 INF = float("inf")

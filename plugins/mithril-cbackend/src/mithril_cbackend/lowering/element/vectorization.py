@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mithril import ops
-from mithril.ir import Node
+from mithril.graph import Node
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import is_uniform, shape_of
 

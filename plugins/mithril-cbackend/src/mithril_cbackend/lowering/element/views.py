@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mithril import ops
-from mithril.ir import Node, Value
+from mithril.graph import Node, Value
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
 Strides = tuple[int, ...]

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mithril import ops
-from mithril.base import TensorType, float32, int32
-from mithril.ir import Node, Value
+from mithril.graph import Node, TensorType, Value, float32, int32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mithril.base import TensorType, float32, int32
-from mithril.ir import Node, Value
+from mithril.graph import Node, TensorType, Value, float32, int32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import TensorType
-from mithril.ir import Node, Value
+from mithril.graph import Node, TensorType, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import DType, float32, float64, int32, int64, uint32, uint64
-from mithril.ir import Node, Value
+from mithril.graph import DType, Node, Value, float32, float64, int32, int64, uint32, uint64
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, Reader, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, float32
+from mithril.graph import DType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import storage_dtypes
 from mithril_cbackend.lowering.element.element_reader import typical

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.ir import Node, Value
+from mithril.graph import Node, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of

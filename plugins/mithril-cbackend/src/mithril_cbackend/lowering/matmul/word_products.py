@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import DType, TensorType, bfloat16, float32, int8, int32, uint8, uint32
-from mithril.ir import Node, Value
+from mithril.graph import DType, Node, TensorType, Value, bfloat16, float32, int8, int32, uint8, uint32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, typical
 from mithril_cbackend.lowering.element.kernel import Kernel

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mithril import ops
-from mithril.base import uint8
+from mithril.graph import uint8
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import between, clamped, conjunction, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers

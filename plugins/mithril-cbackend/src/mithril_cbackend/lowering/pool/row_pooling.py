@@ -12,8 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.base import TensorType, dtype as as_dtype, float32
-from mithril.ir import Node, Op, Value
+from mithril.graph import Node, Op, TensorType, Value, dtype as as_dtype, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, conjunction, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel

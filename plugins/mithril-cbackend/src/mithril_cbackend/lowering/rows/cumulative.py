@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from mithril import ops
-from mithril.base import DType, TensorType, int32
-from mithril.ir import Value
+from mithril.graph import DType, TensorType, Value, int32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers

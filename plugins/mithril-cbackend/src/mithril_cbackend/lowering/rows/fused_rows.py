@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
-from mithril.axes import is_expensive
-from mithril.base import TensorType, dtype as as_dtype, float32
-from mithril.ir import Node, Value
+from mithril.graph import Node, TensorType, Value, dtype as as_dtype, float32, is_expensive
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of

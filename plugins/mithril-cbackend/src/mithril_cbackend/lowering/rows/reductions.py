@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mithril import ops
-from mithril.base import DType
-from mithril.ir import Node, Op, Value
+from mithril.graph import DType, Node, Op, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import Shape, dtype as as_dtype, float32, int8, int32, uint8, uint32
-from mithril.ir import Ints, Pairs, op
+from mithril.graph import Ints, Pairs, Shape, dtype as as_dtype, float32, int8, int32, op, uint8, uint32
 
 WORD = 4  # bytes of a word
 NO_AXES = "it exists in programs of this backend"

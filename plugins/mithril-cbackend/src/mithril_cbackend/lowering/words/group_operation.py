@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.base import float32
-from mithril.ir import op
+from mithril.graph import float32, op
 from mithril_cbackend.lowering.words.group_panels import Panels, unpacked
 from mithril_tools.gguf.formats import FORMATS
 

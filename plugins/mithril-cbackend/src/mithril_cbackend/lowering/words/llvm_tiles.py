@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mithril.base import DType, float32, int32
+from mithril.graph import DType, float32, int32
 
 PAIRS, BYTES = "bf16", "u8s8"  # kinds of words
 AMX, NATIVE, PAIRWISE, PORTABLE = "amx", "native", "pairwise", "portable"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, dtype as as_dtype
+from mithril.graph import OperationError, dtype as as_dtype
 from mithril_onnx.operators.learning.scores import as_float, as_matrix, labels_of, learned, transformed
 
 

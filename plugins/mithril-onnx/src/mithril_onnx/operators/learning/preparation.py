@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, UnsupportedError, dtype as as_dtype
+from mithril.graph import OperationError, UnsupportedError, dtype as as_dtype
 from mithril_onnx.operators.common import int64
 from mithril_onnx.operators.learning.scores import as_float, as_matrix, learned
 from mithril_onnx.table import Item, Known

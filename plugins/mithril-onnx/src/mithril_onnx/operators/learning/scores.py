@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import OperationError, dtype as as_dtype
+from mithril.graph import OperationError, dtype as as_dtype
 from mithril_onnx.operators.common import int64
 from mithril_onnx.table import operator
 from mithril_onnx.values import Strings

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.base import InputError, OperationError, dtype as as_dtype
+from mithril.graph import InputError, OperationError, dtype as as_dtype
 from mithril_onnx.operators.learning.scores import TRANSFORMS, as_float, as_matrix, labels_of, learned, transformed
 from mithril_onnx.values import as_value
 

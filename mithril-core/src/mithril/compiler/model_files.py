@@ -1,0 +1,62 @@
+"""``ml.load`` and ``compiled.export``: model files in the formats of plugins."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from mithril import plugins
+from mithril.backend import Backend, annotated, check_call, checked
+from mithril.compiler.program import Compiled
+from mithril.graph import InputError, UnsupportedError
+
+
+@checked()
+def load(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
+    """Load a model with bound parameters from a file or directory.
+
+    The suffix or ``format`` selects the format. ``options`` belong to the format, such as ``backend=``.
+    """
+    return read_model_file(path, format, "loads", options)
+
+
+def read_model_file(path: str | os.PathLike[str], format: str | None, way: str, options: dict[str, Any]) -> Any:
+    """Call a function of a file format: `loads` or `models`."""
+    text = os.fspath(path)
+    if not os.path.exists(text):
+        raise InputError(f"there is no file '{text}'")
+    name = plugins.format_of(text, format)
+    function = annotated(plugins.load_format(name, way), f"the file format '{name.spec.name}'", name.plugin)
+    check_call(f"format '{name}'", function, (path,), options, {})
+    return function(path, **options)
+
+
+def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
+    """Export a compiled model; directories use the backend's format, or the only directory format."""
+    text = os.fspath(path)
+    if format is None and _is_folder(text):
+        format = _folder_format(compiled.backend)
+    name = plugins.format_of(text, format)
+    if name.spec.backends and not compiled.backend.names() & set(name.spec.backends):
+        raise UnsupportedError(
+            f"files of the format '{name.spec.name}' cannot be written for backend '{compiled.backend.name}'",
+            facts=[f"provided by {name.origin} for: {', '.join(name.spec.backends)}"],
+            hint=f"compile the model for backend '{name.spec.backends[0]}'",
+        )
+    function = annotated(plugins.load_format(name, "saves"), f"the file format '{name.spec.name}'", name.plugin)
+    check_call(f"format '{name}'", function, (compiled, path), options, {})
+    return function(compiled, path, **options)
+
+
+def _folder_format(backend: Backend) -> str | None:
+    """Return the name of the directory format for the backend, or None if there is no unique one."""
+    folders = {name: set(entry.spec.backends) for name, entry in plugins.formats().items() if not entry.spec.suffixes}
+    native = [name for name, backends in folders.items() if backends & backend.names()]
+    candidates = native or list(folders)
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a path is a directory or has no suffix (numbers as in ``build-1.0`` are not suffixes)."""
+    suffix = os.path.splitext(path)[1]
+    return os.path.isdir(path) or path.endswith(os.sep) or not suffix.strip(".0123456789")

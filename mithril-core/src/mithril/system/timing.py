@@ -1,0 +1,119 @@
+"""Interleaved timing of alternatives, so that noise on the host affects all of them equally."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+THREADS = "/proc/self/task"
+
+
+class Lap(NamedTuple):
+    """A measured interval: wall time, run-queue wait and CPU time of all threads, in seconds."""
+
+    seconds: float
+    run_queue_seconds: float
+    process_seconds: float
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Wall time without run-queue wait.
+
+        The wait is measured over a slightly longer interval, so the CPU time is a lower bound; the CPU time of parallel
+        threads may exceed the wall time, which is the upper bound.
+        """
+        return min(self.seconds, max(self.seconds - self.run_queue_seconds, self.process_seconds))
+
+
+class Stopwatch:
+    """A stopwatch whose ``lap()`` returns the time since its creation or the last lap."""
+
+    def __init__(self) -> None:
+        self._restart()
+
+    def _restart(self) -> None:
+        self._run_queue_seconds = run_queue_seconds()
+        self._process_seconds = time.process_time()
+        self._start = time.perf_counter()
+
+    def lap(self, seconds: float | None = None) -> Lap:
+        """Return the interval since the last lap; ``seconds`` is its wall time if already measured."""
+        seconds = time.perf_counter() - self._start if seconds is None else seconds
+        process_seconds = time.process_time() - self._process_seconds
+        lap = Lap(seconds, run_queue_seconds() - self._run_queue_seconds, process_seconds)
+        self._restart()
+        return lap
+
+
+def lower_quartile(laps: Sequence[Lap]) -> float:
+    """Return the lower quartile in seconds, since noise on the host only makes calls slower."""
+    return float(np.quantile([lap.cpu_seconds for lap in laps], 0.25))
+
+
+def run_queue_seconds() -> float:
+    """Return the time that threads of this process were runnable but not running; 0 if the system does not count it."""
+    total = 0
+    try:
+        for thread in os.listdir(THREADS):
+            try:
+                with open(f"{THREADS}/{thread}/schedstat", "rb") as file:
+                    total += int(file.read().split()[1])
+            except OSError:  # the thread has ended
+                continue
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return total * 1e-9
+
+
+K = TypeVar("K")
+# Seconds. Longer calls are likely to be preempted; for shorter ones, reading the run-queue wait costs too much.
+LONG = 1e-3
+
+
+def time_interleaved(
+    calls: Mapping[K, Callable[[], Any]],
+    *,
+    seconds: float = 1.0,
+    rounds: int = 5,
+    hopeless: float = 1.5,
+    of: Callable[[Sequence[float]], float] = statistics.median,
+) -> dict[K, float]:
+    """Return the seconds per call of each alternative, by default the median of all rounds.
+
+    Long calls are timed without run-queue wait. An alternative that is ``hopeless`` times slower than the best after
+    three rounds is dropped. ``of`` reduces the times of all rounds.
+    """
+    times: dict[K, list[float]] = {name: [] for name in calls}
+    racing = dict(calls)
+    for call in racing.values():
+        call()  # warm up
+    begin = time.perf_counter()
+    clock = _wall_seconds
+    while len(max(times.values(), key=len)) < rounds or time.perf_counter() - begin < seconds:
+        for name, call in racing.items():
+            times[name].append(clock(call))
+        best = min(statistics.median(t) for t in times.values())
+        for name in list(racing):
+            if len(times[name]) >= 3 and statistics.median(times[name]) > hopeless * best:
+                del racing[name]
+        clock = _cpu_seconds if max(min(t) for t in times.values()) > LONG else _wall_seconds
+        if time.perf_counter() - begin > 10 * seconds:
+            break
+    return {name: of(t) for name, t in times.items()}
+
+
+def _wall_seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _cpu_seconds(call: Callable[[], Any]) -> float:
+    watch = Stopwatch()
+    call()
+    return watch.lap().cpu_seconds

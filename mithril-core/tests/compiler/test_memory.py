@@ -1,0 +1,106 @@
+"""The memory plan: nothing that lives at once overlaps, whatever the strategy; limits are said in the user's terms."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from mithril import ops
+from mithril.backend.memory_plan import STRATEGIES, Buffer, check_limit, find_strategy, format_bytes, parse_bytes, plan
+from mithril.graph import Builder
+from mithril.graph.dims import Dim
+from mithril.graph.errors import MemoryLimitError, OptionError
+
+spans = st.tuples(st.integers(0, 40), st.integers(0, 12), st.integers(0, 9)).map(
+    lambda t: Buffer([], 64 * t[2], t[0], t[0] + t[1])
+)
+
+
+def overlapping(buffers):
+    for k, a in enumerate(buffers):
+        for b in buffers[:k]:
+            together = a.start <= b.end and b.start <= a.end
+            if together and a.size and b.size and a.offset < b.offset + b.size and b.offset < a.offset + a.size:
+                yield a, b
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@settings(deadline=None, max_examples=150)
+@given(buffers=st.lists(spans, max_size=30))
+def test_live_buffers_do_not_overlap(name, buffers):
+    find_strategy(name)(buffers)
+    assert not list(overlapping(buffers))
+    assert all(b.offset >= 0 for b in buffers)
+
+
+def chain(rows=Dim("B", 1, 8)):
+    with Builder() as b:
+        x = b.input("x", (rows, 32))
+        h = ops.exp(ops.matmul(x, b.param("w", (32, 32))))
+        y = ops.matmul(ops.reshape(h, shape=(rows, 32)), b.param("v", (32, 2))) + 1.0
+    return b.build({"y": y})
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_graph_is_planned_near_its_peak(name):
+    result = plan(chain(), name, {"B": 8})
+    assert not list(overlapping(result.buffers))
+    assert result.peak <= result.size <= result.total and result.in_place >= 1
+    assert name == "apart" or result.size <= 1.05 * result.peak
+    assert all(result.offset(v) % 64 == 0 for v in result.buffer_of)
+
+
+def rows_of(buffers):
+    """Place buffers in sequence, as a user's strategy."""
+    offset = 0
+    for buffer in buffers:
+        buffer.offset, offset = offset, offset + buffer.size
+
+
+def test_custom_strategies():
+    custom = plan(chain(), rows_of, {"B": 8})
+    assert custom.strategy == "rows_of" and custom.size == sum(b.size for b in custom.buffers)
+    assert find_strategy("mithril.backend.memory_plan:best_fit") is STRATEGIES["best_fit"]
+    with pytest.raises(OptionError, match="cannot be loaded: No module named 'nowhere'"):
+        find_strategy("nowhere:plan")
+    with pytest.raises(OptionError, match="cannot be loaded: .*'nothing'"):
+        find_strategy("mithril.backend.memory_plan:nothing")
+    with pytest.raises(OptionError, match="did you mean 'greedy'"):
+        find_strategy("gredy")
+
+
+def test_a_limit_names_the_two_numbers_and_the_largest():
+    graph = chain()
+    result = plan(graph, "greedy", {"B": 8})
+    check_limit(graph, result, 1 << 20, {"B": 8})
+    with pytest.raises(MemoryLimitError) as error:
+        check_limit(graph, result, 2000, {"B": 8})
+    assert str(error.value).splitlines()[0] == "this program needs 6.46 kB, but max_memory_gb allows 2 kB"
+    assert "largest: 'w' f32[32, 32] 4.1 kB; " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (8, 8 * 10**9),
+        ("8GB", 8 * 10**9),
+        ("8GiB", 8 << 30),
+        ("512MiB", 512 << 20),
+        ("0.5 GB", 5 * 10**8),
+        (0.5, 5 * 10**8),
+        (1e-5, 10**4),
+        (".5 kB", 500),
+    ],
+)
+def test_memory_limits_are_parsed(limit, expected):
+    assert parse_bytes(limit) == expected
+
+
+@pytest.mark.parametrize("limit", ["eight", "8XB", "-1GB", "", -1, float("nan"), float("inf")])
+def test_invalid_limits_are_rejected(limit):
+    with pytest.raises(OptionError):
+        parse_bytes(limit)
+
+
+def test_byte_sizes_are_formatted():
+    assert [format_bytes(n) for n in (0, 999, 1234567, 5e12)] == ["0 B", "999 B", "1.23 MB", "5 TB"]
