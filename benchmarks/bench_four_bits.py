@@ -1,8 +1,8 @@
 """One row times 4-bit weights: the C backend against ggml, onnxruntime and OpenVINO.
 
 ``[OMP_NUM_THREADS=2] python benchmarks/bench_four_bits.py``: microseconds, the least of interleaved rounds in one
-process (of processor time with one thread), and gigabytes of codes and scales per second. Peers that are not installed
-are left out.
+process (of processor time with one thread), and gigabytes of quantized values and scales per second. Peers that are not
+installed are left out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def onnxruntime_calls(x: np.ndarray, weights: np.ndarray) -> dict[str, Call]:
     import onnxruntime
 
     n, k = weights.shape
-    codes = RNG.integers(0, 256, (n, k // GROUP, GROUP // 2), np.uint8)
+    quantized = RNG.integers(0, 256, (n, k // GROUP, GROUP // 2), np.uint8)
     scales = RNG.uniform(0.01, 0.02, n * k // GROUP).astype(np.float32)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = THREADS
@@ -66,7 +66,7 @@ def onnxruntime_calls(x: np.ndarray, weights: np.ndarray) -> dict[str, Call]:
         sizes = {"K": k, "N": n, "bits": 4, "block_size": GROUP, "accuracy_level": level}
         node = onnx.helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **sizes)
         values = [onnx.helper.make_tensor_value_info(name, 1, [1, size]) for name, size in (("x", k), ("y", n))]
-        tensors = [onnx.numpy_helper.from_array(a, name) for a, name in ((codes, "w"), (scales, "s"))]
+        tensors = [onnx.numpy_helper.from_array(a, name) for a, name in ((quantized, "w"), (scales, "s"))]
         graph = onnx.helper.make_graph([node], "g", values[:1], values[1:], tensors)
         opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
         content = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()

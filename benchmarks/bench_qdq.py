@@ -1,7 +1,8 @@
 """Where results of a quantized ONNX file begin to differ: onnxruntime, this project and exact sums, node by node.
 
 ``python benchmarks/bench_qdq.py FILE.onnx``: each node of onnxruntime, without its rewrites, against ONNX's reference
-on the same operands; then the codes of each QuantizeLinear that differ if sums are float64; last the results.
+on the same operands; then the quantized values of each QuantizeLinear that differ if sums are float64; last the
+results.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def compare(path: str) -> None:
                 worst[node.op_type] = max(worst.get(node.op_type, 0.0), distance(values[name], array))
         if node.op_type == "QuantizeLinear":
             steps = np.abs(values[node.output[0]].astype(int) - exact[node.output[0]].astype(int))
-            print(f"{node.name:50} {np.count_nonzero(steps):7} of {steps.size} codes differ, by up to {steps.max()}")
+            print(
+                f"{node.name:50} {np.count_nonzero(steps):7} of {steps.size} quantized differ, by up to {steps.max()}"
+            )
     print("onnxruntime, node by node:", ", ".join(f"{op} {d:.0e}" for op, d in sorted(worst.items())))
     name = model.graph.output[0].name
     shapes = {n: list(x.shape) for n, x in inputs.items()}

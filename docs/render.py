@@ -64,7 +64,7 @@ def page(name: str) -> tuple[Path, str, str]:
 
 
 def architecture() -> tuple[Path, str, str]:
-    """Return path, present text and expected text of the page with the drawing of the rooms."""
+    """Return path, present text and expected text of the page with the drawing of the packages."""
     from drawing import drawing
 
     path, begin, end = DOCS / "architecture.md", "<!-- drawn by docs/drawing.py -->", "<!-- end of the drawing -->"
@@ -74,16 +74,16 @@ def architecture() -> tuple[Path, str, str]:
 
 
 def stubs() -> dict[str, tuple[Path, str, str]]:
-    """Return path, present text and expected text of the stubs of the public face and of the rooms."""
+    """Return path, present text and expected text of the stubs of the public face and of the packages."""
     from mithril_tools.operation_stubs import layers_stub, operations_stub
-    from mithril_tools.stubs import face_stub, room_stub
+    from mithril_tools.stubs import face_stub, package_stub
 
     core = DOCS.parent / "mithril-core/src/mithril"
-    rooms = sorted(path.parent.name for path in core.glob("*/__init__.py") if "lazy_exports(" in path.read_text())
+    packages = sorted(path.parent.name for path in core.glob("*/__init__.py") if "lazy_exports(" in path.read_text())
     texts = {core / "__init__.pyi": face_stub()}
     texts |= {core / "ops/__init__.pyi": operations_stub()}
     texts |= {core / "models/layers/operation_layers.pyi": layers_stub()}
-    texts |= {core / room / "__init__.pyi": room_stub(f"mithril.{room}") for room in rooms}
+    texts |= {core / package / "__init__.pyi": package_stub(f"mithril.{package}") for package in packages}
     return {
         str(path.relative_to(core.parent)): (path, path.read_text() if path.exists() else "", text)
         for path, text in texts.items()

@@ -140,7 +140,7 @@ def test_static_inference_costs_one_copy_of_the_weights(backend: str) -> None:
     [("mapped", "int4", 1.4), ("released", "int4", 1.4), ("mapped", "bfloat16", 2.4)],
 )
 def test_rounded_weights_are_the_only_ones_in_memory(tmp_path: Path, source: str, kind: str, size: float) -> None:
-    """Compare the report with the process; of a weight, float32 has 4 bytes, codes and panels of 4 bits 0.56 each."""
+    """Compare the report with the process; a weight has 4 bytes in float32, 0.56 each as value and packed of 4 bits."""
     pytest.importorskip("mithril_cbackend")
     pytest.importorskip("mithril_hub")
     rng = np.random.default_rng(0)

@@ -85,7 +85,7 @@ def test_known_names_are_those_of_the_plugins():
 
 
 def test_stubs_and_pages_equal_their_regeneration():
-    """``python docs/render.py`` writes the stubs of the public face and the rooms, and the reference pages."""
+    """``python docs/render.py`` writes the stubs of the public face and the packages, and the reference pages."""
     command = [sys.executable, str(PROJECT / "docs" / "render.py"), "--check"]
     outcome = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

@@ -23,8 +23,8 @@ SNAPSHOT = Path(__file__).with_name("public_names.json")
 
 def current() -> dict[str, list[str]]:
     """Return the public names of each module for plugins."""
-    rooms = [f"mithril.{m.name}" for m in iter_modules(mithril.__path__) if m.ispkg]
-    names = {room: sorted(getattr(import_module(room), "__all__", ())) for room in rooms}
+    packages = [f"mithril.{m.name}" for m in iter_modules(mithril.__path__) if m.ispkg]
+    names = {package: sorted(getattr(import_module(package), "__all__", ())) for package in packages}
     return {"mithril": sorted(mithril._MODULE_OF), **names, "mithril_testing": _of_testing()}
 
 

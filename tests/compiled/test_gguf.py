@@ -1,4 +1,4 @@
-"""GGUF files on other backends than GGML: compiled with all options, 4-bit codes recovered."""
+"""GGUF files on other backends than GGML: compiled with all options, 4-bit quantized values recovered."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def embedded(stored, backend):
 
 
 def test_bound_matrices_of_a_file_are_saved(stored, embedded, tmp_path):
-    """Write the numbers of all weights: only a backend that reads codes has them in ``params``."""
+    """Write the numbers of all weights: only a backend that reads quantized values has them in ``params``."""
     embedded.save(tmp_path / "w.safetensors")
     saved = ml.open_weights(tmp_path / "w.safetensors")
     assert saved.keys() == stored[0].keys()
@@ -102,8 +102,8 @@ def test_bound_matrices_of_a_file_are_saved(stored, embedded, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["numpy", "c"])
-def test_codes_of_a_file_survive_later_bindings(name, stored):
-    """Load one tensor, load none, and release: matrices that are read by their codes remain codes."""
+def test_quantized_values_of_a_file_survive_later_bindings(name, stored):
+    """Load one tensor, load none, and release: matrices that are read quantized remain so."""
     weights, build, inputs, expected = stored
     options = {"shapes": {"input": [3, 256]}, "inference": True, "static_inference": True}
     compiled = ml.compile(build(), name, **options).bind(weights)
@@ -120,8 +120,8 @@ def test_codes_of_a_file_survive_later_bindings(name, stored):
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
-def test_products_without_codes_are_reported(stored, backend):
-    """Record every layer in which ``stored`` has no effect: of arrays, and on backends that read no codes."""
+def test_products_without_quantized_values_are_reported(stored, backend):
+    """Record every layer in which ``stored`` has no effect: of arrays, and on backends that read float32."""
     weights, build = stored[:2]
     options = {"shapes": {"input": [3, 256]}, "inference": True, "static_inference": True}
     decoded = {n: np.asarray(w) for n, w in weights.items()}
@@ -133,7 +133,8 @@ def test_products_without_codes_are_reported(stored, backend):
         messages = [d.message for d in compiled.decisions.of("downgrade") if "stays float32" in d.message]
         layers = [] if arrays is weights and name == "c" else KINDS
         assert messages == [
-            f"'{k}' stays float32: its weights are no codes of a file that backend '{name}' reads" for k in layers
+            f"'{k}' stays float32: its weights are no quantized values of a file that backend '{name}' reads"
+            for k in layers
         ]
 
 
@@ -150,8 +151,8 @@ def test_matrices_of_a_file_name_their_format(stored):
 
 
 @pytest.mark.parametrize("name", ["numpy", "c"])
-def test_codes_of_a_file_are_recovered(file, name):
-    """Multiply 4-bit codes whose numbers equal those of the file: nothing is quantized again."""
+def test_quantized_values_of_a_file_are_recovered(file, name):
+    """Multiply 4-bit quantized values whose numbers equal those of the file: nothing is quantized again."""
     setting = {"weights": "int4", "group": 32}
     shapes = {"input": [3, 64]}
     coded = ml.load(file, backend=name, static_inference=True, quantization=setting, shapes=shapes)

@@ -9,11 +9,11 @@ class Halves(EncodedWeight):
     """Numbers stored as halves."""
 
     def decoded(self):
-        return self.codes.view(np.float16)[self.order].astype(np.float32)
+        return self.quantized.view(np.float16)[self.order].astype(np.float32)
 
 
-def test_codes_count_with_the_order_of_their_rows():
-    codes, order = np.zeros((4, 16), np.uint8), np.arange(4)
-    weights = [Halves(codes, (4, 8), order), Halves(codes, (4, 8))]
-    assert held_weights(weights).in_memory == codes.nbytes + order.nbytes
-    assert held_weights(weights[1:]).in_memory == codes.nbytes
+def test_quantized_values_count_with_the_order_of_their_rows():
+    quantized, order = np.zeros((4, 16), np.uint8), np.arange(4)
+    weights = [Halves(quantized, (4, 8), order), Halves(quantized, (4, 8))]
+    assert held_weights(weights).in_memory == quantized.nbytes + order.nbytes
+    assert held_weights(weights[1:]).in_memory == quantized.nbytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_words import BF16, MACHINES, runs
+from test_int8x4 import BF16, MACHINES, runs
 
 import mithril as ml
 from mithril import ops
@@ -20,7 +20,7 @@ from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
-from mithril_cbackend.lowering.words import byte_operations
+from mithril_cbackend.lowering.int8x4 import byte_operations
 from mithril_cbackend.program import compile_graph, program as programs
 from mithril_cbackend.program.c_module import module_text
 
@@ -33,7 +33,7 @@ CONVOLUTIONS = [
     ((1, 24, 17, 20), (70, 24, 3, 3), 2, 1, 1, 1),
     ((1, 3, 37, 32), (32, 3, 7, 7), 2, 3, 1, 1),  # the first one of a network
     ((2, 64, 14, 14), (16, 64, 1, 1), 1, 0, 1, 1),  # read in place, with tiles across images
-    ((1, 92, 7, 7), (40, 92, 1, 1), 1, 0, 1, 1),  # 23 words, no whole blocks
+    ((1, 92, 7, 7), (40, 92, 1, 1), 1, 0, 1, 1),  # 23 int8x4 groups, no whole blocks
     ((1, 64, 13, 14), (70, 64, 1, 1), 2, 0, 1, 1),
     ((1, 130, 5, 40), (33, 130, 3, 3), 1, 1, 1, 1),
     ((1, 8, 70, 40), (16, 8, 3, 3), 1, 0, 1, 1),
@@ -42,25 +42,25 @@ CONVOLUTIONS = [
     ((1, 48, 13, 13), (48, 1, 3, 3), 1, 1, 1, 48),  # one channel per group
     ((2, 64, 13, 13), (96, 16, 3, 3), 2, 1, 1, 4),
     ((1, 40, 9, 9), (40, 4, 5, 5), 1, 2, 1, 10),
-    ((1, 64, 9, 9), (64, 32, 3, 3), 1, 1, 1, 2),  # groups of whole panels
+    ((1, 64, 9, 9), (64, 32, 3, 3), 1, 1, 1, 2),  # groups of whole packed blocks
     ((1, 64, 6, 5), (16, 64, 1, 1), 2, 1, 1, 1),  # one pixel of the kernel, with padding
     ((2, 24, 6, 14), (40, 24, 3, 3), 1, 1, 1, 1),  # tiles that end with their row
 ]
-PAIRS_LEFT = 3  # convolutions with groups that share a panel, which bfloat16 leaves to float32
+PAIRS_LEFT = 3  # convolutions with groups that share a packed block, which bfloat16 leaves to float32
 
 
 def integer_program(case: Any, zero: int) -> tuple[Any, Array, Array, dict[str, Any]]:
-    """Return a function that builds a convolution of codes, its inputs, and attributes."""
+    """Return a function that builds a convolution of quantized values, its inputs, and attributes."""
     image, weights, stride, padding, dilation, groups = case
     x, w = RNG.integers(0, 256, image, np.uint8), RNG.integers(-128, 128, weights, np.int8)
     a: dict[str, Any] = {"stride": (stride, stride), "dilation": (dilation, dilation), "groups": groups}
     pads = ((padding, padding),) * 2
 
-    def build(codes: Any, kernels: Any) -> Any:
+    def build(quantized: Any, kernels: Any) -> Any:
         if zero:
-            codes = ops.pad(codes, widths=((0, 0), (0, 0), *pads), value=zero)
+            quantized = ops.pad(quantized, widths=((0, 0), (0, 0), *pads), value=zero)
         return ops.conv(
-            cast(codes, dtype="int32"), cast(kernels, dtype="int32"), padding=no(pads) if zero else pads, **a
+            cast(quantized, dtype="int32"), cast(kernels, dtype="int32"), padding=no(pads) if zero else pads, **a
         )
 
     return build, x, w, a | {"padding": pads}
@@ -83,7 +83,7 @@ def test_convolutions_equal_integers(name: str) -> None:
             f"y{k}": build(i, b.constant(w)) for k, (i, (build, _, w, _)) in enumerate(zip(inputs, cases, strict=True))
         }
     graph = integer_products.fused(b.build(results), machine)
-    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(cases)
+    assert sum(node.op is byte_operations.conv_int8x4 for node in graph.nodes) == len(cases)
     sums = compile_graph.compiled(graph, machine, CompileTarget())(
         {}, {f"x{k}": x for k, (_, x, _, _) in enumerate(cases)}
     )
@@ -108,7 +108,7 @@ def test_results_of_one_pixel_are_scaled(case: Any, monkeypatch: pytest.MonkeyPa
         result = ops.maximum(cast(sums, dtype="float32") * b.constant(scale), 0.0)
     graph, machine = b.build({"y": result}), MACHINES["two threads"]
     fused = integer_products.fused(graph, machine)
-    assert byte_operations.conv_words in [node.op for node in fused.nodes]
+    assert byte_operations.conv_int8x4 in [node.op for node in fused.nodes]
     scaled = compile_graph.compiled(fused, machine, CompileTarget())({}, {"x": x})["y"]
     np.testing.assert_array_equal(scaled, evaluate(graph, {"x": x})["y"])
 
@@ -138,7 +138,7 @@ def test_convolutions_of_bfloat16_have_float32_sums(name: str) -> None:
             x, kernels = b.input(f"x{k}", image.shape, "bfloat16"), b.constant((w // 8).astype(BF16))
             results[f"y{k}"] = ops.conv(x, kernels, **a)
     graph = integer_products.fused(b.build(results), machine)
-    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(cases) - PAIRS_LEFT
+    assert sum(node.op is byte_operations.conv_int8x4 for node in graph.nodes) == len(cases) - PAIRS_LEFT
     sums = compile_graph.compiled(graph, machine, CompileTarget())({}, {f"x{k}": x for k, x in enumerate(images)})
     for k, (image, (_, _, w, a)) in enumerate(zip(images, cases, strict=True)):
         exact = ops.conv(image.astype(np.float64), (w // 8).astype(np.float64), **a).astype(BF16)
@@ -198,7 +198,7 @@ def test_numbers_that_are_not_finite_reach_their_own_windows(case: Any, name: st
 
 
 @pytest.mark.parametrize("case", SPECIAL, ids=str)
-def test_tiles_of_bfloat16_read_no_words_after_a_copy(case: Any) -> None:
+def test_tiles_of_bfloat16_read_no_int8x4_after_a_copy(case: Any) -> None:
     """Copies of images are in scratch, which a larger image filled with nan before."""
     machine, (channels, shape, groups) = MACHINES["all"], case
     if not any(f in machine.features for f in ("amx-bf16", "avx512bf16")):
@@ -239,7 +239,7 @@ def test_images_are_read_up_to_their_end(groups: int) -> None:
     with Builder() as b:
         x, w = b.input("x", image, "uint8"), b.constant(RNG.integers(-9, 9, weights, np.int8))
         a: dict[str, Any] = {"stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0)), "zero": 0}
-        graph = b.build({"y": byte_operations.conv_words(x, w, groups=groups, **a)})
+        graph = b.build({"y": byte_operations.conv_int8x4(x, w, groups=groups, **a)})
     executable = compile_graph.compiled(graph, MACHINES["all"], CompileTarget())
     size = int(np.prod(image))
     pages = -(-size // mmap.PAGESIZE)
@@ -295,7 +295,7 @@ def test_convolutions_of_open_sizes_equal_integers(name: str) -> None:
             results[f"y{k}"] = build(b.input(f"x{k}", shape, "uint8"), b.constant(w))
             cases.append((image, w, attributes))
     graph = integer_products.fused(b.build(results), machine)
-    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(cases)
+    assert sum(node.op is byte_operations.conv_int8x4 for node in graph.nodes) == len(cases)
     executable = compile_graph.compiled(graph, machine, CompileTarget())
     for batch, *image in SIZES:
         shapes = [(batch, c[0][0], *[n or m for n, m in zip(c[0][1:], image, strict=True)]) for c in cases]
@@ -319,7 +319,7 @@ def test_convolutions_of_bfloat16_run_open_sizes() -> None:
             image = b.input(f"x{k}", (sizes[0], x.shape[1], *sizes[1:]), "bfloat16")
             results[f"y{k}"] = ops.conv(image, b.constant((w // 8).astype(BF16)), **a)
     graph = integer_products.fused(b.build(results), machine)
-    assert sum(node.op is byte_operations.conv_words for node in graph.nodes) == len(OPEN) - PAIRS_LEFT
+    assert sum(node.op is byte_operations.conv_int8x4 for node in graph.nodes) == len(OPEN) - PAIRS_LEFT
     executable = compile_graph.compiled(graph, machine, CompileTarget())
     for batch, *image in SIZES[::2]:
         shapes = [(batch, x.shape[1], *image) for _, x, _, _ in programs]
@@ -369,7 +369,7 @@ def test_maxima_of_floats_with_channels_last(dtype: str) -> None:
     assert np.isnan(exact).any()
 
 
-def test_windows_of_padding_are_lower_than_all_codes() -> None:
+def test_windows_of_padding_are_lower_than_all_quantized_values() -> None:
     """Pool an image of one row, which lies between the elements of windows."""
     x = RNG.integers(1, 9, (1, 4, 1, 8), np.uint8)
     a: dict[str, Any] = {"kernel": (2, 2), "stride": (1, 1), "padding": ((2, 2), (0, 0)), "dilation": (3, 1)}
@@ -394,14 +394,14 @@ def test_maxima_of_any_numbers_equal_their_reference(dtype: str) -> None:
         np.testing.assert_array_equal(y.astype(np.float32), expected.astype(np.float32))
 
 
-def test_words_of_pixels_and_rounding() -> None:
+def test_int8x4_of_pixels_and_rounding() -> None:
     x = RNG.integers(0, 256, (2, 6, 5, 37), np.uint8)
     numbers = RNG.standard_normal((3, 50)).astype(np.float32) * 100
     numbers[0, :4] = np.nan, np.inf, -np.inf, 0.0
     with Builder() as b:
-        words = byte_operations.words_of_pixels(b.input("x", x.shape, "uint8"), per=4)
-        codes = byte_operations.quantize_bytes(b.input("v", numbers.shape, "float32"), scale=0.37, zero=100)
-    results = compile_graph.compiled(b.build({"w": words, "q": codes}), MACHINES["all"], CompileTarget())(
+        int8x4s = byte_operations.int8x4_of_pixels(b.input("x", x.shape, "uint8"), per=4)
+        quantized = byte_operations.quantize_bytes(b.input("v", numbers.shape, "float32"), scale=0.37, zero=100)
+    results = compile_graph.compiled(b.build({"w": int8x4s, "q": quantized}), MACHINES["all"], CompileTarget())(
         {}, {"x": x, "v": numbers}
     )
     pixels = results["w"].view(np.uint8)
@@ -414,9 +414,9 @@ def test_words_of_pixels_and_rounding() -> None:
 
 
 def weights(b: Builder, *shape: int) -> Any:
-    codes = b.constant(RNG.integers(-127, 128, shape, np.int8), name="w")
+    quantized = b.constant(RNG.integers(-127, 128, shape, np.int8), name="w")
     steps = RNG.uniform(0.002, 0.004, shape[0]) * (9 * 48 / np.prod(shape[1:])) ** 0.5
-    return ops.dequantize(codes, b.constant(steps.astype(np.float32), name="steps"), axis=0)
+    return ops.dequantize(quantized, b.constant(steps.astype(np.float32), name="steps"), axis=0)
 
 
 def conv(x: Any, w: Any, stride: int = 1, groups: int = 1) -> Any:

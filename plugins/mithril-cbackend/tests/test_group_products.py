@@ -1,4 +1,4 @@
-"""Products with codes in groups: every set of instructions, layout and number of rows, machine code and C."""
+"""Products with values quantized in groups: every set of instructions, layout and number of rows, and C."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import in_c
 import ml_dtypes
 import numpy as np
 import pytest
-from test_words import MACHINES, runs
+from test_int8x4 import MACHINES, runs
 
 import mithril as ml
 from mithril import ops
 from mithril.graph import Builder, Dim, Graph, decompose, evaluate
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products
-from mithril_cbackend.graph.group_products import PANELS, GroupProducts
-from mithril_cbackend.lowering.words.group_operation import block_matrix
-from mithril_cbackend.lowering.words.group_panels import panels_of, panels_of_blocks, unpacked
+from mithril_cbackend.graph.group_products import PACKED_BLOCKS, GroupProducts
+from mithril_cbackend.lowering.int8x4.group_operation import block_matrix
+from mithril_cbackend.lowering.int8x4.group_packed_blocks import packed_blocks_of, packed_blocks_of_blocks, unpacked
 from mithril_cbackend.program import compile_graph
 from mithril_passes.quantization.groups import CODEBOOKS
 from mithril_tools.gguf.formats import FORMATS
@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-# format of a file, rows, signed bytes on the left; with offsets, nested scales, codes of 4 and 8 bits
+# format of a file, rows, signed bytes on the left; with offsets, nested scales, quantized values of 4 and 8 bits
 FORMATS_READ = {
     "q4_0": (1, False),
     "q4_1": (3, True),
@@ -77,9 +77,9 @@ def graph_of_file(name: str) -> Graph:
         if is_bytes:
             s = ops.max(ops.abs(x), axis=-1) * (1 / 127)
             x = ops.dequantize(ops.quantize(x, s, dtype="int8", axis=0), s, axis=0)
-        codes = b.constant(blocks_of(name, 70, 512), name="codes")
+        quantized = b.constant(blocks_of(name, 70, 512), name="quantized")
         order = [b.constant(RNG.permutation(70), name="order")] if m > 1 else []
-        w = block_matrix(codes, *order, format=name)
+        w = block_matrix(quantized, *order, format=name)
         y = ops.matmul(x, ops.transpose(w, perm=(1, 0)))
         rows = ops.take(w, b.constant(np.array([3, 69, -70]), name="i"), axis=0)
     return b.build({"y": y, "rows": rows})
@@ -95,7 +95,10 @@ def graph_of(case: str) -> Graph:
         if is_bytes:
             s = ops.max(ops.abs(x), axis=-1) * (1 / 127)
             x = ops.dequantize(ops.quantize(x, s, dtype="int8", axis=0), s, axis=0)
-        operands = [b.constant(RNG.integers(0, 256, (n, k // 2), np.uint8), name="codes"), b.constant(table, name="t")]
+        operands = [
+            b.constant(RNG.integers(0, 256, (n, k // 2), np.uint8), name="quantized"),
+            b.constant(table, name="t"),
+        ]
         operands.append(b.constant(RNG.uniform(0.01, 0.02, (n, k // group)).astype(kind), name="scale"))
         if offset:
             operands.append(b.constant(RNG.uniform(-0.1, 0.1, (n, k // group)).astype(kind), name="offset"))
@@ -146,8 +149,8 @@ def test_printed_c_agrees(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="requires gcc")
-def test_printed_c_joins_codes_within_range(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Codes of 5 and 6 bits become bytes without an overflow of signed integers."""
+def test_printed_c_joins_quantized_values_within_range(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Quantized values of 5 and 6 bits become bytes without an overflow of signed integers."""
     machine = MACHINES["16 bytes"]
     if not runs(machine):
         pytest.skip(f"this machine cannot run code for {machine.cpu}")
@@ -161,32 +164,32 @@ def test_printed_c_joins_codes_within_range(tmp_path: Path, capfd: pytest.Captur
     assert "runtime error" not in capfd.readouterr().err
 
 
-def test_panels_hold_the_numbers() -> None:
-    codes = RNG.integers(0, 256, (70, 48), np.uint8)
+def test_packed_blocks_hold_the_numbers() -> None:
+    quantized = RNG.integers(0, 256, (70, 48), np.uint8)
     scale = RNG.uniform(0.1, 1, (70, 3)).astype(np.float32)
     for kind in (np.float16, np.float32):
         for offset in (None, RNG.uniform(-1, 1, (70, 3)).astype(kind)):
-            panels = panels_of(codes, scale.astype(kind), offset)
-            assert panels.is_half == (kind is np.float16)
-            reference = ops.dequantize_groups(codes, UNEVEN, scale.astype(kind), offset)
-            np.testing.assert_array_equal(unpacked(panels, UNEVEN), reference)
+            packed_blocks = packed_blocks_of(quantized, scale.astype(kind), offset)
+            assert packed_blocks.is_half == (kind is np.float16)
+            reference = ops.dequantize_groups(quantized, UNEVEN, scale.astype(kind), offset)
+            np.testing.assert_array_equal(unpacked(packed_blocks, UNEVEN), reference)
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS_READ))
-def test_panels_of_files_hold_the_numbers(name: str) -> None:
+def test_packed_blocks_of_files_hold_the_numbers(name: str) -> None:
     """Pack without rounding, and with about as few bytes as the file has."""
     kind, data, order = FORMATS[name], blocks_of(name, 70, 512), RNG.permutation(70)
     table = np.zeros(16, np.float32) if kind.table is None else kind.table[:16]
-    panels = panels_of_blocks(kind, data, order, 1.0)
-    np.testing.assert_array_equal(unpacked(panels, table), kind.decoded(data[order]))
+    packed_blocks = packed_blocks_of_blocks(kind, data, order, 1.0)
+    np.testing.assert_array_equal(unpacked(packed_blocks, table), kind.decoded(data[order]))
     bits = {"q5_1": 6, "q5_k": 5.65, "q6_k": 6.6, "q2_k": 5.2, "q4_k": 4.65, "iq4_xs": 4.35, "mxfp4": 4.5}
-    assert 8 * len(panels.data) / (96 * 512) <= bits.get(name, 8 * kind.bytes / kind.block)
+    assert 8 * len(packed_blocks.data) / (96 * 512) <= bits.get(name, 8 * kind.bytes / kind.block)
 
 
 @pytest.mark.parametrize(("name", "place"), [("q4_k", 0), ("q4_k", 2), ("q8_0", 0), ("mxfp4", 0)])
 @pytest.mark.parametrize("number", [np.inf, np.nan])
 def test_factors_of_files_that_are_not_finite_stay_so(name: str, place: int, number: float) -> None:
-    """Decode such a file, because panels move the bits of its factors as those of finite numbers."""
+    """Decode such a file, because packed blocks move the bits of its factors as those of finite numbers."""
     data = blocks_of(name, 40, 512)
     if name == "mxfp4":
         data[3, place] = 255
@@ -195,7 +198,7 @@ def test_factors_of_files_that_are_not_finite_stay_so(name: str, place: int, num
     expected = FORMATS[name].decoded(data)
     assert not np.isfinite(expected[3]).all()
     with Builder() as b:
-        w = block_matrix(b.constant(data, name="codes"), format=name)
+        w = block_matrix(b.constant(data, name="quantized"), format=name)
         y = ops.matmul(b.input("x", (2, 512), "float32"), ops.transpose(w, perm=(1, 0)))
         rows = ops.take(w, b.constant(np.array([2, 3]), name="i"), axis=0)
     x = RNG.uniform(1, 2, (2, 512)).astype(np.float32)
@@ -206,8 +209,8 @@ def test_factors_of_files_that_are_not_finite_stay_so(name: str, place: int, num
     np.testing.assert_allclose(results["y"][:, columns], x @ expected[columns].T, rtol=1e-4, atol=1e-3)
 
 
-def test_programs_of_other_sizes_share_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack codes once, also in an order that each program copies, and again in another one."""
+def test_programs_of_other_sizes_share_packed_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack quantized values once, also in an order that each program copies, and again in another one."""
     data = blocks_of("q8_0", 40, 64)
     data.setflags(write=False)
     packed = []
@@ -229,7 +232,7 @@ def test_programs_of_other_sizes_share_panels(monkeypatch: pytest.MonkeyPatch) -
         expected = x[:rows] @ FORMATS["q8_0"].decoded(data[selected]).T
         np.testing.assert_allclose(compiled({"input": x[:rows]})["output"], expected, rtol=1e-4, atol=1e-4)
     assert [p is packed[0] for p in packed] == [True, True, False]
-    assert len(PANELS.results_of(data)) >= 2
+    assert len(PACKED_BLOCKS.results_of(data)) >= 2
 
 
 @pytest.mark.parametrize("name", ["iq4_nl", "mxfp4"])
@@ -241,16 +244,16 @@ def test_codebooks_of_files_are_those_of_quantization(name: str) -> None:
 def test_matrices_of_files_without_elements() -> None:
     for rows, columns in ((3, 0), (0, 64), (0, 0)):
         for kind in FORMATS.values():
-            codes = np.zeros((rows, kind.row(columns * 4)), np.uint8)
-            matrix = BlockMatrix(codes, kind, (rows, columns * 4))
-            assert np.asarray(matrix).shape == kind.decoded(codes).shape == (rows, columns * 4)
+            quantized = np.zeros((rows, kind.row(columns * 4)), np.uint8)
+            matrix = BlockMatrix(quantized, kind, (rows, columns * 4))
+            assert np.asarray(matrix).shape == kind.decoded(quantized).shape == (rows, columns * 4)
 
 
-def test_tables_of_codes_are_read_by_row() -> None:
-    """Store the table of an embedding that is the head as well once as codes, and once as panels."""
-    codes, scale = RNG.integers(0, 256, (2000, 32), np.uint8), RNG.uniform(0.1, 1, (2000, 2)).astype(np.float16)
+def test_tables_of_quantized_values_are_read_by_row() -> None:
+    """Store the table of an embedding that is the head as well once as quantized values, and once as packed blocks."""
+    quantized, scale = RNG.integers(0, 256, (2000, 32), np.uint8), RNG.uniform(0.1, 1, (2000, 2)).astype(np.float16)
     with Builder() as b:
-        numbers = [b.constant(x, name=n) for x, n in ((codes, "codes"), (UNEVEN, "table"), (scale, "scale"))]
+        numbers = [b.constant(x, name=n) for x, n in ((quantized, "quantized"), (UNEVEN, "table"), (scale, "scale"))]
         table = ops.dequantize_groups(*numbers)
         x = ops.take(table, b.input("i", (1, 3), "int64"), axis=0)
         y = ops.matmul(ops.cast(x, dtype="bfloat16"), ops.cast(ops.transpose(table, perm=(1, 0)), dtype="bfloat16"))
@@ -263,30 +266,33 @@ def test_tables_of_codes_are_read_by_row() -> None:
     error = results["y"].astype(np.float32) - reference["y"].astype(np.float32)
     assert np.linalg.norm(error) < 0.01 * np.linalg.norm(reference["y"].astype(np.float32))
     stored = compiled.programs[-1].executable.layout.constants.values()
-    assert sum(x.nbytes for x in stored) < 3 * (codes.nbytes + scale.nbytes)
+    assert sum(x.nbytes for x in stored) < 3 * (quantized.nbytes + scale.nbytes)
 
 
-def test_computed_codes_are_converted() -> None:
+def test_computed_quantized_values_are_converted() -> None:
     with Builder() as b:
-        x, codes = b.input("x", (4, 64), "float32"), b.input("codes", (40, 32), "uint8")
-        w = ops.dequantize_groups(codes, b.constant(UNEVEN, name="t"), b.input("s", (40, 2), "float32"))
+        x, quantized = b.input("x", (4, 64), "float32"), b.input("quantized", (40, 32), "uint8")
+        w = ops.dequantize_groups(quantized, b.constant(UNEVEN, name="t"), b.input("s", (40, 2), "float32"))
         y = ops.matmul(x, ops.transpose(w, perm=(1, 0)))
     graph = b.build({"y": y})
-    inputs = {"x": RNG.standard_normal((4, 64)).astype(np.float32), "codes": RNG.integers(0, 256, (40, 32), np.uint8)}
+    inputs = {
+        "x": RNG.standard_normal((4, 64)).astype(np.float32),
+        "quantized": RNG.integers(0, 256, (40, 32), np.uint8),
+    }
     inputs["s"] = RNG.uniform(0.1, 1, (40, 2)).astype(np.float32)
     np.testing.assert_allclose(ml.compile(graph, "c")(inputs)["y"], evaluate(graph, inputs)["y"], rtol=1e-4, atol=1e-4)
 
 
 def test_one_program_runs_all_batches() -> None:
     rng = np.random.default_rng(0)
-    codes, table = rng.integers(0, 256, (48, 32), np.uint8), np.arange(-8, 8, dtype=np.float32)
+    quantized, table = rng.integers(0, 256, (48, 32), np.uint8), np.arange(-8, 8, dtype=np.float32)
     scale = rng.standard_normal((48, 2)).astype(np.float16)
     with Builder() as b:
         x = b.input("x", (Dim("n", 1), 64))
-        parts = {"codes": codes, "table": table, "scale": scale}
+        parts = {"quantized": quantized, "table": table, "scale": scale}
         w = ops.dequantize_groups(*(b.constant(array, name=name) for name, array in parts.items()))
         compiled = ml.compile(b.build({"y": ops.linear(x, w)}), "c", inference=True)
-    halves = np.stack([codes & 15, codes >> 4], axis=-1).reshape(48, 2, 32)
+    halves = np.stack([quantized & 15, quantized >> 4], axis=-1).reshape(48, 2, 32)
     numbers = (table[halves] * scale.astype(np.float32)[..., None]).reshape(48, 64)
     for n in (1, 3, 9, 3):
         x = rng.standard_normal((n, 64)).astype(np.float32)
@@ -295,7 +301,7 @@ def test_one_program_runs_all_batches() -> None:
 
 
 @pytest.mark.parametrize("zero", [False, True])
-def test_onnx_files_with_4_bit_weights_multiply_codes(zero: bool) -> None:
+def test_onnx_files_with_4_bit_weights_multiply_quantized_values(zero: bool) -> None:
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     pytest.importorskip("mithril_onnx")
     helper, to_tensor = onnx.helper, onnx.numpy_helper.from_array

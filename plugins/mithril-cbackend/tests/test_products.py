@@ -143,7 +143,7 @@ def test_schedules_say_how_much_is_summed_at_a_time(dtype: Any) -> None:
     assert depths == [208, 304, 600]  # of at most 256, 512 and 600: equal parts, whole vectors
 
 
-def test_known_panels_are_read_in_parts() -> None:
+def test_known_packed_blocks_are_read_in_parts() -> None:
     check(matmul, *operands("NN", 20, 300, 70), machine=SMALL, constants=("x1",))
     check(LAYOUTS["NT"], *operands("NT", 20, 300, 70), machine=SMALL, constants=("x1",))
 

@@ -102,7 +102,7 @@ def test_products_of_many_matrices(threads: int) -> None:
     check(attention, {"q": random(2, 3, 20, 40), "k": random(2, 50, 3, 40)}, threads=threads)
 
 
-def test_threads_share_the_rows_of_a_single_panel() -> None:
+def test_threads_share_the_rows_of_a_single_packed_block() -> None:
     check(matmul, {"x": random(256, 300), "w": random(300, 10)}, threads=2)
     check(matmul, {"x": random(3, 128, 200), "w": random(200, 20)}, threads=2)
 

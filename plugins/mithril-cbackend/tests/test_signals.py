@@ -1,4 +1,4 @@
-"""Convolutions of one spatial axis as words: equal to the reference, for every operation that follows them."""
+"""Convolutions of one spatial axis as int8x4 groups: equal to the reference, for every operation that follows them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_words import BF16, MACHINES, away_from_halves, runs
+from test_int8x4 import BF16, MACHINES, away_from_halves, runs
 
 import mithril as ml
 from mithril import ops
 from mithril.graph import Builder, evaluate
 from mithril_cbackend.graph import integer_products
-from mithril_cbackend.lowering.words import byte_operations
+from mithril_cbackend.lowering.int8x4 import byte_operations
 
 RNG = np.random.default_rng(0)
 
@@ -33,8 +33,8 @@ def rounded(x: Any, b: Builder, scale: float, zero: int = 0) -> Any:
 
 
 def kernel(b: Builder, shape: tuple[int, ...]) -> Any:
-    codes = b.constant(RNG.integers(-127, 128, shape, np.int8))
-    return ops.dequantize(codes, b.constant(RNG.uniform(0.001, 0.002, shape[0]).astype(np.float32)), axis=0)
+    quantized = b.constant(RNG.integers(-127, 128, shape, np.int8))
+    return ops.dequantize(quantized, b.constant(RNG.uniform(0.001, 0.002, shape[0]).astype(np.float32)), axis=0)
 
 
 def settings(stride: int, padding: tuple[int, int], dilation: int, groups: int) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_convolutions_multiply_bytes() -> None:
     graph, inputs = b.build(results), {"x": away_from_halves((2, 32, 77), 0.02)}
     reference, compiled = evaluate(graph, inputs), ml.compile(graph, "c")
     calculated = compiled(inputs)
-    assert compiled.source.count("= c.conv_words(") == len(CONVOLUTIONS)
+    assert compiled.source.count("= c.conv_int8x4(") == len(CONVOLUTIONS)
     for name, expected in reference.items():
         np.testing.assert_allclose(calculated[name], expected, atol=1e-5 * np.abs(expected).max())
 
@@ -79,7 +79,7 @@ def test_operations_between_convolutions_keep_bytes(shape: Any) -> None:
     inputs = {"x": away_from_halves((2, 32, 80), 0.02)}
     reference, compiled = evaluate(graph, inputs), ml.compile(graph, "c")
     calculated = compiled(inputs)
-    assert compiled.source.count("= c.conv_words(") == 3
+    assert compiled.source.count("= c.conv_int8x4(") == 3
     assert "= conv(" not in compiled.source
     assert all(f"= c.{name}(" in compiled.source for name in ("max_pool_last", "sum_pool_bytes"))
     for name, expected in reference.items():
@@ -109,7 +109,7 @@ def test_reductions_behind_convolutions_keep_their_shape(dtype: str) -> None:
     graph = b.build(results)
     reference, compiled = evaluate(graph, inputs), ml.compile(graph, "c")
     calculated = compiled(inputs)
-    assert dtype == "bfloat16" or compiled.source.count("= c.conv_words(") == 1
+    assert dtype == "bfloat16" or compiled.source.count("= c.conv_int8x4(") == 1
     for name, expected in reference.items():
         assert calculated[name].shape == expected.shape, name
         np.testing.assert_allclose(calculated[name], expected, atol=1e-4 * np.abs(expected).max(), err_msg=name)
@@ -126,7 +126,7 @@ def test_convolutions_multiply_bfloat16() -> None:
         y = ops.max_pool(y, kernel=(2,), stride=(2,), padding=((0, 0),), dilation=(1,))
     graph = b.build({"y": y})
     lowered = [n.op for n in integer_products.fused(graph, machine).nodes]
-    assert byte_operations.conv_words in lowered
+    assert byte_operations.conv_int8x4 in lowered
     assert byte_operations.max_pool_last in lowered
     inputs = {"x": RNG.integers(-8, 8, (1, 32, 100)).astype(BF16)}
     np.testing.assert_array_equal(ml.compile(graph, "c")(inputs)["y"], evaluate(graph, inputs)["y"])
@@ -141,7 +141,7 @@ def test_a_signal_is_joined_twice_with_another() -> None:
     graph, inputs = b.build({"y": y}), {n: away_from_halves((2, 32, 24), 0.02) for n in "xz"}
     expected, compiled = evaluate(graph, inputs)["y"], ml.compile(graph, "c")
     np.testing.assert_allclose(compiled(inputs)["y"], expected, atol=1e-5 * np.abs(expected).max())
-    assert compiled.source.count("= c.conv_words(") == 1
+    assert compiled.source.count("= c.conv_int8x4(") == 1
 
 
 def test_signals_of_floats_stay_signals() -> None:

@@ -1,4 +1,4 @@
-"""4-bit weights in groups: codes against a reference of NumPy, and models with them."""
+"""4-bit weights in groups: quantized values against a reference of NumPy, and models with them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def error(a: Any, b: Any) -> float:
     return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
 
 
-def reference(codes: Any, table: Any, scale: Any, offset: Any = None) -> Any:
+def reference(q: Any, table: Any, scale: Any, offset: Any = None) -> Any:
     """Compute numbers one by one."""
-    rows, half = codes.shape
+    rows, half = q.shape
     result = np.empty((rows, 2 * half), np.float32)
     group = 2 * half // scale.shape[1]
     for i in range(rows):
         for j in range(2 * half):
-            code = int(codes[i, j // 2]) >> 4 * (j % 2) & 15
+            code = int(q[i, j // 2]) >> 4 * (j % 2) & 15
             result[i, j] = table[code] * np.float32(scale[i, j // group])
             if offset is not None:
                 result[i, j] += np.float32(offset[i, j // group])
@@ -56,15 +56,15 @@ def reference(codes: Any, table: Any, scale: Any, offset: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("codebook", CODEBOOKS)
-def test_codes_are_the_nearest_numbers(codebook: str) -> None:
+def test_quantized_values_are_the_nearest_numbers(codebook: str) -> None:
     for group, is_integral in ((32, False), (64, True)):
         weights = RNG.standard_normal((24, 128)).astype(np.float32) * 0.05
         weights[3, :group] = 0.0
         encoded = encode(weights, codebook, group, is_integral)
         assert encoded.table.tolist() == table_of(codebook, is_integral).tolist()
         assert encoded.scale.dtype == np.float16
-        numbers = reference(encoded.codes, encoded.table, encoded.scale)
-        np.testing.assert_array_equal(ops.dequantize_groups(encoded.codes, encoded.table, encoded.scale), numbers)
+        numbers = reference(encoded.quantized, encoded.table, encoded.scale)
+        np.testing.assert_array_equal(ops.dequantize_groups(encoded.quantized, encoded.table, encoded.scale), numbers)
         scales = np.repeat(np.float32(encoded.scale), group, axis=1)
         nearest = np.abs(encoded.table * scales[..., None] - weights[..., None]).min(-1)
         np.testing.assert_allclose(np.abs(numbers - weights), nearest, atol=1e-6)
@@ -77,12 +77,12 @@ def test_wide_ranges_have_float32_scales() -> None:
     weights = RNG.standard_normal((4, 64)).astype(np.float32) * 1e9
     encoded = encode(weights, "int4", 32)
     assert encoded.scale.dtype == np.float32
-    assert error(reference(encoded.codes, encoded.table, encoded.scale), weights) < 0.1
+    assert error(reference(encoded.quantized, encoded.table, encoded.scale), weights) < 0.1
 
 
 @pytest.mark.parametrize("activations", ["float32", "bfloat16", "dynamic"])
 @pytest.mark.parametrize("codebook", CODEBOOKS)
-def test_models_read_codes(exact: Any, codebook: str, activations: str) -> None:
+def test_models_read_quantized_values(exact: Any, codebook: str, activations: str) -> None:
     model = quantized(exact, weights=codebook, activations=activations)
     assert error(model({"input": X})["output"], exact({"input": X})["output"]) < 2 * LOSS[codebook]
     assert sum(node.op is ops.dequantize_groups for node in model.graph.nodes) == 3
@@ -118,7 +118,7 @@ def test_layers_stay_in_float(exact: Any) -> None:
     assert f"'{bounded.keep[0]}' stays float32: alone it changes results" in str(model.decisions)
 
 
-def test_products_with_columns_and_tables_of_rows_share_codes() -> None:
+def test_products_with_columns_and_tables_of_rows_share_quantized_values() -> None:
     with ml.Builder() as b:
         table = b.param("table", (50, 64), init="normal")
         x = ops.take(table, b.input("i", (3,), "int64"), axis=0)

@@ -50,7 +50,7 @@ def count(compiled: Any, op: Any) -> int:
     return sum(node.op is op for node in compiled.graph.nodes)
 
 
-def test_every_product_reads_codes(compiled: Any) -> None:
+def test_every_product_reads_quantized_values(compiled: Any) -> None:
     exact = compiled({"input": X})["output"]
     ranges = ml.calibrate_ranges(compiled, [{"input": X}])
     for setting in (
@@ -62,8 +62,8 @@ def test_every_product_reads_codes(compiled: Any) -> None:
         model = quantized(compiled, **setting)
         assert 0.0 < error(model({"input": X})["output"], exact) < 0.03
         assert count(model, ops.quantize) == 3
-        codes = [i for i in model.graph.inputs if i.role == "constant" and i.type.dtype.name == "int8"]
-        assert len(codes) == 3
+        q = [i for i in model.graph.inputs if i.role == "constant" and i.type.dtype.name == "int8"]
+        assert len(q) == 3
 
 
 def test_ranges_are_those_of_the_samples(compiled: Any, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_images_have_scales_of_their_own() -> None:
     np.testing.assert_array_equal(results[2], results[None])
 
 
-def test_mixed_precision_leaves_products_of_codes_to_integers(compiled: Any) -> None:
+def test_mixed_precision_leaves_products_of_quantized_values_to_integers(compiled: Any) -> None:
     settings = {"static_inference": True, "mixed_precision": True, "shapes": SHAPES}
     setting = {"activations": "dynamic", "keep": "l1"}
     model = ml.compile(compiled.model, "numpy", quantization=setting, **settings).bind(compiled.params)
@@ -156,7 +156,7 @@ def test_weights_of_sixteen_bits_are_reported(compiled: Any) -> None:
     assert "'l0' stays bfloat16: weights are quantized from float32" in str(model.decisions)
 
 
-def test_residual_additions_and_pools_read_codes() -> None:
+def test_residual_additions_and_pools_read_quantized_values() -> None:
     image = RNG.standard_normal((4, 3, 8, 8)).astype(np.float32)
     with ml.Builder() as b:
         x = b.input("image", (4, 3, 8, 8))
@@ -199,8 +199,8 @@ def test_trained_scales_are_used() -> None:
     model = ml.compile(graph, "numpy", **setting)
     x = RNG.standard_normal((4, 32)).astype(np.float32)
     rounded = np.clip(np.rint(x / np.float32(0.05)), -128, 127) * np.float32(0.05)
-    codes, scales = encode(np.asarray(graph.input_of[w].data), 0)
-    np.testing.assert_allclose(model({"x": x})["y"], rounded @ (codes * scales[:, None]).T, rtol=1e-4, atol=1e-5)
+    q, scales = encode(np.asarray(graph.input_of[w].data), 0)
+    np.testing.assert_allclose(model({"x": x})["y"], rounded @ (q * scales[:, None]).T, rtol=1e-4, atol=1e-5)
     assert count(model, ops.fake_quantize) == 0
 
 
@@ -281,7 +281,7 @@ def test_rows_of_rank_three_are_added_to_an_earlier_value():
 
 @pytest.mark.parametrize("activations", ["trained", "dynamic", "uint8"])
 def test_weights_keep_the_scales_of_the_training(activations: str) -> None:
-    """Store the codes of weights as they were trained: codes of the largest number of a row would be others."""
+    """Store quantized weights as they were trained: those by the largest number of a row would be others."""
     x = RNG.standard_normal((40, 64)).astype(np.float32)
 
     class Trained(ml.models.Layer):
@@ -303,7 +303,7 @@ def test_weights_keep_the_scales_of_the_training(activations: str) -> None:
     model.bind(exact.params)
     limit = {"trained": 1e-6, "dynamic": 0.01, "uint8": 0.01}[activations]
     assert error(model({"input": x})["output"], exact({"input": x})["output"]) < limit
-    (codes,) = [i.data for i in model.graph.inputs if i.type.dtype.name == "int8"]
+    (q,) = [i.data for i in model.graph.inputs if i.type.dtype.name == "int8"]
     expected = np.rint(exact.params["weight"] / exact.params["scale"][:, None])
-    np.testing.assert_array_equal(codes, np.clip(expected, -128, 127))
+    np.testing.assert_array_equal(q, np.clip(expected, -128, 127))
     assert count(model, ops.quantize) == 1

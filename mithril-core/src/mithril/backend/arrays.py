@@ -41,8 +41,8 @@ class EncodedWeight(ABC):
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, codes: Array, shape: tuple[int, ...], order: Array | None = None) -> None:
-        self.codes, self.shape, self.order = codes, shape, order
+    def __init__(self, quantized: Array, shape: tuple[int, ...], order: Array | None = None) -> None:
+        self.quantized, self.shape, self.order = quantized, shape, order
 
     @property
     def ndim(self) -> int:
@@ -50,8 +50,8 @@ class EncodedWeight(ABC):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the codes."""
-        return int(self.codes.nbytes)
+        """The bytes of the quantized values."""
+        return int(self.quantized.nbytes)
 
     @abstractmethod
     def decoded(self) -> Array:

@@ -272,8 +272,8 @@ class Backend(metaclass=CheckedType):
         """Return the bytes in memory of weights that a program holds in a form of its own, by name of the input."""
         return {}
 
-    def reading_codes(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
-        """Return an operation of codes (and of an order) that yields the weight, or None: it reads float32."""
+    def reading_quantized(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
+        """Return an operation of quantized values (and of an order) that yields the weight; None: it reads float32."""
         return None
 
     def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:

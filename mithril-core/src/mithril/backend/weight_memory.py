@@ -35,7 +35,7 @@ class HeldWeights:
 
 
 def held_weights(arrays: Iterable[Any]) -> HeldWeights:
-    """Return the bytes of bound arrays and of constants of programs, with the codes and panels that belong to them."""
+    """Return the bytes of bound arrays and of constants of programs, with their quantized values and packed blocks."""
     pending = list(arrays)
     owners: dict[int, int] = {}
     mapped: dict[tuple[int, int], int] = {}
@@ -43,7 +43,7 @@ def held_weights(arrays: Iterable[Any]) -> HeldWeights:
     while pending:
         x = pending.pop()
         if isinstance(x, EncodedWeight):
-            pending.extend(part for part in (x.codes, x.order) if part is not None)
+            pending.extend(part for part in (x.quantized, x.order) if part is not None)
             continue
         if id(x) in seen:
             continue

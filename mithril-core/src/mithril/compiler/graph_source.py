@@ -110,7 +110,7 @@ def with_constants(graph: Graph, constants: Mapping[str, Any]) -> Graph:
 def with_fixed_parameters(graph: Graph, arrays: Mapping[str, Any], backend: Backend) -> Graph:
     """Return the graph with parameters and state replaced by constants: copies, except of arrays that cannot change.
 
-    Codes of weights, which the backend reads, are constants as well.
+    Quantized values of weights, which the backend reads, are constants as well.
     """
     inputs: list[Input] = []
     readers: list[Node] = []
@@ -118,8 +118,8 @@ def with_fixed_parameters(graph: Graph, arrays: Mapping[str, Any], backend: Back
         if i.role not in ("param", "state") or i.name not in arrays:
             inputs.append(i)
         elif isinstance(arrays[i.name], EncodedWeight) and i.type.dtype is float32:
-            codes, reader = _encoded(i, arrays[i.name], backend)
-            inputs += codes
+            quantized, reader = _encoded(i, arrays[i.name], backend)
+            inputs += quantized
             readers.append(reader)
         else:
             inputs.append(_constant(i, to_numpy(arrays[i.name])))
@@ -127,11 +127,15 @@ def with_fixed_parameters(graph: Graph, arrays: Mapping[str, Any], backend: Back
 
 
 def _encoded(i: Input, weight: EncodedWeight, backend: Backend) -> tuple[list[Input], Node]:
-    """Return the codes of a weight as constants, and the node whose result takes the place of the input."""
-    operation = backend.reading_codes(weight)
+    """Return the quantized values of a weight as constants, and the node whose result takes the place of the input."""
+    operation = backend.reading_quantized(weight)
     assert operation is not None
     op, attributes = operation
-    arrays = {"codes": weight.codes} if weight.order is None else {"codes": weight.codes, "order": weight.order}
+    arrays = (
+        {"quantized": weight.quantized}
+        if weight.order is None
+        else {"quantized": weight.quantized, "order": weight.order}
+    )
     constants = []
     for part, array in arrays.items():
         value = Value(f"{i.name}.{part}", TensorType(as_dtype(array.dtype.name), array.shape))

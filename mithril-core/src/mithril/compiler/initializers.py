@@ -39,7 +39,7 @@ def initialize(
 
 
 def _loaded(declared: Input, array: Any, index: Index | None) -> Any:
-    """Return a pretrained array with the dtype of the input, without a copy if possible; codes are not decoded."""
+    """Return a pretrained array with the dtype of the input, if possible without a copy; quantized values stay."""
     is_encoded = isinstance(array, EncodedWeight) and index is None and declared.type.dtype is float32
     loaded = array if is_encoded else to_numpy(array)
     shape = declared.type.shape

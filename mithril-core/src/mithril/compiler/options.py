@@ -1,4 +1,4 @@
-"""Options of ``ml.compile`` that the compiler reads, and the options of all rooms of the core.
+"""Options of ``ml.compile`` that the compiler reads, and the options of all packages of the core.
 
 The built-in plugin ``core`` declares them. The default of an option is written in its declaration only.
 """
@@ -164,6 +164,6 @@ CACHE_OPTIONS = (
 @hookimpl
 def mithril_options() -> Sequence[Option]:
     """Return the options of the core."""
-    rooms = (BUILD_OPTIONS, CALL_OPTIONS)
+    layers = (BUILD_OPTIONS, CALL_OPTIONS)
     compiler = (MODEL_OPTIONS, PASS_OPTIONS, BACKEND_OPTIONS, LIMIT_OPTIONS, CACHE_OPTIONS)
-    return sorted((option for group in (*rooms, *compiler) for option in group), key=lambda option: option.name)
+    return sorted((option for group in (*layers, *compiler) for option in group), key=lambda option: option.name)

@@ -117,7 +117,7 @@ class Parameters:
         self.decisions = decisions
         self.seed: int = options["seed"]
         self.static = options["static_inference"]
-        self.reads_codes = self.static and not options["backend_map"]
+        self.reads_quantized = self.static and not options["backend_map"]
         self.folder: str | None = options["cache_dir"]
         self.bound: Bound | None = None
         self.passed: Arrays = UNKNOWN  # those of `bound`, which repeated calls read at once
@@ -348,8 +348,8 @@ class Parameters:
             missing_or_unknown("parameter", expected, params)
             if release:
                 self._check_shapes(params)
-                codes = {n: params.pop(n) for n in expected if self._reads(params[n])}  # type: ignore[attr-defined]
-                params = {**moved_to_file(params, self.folder), **codes}  # type: ignore[arg-type]  # a MutableMapping
+                quantized = {n: params.pop(n) for n in expected if self._reads(params[n])}  # type: ignore[attr-defined]
+                params = {**moved_to_file(params, self.folder), **quantized}  # type: ignore[arg-type]  # a MutableMapping
             params = self._readable(params)
             values = {name: self._bindable(name, x, expected[name].dtype) for name, x in params.items()}
         if state is not None:
@@ -386,11 +386,11 @@ class Parameters:
         )
 
     def _reads(self, x: Any) -> bool:
-        """Whether programs read the codes of a weight."""
-        return self.reads_codes and isinstance(x, EncodedWeight) and self.backend.reading_codes(x) is not None
+        """Whether programs read the quantized values of a weight."""
+        return self.reads_quantized and isinstance(x, EncodedWeight) and self.backend.reading_quantized(x) is not None
 
     def _readable(self, params: Arrays) -> dict[str, Any]:
-        """Decode the weights whose codes no program reads."""
+        """Decode the weights whose quantized values no program reads."""
         array, encoded = self.backend.array, EncodedWeight
         return {n: array(x) if isinstance(x, encoded) and not self._reads(x) else x for n, x in params.items()}
 

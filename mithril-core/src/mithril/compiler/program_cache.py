@@ -167,7 +167,7 @@ class ProgramCache:
             if stored is not None:
                 self.backend.adopt(program.executable, stored[ARRAYS])
                 ArrayCache.forget(
-                    x.codes if isinstance(x, EncodedWeight) else x for x in program.request.constants.values()
+                    x.quantized if isinstance(x, EncodedWeight) else x for x in program.request.constants.values()
                 )
 
     def _graphs(self, program: Program) -> dict[str, Graph]:

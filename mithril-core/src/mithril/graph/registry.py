@@ -15,7 +15,7 @@ from mithril.graph.errors import OperationError, unknown
 Rule = TypeVar("Rule")
 _operations: dict[str, Any] = {}
 # Called in order for an undeclared name, or with None for all names; each may declare operations. The composition root
-# fills this list, because this room imports neither the operations of the core nor plugins.
+# fills this list, because this package imports neither the operations of the core nor plugins.
 sources: list[Callable[[str | None], object]] = []
 # The public names of the core, which plugins cannot override; set by ``mithril``.
 face_names: Callable[[], Iterable[str]] = tuple

@@ -503,17 +503,17 @@ dequantize: _dequantize
 """(x - zero_point) * scale, in the dtype of the scale."""
 
 class _dequantize_groups(Op):
-    """table[code] * scale + offset of 4-bit codes, two per byte, the lower half first; groups share a scale.
+    """table[value] * scale + offset of 4-bit values, two per byte, the lower half first; groups share a scale.
 
-    ``codes`` [..., n / 2] are uint8 and ``table`` has 16 numbers. ``scale`` and ``offset`` are [..., groups], of equal
+    ``packed`` [..., n / 2] are uint8 and ``table`` has 16 numbers. ``scale`` and ``offset`` are [..., groups], of equal
     parts of the last axis. The result [..., n] has the dtype of the table.
     """
-    def __call__(self, codes: Any, table: Any, scale: Any, offset: Any = None) -> Any: ...
+    def __call__(self, packed: Any, table: Any, scale: Any, offset: Any = None) -> Any: ...
 
 dequantize_groups: _dequantize_groups
-"""table[code] * scale + offset of 4-bit codes, two per byte, the lower half first; groups share a scale.
+"""table[value] * scale + offset of 4-bit values, two per byte, the lower half first; groups share a scale.
 
-``codes`` [..., n / 2] are uint8 and ``table`` has 16 numbers. ``scale`` and ``offset`` are [..., groups], of equal
+``packed`` [..., n / 2] are uint8 and ``table`` has 16 numbers. ``scale`` and ``offset`` are [..., groups], of equal
 parts of the last axis. The result [..., n] has the dtype of the table.
 """
 

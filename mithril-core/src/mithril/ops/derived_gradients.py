@@ -14,7 +14,7 @@ from mithril.graph import Builder, Graph, Op, TensorType, Value, dtype as as_dty
 
 
 class BodyGradient:
-    """The slot by which this room differentiates a body; ``mithril.derivatives`` fills it.
+    """The late binding by which this package differentiates a body; ``mithril.derivatives`` sets it.
 
     ``differentiate(body, numbers)`` returns a graph whose last input is the cotangent of the output, and whose outputs
     are the cotangents of the inputs of these numbers.
@@ -31,7 +31,7 @@ BY_KERNEL: set[Op] = set()
 def cotangents(function: Callable[..., Any], wrt: Sequence[int], g: Any, *operands: Any) -> tuple[Any, ...]:
     """Return the cotangents of operands of a function, numbered by ``wrt``, for the cotangent ``g`` of its result."""
     if BodyGradient.differentiate is None:
-        operations()  # imports the room that fills it
+        operations()  # imports the package that sets it
     assert BodyGradient.differentiate is not None
     present = [k for k, x in enumerate(operands) if x is not None]
     types = [None if x is None else _type_of(x) for x in operands]

@@ -1,4 +1,4 @@
-"""Quantization: quantize, dequantize, groups of 4-bit codes, and fake_quantize for quantization-aware training."""
+"""Quantization: quantize, dequantize, groups of 4-bit values, and fake_quantize for quantization-aware training."""
 
 from __future__ import annotations
 
@@ -76,27 +76,29 @@ def dequantize(x, scale, zero_point=None, *, axis: Axis | None = None):
         sample(ints((2, 8), 0, 255, "uint8"), (16,), (2, 1), (2, 1), label="offset"),
     ]
 )
-def dequantize_groups(codes, table, scale, offset=None):
-    """table[code] * scale + offset of 4-bit codes, two per byte, the lower half first; groups share a scale.
+def dequantize_groups(packed, table, scale, offset=None):
+    """table[value] * scale + offset of 4-bit values, two per byte, the lower half first; groups share a scale.
 
-    ``codes`` [..., n / 2] are uint8 and ``table`` has 16 numbers. ``scale`` and ``offset`` are [..., groups], of equal
+    ``packed`` [..., n / 2] are uint8 and ``table`` has 16 numbers. ``scale`` and ``offset`` are [..., groups], of equal
     parts of the last axis. The result [..., n] has the dtype of the table.
     """
-    if dtype_of(codes) is not uint8 or tuple(table.shape) != (16,):
-        message = f"dequantize_groups requires uint8 codes and a table of 16, got {codes.dtype} and {table.shape}"
-        raise OperationError(message, hint="two codes are one byte, the lower half first")
-    groups, length = scale.shape[-1], codes.shape[-1]
-    if tuple(scale.shape[:-1]) != tuple(codes.shape[:-1]) or length % groups:
-        raise ShapeError(
-            f"dequantize_groups got codes {shape_text(codes.shape)} and scales {shape_text(scale.shape)}",
-            hint="scales have the axes of the codes, the last one divided by half the size of a group",
+    if dtype_of(packed) is not uint8 or tuple(table.shape) != (16,):
+        message = (
+            f"dequantize_groups requires uint8 packed values and a table of 16, got {packed.dtype} and {table.shape}"
         )
-    halves = stack(bitwise_and(codes, 15), shift_right(codes, 4), axis=-1)
+        raise OperationError(message, hint="two values are one byte, the lower half first")
+    groups, length = scale.shape[-1], packed.shape[-1]
+    if tuple(scale.shape[:-1]) != tuple(packed.shape[:-1]) or length % groups:
+        raise ShapeError(
+            f"dequantize_groups got packed values {shape_text(packed.shape)} and scales {shape_text(scale.shape)}",
+            hint="scales have the axes of the packed values, the last one divided by half the size of a group",
+        )
+    halves = stack(bitwise_and(packed, 15), shift_right(packed, 4), axis=-1)
     by_group = reshape(halves, shape=(*scale.shape, length // groups * 2))
     numbers = upcast(take(table, cast(by_group, dtype="int32"))) * upcast(unsqueeze(scale, axis=(-1,)))
     if offset is not None:
         numbers = numbers + upcast(unsqueeze(offset, axis=(-1,)))
-    return downcast(reshape(numbers, shape=(*codes.shape[:-1], length * 2)), table)
+    return downcast(reshape(numbers, shape=(*packed.shape[:-1], length * 2)), table)
 
 
 @composite(

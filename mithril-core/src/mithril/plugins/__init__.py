@@ -1,6 +1,6 @@
 """Plugins: hooks, descriptors, loading, and tables of the names that plugins provide.
 
-``from mithril import plugins; plugins.backends()``. Only this room uses pluggy. Listing names imports the plugin
+``from mithril import plugins; plugins.backends()``. Only this package uses pluggy. Listing names imports the plugin
 modules but no framework; looking up one backend imports the module of its plugin only.
 """
 

@@ -111,9 +111,9 @@ class CBackend(Backend):
     def adopt(self, executable: Any, constants: Any) -> None:
         executable.adopt(constants)
 
-    def reading_codes(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
+    def reading_quantized(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
         """Return the operation that reads a matrix in blocks of a file."""
-        from mithril_cbackend.lowering.words.group_operation import block_matrix
+        from mithril_cbackend.lowering.int8x4.group_operation import block_matrix
         from mithril_tools.gguf.matrix import BlockMatrix
 
         if not isinstance(weight, BlockMatrix) or weight.ndim != 2:

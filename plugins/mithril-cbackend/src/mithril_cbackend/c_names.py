@@ -1,12 +1,12 @@
 """User names as C identifiers; ``mithril.graph.quoted`` quotes them in comments and strings."""
 
-# ruff: noqa: SIM905 - tables of words read better without quotes
+# ruff: noqa: SIM905 - tables of int8x4 groups read better without quotes
 
 from __future__ import annotations
 
 import re
 
-WORDS = frozenset(
+INT8X4 = frozenset(
     """
     auto break case char const continue default do double else enum extern float for goto if inline int long register
     restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
@@ -38,12 +38,12 @@ OWN = frozenset(
     self run at ready other vector lanes f16 f32 f64 i16 i32 i64 u16 u32 u64
     bits_int32 bits_uint32 float_of_int32 float_of_uint32
     VECTOR CONST_VECTOR EVERY SHUFFLE PARALLEL PREFETCH ROLLED WIDE LANES MAY_ALIAS
-    words unsigned_words floats WORDS_TYPE STEP_U8S8 PART_U8S8 STEP_BF16 DOT_S8S8 EVERY_WORD dot_word
+    int8x4s unsigned_int8x4 floats INT8X4_TYPE STEP_U8S8 PART_U8S8 STEP_BF16 DOT_S8S8 EVERY_INT8X4 dot_int8x4
     GROUP_NUMBERS GROUP_HALVES GROUP_CODES GROUP_FLOATS GROUP_BYTES GROUP_ZERO GROUP_DOT GROUP_PART
-    group_numbers group_halves group_codes group_floats group_bytes group_table group_bytes_table
+    group_numbers group_halves group_quantized group_floats group_bytes group_table group_bytes_table
     """.split()
 )  # names of the generated file
-TAKEN = WORDS | LIBRARY | OWN
+TAKEN = INT8X4 | LIBRARY | OWN
 _NUMBERED = re.compile(r"(turn|trip)_")  # prefixes of numbered names of the generated file
 
 # With ``_t`` appended these are types of the C library or of POSIX.

@@ -1,4 +1,4 @@
-"""Type stubs for editors and type checkers: of the rooms of the core, and of ``mithril`` with the names of plugins."""
+"""Type stubs for editors and type checkers: of the packages of the core, and of ``mithril`` with names of plugins."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def installed_stub() -> str:
     return quiet + _stub("`mithril stubs`", lambda distribution: True)
 
 
-def room_stub(package: str) -> str:
-    """Return the text of ``__init__.pyi`` of a room, whose names are imported on first use."""
-    room = import_module(package)
+def package_stub(package: str) -> str:
+    """Return the text of ``__init__.pyi`` of a package, whose names are imported on first use."""
+    exports = import_module(package)
     imports: Imports = defaultdict(set)
     assigned = []
-    for home, names in room.HOMES.items():
+    for home, names in exports.HOMES.items():
         module, _, holder = home.partition(":")
         if holder:
             assigned += [f"{name} = {holder}.{name}" for name in names]
         else:
             imports[f"{package}.{module}".rstrip(".")] |= {f"{name} as {name}" for name in names}
-    documentation = f'"""{(room.__doc__ or "").strip()}"""'
+    documentation = f'"""{(exports.__doc__ or "").strip()}"""'
     return "\n".join([documentation, "", *_import_lines(imports), "", *sorted(assigned)]).rstrip() + "\n"
 
 

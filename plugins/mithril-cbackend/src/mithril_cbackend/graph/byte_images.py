@@ -1,6 +1,6 @@
 """Images with their channels last, between convolutions of bytes or of bfloat16.
 
-A convolution of unsigned bytes with constant signed ones, or of bfloat16, becomes ``c.conv_words``, which reads and
+A convolution of unsigned bytes with constant signed ones, or of bfloat16, becomes ``c.conv_int8x4``, which reads and
 writes channels last. The transpose of its result moves behind the element-wise operations and pools that follow, until
 the next convolution cancels it: between convolutions nothing is transposed, and only narrow elements are stored.
 """
@@ -18,40 +18,40 @@ from mithril_cbackend.graph.byte_pools import CHANNELS_FIRST, CHANNELS_LAST, shu
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.vectorization import is_plain
-from mithril_cbackend.lowering.matmul import word_products
-from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.lowering.words.byte_operations import (
-    conv_words,
+from mithril_cbackend.lowering.int8x4.byte_operations import (
+    conv_int8x4,
+    int8x4_of_pixels,
     max_pool_last,
     sum_pool_bytes,
-    words_of_pixels,
 )
-from mithril_cbackend.lowering.words.llvm_tiles import BYTES, PAIRS, PORTABLE, Instructions
+from mithril_cbackend.lowering.int8x4.llvm_tiles import BYTES, PAIRS, PORTABLE, Instructions
+from mithril_cbackend.lowering.matmul import int8x4_products
+from mithril_cbackend.lowering.rows import reductions
 
 MIN_PRODUCTS = 1 << 13
-KINDS = {uint8: BYTES, bfloat16: PAIRS}  # of the words of an image
+KINDS = {uint8: BYTES, bfloat16: PAIRS}  # of the int8x4 groups of an image
 WIDER = {uint8: int32, bfloat16: float32}  # dtypes of the sums
 
 
 def rewritten(graph: Graph, machine: Machine) -> Graph:
-    """Return the graph with images whose channels are neighbors where convolutions multiply words."""
+    """Return the graph with images whose channels are neighbors where convolutions multiply int8x4 groups."""
     uses = kinds(machine)
     return ByteImages(graph, uses).run() if uses else graph
 
 
 def kinds(machine: Machine) -> dict[str, Instructions]:
-    """Return the instructions of the words that convolutions multiply, by kind."""
-    uses = [word_products.instructions(kind, machine) for kind in (BYTES, PAIRS)]
+    """Return the instructions of the int8x4 groups that convolutions multiply, by kind."""
+    uses = [int8x4_products.instructions(kind, machine) for kind in (BYTES, PAIRS)]
     # Pairs without instructions are slower than float32, bytes are not.
     return {use.kind: use for use in uses if use is not None and (use.kind == BYTES or use.level != PORTABLE)}
 
 
-def shares_panels(weights: tuple[int, ...], groups: int, use: Instructions) -> bool:
-    """Whether a panel has results of several groups, or a word has channels of several.
+def shares_packed_blocks(weights: tuple[int, ...], groups: int, use: Instructions) -> bool:
+    """Whether a packed block has results of several groups, or an int8x4 group has channels of several.
 
     Products of the channels of one group with the zeros of another one are nan if a channel is not finite.
     """
-    return groups > 1 and (weights[0] // groups % word_products.columns_of(use) != 0 or weights[1] % use.per != 0)
+    return groups > 1 and (weights[0] // groups % int8x4_products.columns_of(use) != 0 or weights[1] % use.per != 0)
 
 
 class ByteImages:
@@ -127,13 +127,15 @@ class ByteImages:
             return
         use, result = self.kinds[kind], shape_of(node.result)
         products = weights.size * typical(result[0] * math.prod(result[2:]))
-        if products < MIN_PRODUCTS or (kind == PAIRS and shares_panels(weights.shape, node.attributes["groups"], use)):
+        if products < MIN_PRODUCTS or (
+            kind == PAIRS and shares_packed_blocks(weights.shape, node.attributes["groups"], use)
+        ):
             return
         a, zero, per = dict(node.attributes), 0, use.per
         pad = self.editor.producer(image)
         if pad is not None and pad.op is ops.pad and pad.attributes["mode"] == "constant":
             widths, value = pad.attributes["widths"], pad.attributes["value"]
-            is_zero = kind == BYTES or value == 0  # a zero point, or the number that words are padded with
+            is_zero = kind == BYTES or value == 0  # a zero point, or the number that int8x4 groups are padded with
             if is_zero and not any(n for pair in (*widths[:2], *a["padding"]) for n in pair):
                 image, a["padding"] = operand(pad), tuple(tuple(map(int, pair)) for pair in widths[2:])
                 zero = int(value)
@@ -142,10 +144,10 @@ class ByteImages:
             return  # the copy of the image may begin after the pixels that windows read
         with self.editor.before(node) as b:
             last = self.last(image)
-            pixels = last if last is not None and shape_of(image)[1] % per == 0 else words_of_pixels(image, per=per)
-            panel = b.constant(np.asarray(weights.transpose(2, 3, 1, 0), order="C"), name="weights")
+            pixels = last if last is not None and shape_of(image)[1] % per == 0 else int8x4_of_pixels(image, per=per)
+            packed_block = b.constant(np.asarray(weights.transpose(2, 3, 1, 0), order="C"), name="weights")
             names = ("stride", "padding", "dilation", "groups")
-            sums = conv_words(pixels, panel, zero=zero, **{name: a[name] for name in names})
+            sums = conv_int8x4(pixels, packed_block, zero=zero, **{name: a[name] for name in names})
         self.replace(node, sums)
 
     def constant_weights(self, value: Value, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:

@@ -15,7 +15,7 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Builder, Editor, Node, Shape, Value, float32, is_static, uint8
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
-from mithril_cbackend.lowering.words.byte_operations import sum_pool_bytes
+from mithril_cbackend.lowering.int8x4.byte_operations import sum_pool_bytes
 
 CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
@@ -40,7 +40,7 @@ def shuffle(image: Value, node: Node, axis: int = 1) -> Value:
 
 
 def scaled(b: Builder, sums: Value, zero: int, scale: float, window: Any, image: Shape | None) -> Value:
-    """Return the means of sums of codes; with ``image``, the windows at its borders have fewer pixels."""
+    """Return the means of sums of quantized values; with ``image``, the windows at its borders have fewer pixels."""
     kernel, stride, padding = window
     counts: Any
     size, factor = math.prod(kernel), np.float32(scale)
@@ -74,8 +74,8 @@ class BytePools:
             self.before_moves(node, pool)
             return
         with self.editor.before(node):
-            codes = ops.quantize(operand(pool), *node.operands[1:], **node.attributes)
-            result = ops.max_pool(codes, **pool.attributes)
+            quantized = ops.quantize(operand(pool), *node.operands[1:], **node.attributes)
+            result = ops.max_pool(quantized, **pool.attributes)
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
 
@@ -86,14 +86,14 @@ class BytePools:
             return
         with self.editor.before(node):
             images = [source] if source is not None else [v for v in move.operands if v is not None]
-            codes = [ops.quantize(v, *node.operands[1:], **node.attributes) for v in images]
+            quantized = [ops.quantize(v, *node.operands[1:], **node.attributes) for v in images]
             if source is None:
-                result = move.op(*codes, **move.attributes)
+                result = move.op(*quantized, **move.attributes)
             else:
-                result = shuffle(codes[0], move)
+                result = shuffle(quantized[0], move)
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
-        for code in codes:
+        for code in quantized:
             rounding = self.editor.producer(code)
             assert rounding is not None
             self.before_rounding(rounding)
@@ -105,18 +105,18 @@ class BytePools:
         source = self.editor.producer(operand(node))
         if source is None or source.op is not ops.dequantize or source.attributes["axis"] is not None:
             return
-        codes, scale, zero = operand(source), self.data(operand(source, 1)), self.zero_of(source)
+        quantized, scale, zero = operand(source), self.data(operand(source, 1)), self.zero_of(source)
         if scale is None or scale.size != 1 or scale.min() <= 0 or zero is None or node.result.dtype is not float32:
             return
         if node.op is ops.max_pool:
             a = node.attributes
             if set(a["dilation"]) != {1} and any(n for pair in a["padding"] for n in pair):
-                return  # pixels may lie between the elements of a window, whose maximum is lower than all codes
+                return  # pixels between the elements of a window have a maximum that is lower than all quantized values
             with self.editor.before(node):
-                pooled = ops.max_pool(codes, **node.attributes)
+                pooled = ops.max_pool(quantized, **node.attributes)
                 result = ops.dequantize(pooled, *source.operands[1:], axis=None)
-        elif codes.dtype is uint8 and len(codes.shape) == 4:
-            summed = self.average(node, codes, float(scale.reshape(())), zero)
+        elif quantized.dtype is uint8 and len(quantized.shape) == 4:
+            summed = self.average(node, quantized, float(scale.reshape(())), zero)
             if summed is None:
                 return
             result = summed
@@ -125,9 +125,9 @@ class BytePools:
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
 
-    def average(self, node: Node, codes: Value, scale: float, zero: int) -> Value | None:
+    def average(self, node: Node, quantized: Value, scale: float, zero: int) -> Value | None:
         """Return the mean of each window, or None if it is not one of height and width."""
-        a, (_, _, height, width) = node.attributes, shape_of(codes)
+        a, (_, _, height, width) = node.attributes, shape_of(quantized)
         if node.op is ops.mean:
             if tuple(a["axis"]) != (2, 3):
                 return None
@@ -135,7 +135,7 @@ class BytePools:
         else:
             kernel, stride, padding = a["kernel"], a["stride"], a["padding"]
         with self.editor.before(node) as b:
-            pixels = ops.transpose(codes, perm=CHANNELS_LAST)
+            pixels = ops.transpose(quantized, perm=CHANNELS_LAST)
             sums = sum_pool_bytes(pixels, kernel=kernel, stride=stride, padding=padding, zero=zero)
             exact = ops.cast(ops.transpose(sums, perm=CHANNELS_FIRST), dtype="float32")
             pads = node.op is ops.avg_pool and any(n for pair in padding for n in pair)

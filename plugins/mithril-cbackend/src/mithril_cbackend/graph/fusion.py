@@ -368,7 +368,9 @@ class FusionPlanner:
             if packed is not None:
                 right = node.operands[1]
                 assert right is not None
-                kernel.prepared = {right: (Value("panels", TensorType(as_dtype(packed.dtype), packed.shape)), packed)}
+                kernel.prepared = {
+                    right: (Value("packed_blocks", TensorType(as_dtype(packed.dtype), packed.shape)), packed)
+                }
         if lowering is not None and lowering.scratch is not None:
             kernel.scratch = lowering.scratch(kernel, self.machine)
         for k, v in enumerate(node.operands):

@@ -1,8 +1,8 @@
 """Products of dequantized operands as integer products whose sums are scaled.
 
-``matmul(dequantize(a), dequantize(w))`` with constant codes ``w`` becomes a product of bytes with int32 sums. The
-scales, the zero point and the operations that follow are the epilogue of its tiles. Activations are unsigned, as the
-instructions of x86 need them: signed ones are quantized to codes that are 128 larger.
+``matmul(dequantize(a), dequantize(w))`` with constant quantized values ``w`` becomes a product of bytes with int32
+sums. The scales, the zero point and the operations that follow are the epilogue of its tiles. Activations are unsigned,
+as the instructions of x86 need them: signed ones are quantized to quantized values that are 128 larger.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mithril_cbackend.graph.byte_pools import BytePools
 from mithril_cbackend.graph.group_products import GroupProducts
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
-from mithril_cbackend.lowering.words.byte_operations import quantize_bytes
-from mithril_cbackend.lowering.words.group_operation import block_matrix
+from mithril_cbackend.lowering.int8x4.byte_operations import quantize_bytes
+from mithril_cbackend.lowering.int8x4.group_operation import block_matrix
 
 CONVOLUTIONS = (ops.conv, ops.conv_input_grad, ops.conv_weight_grad)
 
@@ -53,7 +53,7 @@ def widened(graph: Graph) -> Graph:
 PAIRS = (ops.quantize, ops.dequantize, ops.dequantize_groups, block_matrix)
 MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
 TINY = 1e-30  # scales between it and its reciprocal have reciprocals
-OFFSET = 128  # from signed to unsigned codes
+OFFSET = 128  # from signed to unsigned quantized values
 Array = np.ndarray[Any, Any]
 
 
@@ -73,16 +73,16 @@ def fused(graph: Graph, machine: Machine) -> Graph:
 
 @dataclass(frozen=True)
 class Weights:
-    """Constant symmetric codes [k, n] or [n, k], with one scale or one per column of the product."""
+    """Constant symmetric quantized values [k, n] or [n, k], with one scale or one per column of the product."""
 
-    codes: Array
+    quantized: Array
     scale: Array  # of shape [1] or [n]
     is_transposed: bool
 
     @property
     def sums(self) -> Array:
         """Return the sum of each column."""
-        sums: Array = self.codes.sum(axis=1 if self.is_transposed else 0, dtype=np.int64).astype(np.int32)
+        sums: Array = self.quantized.sum(axis=1 if self.is_transposed else 0, dtype=np.int64).astype(np.int32)
         return sums
 
 
@@ -121,33 +121,33 @@ class IntegerProducts:
         left, weights = self.editor.producer(operand(node)), self.weights(operand(node, 1))
         if weights is None or left is None or left.op is not ops.dequantize or node.result.dtype is not float32:
             return
-        codes, scale = left.operands[0], left.operands[1]
-        assert codes is not None
+        quantized, scale = left.operands[0], left.operands[1]
+        assert quantized is not None
         assert scale is not None
         zero = self.zero_of(left)
         by_row = left.attributes["axis"] is not None and scale.ndim == 1
-        terms = weights.codes.shape[1 if weights.is_transposed else 0]
-        if codes.dtype not in (int8, uint8) or zero is None or terms > MAX_TERMS:
+        terms = weights.quantized.shape[1 if weights.is_transposed else 0]
+        if quantized.dtype not in (int8, uint8) or zero is None or terms > MAX_TERMS:
             return
         if by_row and (left.attributes["axis"] != 0 or len(node.result.shape) != 2 or zero != 0):
             return
         if not by_row and scale.ndim:
             return
         with self.editor.before(node) as b:
-            result = self.scaled(b, codes, scale if by_row else self.scalar(scale), zero, weights)
+            result = self.scaled(b, quantized, scale if by_row else self.scalar(scale), zero, weights)
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
 
     def convolution(self, node: Node) -> None:
-        """Rewrite a convolution with constant codes of images with one scale, or one for each."""
+        """Rewrite a convolution with constant quantized values of images with one scale, or one for each."""
         left, right = self.editor.producer(operand(node)), self.editor.producer(operand(node, 1))
         if left is None or right is None or left.op is not ops.dequantize or right.op is not ops.dequantize:
             return
-        codes, scale, zero = left.operands[0], left.operands[1], self.zero_of(left)
+        quantized, scale, zero = left.operands[0], left.operands[1], self.zero_of(left)
         data, scales = self.data(right.operands[0]), self.data(right.operands[1])
-        assert codes is not None
+        assert quantized is not None
         assert scale is not None
-        if data is None or scales is None or zero is None or codes.dtype not in (int8, uint8):
+        if data is None or scales is None or zero is None or quantized.dtype not in (int8, uint8):
             return
         if scale.ndim and left.attributes["axis"] != 0:
             return
@@ -160,14 +160,14 @@ class IntegerProducts:
         column = (1, -1, 1, 1)
         with self.editor.before(node) as b:
             factor = self.scalar(scale)
-            if codes.dtype is int8:
-                codes, zero = self.as_unsigned(codes), zero + OFFSET
+            if quantized.dtype is int8:
+                quantized, zero = self.as_unsigned(quantized), zero + OFFSET
             attributes = dict(node.attributes)
             if zero and any(n for pair in attributes["padding"] for n in pair):
                 widths = ((0, 0), (0, 0), *attributes["padding"])
-                codes, attributes["padding"] = ops.pad(codes, widths=widths, value=zero), ((0, 0), (0, 0))
-            weights = ops.cast(b.constant(shifted.astype(np.int8), name="codes"), dtype="int32")
-            sums = ops.conv(ops.cast(codes, dtype="int32"), weights, **attributes)
+                quantized, attributes["padding"] = ops.pad(quantized, widths=widths, value=zero), ((0, 0), (0, 0))
+            weights = ops.cast(b.constant(shifted.astype(np.int8), name="quantized"), dtype="int32")
+            sums = ops.conv(ops.cast(quantized, dtype="int32"), weights, **attributes)
             if zero:
                 offset = (zero * shifted.sum(axis=(1, 2, 3), dtype=np.int64)).astype(np.int32).reshape(column)
                 sums = sums - b.constant(offset, name="zero")
@@ -181,14 +181,14 @@ class IntegerProducts:
         self.editor.replace_value(node.result, result)
         self.editor.erase_dead(node)
 
-    def scaled(self, b: Builder, codes: Value, scale: Any, zero: int, weights: Weights) -> Value:
+    def scaled(self, b: Builder, quantized: Value, scale: Any, zero: int, weights: Weights) -> Value:
         """Build the integer product and scale its sums."""
-        if codes.dtype is int8:
-            codes, zero = self.as_unsigned(codes), zero + OFFSET
-        right = ops.cast(b.constant(weights.codes, name="codes"), dtype="int32")
+        if quantized.dtype is int8:
+            quantized, zero = self.as_unsigned(quantized), zero + OFFSET
+        right = ops.cast(b.constant(weights.quantized, name="quantized"), dtype="int32")
         if weights.is_transposed:
             right = ops.transpose(right, perm=(1, 0))
-        sums = ops.matmul(ops.cast(codes, dtype="int32"), right)
+        sums = ops.matmul(ops.cast(quantized, dtype="int32"), right)
         if zero:
             sums = sums - b.constant((zero * weights.sums.astype(np.int64)).astype(np.int32), name="zero")
         total = ops.cast(sums, dtype="float32")
@@ -197,11 +197,11 @@ class IntegerProducts:
         factor = ops.reshape(scale, shape=(*scale.shape, 1)) if scale.ndim else scale
         return total * factor * b.constant(weights.scale, name="scale")  # type: ignore[no-any-return]
 
-    def as_unsigned(self, codes: Value) -> Value:
-        """Return signed codes plus 128: quantized that way, or else converted."""
-        if codes in self.unsigned:
-            return self.unsigned[codes]
-        source = self.editor.producer(codes)
+    def as_unsigned(self, quantized: Value) -> Value:
+        """Return signed quantized values plus 128: quantized that way, or else converted."""
+        if quantized in self.unsigned:
+            return self.unsigned[quantized]
+        source = self.editor.producer(quantized)
         zero = None if source is None or source.op is not ops.quantize else self.zero_of(source)
         if source is not None and zero is not None:
             x, scale = source.operands[0], source.operands[1]
@@ -213,8 +213,8 @@ class IntegerProducts:
                     point = ops.broadcast_to(point, shape=scale.shape)
                 result = ops.quantize(x, scale, point, dtype="uint8", axis=axis)
         else:
-            result = ops.cast(ops.cast(codes, dtype="int32") + OFFSET, dtype="uint8")
-        self.unsigned[codes] = result
+            result = ops.cast(ops.cast(quantized, dtype="int32") + OFFSET, dtype="uint8")
+        self.unsigned[quantized] = result
         return result  # type: ignore[no-any-return]
 
     def rounding(self, node: Node) -> None:
@@ -279,7 +279,7 @@ class IntegerProducts:
         return scale if data is None else float(data.reshape(()))
 
     def weights(self, value: Value) -> Weights | None:
-        """Return constant codes that a product reads dequantized and perhaps transposed, or None."""
+        """Return constant quantized values that a product reads dequantized and perhaps transposed, or None."""
         producer = self.editor.producer(value)
         is_transposed = producer is not None and producer.op is ops.transpose and producer.attributes["perm"] == (1, 0)
         if is_transposed:
@@ -287,18 +287,22 @@ class IntegerProducts:
             producer = self.editor.producer(operand(producer))
         if producer is None or producer.op is not ops.dequantize:
             return None
-        codes, scale, zero = self.data(producer.operands[0]), self.data(producer.operands[1]), self.zero_of(producer)
+        quantized, scale, zero = (
+            self.data(producer.operands[0]),
+            self.data(producer.operands[1]),
+            self.zero_of(producer),
+        )
         axis = producer.attributes["axis"]
-        if codes is None or scale is None or zero is None or codes.ndim != 2:
+        if quantized is None or scale is None or zero is None or quantized.ndim != 2:
             return None
-        shifted = codes.astype(np.int32) - zero
+        shifted = quantized.astype(np.int32) - zero
         columns = 0 if is_transposed else 1
         if shifted.min() < -128 or shifted.max() > 127 or (scale.ndim and axis != columns):
             return None
         return Weights(shifted.astype(np.int8), scale.astype(np.float32).reshape(-1), is_transposed)
 
     def fold(self, node: Node) -> None:
-        """Replace constant codes that no integer kernel reads by their numbers."""
+        """Replace constant quantized values that no integer kernel reads by their numbers."""
         elements = [None if v is None else self.data(v) for v in node.operands]
         if any(v is not None and e is None for v, e in zip(node.operands, elements, strict=True)):
             return

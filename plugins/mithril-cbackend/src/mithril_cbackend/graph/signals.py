@@ -1,8 +1,8 @@
 """Signals as images of one row, where they are convolved as bytes or as bfloat16.
 
 A signal [batch, channels, length] has the elements of an image [batch, channels, 1, length], so that a reshape leaves
-convolutions, pools and averages of two axes, which kernels of words compute. It moves behind the operations that
-follow, as the transposes of images do, and before the rounding of the operands of a convolution.
+convolutions, pools and averages of two axes, which kernels of int8x4 groups compute. It moves behind the operations
+that follow, as the transposes of images do, and before the rounding of the operands of a convolution.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mithril_cbackend.graph import byte_images
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.vectorization import is_plain
-from mithril_cbackend.lowering.words.llvm_tiles import BYTES, PAIRS
+from mithril_cbackend.lowering.int8x4.llvm_tiles import BYTES, PAIRS
 
 LENGTH, WIDTH = 2, 3  # the axis of a signal, and where an image has it
 ROUNDINGS = (ops.quantize, ops.dequantize)
@@ -50,7 +50,7 @@ OF_IMAGES: dict[Any, Callable[[Attributes], Attributes]] = {
 
 
 def as_images(graph: Graph, machine: Machine) -> Graph:
-    """Return the graph with images instead of the signals that convolutions of words read and write."""
+    """Return the graph with images instead of the signals that convolutions of int8x4 groups read and write."""
     kinds = byte_images.kinds(machine)
     is_signal = any(n.op is ops.conv and len(n.result.shape) == 3 for n in graph.nodes)
     return Signals(graph, kinds.keys()).run() if kinds and is_signal else graph
@@ -68,7 +68,7 @@ class Signals:
             if len(node.results) != 1 or not self.is_signal(node):
                 continue
             follows = any(self.source(v) is not None for v in node.operands if v is not None)
-            if self.is_of_words(node) if node.op is ops.conv else follows:
+            if self.is_of_int8x4(node) if node.op is ops.conv else follows:
                 self.lift(node)
         return self.editor.freeze()
 
@@ -78,7 +78,7 @@ class Signals:
         is_known = node.op in OF_IMAGES or (is_plain(node) and not is_uniform(node))
         return source is not None and len(source.shape) == 3 and is_known
 
-    def is_of_words(self, node: Node) -> bool:
+    def is_of_int8x4(self, node: Node) -> bool:
         """Whether a convolution reads elements of 8 bits that were dequantized, or bfloat16, and constants."""
         left, right = (self.editor.producer(self.behind(operand(node, k))) for k in range(2))
         if left is None:

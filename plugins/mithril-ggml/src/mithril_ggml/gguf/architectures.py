@@ -107,7 +107,7 @@ def load_architecture(
     elif settings["static_inference"]:
         for parameter, (tensor, order, offset) in parts.items():
             blocks = tensor.blocks(order)
-            if blocks is not None and not offset and runner.reading_codes(blocks) is not None:
+            if blocks is not None and not offset and runner.reading_quantized(blocks) is not None:
                 matrices[parameter] = blocks
     for parameter, (tensor, order, offset) in parts.items():
         if parameter not in matrices:

@@ -48,10 +48,10 @@ def load_gguf(
 
     Without ``backend`` it runs on GGML with the weights as they are in the file (``mapped``: read from the disk as they
     are needed; the file must then not be changed; otherwise a copy of it is read). On other backends they are unpacked,
-    and compiled with ``options``. With ``static_inference=True``, backend 'c' multiplies the codes of the file by rows
-    of float32, or with ``quantization={"weights": "stored", "activations": "dynamic"}`` by rows of bytes. A file that
-    is damaged, or made to do harm, is an ``InputError``. Files of llama.cpp load if a plugin (mithril-hub) provides
-    their family; ``context`` is the number of positions in their cache, for ``ml.generate``.
+    and compiled with ``options``. With ``static_inference=True``, backend 'c' multiplies the quantized values of the
+    file by rows of float32, or with ``quantization={"weights": "stored", "activations": "dynamic"}`` by rows of bytes.
+    A file that is damaged, or made to do harm, is an ``InputError``. Files of llama.cpp load if a plugin (mithril-hub)
+    provides their family; ``context`` is the number of positions in their cache, for ``ml.generate``.
     """
     file = read_gguf(path, mapped=mapped, types=by_code())
     if file.metadata.get("general.architecture", ARCHITECTURE) != ARCHITECTURE:
@@ -74,11 +74,11 @@ def load_gguf(
 
 
 def _array(runner: Backend, x: Any, is_static: bool) -> Any:
-    """Return an array of a backend; codes that it reads stay in the file."""
+    """Return an array of a backend; quantized values that it reads stay in the file."""
     if isinstance(x, PackedArray) and not isinstance(runner, GGMLBackend) and is_static:
         kind = FORMATS.get(x.kind.name)
         blocks = None if kind is None else BlockMatrix(x.data, kind, x.shape, None, x.transposed)
-        if blocks is not None and runner.reading_codes(blocks) is not None:
+        if blocks is not None and runner.reading_quantized(blocks) is not None:
             return blocks
     return runner.array(x if runner.is_array(x) else np.asarray(x))
 

@@ -36,7 +36,7 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, Any]:
     Arrays that are compressed, or not aligned to their elements (``numpy.savez`` does not align them), are read;
     ``bind(..., release=True)`` moves them to a mapped file. All arrays are read-only: bound to a model with
     ``static_inference=True``, they are not copied, and packed weights are the only ones in memory. Quantized
-    tensors of GGUF files are decoded by ``numpy.asarray``; backend 'c' multiplies their codes with
+    tensors of GGUF files are decoded by ``numpy.asarray``; backend 'c' multiplies their quantized values with
     ``static_inference=True``, without decoding or rounding them.
     """
     file = Path(path)

@@ -195,13 +195,13 @@ def MatMulNBits(
     return y if bias is None else y + bias
 
 
-def _in_groups(codes, scale, zero):
-    """Return the numbers of 4-bit codes, two per byte, as backends with kernels for them read them."""
+def _in_groups(packed, scale, zero):
+    """Return the numbers of 4-bit values, two per byte, as backends with kernels for them read them."""
     table = np.arange(-8, 8, dtype=np.float32)
     offset = None if (zero == 8).all() else scale * (8 - zero.astype(np.float32)).astype(scale.dtype.numpy)
     builder = Builder.current()
     return ops.dequantize_groups(
-        builder.constant(codes, name="codes"), builder.constant(table, name="table"), scale, offset
+        builder.constant(packed, name="packed"), builder.constant(table, name="table"), scale, offset
     )
 
 

@@ -148,7 +148,7 @@ def _foldable(node: Node, constants: dict[Value, Any], limit: int) -> bool:
     if not all(v is None or v in constants for v in node.operands):
         return False
     if node.op in (dequantize, dequantize_groups) and node.result.ndim > 1:
-        return False  # codes take a fraction of the memory of their numbers, and integer kernels read them
+        return False  # quantized values take a fraction of the memory of their numbers, and integer kernels read them
     return all(is_static(v.shape) and int(numel(v.shape)) <= limit for v in node.results)
 
 

@@ -127,14 +127,14 @@ class Rewriter:
             return False
         kind = self.policy.kind(node)
         if kind == "low":
-            return not self._reads_codes(node)
+            return not self._reads_quantized(node)
         if kind == "full":
             return False
         firm = [v for v in floats if v not in self.soft]
         return bool(firm) and all(v in self.small for v in firm)
 
-    def _reads_codes(self, node: Node) -> bool:
-        """Whether a product reads codes of 8 or 4 bits, which a 16-bit dtype would replace by numbers."""
+    def _reads_quantized(self, node: Node) -> bool:
+        """Whether a product reads quantized values of 8 or 4 bits, which a 16-bit dtype would replace by numbers."""
         weights = node.operands[1] if len(node.operands) > 1 else None
         while weights is not None and (producer := self.graph.producers.get(weights)) is not None:
             if producer.op in (dequantize, dequantize_groups):

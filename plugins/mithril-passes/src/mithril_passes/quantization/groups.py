@@ -1,4 +1,4 @@
-"""4-bit weights in groups: codebooks, and codes with the scales that lose least."""
+"""4-bit weights in groups: codebooks, and quantized values with the scales that lose least."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 18  # weights that are encoded at a time, so that copies stay in the cache
-ROUNDS = 2  # of codes for a scale, and of the scale for these codes
+ROUNDS = 2  # of quantized values for a scale, and of the scale for these quantized values
 MAX_LOSS = 0.01  # of a scale by its rounding to float16
 
-# sixteen numbers each, in the order of the codes
+# sixteen numbers each, in the order of the quantized values
 CODEBOOKS: Mapping[str, tuple[float, ...]] = {
     "int4": tuple(float(n) for n in range(-8, 8)),
     # quantiles of the normal distribution (Dettmers et al., QLoRA, appendix E)
@@ -36,13 +36,13 @@ GROUPS = (32, 64, 128)
 class Encoded:
     """Operands of ``dequantize_groups``."""
 
-    codes: Array  # uint8 [n, k / 2]
+    quantized: Array  # uint8 [n, k / 2]
     table: Array
     scale: Array  # [n, k / group]
 
     @property
     def nbytes(self) -> int:
-        return int(self.codes.nbytes + self.scale.nbytes)
+        return int(self.quantized.nbytes + self.scale.nbytes)
 
 
 def table_of(codebook: str, is_integral: bool = False) -> Array:
@@ -54,12 +54,12 @@ def table_of(codebook: str, is_integral: bool = False) -> Array:
 
 
 def encode(weights: Array, codebook: str, group: int, is_integral: bool = False) -> Encoded:
-    """Return the codes of a matrix [n, k], whose rows are whole groups."""
+    """Return the quantized values of a matrix [n, k], whose rows are whole groups."""
     n, k = weights.shape
     table = table_of(codebook, is_integral)
     order = np.argsort(table, kind="stable").astype(np.uint8)
     numbers = table[order]
-    codes, scale = np.empty((n, k // 2), np.uint8), np.empty((n, k // group), np.float32)
+    quantized, scale = np.empty((n, k // 2), np.uint8), np.empty((n, k // group), np.float32)
     step = max(1, BLOCK // k)
     for first in range(0, n, step):
         part = slice(first, first + step)
@@ -67,16 +67,16 @@ def encode(weights: Array, codebook: str, group: int, is_integral: bool = False)
         s = _power_of_two(w) if codebook == "mxfp4" else _fitted(w, numbers)
         positions = _nearest(w, s, numbers)
         pairs = order[positions].reshape(len(weights[part]), k // 2, 2)
-        codes[part] = pairs[..., 0] | pairs[..., 1] << 4
+        quantized[part] = pairs[..., 0] | pairs[..., 1] << 4
         scale[part] = s.reshape(-1, k // group)
-    result = Encoded(codes, table, scale.astype(np.float16) if _fits_half(scale) else scale)
-    for array in (result.codes, result.table, result.scale):
+    result = Encoded(quantized, table, scale.astype(np.float16) if _fits_half(scale) else scale)
+    for array in (result.quantized, result.table, result.scale):
         array.setflags(write=False)  # programs for other sizes share them
     return result
 
 
 def _fitted(w: Array, numbers: Array) -> Array:
-    """Return the scale of each group, at first by its extreme, then by least squares for the nearest codes."""
+    """Return the scale of each group, at first by its extreme, then by least squares for the nearest values."""
     extreme = np.take_along_axis(w, np.abs(w).argmax(axis=1, keepdims=True), axis=1)
     best = extreme / (numbers[0] if -numbers[0] >= numbers[-1] else numbers[-1])
     best = _rounded(best)
@@ -105,7 +105,7 @@ def _fits_half(scale: Array) -> bool:
 
 
 def _power_of_two(w: Array) -> Array:
-    """Return the scales that map the exponent of each group's extreme to the largest one of the codes."""
+    """Return the scales that map the exponent of each group's extreme to the largest one of the quantized values."""
     top = np.abs(w).max(axis=1, keepdims=True)
     _, exponent = np.frexp(top)  # top = m * 2 ** exponent, m in [0.5, 1)
     return np.where(top > 0, np.ldexp(np.float32(1), exponent - 3), np.float32(1)).astype(np.float32)

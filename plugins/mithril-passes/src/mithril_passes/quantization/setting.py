@@ -13,7 +13,7 @@ from mithril_passes.quantization.ranges import Ranges
 
 ACTIVATIONS = ("uint8", "int8", "dynamic")
 GROUP_ACTIVATIONS = ("float32", "bfloat16", "dynamic")  # with 4-bit weights
-STORED = "stored"  # weights that are codes of a file stay so, others stay float32
+STORED = "stored"  # weights that are quantized values of a file stay so, others stay float32
 WEIGHTS = ("int8", *CODEBOOKS, STORED)
 
 
@@ -66,7 +66,7 @@ class Setting:
 
     @property
     def by_group(self) -> bool:
-        """Whether weights are codes in groups."""
+        """Whether weights are quantized values in groups."""
         return self.weights in CODEBOOKS or self.weights == STORED
 
     def keeps(self, path: str) -> bool:

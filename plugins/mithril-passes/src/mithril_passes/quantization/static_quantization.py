@@ -1,8 +1,8 @@
 """The pass ``static-quantization``: products of int8 weights and 8-bit activations as quantize and dequantize pairs.
 
-Each product reads ``dequantize(quantize(x))`` and ``dequantize(codes)``, so that every backend computes the meaning;
-a backend with integer kernels fuses the pairs. All readers of an activation that keep its range, such as residual
-additions and pools, read the same pair, so that only bytes are stored between quantized layers.
+Each product reads ``dequantize(quantize(x))`` and ``dequantize(quantized)``, so that every backend computes the
+meaning; a backend with integer kernels fuses the pairs. All readers of an activation that keep its range, such as
+residual additions and pools, read the same pair, so that only bytes are stored between quantized layers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mithril_passes.quantization.setting import STORED, Setting
 
 TAG = "quantized"
 SHARED = (ops.add, ops.max_pool, ops.avg_pool, ops.relu, ops.reshape, ops.transpose, ops.concat, ops.mean)
-ENCODED = ArrayCache()  # of weights: programs for other sizes share their codes
+ENCODED = ArrayCache()  # of weights: programs for other sizes share their quantized values
 TABLES = {ops.take: 0, ops.embedding: 1}  # look-ups of rows, and the operand that is the table
 MAX_TERMS = 66311  # products of the largest bytes whose sum fits 32 bits
 MIN_ELEMENTS = 256  # of weights; smaller ones save too little
@@ -65,14 +65,14 @@ def weight_of(graph: Graph, node: Node, trained: np.ndarray[Any, Any] | None = N
 
 
 def data_of(graph: Graph, value: Value | None) -> np.ndarray[Any, Any] | None:
-    """Return the elements of a constant or of stored codes, or None if the value is computed."""
+    """Return the elements of a constant or of stored quantized values, or None if the value is computed."""
     i = graph.input_of.get(value) if value is not None else None
     if i is not None:
         return None if i.role != "constant" or i.data is None else np.asarray(i.data)
     scalar = graph.producers.get(value) if value is not None else None
     if scalar is not None and scalar.is_constant:
         return np.asarray(scalar.attributes["value"], scalar.result.dtype.numpy)
-    reader = stored_codes(graph, value) or trained_rounding(graph, value)
+    reader = stored_quantized(graph, value) or trained_rounding(graph, value)
     if reader is None:
         return None
     operands = [data_of(graph, v) for v in reader.operands]
@@ -87,8 +87,8 @@ def trained_rounding(graph: Graph, value: Value | None) -> Node | None:
     return node if all(data_of(graph, v) is not None for v in node.operands) else None
 
 
-def stored_codes(graph: Graph, value: Value | None) -> Node | None:
-    """Return the node that reads a weight from the codes of a file, or None."""
+def stored_quantized(graph: Graph, value: Value | None) -> Node | None:
+    """Return the node that reads a weight from the quantized values of a file, or None."""
     node = graph.producers.get(value) if value is not None else None
     if node is None or not node.op.opaque or not node.operands:
         return None
@@ -117,12 +117,12 @@ def layer_of(node: Node) -> str:
 
 
 def encode(weights: np.ndarray[Any, Any], axis: int | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return symmetric int8 codes and their scales, one or one per element of an axis."""
+    """Return symmetric int8 quantized values and their scales, one or one per element of an axis."""
     summed = tuple(k for k in range(weights.ndim) if k != axis)
     top = np.abs(weights).max(axis=summed if axis is not None else None, keepdims=True)
     scale = np.where(top > 0, top / 127, 1).astype(np.float32)
-    codes = np.clip(np.rint(weights / scale), -127, 127).astype(np.int8)
-    return codes, scale.reshape(-1) if axis is not None else scale.reshape(())
+    quantized = np.clip(np.rint(weights / scale), -127, 127).astype(np.int8)
+    return quantized, scale.reshape(-1) if axis is not None else scale.reshape(())
 
 
 class Quantizer:
@@ -135,7 +135,7 @@ class Quantizer:
         self.rows: dict[tuple[Value, bool], Value] = {}  # rounded per row, or else per image
         self.matrices: dict[tuple[Value, bool], Value] = {}  # 4-bit weights, and whether they are transposed
         self.trained_weights: dict[Value, np.ndarray[Any, Any]] = {}  # their numbers, by the dequantized value
-        self.sizes = [0, 0]  # bytes of their codes and scales, and of their numbers
+        self.sizes = [0, 0]  # bytes of their quantized values and scales, and of their numbers
 
     def run(self) -> Graph:
         changed = False
@@ -194,10 +194,10 @@ class Quantizer:
         with self.editor.before(node) as b:
             if is_weight:
                 arrays = data_of(self.graph, x), data_of(self.graph, scale)
-                codes = b.constant(ops.quantize(*arrays, dtype="int8", axis=axis), name=f"{x.name}.codes")
+                quantized = b.constant(ops.quantize(*arrays, dtype="int8", axis=axis), name=f"{x.name}.quantized")
             else:
-                codes = ops.quantize(x, scale, dtype="int8", axis=axis)
-            pair = ops.dequantize(codes, scale, axis=axis)
+                quantized = ops.quantize(x, scale, dtype="int8", axis=axis)
+            pair = ops.dequantize(quantized, scale, axis=axis)
         if is_weight:
             self.trained_weights[pair] = np.asarray(data_of(self.graph, node.result))
         self.editor.replace_value(node.result, pair)
@@ -220,15 +220,16 @@ class Quantizer:
             return True
         return False
 
-    # -- codes of files ---------------------------------------------------------------------------------------------
+    # -- quantized values of files
+    # ---------------------------------------------------------------------------------------------
     def stored(self, node: Node) -> bool:
-        """Quantize the other operand of a product with codes, unless its layer stays in float."""
+        """Quantize the other operand of a product with quantized values, unless its layer stays in float."""
         right = node.operands[1] if node.op in (ops.linear, ops.matmul) else None
-        is_stored = stored_codes(self.graph, right) is not None
+        is_stored = stored_quantized(self.graph, right) is not None
         if (not is_stored and weight_of(self.graph, node) is None) or self.stays(layer_of(node)):
             return False
         if right is None or not is_stored:
-            message = f"its weights are no codes of a file that backend '{self.context.backend.name}' reads"
+            message = f"its weights are no quantized values of a file that backend '{self.context.backend.name}' reads"
             self.context.record("downgrade", f"'{layer_of(node)}' stays float32: {message}")
             return False
         self.multiply(node, right)
@@ -236,7 +237,7 @@ class Quantizer:
 
     # -- groups of 4 bits -------------------------------------------------------------------------------------------
     def grouped(self, node: Node, weights: np.ndarray[Any, Any]) -> bool:
-        """Let a product read 4-bit codes, unless its layer stays in float."""
+        """Let a product read 4-bit quantized values, unless its layer stays in float."""
         x, is_transposed = node.operands[0], node.op is ops.matmul
         assert x is not None
         if self.stays(layer_of(node)):
@@ -251,7 +252,7 @@ class Quantizer:
         return True
 
     def multiply(self, node: Node, right: Value) -> None:
-        """Let a product read codes, and its left operand in the dtype of the setting."""
+        """Let a product read quantized values, and its left operand in the dtype of the setting."""
         x = node.operands[0]
         assert x is not None
         with self.editor.before(node):
@@ -268,7 +269,7 @@ class Quantizer:
         self.editor.erase_dead(node)
 
     def rows_of(self, node: Node, table: np.ndarray[Any, Any]) -> bool:
-        """Let a look-up read rows of 4-bit codes, unless its layer stays in float."""
+        """Let a look-up read rows of 4-bit quantized values, unless its layer stays in float."""
         matrix = None if self.stays(layer_of(node)) else self.matrix(node, table, False)
         if matrix is None:
             return False
@@ -278,7 +279,7 @@ class Quantizer:
         return True
 
     def matrix(self, node: Node, weights: np.ndarray[Any, Any], is_transposed: bool) -> Value | None:
-        """Return the numbers of the codes of a matrix, or None if its sums are not whole groups."""
+        """Return the numbers of the quantized values of a matrix, or None if its sums are not whole groups."""
         setting, w = self.setting, node.operands[TABLES.get(node.op, 1)]
         assert w is not None
         if (w, is_transposed) in self.matrices:
@@ -292,7 +293,7 @@ class Quantizer:
         encoded = ENCODED.get(weights, (*arguments, is_transposed), lambda: groups.encode(rows, *arguments))
         self.sizes[0] += encoded.nbytes
         self.sizes[1] += weights.nbytes
-        parts = {"codes": encoded.codes, "table": encoded.table, "scale": encoded.scale}
+        parts = {"quantized": encoded.quantized, "table": encoded.table, "scale": encoded.scale}
         with self.editor.before(node) as b:
             numbers = ops.dequantize_groups(*(b.constant(x, name=f"{w.name}.{part}") for part, x in parts.items()))
             result = ops.transpose(numbers, perm=(1, 0)) if is_transposed else numbers
@@ -319,8 +320,8 @@ class Quantizer:
             if pair is not None and pair.attributes["axis"] in (None, channel_axis(node)):
                 right = w
             else:
-                codes, scale = encode(weights, axis)
-                numbers = b.constant(codes, name=f"{w.name}.codes")
+                quantized, scale = encode(weights, axis)
+                numbers = b.constant(quantized, name=f"{w.name}.quantized")
                 right = ops.dequantize(numbers, b.constant(scale, name=f"{w.name}.scale"), axis=axis)
             is_of_rows = left is not x and left.shape != x.shape  # each with its own scale
             if is_of_rows:
@@ -343,8 +344,8 @@ class Quantizer:
             assert self.setting.ranges is not None
             scale, zero = affine(self.setting.ranges.values[x.name], self.setting.activations)
             s, z = b.constant(float(scale), "float32"), b.constant(int(zero), "int32")
-            codes = ops.quantize(x, s, z, dtype=self.setting.activations)
-            pair = self.pairs[x] = ops.dequantize(codes, s, z)
+            quantized = ops.quantize(x, s, z, dtype=self.setting.activations)
+            pair = self.pairs[x] = ops.dequantize(quantized, s, z)
         return pair
 
     def dynamic(self, node: Node, x: Value) -> Value:

@@ -83,7 +83,7 @@ def main(name: str, distribution: str) -> None:
 
 def resolve_all() -> None:
     """Import every public name of the core, so that a plugin that replaces one is noticed."""
-    for package in (mithril, *(import_module(f"mithril.{room.name}") for room in iter_modules(mithril.__path__))):
+    for package in (mithril, *(import_module(f"mithril.{package.name}") for package in iter_modules(mithril.__path__))):
         for name in getattr(package, "__all__", ()):
             getattr(package, name)
     for name in mithril._MODULE_OF:

@@ -1,7 +1,8 @@
-"""Formats of blocks in GGUF files: codes of a few bits, and the scales of their groups.
+"""Formats of blocks in GGUF files: quantized values of a few bits, and the scales of their groups.
 
-A block has codes of 32 or 256 neighboring elements of a row. An element is ``numbers[code] * scale + offset`` of its
-group, where scales and offsets of large blocks are codes as well, with a factor for the block.
+A block has quantized values of 32 or 256 neighboring elements of a row. An element is ``numbers[value] * scale +
+offset`` of its group, where scales and offsets of large blocks are quantized values as well, with a factor for the
+block.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ MICROSCALING = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -
 
 @dataclass(frozen=True)
 class Scales:
-    """Numbers [rows, groups]: float16 or float32, or int8 codes with a float16 factor for each block."""
+    """Numbers [rows, groups]: float16 or float32, or int8 quantized values with a float16 factor for each block."""
 
-    codes: Array
+    quantized: Array
     factor: Array | None = None  # [rows, blocks]
 
     @property
     def numbers(self) -> Array:
         """Return them as float32."""
         if self.factor is None:
-            return self.codes.astype(np.float32)
+            return self.quantized.astype(np.float32)
         factor = self.factor.astype(np.float32)
-        return self.codes * np.repeat(factor, self.codes.shape[1] // factor.shape[1], axis=1)
+        return self.quantized * np.repeat(factor, self.quantized.shape[1] // factor.shape[1], axis=1)
 
     @property
     def is_finite(self) -> bool:
-        return bool(np.isfinite(self.codes if self.factor is None else self.factor).all())
+        return bool(np.isfinite(self.quantized if self.factor is None else self.factor).all())
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ class Format:
     block: int  # elements
     bytes: int
     group: int  # elements with one scale
-    table: Array | None  # of the numbers of codes, consecutive integers if they have more than 4 bits; None: codes are
-    codes: Callable[[Array], Array]  # uint8, or int8 without a table; [..., elements]
+    table: Array | None  # of numbers, consecutive integers for more than 4 bits; None: quantized values are
+    quantized: Callable[[Array], Array]  # uint8, or int8 without a table; [..., elements]
     scale: Callable[[Array], Scales]
     offset: Callable[[Array], Scales] | None = None
 
     @property
     def bits(self) -> int:
-        """Return the bits of a code."""
+        """Return the bits of a quantized value."""
         return 8 if self.table is None else len(self.table).bit_length() - 1
 
     def row(self, elements: int) -> int:
@@ -77,8 +78,8 @@ class Format:
         if not data.size:
             return np.empty((len(data), data.shape[1] // self.bytes * self.block), np.float32)
         blocks = self.blocks(data)
-        codes = self.codes(blocks).reshape(len(data), -1, self.group)
-        numbers = codes.astype(np.float32) if self.table is None else self.table[codes]
+        quantized = self.quantized(blocks).reshape(len(data), -1, self.group)
+        numbers = quantized.astype(np.float32) if self.table is None else self.table[quantized]
         with np.errstate(over="ignore", invalid="ignore"):
             scale, *offset = (head.numbers[..., None] for head in self.heads(blocks))
             numbers *= scale
@@ -102,17 +103,17 @@ def _plain(start: int) -> Callable[[Array], Scales]:
     return lambda blocks: Scales(read(blocks))
 
 
-def _factored(codes: Callable[[Array], Array], start: int, sign: int = 1) -> Callable[[Array], Scales]:
+def _factored(quantized: Callable[[Array], Array], start: int, sign: int = 1) -> Callable[[Array], Scales]:
     read = _half(start, sign)
 
     def scales(blocks: Array) -> Scales:
-        return Scales(codes(blocks).astype(np.int8).reshape(len(blocks), -1), read(blocks))
+        return Scales(quantized(blocks).astype(np.int8).reshape(len(blocks), -1), read(blocks))
 
     return scales
 
 
 def _halves(start: int) -> Callable[[Array], Array]:
-    """Return a function for 4-bit codes, the lower halves of 16 bytes before the upper ones."""
+    """Return a function for 4-bit quantized values, the lower halves of 16 bytes before the upper ones."""
 
     def read(blocks: Array) -> Array:
         q = blocks[..., start : start + 16]
@@ -122,12 +123,12 @@ def _halves(start: int) -> Callable[[Array], Array]:
 
 
 def _fives(start: int) -> Callable[[Array], Array]:
-    """Return a function for 5-bit codes, whose highest bits precede the others."""
+    """Return a function for 5-bit quantized values, whose highest bits precede the others."""
 
     def read(blocks: Array) -> Array:
         high = np.unpackbits(blocks[..., start : start + 4], axis=-1, bitorder="little")
-        codes: Array = _halves(start + 4)(blocks) | high << 4
-        return codes
+        quantized: Array = _halves(start + 4)(blocks) | high << 4
+        return quantized
 
     return read
 
@@ -141,12 +142,12 @@ def _powers(blocks: Array) -> Scales:
 
 
 def _large_halves(start: int) -> Callable[[Array], Array]:
-    """Return a function for 4-bit codes of large blocks: 32 bytes have 64 of them."""
+    """Return a function for 4-bit quantized values of large blocks: 32 bytes have 64 of them."""
 
     def read(blocks: Array) -> Array:
         q = blocks[..., start : start + 128].reshape(*blocks.shape[:-1], 4, 32)
-        codes: Array = np.stack([q & 15, q >> 4], -2).reshape(*blocks.shape[:-1], LARGE)
-        return codes
+        quantized: Array = np.stack([q & 15, q >> 4], -2).reshape(*blocks.shape[:-1], LARGE)
+        return quantized
 
     return read
 
@@ -154,17 +155,17 @@ def _large_halves(start: int) -> Callable[[Array], Array]:
 def _q5_k(blocks: Array) -> Array:
     bits = np.arange(8, dtype=np.uint8)[:, None]
     high = (blocks[..., None, 16:48] >> bits & 1).reshape(*blocks.shape[:-1], LARGE)
-    codes: Array = _large_halves(48)(blocks) | high << 4
-    return codes
+    quantized: Array = _large_halves(48)(blocks) | high << 4
+    return quantized
 
 
 def _sixes(blocks: Array, start: int) -> Array:
-    """Return eight pairs of 6-bit codes, scales before offsets, of 12 bytes."""
+    """Return eight pairs of 6-bit quantized values, scales before offsets, of 12 bytes."""
     s = blocks[..., start : start + 12]
     scale = np.concatenate([s[..., :4] & 63, s[..., 8:] & 15 | s[..., :4] >> 6 << 4], -1)
     offset = np.concatenate([s[..., 4:8] & 63, s[..., 8:] >> 4 | s[..., 4:8] >> 6 << 4], -1)
-    codes: Array = np.stack([scale, offset], -2)
-    return codes
+    quantized: Array = np.stack([scale, offset], -2)
+    return quantized
 
 
 def _q6_k(blocks: Array) -> Array:
@@ -172,30 +173,30 @@ def _q6_k(blocks: Array) -> Array:
     q = blocks[..., :128].reshape(*lead, 2, 64)
     low: Array = np.concatenate([q & 15, q >> 4], -1)
     high = _two_bits(blocks[..., 128:192])
-    codes: Array = low.reshape(*lead, LARGE) | high << 4
-    return codes
+    quantized: Array = low.reshape(*lead, LARGE) | high << 4
+    return quantized
 
 
 def _two_bits(q: Array) -> Array:
-    """Return 2-bit codes of 64 bytes: 32 bytes have 128 of them."""
+    """Return 2-bit quantized values of 64 bytes: 32 bytes have 128 of them."""
     parts = q.reshape(*q.shape[:-1], 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
-    codes: Array = parts.reshape(*q.shape[:-1], LARGE)
-    return codes
+    quantized: Array = parts.reshape(*q.shape[:-1], LARGE)
+    return quantized
 
 
 def _q3_k(blocks: Array) -> Array:
     bits = np.arange(8, dtype=np.uint8)[:, None]
     high = (blocks[..., None, :32] >> bits & 1).reshape(*blocks.shape[:-1], LARGE)
-    codes: Array = _two_bits(blocks[..., 32:96]) | high << 2
-    return codes
+    quantized: Array = _two_bits(blocks[..., 32:96]) | high << 2
+    return quantized
 
 
 def _q3_k_scales(blocks: Array) -> Array:
     s = blocks[..., 96:108]
     low = np.concatenate([s[..., :8] & 15, s[..., :8] >> 4], -1)
     high = (s[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(low.shape)
-    codes: Array = (low | high << 4).astype(np.int8) - np.int8(32)
-    return codes
+    quantized: Array = (low | high << 4).astype(np.int8) - np.int8(32)
+    return quantized
 
 
 def _iq4_xs(blocks: Array) -> Array:
@@ -206,8 +207,8 @@ def _iq4_xs(blocks: Array) -> Array:
 def _iq4_xs_scales(blocks: Array) -> Array:
     low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).reshape(*blocks.shape[:-1], 8)
     high = (blocks[..., 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(low.shape)
-    codes: Array = (low | high << 4).astype(np.int8) - np.int8(32)
-    return codes
+    quantized: Array = (low | high << 4).astype(np.int8) - np.int8(32)
+    return quantized
 
 
 _FORMATS = [
@@ -245,5 +246,5 @@ OTHERS = {
     35: "tq2_0",
     40: "nvfp4",
     41: "q1_0",
-}  # ggml's names of codes in files
-TERNARY = (34, 35)  # codes of those that the ggml library decodes
+}  # ggml's names of quantized values in files
+TERNARY = (34, 35)  # quantized values of those that the ggml library decodes

@@ -16,31 +16,31 @@ STEP = 1 << 20  # elements that are decoded at a time
 
 
 class BlockMatrix(EncodedWeight):
-    """An array of float32 whose rows are blocks of codes: a view of a file that ``numpy.asarray`` decodes.
+    """An array of float32 whose rows are blocks of quantized values: a view of a file that ``numpy.asarray`` decodes.
 
     ``order`` has the number of the stored row for each row. With ``transposed`` these are its columns.
     """
 
     def __init__(
         self,
-        codes: Array,
+        quantized: Array,
         format: Format,
         shape: tuple[int, ...],
         order: Array | None = None,
         transposed: bool = False,
     ) -> None:
-        super().__init__(codes, shape, order)
+        super().__init__(quantized, shape, order)
         self.format, self.transposed = format, transposed
 
     def decoded(self) -> Array:
         """Return the numbers as float32."""
         shape = self.shape[::-1] if self.transposed else self.shape
-        rows = len(self.codes) if self.order is None else len(self.order)
+        rows = len(self.quantized) if self.order is None else len(self.order)
         result = np.empty((rows, shape[-1]), np.float32)
         step = max(1, STEP // max(1, shape[-1]))
         for first in range(0, rows, step):
             part = slice(first, first + step)
-            result[part] = self.format.decoded(self.codes[part if self.order is None else self.order[part]])
+            result[part] = self.format.decoded(self.quantized[part if self.order is None else self.order[part]])
         result = result.reshape(shape)
         return result.T if self.transposed else result
 

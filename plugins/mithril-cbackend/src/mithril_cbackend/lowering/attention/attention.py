@@ -2,8 +2,8 @@
 
 Keys and values of a head are packed once. Each block of queries is multiplied with the keys, softmax turns its scores
 into weights in place, and the weights are multiplied with the values. Rows are divided by their sums at the end, since
-a row of the result is shorter than a row of weights. Panels of keys that are masked for a whole block are skipped; the
-remaining weights of zero are multiplied like others.
+a row of the result is shorter than a row of weights. Packed blocks of keys that are masked for a whole block are
+skipped; the remaining weights of zero are multiplied like others.
 """
 
 from __future__ import annotations

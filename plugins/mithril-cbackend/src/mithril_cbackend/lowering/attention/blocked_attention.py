@@ -20,7 +20,7 @@ from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBui
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.element.views import view, view_strides
 from mithril_cbackend.lowering.matmul import naive_contractions
-from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_packed_block, count, multiply, tile_for
 from mithril_cbackend.lowering.rows import reductions
 
 BLOCK = 32  # queries per block, at most
@@ -87,7 +87,7 @@ class Sizes:
 
     @property
     def row(self) -> Any:
-        """Elements of a row of scores, rounded up to whole panels."""
+        """Elements of a row of scores, rounded up to whole packed blocks."""
         return count(self.keys, self.keys_tile.columns) * self.keys_tile.columns
 
     def parts(self, machine: Machine) -> dict[str, Any]:
@@ -201,28 +201,28 @@ class BlockedAttention:
             start = start + i * step
         return Matrix(buffer, start, row, column)
 
-    def panels(self, value: Value, head: Index, part: str, rows: int, columns: int, tile: Tile) -> None:
-        """Copy a [rows, columns] operand to panels of the tile's width."""
+    def packed_blocks(self, value: Value, head: Index, part: str, rows: int, columns: int, tile: Tile) -> None:
+        """Copy a [rows, columns] operand to packed blocks of the tile's width."""
         stored, size = self.matrix(value, head), tile.columns * rows
         lead = naive_contractions.batch_position(head, shape_of(value)[:-2])
 
         def copy(number: Any, width: int) -> None:
             first = number * tile.columns
-            panel = Matrix(self.buffer, self.offsets[part] + number * size, tile.columns, 1)
+            packed_block = Matrix(self.buffer, self.offsets[part] + number * size, tile.columns, 1)
 
             def element(i: Any, j: Any) -> t.Expr:
                 return self.reader.at(value, (*lead, i, first + j))
 
             matrix = None if stored is None else stored.from_column(first)
-            copy_panel(self.frame, element, matrix, rows, width, panel)
+            copy_packed_block(self.frame, element, matrix, rows, width, packed_block)
 
-        full_panels, rest = whole_and_rest(columns, tile.columns)
-        if full_panels != 0:
-            with self.reader.loop("panel", full_panels) as number:
+        full_packed_blocks, rest = whole_and_rest(columns, tile.columns)
+        if full_packed_blocks != 0:
+            with self.reader.loop("packed_block", full_packed_blocks) as number:
                 copy(number, tile.columns)
         if rest != 0:
             with self.present(rest):
-                copy(full_panels, rest)
+                copy(full_packed_blocks, rest)
 
     @contextmanager
     def present(self, rest: Any) -> Iterator[None]:
@@ -235,17 +235,17 @@ class BlockedAttention:
 
     def prepare(self, head: Index) -> None:
         s, full = self.sizes, (*head, *[0] * len(self.sizes.sharing))
-        self.panels(self.keys, full, "keys", s.inner, s.keys, s.keys_tile)
-        self.panels(self.values, full, "values", s.keys, s.outer, s.values_tile)
+        self.packed_blocks(self.keys, full, "keys", s.inner, s.keys, s.keys_tile)
+        self.packed_blocks(self.values, full, "values", s.keys, s.outer, s.values_tile)
 
     # -- a block of queries ---------------------------------------------------------------------------------------
     def block(self, lead: Index, first: Any, rows: int) -> None:
-        panels = self.visible_panels(lead, first + (rows - 1))
+        packed_blocks = self.visible_packed_blocks(lead, first + (rows - 1))
         self.copy_queries(lead, first, rows)
         self.mask_tail(rows)
-        self.score(lead, first, rows, panels)
-        self.softmax_block(rows, panels)
-        self.multiply_values(lead, first, rows, panels)
+        self.score(lead, first, rows, packed_blocks)
+        self.softmax_block(rows, packed_blocks)
+        self.multiply_values(lead, first, rows, packed_blocks)
 
     def mask_tail(self, rows: int) -> None:
         """Mask the columns after the last key with minus infinity."""
@@ -255,20 +255,20 @@ class BlockedAttention:
                 offset = self.offsets["scores"] + row * s.row + (j + s.keys)
                 self.code.store(self.buffer, offset, t.const(-math.inf, "float32"))
 
-    def visible_panels(self, lead: Index, query: Any) -> Any:
-        """Return the number of panels visible up to a query; at least one, so that fully masked rows give nan."""
+    def visible_packed_blocks(self, lead: Index, query: Any) -> Any:
+        """Return the number of packed blocks visible up to a query, at least one: fully masked rows give nan."""
         s, columns = self.sizes, self.sizes.keys_tile.columns
         total = s.row // columns
-        panels: Any = total if isinstance(total, int) else None
+        packed_blocks: Any = total if isinstance(total, int) else None
         for value, extra in self.limits:
             keys = self.reader.broadcast(value, (*lead, query, 0))
             last = clamped(self.reader, keys + (extra - 1), 0, s.keys - 1)
             visible = self.reader.position(last // columns + 1)
-            if panels is None or isinstance(panels, int):
-                panels = visible
+            if packed_blocks is None or isinstance(packed_blocks, int):
+                packed_blocks = visible
             else:
-                panels = self.reader.position(t.select(visible < panels, visible, panels))
-        return self.reader.position(t.index(total)) if panels is None else panels
+                packed_blocks = self.reader.position(t.select(visible < packed_blocks, visible, packed_blocks))
+        return self.reader.position(t.index(total)) if packed_blocks is None else packed_blocks
 
     def copy_queries(self, lead: Index, first: Any, rows: int) -> None:
         shape, inner = shape_of(self.query), self.sizes.inner
@@ -292,15 +292,15 @@ class BlockedAttention:
                 pending += [v for v in node.operands if v is not None]
         return nodes
 
-    def score(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
+    def score(self, lead: Index, first: Any, rows: int, packed_blocks: Any) -> None:
         s, tile, product = self.sizes, self.sizes.keys_tile, self.attention.first.result
 
         def left(row: Any, k: Any) -> t.Expr:
             return t.load(self.buffer, self.offsets["query"] + row * s.inner + k)
 
-        def score_panel(number: Any, width: int) -> None:
+        def score_packed_block(number: Any, width: int) -> None:
             begin = number * tile.columns
-            panel = Matrix(self.buffer, self.offsets["keys"] + begin * s.inner, tile.columns, 1)
+            packed_block = Matrix(self.buffer, self.offsets["keys"] + begin * s.inner, tile.columns, 1)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 key = begin + column
@@ -309,24 +309,26 @@ class BlockedAttention:
                 target = self.offsets["scores"] + row * s.row + key
                 self.code.store(self.buffer, target, self.reader.at(self.attention.scores, index))
 
-            multiply(self.frame, rows, (s.inner,), tile, left, panel, width, emit, self.vector, LAST)
+            multiply(self.frame, rows, (s.inner,), tile, left, packed_block, width, emit, self.vector, LAST)
 
-        full_panels, rest = whole_and_rest(s.keys, tile.columns)
-        if isinstance(panels, int) or (isinstance(rest, int) and not rest):
-            if full_panels:
-                with self.reader.loop("panel", full_panels if isinstance(panels, int) else panels) as number:
-                    score_panel(number, tile.columns)
+        full_packed_blocks, rest = whole_and_rest(s.keys, tile.columns)
+        if isinstance(packed_blocks, int) or (isinstance(rest, int) and not rest):
+            if full_packed_blocks:
+                with self.reader.loop(
+                    "packed_block", full_packed_blocks if isinstance(packed_blocks, int) else packed_blocks
+                ) as number:
+                    score_packed_block(number, tile.columns)
             if rest:
-                score_panel(full_panels, rest)
+                score_packed_block(full_packed_blocks, rest)
             return
-        if full_panels != 0:
-            num_panels = t.select(panels < full_panels, panels, t.index(full_panels))
-            with self.reader.loop("panel", self.reader.position(num_panels)) as number:
-                score_panel(number, tile.columns)
-        with self.code.when(panels > full_panels), self.reader.loop("last", 1):
-            score_panel(full_panels, rest)
+        if full_packed_blocks != 0:
+            num_packed_blocks = t.select(packed_blocks < full_packed_blocks, packed_blocks, t.index(full_packed_blocks))
+            with self.reader.loop("packed_block", self.reader.position(num_packed_blocks)) as number:
+                score_packed_block(number, tile.columns)
+        with self.code.when(packed_blocks > full_packed_blocks), self.reader.loop("last", 1):
+            score_packed_block(full_packed_blocks, rest)
 
-    def softmax_block(self, rows: int, panels: Any) -> None:
+    def softmax_block(self, rows: int, packed_blocks: Any) -> None:
         """Replace scores by exp(score - max), and save the reciprocal of each row's sum."""
         for first, num_groups, group_size in (
             (0, rows // ROWS_AT_ONCE, ROWS_AT_ONCE),
@@ -335,9 +337,9 @@ class BlockedAttention:
             if num_groups:
                 with self.reader.loop("row", num_groups) as k:
                     begin = k * group_size + first
-                    self.softmax_rows([begin + n for n in range(group_size)], panels)
+                    self.softmax_rows([begin + n for n in range(group_size)], packed_blocks)
 
-    def softmax_rows(self, rows: list[Any], panels: Any) -> None:
+    def softmax_rows(self, rows: list[Any], packed_blocks: Any) -> None:
         """Compute several rows together, to hide the latency of their reductions."""
         code, reader, buffer, row = self.code, self.reader, self.buffer, self.sizes.row
         starts = [reader.position(self.offsets["scores"] + k * row) for k in rows]
@@ -351,20 +353,20 @@ class BlockedAttention:
             code.store(buffer, offset, weight)
             return total + weight
 
-        row_max = self.reduce_rows(ops.max, starts, panels, update_max)
-        sums = self.reduce_rows(ops.sum, starts, panels, update_sum)
+        row_max = self.reduce_rows(ops.max, starts, packed_blocks, update_max)
+        sums = self.reduce_rows(ops.sum, starts, packed_blocks, update_sum)
         for k, total in zip(rows, sums, strict=True):
             factor = t.const(1.0, "float32") / total
             code.store(buffer, self.offsets["factors"] + k, factor)
 
-    def reduce_rows(self, op: Op, starts: list[Any], panels: Any, update: Any) -> list[t.Expr]:
+    def reduce_rows(self, op: Op, starts: list[Any], packed_blocks: Any, update: Any) -> list[t.Expr]:
         """Reduce the rows of scores that begin at ``starts``."""
         code, reader, columns = self.code, self.reader, self.sizes.keys_tile.columns
         totals = [code.alloc(op.name, columns, "float32") for _ in starts]
         for total in totals:
             with reader.loop("j", columns, t.VECTORIZED) as j:
                 code.store(total, j, reductions.identity(op, float32))
-        with reader.loop("panel", panels) as number:
+        with reader.loop("packed_block", packed_blocks) as number:
             for i, (start, total) in enumerate(zip(starts, totals, strict=True)):
                 for v in range(columns // self.lanes):
                     with reader.loop("j", self.lanes, t.VECTORIZED) as j:
@@ -374,10 +376,10 @@ class BlockedAttention:
         results = [reductions.reduce_lanes(self.frame, op, total, columns, float32, 0) for total in totals]
         return [code.let(x, op.name) for x in results]
 
-    def multiply_values(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
+    def multiply_values(self, lead: Index, first: Any, rows: int, packed_blocks: Any) -> None:
         """Multiply weights with values, scale by the row factors and write the result in its final layout."""
         s, tile = self.sizes, self.sizes.values_tile
-        keys = self.num_keys(panels)
+        keys = self.num_keys(packed_blocks)
         strides = view_strides(self.chain, self.attention.second.result)
         assert strides is not None
         *steps, row_step, column_step = strides
@@ -389,9 +391,9 @@ class BlockedAttention:
         def left(row: Any, k: Any) -> t.Expr:
             return t.load(self.buffer, self.offsets["scores"] + row * s.row + k)
 
-        def multiply_panel(number: Any, width: int) -> None:
+        def multiply_packed_block(number: Any, width: int) -> None:
             begin = number * tile.columns
-            panel = self.panel_of_values(lead, begin)
+            packed_block = self.packed_block_of_values(lead, begin)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 factor = t.load(self.buffer, self.offsets["factors"] + row)
@@ -400,24 +402,24 @@ class BlockedAttention:
                     scaled = t.select(t.isnan(factor), t.const(0.0, "float32"), scaled)
                 self.code.store(result.buffer, result.offset(row, begin + column), scaled)
 
-            multiply(self.frame, rows, (keys,), tile, left, panel, width, emit, column_step == 1, LAST)
+            multiply(self.frame, rows, (keys,), tile, left, packed_block, width, emit, column_step == 1, LAST)
 
-        full_panels, rest = divmod(s.outer, tile.columns)
-        if full_panels:
-            with self.reader.loop("panel", full_panels) as number:
-                multiply_panel(number, tile.columns)
+        full_packed_blocks, rest = divmod(s.outer, tile.columns)
+        if full_packed_blocks:
+            with self.reader.loop("packed_block", full_packed_blocks) as number:
+                multiply_packed_block(number, tile.columns)
         if rest:
-            multiply_panel(full_panels, rest)
+            multiply_packed_block(full_packed_blocks, rest)
 
-    def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
-        """Return the panel of values that begins at a column."""
+    def packed_block_of_values(self, lead: Index, begin: Any) -> Matrix:
+        """Return the packed block of values that begins at a column."""
         start = self.offsets["values"] + begin * self.sizes.keys
         return Matrix(self.buffer, start, self.sizes.values_tile.columns, 1)
 
-    def num_keys(self, panels: Any) -> Any:
-        """Return the number of keys in ``panels`` panels."""
+    def num_keys(self, packed_blocks: Any) -> Any:
+        """Return the number of keys in ``packed_blocks`` packed blocks."""
         s, columns = self.sizes, self.sizes.keys_tile.columns
-        if isinstance(panels, int):
+        if isinstance(packed_blocks, int):
             return s.keys
-        keys = self.reader.position(panels * columns)
+        keys = self.reader.position(packed_blocks * columns)
         return keys if s.row == s.keys else clamped(self.reader, keys, 0, s.keys)

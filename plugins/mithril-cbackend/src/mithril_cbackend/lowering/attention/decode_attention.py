@@ -22,16 +22,16 @@ class DecodeAttention(BlockedAttention):
     def prepare(self, head: Index) -> None:
         pass
 
-    def panel_of_values(self, lead: Index, begin: Any) -> Matrix:
+    def packed_block_of_values(self, lead: Index, begin: Any) -> Matrix:
         values = self.matrix(self.values, lead)
         assert values is not None
         return values.from_column(begin)
 
-    def score(self, lead: Index, first: Any, rows: int, panels: Any) -> None:
+    def score(self, lead: Index, first: Any, rows: int, packed_blocks: Any) -> None:
         s, lanes = self.sizes, self.lanes
         keys = self.matrix(self.keys, lead)
         assert keys is not None
-        groups = panels * (s.keys_tile.columns // lanes)
+        groups = packed_blocks * (s.keys_tile.columns // lanes)
         with self.reader.loop("group", groups) as group:
             begin = group * lanes
             if s.row != s.keys:  # the last group overlaps the one before

@@ -1,4 +1,4 @@
-"""Sizes of convolutions of bytes and pairs: the copied image, runs of words, tiles of pixels.
+"""Sizes of convolutions of bytes and pairs: the copied image, runs of int8x4 groups, tiles of pixels.
 
 Batch, height and width may be symbolic. Tiles of a symbolic number of pixels have the height of full ones, or one of a
 few smaller ones that is selected at run time.
@@ -13,9 +13,9 @@ from typing import Any
 
 from mithril.graph import Node, Size, uint32
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
-from mithril_cbackend.lowering.matmul import word_products
+from mithril_cbackend.lowering.int8x4.llvm_tiles import AMX, AMX_INT8X4, NATIVE, Instructions
+from mithril_cbackend.lowering.matmul import int8x4_products
 from mithril_cbackend.lowering.matmul.microkernel import count
-from mithril_cbackend.lowering.words.llvm_tiles import AMX, AMX_WORDS, NATIVE, Instructions
 
 
 def may_exceed(size: Size, limit: Size) -> bool:
@@ -29,7 +29,7 @@ class Plan:
     """Sizes of the copied image, of runs and of tiles."""
 
     machine_use: Instructions
-    image: tuple[int, ...]  # [batch, height, width, words]
+    image: tuple[int, ...]  # [batch, height, width, int8x4 groups]
     group: int  # channels of a group of the image
     groups: int
     kernel: tuple[int, int]
@@ -42,13 +42,13 @@ class Plan:
     @staticmethod
     def of(node: Node, use: Instructions) -> Plan:
         a, weights, image = node.attributes, shape_of(operand(node, 1)), shape_of(operand(node))
-        words = image[3] if operand(node).dtype is uint32 else image[3] // use.per
+        int8x4s = image[3] if operand(node).dtype is uint32 else image[3] // use.per
         kernel, padding = (weights[0], weights[1]), a["padding"]
         pairs = tuple(a["stride"]), tuple(a["dilation"]), (padding[0][0], padding[1][0])
         is_padded = any(n for pair in padding for n in pair)
-        shapes = (*image[:3], words), weights[2], a["groups"], kernel, shape_of(node.result)
+        shapes = (*image[:3], int8x4s), weights[2], a["groups"], kernel, shape_of(node.result)
         plan = Plan(use, *shapes, *pairs, is_padded)
-        is_short = count(plan.run, use.of_runs(plan.run).depth) > 2 * count(plan.run, AMX_WORDS)
+        is_short = count(plan.run, use.of_runs(plan.run).depth) > 2 * count(plan.run, AMX_INT8X4)
         return replace(plan, machine_use=replace(use, level=NATIVE)) if use.level == AMX and is_short else plan
 
     # -- the image ------------------------------------------------------------------------------------------------
@@ -59,8 +59,8 @@ class Plan:
 
     @property
     def is_copied(self) -> bool:
-        """Whether tiles read a copy of the image: padded, with fewer pixels, or with words after the last pixel."""
-        last = self.first_word(self.panels - 1) + self.depth
+        """Whether tiles read a copy of the image: padded, of fewer pixels, or with int8x4 groups after the last one."""
+        last = self.first_int8x4(self.packed_blocks - 1) + self.depth
         is_exact = self.depth == self.run and last <= self.image[3] and not self.is_padded
         return not (self.is_single and self.full_stride == (1, 1) and is_exact)
 
@@ -77,38 +77,38 @@ class Plan:
         return height, width
 
     @property
-    def copied_words(self) -> int:
-        """Return the words of the copy, and those that tiles read after its last pixel."""
+    def copied_int8x4(self) -> int:
+        """Return the int8x4 groups of the copy, and those that tiles read after its last pixel."""
         height, width = self.size
-        words = self.image[3]
-        after = (self.rows + self.kernel[1]) * self.stride[1] * words + self.depth
-        return height * width * words + (self.lines - 1) * self.stride[0] * width * words + after
+        int8x4s = self.image[3]
+        after = (self.rows + self.kernel[1]) * self.stride[1] * int8x4s + self.depth
+        return height * width * int8x4s + (self.lines - 1) * self.stride[0] * width * int8x4s + after
 
     # -- runs -----------------------------------------------------------------------------------------------------
     @property
     def columns(self) -> int:
-        return word_products.columns_of(self.machine_use)
+        return int8x4_products.columns_of(self.machine_use)
 
     @property
-    def panels(self) -> int:
+    def packed_blocks(self) -> int:
         return count(self.result[3], self.columns)
 
-    def first_word(self, panel: Any) -> Any:
-        """Return the first word of a pixel that a panel reads."""
+    def first_int8x4(self, packed_block: Any) -> Any:
+        """Return the first int8x4 group of a pixel that a packed block reads."""
         if self.groups == 1:
             return 0
-        group = panel * self.columns * self.groups // self.result[3]
+        group = packed_block * self.columns * self.groups // self.result[3]
         return group * self.group // self.machine_use.per
 
     @cached_property
     def span(self) -> int:
-        """Return the number of words of a pixel that each panel reads."""
+        """Return the number of int8x4 groups of a pixel that each packed block reads."""
         if self.groups == 1:
             return self.image[3]
         channels = self.result[3]
-        last = [min((p + 1) * self.columns, channels) - 1 for p in range(self.panels)]
+        last = [min((p + 1) * self.columns, channels) - 1 for p in range(self.packed_blocks)]
         ends = [count((c * self.groups // channels + 1) * self.group, self.machine_use.per) for c in last]
-        return max(end - int(self.first_word(p)) for p, end in enumerate(ends))
+        return max(end - int(self.first_int8x4(p)) for p, end in enumerate(ends))
 
     @property
     def joins_row(self) -> bool:
@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def run(self) -> int:
-        """Return the words of a run."""
+        """Return the int8x4 groups of a run."""
         return self.span * self.kernel[1] if self.joins_row else self.span
 
     @cached_property
@@ -127,16 +127,16 @@ class Plan:
 
     @property
     def depth(self) -> int:
-        """Return the words of a run, rounded up to whole blocks."""
+        """Return the int8x4 groups of a run, rounded up to whole blocks."""
         block = self.machine_use.of_runs(self.run).depth
         return count(self.run, block) * block
 
     @property
     def offsets(self) -> list[int]:
-        """Return the distance of each run from the first one, in words."""
-        row, words = self.dilation[0] * self.size[1] * self.image[3], self.image[3]
+        """Return the distance of each run from the first one, in int8x4 groups."""
+        row, int8x4s = self.dilation[0] * self.size[1] * self.image[3], self.image[3]
         columns = range(1 if self.joins_row else self.kernel[1])
-        return [y * row + x * self.dilation[1] * words for y in range(self.kernel[0]) for x in columns]
+        return [y * row + x * self.dilation[1] * int8x4s for y in range(self.kernel[0]) for x in columns]
 
     # -- tiles ----------------------------------------------------------------------------------------------------
     @cached_property

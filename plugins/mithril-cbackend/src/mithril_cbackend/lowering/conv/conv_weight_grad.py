@@ -16,10 +16,10 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv.padding import Layout, layout_of, overread, pad
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
-from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_panel, count, multiply, tile_for
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_packed_block, count, multiply, tile_for
 
 ACCUMULATORS = 25  # vectors of accumulators that fit the registers
-CACHED_PIXELS = 320  # pixels whose cotangents, of a panel of channels, fit the L1 cache
+CACHED_PIXELS = 320  # pixels whose cotangents, of a packed block of channels, fit the L1 cache
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Plan:
     def tile(self, machine: Machine) -> Tile:
         return tile_for(self.depth, self.out_channels, machine)
 
-    def panels(self, machine: Machine) -> int:
-        """Return the number of panels of a group."""
+    def packed_blocks(self, machine: Machine) -> int:
+        """Return the number of packed blocks of a group."""
         return count(self.out_channels, self.tile(machine).columns)
 
     def uses_matmul(self, machine: Machine) -> bool:
@@ -69,7 +69,7 @@ class Plan:
         lanes, images = machine.lanes(), self.batch * self.groups
         sizes = {"padded": images * self.inner * self.layout.channel + overread(self.layout, lanes)}
         if self.uses_matmul(machine):
-            columns = self.groups * self.panels(machine) * self.tile(machine).columns
+            columns = self.groups * self.packed_blocks(machine) * self.tile(machine).columns
             sizes |= {"turned": columns * self.batch * self.pixels, "sums": columns * self.depth}
         else:
             sizes["weighted"] = images * self.out_channels * count(self.layout.pixels, lanes) * lanes
@@ -86,7 +86,7 @@ def plan_of(node: Node) -> Plan:
 
 
 class Products:
-    """Loops over panels of channels, slabs and tiles."""
+    """Loops over packed blocks of channels, slabs and tiles."""
 
     def __init__(self, frame: KernelBuilder, plan: Plan) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
@@ -98,29 +98,29 @@ class Products:
         p, frame, columns = self.plan, self.frame, self.tile.columns
         work = p.batch * p.groups * p.out_channels * p.depth * p.pixels // PRODUCTS
         pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, overread(p.layout, self.lanes))
-        full_panels, rest = divmod(p.out_channels, columns)
-        for first, panels, width in ((0, full_panels, columns), (full_panels, 1, rest)):
-            if not panels or not width:
+        full_packed_blocks, rest = divmod(p.out_channels, columns)
+        for first, packed_blocks, width in ((0, full_packed_blocks, columns), (full_packed_blocks, 1, rest)):
+            if not packed_blocks or not width:
                 continue
-            with frame.share("turn", p.groups * panels * p.batch, work) as (_, item):
-                group, number, image = self.reader.split(item, (p.groups, panels, p.batch))
+            with frame.share("turn", p.groups * packed_blocks * p.batch, work) as (_, item):
+                group, number, image = self.reader.split(item, (p.groups, packed_blocks, p.batch))
                 self.transpose(group, number + first, image, width)
-            parts = self.parts(panels, work)
-            with frame.share("panel", p.groups * panels * parts, work) as (_, item):
-                group, number, part = self.reader.split(item, (p.groups, panels, parts))
-                self.panel(group, number + first, part * (p.depth // parts), p.depth // parts, width)
+            parts = self.parts(packed_blocks, work)
+            with frame.share("packed_block", p.groups * packed_blocks * parts, work) as (_, item):
+                group, number, part = self.reader.split(item, (p.groups, packed_blocks, parts))
+                self.packed_block(group, number + first, part * (p.depth // parts), p.depth // parts, width)
 
-    def parts(self, panels: int, work: int) -> int:
-        """Return the number of parts of the windows, one per thread if there are too few panels."""
+    def parts(self, packed_blocks: int, work: int) -> int:
+        """Return the number of parts of the windows, one per thread if there are too few packed blocks."""
         p = self.plan
-        threads = self.frame.workers(work, p.groups * panels * p.depth)
-        return threads if p.groups * panels < threads and p.depth % (threads * self.tile.rows) == 0 else 1
+        threads = self.frame.workers(work, p.groups * packed_blocks * p.depth)
+        return threads if p.groups * packed_blocks < threads and p.depth % (threads * self.tile.rows) == 0 else 1
 
     def cotangents(self, group: Any, number: Any, image: Any, pixel: Any = 0) -> Matrix:
-        """Return a panel of cotangents, [pixels, channels], of one image from a pixel on."""
+        """Return a packed block of cotangents, [pixels, channels], of one image from a pixel on."""
         p, columns = self.plan, self.tile.columns
-        panel = group * p.panels(self.frame.machine) + number
-        start = ((panel * p.batch + image) * p.pixels + pixel) * columns
+        packed_block = group * p.packed_blocks(self.frame.machine) + number
+        start = ((packed_block * p.batch + image) * p.pixels + pixel) * columns
         return Matrix(self.transposed, start, columns, 1)
 
     def transpose(self, group: Any, number: Any, image: Any, width: int) -> None:
@@ -128,13 +128,13 @@ class Products:
         channel = group * p.out_channels + number * self.tile.columns
         start = (image * (p.groups * p.out_channels) + channel) * p.pixels
         source = Matrix(self.reader.buffers[self.g], start, 1, p.pixels)
-        copy_panel(self.frame, source.element, source, p.pixels, width, self.cotangents(group, number, image))
+        copy_packed_block(self.frame, source.element, source, p.pixels, width, self.cotangents(group, number, image))
 
-    def panel(self, group: Any, number: Any, first: Any, depth: int, width: int) -> None:
-        """Sum the gradients of a panel of channels over slabs and images, then store them transposed."""
+    def packed_block(self, group: Any, number: Any, first: Any, depth: int, width: int) -> None:
+        """Sum the gradients of a packed block of channels over slabs and images, then store them transposed."""
         p, reader, columns = self.plan, self.reader, self.tile.columns
-        panel = group * p.panels(self.frame.machine) + number
-        sums = Matrix(self.sums, (panel * p.depth + first) * columns, columns, 1)
+        packed_block = group * p.packed_blocks(self.frame.machine) + number
+        sums = Matrix(self.sums, (packed_block * p.depth + first) * columns, columns, 1)
         accumulates = p.batch * p.slabs > 1
         if accumulates:
             with reader.loop("i", depth) as i, reader.loop("j", columns) as j:
@@ -160,7 +160,7 @@ class Products:
         self.store(group, number, first, sums, depth, width)
 
     def store(self, group: Any, number: Any, first: Any, sums: Matrix, depth: int, width: int) -> None:
-        """Store the sums of a panel transposed: whole squares in registers, the remainder by elements."""
+        """Store the sums of a packed block transposed: whole squares in registers, the remainder by elements."""
         p, reader, lanes = self.plan, self.reader, self.lanes
         (result,) = self.frame.kernel.outputs
         channel = group * p.out_channels + number * self.tile.columns

@@ -1,7 +1,7 @@
 """Kernels of a convolution or its input gradient as a matrix: contracted axes by output channels.
 
-The input gradient transposes the kernels first, by panels of the image's channels: in their original order, elements
-of one panel would have large strides in memory.
+The input gradient transposes the kernels first, by packed blocks of the image's channels: in their original order,
+elements of one packed block would have large strides in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mithril.graph import Node, TensorType, Value, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
-from mithril_cbackend.lowering.matmul.microkernel import Matrix, copy_panel, count
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, copy_packed_block, count
 
 
 def read_cycles(size: int) -> float:
@@ -25,8 +25,8 @@ def read_cycles(size: int) -> float:
 def stream_cycles(size: int, tiles: int = 8) -> float:
     """Return the cycles for the first read of ``size`` kernels, which is partly hidden behind products.
 
-    Kernels beyond the L2 cache are not in it when the convolution begins; with fewer ``tiles`` of products per panel of
-    kernels, less of their read is hidden.
+    Kernels beyond the L2 cache are not in it when the convolution begins; with fewer ``tiles`` of products per packed
+    block of kernels, less of their read is hidden.
     """
     return 0 if size < 1 << 19 else size * (0.5 if tiles > 4 else 1.0)
 
@@ -46,12 +46,12 @@ def transposed_weights(node: Node, machine: Machine) -> list[Value]:
 
 
 def width(channels: int, machine: Machine) -> int:
-    """Return the number of channels in a panel of transposed kernels, that of most tiles."""
+    """Return the number of channels in a packed block of transposed kernels, that of most tiles."""
     return machine.lanes() * (1 if channels <= machine.lanes() else 2)
 
 
 def transpose_weights(frame: KernelBuilder) -> None:
-    """Transpose to [group, panel, cotangent channel, element (reversed), channel of the panel].
+    """Transpose to [group, packed block, cotangent channel, element (reversed), channel of the packed block].
 
     A square of elements by channels may extend into the elements of the next channel, which are not stored.
     """
@@ -59,7 +59,7 @@ def transpose_weights(frame: KernelBuilder) -> None:
     cotangent_channels, image_channels, *sizes = shape_of(operand(node, 1))
     source, target = reader.buffers[operand(node, 1)], frame.outputs[frame.kernel.scratch[-1]]
     elements, columns = math.prod(sizes), width(image_channels, frame.machine)
-    groups, panels = node.attributes["groups"], count(image_channels, columns)
+    groups, packed_blocks = node.attributes["groups"], count(image_channels, columns)
     excess = -elements % lanes  # elements of the next channel in the last square
     squares = max(0, image_channels * elements - excess) // (elements * lanes) if elements > 1 and lanes > 1 else 0
 
@@ -68,8 +68,8 @@ def transpose_weights(frame: KernelBuilder) -> None:
         first = k * image_channels * elements
 
         def offset_of(channel: Any, element: Any) -> Any:
-            panel, lane = reader.split(channel, (panels, columns))
-            row = (group * panels + panel) * (cotangent_channels // groups) + channel_in_group
+            packed_block, lane = reader.split(channel, (packed_blocks, columns))
+            row = (group * packed_blocks + packed_block) * (cotangent_channels // groups) + channel_in_group
             row = row * elements + (elements - 1 - element)
             return row * columns + lane
 
@@ -115,21 +115,23 @@ class WeightMatrix:
     def transposed(self, group: Any, channel: Any, cotangent_channel: Any, element: Any) -> t.Expr:
         """Return an element of the kernels that ``transpose_weights`` stored."""
         elements = math.prod(shape_of(operand(self.frame.kernel.anchor, 1))[2:])
-        panel, lane = self.frame.reader.split(channel, (count(self.out_channels, self.columns), self.columns))
-        row = (group * count(self.out_channels, self.columns) + panel) * self.channels + cotangent_channel
+        packed_block, lane = self.frame.reader.split(channel, (count(self.out_channels, self.columns), self.columns))
+        row = (group * count(self.out_channels, self.columns) + packed_block) * self.channels + cotangent_channel
         row = row * elements + element
         return t.load(self.frame.outputs[self.frame.kernel.scratch[-1]], row * self.columns + lane)
 
-    def panel(self, group: Any, first: Any, width: int, panel_copy: Matrix) -> Matrix:
-        """Return the panel of ``width`` channels: the transposed kernels themselves, or a copy."""
-        if not self.forward and self.covers_kernel and panel_copy.row == self.columns:
+    def packed_block(self, group: Any, first: Any, width: int, packed_block_copy: Matrix) -> Matrix:
+        """Return the packed block of ``width`` channels: the transposed kernels themselves, or a copy."""
+        if not self.forward and self.covers_kernel and packed_block_copy.row == self.columns:
             start = group * (count(self.out_channels, self.columns) * self.columns) + first
-            return Matrix(self.frame.outputs[self.frame.kernel.scratch[-1]], start * self.depth, panel_copy.row, 1)
-        self.copy(group, first, width, panel_copy)
-        return panel_copy
+            return Matrix(
+                self.frame.outputs[self.frame.kernel.scratch[-1]], start * self.depth, packed_block_copy.row, 1
+            )
+        self.copy(group, first, width, packed_block_copy)
+        return packed_block_copy
 
-    def copy(self, group: Any, first: Any, width: int, panel: Matrix) -> None:
-        """Copy the columns of ``width`` channels to a panel."""
+    def copy(self, group: Any, first: Any, width: int, packed_block: Matrix) -> None:
+        """Copy the columns of ``width`` channels to a packed block."""
         reader, matrix = self.frame.reader, None
         if self.forward:
             buffer = reader.buffers[operand(self.frame.kernel.anchor, 1)]
@@ -140,4 +142,4 @@ class WeightMatrix:
             index = (k,) if self.forward else reader.split(k, self.inner)
             return self.weight(group, first + j, *index)
 
-        copy_panel(self.frame, element, matrix, self.depth, width, panel)
+        copy_packed_block(self.frame, element, matrix, self.depth, width, packed_block)

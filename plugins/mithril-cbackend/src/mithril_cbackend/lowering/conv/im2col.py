@@ -1,7 +1,7 @@
 """Convolutions and their input gradients as matrix products of kernels with im2col columns.
 
 Plans are vectorized over pixels, with kernels read unpacked, or, for few pixels, over channels, with kernels packed
-into panels. Unlike direct tiles, they compute nothing after the ends of an image's rows.
+into packed blocks. Unlike direct tiles, they compute nothing after the ends of an image's rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mithril_cbackend.lowering.matmul.microkernel import (
     PackedRows,
     PartialSums,
     Tile,
-    copy_panel,
+    copy_packed_block,
     count,
     multiply,
     multiply_tile,
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def block(self) -> int:
-        """Elements of the contracted axis that are multiplied at a time: a panel of them fits the L1 cache."""
+        """Elements of the contracted axis that are multiplied at a time: a packed block of them fits the L1 cache."""
         blocks = count(self.depth, BLOCK)
         if self.by_channel or self.backward or blocks == 1:
             return self.depth
@@ -134,7 +134,9 @@ class Plan:
         working_set = self.depth * (pixels + self.tile(machine).columns)
         # reads of columns are slower if the working set exceeds the L2 cache
         cycles *= 1 if self.reads_image or read_cycles(working_set) == read_cycles(0) else 1.2
-        cycles *= 1.3 if self.by_channel and self.depth > BLOCK else 1  # panels of channels are not split into blocks
+        cycles *= (
+            1.3 if self.by_channel and self.depth > BLOCK else 1
+        )  # packed blocks of channels are not split into blocks
         run = self.layout.result[-1]
         columns = 0 if self.reads_image else 10 * self.depth * count(run, lanes) / run / self.out_channels
         kernels = read_cycles(self.out_channels * self.depth) * self.depth / pixels  # once per slab
@@ -147,19 +149,19 @@ class Plan:
         return cycles * count(self.out_channels, lanes) * lanes / self.out_channels + columns + kernels + packing + 2.5
 
     def scratch(self, machine: Machine, constant_weights: bool) -> list[Value]:
-        """Return the buffers: the padded image, and per thread the columns of a slab and a panel."""
+        """Return the buffers: the padded image, and per thread the columns of a slab and a packed block."""
         tile, threads = self.tile(machine), machine.threads
         image = self.batch * self.groups * self.inner * self.layout.channel + self.overread(machine)
         sizes = {
             "padded": 0 if self.reads_image else image,
             "columns": 0 if self.reads_image else threads * self.depth * self.length(machine),
-            "panel": threads * (self.depth if self.by_channel else self.block) * tile.columns,
+            "packed_block": threads * (self.depth if self.by_channel else self.block) * tile.columns,
             "sums": 0 if self.block == self.depth else threads * self.out_channels * self.sums_row(machine),
         }
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
     def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-        """Pack constant kernels into panels of channels, or return None if they are read unpacked."""
+        """Pack constant kernels into packed blocks of channels, or return None if they are read unpacked."""
         matrices, tile = weights.reshape(self.groups, self.out_channels, self.depth), self.tile(machine)
         if self.by_channel:
             return np.concatenate([pack(m.T, tile.columns) for m in matrices])
@@ -289,7 +291,7 @@ class Columns:
         self.is_known = isinstance(plan.rows, int)
         self.kernels, self.emit, self.vector = kernels, emit, vector and not plan.by_channel
         self.x, self.w = operand(frame.kernel.anchor), operand(frame.kernel.anchor, 1)
-        self.padded, self.columns, self.panel_buffer, self.sums = (
+        self.padded, self.columns, self.packed_block_buffer, self.sums = (
             frame.outputs[v] for v in frame.kernel.scratch[first : first + 4]
         )
         self.tile, self.length = plan.tile(frame.machine), named(frame, plan.length(frame.machine))
@@ -382,11 +384,13 @@ class Columns:
         inner = (part.depth,) if part.depth < p.depth else self.kernels.inner
 
         def block(number: Any, width: Any, room: int) -> None:
-            panel = Matrix(self.panel_buffer, worker * (p.block * columns), room, 1)
-            columns_of_panel = source.from_column(number * columns)
+            packed_block = Matrix(self.packed_block_buffer, worker * (p.block * columns), room, 1)
+            columns_of_packed_block = source.from_column(number * columns)
             vectors = count(width if isinstance(width, int) else room, self.lanes)
             copied = width if self.reads_image else vectors * self.lanes  # rows of columns end with a spare vector
-            copy_panel(self.frame, columns_of_panel.element, columns_of_panel, part.depth, copied, panel)
+            copy_packed_block(
+                self.frame, columns_of_packed_block.element, columns_of_packed_block, part.depth, copied, packed_block
+            )
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 channel = group * p.out_channels + (first + row)
@@ -403,7 +407,7 @@ class Columns:
                     channel = group * p.out_channels + first + row
                     self.prefetch(image, channel, rows, pixel + number * columns, width)
                     how = self.vector, sums, self.epilogue
-                    multiply_tile(self.frame, row, rows, inner, kernels, panel, width, emit, *how)
+                    multiply_tile(self.frame, row, rows, inner, kernels, packed_block, width, emit, *how)
 
         self.blocks(self.images * (self.rows * math.prod(p.layout.result[1:])), block)
 
@@ -438,7 +442,7 @@ class Columns:
                     self.code.prefetch(self.frame.outputs[v], offset)
 
     def blocks(self, size: Any, block: Any) -> None:
-        """Write all blocks of columns, with the number of a block, its width and that of its panel."""
+        """Write all blocks of columns, with the number of a block, its width and that of its packed block."""
         columns, lanes = self.tile.columns, self.lanes
         full_blocks, rest = (named(self.frame, n) for n in (size // columns, size % columns))
         if not isinstance(full_blocks, int) or full_blocks:
@@ -465,10 +469,10 @@ class Columns:
             if packed is not None:
                 size = count(p.out_channels, columns) * columns * p.depth
                 start = group * size + channel * p.depth
-                panel = Matrix(self.reader.buffers[packed[0]], start, columns, 1, constant=True)
+                packed_block = Matrix(self.reader.buffers[packed[0]], start, columns, 1, constant=True)
             else:
-                panel_copy = Matrix(self.panel_buffer, worker * (columns * p.depth), columns, 1)
-                panel = self.kernels.panel(group, channel, width, panel_copy)
+                packed_block_copy = Matrix(self.packed_block_buffer, worker * (columns * p.depth), columns, 1)
+                packed_block = self.kernels.packed_block(group, channel, width, packed_block_copy)
 
             def emit(row: Any, column: Any, element: t.Expr) -> None:
                 is_one = isinstance(p.images, int) and p.images == 1
@@ -479,7 +483,17 @@ class Columns:
             last = last_tiles(pixels_per_image, self.tile)
             rows = self.images * (self.rows * math.prod(p.layout.result[1:]))
             multiply(
-                self.frame, rows, self.kernels.inner, self.tile, left, panel, width, emit, False, last, self.epilogue
+                self.frame,
+                rows,
+                self.kernels.inner,
+                self.tile,
+                left,
+                packed_block,
+                width,
+                emit,
+                False,
+                last,
+                self.epilogue,
             )
 
         self.blocks(num_channels, block)

@@ -23,7 +23,7 @@ TARGETS = (16, 32, 64, 128, 256, 512)  # pixels or tiles of a block of symbolic 
 ROOM = (2, 4, 8, 16, 32)
 FEW = 64  # rows of a block of a symbolic batch, if it has several images
 LAST = (1, 2, 4, 8, 16)  # rows of the tiles that compute the rest of a block
-FEW_LAST = (1, 4)  # and a full tile, for images of symbolic sizes: each is compiled for each kind of panel
+FEW_LAST = (1, 4)  # and a full tile, for images of symbolic sizes: each is compiled for each kind of packed block
 
 
 def several(batch: Any, rows: int) -> Sequence[int]:

@@ -88,7 +88,7 @@ class Plan:
     def tile(self, machine: Machine) -> Tile:
         return tile_for(self.tiles, self.out_channels, machine)
 
-    def panels(self, machine: Machine) -> int:
+    def packed_blocks(self, machine: Machine) -> int:
         return count(self.out_channels, self.tile(machine).columns)
 
     def length(self, machine: Machine, tiles: Any) -> Any:
@@ -139,13 +139,13 @@ class Plan:
             "transformed": threads * POINTS * self.point(machine, self.tiles),
             "products": threads * POINTS * self.product(machine, self.tiles),
             "pixels": threads * self.squares(machine, self.pixels) * lanes * lanes * 2,
-            "kernels": 0 if constant_weights else self.panels(machine) * POINTS * self.inner * columns,
-            "panel": 0 if constant_weights else threads * 9 * self.inner * columns,
+            "kernels": 0 if constant_weights else self.packed_blocks(machine) * POINTS * self.inner * columns,
+            "packed_block": 0 if constant_weights else threads * 9 * self.inner * columns,
         }
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
     def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any]:
-        """Transform constant kernels into panels: [panel, point, image channel, channel]."""
+        """Transform constant kernels into packed blocks: [packed block, point, image channel, channel]."""
         transformed = np.einsum("ia,jb,mcab->ijcm", KERNEL, KERNEL, weights.astype(np.float64)).astype(np.float32)
         columns, shape = self.tile(machine).columns, (POINTS, self.inner, self.out_channels)
         packed = [pack(m, columns).reshape(-1, self.inner, columns) for m in transformed.reshape(shape)]
@@ -215,7 +215,7 @@ def plans(node: Node, machine: Machine) -> Sequence[Plan]:
 
 
 class Winograd:
-    """Loops over blocks, panels of channels and points."""
+    """Loops over blocks, packed blocks of channels and points."""
 
     def __init__(self, frame: KernelBuilder, plan: Plan, first: int, symbolic: Plan, room: Any) -> None:
         self.frame, self.plan, self.reader, self.code = frame, plan, frame.reader, frame.code
@@ -231,7 +231,7 @@ class Winograd:
         pixels = 4 * room if isinstance(symbolic, OpenPlan) else plan.pixels
         self.channel = named(frame, plan.squares(self.machine, pixels) * self.lanes)  # pixels with their room
         self.x, self.w = operand(self.node), operand(self.node, 1)
-        self.padded, self.transformed, self.products, self.lines, self.kernels, self.panel_buffer = (
+        self.padded, self.transformed, self.products, self.lines, self.kernels, self.packed_block_buffer = (
             frame.outputs[v] for v in frame.kernel.scratch[first : first + 6]
         )
         if self.w in frame.kernel.prepared:
@@ -246,8 +246,8 @@ class Winograd:
             with frame.part("winograd_kernels"):
                 self.transform_kernels(work)
         pad(frame, sizes.padded, self.x, self.padded, p.inner, sizes.overread(self.machine))
-        panels, columns = p.panels(self.machine), self.tile.columns
-        threads = frame.workers(work, p.blocks * panels)
+        packed_blocks, columns = p.packed_blocks(self.machine), self.tile.columns
+        threads = frame.workers(work, p.blocks * packed_blocks)
         is_known = isinstance(p.rows, int)
         few_blocks = is_known and typical(p.blocks) < threads
         parts = threads if few_blocks and p.out_channels % (threads * columns) == 0 else 1
@@ -259,33 +259,33 @@ class Winograd:
                 self.rows = self.code.let(least(p.grid[0] - slab * p.rows, p.rows), "rows")
             with frame.part("winograd_image"):
                 self.transform_image(worker, image, slab)
-            full_panels, rest = divmod(p.out_channels // parts, columns)
-            first = part * full_panels
-            if full_panels:
-                with self.reader.loop("panel", full_panels) as k:
-                    self.panel(worker, image, slab, first + k, columns)
+            full_packed_blocks, rest = divmod(p.out_channels // parts, columns)
+            first = part * full_packed_blocks
+            if full_packed_blocks:
+                with self.reader.loop("packed_block", full_packed_blocks) as k:
+                    self.packed_block(worker, image, slab, first + k, columns)
             if rest:
-                self.panel(worker, image, slab, full_panels, rest)
+                self.packed_block(worker, image, slab, full_packed_blocks, rest)
 
     # -- kernels --------------------------------------------------------------------------------------------------
     def transform_kernels(self, work: int) -> None:
-        """Transform kernels at run time: pack a panel, then transform vectors of its channels."""
+        """Transform kernels at run time: pack a packed block, then transform vectors of its channels."""
         p, columns = self.plan, self.tile.columns
-        source, full_panels, rest = (
+        source, full_packed_blocks, rest = (
             WeightMatrix(self.frame, p.out_channels, p.inner, 9),
             *divmod(p.out_channels, columns),
         )
-        for first, panels, width in ((0, full_panels, columns), (full_panels, 1, rest)):
-            if not panels or not width:
+        for first, packed_blocks, width in ((0, full_packed_blocks, columns), (full_packed_blocks, 1, rest)):
+            if not packed_blocks or not width:
                 continue
-            with self.frame.share("panel", panels, work) as (worker, number):
+            with self.frame.share("packed_block", packed_blocks, work) as (worker, number):
                 number = number + first
-                panel_copy = Matrix(self.panel_buffer, worker * (source.depth * columns), columns, 1)
-                panel = source.panel(0, number * columns, width, panel_copy)
+                packed_block_copy = Matrix(self.packed_block_buffer, worker * (source.depth * columns), columns, 1)
+                packed_block = source.packed_block(0, number * columns, width, packed_block_copy)
                 with self.reader.loop("c", p.inner) as c, self.reader.loop("v", count(width, self.lanes)) as v:
-                    self.transform_kernel(panel, number, c, v * self.lanes)
+                    self.transform_kernel(packed_block, number, c, v * self.lanes)
 
-    def transform_kernel(self, panel: Matrix, number: Any, c: Any, lane: Any) -> None:
+    def transform_kernel(self, packed_block: Matrix, number: Any, c: Any, lane: Any) -> None:
         p, columns = self.plan, self.tile.columns
         half = t.const(0.5, "float32")
 
@@ -296,7 +296,7 @@ class Winograd:
         with self.reader.loop("j", self.lanes, t.VECTORIZED) as j:
             lane = lane + j
             first = c * 9
-            weights = [[self.name(panel.element(first + (3 * i + k), lane)) for k in range(3)] for i in range(3)]
+            weights = [[self.name(packed_block.element(first + (3 * i + k), lane)) for k in range(3)] for i in range(3)]
             for k, x in enumerate(transform_2d(transform, weights)):
                 row = (number * POINTS + k) * p.inner + c
                 self.code.store(self.kernels, row * columns + lane, x)
@@ -331,8 +331,8 @@ class Winograd:
         return [self.name(x) for x in (a - c, b + c, c - b, b - d)]
 
     # -- products -------------------------------------------------------------------------------------------------
-    def panel(self, worker: Any, image: Any, slab: Any, number: Any, width: int) -> None:
-        """Compute a panel of channels for all tiles of a block."""
+    def packed_block(self, worker: Any, image: Any, slab: Any, number: Any, width: int) -> None:
+        """Compute a packed block of channels for all tiles of a block."""
         p, frame, reader, columns = self.plan, self.frame, self.reader, self.tile.columns
         point, product = self.point, self.product
         with frame.part("winograd_products"), reader.loop("point", POINTS) as k:
@@ -348,10 +348,12 @@ class Winograd:
                 self.code.store(self.products, target + (row * columns + column), element)
 
             constant = operand(self.frame.kernel.anchor, 1) in self.frame.kernel.prepared
-            panel = Matrix(self.kernels, start, columns, 1, constant=constant)
+            packed_block = Matrix(self.kernels, start, columns, 1, constant=constant)
             rows = self.rows * self.across
             last = last_tiles(rows, self.tile)
-            multiply(self.frame, self.images * rows, (p.inner,), self.tile, left, panel, width, store, True, last)
+            multiply(
+                self.frame, self.images * rows, (p.inner,), self.tile, left, packed_block, width, store, True, last
+            )
         full_vectors, rest = divmod(width, self.lanes)
         first = number * columns
         if full_vectors:

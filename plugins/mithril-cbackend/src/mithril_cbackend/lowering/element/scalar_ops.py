@@ -14,7 +14,7 @@ from mithril.ops import CENTRAL, TAIL
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math as m
 from mithril_cbackend.lowering.element.storage_dtypes import computed
-from mithril_cbackend.lowering.words.byte_operations import byte_limits, quantize_bytes
+from mithril_cbackend.lowering.int8x4.byte_operations import byte_limits, quantize_bytes
 
 # A rule gets the code builder, the operands, the dtype of the first operand, and the attributes.
 Rule = Callable[..., t.Expr]

@@ -16,7 +16,14 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
-from mithril_cbackend.lowering.matmul.microkernel import Matrix, copy_panel, count, multiply_tile, tile_for, tiles
+from mithril_cbackend.lowering.matmul.microkernel import (
+    Matrix,
+    copy_packed_block,
+    count,
+    multiply_tile,
+    tile_for,
+    tiles,
+)
 from mithril_cbackend.lowering.matmul.naive_contractions import batch_position
 
 OPERATIONS = frozenset({ops.expert_matmul, ops.expert_weight_grad})
@@ -31,10 +38,10 @@ def is_supported(node: Node) -> bool:
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """Return the buffers: the sorted rows, where those of each expert begin, and a panel for each thread."""
+    """Return the buffers: the sorted rows, where those of each expert begin, and a packed block for each thread."""
     p = Sizes(kernel.anchor, machine)
     sizes = {"order": (p.rows, int32), "ends": (p.experts + 2, int32)}
-    sizes["panel"] = (machine.threads * p.terms * p.tile.columns, float32)
+    sizes["packed_block"] = (machine.threads * p.terms * p.tile.columns, float32)
     return [Value(name, TensorType(dtype, (size,))) for name, (size, dtype) in sizes.items()]
 
 
@@ -52,14 +59,14 @@ class Sizes:
 
 
 class ExpertProducts:
-    """The rows of each expert in the order of the experts, and loops over experts and panels."""
+    """The rows of each expert in the order of the experts, and loops over experts and packed blocks."""
 
     def __init__(self, kernel: Kernel, name: str, machine: Machine) -> None:
         self.frame = KernelBuilder(kernel, name, machine)
         self.node, self.code, self.reader = kernel.anchor, self.frame.code, self.frame.reader
         self.x, self.right, self.experts = (operand(self.node, k) for k in range(3))
         self.sizes = Sizes(self.node, machine)
-        self.order, self.ends, self.panels = (self.frame.outputs[v] for v in kernel.scratch)
+        self.order, self.ends, self.packed_blocks = (self.frame.outputs[v] for v in kernel.scratch)
 
     def sort(self) -> None:
         """Sort the rows by counting; afterwards those of expert e are ``order[ends[e]:ends[e + 1]]``."""
@@ -90,23 +97,23 @@ class ExpertProducts:
         return (e >= 0) & (e < self.sizes.experts)
 
     @contextmanager
-    def panels_of_experts(self) -> Iterator[tuple[Any, Any, Any, Matrix]]:
-        """Loop over experts and panels in parallel; yield both with the first row of the expert and a buffer."""
+    def packed_blocks_of_experts(self) -> Iterator[tuple[Any, Any, Any, Matrix]]:
+        """Loop over experts and packed blocks in parallel; yield both with the first row of the expert and a buffer."""
         p, number = self.sizes, count(self.sizes.columns, self.sizes.tile.columns)
         work = p.rows * p.width * p.columns // PRODUCTS
-        with self.frame.share("panel", p.experts * number, work) as (worker, item):
-            e, panel = self.reader.split(item, (p.experts, number))
+        with self.frame.share("packed_block", p.experts * number, work) as (worker, item):
+            e, packed_block = self.reader.split(item, (p.experts, number))
             first = self.code.let(t.load(self.ends, e), "first")
-            buffer = Matrix(self.panels, worker * (p.terms * p.tile.columns), p.tile.columns, 1)
-            yield e, panel, first, buffer
+            buffer = Matrix(self.packed_blocks, worker * (p.terms * p.tile.columns), p.tile.columns, 1)
+            yield e, packed_block, first, buffer
 
-    def each_width(self, panel: Any, write: Any) -> None:
-        """Write code for full panels, and for the last one if it has fewer columns."""
+    def each_width(self, packed_block: Any, write: Any) -> None:
+        """Write code for full packed blocks, and for the last one if it has fewer columns."""
         full, rest = divmod(self.sizes.columns, self.sizes.tile.columns)
         if not full or not rest:
             write(rest or self.sizes.tile.columns)
         else:
-            is_last = t.equal(panel, full)
+            is_last = t.equal(packed_block, full)
             self.reader.either(is_last, lambda: write(rest), lambda: write(self.sizes.tile.columns))
 
     def element(self, value: Value, position: Any, column: Any) -> t.Expr:
@@ -117,17 +124,19 @@ class ExpertProducts:
 
 @lowers(ops.expert_matmul, scratch=scratch)
 def expert_matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Multiply the rows of each expert with its panels; rows without an expert are 0."""
+    """Multiply the rows of each expert with its packed blocks; rows without an expert are 0."""
     e = ExpertProducts(kernel, name, machine)
     frame, reader, p = e.frame, e.reader, e.sizes
     e.sort()
     with reader.loop("i", p.rows) as i, frame.code.when(~e.exists(e.expert_of(i))), reader.loop("j", p.columns) as j:
         frame.write_flat(e.node.result, i * p.columns + j, t.const(0, "float32"))
-    with e.panels_of_experts() as (expert, panel, first, buffer):
-        rows, column = frame.code.let(t.load(e.ends, expert + 1) - first, "rows"), panel * p.tile.columns
+    with e.packed_blocks_of_experts() as (expert, packed_block, first, buffer):
+        rows, column = frame.code.let(t.load(e.ends, expert + 1) - first, "rows"), packed_block * p.tile.columns
 
         def multiply(width: int) -> None:
-            copy_panel(frame, lambda k, j: reader.at(e.right, (expert, k, column + j)), None, p.width, width, buffer)
+            copy_packed_block(
+                frame, lambda k, j: reader.at(e.right, (expert, k, column + j)), None, p.width, width, buffer
+            )
             for loop, height in tiles(frame, rows, p.tile):
                 with loop as row:
                     multiply_tile(frame, row, height, (p.width,), left, buffer, width, emit, True)
@@ -140,7 +149,7 @@ def expert_matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
             frame.write_flat(e.node.result, start + (column + j), element)
 
         with frame.code.when(rows > 0), reader.loop("used", 1):
-            e.each_width(panel, multiply)
+            e.each_width(packed_block, multiply)
     return frame.finish()
 
 
@@ -150,12 +159,12 @@ def expert_weight_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
     e = ExpertProducts(kernel, name, machine)
     frame, p = e.frame, e.sizes
     e.sort()
-    with e.panels_of_experts() as (expert, panel, first, buffer):
+    with e.packed_blocks_of_experts() as (expert, packed_block, first, buffer):
         rows: Any = frame.code.let(t.load(e.ends, expert + 1) - first, "rows")
-        column = panel * p.tile.columns
+        column = packed_block * p.tile.columns
 
         def multiply(width: int) -> None:
-            copy_panel(frame, lambda k, j: e.element(e.right, first + k, column + j), None, rows, width, buffer)
+            copy_packed_block(frame, lambda k, j: e.element(e.right, first + k, column + j), None, rows, width, buffer)
             for loop, height in tiles(frame, p.width, p.tile):
                 with loop as row:
                     multiply_tile(frame, row, height, (rows,), left, buffer, width, emit, True)
@@ -166,5 +175,5 @@ def expert_weight_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
         def emit(row: Any, j: Any, element: t.Expr) -> None:
             frame.write_flat(e.node.result, (expert * p.width + row) * p.columns + (column + j), element)
 
-        e.each_width(panel, multiply)
+        e.each_width(packed_block, multiply)
     return frame.finish()

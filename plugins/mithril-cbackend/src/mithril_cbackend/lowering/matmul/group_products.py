@@ -1,6 +1,6 @@
-"""Lowering of ``c.group_product``: panels of codes are read once for each tile of rows.
+"""Lowering of ``c.group_product``: packed blocks of quantized values are read once for each tile of rows.
 
-One row is bound by the memory bandwidth of the codes; more rows share the look-ups of a tile.
+One row is bound by the memory bandwidth of the quantized values; more rows share the look-ups of a tile.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
+from mithril_cbackend.lowering.int8x4 import group_tiles, group_tiles_c
+from mithril_cbackend.lowering.int8x4.group_operation import group_product
+from mithril_cbackend.lowering.int8x4.group_tiles import COLUMNS, GroupForm
 from mithril_cbackend.lowering.matmul.microkernel import by_height, count, each_row, tiles_of_any_number
-from mithril_cbackend.lowering.words import group_tiles, group_tiles_c
-from mithril_cbackend.lowering.words.group_operation import group_product
-from mithril_cbackend.lowering.words.group_tiles import COLUMNS, GroupForm
 
 
 def form_of(node: Node, machine: Machine) -> GroupForm:
-    """Return the layout of the panels and the instructions for them."""
+    """Return the layout of the packed blocks and the instructions for them."""
     a, is_bytes = node.attributes, not operand(node).dtype.is_float
     lanes = min(max(machine.lanes(), 4), 16)
     level = group_tiles.level(frozenset(machine.features), lanes, is_bytes)
@@ -54,14 +54,14 @@ def product(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 class GroupProduct:
-    """Loops over panels and tiles of rows."""
+    """Loops over packed blocks and tiles of rows."""
 
     def __init__(self, frame: KernelBuilder) -> None:
         node = frame.kernel.anchor
         self.frame, self.node, self.form = frame, node, form_of(node, frame.machine)
         self.rows, self.columns, self.terms = sizes(node)
-        x, panels, table = (operand(node, k) for k in range(3))
-        self.x, self.panels, self.table = (frame.reader.buffers[v] for v in (x, panels, table))
+        x, packed_blocks, table = (operand(node, k) for k in range(3))
+        self.x, self.packed_blocks, self.table = (frame.reader.buffers[v] for v in (x, packed_blocks, table))
         self.itemsize = x.dtype.itemsize
         self.groups = self.terms // self.form.group
         self.sums = next((frame.outputs[v] for v in frame.kernel.scratch), None)
@@ -73,19 +73,19 @@ class GroupProduct:
         if self.sums is not None:
             self.add_groups(self.sums)
         work = self.rows * self.columns * self.terms // PRODUCTS
-        panels = count(self.columns, COLUMNS)
-        with frame.share("panel", panels, work) as (_, number):
+        packed_blocks = count(self.columns, COLUMNS)
+        with frame.share("packed_block", packed_blocks, work) as (_, number):
             if not isinstance(self.rows, int):
                 for loop in tiles_of_any_number(frame, self.rows, self.form.rows, self.form.rows - 1):
                     with loop as (row, height):
-                        self.tile(row, height, number, panels)
+                        self.tile(row, height, number, packed_blocks)
                 return
             full, rest = divmod(self.rows, self.form.rows)
             with frame.reader.loop("tile", full) as tile:
                 if full:
-                    self.tile(tile * self.form.rows, self.form.rows, number, panels)
+                    self.tile(tile * self.form.rows, self.form.rows, number, packed_blocks)
             if rest:
-                self.tile(full * self.form.rows, rest, number, panels)
+                self.tile(full * self.form.rows, rest, number, packed_blocks)
 
     def add_groups(self, sums: t.Buffer) -> None:
         """Sum the elements of each group of each row."""
@@ -104,7 +104,7 @@ class GroupProduct:
                 result = result + t.load(total, lane)
             code.store(sums, g, result)
 
-    def tile(self, row: Any, rows: Any, number: Any, panels: int) -> None:
+    def tile(self, row: Any, rows: Any, number: Any, packed_blocks: int) -> None:
         """Compute one tile, of a height that may be known at run time only, and run the epilogue on it."""
         form, code, reader = self.form, self.frame.code, self.frame.reader
         total = code.alloc("tile", (rows if isinstance(rows, int) else form.rows) * COLUMNS, "float32")
@@ -116,7 +116,7 @@ class GroupProduct:
                 t.Piece(name, group_tiles.tile(name, form, rows), group_tiles_c.tile(name, form, rows)),
                 t.address_of(self.x, row * self.terms),
                 t.index(self.terms * self.itemsize),
-                t.address_of(self.panels, number * form.panel(self.groups)),
+                t.address_of(self.packed_blocks, number * form.packed_block(self.groups)),
                 t.address_of(self.table, 0),
                 unused if self.sums is None else t.address_of(self.sums, row * self.groups),
                 t.address_of(total, 0),
@@ -144,10 +144,10 @@ class GroupProduct:
 
         if not width:
             emit(COLUMNS)
-        elif panels == 1:
+        elif packed_blocks == 1:
             emit(width)
         else:
-            last = t.equal(t.index(number), panels - 1)
+            last = t.equal(t.index(number), packed_blocks - 1)
             reader.either(last, lambda: emit(width), lambda: emit(COLUMNS))
 
     def emit(self, row: Any, column: Any, element: t.Expr) -> None:

@@ -1,4 +1,4 @@
-"""Lowering of ``c.group_rows``: rows of a matrix in panels, one number at a time."""
+"""Lowering of ``c.group_rows``: rows of a matrix in packed blocks, one number at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import operand, position_in, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
-from mithril_cbackend.lowering.words.group_operation import group_rows
-from mithril_cbackend.lowering.words.group_tiles import COLUMNS, GroupLayout
+from mithril_cbackend.lowering.int8x4.group_operation import group_rows
+from mithril_cbackend.lowering.int8x4.group_tiles import COLUMNS, GroupLayout
 
 
 @lowers(group_rows)
@@ -22,14 +22,14 @@ def rows(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 class GroupRows:
-    """Loops over positions, groups and codes; threads share the positions."""
+    """Loops over positions, groups and quantized values; threads share the positions."""
 
     def __init__(self, frame: KernelBuilder) -> None:
         node = frame.kernel.anchor
         a = node.attributes
         self.frame, self.node = frame, node
         self.layout = GroupLayout(a["group"], a["has_offsets"], a["is_half"], a["bits"], a["nested"])
-        self.panels, self.table = (frame.reader.buffers[operand(node, k)] for k in (1, 2))
+        self.packed_blocks, self.table = (frame.reader.buffers[operand(node, k)] for k in (1, 2))
         self.columns, self.terms = a["columns"], a["terms"]
 
     def write(self) -> None:
@@ -40,9 +40,9 @@ class GroupRows:
         with frame.share("row", rows, rows * self.terms) as (_, row):
             number = position_in(frame.reader, positions, frame.reader.split(row, shape), self.columns)
             lane = frame.code.let(number % COLUMNS, "lane")
-            panel = frame.code.let(number // COLUMNS * self.layout.panel(groups), "panel")
+            packed_block = frame.code.let(number // COLUMNS * self.layout.packed_block(groups), "packed_block")
             with frame.reader.loop("g", groups) as g:
-                begin, factors = self.places(panel, g)
+                begin, factors = self.places(packed_block, g)
                 scale = frame.code.let(self.number(begin, factors, 0, lane), "scale")
                 offset = frame.code.let(self.number(begin, factors, 1, lane), "offset") if self.has_offsets else None
                 with frame.reader.loop("four", group // 4) as four, frame.reader.loop("k", 4) as k:
@@ -54,16 +54,16 @@ class GroupRows:
     def has_offsets(self) -> bool:
         return self.layout.has_offsets
 
-    def places(self, panel: t.Expr, g: Any) -> tuple[t.Expr, t.Expr]:
+    def places(self, packed_block: t.Expr, g: Any) -> tuple[t.Expr, t.Expr]:
         """Return the places of a group and of its factors."""
         layout, code = self.layout, self.frame.code
         if not layout.nested:
-            return code.let(panel + g * layout.size, "begin"), panel
-        factors = code.let(panel + g // layout.nested * layout.block, "factors")
+            return code.let(packed_block + g * layout.size, "begin"), packed_block
+        factors = code.let(packed_block + g // layout.nested * layout.block, "factors")
         return code.let(factors + layout.factors + g % layout.nested * layout.size, "begin"), factors
 
     def byte(self, place: Any) -> t.Expr:
-        return t.cast(t.load(self.panels, place), "int32")
+        return t.cast(t.load(self.packed_blocks, place), "int32")
 
     def number(self, begin: t.Expr, factors: t.Expr, part: int, lane: t.Expr) -> t.Expr:
         """Load the scale (part 0) or the offset (part 1) of a column."""
@@ -87,13 +87,13 @@ class GroupRows:
         return t.bits(magnitude | sign, "float32") * t.const(2.0**112, "float32")
 
     def code(self, begin: Any, byte: Any, four: Any) -> t.Expr:
-        """Load the number of a code: one of four that have this byte of their words."""
+        """Load the number of a quantized value: one of four that have this byte of their int8x4 groups."""
         layout = self.layout
-        words = begin + layout.upper + byte
+        int8x4s = begin + layout.upper + byte
         if layout.bits == 8:
-            return t.cast(self.byte(words + four * (4 * COLUMNS)) - 128, "float32")
+            return t.cast(self.byte(int8x4s + four * (4 * COLUMNS)) - 128, "float32")
         shift = t.cast(t.index(four % 2 * 4), "int32")
-        code = self.byte(words + four // 2 * (4 * COLUMNS)) >> shift & t.const(15, "int32")
+        code = self.byte(int8x4s + four // 2 * (4 * COLUMNS)) >> shift & t.const(15, "int32")
         number = t.load(self.table, code)
         if not layout.upper:
             return number

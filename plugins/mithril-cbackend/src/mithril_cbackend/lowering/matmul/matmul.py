@@ -1,8 +1,8 @@
 """Tiled matrix products, with the epilogue fused into each tile.
 
-The right operand is packed into panels, a few at a time, so that transposes and conversions cost little; a constant
-operand is packed at compile time. Long sums are split into blocks whose panels fit the L2 cache. Products with few
-rows are left to ``gemv``.
+The right operand is packed into packed blocks, a few at a time, so that transposes and conversions cost little; a
+constant operand is packed at compile time. Long sums are split into blocks whose packed blocks fit the L2 cache.
+Products with few rows are left to ``gemv``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from mithril_cbackend.lowering.element.element_reader import Index, shape_of, ty
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
-from mithril_cbackend.lowering.matmul import gemv, naive_contractions, word_products
+from mithril_cbackend.lowering.matmul import gemv, int8x4_products, naive_contractions
 from mithril_cbackend.lowering.matmul.matmul_form import Product, StridedOperand, product_of, strided_operand
 from mithril_cbackend.lowering.matmul.microkernel import (
     Matrix,
     PartialSums,
     Tile,
-    copy_panel,
+    copy_packed_block,
     count,
     multiply_tile,
     pack,
@@ -35,7 +35,7 @@ from mithril_cbackend.lowering.matmul.microkernel import (
     tiles,
 )
 
-GROUP = 4  # panels per tile of rows, if the rows exceed the L2 cache
+GROUP = 4  # packed blocks per tile of rows, if the rows exceed the L2 cache
 STRIP = 64  # rows of the left operand per packing task
 ROWS = 2048  # rows of the left operand that are packed before they are used, at most
 BLOCK = 256  # the same for symbolic rows: the buffer has this size however few there are
@@ -47,7 +47,7 @@ class Plan:
 
     tile: Tile
     depth: int  # elements of the contracted axis per block
-    group: int  # panels per group
+    group: int  # packed blocks per group
     packed_rows: int  # rows of the left operand packed at a time, or 0 if tiles read the operand directly
 
     @property
@@ -63,12 +63,12 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
     limit = schedule[2] if len(schedule) > 2 else max_depth(tile, product, machine)
     parts = count(product.k, limit)
     depth = product.k if parts == 1 else -(-product.k // (parts * 16)) * 16
-    panels = count(product.n, tile.columns)
+    packed_blocks = count(product.n, tile.columns)
     exceeds_cache = typical(product.m) * depth * bits // 8 > machine.cache // 2
-    group = max(1, min(GROUP, panels // machine.threads)) if exceeds_cache else 1
+    group = max(1, min(GROUP, packed_blocks // machine.threads)) if exceeds_cache else 1
     copied = (
         typical(product.m)
-        if should_copy_rows(strided_operand(product.left, kernel.producers), product, panels, machine)
+        if should_copy_rows(strided_operand(product.left, kernel.producers), product, packed_blocks, machine)
         else 0
     )
     if copied and not isinstance(product.m, int):
@@ -79,16 +79,16 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
 
 
 def max_depth(tile: Tile, product: Product, machine: Machine) -> int:
-    """Return the largest depth of a block for which a group of panels fits a quarter of the L2 cache."""
+    """Return the largest depth of a block for which a group of packed blocks fits a quarter of the L2 cache."""
     return max(64, machine.cache * 8 // (4 * GROUP * tile.columns * product.kind.bits))
 
 
-def should_copy_rows(left: StridedOperand | None, product: Product, panels: int, machine: Machine) -> bool:
-    """Whether packing the left operand costs less than reading it for each group of panels."""
+def should_copy_rows(left: StridedOperand | None, product: Product, packed_blocks: int, machine: Machine) -> bool:
+    """Whether packing the left operand costs less than reading it for each group of packed blocks."""
     if left is None or left.value.dtype is not product.kind:
-        return panels > 1
+        return packed_blocks > 1
     exceeds_cache = left.summed != 1 and typical(product.m) * product.k * product.kind.bits // 8 > machine.cache
-    return exceeds_cache and panels > GROUP
+    return exceeds_cache and packed_blocks > GROUP
 
 
 def schedules(node: Node, machine: Machine) -> list[str]:
@@ -111,19 +111,19 @@ def schedules(node: Node, machine: Machine) -> list[str]:
 
 
 def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
-    """Return the buffers: panels per thread, packed rows, and partial sums that no result can store."""
+    """Return the buffers: packed blocks per thread, packed rows, and partial sums that no result can store."""
     product = product_of(kernel.anchor)
     if product is None:
         return []
-    word = word_products.form(kernel, product, machine)
-    if word is not None:
-        return word_products.scratch(word, machine)
+    int8x4 = int8x4_products.form(kernel, product, machine)
+    if int8x4 is not None:
+        return int8x4_products.scratch(int8x4, machine)
     if gemv.is_supported(kernel, product, machine) and isinstance(product.m, int):
         return []
     plan, threads = plan_of(product, kernel, machine), machine.threads
     needs_sums = plan.depth < product.k and result_for_sums(kernel, product) is None
     sizes = {
-        "panel": threads * plan.group * plan.tile.columns * plan.depth,
+        "packed_block": threads * plan.group * plan.tile.columns * plan.depth,
         "rows": plan.packed_rows * plan.row_stride * (threads if per_thread_matrices(product, machine) else 1),
         "sums": product.matrices * product.m * product.n if needs_sums else 0,
     }
@@ -142,13 +142,13 @@ def result_for_sums(kernel: Kernel, product: Product) -> Value | None:
 
 
 def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-    """Return the panels of a constant right operand, or None if they are unused."""
+    """Return the packed blocks of a constant right operand, or None if they are unused."""
     product = product_of(kernel.anchor)
     if product is None or product.batch or product.transposed or right.ndim != 2:
         return None
-    words = word_products.prepared(kernel, product, right, machine)
-    if words is not None:
-        return words  # type: ignore[no-any-return]
+    int8x4s = int8x4_products.prepared(kernel, product, right, machine)
+    if int8x4s is not None:
+        return int8x4s  # type: ignore[no-any-return]
     if right.dtype != product.right.value.dtype.numpy:
         return None  # converted where it is read
     return pack(right, plan_of(product, kernel, machine).tile.columns)
@@ -163,9 +163,9 @@ def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
         simple = naive_contractions.matmul if kernel.anchor.op is ops.matmul else naive_contractions.dot
         return simple(kernel, name, machine)
     frame = KernelBuilder(kernel, name, machine)
-    word = word_products.form(kernel, product, machine)
-    if word is not None:
-        word_products.write(frame, word)
+    int8x4 = int8x4_products.form(kernel, product, machine)
+    if int8x4 is not None:
+        int8x4_products.write(frame, int8x4)
     elif not gemv.is_supported(kernel, product, machine):
         Tiles(frame, product).write()
     elif isinstance(product.m, int):
@@ -189,7 +189,7 @@ def segments(total: Any, size: int) -> list[tuple[Any, Any, Any]]:
 
 
 class Tiles:
-    """Loops over matrices, blocks of the contracted axis, panels and tiles."""
+    """Loops over matrices, blocks of the contracted axis, packed blocks and tiles."""
 
     def __init__(self, frame: KernelBuilder, product: Product) -> None:
         kernel, machine = frame.kernel, frame.machine
@@ -226,8 +226,8 @@ class Tiles:
     def matrix(self, batch_index: Index) -> None:
         p, plan, columns = self.product, self.plan, self.plan.tile.columns
         if not plan.packed_rows:  # each thread completes its sums, so threads synchronize once
-            for first, panels, width in segments(p.n, columns):
-                with self.groups(first // columns, panels, width, p.m, p.work // p.matrices) as group:
+            for first, packed_blocks, width in segments(p.n, columns):
+                with self.groups(first // columns, packed_blocks, width, p.m, p.work // p.matrices) as group:
                     for loop in self.parts(batch_index, 0, p.m):
                         with loop as part:
                             part.multiply(group)
@@ -237,8 +237,8 @@ class Tiles:
                 for loop in self.parts(batch_index, first_row + block * rows, rows):
                     with loop as part:
                         part.copy_left()
-                        for first, panels, width in segments(p.n, columns):
-                            with self.groups(first // columns, panels, width, rows, part.work) as group:
+                        for first, packed_blocks, width in segments(p.n, columns):
+                            with self.groups(first // columns, packed_blocks, width, rows, part.work) as group:
                                 part.multiply(group)
 
     def parts(self, batch_index: Index, row: Any, rows: int) -> Iterator[AbstractContextManager[Part]]:
@@ -259,11 +259,11 @@ class Tiles:
         return (over_parts(*segment) for segment in segments(k, self.plan.depth))
 
     @contextmanager
-    def groups(self, first: int, panels: int, width: int, rows: int, work: int) -> Iterator[Group]:
-        """Loop over groups of ``panels`` panels in parallel; split the rows as well if there are few groups."""
+    def groups(self, first: int, packed_blocks: int, width: int, rows: int, work: int) -> Iterator[Group]:
+        """Loop over groups of ``packed_blocks`` in parallel; split the rows as well if there are few groups."""
         plan = self.plan
-        group, work = min(plan.group, panels), work * width * panels // self.product.n
-        items = count(panels, group)
+        group, work = min(plan.group, packed_blocks), work * width * packed_blocks // self.product.n
+        items = count(packed_blocks, group)
         threads = self.frame.workers(work, rows) if self.worker is None else 1
         uneven = items % threads != 0 and items < 4 * threads
         splits = threads if uneven and rows % threads == 0 and rows // threads >= plan.tile.rows else 1
@@ -271,8 +271,8 @@ class Tiles:
             number, split = self.reader.split(item, (items, splits))
             number = number * group
             group_size: Any = group
-            if panels % group:
-                left = panels - number
+            if packed_blocks % group:
+                left = packed_blocks - number
                 group_size = t.select(left < group, left, t.index(group))
             group_rows = rows // splits
             yield Group(worker * plan.group, number + first, group_size, width, split * group_rows, group_rows)
@@ -280,11 +280,11 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Group:
-    """Consecutive panels, and the rows that are multiplied with them."""
+    """Consecutive packed blocks, and the rows that are multiplied with them."""
 
-    slot: Any  # buffer slot of the first panel's copy
+    slot: Any  # buffer slot of the first packed block's copy
     number: Any
-    panels: Any
+    packed_blocks: Any
     width: int
     row: Any
     rows: int
@@ -309,18 +309,18 @@ class Part:
         return p.work // p.matrices * self.rows // p.m * self.depth // p.k
 
     def multiply(self, group: Group) -> None:
-        """Multiply the rows with all panels of a group."""
+        """Multiply the rows with all packed blocks of a group."""
         s, width = self.tiles, group.width
         copied = not self.reads_unpacked(width, group.rows)
         if copied:
-            with s.reader.loop("panel", group.panels) as i:
-                self.copy_panel(group.number + i, group.slot + i, width)
+            with s.reader.loop("packed_block", group.packed_blocks) as i:
+                self.copy_packed_block(group.number + i, group.slot + i, width)
         for loop, tile_rows in tiles(s.frame, group.rows, s.plan.tile):
-            with loop as row, s.reader.loop("panel", group.panels) as i:
+            with loop as row, s.reader.loop("packed_block", group.packed_blocks) as i:
                 number = group.number + i
-                panel = self.panel(group.slot + i) if copied else self.stored_panel(number, width)
-                assert panel is not None
-                self.tile(group.row + row, tile_rows, number, panel, width)
+                packed_block = self.packed_block(group.slot + i) if copied else self.stored_packed_block(number, width)
+                assert packed_block is not None
+                self.tile(group.row + row, tile_rows, number, packed_block, width)
 
     # -- the left operand -----------------------------------------------------------------------------------------
     def copy_left(self) -> None:
@@ -342,7 +342,7 @@ class Part:
                 return matrix.element(i, j)
             return s.product.left.element(s.reader, self.batch_index, row + i, self.begin + j)
 
-        copy_panel(s.frame, element, matrix, rows, self.depth, self.copy().part(first, 0))
+        copy_packed_block(s.frame, element, matrix, rows, self.depth, self.copy().part(first, 0))
 
     def copy(self) -> Matrix:
         s, row_stride = self.tiles, self.tiles.plan.row_stride
@@ -363,14 +363,16 @@ class Part:
     def reads_unpacked(self, width: int, rows: int) -> bool:
         """Whether tiles read the operand unpacked: contiguous, and converting on each read costs less than packing."""
         s = self.tiles
-        panel, fits_tile = self.stored_panel(0, width), isinstance(rows, int) and rows <= s.plan.tile.rows
-        if panel is None or panel.column != 1:
+        packed_block, fits_tile = self.stored_packed_block(0, width), isinstance(rows, int) and rows <= s.plan.tile.rows
+        if packed_block is None or packed_block.column != 1:
             return False
         is_packed = s.product.right.value in s.frame.kernel.prepared
-        return (fits_tile and (is_packed or width % s.lanes == 0)) or (is_packed and panel.dtype is panel.kind)
+        return (fits_tile and (is_packed or width % s.lanes == 0)) or (
+            is_packed and packed_block.dtype is packed_block.kind
+        )
 
-    def stored_panel(self, number: Any, width: int) -> Matrix | None:
-        """Return the stored elements of a panel as [k, column], or None if they are computed."""
+    def stored_packed_block(self, number: Any, width: int) -> Matrix | None:
+        """Return the stored elements of a packed block as [k, column], or None if they are computed."""
         s, columns = self.tiles, self.tiles.plan.tile.columns
         p, kernel = s.product, s.frame.kernel
         if p.right.value in kernel.prepared:
@@ -383,25 +385,25 @@ class Part:
         matrix = s.right.matrix(self.batch_index, p.kind, s.reader).transposed()
         return matrix.part(self.begin, number * columns)
 
-    def panel(self, slot: Any) -> Matrix:
-        """Return the packed panel in a buffer slot."""
+    def packed_block(self, slot: Any) -> Matrix:
+        """Return the packed packed block in a buffer slot."""
         s, columns = self.tiles, self.tiles.plan.tile.columns
         start = slot * (columns * s.plan.depth)
-        return Matrix(s.scratch["panel"], start, columns, 1, s.product.kind, s.product.kind)
+        return Matrix(s.scratch["packed_block"], start, columns, 1, s.product.kind, s.product.kind)
 
-    def copy_panel(self, number: Any, slot: Any, width: int) -> None:
+    def copy_packed_block(self, number: Any, slot: Any, width: int) -> None:
         s = self.tiles
-        matrix, column = self.stored_panel(number, width), number * s.plan.tile.columns
+        matrix, column = self.stored_packed_block(number, width), number * s.plan.tile.columns
 
         def element(i: Any, j: Any) -> t.Expr:
             if matrix is not None:
                 return matrix.element(i, j)
             return s.product.right.element(s.reader, self.batch_index, column + j, self.begin + i)
 
-        copy_panel(s.frame, element, matrix, self.depth, width, self.panel(slot))
+        copy_packed_block(s.frame, element, matrix, self.depth, width, self.packed_block(slot))
 
     # -- the result -----------------------------------------------------------------------------------------------
-    def tile(self, row: Any, tile_rows: int, number: Any, panel: Matrix, width: int) -> None:
+    def tile(self, row: Any, tile_rows: int, number: Any, packed_block: Matrix, width: int) -> None:
         s, p = self.tiles, self.tiles.product
         column = number * s.plan.tile.columns
 
@@ -414,4 +416,6 @@ class Part:
             return buffer, p.flat(s.reader, self.batch_index, self.row + i, column + j)
 
         sums = None if self.depth == p.k else PartialSums(sum_slot, self.first, self.last)
-        multiply_tile(s.frame, row, tile_rows, (self.depth,), self.left, panel, width, emit, s.vector, sums, s.epilogue)
+        multiply_tile(
+            s.frame, row, tile_rows, (self.depth,), self.left, packed_block, width, emit, s.vector, sums, s.epilogue
+        )

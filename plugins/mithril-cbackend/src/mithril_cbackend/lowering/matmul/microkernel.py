@@ -1,7 +1,7 @@
-"""Register tiles of a matrix product, over one panel of the right operand.
+"""Register tiles of a matrix product, over one packed block of the right operand.
 
-A panel is a few vectors wide and contiguous by rows: a tile reads it sequentially, and the next tile finds it in the
-cache.
+A packed block is a few vectors wide and contiguous by rows: a tile reads it sequentially, and the next tile finds it in
+the cache.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def count(n: int, columns: int) -> int:
 
 
 def pack(matrix: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:
-    """Pack a [k, n] constant into panels at compile time as ``copy_panel`` does, with zeros after the last column."""
+    """Pack a [k, n] constant at compile time as ``copy_packed_block`` does, with zeros after the last column."""
     k, n = matrix.shape
     padded = np.zeros((k, count(n, columns) * columns), matrix.dtype)
     padded[:, :n] = matrix
@@ -98,28 +98,28 @@ class Matrix:
         )
 
 
-def copy_panel(
-    frame: KernelBuilder, element: Element, matrix: Matrix | None, k: int, width: int, panel: Matrix
+def copy_packed_block(
+    frame: KernelBuilder, element: Element, matrix: Matrix | None, k: int, width: int, packed_block: Matrix
 ) -> None:
-    """Copy k rows of ``width`` columns to a panel, with zeros up to whole vectors.
+    """Copy k rows of ``width`` columns to a packed block, with zeros up to whole vectors.
 
     ``matrix`` is set if the elements are stored.
     """
-    code, reader, lanes = frame.code, frame.reader, frame.machine.lanes(panel.kind.bits)
+    code, reader, lanes = frame.code, frame.reader, frame.machine.lanes(packed_block.kind.bits)
 
     def copy_element(i: Any, j: Any) -> None:
-        code.store(panel.buffer, panel.offset(i, j), element(i, j))
+        code.store(packed_block.buffer, packed_block.offset(i, j), element(i, j))
 
     k = k if isinstance(k, int) else t.index(k)
     is_transposed = (
-        matrix is not None and matrix.row == 1 and matrix.column != 1 and lanes > 1 and panel.kind is float32
+        matrix is not None and matrix.row == 1 and matrix.column != 1 and lanes > 1 and packed_block.kind is float32
     )
     squares, left = (k // lanes, k % lanes) if is_transposed else (0, k)
     full_width = width // lanes * lanes
     if squares and full_width:
         assert matrix is not None
         with reader.loop("s", squares) as s, reader.loop("v", full_width // lanes) as v:
-            _transpose_square(frame, matrix.part(s * lanes, v * lanes), panel, s * lanes, v)
+            _transpose_square(frame, matrix.part(s * lanes, v * lanes), packed_block, s * lanes, v)
     if left and full_width:
         kind = t.VECTORIZED if matrix is not None and matrix.column == 1 else t.SERIAL
         with (
@@ -131,20 +131,22 @@ def copy_panel(
     if width > full_width:
         with reader.loop("j", width - full_width) as j, reader.loop("k", k) as i:
             copy_element(i, j + full_width)
-        padding = -width % lanes if isinstance(width, int) else panel.row - width
+        padding = -width % lanes if isinstance(width, int) else packed_block.row - width
         with reader.loop("j", padding) as j, reader.loop("k", k) as i:
-            code.store(panel.buffer, panel.offset(i, j + width), t.const(0, panel.kind.name))
+            code.store(packed_block.buffer, packed_block.offset(i, j + width), t.const(0, packed_block.kind.name))
 
 
-def _transpose_square(frame: KernelBuilder, matrix: Matrix, panel: Matrix, row: Any, vector: Any) -> None:
-    """Transpose a square of the matrix into the panel, after a conversion if its dtype is not float32."""
+def _transpose_square(frame: KernelBuilder, matrix: Matrix, packed_block: Matrix, row: Any, vector: Any) -> None:
+    """Transpose a square of the matrix into the packed block, after a conversion if its dtype is not float32."""
     code, reader, lanes = frame.code, frame.reader, frame.machine.lanes()
     buffer, start, step = matrix.buffer, matrix.start, matrix.column
     if matrix.dtype is not float32:
         buffer, start, step = code.alloc("square", lanes * lanes, "float32"), 0, lanes
         with reader.loop("c", lanes) as c, reader.loop("j", lanes, t.VECTORIZED) as j:
             code.store(buffer, c * lanes + j, matrix.element(j, c))
-    code.transpose(lanes, buffer, start, step, panel.buffer, panel.offset(row, vector * lanes), panel.row)
+    code.transpose(
+        lanes, buffer, start, step, packed_block.buffer, packed_block.offset(row, vector * lanes), packed_block.row
+    )
 
 
 @dataclass(frozen=True)
@@ -188,20 +190,20 @@ def multiply(
     inner: Sequence[Any],
     tile: Tile,
     left: Left | PackedRows,
-    panel: Matrix,
+    packed_block: Matrix,
     width: int,
     emit: Emit,
     vector: bool,
     last: Sequence[int] = (1, 2, 4, 8, 16),
     epilogue: bool = False,
 ) -> None:
-    """Multiply all rows with one panel. ``emit`` gets vectors if ``vector`` is set, else elements.
+    """Multiply all rows with one packed block. ``emit`` gets vectors if ``vector`` is set, else elements.
 
     ``inner`` has the sizes of the contracted axes, by which ``left`` is indexed.
     """
     for first, rows in tiles(frame, m, tile, last):
         with first as row:
-            multiply_tile(frame, row, rows, inner, left, panel, width, emit, vector, None, epilogue)
+            multiply_tile(frame, row, rows, inner, left, packed_block, width, emit, vector, None, epilogue)
 
 
 class LastRows:
@@ -315,20 +317,20 @@ def multiply_tile(
     rows: int,
     inner: Sequence[int],
     left: Left | PackedRows,
-    panel: Matrix,
+    packed_block: Matrix,
     width: int,
     emit: Emit,
     vector: bool,
     sums: PartialSums | None = None,
     epilogue: bool = False,
 ) -> None:
-    """Multiply the rows from ``row`` on with one panel.
+    """Multiply the rows from ``row`` on with one packed block.
 
     Results of long sums that have an ``epilogue`` pass through memory: it is written once, not for each vector.
     """
-    code, reader, kind = frame.code, frame.reader, panel.kind
+    code, reader, kind = frame.code, frame.reader, packed_block.kind
     lanes = frame.machine.lanes(kind.bits)
-    vectors = count(width if isinstance(width, int) else panel.row, lanes)
+    vectors = count(width if isinstance(width, int) else packed_block.row, lanes)
     total = code.alloc("tile", rows * vectors * lanes, kind.name)
     cells = [(i, v, (i * vectors + v) * lanes) for i in range(rows) for v in range(vectors)]
     in_rows = epilogue and rows > 1 and typical(math.prod(inner)) >= LONG
@@ -377,7 +379,7 @@ def multiply_tile(
         clear()
     if sums is not None:
         reader.either(sums.first, clear, lambda: each(resume, True))
-    add_products(frame, row, rows, inner, left, panel, total, cells)
+    add_products(frame, row, rows, inner, left, packed_block, total, cells)
     if sums is None:
         finish()
     else:
@@ -390,12 +392,12 @@ def add_products(
     rows: int,
     inner: Sequence[int],
     left: Left | PackedRows,
-    panel: Matrix,
+    packed_block: Matrix,
     total: t.Buffer,
     cells: Sequence[tuple[int, int, int]],
 ) -> None:
-    """Add the products of rows and of a panel to sums, whose vectors are ``cells``: row, vector of the panel, place."""
-    code, reader, lanes = frame.code, frame.reader, frame.machine.lanes(panel.kind.bits)
+    """Add the products of rows and of a packed block to sums with vectors ``cells``: row, vector, place."""
+    code, reader, lanes = frame.code, frame.reader, frame.machine.lanes(packed_block.kind.bits)
     with reader.nest("ke", inner) as k:
         if isinstance(left, PackedRows):
             offset = left.offset(row, rows, reader.flat(k, inner))
@@ -403,11 +405,11 @@ def add_products(
             elements = [code.let(t.load(left.buffer, offset + i), "w") for i in range(rows)]
         else:
             elements = [left(row + i, *k) for i in range(rows)]
-        for v in range(len(cells) // rows if panel.constant else 0):
-            code.prefetch(panel.buffer, panel.offset(reader.flat(k, inner), v * lanes + PREFETCH))
+        for v in range(len(cells) // rows if packed_block.constant else 0):
+            code.prefetch(packed_block.buffer, packed_block.offset(reader.flat(k, inner), v * lanes + PREFETCH))
         for i, v, slot in cells:
             with reader.loop("j", lanes, t.VECTORIZED) as j:
-                b = panel.element(reader.flat(k, inner), j + v * lanes)
+                b = packed_block.element(reader.flat(k, inner), j + v * lanes)
                 offset = j + slot
-                product = mul(code, elements[i], b, panel.kind)
-                code.store(total, offset, add(code, t.load(total, offset), product, panel.kind))
+                product = mul(code, elements[i], b, packed_block.kind)
+                code.store(total, offset, add(code, t.load(total, offset), product, packed_block.kind))

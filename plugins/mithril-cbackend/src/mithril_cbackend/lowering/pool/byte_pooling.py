@@ -1,4 +1,4 @@
-"""Pooling of images whose channels are neighbors, and copies of images to words of channels."""
+"""Pooling of images whose channels are neighbors, and copies of images to int8x4 groups of channels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import load, to_storage
 from mithril_cbackend.lowering.element.vectorization import pieces, vectorizable
+from mithril_cbackend.lowering.int8x4.byte_operations import int8x4_of_pixels, max_pool_last, sum_pool_bytes
 from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.lowering.words.byte_operations import max_pool_last, sum_pool_bytes, words_of_pixels
 
 
 @lowers(max_pool_last, sum_pool_bytes, is_producer=True, computes_terms=True)
@@ -76,19 +76,19 @@ def _window(frame: KernelBuilder, pixel: Any, start: Any, lanes: int, size: int)
         frame.emit((*pixel, start + j), t.load(total, j))
 
 
-@lowers(words_of_pixels, reads_once=True)
-def pixel_words(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Lower ``c.words_of_pixels``: vectors of pixels, of which each word has a few channels."""
+@lowers(int8x4_of_pixels, reads_once=True)
+def pixel_int8x4(kernel: Kernel, name: str, machine: Machine) -> Any:
+    """Lower ``c.int8x4_of_pixels``: vectors of pixels, of which each int8x4 group has a few channels."""
     frame = KernelBuilder(kernel, name, machine)
     node, reader = kernel.anchor, frame.reader
     x = operand(node)
-    (batch, channels, height, width), words = shape_of(x), shape_of(node.result)[3]
+    (batch, channels, height, width), int8x4s = shape_of(x), shape_of(node.result)[3]
     lanes = machine.lanes() if vectorizable([n for n in kernel.nodes if n is not node]) else 1
     loops = (batch, height)
     per = node.attributes["per"]
     full, bits = channels // per, 32 // per
 
-    def word(index: Any, first: Any, elements: int) -> t.Expr:
+    def int8x4(index: Any, first: Any, elements: int) -> t.Expr:
         result: Any = None
         for k in range(elements):
             element = to_storage(frame.code, reader.at(x, (index[0], first + k, *index[1:])), x.dtype)
@@ -104,12 +104,12 @@ def pixel_words(kernel: Kernel, name: str, machine: Machine) -> Any:
             if not isinstance(size, int) or size > 0:
                 with reader.loop("v", size // step) as v, reader.loop("j", step, t.VECTORIZED) as j:
                     column = v * step + (j + start)
-                    frame.write(node.result, (n, y, column, w), word((n, y, column), w * per, elements))
+                    frame.write(node.result, (n, y, column, w), int8x4((n, y, column), w * per, elements))
 
     with reader.nest("ny", loops, frame.kinds(loops, batch * channels * height * width)) as (n, y):
         if full:
             with reader.loop("w", full) as w:
                 emit(n, y, w, per)
-        if words > full:
+        if int8x4s > full:
             emit(n, y, full, channels - full * per)
     return frame.finish()

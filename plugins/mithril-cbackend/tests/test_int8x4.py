@@ -1,4 +1,4 @@
-"""Products by 32-bit words, bfloat16 and bytes: every set of instructions, any size, machine code and C."""
+"""Products by 32-bit int8x4 groups, bfloat16 and bytes: every set of instructions, any size, machine code and C."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ def graph_of(x: Array, w: Array, layout: str, constant: bool) -> Graph:
     sum_dtype = "int32" if x.dtype == np.uint8 else "float32"
     with Builder() as b:
         left, right = b.input("x", x.shape, as_dtype(x.dtype)), b.input("w", w.shape, as_dtype(w.dtype))
-        panel = transpose(cast(right, dtype=sum_dtype), perm=(1, 0)) if layout == "NT" else cast(right, dtype=sum_dtype)
-        product = matmul(cast(left, dtype=sum_dtype), panel)
+        packed_block = (
+            transpose(cast(right, dtype=sum_dtype), perm=(1, 0)) if layout == "NT" else cast(right, dtype=sum_dtype)
+        )
+        product = matmul(cast(left, dtype=sum_dtype), packed_block)
         result = maximum(product, 100 if sum_dtype == "int32" else 0.5)
     graph = b.build({"y": result})
     if not constant:
@@ -97,9 +99,9 @@ def test_products_agree_on_every_set_of_instructions(name: str, kind: str) -> No
     for (m, k, n), layouts in {(1, 101, 70): diagonal, (40, 128, 64): diagonal, (70, 103, 37): grid}.items():
         for layout, constant in layouts:
             executable, _, _ = check(machine, m, k, n, kind, layout, constant)
-            by_words = constant or (m > 8 and n >= machine.lanes())
-            words = "dot_u8s8" if kind == "bytes" else "dot_bf16"
-            assert (words in executable.source) == (by_words and (kind == "bytes" or machine.lanes() > 1))
+            by_int8x4 = constant or (m > 8 and n >= machine.lanes())
+            int8x4s = "dot_u8s8" if kind == "bytes" else "dot_bf16"
+            assert (int8x4s in executable.source) == (by_int8x4 and (kind == "bytes" or machine.lanes() > 1))
 
 
 @pytest.mark.parametrize(("kind", "instruction"), [("bytes", "vpdpbusd"), ("pairs", "vdpbf16ps")])
@@ -143,15 +145,15 @@ def test_extreme_bytes_are_exact() -> None:
 
 
 def away_from_halves(shape: tuple[int, ...], scale: float) -> Array:
-    """Return numbers whose quotients by the scale round to equal codes, whether a program divides or multiplies."""
-    codes = np.rint(RNG.standard_normal(shape) / scale)
-    return ((codes + RNG.uniform(-0.4, 0.4, shape)) * scale).astype(np.float32)
+    """Return numbers that are quantized to equal values, whether a program divides by the scale or multiplies."""
+    quantized = np.rint(RNG.standard_normal(shape) / scale)
+    return ((quantized + RNG.uniform(-0.4, 0.4, shape)) * scale).astype(np.float32)
 
 
 # -- quantize and dequantize --------------------------------------------------------------------------------------
 def pairs_graph(kind: str, layout: str, zero: int, by_row: bool = False) -> Graph:
     """Return a product of dequantized operands that is quantized again."""
-    codes = RNG.integers(-127, 128, (70, 101) if layout == "NT" else (101, 70), np.int8)
+    quantized = RNG.integers(-127, 128, (70, 101) if layout == "NT" else (101, 70), np.int8)
     scale = RNG.uniform(0.01, 0.02, 70).astype(np.float32)
     with Builder() as b:
         x = b.input("x", (40, 101), "float32")
@@ -163,7 +165,7 @@ def pairs_graph(kind: str, layout: str, zero: int, by_row: bool = False) -> Grap
             left = ops.dequantize(ops.quantize(x, s, z, dtype=kind), s, z)
         points = b.constant(np.zeros(70, np.int8), name="zero")  # as ONNX files have them
         scales = b.constant(scale, name="s")
-        w = ops.dequantize(b.constant(codes, name="w"), scales, points, axis=0 if layout == "NT" else 1)
+        w = ops.dequantize(b.constant(quantized, name="w"), scales, points, axis=0 if layout == "NT" else 1)
         y = maximum(matmul(left, transpose(w, perm=(1, 0)) if layout == "NT" else w), 0.0)
         q = ops.quantize(y, b.constant(0.5, "float32"), dtype="uint8")
     return b.build({"y": y, "q": q})
@@ -185,7 +187,7 @@ def test_dequantized_operands_are_multiplied_as_bytes(kind: str, layout: str, ze
     assert (results["q"] != reference["q"]).mean() < 0.01
 
 
-def test_computed_codes_stay_numbers() -> None:
+def test_computed_quantized_values_stay_numbers() -> None:
     with Builder() as b:
         x, q = b.input("x", (16, 64), "float32"), b.input("q", (64, 32), "int8")
         s = b.constant(0.02, "float32")
@@ -209,14 +211,14 @@ CONVOLUTIONS = {
 
 
 def convolution_graph(case: str, zero: int, kind: str = "uint8") -> Graph:
-    """Return a convolution of codes with a residual addition, an activation and the next rounding."""
+    """Return a convolution of quantized values with a residual addition, an activation and the next rounding."""
     image, weights, stride, padding = CONVOLUTIONS[case]
-    codes = RNG.integers(-127, 128, weights, np.int8)
+    quantized = RNG.integers(-127, 128, weights, np.int8)
     scale = RNG.uniform(0.001, 0.002, weights[0]).astype(np.float32)
     with Builder() as b:
         x, s, z = b.input("x", image, "float32"), b.constant(0.02, "float32"), b.constant(zero, "int32")
         left = ops.dequantize(ops.quantize(x, s, z, dtype=kind), s, z)
-        right = ops.dequantize(b.constant(codes, name="w"), b.constant(scale, name="s"), axis=0)
+        right = ops.dequantize(b.constant(quantized, name="w"), b.constant(scale, name="s"), axis=0)
         pads = ((padding, padding),) * 2
         y = ops.conv(left, right, stride=(stride, stride), padding=pads, dilation=(1, 1))
         y = y + b.input("r", y.shape, "float32")
@@ -304,33 +306,33 @@ def test_printed_c_agrees(name: str, tmp_path: Path, capfd: pytest.CaptureFixtur
     )]  # fmt: skip
     cases.append(checked_convolution(machine))
     overflow = "-fsanitize=shift" if name == "no vectors" else "-fwrapv"
-    library = in_c.library(tmp_path / "words.so", [e.program for e, _, _ in cases], machine.lanes(), overflow)
+    library = in_c.library(tmp_path / "int8x4s.so", [e.program for e, _, _ in cases], machine.lanes(), overflow)
     for k, (executable, inputs, reference) in enumerate(cases):
         result = in_c.call(executable, getattr(library, f"entry_{k}"), inputs)["y"]
         np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-3)
     assert "runtime error" not in capfd.readouterr().err
     if name == "all" and shutil.which("objdump"):
-        command = ["objdump", "-d", str(tmp_path / "words.so")]
+        command = ["objdump", "-d", str(tmp_path / "int8x4s.so")]
         code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         for feature, instruction in {"avx512vnni": "vpdpbusd", "avx512bf16": "vdpbf16ps"}.items():
             assert instruction in code or feature not in machine.features or machine.lanes() != 16
 
 
-def test_a_table_of_codes_keeps_the_dtype_of_its_scale() -> None:
-    """Fold codes in the dtype of their scale, a scalar constant of the graph, not in that of a Python number."""
+def test_a_table_of_quantized_values_keeps_the_dtype_of_its_scale() -> None:
+    """Fold quantized values in the dtype of their scale, a scalar constant of the graph, not of a Python number."""
     rng = np.random.default_rng(1)
     table, weights = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((8, 16), (16, 16)))
 
     def pair() -> tuple[Any, Any]:
         return ops.constant(value=0.1, dtype="float32"), ops.constant(value=3, dtype="int8")
 
-    def decoded(codes: Any) -> Any:
-        return ops.dequantize(codes, *pair(), axis=None)
+    def decoded(quantized: Any) -> Any:
+        return ops.dequantize(quantized, *pair(), axis=None)
 
     with Builder() as b:
         rows = ops.take(decoded(b.constant(table)), b.input("i", (4,), "int64"))
-        codes = ops.quantize(rows, *pair(), dtype="int8", axis=None)
-        graph = b.build({"y": ops.matmul(decoded(codes), decoded(b.constant(weights)))})
+        quantized = ops.quantize(rows, *pair(), dtype="int8", axis=None)
+        graph = b.build({"y": ops.matmul(decoded(quantized), decoded(b.constant(weights)))})
     inputs = {"i": np.array([0, 3, 3, 7])}
     expected = evaluate(graph, inputs)
     results = ml.compile(graph, "c", inference=True)(inputs)

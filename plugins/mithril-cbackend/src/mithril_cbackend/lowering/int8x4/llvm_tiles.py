@@ -1,7 +1,8 @@
-"""Register tiles of word products as LLVM IR, for the instructions of the CPU.
+"""Register tiles of int8x4 products as LLVM IR, for the instructions of the CPU.
 
-A tile multiplies a few rows of words with a panel of 32-bit words, [depth][columns], and stores its sums. A word has
-two bfloat16 or four 8-bit integers, unsigned on the left and signed on the right; all sums are exact or float32.
+A tile multiplies a few rows of int8x4 groups with a packed block of 32-bit int8x4 groups, [depth][columns], and stores
+its sums. an int8x4 group has two bfloat16 or four 8-bit integers, unsigned on the left and signed on the right; all
+sums are exact or float32.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ from dataclasses import dataclass, replace
 
 from mithril.graph import DType, float32, int32
 
-PAIRS, BYTES = "bf16", "u8s8"  # kinds of words
+PAIRS, BYTES = "bf16", "u8s8"  # kinds of int8x4 groups
 AMX, NATIVE, PAIRWISE, PORTABLE = "amx", "native", "pairwise", "portable"
-AMX_ROWS, AMX_WORDS = 16, 16  # of one AMX tile
+AMX_ROWS, AMX_INT8X4 = 16, 16  # of one AMX tile
 ACCUMULATORS = 8  # independent sums that hide the latency of an instruction
 
 
 @dataclass(frozen=True)
 class Instructions:
-    """The instructions of a kind of words on a CPU: vectors of ``lanes`` words."""
+    """The instructions of a kind of int8x4 groups on a CPU: vectors of ``lanes`` int8x4 groups."""
 
     kind: str
     level: str
     lanes: int
-    block: int = AMX_WORDS  # words that an AMX tile has of each row
+    block: int = AMX_INT8X4  # int8x4 groups that an AMX tile has of each row
     height: int = AMX_ROWS  # rows of an AMX tile
 
     @property
     def per(self) -> int:
-        """Return the number of elements of a word."""
+        """Return the number of elements of an int8x4 group."""
         return 2 if self.kind == PAIRS else 4
 
     @property
@@ -38,17 +39,18 @@ class Instructions:
 
     @property
     def depth(self) -> int:
-        """Return the number of words that the depth of a panel is a multiple of."""
+        """Return the number of int8x4 groups that the depth of a packed block is a multiple of."""
         return self.block if self.level == AMX else 1
 
-    def of_runs(self, words: int) -> Instructions:
-        """Return the instructions whose blocks exceed runs of this length by as few words as possible.
+    def of_runs(self, int8x4s: int) -> Instructions:
+        """Return the instructions whose blocks exceed runs of this length by as few int8x4 groups as possible.
 
-        Those of pairs exceed them by none: a word after a run may be inf or nan, whose products with 0 are nan.
+        Those of pairs exceed them by none: an int8x4 group after a run may be inf or nan, whose products with 0 are
+        nan.
         """
         if self.kind == PAIRS:
-            return replace(self, block=max(n for n in range(1, AMX_WORDS + 1) if words % n == 0))
-        return replace(self, block=-(-words // -(-words // AMX_WORDS)))
+            return replace(self, block=max(n for n in range(1, AMX_INT8X4 + 1) if int8x4s % n == 0))
+        return replace(self, block=-(-int8x4s // -(-int8x4s // AMX_INT8X4)))
 
     def heights(self, rows: int) -> list[int]:
         """Return the rows of each AMX tile."""
@@ -110,18 +112,19 @@ class Text:
 
 
 def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
-    """Return a module with one function ``name(a, stride, below, b, c, words, offsets, runs, ahead, pace)``.
+    """Return a module with one function ``name(a, stride, below, b, c, int8x4s, offsets, runs, ahead, pace)``.
 
     ``a`` has rows at a distance of ``stride`` bytes, the rows of further AMX tiles ``below`` bytes after the first
-    ones. Each of the ``runs`` begins at an offset in bytes and has ``words`` words in every row and in the panel ``b``.
-    ``c`` is an array of the sums. High tiles of vectors prefetch ``pace`` bytes from ``ahead`` on with every word.
+    ones. Each of the ``runs`` begins at an offset in bytes and has ``int8x4s`` int8x4 groups in every row and in the
+    packed block ``b``. ``c`` is an array of the sums. High tiles of vectors prefetch ``pace`` bytes from ``ahead`` on
+    with every int8x4 group.
     """
     text = Text()
     if use.level == AMX:
         _amx(text, name, use, rows, vectors)
     else:
         _vectors(text, name, use, rows, vectors)
-    left, right = "ptr noalias %a, i32 %stride, i32 %below", "ptr noalias %b, ptr noalias %c, i32 %words"
+    left, right = "ptr noalias %a, i32 %stride, i32 %below", "ptr noalias %b, ptr noalias %c, i32 %int8x4s"
     rest = "ptr noalias %offsets, i32 %runs, ptr %ahead, i32 %pace"
     head = f"define linkonce_odr i32 @{name}({left}, {right}, {rest})"
     body = "\n".join(text.lines)
@@ -132,7 +135,7 @@ def tile(name: str, use: Instructions, rows: int, vectors: int) -> str:
 
 # -- vectors ------------------------------------------------------------------------------------------------------
 def _vectors(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> None:
-    """Write a loop over words; few rows have several accumulators each, which are added at the end."""
+    """Write a loop over int8x4 groups; few rows have several accumulators each, which are added at the end."""
     lanes, kind = use.lanes, "float" if use.kind == PAIRS else "i32"
     vector = f"<{lanes} x {kind}>"
     cells = rows * vectors
@@ -142,7 +145,7 @@ def _vectors(text: Text, name: str, use: Instructions, rows: int, vectors: int) 
     if use.level == NATIVE:
         _free_registers(text, lanes)
     text.do("%stride64 = sext i32 %stride to i64")
-    text.do("%n = sext i32 %words to i64")
+    text.do("%n = sext i32 %int8x4s to i64")
     text.do("%last = sext i32 %runs to i64")
     text.do(f"%main = {'and i64 %n, ' + str(-unroll) if unroll > 1 else 'add i64 %n, 0'}")
     text.do("%any = icmp sgt i64 %main, 0")
@@ -202,7 +205,7 @@ def _free_registers(text: Text, lanes: int) -> None:
 
 
 def _prefetch(text: Text) -> None:
-    """Ask for the bytes ahead that belong to a word."""
+    """Ask for the bytes ahead that belong to an int8x4 group."""
     text.declare("declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
     position = text.let(f"add i64 {text.let('mul i64 %r, %n')}, %k")
     distance = text.let(f"mul i64 {position}, {text.let('sext i32 %pace to i64')}")
@@ -210,14 +213,14 @@ def _prefetch(text: Text) -> None:
     text.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
 
 
-def _start_run(text: Text, word: int) -> None:
-    """Write the addresses of a run's first row and of its part of the panel, whose words have ``word`` bytes."""
+def _start_run(text: Text, int8x4: int) -> None:
+    """Write the addresses of a run's first row and of its part of the packed block, in groups of ``int8x4`` bytes."""
     place = text.let("getelementptr i32, ptr %offsets, i64 %r")
     offset = text.let(f"load i32, ptr {place}, align 4")
     distance = text.let(f"sext i32 {offset} to i64")
     text.do(f"%first = getelementptr i8, ptr %a, i64 {distance}")
-    begin = text.let(f"mul i64 {text.let('mul i64 %r, %n')}, {word}")
-    text.do(f"%panel = getelementptr i8, ptr %b, i64 {begin}")
+    begin = text.let(f"mul i64 {text.let('mul i64 %r, %n')}, {int8x4}")
+    text.do(f"%packed_block = getelementptr i8, ptr %b, i64 {begin}")
 
 
 def _end_run(text: Text) -> None:
@@ -241,20 +244,20 @@ def _store_sums(text: Text, use: Instructions, rows: int, vectors: int, unroll: 
 
 
 def _step(text: Text, use: Instructions, rows: int, vectors: int, k: str, before: str, after: str) -> None:
-    """Write the products of one word of each row with the vectors of the panel."""
+    """Write the products of one int8x4 group of each row with the vectors of the packed block."""
     lanes = use.lanes
-    words = f"<{lanes} x i32>"
+    int8x4s = f"<{lanes} x i32>"
     start = text.let(f"mul i64 {k}, {vectors * lanes}")
-    panel = []
+    packed_block = []
     for v in range(vectors):
         offset = start if v == 0 else text.let(f"add i64 {start}, {v * lanes}")
-        place = text.let(f"getelementptr i32, ptr %panel, i64 {offset}")
-        panel.append(text.let(f"load {words}, ptr {place}, align 4"))
-    right = [_prepare_right(text, use, b) for b in panel]
+        place = text.let(f"getelementptr i32, ptr %packed_block, i64 {offset}")
+        packed_block.append(text.let(f"load {int8x4s}, ptr {place}, align 4"))
+    right = [_prepare_right(text, use, b) for b in packed_block]
     for i in range(rows):
         place = text.let(f"getelementptr i32, ptr %row{i}, i64 {k}")
-        word = text.let(f"load i32, ptr {place}, align 1")
-        left = _prepare_left(text, use, word)
+        int8x4 = text.let(f"load i32, ptr {place}, align 1")
+        left = _prepare_left(text, use, int8x4)
         for v in range(vectors):
             _multiply(text, use, f"{before}_{i}_{v}", left, right[v], f"{after}_{i}_{v}")
 
@@ -266,46 +269,46 @@ def _broadcast(text: Text, lanes: int, kind: str, x: str) -> str:
     )
 
 
-def _prepare_left(text: Text, use: Instructions, word: str) -> list[str]:
-    """Return the vectors that the product of one word needs."""
+def _prepare_left(text: Text, use: Instructions, int8x4: str) -> list[str]:
+    """Return the vectors that the product of one int8x4 group needs."""
     lanes = use.lanes
     if use.level == NATIVE:
-        return [_broadcast(text, lanes, "i32", word)]
+        return [_broadcast(text, lanes, "i32", int8x4)]
     if use.kind == PAIRS:
-        low, high = text.let(f"shl i32 {word}, 16"), text.let(f"and i32 {word}, -65536")
+        low, high = text.let(f"shl i32 {int8x4}, 16"), text.let(f"and i32 {int8x4}, -65536")
         parts = [text.let(f"bitcast i32 {x} to float") for x in (low, high)]
         return [_broadcast(text, lanes, "float", x) for x in parts]
     if use.level == PAIRWISE:  # pairs of 16-bit integers: bytes 0 and 2, bytes 1 and 3
-        even = text.let(f"and i32 {word}, {0x00FF00FF}")
-        odd = text.let(f"and i32 {text.let(f'lshr i32 {word}, 8')}, {0x00FF00FF}")
+        even = text.let(f"and i32 {int8x4}, {0x00FF00FF}")
+        odd = text.let(f"and i32 {text.let(f'lshr i32 {int8x4}, 8')}, {0x00FF00FF}")
         return [_broadcast(text, lanes, "i32", x) for x in (even, odd)]
-    parts = [text.let(f"and i32 {text.let(f'lshr i32 {word}, {8 * p}')}, 255") for p in range(4)]
+    parts = [text.let(f"and i32 {text.let(f'lshr i32 {int8x4}, {8 * p}')}, 255") for p in range(4)]
     return [_broadcast(text, lanes, "i32", x) for x in parts]
 
 
-def _prepare_right(text: Text, use: Instructions, words: str) -> list[str]:
+def _prepare_right(text: Text, use: Instructions, int8x4s: str) -> list[str]:
     lanes = use.lanes
 
     def every(value: int, kind: str, count: int) -> str:
         return f"<{', '.join([f'{kind} {value}'] * count)}>"
 
     if use.level == NATIVE:
-        return [words]
+        return [int8x4s]
     kind = f"<{lanes} x i32>"
     if use.kind == PAIRS:
-        low = text.let(f"shl {kind} {words}, {every(16, 'i32', lanes)}")
-        high = text.let(f"and {kind} {words}, {every(-65536, 'i32', lanes)}")
+        low = text.let(f"shl {kind} {int8x4s}, {every(16, 'i32', lanes)}")
+        high = text.let(f"and {kind} {int8x4s}, {every(-65536, 'i32', lanes)}")
         return [text.let(f"bitcast {kind} {x} to <{lanes} x float>") for x in (low, high)]
     if use.level == PAIRWISE:
         halves = f"<{2 * lanes} x i16>"
-        x = text.let(f"bitcast {kind} {words} to {halves}")
+        x = text.let(f"bitcast {kind} {int8x4s} to {halves}")
         eight = every(8, "i16", 2 * lanes)
         even = text.let(f"ashr {halves} {text.let(f'shl {halves} {x}, {eight}')}, {eight}")
         odd = text.let(f"ashr {halves} {x}, {eight}")
         return [even, odd]
     shift = every(24, "i32", lanes)
     return [
-        text.let(f"ashr {kind} {text.let(f'shl {kind} {words}, ' + every(24 - 8 * p, 'i32', lanes))}, {shift}")
+        text.let(f"ashr {kind} {text.let(f'shl {kind} {int8x4s}, ' + every(24 - 8 * p, 'i32', lanes))}, {shift}")
         for p in range(4)
     ]
 
@@ -317,18 +320,18 @@ VPDPBUSD = {16: "llvm.x86.avx512.vpdpbusd.512", 8: "llvm.x86.avx512.vpdpbusd.256
 def _multiply(text: Text, use: Instructions, total: str, left: list[str], right: list[str], result: str) -> None:
     """Write ``result = total + left * right``."""
     lanes = use.lanes
-    words, floats, bytes_ = f"<{lanes} x i32>", f"<{lanes} x float>", f"<{4 * lanes} x i8>"
+    int8x4s, floats, bytes_ = f"<{lanes} x i32>", f"<{lanes} x float>", f"<{4 * lanes} x i8>"
     pairs, halves = f"<{2 * lanes} x bfloat>", f"<{2 * lanes} x i16>"
     if use.level == NATIVE and use.kind == PAIRS:
         function = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
         text.declare(f"declare {floats} @{function}({floats}, {pairs}, {pairs})")
-        a, b = (text.let(f"bitcast {words} {x} to {pairs}") for x in (left[0], right[0]))
+        a, b = (text.let(f"bitcast {int8x4s} {x} to {pairs}") for x in (left[0], right[0]))
         text.do(f"{result} = call {floats} @{function}({floats} {total}, {pairs} {a}, {pairs} {b})")
     elif use.level == NATIVE:
         function = VPDPBUSD[lanes]
-        text.declare(f"declare {words} @{function}({words}, {bytes_}, {bytes_})")
-        a, b = (text.let(f"bitcast {words} {x} to {bytes_}") for x in (left[0], right[0]))
-        text.do(f"{result} = call {words} @{function}({words} {total}, {bytes_} {a}, {bytes_} {b})")
+        text.declare(f"declare {int8x4s} @{function}({int8x4s}, {bytes_}, {bytes_})")
+        a, b = (text.let(f"bitcast {int8x4s} {x} to {bytes_}") for x in (left[0], right[0]))
+        text.do(f"{result} = call {int8x4s} @{function}({int8x4s} {total}, {bytes_} {a}, {bytes_} {b})")
     elif use.kind == PAIRS:
         function = f"llvm.fmuladd.v{lanes}f32"
         text.declare(f"declare {floats} @{function}({floats}, {floats}, {floats})")
@@ -337,26 +340,26 @@ def _multiply(text: Text, use: Instructions, total: str, left: list[str], right:
         text.do(f"{result} = " + call.format(left[1], right[1], first))
     elif use.level == PAIRWISE:
         function = PMADDWD[lanes]
-        text.declare(f"declare {words} @{function}({halves}, {halves})")
+        text.declare(f"declare {int8x4s} @{function}({halves}, {halves})")
         for part, (a, b) in enumerate(zip(left, right, strict=True)):
-            x = text.let(f"bitcast {words} {a} to {halves}")
-            product = text.let(f"call {words} @{function}({halves} {x}, {halves} {b})")
+            x = text.let(f"bitcast {int8x4s} {a} to {halves}")
+            product = text.let(f"call {int8x4s} @{function}({halves} {x}, {halves} {b})")
             if part == 0:
-                total = text.let(f"add {words} {total}, {product}")
+                total = text.let(f"add {int8x4s} {total}, {product}")
             else:
-                text.do(f"{result} = add {words} {total}, {product}")
+                text.do(f"{result} = add {int8x4s} {total}, {product}")
     else:
         for part, (a, b) in enumerate(zip(left, right, strict=True)):
-            product = text.let(f"mul {words} {a}, {b}")
+            product = text.let(f"mul {int8x4s} {a}, {b}")
             if part < 3:
-                total = text.let(f"add {words} {total}, {product}")
+                total = text.let(f"add {int8x4s} {total}, {product}")
             else:
-                text.do(f"{result} = add {words} {total}, {product}")
+                text.do(f"{result} = add {int8x4s} {total}, {product}")
 
 
 # -- AMX ----------------------------------------------------------------------------------------------------------
 def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> None:
-    """Write a loop over blocks of words: tiles 0 to 3 have the sums, 4 and 5 rows, 6 and 7 columns."""
+    """Write a loop over blocks of int8x4 groups: tiles 0 to 3 have the sums, 4 and 5 rows, 6 and 7 columns."""
     heights, depth = use.heights(rows), use.depth
     config = bytearray(64)
     config[0] = 1
@@ -384,7 +387,7 @@ def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> N
     text.label("entry")
     text.do("%stride64 = sext i32 %stride to i64")
     text.do("%below64 = sext i32 %below to i64")
-    text.do("%n = sext i32 %words to i64")
+    text.do("%n = sext i32 %int8x4s to i64")
     text.do("%last = sext i32 %runs to i64")
     text.do(f"call void @llvm.x86.ldtilecfg(ptr @{name}_shape)")
     for i, v in cells:
@@ -399,9 +402,9 @@ def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> N
     bytes_ = text.let("mul i64 %k, 4")
     first = text.let(f"getelementptr i8, ptr %first, i64 {bytes_}")
     start = text.let(f"mul i64 %k, {width}")
-    panel = text.let(f"getelementptr i8, ptr %panel, i64 {start}")
+    packed_block = text.let(f"getelementptr i8, ptr %packed_block, i64 {start}")
     for v in range(vectors):
-        place = text.let(f"getelementptr i8, ptr {panel}, i64 {64 * v}")
+        place = text.let(f"getelementptr i8, ptr {packed_block}, i64 {64 * v}")
         text.do(f"call void @llvm.x86.tileloadd64(i8 {6 + v}, ptr {place}, i64 {width})")
     for i in range(len(heights)):
         place = first if i == 0 else text.let(f"getelementptr i8, ptr {first}, i64 %below64")

@@ -1,7 +1,7 @@
-"""Operations of kernels of words: rounding to bytes, and convolutions and pools of images with channels last.
+"""Operations of kernels of int8x4 groups: rounding to bytes, and convolutions and pools of images with channels last.
 
-An image is uint8 or bfloat16 [batch, height, width, channels], or words of four or two channels as uint32, of which a
-pixel has as many as its channels need.
+An image is uint8 or bfloat16 [batch, height, width, channels], or int8x4 groups of four or two channels as uint32, of
+which a pixel has as many as its channels need.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Ints, Pairs, Shape, dtype as as_dtype, float32, int8, int32, op, uint8, uint32
 
-WORD = 4  # bytes of a word
+INT8X4 = 4  # bytes of an int8x4 group
 NO_AXES = "it exists in programs of this backend"
 
 
@@ -33,13 +33,13 @@ def _same_shape(x: Any, **_: Any) -> Any:
     return x
 
 
-def _words_shape(x: Any, *, per: int) -> Any:
+def _int8x4_shape(x: Any, *, per: int) -> Any:
     return (x[0], *x[2:], -(-x[1] // per))
 
 
-@op(name="c.words_of_pixels", shape=_words_shape, dtype=_uint32, opaque=True, no_axes=NO_AXES)
-def words_of_pixels(x, *, per: int):  # type: ignore[no-untyped-def]
-    """The words of ``per`` channels of the pixels of an image with channels first; missing channels are 0."""
+@op(name="c.int8x4_of_pixels", shape=_int8x4_shape, dtype=_uint32, opaque=True, no_axes=NO_AXES)
+def int8x4_of_pixels(x, *, per: int):  # type: ignore[no-untyped-def]
+    """The int8x4 groups of ``per`` channels of the pixels of an image with channels first; missing channels are 0."""
     channels = x.shape[1]
     pixels = np.zeros((x.shape[0], *x.shape[2:], -(-channels // per) * per), x.dtype)
     pixels[..., :channels] = np.moveaxis(x, 1, -1)
@@ -58,8 +58,8 @@ def _sums(dtypes: Any, attributes: Any) -> Any:
     return int32 if dtypes[1] is int8 else float32
 
 
-@op(name="c.conv_words", shape=_conv_shape, dtype=_sums, opaque=True, no_axes=NO_AXES)
-def conv_words(image, weights, *, stride: Ints, padding: Pairs, dilation: Ints, groups: int, zero: int):  # type: ignore[no-untyped-def]
+@op(name="c.conv_int8x4", shape=_conv_shape, dtype=_sums, opaque=True, no_axes=NO_AXES)
+def conv_int8x4(image, weights, *, stride: Ints, padding: Pairs, dilation: Ints, groups: int, zero: int):  # type: ignore[no-untyped-def]
     """Sums of the bytes of an image times signed bytes [height, width, channels / groups, results], or of bfloat16.
 
     The image is padded with ``zero``.

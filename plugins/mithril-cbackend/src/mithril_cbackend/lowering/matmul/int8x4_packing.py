@@ -1,6 +1,8 @@
-"""Packing of narrow elements as 32-bit words: panels of the right operand, and rows with zeros after the last element.
+"""Packing of narrow elements as 32-bit int8x4 groups: packed blocks of the right operand, and rows with zeros after the
+last element.
 
-A panel is [depth][columns] words; the elements of a word follow each other along the contracted axis.
+A packed block is [depth][columns] int8x4 groups; the elements of an int8x4 group follow each other along the contracted
+axis.
 """
 
 from __future__ import annotations
@@ -15,26 +17,26 @@ from mithril_cbackend.lowering.matmul.microkernel import Matrix, count
 
 
 def pack(matrix: np.ndarray[Any, Any], columns: int, depth: int) -> np.ndarray[Any, Any]:
-    """Pack a [k, n] constant of 1- or 2-byte elements into panels of ``depth`` words, as uint32."""
+    """Pack a [k, n] constant of 1- or 2-byte elements into packed blocks of ``depth`` int8x4 groups, as uint32."""
     k, n = matrix.shape
     per = 4 // matrix.itemsize
     padded = np.zeros((depth * per, count(n, columns) * columns), matrix.dtype)
     padded[:k, :n] = matrix
-    words = padded.reshape(depth, per, -1, columns).transpose(2, 0, 3, 1)
-    return np.asarray(words, order="C").reshape(-1).view(np.uint32)
+    int8x4s = padded.reshape(depth, per, -1, columns).transpose(2, 0, 3, 1)
+    return np.asarray(int8x4s, order="C").reshape(-1).view(np.uint32)
 
 
-class PanelCopy:
-    """Code that packs columns of a stored matrix into a panel."""
+class PackedBlockCopy:
+    """Code that packs columns of a stored matrix into a packed block."""
 
-    def __init__(self, frame: KernelBuilder, matrix: Matrix, panel: t.Buffer, columns: int) -> None:
-        self.frame, self.matrix, self.panel, self.columns = frame, matrix, panel, columns
+    def __init__(self, frame: KernelBuilder, matrix: Matrix, packed_block: t.Buffer, columns: int) -> None:
+        self.frame, self.matrix, self.packed_block, self.columns = frame, matrix, packed_block, columns
         self.bits = matrix.dtype.bits
         self.per = 32 // self.bits
         self.lanes = frame.machine.lanes()
 
     def write(self, start: Any, k: int, width: int, depth: int) -> None:
-        """Copy ``k`` rows of ``width`` columns to words ``start`` on; the rest of the panel is zero."""
+        """Copy ``k`` rows of ``width`` columns to int8x4 groups ``start`` on; the rest of the packed block is zero."""
         reader, m = self.frame.reader, self.matrix
         full, rest = divmod(k, self.per)
         squares = full // self.lanes if self._is_transposed() else 0
@@ -44,14 +46,14 @@ class PanelCopy:
                 first = m.offset(s * (self.lanes * self.per), v * self.lanes)
                 target = start + s * (self.lanes * self.columns) + v * self.lanes
                 self.frame.code.transpose(
-                    self.lanes, m.buffer, first, m.column // self.per, self.panel, target, self.columns
+                    self.lanes, m.buffer, first, m.column // self.per, self.packed_block, target, self.columns
                 )
             if width > vectors * self.lanes:
-                self._words(start, 0, squares * self.lanes, vectors * self.lanes, width, self.per)
+                self._int8x4(start, 0, squares * self.lanes, vectors * self.lanes, width, self.per)
         first = squares * self.lanes if vectors else 0
-        self._words(start, first, full, 0, width, self.per)
+        self._int8x4(start, first, full, 0, width, self.per)
         if rest:
-            self._words(start, full, full + 1, 0, width, rest)
+            self._int8x4(start, full, full + 1, 0, width, rest)
         if width < self.columns:
             self._zeros(start, 0, full + (rest > 0), width)
         self._zeros(start, full + (rest > 0), depth, 0)
@@ -65,10 +67,10 @@ class PanelCopy:
             if stop > first:
                 with self.frame.reader.loop("j", self.columns - column) as j:
                     position = start + (z + first) * self.columns + column + j
-                    self.frame.code.store(self.panel, position, t.const(0, "uint32"))
+                    self.frame.code.store(self.packed_block, position, t.const(0, "uint32"))
 
-    def _words(self, start: Any, first: int, stop: int, column: int, width: int, elements: int) -> None:
-        """Combine elements to the words of rows first to stop and columns column to width."""
+    def _int8x4(self, start: Any, first: int, stop: int, column: int, width: int, elements: int) -> None:
+        """Combine elements to the int8x4 groups of rows first to stop and columns column to width."""
         reader, code = self.frame.reader, self.frame.code
         if stop <= first or width <= column:
             return
@@ -81,13 +83,13 @@ class PanelCopy:
                     continue
                 with reader.loop("v", blocks) as v, reader.loop("j", size, kind) as j:
                     c = v * self.lanes + (j + (begin + column))
-                    word: Any = None
+                    int8x4: Any = None
                     for p in range(elements):
                         element = t.load(self.matrix.buffer, self.matrix.offset((w + first) * self.per + p, c))
                         unsigned = t.cast(t.cast(element, f"uint{self.bits}"), "uint32")
                         part = unsigned << t.const(self.bits * p, "uint32") if p else unsigned
-                        word = part if word is None else word | part
-                    code.store(self.panel, start + (w + first) * self.columns + c, word)
+                        int8x4 = part if int8x4 is None else int8x4 | part
+                    code.store(self.packed_block, start + (w + first) * self.columns + c, int8x4)
 
 
 def copy_rows(

@@ -1,4 +1,4 @@
-"""The rooms of this backend: imports lead to lower floors only."""
+"""The packages of this backend: imports lead to lower layers only."""
 
 import ast
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import mithril_cbackend
 
 ROOT = Path(mithril_cbackend.__file__).parent
-FLOORS = (
+LAYERS = (
     {"c_names", "cpu_info", "toolchains"},
     {"compile_target", "module_loader"},
-    {"tir", "lowering.words"},
+    {"tir", "lowering.int8x4"},
     {"lowering.element"},
     {"lowering.rows"},
     {"lowering.pool"},
@@ -22,21 +22,21 @@ FLOORS = (
     {"backend", "command"},
     {"plugin", "__init__"},
 )
-LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
-def room(parts: tuple[str, ...]) -> str:
+def package(parts: tuple[str, ...]) -> str:
     return ".".join(parts[:2]) if parts[0] == "lowering" else parts[0]
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """Return the rooms that a file imports, lazily and for types as well."""
-    rooms = set()
+    """Return the packages that a file imports, lazily and for types as well."""
+    packages = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "mithril_cbackend":
             parts = node.module.split(".")[1:]
-            rooms |= {room((*parts, alias.name)) for alias in node.names}
-    return rooms & LEVEL.keys()
+            packages |= {package((*parts, alias.name)) for alias in node.names}
+    return packages & LEVEL.keys()
 
 
 def test_imports_lead_to_lower_floors():
@@ -45,7 +45,7 @@ def test_imports_lead_to_lower_floors():
         parts = path.relative_to(ROOT).with_suffix("").parts
         if parts == ("lowering", "__init__"):
             continue
-        source = room(parts)
-        assert source in LEVEL, f"{source} has no floor"
+        source = package(parts)
+        assert source in LEVEL, f"{source} has no layer"
         upward += [f"{path.name} -> {r}" for r in imported_rooms(path) if r != source and LEVEL[r] >= LEVEL[source]]
     assert not upward

@@ -1,1 +1,0 @@
-"""Products of narrow elements, several of which form a 32-bit word: bfloat16, 8-bit and 4-bit integers."""
