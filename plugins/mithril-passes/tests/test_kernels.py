@@ -11,7 +11,6 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.backend.base import BuildOptions
-from mithril.compiler.pass_pipeline import switches
 from mithril.graph import Builder
 from mithril.graph.evaluation import evaluate
 from mithril.models import Conv2d, Linear, Model
@@ -69,14 +68,6 @@ class TestSpecialization(PassConformance):
     pass_ = "specialize-operations"
     context = PassContext(backend=NumpyBackend())
     graphs = {"pixels": one("conv", [(2, 3, 5, 6), (4, 3, 1, 1)], ONE)}
-
-
-@pytest.mark.parametrize("name", ["specialise-operations", "specialise_operations"])
-def test_former_pass_names_are_deprecated(name):
-    with pytest.warns(
-        DeprecationWarning, match=f"the pass '{name}' is deprecated since mithril 0.1 .*: use 'specialize-op"
-    ):
-        assert switches({name: False}) == {"specialize-operations": False}
 
 
 @pytest.mark.parametrize(("name", "shapes", "attributes"), ALL, ids=[f"{c[0]}-{k}" for k, c in enumerate(ALL)])

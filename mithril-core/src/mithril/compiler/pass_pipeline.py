@@ -7,7 +7,7 @@ from typing import Any
 
 from mithril import plugins
 from mithril.compiler.option_table import option_registry
-from mithril.graph import LEVELS, STAGES, OptionError, PassError, deprecated, unknown
+from mithril.graph import LEVELS, STAGES, OptionError, PassError, unknown
 from mithril.passes import Pass, PassManager, as_pass, placement_of
 from mithril.plugins import CompileContext, PipelineDraft, PluginWarning
 
@@ -138,8 +138,6 @@ def switches(requested: Mapping[str, bool]) -> dict[str, bool]:
         if word in groups:
             continue
         name = aliases.get(word, word)
-        if name in names and (since := names[name].spec.former.get(word)):
-            deprecated(f"the pass '{word}'", f"'{name}'", since=since)
         if name not in names:
             valid_names = [*names, *aliases, *groups]
             message, facts, hint = unknown("optimization", word, valid_names)

@@ -22,7 +22,7 @@ HOMES = {
         *("Attributes", "Graph", "Input", "NOWHERE", "Node", "Op", "Origin", "Output", "Value", "as_results"),
         *("iterate", "types_of"),
     ),
-    "decisions": ("Decision", "Decisions", "LEVELS", "PASS_LEVELS", "STAGES", "stage_name"),
+    "decisions": ("Decision", "Decisions", "LEVELS", "PASS_LEVELS", "STAGES"),
     "declaration": ("Attribute", "limits_of"),
     "declare": ("binary", "composite", "op", "unary"),
     "decomposition": ("decompose",),

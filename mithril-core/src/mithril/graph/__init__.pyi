@@ -50,7 +50,6 @@ from mithril.graph.decisions import (
     LEVELS as LEVELS,
     PASS_LEVELS as PASS_LEVELS,
     STAGES as STAGES,
-    stage_name as stage_name,
 )
 from mithril.graph.declaration import (
     Attribute as Attribute,

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mithril.graph.errors import OptionWarning, StrictError, deprecated, visible
+from mithril.graph.errors import OptionWarning, StrictError, visible
 
 # Kinds that strict=True turns into errors: the behavior deviates from the user's request or expectation.
 STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade"})
@@ -90,11 +90,3 @@ def _level() -> int:
 STAGES = ("clean", "canonical", "fuse", "specialize", "precision", "layout", "memory", "final")
 LEVELS = ("none", "low", "medium", "high")
 PASS_LEVELS = LEVELS[1:]  # the lowest level that includes a pass
-
-
-def stage_name(word: str) -> str:
-    """Return the name of a stage for its name or its former name."""
-    if word == "specialise":
-        deprecated("the stage 'specialise'", "'specialize'", since="0.1")
-        return "specialize"
-    return word

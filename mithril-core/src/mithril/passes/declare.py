@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, TypedDict, Unpack, overload
 
-from mithril.graph import PASS_LEVELS, STAGES, Decisions, Graph, PassError, attribute_text, stage_name, unknown
+from mithril.graph import PASS_LEVELS, STAGES, Decisions, Graph, PassError, attribute_text, unknown
 
 
 @dataclass
@@ -51,7 +51,6 @@ class Pass:
     rules: Any = None  # the RuleSet of the pass, for `mithril explain --rule`
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stage", stage_name(self.stage))
         if self.stage not in STAGES:
             message, facts, hint = unknown(f"stage of pass '{self.name}'", self.stage, STAGES)
             raise PassError(message, facts=facts, hint=hint)

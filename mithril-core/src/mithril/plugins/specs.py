@@ -13,7 +13,7 @@ from functools import wraps
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from mithril.graph import PASS_LEVELS, STAGES, Decisions, __version__, closest, stage_name
+from mithril.graph import PASS_LEVELS, STAGES, Decisions, __version__, closest
 
 T = TypeVar("T")
 
@@ -96,7 +96,6 @@ class PassSpec:
     stage: str
     level: str | None
     aliases: tuple[str, ...] = ()
-    former: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)  # name -> last version
     groups: tuple[str, ...] = ()  # names that enable or disable several passes: optimizations={"fusion": False}
     favors: str = ""  # "throughput" or "latency": value of optimize_for= that enables it; the other disables it
     options: tuple[str, ...] = ()  # options of ml.compile that enable it when set
@@ -106,10 +105,9 @@ class PassSpec:
     summary: str = ""
 
     def __post_init__(self) -> None:
-        for name in (self.name, *self.aliases, *self.former):
+        for name in (self.name, *self.aliases):
             _check_name(self, name)
         _check_loads(self, self.loads)
-        object.__setattr__(self, "stage", stage_name(self.stage))
         if self.stage not in STAGES:
             raise ValueError(f"PassSpec '{self.name}': stage={self.stage!r} is none of {', '.join(STAGES)}")
         if self.level is not None and self.level not in PASS_LEVELS:

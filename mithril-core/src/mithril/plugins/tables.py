@@ -117,7 +117,7 @@ class Answers:
         """Assign each name to its owner, see ``name_owner``. Names in ``reserved`` belong to mithril-core."""
         claims: dict[str, list[Entry[S]]] = {}
         for answer in answers:
-            for name in (_name(answer.spec), *getattr(answer.spec, "aliases", ()), *getattr(answer.spec, "former", ())):
+            for name in (_name(answer.spec), *getattr(answer.spec, "aliases", ())):
                 claims.setdefault(name, []).append(answer)
         entries: dict[str, Entry[S]] = {}
         aliases: dict[str, str] = {}

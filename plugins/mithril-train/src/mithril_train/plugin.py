@@ -62,7 +62,6 @@ def mithril_passes() -> Sequence[PassSpec]:
             stage="fuse",  # before the backward pass is built, so that gradients pass through the rounding
             level=None,
             options=("quantization_aware",),
-            aliases=("quantization_aware",),
             after=("operator-fusion",),
             summary="Round weights and inputs of linear layers as int8 kernels will.",
         )

@@ -10,7 +10,7 @@ PASSES = (
         "mithril_passes.cleaning.cleanup:dead_code_elimination",
         stage="clean",
         level="low",
-        aliases=("dead_code_elimination", "dead_code"),
+        aliases=("dead_code_elimination",),
         summary="Drop unused operations, constants and region results.",
     ),
     PassSpec(
@@ -27,7 +27,7 @@ PASSES = (
         "mithril_passes.cleaning.cleanup:common_subexpression",
         stage="clean",
         level="low",
-        aliases=("common_subexpression", "common_subexpression_elimination", "cse"),
+        aliases=("common_subexpression",),
         after=("constant-folding",),
         summary="Compute equal expressions once.",
     ),
@@ -36,7 +36,6 @@ PASSES = (
         "mithril_passes.cleaning.simplify:EXACT",
         stage="canonical",
         level="low",
-        aliases=("algebraic_simplification",),
         summary="Algebra that holds bit for bit: reshapes, transposes, casts, neutral elements.",
     ),
     PassSpec(
@@ -44,7 +43,6 @@ PASSES = (
         "mithril_passes.cleaning.simplify:APPROXIMATE",
         stage="canonical",
         level="high",
-        aliases=("fast_math",),
         after=("simplify",),
         summary="Algebra that may change the last places.",
     ),
@@ -53,7 +51,6 @@ PASSES = (
         "mithril_passes.cleaning.simplify:QUANTIZE_PAIRS",
         stage="canonical",
         level=None,
-        aliases=("quantize_pairs",),
         summary="Drop dequantize(quantize(x)): changes values, so only on request.",
     ),
     PassSpec(
@@ -62,7 +59,6 @@ PASSES = (
         stage="final",
         level=None,
         options=("static_inference",),
-        aliases=("late_constant_folding",),
         summary="Fold expressions of bound parameters that other passes introduced.",
     ),
 )

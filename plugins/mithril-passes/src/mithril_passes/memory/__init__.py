@@ -12,7 +12,6 @@ PASSES = (
         stage="memory",
         level=None,
         options=("gradient_checkpointing",),
-        aliases=("gradient_checkpointing", "rematerialization", "rematerialisation"),
         summary="Forget values the backward part needs, and compute them again.",
     ),
 )

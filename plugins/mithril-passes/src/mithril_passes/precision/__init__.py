@@ -31,7 +31,6 @@ PASSES = (
         stage="precision",
         level=None,
         options=("mixed_precision",),
-        aliases=("mixed_precision",),
         summary="Products in 16 bits, operations that need range or accuracy in 32.",
     ),
 )

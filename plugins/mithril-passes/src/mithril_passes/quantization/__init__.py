@@ -15,7 +15,6 @@ PASSES = (
         stage="fuse",
         level=None,
         options=("quantization",),
-        aliases=("static_quantization",),
         after=("operator-fusion", "batch-norm-folding"),
         summary="For inference: weights of 8 or 4 bits, and rounded activations, as operations of the graph.",
     ),
