@@ -51,7 +51,6 @@ def test_importing_loads_neither_plugins_nor_numpy_nor_the_rest_of_the_core():
         "mithril.graph",
         "mithril.graph.errors",
         "mithril.graph.lazy_exports",
-        "mithril.graph.errors",
         "mithril.graph.registry",
         "mithril.graph.version",
     ]
