@@ -24,9 +24,9 @@ def erf(x):
     y = np.empty(x.shape, x.dtype)
     flat, results = x.reshape(-1), y.reshape(-1)
     first = (0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861)
-    numerator = (*first, 0.18520832239976145, 1.128379143519084)
+    numerator = [*first, 0.18520832239976145, 1.128379143519084]
     last = (-1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885, 0.014070470171167667)
-    denominator = (*last, 0.11098505178285362, 0.49746925110067538, 1.0)
+    denominator = [*last, 0.11098505178285362, 0.49746925110067538, 1.0]
     for start in range(0, x.size, 16384):  # a block and its steps fit into the cache of a core
         block = slice(start, start + 16384)
         z = np.clip(flat[block].astype(np.float32), -3.832506856900711, 3.832506856900711)
