@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from mithril.graph import InputError, OptionError, PluginError
+from mithril_train.data.loader import DataLoader
 from mithril_train.loop.callbacks import Callback, Row, better
 from mithril_train.loop.trainer import Trainer
 
@@ -57,9 +58,8 @@ def search(
         if not isinstance(trainer, Trainer):
             raise InputError(f"make(trial) gave a {type(trainer).__name__}, expected a Trainer")
         data = loader(trial) if callable(loader) and not hasattr(loader, "__iter__") else loader
-        restart = getattr(data, "load_state_dict", None)
-        if restart is not None and hasattr(data, "seed"):
-            restart({"epoch": 0, "position": 0, "seed": data.seed})
+        if isinstance(data, DataLoader):
+            data.load_state_dict({**data.state_dict(), "epoch": 0, "samples": 0})
         watch = Pruning(trial, monitor)
         trainer.fit(data, epochs, validation=validation, callbacks=[watch])
         earlier = [t.value for t in search.trials if t.value is not None and t.state.name == "COMPLETE"]
