@@ -57,6 +57,24 @@ def test_class_name_of_a_backend_is_exported(plugins):
     assert plugins.export("BBackend") is plugins.backend_class("b")
 
 
+def test_descriptors_of_exports_are_built_once_until_plugins_change(plugins):
+    calls = []
+
+    def exports():
+        calls.append("exports")
+        return [Export("Thing", f"{HERE}:Thing"), Export("method", f"{HERE}:Thing", on="CompiledModel")]
+
+    plugins.register(answering(exports=exports), "one")
+    for _ in range(2):
+        assert list(plugins.exports()) == ["Thing"]
+        assert list(plugins.extensions()) == ["method"]
+        assert plugins.extension("CompiledModel", "method")[1].name == "one"
+    assert len(calls) == 1
+    plugins.register(answering(), "other")
+    plugins.extensions()
+    assert len(calls) == 2
+
+
 def test_descriptor_of_something_absent(plugins):
     plugins.register(answering(backends=lambda: [BackendSpec("b", "BBackend", f"{HERE}:Missing")]), "one")
     with pytest.raises(PluginError) as caught:

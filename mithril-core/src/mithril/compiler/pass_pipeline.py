@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from mithril import plugins
@@ -162,6 +163,11 @@ def _groups() -> dict[str, list[str]]:
 
 def installed(name: str) -> Pass:
     """Load an installed pass, placed by its descriptor."""
+    return _installed(name, plugins.default.generation())
+
+
+@lru_cache(maxsize=1024)
+def _installed(name: str, generation: object) -> Pass:
     entry = plugins.pass_spec(name)
     spec, place = entry.spec, plugins.pass_placement(name)
     loaded = plugins.load_pass(name)

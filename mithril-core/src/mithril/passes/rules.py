@@ -353,15 +353,12 @@ class RuleSet:
     def __init__(self, name: str, rules: Iterable[Rule]) -> None:
         self.name = name
         self.rules = tuple(rules)
+        self.exact = all(rule.exact for rule in self.rules)
 
     @property
     def origin(self) -> str:
         """File and line of the first rule."""
         return self.rules[0].origin if self.rules else ""
-
-    @property
-    def exact(self) -> bool:
-        return all(r.exact for r in self.rules)
 
     def __call__(self, graph: Graph) -> Graph:
         return rewrite(graph, self.rules)

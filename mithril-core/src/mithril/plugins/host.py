@@ -72,6 +72,7 @@ class Plugins(Answers, HookCalls):
     def _forget(self) -> None:
         self._generation = object()
         self._tables: dict[str, Any] = {}
+        self._placements: dict[str, Placement] = {}
         self._hooks: dict[str, Any] = {}
 
     def register(self, plugin: Any, name: str) -> None:
@@ -131,8 +132,9 @@ class Plugins(Answers, HookCalls):
 
     def _placed_passes(self) -> Table[PassSpec]:
         table = self.table(PASSES)
-        for entry in table.entries.values():
-            for fault in placement(entry, table).faults:
+        for name, entry in table.entries.items():
+            self._placements[name] = placement(entry, table)
+            for fault in self._placements[name].faults:
                 self.loader.problem(entry.plugin, fault)
         return table
 
@@ -150,7 +152,7 @@ class Plugins(Answers, HookCalls):
 
     def pass_placement(self, name: str) -> Placement:
         """Return the passes that an installed pass must precede and follow, with aliases resolved."""
-        return placement(self.pass_spec(name), self.pass_table())
+        return self._placements[self.pass_spec(name).spec.name]
 
     def load_pass(self, name: str) -> Any:
         """Import a pass: a function ``graph -> graph`` or a pass class."""
@@ -276,11 +278,14 @@ class Plugins(Answers, HookCalls):
 
     def _exports(self) -> Table[Export]:
         def ask() -> Table[Export]:
-            names = [answer for answer in self.call_hook("mithril_exports", Export) if not answer.spec.on]
+            names = [answer for answer in self._all_exports() if not answer.spec.on]
             answers = [*map(_class_export, self.backends().values()), *names]
             return self.assign_owners("name", answers, frozenset(registry.face_names()))
 
         return self.once("mithril_exports", ask)
+
+    def _all_exports(self) -> list[Entry[Export]]:
+        return self.once("names and methods", lambda: self.call_hook("mithril_exports", Export))
 
     def export(self, name: str) -> Any:
         """Load and return ``ml.<name>``; the error names the pip command if a known distribution provides it."""
@@ -300,13 +305,12 @@ class Plugins(Answers, HookCalls):
 
     def extensions(self) -> dict[str, Entry[Export]]:
         """Return the methods that plugins add to compiled models, by name."""
-        answers = self.call_hook("mithril_exports", Export)
-        return {answer.spec.name: answer for answer in answers if answer.spec.on == "CompiledModel"}
+        return {answer.spec.name: answer for answer in self._all_exports() if answer.spec.on == "CompiledModel"}
 
     def extension(self, kind: str, name: str) -> tuple[Callable[..., Any], Plugin]:
         """Return the function that a plugin adds to a class of the core as the method ``name``, and the plugin."""
         if not name.startswith("_"):
-            for answer in self.call_hook("mithril_exports", Export):
+            for answer in self._all_exports():
                 if answer.spec.on == kind and answer.spec.name == name:
                     return self.load_named("method", f"{kind}.{name}", answer.spec.loads, answer), answer.plugin
         home = pip_hints.METHODS.get(name)

@@ -72,16 +72,17 @@ class Plugin:
     is_core: bool = False  # whether this is the built-in plugin of the core
     loaded: Any = None
     problems: list[PluginProblem] = field(default_factory=list)
+    # whether an installed distribution of this project provides the plugin: it owns the names it claims
+    first_party: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_of_project = bool(self.version) and normalized(self.distribution) in pip_hints.DISTRIBUTIONS
+        self.first_party = self.is_core or is_of_project
 
     @property
     def origin(self) -> str:
         """Distribution and version, for error messages."""
         return f"{self.distribution} {self.version}".rstrip()
-
-    @property
-    def first_party(self) -> bool:
-        """Whether an installed distribution of this project provides the plugin: it owns the names it claims."""
-        return self.is_core or (bool(self.version) and normalized(self.distribution) in pip_hints.DISTRIBUTIONS)
 
     @property
     def state(self) -> str:
