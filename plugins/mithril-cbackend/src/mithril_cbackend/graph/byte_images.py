@@ -127,6 +127,7 @@ class ByteImages:
             return
         use, result = self.kinds[kind], shape_of(node.result)
         products = weights.size * typical(result[0] * math.prod(result[2:]))
+        # Little work does not pay for packing the image; the simple loops take such convolutions.
         if products < MIN_PRODUCTS or (
             kind == PAIRS and shares_packed_blocks(weights.shape, node.attributes["groups"], use)
         ):
@@ -135,6 +136,8 @@ class ByteImages:
         pad = self.editor.producer(image)
         if pad is not None and pad.op is ops.pad and pad.attributes["mode"] == "constant":
             widths, value = pad.attributes["widths"], pad.attributes["value"]
+            # Bytes are padded with any zero point, since it is subtracted with the sums; a bfloat16 pad
+            # other than 0 would be copied as a bit pattern.
             is_zero = kind == BYTES or value == 0  # a zero point, or the number that int8x4 groups are padded with
             if is_zero and not any(n for pair in (*widths[:2], *a["padding"]) for n in pair):
                 image, a["padding"] = operand(pad), tuple(tuple(map(int, pair)) for pair in widths[2:])
@@ -144,6 +147,8 @@ class ByteImages:
             return  # the copy of the image may begin after the pixels that windows read
         with self.editor.before(node) as b:
             last = self.last(image)
+            # Channels that do not fill int8x4 groups need a copy with zeros, or a group would have
+            # channels of the next pixel.
             pixels = last if last is not None and shape_of(image)[1] % per == 0 else int8x4_of_pixels(image, per=per)
             packed_block = b.constant(np.asarray(weights.transpose(2, 3, 1, 0), order="C"), name="weights")
             names = ("stride", "padding", "dilation", "groups")
@@ -189,6 +194,7 @@ class ByteImages:
     def pool(self, node: Node) -> None:
         """Rewrite the maximum of windows."""
         last, a = self.last(operand(node)), node.attributes
+        # The kernel folds neighbors of a line; windows with gaps would fold pixels that are not theirs.
         if last is None or set(a["dilation"]) != {1}:
             return
         with self.editor.before(node):

@@ -124,6 +124,8 @@ class FusionPlanner:
                 if attention_pattern is None
                 else attention_match.trailing_layout_ops(self.graph, attention_pattern)
             )
+            # A plugin's lowering of one of these operations would be bypassed by a kernel that computes
+            # them all.
             if attention_pattern is not None and any(plugin_lowering(n) for n in (*attention_pattern.inner, node)):
                 continue
             if attention_pattern is not None and chain is not None:
@@ -133,6 +135,8 @@ class FusionPlanner:
     def run(self) -> FusionPlan:
         for v in self.graph.outputs:
             self._add_user(v, None)
+        # From last to first: the kernels that read a node exist when it is assigned, so the decision
+        # needs no second pass.
         for node in reversed(self.graph.nodes):
             self._assign(node)
         self.steps.reverse()
@@ -158,7 +162,11 @@ class FusionPlanner:
         readers = [self.users.get(v, []) for v in node.results]
         if not any(readers):
             return  # dead
+        # The order of the branches is part of the result: what must be stored or called comes first,
+        # since no fusion may swallow it; then kernels that compute a whole pattern; then views, which
+        # cost nothing; fusion into one reader comes last, and a kernel of its own is what remains.
         name = node.op.name
+        # Python reads arrays: every operand must be in memory, whatever kernel computes it.
         if runs_on_host(node):
             for v in node.operands:
                 self._add_user(v, None)
@@ -167,35 +175,50 @@ class FusionPlanner:
             self.steps.append(Kernel(template, [node], list(node.results), node, kind=template.__name__))
             for v in node.operands:
                 self._add_user(v, None)  # the template reads stored values
+        # Nodes are visited backwards, so the last node of the pattern comes first; the attention kernel
+        # is made there, and its other nodes must not become kernels again.
         elif node in self.attentions:
             self._add_attention(*self.attentions[node])
         elif node in self.attention_nodes:
             return
+        # The driver runs branches and loops and gives the regions addresses; they cannot read a value
+        # that is only computed within another kernel.
         elif node.regions:
             for v in node.operands:
                 self._add_user(v, None)
             self.steps.append(Step(node))
+        # A barrier orders operations and a reshape renames positions: neither moves elements, so the
+        # result is the memory of the operand. A reshape that lets its producer join the reader is fused
+        # instead, since a view forces a store.
         elif node.op is ops.barrier or (node.op is ops.reshape and not self._is_fused_reshape(node)):
             for source, result in zip(node.operands, node.results, strict=True):
                 assert source is not None
                 self.views[result] = source
                 self._add_user(source, None)
+        # Operand 0 is the state whose memory the update overwrites. The kernel must not read it, or it
+        # would become an input that has to stay alive beside the result.
         elif node.results[0] in self.in_place:
             update = self._update_kernel(node)
             self.steps.append(update)
             for v in node.operands[1:]:
                 self._add_user(v, update)
+        # One number for all elements: computing it again in each reader is cheaper than a load from a
+        # stored array.
         elif is_uniform(node):
             for reader in readers[0]:
                 if reader is None:
                     self._separate_kernel(node)
                 else:
                     reader.nodes.insert(0, node)
+        # Products convert while they pack, so that the wide copy would be written and read for nothing;
+        # each product repeats the cast. With another kind of reader the wide elements are stored once.
         elif self._widens_for_products(node, readers[0]):
             for reader in readers[0]:
                 assert reader is not None
                 reader.nodes.insert(0, node)
                 self._add_user(operand(node), reader)
+        # Before element-wise fusion: a value per row (a sum, its root) that joined as an element would
+        # be computed again for each element of its row.
         elif (kernel := self._fuse_into_rows(node, readers[0])) is not None:
             kernel.nodes.insert(0, node)
             kernel.template, kernel.kind = fused_rows.rows, fused_rows.rows.__name__
@@ -205,6 +228,9 @@ class FusionPlanner:
             kernel.nodes.insert(0, node)
             for v in node.operands:
                 self._add_user(v, kernel)
+        # After the attempt to join a reader, because a product or reduction cannot be computed within
+        # another loop: here the reader joins it instead, as its epilogue, while the tile is in
+        # registers.
         elif (kernel := self._fuse_producer(node, readers[0])) is not None:
             kernel.nodes.insert(0, node)
             kernel.anchor, kernel.template = node, LOWERINGS[name].template
@@ -250,6 +276,8 @@ class FusionPlanner:
         if (
             kernel.template not in (elementwise.elementwise, fused_rows.rows)
             or not shape
+            # Rows shorter than a vector would leave its lanes empty in every pass; separate kernels
+            # vectorize over rows.
             or (isinstance(shape[-1], int) and shape[-1] < self.machine.lanes())
         ):
             return None
@@ -299,16 +327,27 @@ class FusionPlanner:
             return self._fuse_into_attention(node, kernel)
         lowering = LOWERINGS.get(anchor.op.name)
         if lowering is not None:
+            # Transposes and casts without loss cost nothing while an operand is packed; anything else
+            # would be repeated for each packed block, so that only products with a packing step accept
+            # these two.
             if reads_narrow(kernel) and fuses_into_matmul_operand(node) and feeds_only(kernel, node):
                 return kernel
+            # The epilogue runs once per element, so a term is computed exactly as often there as in a
+            # kernel of its own.
             if lowering.computes_terms and is_term(kernel, node):
                 return kernel
             if not lowering.reads_once or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
                 return None
+        # The result of an update is the whole state, beside which each node looks small and recomputed,
+        # although the kernel only writes a slice.
         if kernel.template is elementwise.update_in_place:
             return kernel
         source = anchor.operands[0] if lowering is not None else anchor.result
         assert source is not None
+        # Here the reader broadcasts the result, so that a fused node is computed again for every
+        # element. An expensive one is stored; of cheap ones a few are, since they cost less than a pass
+        # over memory. The limit of 6 is that of the first version of this file; no measurement of it is
+        # recorded.
         if size(source) > size(node.result):  # elements would be recomputed
             if is_expensive(node) or self.expanded.get(kernel, 0) >= 6:
                 return None
@@ -321,6 +360,8 @@ class FusionPlanner:
         conditions = attention_match.position_nodes(
             producers, [operand(n) for n in pattern.between if n.op is ops.where]
         )
+        # The zero that a guard selects for fully masked rows is a node before the queries; outside of
+        # the kernel it would have to be stored and read for each score.
         zero = [producers[operand(n, 1)] for n in pattern.guard if n.op is ops.where]
         nodes = [*pattern.inner, pattern.second, *chain, *conditions, *zero]
         last = chain[-1] if chain else pattern.second
@@ -338,6 +379,8 @@ class FusionPlanner:
         assert pattern is not None
         roles = attention_match.roles(kernel, pattern, node.result)
         sources = [self.graph.producers.get(v) for v in node.operands if v is not None]
+        # Heads are read where they lie: a split of heads is a reshape and a transpose, which strides of
+        # the loads represent. A reshape alone is a view already.
         if node.op in (ops.transpose, ops.reshape) and roles in ({"matrix"}, {"query"}):
             is_transposed = node.op is ops.transpose or any(m is not None and m.op is ops.transpose for m in sources)
             producers = {node.result: node, **kernel.producers}
@@ -345,6 +388,8 @@ class FusionPlanner:
             return kernel if is_transposed and None not in [view(producers, v) for v in read] else None
         if any(producer is not None and is_producer(producer) for producer in sources):
             return None  # cheaper as the epilogue of the producer's kernel
+        # The loops over scores are vectors; an operation that calls the C library would turn them into
+        # scalar loops.
         if node.op is ops.reshape or not vectorization.vectorizable([node]):
             return None
         return kernel if roles == {"query"} or (roles == {"score"} and not is_expensive(node)) else None

@@ -192,6 +192,7 @@ class IntegerProducts:
         if zero:
             sums = sums - b.constant((zero * weights.sums.astype(np.int64)).astype(np.int32), name="zero")
         total = ops.cast(sums, dtype="float32")
+        # Both factors are known: one multiplication per result instead of two.
         if isinstance(scale, float):
             return total * b.constant((weights.scale * np.float32(scale)).astype(np.float32), name="scale")  # type: ignore[no-any-return]
         factor = ops.reshape(scale, shape=(*scale.shape, 1)) if scale.ndim else scale
@@ -224,13 +225,18 @@ class IntegerProducts:
         if not is_byte or scale is None or scale.size != 1 or zero is None:
             return
         factor = np.float32(scale.reshape(()))
+        # Beyond these limits the reciprocal is subnormal or infinite, and only the division of the
+        # reference is right.
         if not TINY < factor < 1 / TINY:
             return
         relu = self.editor.producer(x)
+        # Files of ONNX round on both sides of a pool; quantize(dequantize(q)) of one scale is q, so the
+        # bytes are read as is.
         if relu is not None and relu.op is ops.dequantize and self.is_inverse(relu, node, zero):
             self.editor.replace_value(node.result, operand(relu))
             self.editor.erase_dead(node)
             return
+        # With a zero point of 0, saturation of unsigned bytes at 0 is the rectifier.
         if zero == 0 and relu is not None and self.is_rectifier(relu):
             x = operand(relu)
         with self.editor.before(node):
@@ -297,6 +303,9 @@ class IntegerProducts:
             return None
         shifted = quantized.astype(np.int32) - zero
         columns = 0 if is_transposed else 1
+        # The instructions multiply by signed bytes; values that leave their range once the zero point
+        # is subtracted, and scales along the summed axis, which no epilogue can apply, stay with float
+        # kernels.
         if shifted.min() < -128 or shifted.max() > 127 or (scale.ndim and axis != columns):
             return None
         return Weights(shifted.astype(np.int8), scale.astype(np.float32).reshape(-1), is_transposed)

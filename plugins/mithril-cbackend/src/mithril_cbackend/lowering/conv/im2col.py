@@ -133,6 +133,8 @@ class Plan:
         lanes, cycles, pixels = machine.lanes(), self.depth / (2 * machine.lanes()), int(self.pixels)
         working_set = self.depth * (pixels + self.tile(machine).columns)
         # reads of columns are slower if the working set exceeds the L2 cache
+        # The factors are estimates on one scale for all plans. Commits 3df6dcb8 and 088970cf give the
+        # reasons of the terms; which measurement chose each figure is not recorded.
         cycles *= 1 if self.reads_image or read_cycles(working_set) == read_cycles(0) else 1.2
         cycles *= (
             1.3 if self.by_channel and self.depth > BLOCK else 1
@@ -204,6 +206,8 @@ class OpenPlan(Plan):
 
     def of(self, layout: Layout, batch: Any, name: Name = lambda n: n) -> Plan:
         """Return the plan of known sizes, or of expressions."""
+        # Pixels of several images are not contiguous in the result, which plans by pixels store as
+        # vectors.
         several_images = self.by_channel and not self.reads_image
         height, width = layout.result[0], name(math.prod(layout.result[1:]))
         rows, images = cut(self.target, height, width, batch if several_images else 1, name)
@@ -239,8 +243,11 @@ def plans_for(
         targets = [n for n in TARGETS if n == TARGETS[0] or n * depth <= CACHED_ELEMENTS]
         return [OpenPlan(*sizes, by_channel, backward, target) for by_channel in (False, True) for target in targets]
     height, width = layout.result[0], math.prod(layout.result[1:])
+    # Each slab reads all kernels again, which cost more than the products where slabs had few pixels
+    # (commit 088970cf). With more than 128 pixels that cost is small without a second image.
     image_groups = [(height, d) for d in several(batch, 1) if d * height * width <= 128]
     slabs = [(r, 1) for r in range(1, height + 1) if height % r == 0]
+    # Slabs divide the height, so that all have one size and share one piece of code.
     fitting = [(r, d) for r, d in slabs + image_groups if r * d * width * depth <= CACHED_ELEMENTS] or [(1, 1)]
     return [
         Plan(batch, groups, out_channels, in_channels, layout, r, d, by_channel, backward)
@@ -307,6 +314,8 @@ class Columns:
         work = sizes.batch * p.groups * p.out_channels * p.depth * pixels // PRODUCTS
         items = count(p.batch, p.images) * p.groups * p.slabs
         threads = frame.workers(work, p.out_channels)
+        # Threads share channels only where slabs do not suffice, because each part packs the columns of
+        # its slab again.
         few_items = self.is_known and typical(items) < threads
         parts = threads if few_items and p.out_channels % (threads * self.step) == 0 else 1
         with frame.share("slab", items * parts, work) as (worker, item):

@@ -13,6 +13,8 @@ from mithril_cbackend.lowering.element.element_reader import Index, Reader, typi
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.storage_dtypes import load, store, stored
 
+# Threads take only work that pays for waking them (commit b7e9fc74); the figure was not recorded
+# with a measurement.
 PARALLEL_WORK = 1 << 18  # element operations; starting threads does not pay off for less work
 PRODUCTS = 8  # multiply-adds of register tiles that take as long as one element operation
 
@@ -61,6 +63,8 @@ class KernelBuilder:
 
     def kinds(self, extents: Sequence[int], work: int) -> dict[int, Any]:
         """Return the loop kinds of a nest: the outermost loop with an iteration for every thread is parallel."""
+        # An outer axis that is shorter than the number of threads would leave threads idle although an
+        # inner one is long.
         enough = [k for k, n in enumerate(extents) if typical(n) >= self.machine.threads]
         longer = [k for k, n in enumerate(extents) if typical(n) > 1]
         axis = next(iter(enough + longer), None)
@@ -76,6 +80,8 @@ class KernelBuilder:
     def share(self, name: str, items: Any, work: int) -> Iterator[tuple[Any, Any]]:
         """Open a loop over items, distributed to the threads; yield the thread, for private buffers, and the item."""
         workers = self.workers(work, items)
+        # Threads are the outer loop, not items, so that private buffers are indexed by thread: one per
+        # thread is enough.
         with self.reader.loop("worker", workers, t.PARALLEL) as worker:
             extent: Any = items // workers
             if workers > 1 and items % workers != 0:

@@ -29,6 +29,7 @@ def _is_vector_code(node: Node) -> bool:
         return len({tuple(n for n in shape_of(v) if n != 1) for v in values}) == 1
     if not is_plain(node) and node.op not in STRAIGHT:
         return False
+    # The C library has no functions of vectors: a loop that calls it stays scalar.
     first = node.operands[0] if node.operands else None
     return first is None or not scalar_ops.calls_library(node.op, first.dtype)
 

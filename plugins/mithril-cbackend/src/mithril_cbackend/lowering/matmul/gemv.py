@@ -29,6 +29,8 @@ ACCUMULATOR_BYTES = 1 << 14  # bytes of accumulators, which fit the L1 cache
 
 def is_supported(kernel: Kernel, product: Product, machine: Machine) -> bool:
     """Whether this template supports the product: few rows, and a right operand with contiguous rows or columns."""
+    # Up to 8 rows the time is that of reading the right operand once; packing would read and write it
+    # first. Constants are packed when the program is built, so that tiles read them as fast.
     if (isinstance(product.m, int) and product.m > MAX_ROWS) or product.right.value in kernel.prepared:
         return False
     right, lanes = strided_operand(product.right, kernel.producers), machine.lanes(product.kind.bits)
@@ -36,6 +38,7 @@ def is_supported(kernel: Kernel, product: Product, machine: Machine) -> bool:
         return False
     if right.summed == 1 and product.k >= lanes:
         return True
+    # Fewer columns leave too few independent accumulators to hide the latency of an addition.
     return isinstance(product.n, int) and right.free == 1 and product.n >= 4 * lanes
 
 
@@ -98,6 +101,8 @@ def by_column(frame: KernelBuilder, product: Product, rows: Sequence[Any]) -> No
     lanes = frame.machine.lanes(kind.bits)
     block = COLUMNS
     if is_exact:
+        # At most 16 accumulators, half of the registers of AVX-512; columns share the loads of the left
+        # rows.
         block = next(b for b in (8, 4, 2, 1) if product.n % b == 0 and len(rows) * b <= 2 * MAX_ROWS)
     cells = [(i, c) for i in range(len(rows)) for c in range(block)]
     num_vectors, rest = divmod(product.k, lanes)
@@ -155,6 +160,7 @@ def by_row(frame: KernelBuilder, product: Product, rows: Sequence[Any]) -> None:
     lanes, threads = frame.machine.lanes(product.kind.bits), frame.workers(product.work, product.n)
     max_width = ACCUMULATOR_BYTES * 8 // product.kind.bits // len(rows)
     splits = threads if product.matrices < threads else 1
+    # Chunks of equal width, so that threads finish together.
     width = -(-product.n // max(-(-product.n // max_width), splits))
     width = -(-width // lanes) * lanes
     full_chunks, rest = divmod(product.n, width)

@@ -82,6 +82,7 @@ class Int8x4Product:
         ):  # as high as wide, so packed blocks may be streamed: results are written in longer rows
             groups = max(machine.threads, count(self.packed_blocks * packed_block, machine.cache // 2))
             return count(self.packed_blocks, groups)
+        # As for float tiles, a group pays off only where rows are streamed from beyond the L2 cache.
         return max(1, min(4, machine.cache // 4 // packed_block)) if rows > machine.cache // 2 else 1
 
 
@@ -96,6 +97,8 @@ def depth_of(k: int, use: Instructions) -> int:
 def instructions(kind: str, machine: Machine) -> Instructions | None:
     """Return the instructions for a kind of int8x4 groups, or None for pairs without vectors."""
     lanes = machine.lanes()
+    # One lane is a microcontroller: Cortex-M multiplies bytes by ``smlad`` (decision 0021). Pairs
+    # without instructions are slower than float32.
     is_known = lanes >= 4 or (lanes == 1 and kind == BYTES)
     return llvm_tiles.instructions(kind, frozenset(machine.features), lanes) if is_known else None
 
@@ -117,6 +120,7 @@ def form(kernel: Kernel, product: Product, machine: Machine) -> Int8x4Product | 
     if packed:  # by int8x4 groups only if both operands were narrow
         packed_blocks, _ = kernel.prepared[product.right.value]
         kind = (PAIRS if product.kind is float32 else BYTES) if packed_blocks.dtype is uint32 else None
+    # Few rows are bound by reading the right operand, which ``gemv`` reads without packing it first.
     elif left is None or right is None or typical(product.m) <= gemv.MAX_ROWS or product.n < machine.lanes():
         kind = None
     else:
@@ -155,6 +159,7 @@ def scratch(int8x4: Int8x4Product, machine: Machine) -> list[Value]:
 
 def sums(use: Instructions, size: int, machine: Machine) -> list[Value]:
     """Return the sums of one AMX tile per thread: whole cache lines, to which the stack is not aligned."""
+    # Sums that straddle cache lines took twice as long: 512^3 products of bytes (commit 005ea978).
     return [Value("sums", TensorType(use.sums, (machine.threads * size,)))] if use.level == AMX else []
 
 

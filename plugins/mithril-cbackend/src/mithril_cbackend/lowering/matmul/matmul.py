@@ -62,8 +62,13 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
     tile = Tile(*schedule[:2]) if schedule else tile_for(product.m, product.n, machine, bits)
     limit = schedule[2] if len(schedule) > 2 else max_depth(tile, product, machine)
     parts = count(product.k, limit)
+    # Equal blocks of whole vectors rather than full ones and a short rest, whose tiles would cost as
+    # much to start.
     depth = product.k if parts == 1 else -(-product.k // (parts * 16)) * 16
     packed_blocks = count(product.n, tile.columns)
+    # Rows that do not stay in the L2 cache are streamed once for each packed block: matrices of 2048
+    # then ran at 0.36 of oneDNN's speed, with groups of packed blocks at 1.0 (commit 250e4cdc). Where
+    # rows stay, groups of one halve the arena of small models (commit 4e4b6929).
     exceeds_cache = typical(product.m) * depth * bits // 8 > machine.cache // 2
     group = max(1, min(GROUP, packed_blocks // machine.threads)) if exceeds_cache else 1
     copied = (
@@ -80,11 +85,13 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
 
 def max_depth(tile: Tile, product: Product, machine: Machine) -> int:
     """Return the largest depth of a block for which a group of packed blocks fits a quarter of the L2 cache."""
+    # At least 64: storing and loading partial sums must remain small beside the products of a block.
     return max(64, machine.cache * 8 // (4 * GROUP * tile.columns * product.kind.bits))
 
 
 def should_copy_rows(left: StridedOperand | None, product: Product, packed_blocks: int, machine: Machine) -> bool:
     """Whether packing the left operand costs less than reading it for each group of packed blocks."""
+    # Computed or converted elements would be computed again for each packed block.
     if left is None or left.value.dtype is not product.kind:
         return packed_blocks > 1
     exceeds_cache = left.summed != 1 and typical(product.m) * product.k * product.kind.bits // 8 > machine.cache
@@ -101,7 +108,11 @@ def schedules(node: Node, machine: Machine) -> list[str]:
     fitting = [
         Tile(rows, vectors * lanes)
         for rows, vectors in sizes
+        # Accumulators, one row of the packed block and one broadcast element must fit the registers: a
+        # spilled accumulator costs a store and a load for each product.
         if rows <= product.m and (vectors - 1) * lanes < product.n and rows * vectors + vectors + 1 <= registers
+        # Smaller tiles are left out, since each choice is compiled and timed: accumulators in less than
+        # half of the registers do not hide the latency of an addition.
         if 2 * rows * vectors >= min(registers, 2 * product.m)
     ]
     default = tile_for(product.m, product.n, machine, product.kind.bits)
@@ -132,6 +143,8 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
 
 def per_thread_matrices(product: Product, machine: Machine) -> bool:
     """Whether each thread computes separate matrices."""
+    # Each thread needs buffers of its own for this. With few matrices that threads do not divide
+    # evenly some would be idle during the last one; from four per thread on the idle part is small.
     return product.matrices > 1 and (product.matrices % machine.threads == 0 or product.matrices >= 4 * machine.threads)
 
 
@@ -265,6 +278,8 @@ class Tiles:
         group, work = min(plan.group, packed_blocks), work * width * packed_blocks // self.product.n
         items = count(packed_blocks, group)
         threads = self.frame.workers(work, rows) if self.worker is None else 1
+        # Many groups balance by themselves; few that threads do not divide would leave some threads
+        # idle, so rows are split.
         uneven = items % threads != 0 and items < 4 * threads
         splits = threads if uneven and rows % threads == 0 and rows // threads >= plan.tile.rows else 1
         with self.share("group", items * splits, work) as (worker, item):

@@ -41,12 +41,18 @@ class Tile:
 def tile_for(m: Any, n: Any, machine: Machine, bits: int = 32) -> Tile:
     """Return the largest tile that fits the registers, with rows balanced so that the last tile is almost full."""
     lanes = machine.lanes(bits)
+    # Two vectors per row halve the broadcasts of left elements per product. A result narrower than
+    # one vector has no use for the second; its registers are used for more rows.
     vectors = 1 if isinstance(n, int) and n <= lanes else 2
+    # 16 accumulators of the 32 registers of AVX-512, 8 of the 16 of AVX2 and SSE: the rest holds
+    # columns and broadcasts.
     rows = (8 if machine.vector_bytes == 64 else 4) * (2 if vectors == 1 else 1)
     if not isinstance(m, int):
         return Tile(rows, vectors * lanes)
     if m <= 2 and isinstance(n, int) and n >= 4 * lanes:
         vectors = 4  # enough independent accumulators to hide the latency of an addition
+    # 9 rows are tiles of 5 and 4, not of 8 and 1: a tile of one row reads the packed block for little
+    # work.
     return Tile(-(-m // -(-m // rows)), vectors * lanes)
 
 
@@ -112,6 +118,8 @@ def copy_packed_block(
 
     k = k if isinstance(k, int) else t.index(k)
     is_transposed = (
+        # Columns that are contiguous in memory are transposed in registers, a square at a time; element
+        # by element, each load would touch another cache line. Only float32 has the shuffles.
         matrix is not None and matrix.row == 1 and matrix.column != 1 and lanes > 1 and packed_block.kind is float32
     )
     squares, left = (k // lanes, k % lanes) if is_transposed else (0, k)
