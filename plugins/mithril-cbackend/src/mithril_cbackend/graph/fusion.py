@@ -162,8 +162,8 @@ class FusionPlanner:
         readers = [self.users.get(v, []) for v in node.results]
         if not any(readers):
             return  # dead
-        # The order of the branches is part of the result: what must be stored or called comes first,
-        # since no fusion may swallow it; then kernels that compute a whole pattern; then views, which
+        # The order of the branches is part of the result: nodes that need stored values come first,
+        # since no fusion may swallow them; then kernels that compute a whole pattern; then views, which
         # cost nothing; fusion into one reader comes last, and a kernel of its own is what remains.
         name = node.op.name
         # Python reads arrays: every operand must be in memory, whatever kernel computes it.
@@ -196,7 +196,7 @@ class FusionPlanner:
                 self.views[result] = source
                 self._add_user(source, None)
         # Operand 0 is the state whose memory the update overwrites. The kernel must not read it, or it
-        # would become an input that has to stay alive beside the result.
+        # would become an input that has to stay alive with the result.
         elif node.results[0] in self.in_place:
             update = self._update_kernel(node)
             self.steps.append(update)
@@ -338,7 +338,7 @@ class FusionPlanner:
                 return kernel
             if not lowering.reads_once or (len(kernel.nodes) > 1 and kernel.outputs != [anchor.result]):
                 return None
-        # The result of an update is the whole state, beside which each node looks small and recomputed,
+        # The result of an update is the whole state: relative to it each node looks small and recomputed,
         # although the kernel only writes a slice.
         if kernel.template is elementwise.update_in_place:
             return kernel
@@ -379,7 +379,7 @@ class FusionPlanner:
         assert pattern is not None
         roles = attention_match.roles(kernel, pattern, node.result)
         sources = [self.graph.producers.get(v) for v in node.operands if v is not None]
-        # Heads are read where they lie: a split of heads is a reshape and a transpose, which strides of
+        # Heads are read in place: a split of heads is a reshape and a transpose, which strides of
         # the loads represent. A reshape alone is a view already.
         if node.op in (ops.transpose, ops.reshape) and roles in ({"matrix"}, {"query"}):
             is_transposed = node.op is ops.transpose or any(m is not None and m.op is ops.transpose for m in sources)

@@ -85,7 +85,7 @@ def plan_of(product: Product, kernel: Kernel, machine: Machine) -> Plan:
 
 def max_depth(tile: Tile, product: Product, machine: Machine) -> int:
     """Return the largest depth of a block for which a group of packed blocks fits a quarter of the L2 cache."""
-    # At least 64: storing and loading partial sums must remain small beside the products of a block.
+    # At least 64: storing and loading partial sums must cost little next to the products of a block.
     return max(64, machine.cache * 8 // (4 * GROUP * tile.columns * product.kind.bits))
 
 
