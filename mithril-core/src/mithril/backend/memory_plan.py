@@ -25,6 +25,7 @@ from mithril.graph import (
     unknown,
 )
 
+# A cache line, and the widest vector of the supported CPUs (AVX-512).
 ALIGNMENT = 64
 
 
@@ -85,6 +86,7 @@ def state_updates(graph: Graph, inputs: Collection[Value]) -> dict[Value, tuple[
         node, owner = graph.producers.get(state.value), owners.get(state.of)
         if node is None or owner is None or node.op not in UPDATES or node.operands[0] is not owner:
             continue
+        # Any other reader counts, wherever it is: a backend may order nodes by itself.
         readers = [n for n in graph.users[owner] if n is not node or n.operands.count(owner) > 1]
         reason = "it is also an output" if owner in outputs or outputs.count(state.value) > 1 else ""
         reason = f"'{readers[0].op.name}' reads its old value" if readers else reason
@@ -144,10 +146,12 @@ def lifetimes(
             size = nbytes(value.type, sizes)
             view = views(node)
             source = node.operands[k if len(node.results) == len(node.operands) else 0] if view else None
+            # The caller owns the memory of inputs, and views of them.
             if view and source in outer:
                 outer.add(value)
                 continue
             reused = buffer_of[source] if source is not None else None
+            # Only the first result: two results in one operand's memory would overwrite each other.
             if not view and k == 0 and in_place(node):
                 reused = _reusable_buffer(node, step, size, buffer_of)
             if reused is not None:
@@ -164,6 +168,8 @@ def _reusable_buffer(node: Node, step: int, size: int, buffer_of: Mapping[Value,
     """Return the buffer of an operand that the result can reuse, or None."""
     for v in node.operands:
         buffer = buffer_of.get(v) if v is not None else None
+        # Of equal size only: a smaller result would leave a rest that no other buffer can use until the
+        # end of the result.
         if buffer is not None and buffer.end == step and buffer.size == size:
             return buffer
     return None
@@ -213,6 +219,8 @@ def greedy(buffers: list[Buffer]) -> None:
     start, end = np.empty(n, np.int64), np.empty(n, np.int64)
     low, high = np.empty(n, np.int64), np.empty(n, np.int64)
     for k, buffer in enumerate(order):
+        # Arrays of the placed buffers instead of a loop: the search is quadratic in the number of
+        # buffers.
         alive = np.flatnonzero((start[:k] <= buffer.end) & (end[:k] >= buffer.start))
         offset = 0
         for j in alive[np.argsort(low[alive], kind="stable")]:
@@ -258,6 +266,9 @@ def _insert_gap(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
         gaps[index - 1 : index + 1] = [(gaps[index - 1][0], gaps[index - 1][1] + gaps[index][1])]
 
 
+# No order is best for all graphs. Largest first alone was twelve percent above the smallest arena
+# for an encoder (commit 59faa88c); each order costs one placement, and the first that reaches the
+# lower bound ends the search.
 ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
     lambda b: (-b.size, b.start),
     lambda b: (b.start - b.end, -b.size, b.start),
@@ -279,6 +290,8 @@ def smallest(buffers: list[Buffer]) -> None:
         top = max(o + b.size for o, b in zip(offsets, buffers, strict=True))
         if best is None or top < best[0]:
             best = top, offsets
+        # The bytes alive in one step are a lower bound of every arena, so that no other order can be
+        # better.
         if top == lower_bound:
             break
     assert best is not None
@@ -353,7 +366,10 @@ def _checked(strategy: Strategy) -> Strategy:
                     f"memory planning strategy '{name}' returned the invalid offset {b.offset!r}",
                     facts=[f"expected a non-negative multiple of {ALIGNMENT}"],
                 )
+        # Overlaps of two live buffers are wrong results without an error, and the strategy is code of
+        # the user.
         order = sorted((b for b in buffers if b.size), key=lambda b: b.offset)
+        # Sorted by offset, so that each buffer is compared with the few that follow within its bytes.
         for k, low in enumerate(order):
             for high in order[k + 1 :]:
                 if high.offset >= low.offset + low.size:

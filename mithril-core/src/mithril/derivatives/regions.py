@@ -92,6 +92,7 @@ def if_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) ->
         read.update(v for n in nodes for v in n.operands)
         read.update(derivative.gradients)
         parts.append((branch, inputs, derivative, nodes))
+    # Both branches have the same operands, so that the union of the reads of both is passed to each.
     used_positions = [p for p in range(len(rest)) if any(inputs[p] in read for _, inputs, _, _ in parts)]
     regions = [
         _region(
@@ -121,6 +122,8 @@ def while_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None])
             "a 'while' without max_trips has no gradient",
             hint="pass a bound: While(..., max_trips=...), while_loop(..., max_trips=...)",
         )
+    # A graph of its own, since the scan replaces the loop in the forward part, before values that
+    # exist already; its names must be unique in the whole derivative.
     stage = Builder(reverse.graph.name)
     stage._used = reverse.builder._used
     stage.origin, stage.tags = node.origin, node.tags
@@ -130,6 +133,8 @@ def while_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None])
 
     def step(states: tuple[Value, ...], _: None) -> tuple[Any, None]:
         (holds,) = Builder.current().inline(condition, [*states, *captured])
+        # Once the condition is false the states no longer change, so that the steps up to the bound
+        # have the gradient 1.
         after = cond(holds, lambda *s: Builder.current().inline(body, [*s, *captured]), lambda *s: s, *states)
         return after, None
 
@@ -137,6 +142,8 @@ def while_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None])
         scan(step, node.operands[:count], length=trips)
     reverse.builder.inputs += stage.inputs
     reverse.builder.guards.update(stage.guards)
+    # The forward nodes are exchanged: readers of the loop's results read those of the scan, which has
+    # saved residuals.
     *before, loop = stage.nodes
     loop = loop.replaced(results=node.results)
     yield from scan_rule(reverse, loop, cotangents)
@@ -160,12 +167,15 @@ def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) 
     residuals = Residuals(body, derivative, carries, last)
     stacks = residuals.save(reverse, node)
 
+    # A loop-invariant weight would get a product in each step and a sum of matrices; from stacked
+    # rows it is one product of all steps (commit 254b1986).
     late = LateSums(
         derivative, {inputs[k]: gradient[inputs[k]] for k in range(last, len(inputs)) if inputs[k] in active}
     )
     shared = [k for k in range(last, len(inputs)) if inputs[k] in active and inputs[k] not in late.terms]
     inner = Builder("body")
     inner.origin, inner.tags = reverse.builder.origin, reverse.builder.tags
+    # The names of all values that the backward region contains, so that the sums get others.
     for v in (
         *derivative.cotangents,
         *stacks,
@@ -204,6 +214,7 @@ def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) 
         "carries": len(start),
         "sequences": len(sequences),
         "length": node.attributes["length"],
+        # The cotangent of a step depends on that of the step after it.
         "reverse": not node.attributes["reverse"],
     }
     results = iter(reverse.builder.emit(scan_op, [*start, *sequences, *captured], counts, [region], "scan"))
@@ -272,6 +283,8 @@ def _active_inputs(reverse: Reverse, node: Node) -> tuple[set[Value], set[Value]
     body = node.regions[0]
     inputs = _values(body)
     active = {v for v, operand in zip(inputs, node.operands, strict=True) if operand in reverse.active}
+    # A carry becomes active by a value of an earlier step, so the set grows until no further step
+    # adds a value.
     while True:
         flows = differentiable_values(body, active)
         carried = zip(inputs[: node.attributes["carries"]], body.outputs, strict=False)
@@ -315,6 +328,8 @@ class Residuals:
                     self.elements.append((v, k))
                 else:
                     self.shared.append(v)
+            # A stack of a value has its size times the number of steps; a cheap or loop-invariant one
+            # costs less to compute again.
             elif v in invariant or is_cheap(derivative.forward[producer[v]]):  # computed again in every step
                 node = derivative.forward[producer[v]]
                 again.add(producer[v])

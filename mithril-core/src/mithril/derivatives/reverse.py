@@ -49,6 +49,8 @@ def differentiate(
     graph: Graph, of: Sequence[tuple[str, Value]], wrt: Sequence[Value], lowers: Lowers | None = None
 ) -> Derivative:
     """Differentiate outputs (each with the name of its cotangent) by inputs; ``lowers`` is that of the backend."""
+    # Composites with a rule of their own stay: their gradient is more stable and shorter than that of
+    # their parts.
     expanded = decompose(graph, CompositePolicy(graph, [v for _, v in of], wrt, lowers))
     outputs = dict(zip(graph.outputs, expanded.outputs, strict=True))
     return Reverse(expanded, [(name, outputs[v]) for name, v in of], wrt).run()
@@ -80,6 +82,8 @@ class CompositePolicy:
         for node in reversed(graph.nodes):
             if any(v in way for v in node.results):
                 way.update(v for v in node.operands if v is not None and v in active)
+        # Composites aside of the gradient need no expansion, and would be slower where the backend has
+        # a kernel for them.
         self.aside = {v for node, _ in iterate(graph) for v in node.results if v not in way}
 
     def __call__(self, node: Node) -> bool:
@@ -95,6 +99,8 @@ class CompositePolicy:
         if lowers is None or gradient is None:
             return False
         with Builder() as builder:
+            # The rule is applied to placeholders, since only its nodes tell which operations the backend
+            # must have.
             values = [None if v is None else builder.input(v.name, v.shape, v.dtype) for v in node.operands]
             y = builder.input("y", node.result.shape, node.result.dtype)
             gradient(y, y, *values, **node.attributes)
@@ -132,6 +138,8 @@ class Reverse:
                 if value in self.active:
                     self.cotangents.setdefault(value, []).append(cotangent)
             for node in reversed(self.graph.nodes):
+                # Without a cotangent the node does not affect the outputs; without an active operand its
+                # cotangents have no use.
                 if any(v in self.cotangents for v in node.results) and any(v in self.active for v in node.operands):
                     with builder.at(node.origin, {**node.tags, **BACKWARD}):
                         self._visit(node)
@@ -165,6 +173,7 @@ class Reverse:
         except MithrilError as error:
             location = f"from {node.origin}" if str(node.origin) else ""
             raise error.with_facts(f"in the gradient of '{op.name}'", location) from error.__cause__
+        # The time limit of a compilation is not a mistake of this rule.
         except TimeoutError:
             raise
         except Exception as cause:
@@ -179,6 +188,7 @@ class Reverse:
         if len(op.results) == 1:
             results = gradient(cotangents[0], node.results[0], *node.operands, **node.attributes)
         else:
+            # Rules of several results expect the cotangents of all of them.
             filled = tuple(zeros(v.type) if c is None else c for c, v in zip(cotangents, node.results, strict=True))
             results = gradient(filled, node.results, *node.operands, **node.attributes)
         results = results if isinstance(results, (tuple, list)) else (results,)
@@ -211,6 +221,8 @@ class Reverse:
         parts = self.cotangents[value]
         add = operation("add")
         while len(parts) > 1:
+            # A tree has the depth log n: the sum of many readers is more exact than a chain, and its
+            # additions are independent.
             parts = [add(*parts[k : k + 2]) if k + 1 < len(parts) else parts[k] for k in range(0, len(parts), 2)]
         self.cotangents[value] = parts
         if parts[0] not in self.graph_values:

@@ -72,6 +72,8 @@ class Dim:
 
     def _set(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
+        # Hashed once: sizes are keys of every table of types, and the text of a size is written only
+        # where it is read.
         self._hash = hash(terms)
         self._text = ""
 
@@ -103,6 +105,8 @@ class Dim:
         check_limit("factors", factors, "a product of sizes has too many factors")
         for left, a in left_terms:
             for right, b in right_terms:
+                # Sorted factors make equal products equal keys: a size has one canonical form, so ``==``
+                # need not simplify.
                 key = tuple(sorted(left + right, key=str))
                 out[key] = out.get(key, 0) + a * b
         return _canonical(out)
@@ -137,6 +141,8 @@ class Dim:
         return f"Dim({self})"
 
     def __bool__(self) -> bool:
+        # ``if n:`` of a size that cannot be 0 is decided for all values; anything else would select a
+        # branch for one of them.
         low, _ = bounds(self)
         if low is not None and low > 0:
             return True
@@ -226,6 +232,7 @@ def floordiv(a: Size, b: Size) -> Size:
             raise ShapeError(f"division of the size '{a}' by zero")
         if isinstance(a, int):
             return a // b
+        # Terms that b divides leave the division, so that (2*L + 1)//2 is L.
         quotient_terms = {m: c // b for m, c in a.terms if c % b == 0}
         rest = {m: c for m, c in a.terms if c % b}
         constant = rest.pop((), 0)  # k*b + r splits into k outside and r inside of the division
@@ -268,6 +275,8 @@ def mod(a: Size, b: Size) -> Size:
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     if isinstance(b, int):
+        # Coefficients modulo b: -1*L % 2 and L % 2 are the same number, and the text of the size stays
+        # short.
         rest = _canonical({m: c % b for m, c in _terms(a)})
         return rest % b if isinstance(rest, int) else _call("mod", rest, b)
     if a == b or a == 0 or _divide(a, b) is not None:
@@ -286,6 +295,8 @@ def minimum(a: Size, b: Size) -> Size:
 def _extreme(function: str, a: Size, b: Size) -> Size:
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b) if function == "max" else min(a, b)
+    # Bounds decide where they can; else the operands are sorted, so that max(a, b) and max(b, a) are
+    # one size.
     if at_most(a, b):
         small, large = a, b
     elif at_most(b, a):
@@ -339,6 +350,8 @@ def _call_bounds(call: Call) -> tuple[int | None, int | None]:
     if call.function == "floordiv":
         if b_low is None or b_low <= 0:
             return (0, a_high) if a_low is not None and a_low >= 0 else (None, None)
+        # The least quotient has the largest divisor for positive sizes; a division moves a negative one
+        # towards 0.
         low = None if a_low is None else a_low // (b_high or b_low) if a_low >= 0 and b_high else min(a_low, 0)
         return low, None if a_high is None else max(a_high // b_low, 0)
     if call.function == "mod":
@@ -356,6 +369,7 @@ def equal(a: Size, b: Size) -> bool | None:
     """Return whether the sizes are equal, or None if that depends on the symbols."""
     if a == b:
         return True
+    # The difference cancels equal terms before its bounds are known: L + 1 is not L, whatever L is.
     low, high = bounds(_sum([(a, 1), (b, -1)]))
     return False if (low is not None and low > 0) or (high is not None and high < 0) else None
 
@@ -395,6 +409,8 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
             if isinstance(atom, Symbol):
                 term = term * values.get(atom.name, _make((((atom,), 1),)))
             else:
+                # Functions are applied again rather than copied, because they simplify once their operands
+                # are known.
                 args = [substitute(arg, values) for arg in atom.args]
                 term = term * FUNCTIONS[atom.function](*args)
         total = total + term

@@ -40,6 +40,7 @@ class Guard:
         return f"{self.left} {self.relation} {self.right}"
 
 
+# Per thread: threads that trace at the same time must not see each other's assumptions.
 class _Collecting(threading.local):
     guards: list[Guard] | None = None
 
@@ -65,9 +66,11 @@ def assume(left: Size, relation: str, right: Size, reason: str = "") -> bool:
         decided = at_most(left, right)
     else:
         rest = mod(right, left)
+        # A remainder that stays symbolic may still be 0, so that only a number decides.
         decided = rest == 0 if isinstance(rest, int) else None
     if decided is None:
         if _collecting.guards is None:
+            # Nothing would check the assumption at run time here, so that it must not be made.
             raise ShapeError(f"cannot decide whether {left} {relation} {right}", facts=[reason])
         _collecting.guards.append(Guard(left, relation, right, reason))
         return True
@@ -89,6 +92,8 @@ def bind(declared: Mapping[str, Shape], actual: Mapping[str, tuple[int, ...]]) -
             )
         for axis, (size, n) in enumerate(zip(shape, actual_shape, strict=True)):
             later.append((name, axis, size, n))
+    # A size such as L//2 + H determines H only when L is known from another axis, in whatever order
+    # the axes come; the loop ends when a round solves nothing.
     progress = True
     while later and progress:
         waiting: list[tuple[str, int, Size, int]] = []
@@ -119,6 +124,7 @@ def bind(declared: Mapping[str, Shape], actual: Mapping[str, tuple[int, ...]]) -
 def _solve(size: Dim, n: int) -> tuple[Symbol, int] | None:
     """Return the symbol of a size linear in one symbol and its value for ``size == n``, or None."""
     linear = [(m[0], c) for m, c in size.terms if len(m) == 1]
+    # Other equations have no solution, or several, among the integers.
     if len(linear) != 1 or any(len(m) > 1 for m, _ in size.terms):
         return None
     symbol, coefficient = linear[0]

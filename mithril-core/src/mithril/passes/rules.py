@@ -124,6 +124,7 @@ class Rule:
         match = self.match(editor, node)
         if isinstance(match, str):
             return match
+        # One node cannot run on two backends, and a rule does not know which of them the user wants.
         if len({n.tags.get("backend") for n in match.nodes}) > 1:
             return "its operations are assigned to different backends"
         old = node.result
@@ -206,6 +207,7 @@ def _origin(match: Match) -> Origin:
             return inf  # a product that leaves its cost to its axes
         types = types_of(node.operands)
         count = op.declared_flops(types, [v.type for v in node.results], node.attributes)
+        # Only the order of costs matters; any large size may replace a symbolic one.
         return int(substitute(count, {s.name: 1 << 10 for s in symbols(count)}))
 
     origins = {node.origin for node in match.nodes}
@@ -291,6 +293,7 @@ class _Worklist:
         self.by_op = by_op
         self.reach = reach
         self.observe = observe
+        # 64 more for small graphs, whose replacements may be rewritten in turn.
         self.fuel = FUEL * len(graph.nodes) + 64
         self.recent: deque[str] = deque(maxlen=6)
 
@@ -298,6 +301,8 @@ class _Worklist:
         if not any(node.op.name in self.by_op for node in self.graph.nodes):
             return self.graph
         editor: Editor = self.graph.edit()
+        # A dictionary is an ordered set: values come once, and the last one is removed in constant
+        # time.
         pending = {node.result: None for node in self.graph.nodes if node.op.name in self.by_op}
         while pending:
             value, _ = pending.popitem()  # the last one, so that users come first
@@ -330,6 +335,7 @@ class _Worklist:
         """Return the values whose match may have changed: the new ones, and users and operands within reach."""
         values: dict[Value, None] = {}
         above = readers
+        # A pattern of depth d that is rooted above the new value may contain it up to d - 1 users away.
         for step in range(self.reach - 1):
             results = [v for node in above for v in node.results]
             values.update(dict.fromkeys(results))

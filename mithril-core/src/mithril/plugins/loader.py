@@ -117,6 +117,8 @@ class Manager(pluggy.PluginManager):
         if options is None and name.startswith("mithril_"):
             function = getattr(plugin, name)
             home = getattr(plugin, "__name__", type(plugin).__module__)
+            # A hook that a plugin imports from another module, to call it, is none of the plugin's own
+            # hooks.
             if inspect.isroutine(function) and getattr(function, "__module__", None) == home:
                 return {}
         return options
@@ -143,6 +145,8 @@ def find() -> list[Plugin]:
         headers = _headers(distribution)
         name = headers["Name"][0]
         location = str(distribution.locate_file(""))
+        # Two copies of a distribution on sys.path: Python imports the first, so that the metadata of
+        # the second do not apply.
         if shadowing.setdefault(normalized(name), location) != location:
             continue
         for plugin in _entries(headers, text):
@@ -195,6 +199,7 @@ def incompatibility(plugin: Plugin, core: str) -> PluginProblem | None:
             requirement = Requirement(line)
         except InvalidRequirement:
             continue  # pip rejects such a requirement, so it does not limit the version
+        # True: by default a specifier excludes prereleases, but this core is installed already.
         if (requirement.marker and not requirement.marker.evaluate({"extra": ""})) or requirement.specifier.contains(
             core, True
         ):
@@ -275,6 +280,7 @@ def named_if_slow(doing: str, *plugins: Plugin) -> Iterator[list[Plugin]]:
             print(f"{text}; {plugin.disable_hint()}", file=sys.stderr, flush=True)
 
     timer = threading.Timer(SLOW, report)
+    # A hanging import must not keep the process alive after the user ends it.
     timer.daemon = True
     timer.start()
     try:
@@ -297,6 +303,7 @@ class Loader:
             self._disabled |= {"*"}
         self.strict = os.environ.get("MITHRIL_STRICT_PLUGINS", "") not in ("", "0") if strict is None else strict
         self.manager = Manager()
+        # Reentrant: the import of a plugin may list plugins itself.
         self.lock = threading.RLock()
         self.core = Plugin(CORE, "mithril-core", __version__, registry.core_plugin, is_core=True)
         self._plugins: list[Plugin] | None = None
@@ -365,8 +372,11 @@ class Loader:
                 self.problem(plugin, problem)
                 return False
             try:
+                # Programs read the output of the command line; a print of a plugin's import would be in the
+                # middle of it.
                 with redirect_stdout(sys.stderr), named_if_slow("import", plugin):
                     module = importlib.import_module(plugin.module)
+            # An import may call sys.exit; a broken plugin must not end the user's program.
             except (Exception, SystemExit) as cause:
                 self.problem(plugin, _import_problem(plugin, cause))
                 return False
@@ -378,6 +388,8 @@ class Loader:
             try:
                 self.manager.register(module, plugin.name)
             except (pluggy.PluginValidationError, ValueError) as cause:
+                # pluggy registers the hooks one by one, so that the valid ones before the invalid one are
+                # registered when it raises.
                 if self.manager.has_plugin(plugin.name):
                     self.manager.unregister(name=plugin.name)
                 problem = _signature_problem(plugin, module, cause)

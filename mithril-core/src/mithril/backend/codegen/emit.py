@@ -216,6 +216,7 @@ class FunctionEmitter:
                 if i.value in self.last or i.value in self.outputs:
                     self.text[i.value] = self.module.constant(i.data, i.name)
                 continue
+            # An unread input is still read if its shape determines a symbolic size.
             if i.value not in self.last and i.value not in self.outputs and not _sizes_from(i.type.shape):
                 continue
             self.text[i.value] = self.names.fresh(i.name)
@@ -232,6 +233,8 @@ class FunctionEmitter:
         texts = []
         for v in self.graph.outputs:
             memory, text = self.bases.get(v, {v}), self.expression(v)
+            # A result must share memory neither with an argument nor with another result: the caller may
+            # change each of them.
             private = memory <= self.produced | self.donated and not memory & returned
             if self.table.copy is not None and v not in self.scalars and not (private and v not in self.shared):
                 text = self.table.copy.format(x=text)
@@ -356,6 +359,7 @@ class FunctionEmitter:
             self.shared.update(node.results)
         bases = [self._memory(node, k) for k in range(len(node.results))]
         for memory in bases:
+            # The caller may read this memory after the function has returned, so nothing may overwrite it.
             if node.regions or self.outputs.intersection(node.results):
                 self.owned -= memory
             end = max(self.last.get(v, -1) for v in node.results)
@@ -378,12 +382,14 @@ class FunctionEmitter:
     def _reusable_operand(self, node: Node) -> Value | None:
         """Return a dead operand whose buffer the result can reuse, preferably a program input, or None."""
         result = node.result
+        # NumPy's results of rank 0 are immutable scalars.
         if not result.shape:
             return None
         operands = [v for v in node.operands if v is not None]
         dying = [v for v in operands if self._is_last_use(v) and v.type == result.type]
         memory = {v: self.bases.get(v, {v}) for v in operands}  # libraries read a view after they wrote below it
         dying = [v for v in dying if all(o is v or memory[v].isdisjoint(memory[o]) for o in operands)]
+        # An input's buffer first: nothing else can reuse it later, since the caller gave it away.
         return next((v for v in dying if v not in self.produced), dying[0] if dying else None)
 
     def is_spent(self, v: Value | None) -> bool:
@@ -423,6 +429,7 @@ class FunctionEmitter:
             return self.text[value]
         number, dtype = node.attributes["value"], node.attributes["dtype"]
         if reader is not None and reader.op.elementwise and self.table.is_weak(number, dtype):
+            # Only next to an array of the dtype: two literals would be computed by Python in float64.
             arrays = [v for v in reader.operands if v is not None and v not in self.scalars and v.dtype is dtype]
             if arrays:
                 text = self.literal(number)
