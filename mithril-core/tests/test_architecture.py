@@ -35,21 +35,12 @@ FRAMEWORKS = {"numpy", "jax", "jaxlib", "torch", "mlx", "tvm", "ggml", "gguf", "
 KERNEL_PACKAGES = ("graph", "passes", "plugins")
 # Attributes by which a lower layer calls a higher one, or a file calls its importer; the module assigns them at import.
 LATE_BINDINGS = {
-    "mithril": {"registry.core_plugin", "registry.face_names", "registry.project_packages", "registry.sources"},
+    "mithril": {"registry.host"},
     "mithril.graph.apply": {"Op._apply", "Op._evaluate"},
     "mithril.graph.builder": {"Op._trace"},
     "mithril.graph.editor": {"Graph._editor"},
     "mithril.graph.text": {"Graph._printer"},
-    "mithril.models.language.apply_op": {"Connection._apply", "Connection._index"},
-    "mithril.models.language.model_summary": {"Model._summarize"},
-    "mithril.models.language.eager": {"Layer._compute"},
-    "mithril.models.language.surgery": {"Layer._find_layers", "Layer._replace_layers", "Layer._walk_layers"},
-    "mithril.models.language.terminals": {"Model._merge_terminals", "Model._rename_terminal"},
-    "mithril.models.language.trace": {"Model._run"},
-    "mithril.models.saving.reading": {"Layer._from_dict", "Layer._from_json"},
-    "mithril.models.saving.writing": {"Layer._to_dict", "Layer._to_json"},
     "mithril.derivatives.regions": {"BodyGradient.differentiate"},
-    "mithril.ops.python_indexing": {"registry.indexing"},
 }
 
 

@@ -47,6 +47,12 @@ def _declare_plugin_operation(name: str | None) -> None:
         plugins.import_op(name)
 
 
+def _index(x: Any, positions: Any) -> Any:
+    from mithril.ops import getitem
+
+    return getitem(x, positions)
+
+
 def _core_names() -> set[str]:
     """Return the public names that plugins cannot override."""
     from pkgutil import iter_modules
@@ -93,7 +99,10 @@ def _project_packages() -> frozenset[str]:
     return frozenset(("mithril", *(name.replace("-", "_") for name in pip_hints.DISTRIBUTIONS)))
 
 
-registry.sources[:] = [_declare_core_operations, _declare_plugin_operation]
-registry.face_names = _core_names
-registry.project_packages = _project_packages
-registry.core_plugin = "mithril.compiler.options"
+registry.host = registry.Host(
+    sources=(_declare_core_operations, _declare_plugin_operation),
+    index=_index,
+    public_names=_core_names,
+    project_packages=_project_packages,
+    core_plugin="mithril.compiler.options",
+)

@@ -7,6 +7,7 @@ imported at this first use.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -14,17 +15,21 @@ from mithril.graph.errors import OperationError, unknown
 
 Rule = TypeVar("Rule")
 _operations: dict[str, Any] = {}
-# Called in order for an undeclared name, or with None for all names; each may declare operations. The composition root
-# fills this list, because this package imports neither the operations of the core nor plugins.
-sources: list[Callable[[str | None], object]] = []
-# The public names of the core, which plugins cannot override; set by ``mithril``.
-face_names: Callable[[], Iterable[str]] = tuple
-# The top-level packages of this project, which versions identify; set by ``mithril``.
-project_packages: Callable[[], Collection[str]] = tuple
-# Module of the built-in plugin, which declares the options of the core; set by ``mithril``.
-core_plugin = ""
-# Indexing of symbolic tensors, ``x[index]``; set by ``mithril.ops.slicing``.
-indexing: Callable[[Any, Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the kernel asks of the packages above it, which it cannot import."""
+
+    # Called in order for an undeclared name, or with None for all names; each may declare operations.
+    sources: tuple[Callable[[str | None], object], ...]
+    index: Callable[[Any, Any], Any]  # ``x[index]`` of a symbolic tensor
+    public_names: Callable[[], Iterable[str]]  # of the core, which plugins cannot override
+    project_packages: Callable[[], Collection[str]]  # top-level packages, which versions identify
+    core_plugin: str  # module of the built-in plugin, which declares the options of the core
+
+
+host: Host = None  # type: ignore[assignment]  # ``mithril`` constructs it before any other module is imported
 
 
 def register(op: Any) -> None:
@@ -44,7 +49,7 @@ def operation(name: str, declared: Iterable[str] = ()) -> Any:
     existing = _operations.get(name)
     if existing is not None:
         return existing
-    for source in sources:
+    for source in host.sources:
         source(name)
         if name in _operations:
             return _operations[name]
@@ -107,14 +112,11 @@ class Registry(dict[str, Rule]):
 
 def index(x: Any, positions: Any) -> Any:
     """Return ``x[positions]`` of a symbolic tensor."""
-    if indexing is None:
-        operation("slice")  # imports the module that sets ``indexing``
-    assert indexing is not None
-    return indexing(x, positions)
+    return host.index(x, positions)
 
 
 def operations() -> dict[str, Any]:
     """Return all operations declared so far, by name."""
-    for source in sources:
+    for source in host.sources:
         source(None)
     return dict(_operations)

@@ -15,7 +15,6 @@ from mithril.graph import (
     ShapeError,
     Size,
     operation,
-    registry,
 )
 from mithril.ops.slicing import END, select, slice
 
@@ -141,7 +140,5 @@ def _array(item: Any) -> Any:
         )
     return item
 
-
-registry.indexing = getitem
 
 __all__ = ["getitem"]

@@ -280,7 +280,7 @@ class Plugins(Answers, HookCalls):
         def ask() -> Table[Export]:
             names = [answer for answer in self._all_exports() if not answer.spec.on]
             answers = [*map(_class_export, self.backends().values()), *names]
-            return self.assign_owners("name", answers, frozenset(registry.face_names()))
+            return self.assign_owners("name", answers, frozenset(registry.host.public_names()))
 
         return self.once("mithril_exports", ask)
 

@@ -305,7 +305,7 @@ class Loader:
         self.manager = Manager()
         # Reentrant: the import of a plugin may list plugins itself.
         self.lock = threading.RLock()
-        self.core = Plugin(CORE, "mithril-core", __version__, registry.core_plugin, is_core=True)
+        self.core = Plugin(CORE, "mithril-core", __version__, registry.host.core_plugin, is_core=True)
         self._plugins: list[Plugin] | None = None
         self._complete = False
 

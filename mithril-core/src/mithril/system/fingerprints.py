@@ -141,7 +141,7 @@ def _is_record(kind: type) -> bool:
 
 def _of_this_project(thing: type | types.FunctionType) -> bool:
     """Whether a class or function belongs to a package of this project, whose stamp is in every cache key."""
-    return (thing.__module__ or "").partition(".")[0] in registry.project_packages()
+    return (thing.__module__ or "").partition(".")[0] in registry.host.project_packages()
 
 
 def fields(thing: Any, skip: Collection[str] = ()) -> tuple[Any, ...]:

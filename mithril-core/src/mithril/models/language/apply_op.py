@@ -110,7 +110,3 @@ def apply_index(connection: Connection, index: Any) -> Any:
         operands.append(np.asarray(part) if isinstance(part, list) else part)
     take = Take([isinstance(part, slice) for part in parts])
     return _wire(Apply(take, [connection, *operands], {}, "index"), "index")
-
-
-Connection._apply = staticmethod(apply)
-Connection._index = staticmethod(apply_index)

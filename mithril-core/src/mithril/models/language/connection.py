@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import count
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -67,9 +67,6 @@ class Connection(Operators):
     """
 
     __slots__ = ("__weakref__", "alias", "key", "model", "name", "step", "terminal")
-    # Operations and indexing on connections; filled by ``apply_op``.
-    _apply: ClassVar[Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]]
-    _index: ClassVar[Callable[[Connection, Any], Any]]
 
     def __init__(self, name: str = "", *, step: Step | None = None, terminal: str = "") -> None:
         self.name = name
@@ -117,10 +114,14 @@ class Connection(Operators):
         return ShapeOf(((self, slice(None)),))
 
     def __mithril_apply__(self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-        return Connection._apply(op, operands, attributes)
+        from mithril.models.language.apply_op import apply
+
+        return apply(op, operands, attributes)
 
     def __getitem__(self, index: Any) -> Any:
-        return Connection._index(self, index)
+        from mithril.models.language.apply_op import apply_index
+
+        return apply_index(self, index)
 
     def __eq__(self, other: object) -> Any:
         return self is other if other is None else operation("equal")(self, other)

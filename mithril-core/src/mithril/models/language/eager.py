@@ -133,6 +133,3 @@ def _converted(array: np.ndarray[Any, Any], dtype: DType | None) -> np.ndarray[A
     """Return the array with the declared dtype; undeclared floats of NumPy's default precision become float32."""
     kind = dtype or (as_dtype("float32") if array.dtype == np.float64 else TensorType(as_dtype(array.dtype), ()).dtype)
     return array.astype(kind.numpy, copy=False)
-
-
-Layer._compute = staticmethod(compute)

@@ -10,7 +10,7 @@ from copy import deepcopy
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -86,7 +86,6 @@ class Layer(metaclass=LayerMeta):
     output_alias = False  # "output" also refers to the first output, regardless of its name
 
     pretrained: Mapping[str, Any] = MappingProxyType({})
-    _compute: ClassVar[Callable[..., Any]]  # filled by ``eager``
     name: str | None
     tags: dict[str, Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -191,19 +190,18 @@ class Layer(metaclass=LayerMeta):
         return name if name is not None else child.name or snake_case(type(child).__name__)
 
     # -- surgery -----------------------------------------------------------------------------------------------------
-    # Filled by ``surgery``, which needs models.
-    _walk_layers: ClassVar[Callable[[Layer], Iterator[tuple[str, Layer]]]]
-    _find_layers: ClassVar[Callable[[Layer, Any], dict[str, Layer]]]
-    _replace_layers: ClassVar[Callable[[Layer, Any, Any], None]]
-
     def walk(self) -> Iterator[tuple[str, Layer]]:
         """Yield every layer within this one with its path, parents first."""
-        return Layer._walk_layers(self)
+        from mithril.models.language import surgery
+
+        return surgery.walk(self)
 
     @checked()
     def find(self, target: str | type) -> dict[str, Layer]:
         """Return the layers within this one by path that match a pattern such as ``"*.attention"`` or a class."""
-        return Layer._find_layers(self, target)
+        from mithril.models.language import surgery
+
+        return surgery.find(self, target)
 
     @checked()
     def replace(self, target: str | type | Layer, replacement: Callable[[Layer], Any] | Layer) -> Self:
@@ -212,34 +210,38 @@ class Layer(metaclass=LayerMeta):
         ``replacement`` is a function of the old layer, or a layer of which each match gets a copy. The new layers keep
         the paths, and parameters of equal names keep their names.
         """
-        Layer._replace_layers(self, target, replacement)
+        from mithril.models.language import surgery
+
+        surgery.replace(self, target, replacement)
         return self
 
     # -- files -------------------------------------------------------------------------------------------------------
-    # Filled by ``models.saving``.
-    _to_dict: ClassVar[Callable[[Layer], dict[str, Any]]]
-    _to_json: ClassVar[Callable[..., str]]
-    _from_dict: ClassVar[Callable[..., Any]]
-    _from_json: ClassVar[Callable[..., Any]]
-
     def to_dict(self) -> dict[str, Any]:
         """Return the structure as JSON values: layers with their arguments, connections, names, but no parameters."""
-        return Layer._to_dict(self)
+        from mithril.models.saving.writing import to_dict
+
+        return to_dict(self)
 
     @checked()
     def to_json(self, path: str | Path | None = None) -> str:
         """Return ``to_dict`` as text; with ``path``, also write it to this file."""
-        return Layer._to_json(self, path)
+        from mithril.models.saving.writing import to_json
+
+        return to_json(self, path)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], layers: Iterable[type[Layer]] = ()) -> Self:
         """Return the model that ``to_dict`` described; ``layers`` are classes of layers outside of the library."""
-        return cls._as_this_class(Layer._from_dict(data, layers))
+        from mithril.models.saving.reading import from_dict
+
+        return cls._as_this_class(from_dict(data, layers))
 
     @classmethod
     def from_json(cls, text: str | Path, layers: Iterable[type[Layer]] = ()) -> Self:
         """Return the model of ``to_json``, given as text or as the path of its file. No code of the file runs."""
-        return cls._as_this_class(Layer._from_json(text, layers))
+        from mithril.models.saving.reading import from_json
+
+        return cls._as_this_class(from_json(text, layers))
 
     @classmethod
     def _as_this_class(cls, layer: Layer) -> Self:
@@ -282,7 +284,9 @@ class Layer(metaclass=LayerMeta):
         backend = arrays.pop("backend", None) if "backend" in bindings and "backend" not in self.terminals() else None
         is_complete = set(self.inputs) - {TRAINING_FLAG} <= set(arrays)
         if is_complete and arrays and all(map(_is_array, arrays.values())) and not is_building():
-            return Layer._compute(self, arrays, backend)
+            from mithril.models.language.eager import compute
+
+            return compute(self, arrays, backend)
         step = Step(self, args, bindings, user_location())
         outputs = tuple(step.results.values())
         step.attach_to_model()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from mithril.backend import checked
 from mithril.graph import ModelError, closest, visible
 from mithril.models.language.connection import NO_DEFAULT, Connection, Connections, IOKey, Step, snake_case
 from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import user_location
-from mithril.models.language.trace_context import Context
 
 
 class Model(Layer):
@@ -21,12 +20,6 @@ class Model(Layer):
     """
 
     output_alias = True
-    # Running a model inside a trace, and its summary; filled by ``trace`` and ``model_summary``.
-    _run: ClassVar[Callable[[Model, Context, Sequence[Any]], tuple[Any, ...]]]
-    _summarize: ClassVar[Callable[..., str]]
-    # Renaming and merging terminals; filled by ``terminals``.
-    _rename_terminal: ClassVar[Callable[..., None]]
-    _merge_terminals: ClassVar[Callable[..., None]]
 
     def __init__(self, *layers: Layer | Connection) -> None:
         self.steps: list[Step] = []
@@ -302,7 +295,37 @@ class Model(Layer):
 
         A model that contains this one as a block refers to terminals by name: rename before adding it.
         """
-        Model._rename_terminal(self, terminal, name)
+        old = terminal if isinstance(terminal, str) else terminal.label
+        connection = self._own(terminal)
+        if not name.isidentifier():
+            raise ModelError(
+                f"'{name}' cannot name a terminal",
+                facts=[f"at {user_location()}"],
+                hint="use an identifier such as 'image'",
+            )
+        existing = self.connections.get(name)
+        if existing is not None and existing.origin is not connection:
+            raise ModelError(
+                f"the model has a terminal '{name}' already",
+                facts=[f"at {user_location()}", f"'{name}' was created at {existing.location}"],
+                hint=f"model.merge('{name}', '{old}') makes one of them, or choose another name",
+            )
+        previous, outputs = connection.name, self.output_connections()
+        for table in (self.connections, self.inputs_by_name, self.chosen_outputs or {}):
+            renamed = {name if n in (previous, old) and c.origin is connection else n: c for n, c in table.items()}
+            table.clear()
+            table.update(renamed)
+        self.connections[name] = connection
+        if self.declared_inputs is not None:
+            self.declared_inputs = tuple(name if n == previous else n for n in self.declared_inputs)
+        if previous in self.pretrained and connection.step is None:
+            self.pretrained = {name if n == previous else n: x for n, x in self.pretrained.items()}
+        connection.name = name
+        if connection.key is not None:
+            connection.key.name = name
+        expected = {name if c.origin is connection else n: c.origin for n, c in outputs.items()}
+        if self.output_connections() != expected:  # names such as "output" select the outputs
+            self.chosen_outputs = expected
         return self
 
     @checked()
@@ -311,8 +334,49 @@ class Model(Layer):
 
         Inputs become one input. At most one terminal may be the result of a layer; it then replaces the inputs.
         """
-        Model._merge_terminals(self, terminals, name)
+        merged = list(dict.fromkeys(self._own(t) for t in terminals))
+        if len(merged) < 2:
+            raise ModelError("merge needs two different terminals", facts=[f"at {user_location()}"])
+        produced = [c for c in merged if c.step is not None]
+        if len(produced) > 1:
+            first, second = (f"'{c.label}' by layer '{c.step.label}'" for c in produced[:2] if c.step is not None)
+            raise ModelError(
+                "two values that layers produce cannot become one terminal",
+                facts=[f"at {user_location()}", f"produced: {first}, {second}"],
+                hint="combine them by a layer such as Add",
+            )
+        target = produced[0] if produced else merged[0]
+        key = target.key
+        for c in merged:
+            if c is not target and c.key is not None:
+                key = c.key if key is None else key.merged(c.key)
+        inputs = [c for c in merged if c is not target]
+        _check_order(target, inputs)
+        for c in inputs:
+            c.alias = target
+        replaced = {id(c) for c in inputs}
+        self.connections = {n: c for n, c in self.connections.items() if id(c) not in replaced}
+        self.inputs_by_name = {n: c for n, c in self.inputs_by_name.items() if id(c) not in replaced}
+        if self.chosen_outputs is not None:
+            self.chosen_outputs = {n: c.origin for n, c in self.chosen_outputs.items()}
+        if self.declared_inputs is not None:
+            self.declared_inputs = tuple(n for n in self.declared_inputs if n in self.connections)
+        target.key = key
+        self.reordered = self.reordered or target.step is not None
+        if name is not None and name != target.name:
+            self.rename(target, name)
+        elif not target.name:
+            self.rename(target, inputs[0].name)
         return self
+
+    def _own(self, terminal: str | Connection) -> Connection:
+        connection = self.terminal(terminal) if isinstance(terminal, str) else terminal.origin
+        if connection.model is not self:
+            raise ModelError(
+                f"'{connection.label}' belongs to another model",
+                facts=[f"at {user_location()}", f"terminals: {', '.join(self.connections) or 'none'}"],
+            )
+        return connection
 
     @checked()
     def input(self, name: str, **declared: Any) -> Connection:
@@ -345,7 +409,9 @@ class Model(Layer):
 
     def build(self, *values: Any) -> Any:
         """Run the model as a layer inside the build method of another layer."""
-        results = Model._run(self, self.context, values)
+        from mithril.models.language.trace import run_model
+
+        results = run_model(self, self.context, values)
         return results[0] if len(results) == 1 else results
 
     # -- display -----------------------------------------------------------------------------------------------------
@@ -358,7 +424,9 @@ class Model(Layer):
         width: int | None = None,
     ) -> str:
         """Return a table of the layers; with ``shapes`` of the inputs also results, parameters, flops and memory."""
-        return Model._summarize(self, shapes, types, width)
+        from mithril.models.language.model_summary import summarize
+
+        return summarize(self, shapes, types, width)
 
     def __repr__(self) -> str:
         name = f" '{self.name}'" if self.name else ""
@@ -413,3 +481,19 @@ def _named_outputs(outputs: Any) -> dict[str, Connection]:
 
 def _listed(item: Any) -> list[Any]:
     return list(item) if isinstance(item, (list, tuple)) else [item]
+
+
+def _check_order(target: Connection, inputs: Sequence[Connection]) -> None:
+    """Raise ModelError if the layer that produces ``target`` depends on one of the inputs that it replaces."""
+    pending, seen = [target], set[int]()
+    while pending:
+        origin = pending.pop().origin
+        if any(origin is c for c in inputs):
+            raise ModelError(
+                f"'{origin.label}' cannot become '{target.label}', which is computed from it",
+                facts=[f"at {user_location()}", f"'{target.label}' is computed at {target.location}"],
+                hint="use While or scan for a loop",
+            )
+        if origin.step is not None and origin.step.serial not in seen:
+            seen.add(origin.step.serial)
+            pending += origin.step.sources()

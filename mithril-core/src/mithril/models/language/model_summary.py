@@ -23,7 +23,6 @@ from mithril.graph import (
 )
 from mithril.models.language.flatten import FlatModel, flatten
 from mithril.models.language.layer import Layer
-from mithril.models.language.model import Model
 from mithril.models.language.trace import trace_model
 from mithril.models.language.trace_context import join_path
 
@@ -185,6 +184,3 @@ def columns(head: tuple[str, ...], rows: list[list[str]], width: int) -> list[st
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "-" * min(width, sum(widths) + 2 * (len(widths) - 1)))
     return lines
-
-
-Model._summarize = staticmethod(summarize)

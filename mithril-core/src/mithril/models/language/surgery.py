@@ -149,8 +149,3 @@ def _new_layer(replacement: Replacement, old: Layer, path: str) -> Layer:
             facts=[f"returned by {replacement!r}"],
         )
     return new
-
-
-Layer._walk_layers = staticmethod(walk)
-Layer._find_layers = staticmethod(find)
-Layer._replace_layers = staticmethod(replace)

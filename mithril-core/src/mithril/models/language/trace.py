@@ -243,6 +243,3 @@ def check_declared(name: str, value: Any, key: IOKey, sizes: dict[str, Any]) -> 
             f"'{name}' has the shape [{', '.join(map(str, value.shape))}], declared as {declared_text(declared)}",
             facts=[declared_at],
         )
-
-
-Model._run = staticmethod(run_model)

@@ -313,7 +313,3 @@ def _text(value: Any, location: str) -> str:
     if not isinstance(value, str):
         raise malformed(location, f"a text is expected, got {value!r:.40}")
     return value
-
-
-Layer._from_dict = staticmethod(from_dict)
-Layer._from_json = staticmethod(from_json)

@@ -295,7 +295,3 @@ class _Wiring:
         }
         number = self.writing.layer(step.layer)
         return {"layer": number, "name": step.name, "bindings": bindings, "results": self._names(step.results)}
-
-
-Layer._to_dict = staticmethod(to_dict)
-Layer._to_json = staticmethod(to_json)
