@@ -19,7 +19,7 @@ _operations: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class Host:
-    """What the kernel asks of the packages above it, which it cannot import."""
+    """Functions and names by which the kernel uses the packages above it; it cannot import them."""
 
     # Called in order for an undeclared name, or with None for all names; each may declare operations.
     sources: tuple[Callable[[str | None], object], ...]
