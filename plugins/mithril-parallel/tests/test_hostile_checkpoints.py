@@ -30,6 +30,9 @@ class Call:
     def __reduce__(self):
         return self.function, self.arguments
 
+    def __repr__(self):  # the name of a test, equal in all processes
+        return f"Call({self.function.__name__}, {', '.join(map(repr, self.arguments))})"
+
 
 def commit(folder, **changes):
     folder.mkdir(parents=True, exist_ok=True)
