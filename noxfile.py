@@ -111,6 +111,13 @@ def soak_graphs(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """List the changes of one line that no test notices: ``-- FILES --sample 40 --seed 1``."""
+    install(session, *map(str, DISTRIBUTIONS), "pytest", "hypothesis")
+    session.run("python", "tools/mutants.py", *session.posargs)
+
+
+@nox.session
 def wheels(session: nox.Session) -> None:
     """Build a wheel and an sdist of every distribution into dist/."""
     install(session, "build")
