@@ -57,6 +57,8 @@ def enable_tiles() -> bool:
     """Ask Linux for the registers of matrix instructions (AMX), and return whether this process may use them."""
     if platform.machine() != "x86_64" or "amx_tile" not in features():
         return False
+    # System call and constants of Linux 5.16 and later; without the permission the first AMX
+    # instruction ends the process.
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return int(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)) == 0
 

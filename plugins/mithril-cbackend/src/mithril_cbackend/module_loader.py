@@ -52,6 +52,7 @@ def without_unused_parts() -> Iterator[None]:
     if "tvm" in sys.modules:
         yield
         return
+    # TVM 0.27 is imported in 0.15 s without these, 0.63 s with them (commit 10906d6f).
     absent = [name for name in UNUSED if name not in sys.modules]
     for name in absent:
         sys.modules[name] = types.ModuleType(name)
@@ -125,6 +126,7 @@ def load(library: bytes, threads: int) -> Any:
         import tvm_ffi
     if threads > 1:
         _thread_pool(tvm_ffi, threads)
+    # The loader needs a file. It is removed at once: the mapping keeps the code.
     handle, name = tempfile.mkstemp(suffix=".so")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -138,6 +140,7 @@ def load(library: bytes, threads: int) -> Any:
 
 def _thread_pool(tvm_ffi: Any, threads: int) -> None:
     """Load TVM's runtime library, whose threads run parallel loops, and set its number of threads."""
+    # TVM's pool has this many threads for the whole process; it cannot grow later.
     os.environ.setdefault("TVM_NUM_THREADS", str(processors()))
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:

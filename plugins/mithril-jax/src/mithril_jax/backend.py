@@ -401,6 +401,7 @@ class JaxBackend(SourceBackend):
             return None
         if array.is_fully_addressable:
             return np.asarray(array)
+        # Values of other processes are not here; checks of indices look at those of this one.
         return np.concatenate([np.atleast_1d(np.asarray(shard.data)) for shard in array.addressable_shards])
 
     def from_local_rows(self, rows: np.ndarray[Any, Any]) -> jax.Array:

@@ -60,6 +60,7 @@ def _cache_directory(folder: str) -> Iterator[None]:
     """Make JAX cache every program in ``folder``, and restore its settings afterwards."""
     settings = {**_CACHE_ALL, _FOLDER: folder}
     previous = {name: getattr(jax.config, name) for name in settings}
+    # JAX opens its cache once and keeps the folder; only a reset makes it read the setting again.
     compilation_cache.reset_cache()
     try:
         for name, value in settings.items():

@@ -184,6 +184,7 @@ def _value(text: str) -> Any:
 def _try(compiler_options: tuple[tuple[str, Any], ...], platform: str) -> None:
     """Compile a trivial program with these options, so that an invalid one is reported early and by name."""
     try:
+        # On the platform of the program: each has its own set of options.
         with jax.default_device(jax.devices(platform)[0]):
             jax.jit(lambda: 0, compiler_options=dict(compiler_options)).lower().compile()
     except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
@@ -262,6 +263,8 @@ def runner(
     if options.settings["cache"]:
         cache = CacheContext(options.settings, getattr(forward, "forward", forward), running.platform)
     call: Any = Jitted(inner, graph, running, shardings, cache) if running.jit else inner
+    # JAX truncates 64-bit types unless the setting is on when a function is traced and when it is
+    # called; programs without them do not pay for the context.
     if not uses_64_bits:
         return call  # type: ignore[no-any-return]
 
@@ -334,6 +337,7 @@ class Jitted:
         inputs = dict(zip(self.inputs, arguments[n:], strict=True))
         with nullcontext() if self.shardings is None else self.shardings.context():
             results = self.forward(params, inputs)
+        # Written while tracing: names are strings, which a jitted function cannot return.
         self.results = tuple(results)
         return tuple(results.values())
 
@@ -342,6 +346,8 @@ class Jitted:
             return self._run_sharded(self.shardings, params, inputs)
         try:
             results = self._run(*self._params(params), *self._inputs(inputs))
+        # JAX's own error for a deleted buffer names neither the argument nor the option that donated
+        # it.
         except (RuntimeError, ValueError):
             _check_alive({**inputs, **params})
             raise
@@ -361,6 +367,7 @@ class Jitted:
         with self.cache():
             results = self.jitted(*arguments)
         self._compiled_shapes.add(shapes)
+        # One set of shapes: later calls need neither the look-up nor the cache.
         if self._static:
             self._run = self.jitted
         return results  # type: ignore[no-any-return]
@@ -446,6 +453,7 @@ def _donatable(graph: Graph, requested: Sequence[int], params: Sequence[str], in
     by_name = {i.name: i for i in graph.arguments}
     donated = []
     for k, i in enumerate(by_name[name] for name in (*params, *inputs)):
+        # Other programs share this weight.
         if "held_order" in i.tags:
             continue
         if ((0 if k < len(params) else 1) in requested or i.tags.get("donated")) and i.type in free:

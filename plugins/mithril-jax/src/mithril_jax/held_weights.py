@@ -99,6 +99,7 @@ def extracted(graph: Graph) -> tuple[Graph, dict[str, Held]]:
 def _order(weight: Value, readers: Sequence[Node]) -> tuple[int, ...]:
     """Return the order of the axes that the readers read fastest: a convolution reads its kernel channels last."""
     rank = len(weight.shape)
+    # The transpose is computed once, when the weight is placed, and leaves the program.
     if all(node.op is ops.transpose for node in readers):
         return SWAPPED
     if all(node.op is ops.conv and not kernel_exceeds_image(node) for node in readers):
@@ -119,6 +120,7 @@ def _readers(graph: Graph) -> dict[Value, list[Node]]:
         for v in node.operands:
             if v is not None and node in outer:
                 users.setdefault(v, []).append(node)
+            # A weight that a region reads stays a constant: nodes of regions are not rewritten here.
             elif v is not None:
                 excluded.add(v)
 

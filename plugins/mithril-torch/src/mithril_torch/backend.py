@@ -143,6 +143,9 @@ class TorchBackend(SourceBackend):
         mesh = meshes.mesh_for(self, options)
         if mesh is not None:
             return self._build_on(mesh, graph, options)
+        # inductor computes a value again where it is read, by other code than before, so that a
+        # comparison of a value with itself could fail: gradients of max were wrong with jit=True
+        # (commit c54b719f).
         if _compiles(options):
             graph = with_stored_operands(graph)
         return super().build(graph, options)
@@ -220,6 +223,7 @@ class TorchBackend(SourceBackend):
 
     def generate(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> Any:
         if options.fuses:
+            # The joined kernel is the one for CPUs; on other devices PyTorch selects among several.
             graph = join_attentions(graph) if self.torch_device.type == "cpu" else graph
             graph = pair_operations(join_norms(fuse_subgraphs(graph)))
             graph = with_packed_kernels(graph) if self._packs(options) else graph
@@ -247,6 +251,8 @@ class TorchBackend(SourceBackend):
             self.synchronize(run())
             peak: int = torch.cuda.max_memory_allocated(self.torch_device) - before
             return peak
+        # PyTorch counts allocations of CUDA only; on a CPU the events of the profiler are the only
+        # source.
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             self.synchronize(run())
         now: int = 0
@@ -264,11 +270,14 @@ class TorchBackend(SourceBackend):
     def array(self, data: Any, dtype: Any = None) -> torch.Tensor:
         if isinstance(data, torch.Tensor):
             tensor = data.detach()
+        # A copy: the other framework may write to its memory, and the result of this function belongs
+        # to the caller.
         elif hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
             tensor = torch.from_dlpack(data).clone()
         else:
             array = as_numpy(data, self.dtype)
             if array.dtype == ml_dtypes.bfloat16:
+                # NumPy has no bfloat16 that torch.from_numpy accepts; the bits pass as int16.
                 tensor = torch.from_numpy(np.asarray(array, order="C").view(np.int16).copy()).view(torch.bfloat16)
             else:
                 tensor = torch.tensor(array) if array.ndim == 0 else torch.from_numpy(np.array(array, order="C"))

@@ -126,6 +126,7 @@ def runner(
     compiles = running.jit or running.capture
     branching = _branching(graph) if compiles else None
     called = next((node for node, _ in iterate(graph) if on_host(node)), None) if compiles else None
+    # torch.compile and make_fx trace tensors without values, from which NumPy cannot compute.
     if called is not None:
         options.decisions.record(
             "fallback", f"'{called.op.name}' runs on the host: the program runs uncompiled", called.origin
@@ -146,6 +147,8 @@ def runner(
     def mode(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         """Return whether autograd records the call: it does if one of the arguments requires a gradient."""
         arguments = (*params.values(), *inputs.values())
+        # Off where autograd does not record: only then may helpers call kernels without a gradient,
+        # such as those of oneDNN.
         recorded = torch.is_grad_enabled() and any(x.requires_grad for x in arguments)
         return torch.set_grad_enabled(recorded and not isinstance(forward, Differentiated) and records())
 
@@ -213,6 +216,8 @@ def _jitted(forward: Forward, *, dynamic: bool, jit_options: Mapping[str, Any]) 
             _jitted(forward.forward, dynamic=dynamic, jit_options=jit_options), forward.of, forward.wrt
         )
     try:
+        # fullgraph: a break in the graph would run the rest eagerly without a word; the program has no
+        # reason for one.
         return Compiled(torch.compile(forward, **{"fullgraph": True, "dynamic": dynamic, **jit_options}))
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise OptionError(
@@ -230,6 +235,8 @@ class Compiled:
         try:
             return self.run(params, inputs)  # type: ignore[no-any-return]
         except Exception as error:
+            # Errors of the program itself, such as indices out of range, come through the same call and
+            # are not its compiler's.
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
             raise BackendError(
@@ -241,6 +248,7 @@ class Compiled:
 
 def _settings(running: RunOptions) -> Callable[[], Any] | None:
     """Return a context manager that applies the device and the settings, or None if there are none."""
+    # The common case has no context manager to enter in each call.
     if running.device.type == "cpu" and running.threads is None and running.folder is None:
         return None
 
@@ -300,6 +308,7 @@ class Captured:
         params, inputs = dict(params), dict(inputs)
         if torch.is_grad_enabled():  # kernels that were captured without gradients have none
             return self.forward(params, inputs)
+        # make_fx records the kernels of the shapes it saw, so that each set of shapes needs a capture.
         key = tuple((n, x.shape, x.dtype) for arguments in (params, inputs) for n, x in arguments.items())
         if key not in self.modules:
             module = make_fx(self.forward)(params, inputs)

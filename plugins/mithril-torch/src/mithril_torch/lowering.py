@@ -101,6 +101,8 @@ def _uint32_function(function: str, narrow: bool) -> Any:
     return lower
 
 
+# PyTorch 2 stores uint32 but lacks these kernels. int64 holds all values of uint32, and the cast
+# back keeps the low 32 bits, which is arithmetic modulo 2**32.
 for _name, _function, _narrow in (
     ("add", "torch.add", True),
     ("sub", "torch.sub", True),
@@ -337,6 +339,7 @@ def _no_integer_convolution(call: Call) -> str:
 def _dynamic_update(call: Call) -> str:
     x, update, starts = (call.array(name) for name in call.node.op.operands)
     axis = f", {call.axis}" if "axis" in call.attributes else ""
+    # Only a donated state without later readers may be overwritten; another one is copied first.
     if not call.is_spent("x") or 0 in call.operand_type("update").shape:
         helper = table.dialect.version(getattr(indexing, call.node.op.name))
         return f"{call.helper(helper)}({x}, {update}, {starts}{axis})"

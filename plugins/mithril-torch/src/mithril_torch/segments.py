@@ -93,6 +93,8 @@ def load_segments(
         forward = load(segment.graph)
         key = (forward.__code__.co_filename, tuple(segment.params))  # the file name is a digest of the text
         code = by_text.get(key)
+        # Stored arrays are part of the function, so that equal texts may compute with different
+        # constants.
         if code is None or "_arrays" in forward.__globals__:
             code = by_text[key] = SegmentCode(segment, forward)
         codes.append(code)
@@ -109,6 +111,7 @@ def _importable(forward: Callable[..., Any]) -> Callable[..., Any]:
     module = ModuleType(name)
     module.__dict__.update(forward.__globals__)
     sys.modules[name] = module
+    # Without it each compiled model would stay in sys.modules for the life of the process.
     weakref.finalize(forward, sys.modules.pop, name, None)
     return forward
 
@@ -194,6 +197,8 @@ class _Cutter:
         runs: list[tuple[str, list[Node]]] = []
         while waiting:
             possible = self._possible(waiting, ready, labels)
+            # Operations without parameters first: an operation of the root that could run before a block
+            # would otherwise cut the block in two.
             label = next((label for label in (FREE, ROOT) if label in possible), next(iter(possible)))
             done = possible[label]
             ready.update(v for node in done for v in node.results)
@@ -233,6 +238,7 @@ class _Cutter:
             if v is not None and (i := self.graph.input_of.get(v)) is not None and i.role == "param"
         ]
         owners = dict.fromkeys(b for name in params if (b := block_of(name, self.blocks)) != ROOT)
+        # The engine gathers the parameters of one block at a time.
         if len(owners) > 1:
             raise UnsupportedError(
                 f"'{node.op.name}' reads parameters of several blocks: {', '.join(owners)}",

@@ -234,6 +234,8 @@ class Printer:
             if vector_store is not None:
                 self.line(vector_store)
                 return
+        # A loop over vectors around one over lanes: compilers vectorize the joined loop, but unroll the
+        # inner one first.
         if s.kind == t.SERIAL and self.join(s):
             return
         if s.kind == t.PARALLEL:
@@ -248,10 +250,13 @@ class Printer:
         """Print loops over vectors and over the lanes of each as one; return False if they are not over one row."""
         body = list(outer.body.seq) if isinstance(outer.body, n.SeqStmt) else [outer.body]
         body = [s for s in body if not isinstance(s, n.AllocBuffer) or s.buffer.name not in self.function.names]
+        # Any other statement between the loops would run once per element in the joined loop.
         if len(body) != 1 or not isinstance(body[0], n.For) or body[0].kind != t.VECTORIZED:
             return False
         inner = body[0]
         i, lanes, depth, first = inner.loop_var.name, int(inner.extent), self.depth, len(self.written)
+        # The vector extension is better for such bodies: compilers do not keep tiles of joined loops in
+        # registers.
         if isinstance(inner.body, n.BufferStore) and self.as_vector(inner.body, inner.loop_var, lanes) is not None:
             return False
         count, reading = outer.extent, self.reading
@@ -261,6 +266,7 @@ class Printer:
             self.line(f"for (int32_t {i} = 0; {i} < {extent}; ++{i}) {{")
             self.inside(inner.body)
             self.line("}")
+        # The attempt has printed lines already; these are removed, and two loops are printed.
         except ReadApart:
             del self.written[first:]
             self.depth, self.reading = depth, reading
@@ -350,6 +356,7 @@ class Printer:
     def term(self, x: Any) -> tuple[str, int]:
         """Return an expression and its precedence; small integers are converted, since C computes in int."""
         text, precedence = self.plain_term(x)
+        # uint8 200 + 100 is 300 in C and 44 in the program.
         if isinstance(x, COMPUTED) and kind_of(x) in NARROW:
             return f"({TYPES[dtype_of(x)]}){text if precedence >= UNARY else f'({text})'}", UNARY
         return text, precedence
@@ -383,6 +390,7 @@ class Printer:
             return self.shifted(x.a, x.b), UNARY
         if isinstance(x, n.Not):
             inner = x.a
+            # TIR has no test for nan but this one (see ``isnan`` in tir/expr.py).
             if isinstance(inner, n.LE) and isinstance(inner.b, n.FloatImm) and float(inner.b.value) == math.inf:
                 return f"isnan({self.expr(inner.a)})", ATOM
             return f"!{self.expr(inner, UNARY)}", UNARY
@@ -457,6 +465,7 @@ def integer(value: int, dtype: str) -> str:
     if dtype == "bool":
         return "true" if value else "false"
     if dtype == "int64":
+        # -9223372036854775808 is the negation of a number that no signed type holds.
         return "INT64_MIN" if value == -(1 << 63) else f"INT64_C({value})"
     if dtype == "int32" and value == -(1 << 31):
         return "INT32_MIN"
@@ -469,6 +478,7 @@ def number(value: float, dtype: str) -> str:
         return "NAN"
     if math.isinf(value):
         return "INFINITY" if value > 0 else "(-INFINITY)"
+    # The shortest text that reads back as the same number of the dtype.
     exact = np.float32(value) if dtype == "float32" else np.float64(value)
     plain = value == 0 or 1e-4 <= abs(value) < 1e7
     text = (np.format_float_positional if plain else np.format_float_scientific)(exact, unique=True, trim="0")

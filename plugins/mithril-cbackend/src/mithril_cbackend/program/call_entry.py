@@ -29,8 +29,11 @@ _long, _int = ctypes.c_int64.from_address, ctypes.c_int32.from_address
 
 
 def _holds() -> bool:
+    # Offsets of CPython on 64-bit machines; a build with free threading or of another implementation
+    # has other ones.
     if object.__basicsize__ != DATA or sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
+    # The layout is tested on arrays that differ in each field, since NumPy does not promise it.
     probes: list[np.ndarray[Any, Any]] = [
         np.zeros(3),
         np.zeros((2, 5), np.int8)[1:, :3],

@@ -179,6 +179,8 @@ class Executable:
         release = self.lock.release
         try:
             arguments = self.get_params(params)
+            # Parameters are the same objects in most calls; one comparison in C replaces all their
+            # addresses.
             if not all(map(is_, arguments, self.bound)):
                 self.copies = self.write_addresses(self.slots, self.params, params)
                 self.bound = arguments
@@ -187,6 +189,9 @@ class Executable:
             for result in self.results:
                 results[result.name], self.slots[result.slot] = result.array()
             run = self.time if self.short is None else partial(self.run, self.address)
+            # Python runs signal handlers in the main thread only, and not while it is in machine code:
+            # the program runs in another one, for which the main thread waits. Host steps run Python and
+            # see the signal themselves.
             if not self.interruptible or self.host_steps or threading.current_thread() is not threading.main_thread():
                 run()
             else:
@@ -226,6 +231,8 @@ class Executable:
 
     def time(self) -> None:
         """Run for the first time, and decide by the latency whether later runs release the GIL."""
+        # The first run decides for all: its caches are cold, so that a program is at most taken for a
+        # longer one.
         start = perf_counter()
         self.run(self.address)
         seconds = perf_counter() - start
@@ -250,8 +257,10 @@ class Executable:
             or not (KNOWN and self.layout.callable and positions.keys() == {name for name, _ in self.inputs})
         ):
             return otherwise
+        # A table of its own: the address of ``self.table`` belongs to calls that are checked in Python.
         table = np.concatenate([self.table, np.zeros(self.layout.expected, np.int64)])
         keep_alive = [self, self.arena, table, self.write_addresses(table.data, self.params, params)]
+        # The machine code compares these addresses with the type and the dtype of each argument.
         kinds = [np.ndarray, *(inputs[name].dtype for name, _ in self.inputs)]
         table[self.layout.slots :] = list(map(id, kinds))
         run = self.code[CALL]

@@ -75,6 +75,9 @@ def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
         stored = fused.stored(v)
         if stored in fused.in_place:
             continue  # written in the memory of the state
+        # The kernel writes the result in place of an arena buffer. Of two outputs with one value, and
+        # of inputs and constants that are outputs, results are copies: the caller owns each result
+        # alone.
         if stored in stored_values and stored not in direct:
             direct[stored] = k
         else:
@@ -89,12 +92,15 @@ def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
             extra = max((r.size for r in regions), default=0) + loop_state_bytes(step.node)
             scratch[step.node] = Value("room", TensorType(as_dtype("uint8"), (extra,)))
             results.append(scratch[step.node])
+        # Views have no memory: their source stays alive as long as they are read.
         read = tuple(dict.fromkeys(fused.stored(v) for v in step.inputs))
         nodes.append(Node(StepOp("step"), read, {}, tuple(results)))  # type: ignore[arg-type]
     last = tuple(v for _, v in copied if v in stored_values and v not in direct)
     end = Node(StepOp("end"), tuple(v for _, v in copied) or last, {}, ())  # type: ignore[arg-type]
     steps = Graph((), (*nodes, end), ())
     sizes = {s.name: typical(Dim(s.name, s.low)) for i in graph.inputs for s in symbols(*i.type.shape)}
+    # Regions and copies of symbolic sizes would need addresses and lengths that the driver computes;
+    # it only reads them.
     if sizes and (inner or any(symbols(*v.shape) for _, v in copied)):
         reason = "it loops, branches, calls Python functions or returns an input"
         raise ExactSizesRequired(f"the program cannot run any size: {reason}")
@@ -260,6 +266,7 @@ class ProgramEmitter:
             self.copy(results[k], locations[v], memory_plan.nbytes(region.graph.outputs[k].type))
 
     def constant(self, data: Any) -> int:
+        # By identity: comparing weights of gigabytes would take longer than storing one twice.
         slot = self.constant_slots.get(id(data))
         if slot is None:
             slot = self.constant_slots[id(data)] = self.slot()
@@ -276,6 +283,8 @@ class ProgramEmitter:
 
     def function(self, kernel: Kernel) -> str:
         """Return the name of the kernel's function, generating it on the first use of an equal kernel."""
+        # Layers repeat: LLVM compiles a function once, and the gradients of twelve blocks took 24 s
+        # when kernels were copied into the driver (commit f52224ad).
         key = kernel.key()
         name = self.names.get(key)
         if name is None:
@@ -346,6 +355,7 @@ def loop(
     """Emit ``while``: repeat the body as long as the condition holds."""
     count, trips = node.attributes["states"], node.attributes["max_trips"]
     states = list(node.results)
+    # The states live in the memory of the results, so that the last step need not copy them there.
     swap_states(writer, states, inputs[:count], results)
     after, rest = next_states(states, scratch)
     holds, arena = rest, rest.at(memory_plan.ALIGNMENT)

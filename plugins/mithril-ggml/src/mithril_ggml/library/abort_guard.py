@@ -62,8 +62,10 @@ if hasattr(os, "register_at_fork"):
 
 def guarded(work: Callable[[], Any]) -> Any:
     """Return the result of ``work()``; a failed assertion of ggml raises BackendError."""
+    # Guarded work may make guarded calls itself; waiting for its own thread would be a deadlock.
     if _guard.worker is not None and threading.current_thread() is _guard.worker.thread:
         return work()
+    # One guarded call at a time: the callback has no argument that would tell which call has failed.
     with _guard.lock:
         if _guard.worker is None:
             _guard.worker = _Worker()
@@ -71,6 +73,7 @@ def guarded(work: Callable[[], Any]) -> Any:
         _guard.worker.jobs.put(job)
         job.done.wait()
         if isinstance(job.error, _AssertionFailed):
+            # Its thread stays in the callback for ever, so that the next call needs another one.
             _guard.worker = None
             raise BackendError(
                 "ggml refused this graph",

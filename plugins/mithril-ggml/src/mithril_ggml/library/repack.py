@@ -59,6 +59,7 @@ def prepare(tensor: Any) -> bool:
     struct = tensor.contents
     struct.buffer = mark
     ggml.ggml_backend_buffer_init_tensor(mark, tensor)
+    # ggml sets this field for the layouts that it has.
     if not struct.extra:
         struct.buffer = None
         return False
@@ -102,6 +103,7 @@ def leave_to_the_disk(data: Any) -> bool:
     if owner is None:
         return False
     start = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    # Whole pages only: parts of pages at both ends belong to neighbors in the file.
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
         owner.madvise(mmap.MADV_DONTNEED, first, last - first)

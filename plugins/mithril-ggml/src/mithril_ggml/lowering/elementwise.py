@@ -93,6 +93,8 @@ UNARY: Registry[Callable[..., Any]] = Registry(
 def ufunc(draft: ProgramBuilder, node: Node, *operands: Tensor) -> Tensor:
     """Call NumPy's ufunc with the result as ``out=``; a single operand is read in memory order."""
     if len(operands) == 1:
+        # A transposed array is one contiguous row in the order of its memory; ufuncs would walk it with
+        # strides.
         reordered = operands[0].in_memory_order()
         if reordered is not None:
             source, back = reordered
@@ -138,6 +140,7 @@ def arithmetic(draft: ProgramBuilder, name: str, a: Tensor, b: Tensor, shape: tu
     if scaled is not None:
         return scaled
     a, b = a.expanded(shape).core(), b.expanded(shape).core()
+    # ggml repeats its second operand only.
     if a.shape != shape and b.shape == shape and name in ("add", "mul"):
         a, b = b, a
     if a.shape != shape:
@@ -164,6 +167,7 @@ def _by_number(draft: ProgramBuilder, name: str, a: Tensor, b: Tensor) -> Tensor
     """Return a product or sum with a constant scalar, or None."""
     if a.scalar is not None and a.size == 1 and name in ("add", "mul") and b.scalar is None:
         a, b = b, a
+    # x * (1 / c) differs from x / c by rounding, so that divisions stay.
     if b.scalar is None or b.size != 1 or a.rank < b.rank or name == "div" or a.size <= 1:
         return None
     number = float(b.scalar)

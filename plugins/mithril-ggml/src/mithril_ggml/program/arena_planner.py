@@ -56,6 +56,7 @@ def _reuse_operand_buffer(step: Step, index: int) -> bool:
         return False
     for donor in step.donors:
         root = donor.storage.root
+        # Dead after this step, and of equal size, since the merged storage has the lifetime of both.
         fits = root.role == "planned" and root is not storage and root.end == index and root.size == storage.size
         if fits and donor.covers_storage and _only_view(donor, step, root):
             storage.merged = root

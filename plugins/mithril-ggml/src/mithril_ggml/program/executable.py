@@ -54,11 +54,13 @@ class Segment:
         self.graph = ggml.ggml_new_graph_custom(self.context, nodes, False)
         for step in self.steps:
             self._node(step)
+        # More nodes would be operations whose memory is not planned.
         if ggml.ggml_graph_n_nodes(self.graph) != len(self.steps):
             raise BackendError(
                 "ggml built unexpected nodes (mithril bug)", hint="please report it with str(compiled.graph)"
             )
         self.plan = ggml.ggml_graph_plan(self.graph, threads, None)
+        # Converted once, since the binding's conversions cost as much as a small graph.
         self.arguments = (
             ctypes.c_void_p(ctypes.cast(self.graph, ctypes.c_void_p).value),
             ctypes.c_void_p(ctypes.addressof(self.plan)),
@@ -69,6 +71,8 @@ class Segment:
         tensor = step.run(self.context, *[self.header(t) for t in step.reads])
         node = tensor.contents
         shape = tuple(node.ne[k] for k in range(4))
+        # ggml infers shapes by itself; a difference means that a lowering and ggml disagree, and the
+        # result would be written beyond its buffer.
         if math.prod(shape) != result.size or node.type != _code(result):
             raise BackendError(
                 f"ggml's '{step.name}' gives {list(reversed(shape))} of type {node.type}, expected {result.shape}",
@@ -115,6 +119,7 @@ def describe(context: Any, t: Tensor) -> Any:
                 nb[k] = stride if ne[k] != 1 else t.dtype.itemsize
         for k in range(t.rank, 4):
             nb[k] = nb[k - 1] * ne[k - 1] if k else nb[0]
+        # Axes of size 1 have arbitrary strides here; ggml's own tensors have those of contiguous ones.
         for k in range(1, t.rank):
             if ne[k] == 1:
                 nb[k] = nb[k - 1] * ne[k - 1]
@@ -354,6 +359,7 @@ class GGMLExecutable:
         self._replace_escaped()
         if not self._numpy:
             return self._run()  # type: ignore[no-any-return]
+        # Infinities and nan are results like others.
         with np.errstate(all="ignore"):
             return self._run()  # type: ignore[no-any-return]
 
@@ -377,6 +383,7 @@ class GGMLExecutable:
 
     def _rebind(self, bound: BoundInput, x: Any) -> None:
         """Read this array from now on, where it is."""
+        # First, so that a failed check does not leave an array as bound that the fields do not address.
         bound.last = _UNBOUND
         if bound.convert is not None:
             owner, address = bound.convert(_checked_array(bound, x))
@@ -390,6 +397,8 @@ class GGMLExecutable:
         else:
             array = _checked(bound, x)
             owner = array if array.flags.c_contiguous else np.asarray(array, order="C")
+            # A converted copy is not the caller's array: it has to be made again when the same object
+            # comes, changed or not.
             keep = owner is x
             self._rebind_views(bound, owner)
         bound.source = owner

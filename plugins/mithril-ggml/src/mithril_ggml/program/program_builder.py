@@ -117,6 +117,7 @@ class ProgramBuilder:
 
     def copy(self, t: Tensor, out: Tensor) -> None:
         """Elements of one view into another of the same shape."""
+        # ggml copies float32 without leaving its graph, but has no negative strides.
         if t.dtype is float32 and 0 < t.size <= SMALL and all(s > 0 or n == 1 for n, s in zip(t.shape, t.strides)):
             source, target = simplified(t, out)
             if source.rank <= DIMS:

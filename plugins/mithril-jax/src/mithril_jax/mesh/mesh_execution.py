@@ -62,6 +62,7 @@ def make(platform: str | None, sizes: Sequence[int]) -> Mesh:
             else f"use a mesh of {len(devices)} devices, or device='cpu' to simulate it",
         )
     task = launched_task()
+    # A plain srun started as many separate trainings as tasks (commit c35b4bac).
     if task is not None and task.size > 1 and jax.process_count() == 1:
         raise BackendError(
             f"{task.launcher} started {task.size} processes, but JAX knows only this one: each would run everything",
@@ -102,6 +103,7 @@ def put(x: Any, sharding: Any) -> jax.Array:
     with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
         if getattr(sharding, "is_fully_addressable", True):
             return jax.device_put(x, sharding)
+        # No process has all elements, so that only a program of all of them can move the array.
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             return jax.jit(lambda y: y, out_shardings=sharding)(x)
         full = np.asarray(x)
@@ -162,6 +164,8 @@ def _placement() -> Placement | None:
 
 def _stays_whole(i: Input) -> bool:
     """Whether no device stores a part of the argument only: random keys, and arrays too small to gain by it."""
+    # Two words of a key are one random state: a mesh of two devices divided it, and training with
+    # dropout failed (commit f5b46c5f).
     return i.tags.get("init") == "key" or (i.type.is_static and math.prod(map(int, i.type.shape)) < SMALLEST_DIVIDED)
 
 

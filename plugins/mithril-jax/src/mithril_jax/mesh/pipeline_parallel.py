@@ -195,6 +195,8 @@ class Pipelined:
     def _stacked(self, slot: int, kind: Kind, params: Mapping[str, Any]) -> Any:
         """Return the parameters of all stages in one slot; each stage has the complete array of its own."""
         names = [self.param_slots.name_at(stage, slot) for stage in range(self.stages)]
+        # Stages have different parameters, but one program: slots of equal kind are stacked, and a
+        # stage without one has zeros.
         arrays = [jnp.zeros(kind.shape, kind.dtype) if n is None else params[n] for n in names]
         parts = lax.with_sharding_constraint(jnp.stack(arrays), PartitionSpec(None, *kind.split))
         complete = [a if a not in (AXIS, DATA) else None for a in kind.split]
@@ -256,6 +258,8 @@ class Pipelined:
             return lambda s: self._run_task(s, stage, chunk, params, arguments(chunk), backward=backward)
 
         branches = [branch(k) for k in range(self.stages)]
+        # Idle ticks at both ends of the schedule take the last branch, so that all devices run the same
+        # number of ticks.
         state = lax.switch(jnp.where(active, number, self.stages), [*branches, lambda s: s], state)
         if self.stages == 1:
             return state
@@ -315,6 +319,7 @@ class Pipelined:
             if is_collected:
                 x = jnp.moveaxis(x, 0, axis := self.staged.axes[name])
                 x = x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+            # Only one stage has the value; a sum over stages sends it to all, and bools cannot be summed.
             as_sum = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
             results[source] = lax.psum(jnp.where(number == stage, as_sum, 0).astype(as_sum.dtype), AXIS).astype(x.dtype)
         return [x[None] for x in sums], results

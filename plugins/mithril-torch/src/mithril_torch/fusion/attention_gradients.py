@@ -51,6 +51,8 @@ def join_attentions(graph: Graph) -> Graph:
     for forward, g, scale, cotangents in matches:
         first = min(cotangents, key=lambda n: position[n.result])
         y = forward.result
+        # The kernel computes all three cotangents where the first one was; an operand that is computed
+        # later is not there yet.
         if any(position.get(v, -1) > position[first.result] for v in (g, y, *forward.operands[:3]) if v is not None):
             continue
         if forward not in sums:
@@ -109,6 +111,7 @@ class _Reader:
 def _match(graph: Graph, node: Node) -> Attention | None:
     """Return the attention of which ``node`` computes the cotangent of the scores."""
     read = _Reader(graph)
+    # Multiplication is commutative, and passes may have changed the order.
     for p, difference in (node.operands, node.operands[::-1]):
         if p is None or p.ndim != 4 or p.dtype.name not in DTYPES:
             continue
@@ -135,6 +138,8 @@ def _has_kernel(forward: Node) -> bool:
     shapes = (q.shape, k.shape, v.shape)
     if mask is not None or any(isinstance(n, Dim) or n == 0 for shape in shapes for n in shape):
         return False
+    # The kernel aligns the causal mask at the first key, the operation at the last one; they agree
+    # for equal lengths only.
     is_square = q.shape[2] == k.shape[2] or not forward.attributes["causal"]
     return is_square and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
 

@@ -89,6 +89,8 @@ def _groups(graph: Graph) -> list[list[Node]]:
     pending: dict[Value, Value] = {}  # result of a branch in an open group -> the condition of the group
     for node in graph.nodes:
         for v in node.operands:
+            # A read of a merged result before the last branch closes the group: the merged branch runs
+            # where its last part was.
             if v in pending:
                 group, _ = open_groups.pop(pending[v])
                 groups.append(group)
@@ -99,6 +101,8 @@ def _groups(graph: Graph) -> list[list[Node]]:
         condition = node.operands[0]
         assert condition is not None
         group, total = open_groups.get(condition, ([], 0))
+        # Beyond the cache the lists would be read from memory once per operation instead of once per
+        # parameter.
         if total + size > TOTAL:
             groups.append(group)
             pending = {r: c for r, c in pending.items() if c is not condition}
@@ -134,6 +138,7 @@ def _merged(group: Sequence[Node], donated: Container[Value]) -> Node:
     regions = tuple(_joined([(node.regions[k], node.operands[1:]) for node in group], list(outer)) for k in (0, 1))
     results = tuple(v for node in group for v in node.results)
     owned = {i.value for i, v in zip(regions[0].arguments, outer, strict=True) if v in donated}
+    # Only the branch that updates: the other one returns its operands.
     then = regions[0].replaced(nodes=tuple(_with_lists(regions[0], owned)))
     return group[-1].replaced(operands=(condition, *outer), results=results, regions=(then, regions[1]))
 
@@ -166,6 +171,7 @@ def _with_lists(graph: Graph, owned: Iterable[Value]) -> Iterable[Node]:
     The graph may overwrite the arguments ``owned``.
     """
     constants = {n.result: (n.attributes["value"], n.attributes["dtype"]) for n in graph.nodes if n.is_constant}
+    # Operations of one level do not depend on each other, so that any of them may run together.
     level: dict[Value, int] = {}
     alike: dict[Any, list[Node]] = {}
     for node in graph.nodes:
@@ -219,6 +225,8 @@ def _listed(group: Sequence[Node], constants: Mapping[Value, Any], private: set[
     lists = [list(column) for column in zip(*columns, strict=True) if column[0].shape != ()]
     scalars = [v for v in columns[0] if v.shape == () and v not in constants]
     number = next((constants[v][0] for v in columns[0] if v in constants), None)
+    # A square has its operand twice in the lists: the multiplication would read elements that are
+    # overwritten already.
     inplace = first.op is not ops.square and all(v in private for v in lists[0])
     attributes = {"name": NAMES[first.op], "count": len(group), "number": number, "inplace": inplace}
     operands = (*(v for column in lists for v in column), *scalars)

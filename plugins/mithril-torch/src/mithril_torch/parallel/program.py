@@ -180,6 +180,7 @@ class MeshProgram(MeshArrays):
         new = {}
         for n in fits:
             owner = owned.get(results[n].untyped_storage().data_ptr())
+            # A result in the memory of another argument is copied before that argument is overwritten.
             new[n] = results[n] if owner in (None, n) else results[n].clone()
         for n, x in new.items():
             memory[n].copy_(x)

@@ -197,12 +197,15 @@ class Engine(CarriedArrays):
         assert run is not None
         try:
             results = run(carried, inputs)
+        # Also a keyboard interrupt: donated parameters may have been overwritten in part, which no
+        # later step can repair.
         except BaseException:
             message = "a step failed while it ran, and may have changed some of the parameters in place"
             self.decisions.record("assumed", f"{message}: trainer.load(checkpoint) restores all", warn=True)
             raise
         self._flags = step.bounds, {n: results.pop(n) for bound in step.bounds for n in bound.names}
         reports = self._reports(step.reports, results)
+        # A new dictionary at once, so that an interrupt sees all new arrays or none.
         self.arrays = {**self.arrays, **results}
         return reports
 
@@ -256,6 +259,7 @@ class Engine(CarriedArrays):
         for name, rate in rates.items():
             cached_rate = self._rates.get(name)
             if cached_rate is None or cached_rate[0] != rate:
+                # Rates change rarely, and are transferred to the device only then.
                 cached_rate = self._rates[name] = (rate, self.backend.array(np.float32(rate)))
             out[name] = cached_rate[1]
         return out
@@ -453,6 +457,8 @@ class Engine(CarriedArrays):
         options = BuildOptions(self.compiler.settings, decisions=self.decisions)
         lowered = self.backend.decomposed(graph, options)
         phases = {v: node.tags["phase"] for node in lowered.nodes if "phase" in node.tags for v in node.results}
+        # CSE merges nodes with equal tags only; a value of the loss and the same one of the gradient
+        # differ in their phase.
         lowered = lowered.replaced(nodes=tuple(without_phase(node) for node in lowered.nodes))
         manager, context = self.compiler.pipeline()
         cleanup = [p for p in manager.passes if p.stage == "clean"]
@@ -473,6 +479,7 @@ class Engine(CarriedArrays):
         backend, native, decisions = self.backend, self.backend.native_dtype(target_dtype), self.decisions
 
         def convert(x: Any) -> Any:
+            # Arrays of the backend stay on their device: a conversion would fetch them.
             if backend.is_array(x) and x.dtype == native:
                 return x
             array = x if isinstance(x, np.ndarray) else as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)

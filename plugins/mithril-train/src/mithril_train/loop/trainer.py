@@ -193,6 +193,8 @@ class Trainer(TrainerEvaluation):
         before = self.steps, self._micro, self._loader_state, pending
         measured = None if position is None else (rows(batch), self._weight(batch))
         engine.prepare(batch)
+        # The first step of a shape compiles, for which the watchdog waits longer before it reports a
+        # hanging process.
         compiles = not engine.has_run(batch)
         with self.watchdog.waiting(f"step {self.steps + 1}", compiles=compiles):
             self.watchdog.begin_step()
@@ -207,6 +209,8 @@ class Trainer(TrainerEvaluation):
                     self._totals.add(reports, *measured)
                     self._loader_state = position
         engine.check_bounds()
+        # A check reads a flag and waits for the device, so that it covers several steps; those after a
+        # failed one have changed nothing.
         if len(self._window) >= WINDOW:
             self.check_finite()
         return Report(
@@ -288,6 +292,7 @@ class Trainer(TrainerEvaluation):
         uninterrupted run. ``resume="auto"`` uses the folder of the ``Checkpoint`` callback and starts from the seed if
         it contains no checkpoint yet, so that the same command starts and resumes training.
         """
+        # This call is fit(loader, 3): targets are arrays, never a single int.
         if isinstance(y, int) and not isinstance(y, bool) and epochs == 1:  # fit(loader, 3)
             if wrong := mismatch(y, Epochs):
                 raise OptionError(f"Trainer.fit: epochs: {wrong}")
@@ -390,6 +395,7 @@ class Trainer(TrainerEvaluation):
             else:
                 finished = True
         finally:
+            # Workers read ahead: they stop now and not when the garbage collector finds the iterator.
             batches.close()
         self._read_reports(totals)
         row = totals.row()
@@ -411,6 +417,7 @@ class Trainer(TrainerEvaluation):
     def _notify_of_epoch(self) -> None:
         """Notify the callbacks of the end of the last epoch, each once, also if another one failed before."""
         self._unnotified = [w for w in self._unnotified if w in self._callbacks]
+        # Removed before the call: one that fails is not notified again when training resumes.
         while self._unnotified:
             self._unnotified.pop(0).epoch_end(self, self.history.rows[-1])
 
@@ -439,6 +446,8 @@ class Trainer(TrainerEvaluation):
             ends = self._micro + 1 >= every
             if not ends:
                 waiting = next(batches, None)
+                # The next batch is read before this one is used, since only then is it known whether it is
+                # the last of the epoch.
                 yield batch, waiting is None, position
             else:
                 yield batch, True, position

@@ -70,6 +70,8 @@ class Sizes:
             operand_view is not None and operand_view[1][k] == 1
             for operand_view, k in zip(strides, (-2, -1), strict=True)
         ]
+        # Verifying two tokens packed the whole cache: 1.35 of an exact program, 1.03 without packing
+        # (commit 9e9b011d).
         is_short = isinstance(queries, int) and isinstance(keys, int) and queries <= MAX_DECODE_QUERIES
         full_vectors = lanes > 1 and is_short and keys >= lanes and inner % lanes == outer % lanes == 0
         reads_unpacked = full_vectors and all(unit_strides)
@@ -101,6 +103,8 @@ class Sizes:
 
 def block_of(queries: Any, keys: Any) -> int:
     """Return the number of queries in a block, equal for all blocks if the number of queries is known."""
+    # Multiples of 8, the rows of a tile; at least 8, since with fewer queries the packed keys are
+    # read for little work.
     max_block = min(BLOCK, max(8, SCORES // keys // 8 * 8)) if isinstance(keys, int) else BLOCK
     if not isinstance(queries, int):
         return max_block
@@ -145,6 +149,8 @@ class BlockedAttention:
         products = heads * math.prod(s.sharing) * queries * keys * (s.inner + s.outer)
         work = products // PRODUCTS
         threads = frame.workers(work, frame.machine.threads)
+        # Threads share heads where they divide evenly: each packs its keys once. Otherwise all threads
+        # work on each head, and pack its keys several times.
         parts = threads if is_exact and heads % threads and blocks >= threads else 1  # split heads if uneven
         with frame.share("head", heads * parts, work) as (worker, item):
             *head, part = self.reader.split(item, (*s.heads, parts))

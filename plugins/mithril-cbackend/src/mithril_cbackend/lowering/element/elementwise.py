@@ -125,6 +125,7 @@ def over_elements(frame: KernelBuilder, results: Sequence[Value], extents: Seque
     """Generate loops that store all elements of the results; the innermost is vectorized if possible."""
     if 0 in extents:
         return
+    # Elements of less than 32 bits are computed in 32.
     lanes = min(frame.machine.lanes(v.dtype.bits if v.dtype.bits >= 32 else 32) for v in results)
     outer, inner = list(extents[:-1]), extents[-1] if extents else 1
     num_vectors = inner // lanes if vectors else 0

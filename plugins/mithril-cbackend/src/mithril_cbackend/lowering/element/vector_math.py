@@ -46,10 +46,14 @@ ROUNDING = 12582912.0  # adding it to a moderate float leaves the nearest intege
 def exp(code: t.Code, x: t.Expr) -> t.Expr:
     """Compute 2**n times a polynomial on [-0.5, 0.5] log 2; subnormal results are 0."""
     x = code.let(x, "x")
+    # Beyond these the result is infinite or 0; clamped first, because the exponent would overflow
+    # into the sign.
     c = code.let(t.select(x < 88.7228394, x, f(88.7228394)), "c")
     c = code.let(t.select(c > -87.3365479, c, f(-87.3365479)), "c")
     biased = code.let(c * LOG2_E + ROUNDING, "k")
     p = code.let(_exp_less_one(code, c, code.let(biased - ROUNDING, "n")) + 1.0, "p")
+    # The low bits of ``biased`` are n, and the shift moves them to the exponent, whatever is above
+    # them.
     exponent = t.bits(biased, "int32") << i(23)
     result = t.bits(t.bits(p, "int32") + exponent, "float32")
     result = t.select(x < -87.3365479, f(0.0), result)
@@ -69,6 +73,8 @@ def exp_of_negative(code: t.Code, x: t.Expr) -> t.Expr:
 
 def _exp_less_one(code: t.Code, x: t.Expr, n: t.Expr) -> t.Expr:
     """Compute exp(x - n log 2) - 1 for the reduced argument."""
+    # log 2 in two parts, of which the first has few bits: its product with n is exact, so that no
+    # digits cancel.
     r = code.let(x - n * 0.693359375 - n * -2.12194440e-4, "r")
     return polynomial(code, r, EXP) * (r * r) + r
 
@@ -80,11 +86,15 @@ LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4
 def log(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
     tiny = code.let(x < 1.17549435e-38, "tiny")
+    # Subnormal numbers have no implicit bit: times 2**23 they are normal, and the exponent is
+    # corrected by 23.
     scaled = code.let(t.select(tiny, x * 8388608.0, x), "s")
     word = code.let(t.bits(scaled, "int32"), "w")
     exponent = (word >> i(23)) - t.select(tiny, i(126 + 23), i(126))
     mantissa = word & i(0x007FFFFF) | i(0x3F000000)
     m = code.let(t.bits(mantissa, "float32"), "m")  # in [0.5, 1)
+    # Below the root of one half, m is doubled: r is then in [-0.3, 0.42], where the polynomial is
+    # accurate.
     low = code.let(m < 0.707106781186547524, "low")
     e = code.let(t.cast(exponent - t.select(low, i(1), i(0)), "float32"), "e")
     r = code.let(t.select(low, m + m, m) - 1.0, "r")
@@ -99,6 +109,8 @@ def log(code: t.Code, x: t.Expr) -> t.Expr:
 def log1p(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
     u = code.let(x + 1.0, "u")
+    # u - 1 has the same rounding error as u, which the quotient cancels (Kahan's method), also in
+    # expm1.
     y = log(code, u) * (x / (u - 1.0))
     y = t.select(t.equal(u, INF), u, y)
     return t.select(t.equal(u, 1.0), x, y)
@@ -136,6 +148,7 @@ ERF_BELOW = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03
 
 def erf(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
+    # Beyond 4 erf rounds to 1 in float32.
     c = clamped(code, x, -4.0, 4.0)
     z = code.let(c * c, "z")
     y = c * polynomial(code, z, ERF) / polynomial(code, z, ERF_BELOW)

@@ -24,6 +24,8 @@ from mithril_cbackend.lowering.int8x4.llvm_tiles import (
     Text,
 )
 
+# One width on every machine, so that packed files and exported C need no tag of the CPU (decision
+# 0021).
 COLUMNS = 32  # of a packed block, on every machine
 PERMUTED, BLENDED = "permuted", "blended"  # look-ups in one vector register, and in two
 AHEAD = 1 << 12  # bytes between the quantized values that are read and those that are prefetched
@@ -106,6 +108,8 @@ class GroupForm(GroupLayout):
     @property
     def rows(self) -> int:
         """Return the number of rows of a full tile."""
+        # With 16 registers 2 rows of 4 vectors leave room for the table and the scales; with 32 it is 8
+        # rows of 2 vectors.
         return 8 if self.lanes == 16 else 2
 
     @property

@@ -50,6 +50,7 @@ class Instructions:
         """
         if self.kind == PAIRS:
             return replace(self, block=max(n for n in range(1, AMX_INT8X4 + 1) if int8x4s % n == 0))
+        # Zeros of bytes add nothing, whatever the weights are, so that blocks may exceed a run.
         return replace(self, block=-(-int8x4s // -(-int8x4s // AMX_INT8X4)))
 
     def heights(self, rows: int) -> list[int]:
@@ -64,6 +65,8 @@ class Instructions:
     @property
     def rows(self) -> int:
         """Return the number of rows of a full tile of two vectors."""
+        # AMX has eight tile registers: 2 x 2 of them are sums, two are rows and two columns. Vectors
+        # have 8 x 2 sums with 32 registers, 4 x 2 with 16.
         return 2 * AMX_ROWS if self.level == AMX else 8 if self.lanes == 16 else 4
 
     @property
@@ -76,6 +79,8 @@ def instructions(kind: str, features: frozenset[str], lanes: int) -> Instruction
     """Return the fastest instructions of a CPU with these features, in LLVM's names."""
     is_512 = lanes == 16 and "avx512bw" in features
     if kind == PAIRS:
+        # ``vdpbf16ps`` is used in vectors of 512 bits only: without AVX-512VL (see UNSOUND in
+        # tir/machine_code.py) shorter ones do not exist.
         if not is_512 or "avx512bf16" not in features:
             return Instructions(kind, PORTABLE, lanes)
         return Instructions(kind, AMX if "amx-bf16" in features else NATIVE, lanes)  # every CPU with AMX has both
@@ -139,6 +144,9 @@ def _vectors(text: Text, name: str, use: Instructions, rows: int, vectors: int) 
     lanes, kind = use.lanes, "float" if use.kind == PAIRS else "i32"
     vector = f"<{lanes} x {kind}>"
     cells = rows * vectors
+    # One row of two vectors has two sums: each instruction would wait for the one before it. Copies
+    # of the loop body with sums of their own keep the multipliers busy; portable code is bound by its
+    # arithmetic instead.
     unroll = max(1, min(4, ACCUMULATORS // cells)) if use.level != PORTABLE else 1
     sums = [(u, i, v) for u in range(unroll) for i in range(rows) for v in range(vectors)]
     text.label("entry")
@@ -362,6 +370,7 @@ def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> N
     """Write a loop over blocks of int8x4 groups: tiles 0 to 3 have the sums, 4 and 5 rows, 6 and 7 columns."""
     heights, depth = use.heights(rows), use.depth
     config = bytearray(64)
+    # Palette 1 is the only one that CPUs have: eight tiles of at most 16 rows of 64 bytes.
     config[0] = 1
 
     def shape(number: int, height: int, width: int) -> None:
@@ -420,5 +429,7 @@ def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> N
     for i, v in cells:
         place = text.let(f"getelementptr i8, ptr %c, i64 {sum(heights[:i]) * width + 64 * v}")
         text.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + v}, ptr {place}, i64 {width})")
+    # The state of the tiles is 8 KiB, which the kernel would otherwise save at each change of
+    # threads.
     text.do("call void @llvm.x86.tilerelease()")
     text.do("ret i32 0")

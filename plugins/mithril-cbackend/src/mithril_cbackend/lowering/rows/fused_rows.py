@@ -64,6 +64,7 @@ def passes_of(kernel: Kernel) -> Passes:
         passes = needed.get(node.result)
         if passes is None or node.op in reductions.FOLDS or is_per_row(node.result, shape):
             continue
+        # A load from the L1 cache costs less than an exponential, but not less than an addition.
         if is_expensive(node, EXPENSIVE) and len(passes) > 1:
             saved[min(passes)].append(node.result)
             passes = {min(passes)}

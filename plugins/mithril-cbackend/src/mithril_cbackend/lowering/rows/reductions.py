@@ -117,6 +117,8 @@ def _along(
     sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
         coordinates = dict(zip(outer_axes, positions, strict=True))
+        # Independent sums hide the latency of an addition; short rows would spend more on adding these
+        # up.
         unroll = UNROLL if lanes and (not is_exact or inner >= 2 * UNROLL * lanes) else 1
         width = unroll * max(lanes, 1)
         total = code.alloc("total", width, accumulator(dtype))
