@@ -49,7 +49,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def audit(session: nox.Session) -> None:
     """Build all distributions, and check metadata, licenses and the content of the wheels."""
-    install(session, "build", "hatchling", "twine", "check-wheel-contents")
+    install(session, "build", "hatchling", "twine", "check-wheel-contents", str(ROOT / "mithril-core"))
     session.run("python", "tools/audit_distributions.py", session.create_tmp())
 
 
@@ -57,14 +57,16 @@ def audit(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy, strict, on the core."""
     install(session, "./mithril-core", "./plugins/mithril-tools", "./plugins/mithril-testing", "mypy")
+    session.run("python", "-m", "mithril_tools.generate")
     session.run("mypy")
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
     """Write the reference pages from the code and build the site; ``nox -s docs -- --check`` only compares."""
-    install(session, "hatchling", *([] if session.posargs else ["mkdocs-material"]))
+    install(session, "hatchling", str(ROOT / "mithril-core"), *([] if session.posargs else ["mkdocs-material"]))
     install(session, "--no-build-isolation", *map(str, DISTRIBUTIONS))  # one build environment instead of one each
+    session.run("python", "-m", "mithril_tools.generate", "--coverage")
     session.run("python", "docs/render.py", *session.posargs)
     if not session.posargs:
         session.run("python", "docs/plots.py")
@@ -75,8 +77,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def generate(session: nox.Session) -> None:
-    """Write everything that is generated: known.json, stubs, pages, errors, the list of public names."""
+    """Write everything that is generated: registry, stubs, pages, errors, the list of public names."""
     install(session, *map(str, DISTRIBUTIONS))
+    session.run("python", "-m", "mithril_tools.generate", "--coverage")
     session.run("python", "-m", "mithril_tools.known")
     session.run("python", "docs/render.py")
     session.run("python", "docs/common_errors.py")

@@ -1,4 +1,4 @@
-"""Writes the reference parts of pages, the stubs and the table of backends from the code; ``--check`` only compares.
+"""Writes the reference parts of pages from the code; ``--check`` only compares.
 
 Each page keeps its hand-written beginning, up to the line that marks where the reference starts.
 """
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from mithril_tools.reference import entries
-from mithril_tools.reference.operations import COVERAGE, coverage_text
 
 DOCS = Path(__file__).parent
 MARK = "<!-- from here on written by docs/render.py -->"
@@ -73,27 +72,9 @@ def architecture() -> tuple[Path, str, str]:
     return path, text, f"{before}{begin}\n{drawing()}\n{end}{rest.partition(end)[2]}"
 
 
-def stubs() -> dict[str, tuple[Path, str, str]]:
-    """Return path, present text and expected text of the stubs of the public face and of the packages."""
-    from mithril_tools.operation_stubs import layers_stub, operations_stub
-    from mithril_tools.stubs import face_stub, package_stub
-
-    core = DOCS.parent / "mithril-core/src/mithril"
-    packages = sorted(path.parent.name for path in core.glob("*/__init__.py") if "lazy_exports(" in path.read_text())
-    texts = {core / "__init__.pyi": face_stub()}
-    texts |= {core / "ops/__init__.pyi": operations_stub()}
-    texts |= {core / "models/layers/operation_layers.pyi": layers_stub()}
-    texts |= {core / package / "__init__.pyi": package_stub(f"mithril.{package}") for package in packages}
-    return {
-        str(path.relative_to(core.parent)): (path, path.read_text() if path.exists() else "", text)
-        for path, text in texts.items()
-    }
-
-
 def main() -> int:
     stale = []
-    pages = {**{name: page(name) for name in PAGES}, "architecture.md": architecture(), **stubs()}
-    pages["coverage.json"] = (COVERAGE, COVERAGE.read_text() if COVERAGE.exists() else "", coverage_text())
+    pages = {**{name: page(name) for name in PAGES}, "architecture.md": architecture()}
     for name, (path, text, expected) in pages.items():
         if text != expected:
             stale.append(name)

@@ -120,7 +120,7 @@ def measure(root: Path) -> Iterator[tuple[str, object]]:
     yield "names that packages of the core export", total
     yield "of these used by no other package", unused
     tracked = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
-    generated = [root / name for name in tracked if name.endswith(("/coverage.json", ".pyi", "/known.json"))]
+    generated = [root / name for name in tracked if name.endswith(("coverage.json", ".pyi", "known.json"))]
     yield "lines of generated files", sum(path.read_text().count("\n") for path in generated if path.exists())
     benchmarks = sorted(root.glob("benchmarks/*.py"))
     yield "benchmarks", f"{len(benchmarks)} files, {sum(p.read_text().count(chr(10)) for p in benchmarks)} lines"

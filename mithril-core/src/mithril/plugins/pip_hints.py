@@ -1,4 +1,8 @@
-"""Distributions that provide missing names, for pip hints only; ``python -m mithril_tools.known`` writes known.json."""
+"""The registry: distributions of the project, and the names that they own.
+
+``registry.json`` is located in the root of the repository. A third party adds its names there by a pull request, and
+``mithril describe NAME --json`` prints its entry; the core's build hook copies the file into wheels.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-_KNOWN: Mapping[str, Mapping[str, list[str]]] = json.loads(
-    Path(__file__).with_name("known.json").read_text(encoding="utf-8")
-)
+_BUNDLED = Path(__file__).with_name("registry.json")
+REGISTRY = _BUNDLED if _BUNDLED.exists() else Path(__file__).parents[4] / "registry.json"  # of a clone
+_KNOWN: Mapping[str, Mapping[str, list[str]]] = json.loads(REGISTRY.read_text(encoding="utf-8"))
 
 
 def _homes(kind: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Entries of ``known.json``: the names that a distribution provides, read from the installed plugins.
+"""Entries of ``registry.json``: the names that a distribution owns, read from the installed plugins.
 
-The core prints pip lines from that file; ``python -m mithril_tools.known`` rewrites it in an environment where every
-distribution of the project is installed. A new one is named once: ``python -m mithril_tools.known mithril-new``.
+``python -m mithril_tools.known`` rewrites the entries of the distributions that are installed, and keeps the others. A
+new one is named once: ``python -m mithril_tools.known mithril-new``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from mithril import plugins
@@ -44,12 +43,15 @@ def entry(distribution: str) -> dict[str, list[str]]:
 
 
 def known_text(more: Iterable[str] = ()) -> str:
-    """Return the text of ``known.json`` for the distributions of the project and those in ``more``."""
-    return json.dumps({name: entry(name) for name in sorted({*pip_hints.DISTRIBUTIONS, *more})}, indent=1) + "\n"
+    """Return the text of ``registry.json``, with the entries of the distributions in ``more``."""
+    recorded = json.loads(pip_hints.REGISTRY.read_text(encoding="utf-8"))
+    installed = {plugin.distribution for plugin in plugins.found()}
+    recorded |= {name: entry(name) for name in {*recorded, *more} & installed}
+    return json.dumps(dict(sorted(recorded.items())), indent=1) + "\n"
 
 
 def main() -> None:
-    Path(pip_hints.__file__).with_name("known.json").write_text(known_text(sys.argv[1:]), encoding="utf-8")
+    pip_hints.REGISTRY.write_text(known_text(sys.argv[1:]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from mithril_tools.cli.output import console, json_option, print_json, show
 def describe(distribution: str, as_json: bool) -> None:
     """List the names that an installed DISTRIBUTION provides.
 
-    With --json, print an entry of known.json, from which mithril-core looks up the distribution of a
+    With --json, print an entry of registry.json, from which mithril-core looks up the distribution of a
     missing name.
     """
     from mithril_tools.known import entry

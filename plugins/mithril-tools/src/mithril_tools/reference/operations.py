@@ -226,8 +226,8 @@ def _attributes(op: Op, sample: Sample) -> dict[str, Any]:
 # -- backends --------------------------------------------------------------------------------------------------------
 @cache
 def recorded_coverage() -> dict[str, dict[str, str]]:
-    """Return how each of mithril's own backends runs each operation."""
-    recorded: dict[str, dict[str, str]] = json.loads(COVERAGE.read_text(encoding="utf-8"))
+    """Return how each of mithril's own backends runs each operation, where `nox -s generate` has recorded it."""
+    recorded: dict[str, dict[str, str]] = json.loads(COVERAGE.read_text("utf-8")) if COVERAGE.exists() else {}
     return recorded
 
 
