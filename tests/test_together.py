@@ -90,5 +90,5 @@ def test_every_backend_answers_for_every_operation():
     backends = {name for name, entry in plugins.backends().items() if entry.plugin.distribution in INSTALLED}
     states = json.loads(coverage_text())
     assert set(plugins.op_names()) <= set(states)
-    own = {name for name in states if "." not in name}  # another operation belongs to one backend
-    assert {name: set(states[name]) for name in own if set(states[name]) != backends} == {}
+    common = {name for name in states if "." not in name}  # another operation belongs to one backend
+    assert {name: set(states[name]) for name in common if set(states[name]) != backends} == {}

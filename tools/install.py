@@ -29,6 +29,7 @@ def wheel_of(source: Path) -> Path | None:
     wheel = next(WHEELS.glob(f"{source.name.replace('-', '_')}-*.whl"), None)
     files = [
         source / "pyproject.toml",
+        ROOT / "registry.json",  # the wheel of the core holds it
         *(path for path in (source / "src").rglob("*") if "__pycache__" not in path.parts),
     ]
     return wheel if wheel and wheel.stat().st_mtime > max(path.stat().st_mtime for path in files) else None
