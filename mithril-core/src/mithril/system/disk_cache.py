@@ -68,6 +68,8 @@ class Store:
                 file.unlink()
             return None
         with contextlib.suppress(OSError):
+            # Entries are evicted by the time of their last use, for which the time of modification
+            # serves: many systems do not record that of access.
             os.utime(file)
         return parts
 
@@ -76,6 +78,8 @@ class Store:
         sizes = [(name, len(data)) for name, data in parts.items()]
         header = {"parts": sizes, "digest": _digest(key, sizes, parts.values())}
         line = json.dumps(header).encode()
+        # The first part begins at a multiple of 64 bytes of the mapping, where vectors of weights are
+        # read fastest.
         line += b" " * (-(len(line) + 1) % ALIGNMENT) + b"\n"
         file = self._file(key)
         self.secure()
@@ -118,6 +122,8 @@ class Store:
     def _trim(self) -> None:
         files = sorted(self._files())
         total = sum(size for _, size, _ in files)
+        # The latest entry stays even if it alone exceeds the limit, or the program would be compiled
+        # again at each start.
         for _, size, path in files[:-1]:
             if total <= self.limit:
                 return
@@ -231,6 +237,8 @@ class ArrayCache:
         """Return the result for an array and a key, computed once."""
         if array.flags.writeable:
             return compute()
+        # By address, since hashing gigabytes takes longer than most computations here; the weak
+        # reference tells a new array at the same address from the old one.
         entry_key = (id(array), key)
         with self._lock:
             entry = self._results.get(entry_key)

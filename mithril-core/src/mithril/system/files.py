@@ -36,6 +36,8 @@ def write_folder(path: PathLike, contents: Mapping[str, Data], option: str = "")
     with parts(target, option) as folder:
         written = {name: _written(folder / name, data) for name, data in contents.items()}
         target.mkdir(exist_ok=True)
+        # All targets are checked before the first one is replaced: afterwards the folder could not be
+        # restored.
         for name in written:
             _check_target(target / name)
         for name, part in written.items():
@@ -46,6 +48,7 @@ def write_folder(path: PathLike, contents: Mapping[str, Data], option: str = "")
 def _written(path: Path, data: Data, mode: int = 0o666) -> Path:
     encoded = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
+    # O_EXCL: a link that was placed under this name is not followed.
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
         file.writelines([encoded] if isinstance(encoded, (bytes, bytearray)) else encoded)
     return path
@@ -58,6 +61,7 @@ def parts(path: PathLike, option: str = "") -> Iterator[Path]:
     The folder is removed at the end of the block; folders of killed processes are removed at the next write.
     """
     target = Path(path)
+    # Next to the target, because a move is atomic within one file system only.
     folder = target.parent / f".{target.name[:100]}.{secrets.token_hex(8)}.part"
     try:
         _check_target(target)

@@ -73,6 +73,8 @@ def _value(a: Any, node: Any, folder: str | None, body: Callable[[Any], Any]) ->
 
 FOLDED = 1 << 22  # larger results are computed by the model, not at import
 LARGEST = 1 << 28  # larger constants are refused
+# Files of other tools are input: an error of Python or NumPy in a malformed node is an error of the
+# file, and is reported with the node. Other exceptions, such as KeyboardInterrupt, pass.
 MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError, StopIteration)
 
 
@@ -192,6 +194,7 @@ class Importer:
     # -- graphs ------------------------------------------------------------------------------------------------------
     def run(self, graph: Any, env: dict[str, Any], path: str = "") -> list[Any]:
         """Import the nodes of a graph and return its outputs."""
+        # Recursion of Python has a limit, too, but its error names neither the file nor a remedy.
         check_limit("depth", self.depth, f"'{self.file.name}' nests {self.depth} graphs or functions")
         self.depth += 1
         try:
@@ -209,6 +212,7 @@ class Importer:
     def _initializers(self, graph: Any, env: dict[str, Any]) -> None:
         main = self.depth == 1  # not by identity: a cut graph is a copy
         for t in graph.initializer:
+            # A name in the environment is a constant that the user gives in place of the initializer.
             if t.name not in env or not main:
                 array = self.file.arrays[t.name] if main else to_array(t, self.file.folder)
                 env[t.name] = Initializer(t.name, array, self.roles.get(t.name, "constant") if main else "constant")
@@ -229,6 +233,7 @@ class Importer:
     def step(self, node: Any, env: dict[str, Any], path: str, position: int) -> None:
         """Import one node."""
         self.nodes += 1
+        # Functions may call functions: a small file can expand to exponentially many nodes.
         check_limit("nodes", self.nodes - self.written, f"the functions of '{self.file.name}' expand to more nodes")
         for a in node.attribute:
             if a.HasField("sparse_tensor"):
@@ -264,15 +269,20 @@ class Importer:
     def _results(self, node: Any, env: dict[str, Any], where: str) -> tuple[Any, ...]:
         domain = canonical_domain(node.domain)
         operands = [self._item(name, env, where) for name in node.input]
+        # Absent operands at the end are like operands that are not written at all.
         while operands and operands[-1] is None:
             operands.pop()
         attributes = attributes_of(node, self.file.folder, lambda graph: Body(self, graph, env, where))
+        # Computed at import, symbolic sizes stay sizes: reshapes need them, and values of the graph
+        # have none.
         if (sized := SIZES.get(node.op_type)) and not domain and any(is_sizes(x) for x in operands):
             arrays = [x.array if isinstance(x, Initializer) else x for x in operands]
             if all(x is None or isinstance(x, np.ndarray) for x in arrays):
                 try:
                     return _tuple(sized(*arrays, **attributes))
                 except NoSizesError:
+                    # The branch of an If may depend on it: the condition is then checked by each call (commit
+                    # 7d65ee8a).
                     if node.op_type == "Equal" and all(np.size(x) == 1 for x in arrays):
                         a, b = (np.asarray(x, object).item() for x in arrays)
                         self.open_equalities[node.output[0]] = a, b

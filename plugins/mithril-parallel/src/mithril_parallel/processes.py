@@ -47,6 +47,7 @@ class TorchKeyValues:
 
     def get(self, key: str) -> str | None:
         key = f"{self.prefix}/{key}"
+        # ``get`` alone waits for the key until the timeout of the store.
         return self.store.get(key).decode() if self.store.check([key]) else None
 
     def delete(self, key: str) -> None:
@@ -69,6 +70,8 @@ class JaxKeyValues:
         try:
             text: str = self.store.key_value_try_get(f"{self.prefix}/{key}")
         except RuntimeError as error:
+            # jaxlib has one class for all errors of the service; only the text tells an absent key from a
+            # lost connection.
             if "NOT_FOUND" in str(error):
                 return None
             raise

@@ -33,6 +33,7 @@ class Watchdog:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        # Ten signs within the timeout, so that a lost or late one does not look like a frozen process.
         self.interval = min(max(world.timeout / 10, 0.02), SLOWEST)
         self.stop_at: int | None = None  # the number of steps after which all processes stop
         self.steps = 0  # begun
@@ -117,6 +118,7 @@ class Watchdog:
         if self.world.size == 1:
             return
         self._signs_of_others = {}
+        # Three intervals, so that each process that lives gives a sign at least once.
         end = time.monotonic() + 3 * self.interval
         while time.monotonic() < end and not self._ended.is_set():
             with suppress(RuntimeError, OSError):
@@ -230,6 +232,8 @@ class Watchdog:
                 hint="resume training from the latest checkpoint; Trainer(timeout=...) sets the time to wait",
             )
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        # No exception reaches a thread that waits in a collective, and exit handlers of the engine
+        # would wait for it.
         os._exit(EXIT_CODE)
 
 

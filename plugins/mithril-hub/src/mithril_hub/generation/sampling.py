@@ -64,6 +64,8 @@ class Sampler:
         program = _program(self.sampling, self.backend, count, vocabulary, as_dtype(logits.dtype).name)
         inputs: dict[str, Any] = {"logits": logits}
         if self.sampling.temperature:
+            # By position and sample, not by row: a row of a batch draws the numbers that its prompt draws
+            # alone, and speculation draws those of the large model (commit b7a2d64f).
             inputs["draw"] = np.array([[len(h), n] for h, n in zip(history, samples, strict=True)], np.int32)
             inputs["seed"] = np.array([self.seed >> 32 & 0xFFFFFFFF, self.seed & 0xFFFFFFFF], np.uint32)
         if self.sampling.penalizes:
@@ -90,6 +92,7 @@ def _program(sampling: Sampling, backend: str, rows: int, vocabulary: int, dtype
     """Return the compiled graph that draws tokens."""
     with Builder("sample") as b:
         original = b.input("logits", (rows, vocabulary), dtype)
+        # Gumbel noise and softmax need more digits than 16 bits have.
         logits = ops.cast(original, dtype="float32")
         if sampling.penalizes:
             seen, penalty = b.input("seen", (rows, vocabulary), "bool"), sampling.repetition_penalty
@@ -98,6 +101,8 @@ def _program(sampling: Sampling, backend: str, rows: int, vocabulary: int, dtype
         if sampling.temperature:
             # the largest becomes 0, so that a low temperature overflows to -inf only
             logits = logits - ops.max(logits, axis=-1, keepdims=True)
+            # Bounded: the reciprocal of a subnormal temperature is infinite, and 0 * inf is nan for the
+            # largest logit.
             logits = _filtered(logits * min(1.0 / sampling.temperature, LARGEST), sampling)
             seed, draw = b.input("seed", (2,), "uint32"), b.input("draw", (rows, 2), "int32")
             logits = logits + _noise(seed, draw, rows, vocabulary)

@@ -28,8 +28,10 @@ def speculate(
     new = _drawn(sampler, logits[0], [prompt], sample)
     while not stopping.ends(row, new):
         text = prompt + new
+        # One less than the limit, since the check of the proposal always yields a token of its own.
         room = min(session.room(len(text)), helper.room(len(text)), ahead, stopping.limit - len(new) - 1)
         proposal = _proposed(helper, text, room, sampler, sample, vocabularies)
+        # The last token is not in the cache yet: it was drawn, but never read.
         logits = session.verify([[new[-1], *proposal]])[0]
         histories = [text + proposal[:k] for k in range(len(proposal) + 1)]
         drawn = _drawn(sampler, logits, histories, sample)
@@ -39,6 +41,8 @@ def speculate(
             if stopping.ends(row, new):
                 return new
         new.append(drawn[agreed])
+        # Positions of rejected tokens are written in the cache; they are forgotten, and overwritten by
+        # the next step.
         session.keep([len(text) + agreed])
     return new
 
@@ -52,6 +56,7 @@ def _proposed(
 ) -> list[int]:
     """Return the next tokens of the small model, up to one that the models do not both know."""
     proposal: list[int] = []
+    # A draft model may have a shorter vocabulary than the model.
     if count < 1 or max(text) >= min(vocabularies):
         return proposal
     while len(proposal) < count:

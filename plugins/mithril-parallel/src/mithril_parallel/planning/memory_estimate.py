@@ -84,6 +84,7 @@ def size_function(fused: FusedGraph, sharding: GraphSharding, *, tiled: bool) ->
     image_values = images(fused.graph) if tiled else frozenset()
 
     def size(v: Value) -> int:
+        # A TPU computes elements of 16 bits in 32 and rounds only where they are stored for products.
         itemsize = 4 if tiled and v in fused.upcast else v.dtype.itemsize
         if v in fused.strips:
             return strip_bytes(sharding.local(v), itemsize)
@@ -158,6 +159,8 @@ def _temporaries(
     for k, kernel in enumerate(fused.kernels):
         following = fused.step[fused.kernels[min(k + 1, len(fused.kernels) - 1)].node]
         for v in kernel.node.results:
+            # Results have buffers of their own, counted as outputs; gradients to be summed exist twice
+            # until then.
             if v in results and v not in summed:
                 continue
             nbytes = size(v) * (2 if v in widened else 1)  # reductions over devices use float32

@@ -92,6 +92,7 @@ def _kernel_seconds(
 ) -> float:
     costs = target.costs
     rate = _rate(results, target)
+    # 0.7 of the peak, for targets that do not state the share of it that products reach.
     arithmetic = products / (rate * costs.get("efficiency", 0.7)) + rest / (
         costs.get("vector_flops") or max(target.peak_flops.values(), default=1e12) * _VECTOR_FRACTION
     )

@@ -75,6 +75,7 @@ def fuse(graph: Graph, *, tpu: bool, strips: frozenset[Value] = frozenset()) -> 
     kernel_of: dict[Node, Node | None] = {}  # the only kernel that computes a node; None if several do
     product_kernels: set[Node] = set()  # those that compute a product, with pointwise nodes before and after it
     last: dict[Value, int] = {}
+    # From last to first: whether a value is stored depends on the kernels of its readers.
     for node in reversed(graph.nodes):
         for v in node.results:
             readers = users.get(v, ())
@@ -188,6 +189,7 @@ def _should_recompute(
         or (tpu and is_pool(r) and _reads_product(node, graph))
         for r in readers
     )
+    # A value that the next kernel reads lives no longer if it is stored.
     if not can_recompute or last[v] - step[node] < 2:
         return False
     pending, chain, extended_bytes = [node], {node}, 0
@@ -201,12 +203,15 @@ def _should_recompute(
         if is_expensive(current) and not products and not (tpu and _only_in(product_kernels, v, graph, inner)):
             return False
         for o in current.operands:
+            # Inputs are alive in any case, and a smaller operand is cheaper to keep than the value.
             if o is None or o in graph.input_of or prod(sizes(o)) < prod(sizes(v)):
                 continue
             producer = graph.producers[o]
             if producer.op in (ops.slice, ops.pad) and (source := producer.operands[0]) is not None:
                 joins_parts = joins_parts or shifted.setdefault(source, producer) is not producer
             other_readers = [r for r in graph.users[o] if r not in chain]
+            # Another reader keeps this operand alive as long as the value is needed: recomputing adds
+            # nothing.
             if max((last[r.result] if r in inner else step[r] for r in other_readers), default=-1) >= last[v]:
                 continue
             if is_expensive(producer) and other_readers and not products:

@@ -76,8 +76,11 @@ def _key(node: Node) -> Any:
         return None
     operands = node.operands
     if node.op.commutative:
+        # Any order that is the same for equal operands will do; values have no other order that costs
+        # nothing.
         operands = tuple(sorted(operands, key=id))
     regions = tuple(structural_hash(r) for r in node.regions)
+    # Other tags select a backend or a kernel: nodes that differ in them are different programs.
     tags = {name: tag for name, tag in node.tags.items() if (name, tag) != BACKWARD}
     return node.op, operands, attributes_key(node.attributes), regions, attributes_key(tags)
 
@@ -89,7 +92,11 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
     """
     limit = FOLD_LIMIT
     if context.option("static_inference"):
+        # Embedded parameters are constants: a folded one, such as a transpose, takes the place of the
+        # original.
         limit = max([limit, *(i.data.size for i in graph.inputs if i.data is not None)])
+    # Folded roundings of training were rounded again to other integers by the quantization pass
+    # (commit 73a4f5a9).
     keeps_scales = context.option("quantization") is not None
     constants_by_value: dict[Value, np.ndarray[Any, Any]] = {
         i.value: i.data for i in graph.inputs if i.data is not None and i.data.size <= limit
@@ -128,6 +135,7 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
         if array.ndim == 0:
             constants.append(_scalar(value, array))
         else:
+            # Read-only: backends cache packed forms of arrays that never change (see ``ArrayCache``).
             frozen = np.array(array, order="C")
             frozen.setflags(write=False)
             inputs.append(Input(_renamed(value, builder), "constant", frozen, transposed.get(value, {})))
@@ -143,6 +151,7 @@ def late_constant_folding(graph: Graph, context: PassContext) -> Graph:
 
 
 def _foldable(node: Node, constants: dict[Value, Any], limit: int) -> bool:
+    # An operation without operands, such as iota, is cheaper to compute than to store.
     if node.regions or node.op.opaque or not node.operands:
         return False
     if not all(v is None or v in constants for v in node.operands):

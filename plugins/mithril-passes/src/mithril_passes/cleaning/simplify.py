@@ -40,6 +40,7 @@ def _holds_all(target: DType, narrow: DType) -> bool:
     if target.is_integer and narrow.is_integer:
         low, high = narrow.limits
         return target.limits[0] <= low and high <= target.limits[1]
+    # bfloat16 has 8 digits, which hold integers of 8 bits; float32 has 24, and float64 53.
     return target.is_float and narrow.is_integer and narrow.bits <= {16: 8, 32: 16, 64: 32}[target.bits]
 
 
@@ -51,6 +52,7 @@ def _power_of_two(x: Value, *, c: float) -> bool:
     """Whether the divisor is a power of two, whose reciprocal is exact."""
     from math import frexp, isfinite
 
+    # Within 2**10, so that the reciprocal is a normal number of float16, too.
     return isfinite(c) and c != 0 and abs(frexp(c)[0]) == 0.5 and 2.0**-10 <= abs(c) <= 2.0**10 and x.dtype.is_float
 
 
@@ -115,6 +117,8 @@ EXACT = RuleSet(
         rule(lambda x: mul(x, 1.0), lambda x: x, exact=True, name="times one"),
         rule(lambda x: x / 1.0, lambda x: x, exact=True, name="over one"),
         rule(lambda x: x - 0.0, lambda x: x, exact=True, name="minus zero"),
+        # -0 + -0 is -0, so that only adding -0 keeps every x; adding +0 turns -0 into +0 (see
+        # ``fast-math`` below).
         rule(lambda x: add(x, -0.0), lambda x: x, exact=True, name="plus minus zero"),
         rule(
             lambda x: add(x, 0),

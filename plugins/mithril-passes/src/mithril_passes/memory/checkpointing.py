@@ -80,6 +80,8 @@ def segment_ends(
     running = [0]
     for h in residual_bytes:
         running.append(running[-1] + h)
+    # About the root of the number of layers minimizes saved bytes plus those of one segment where all
+    # are equal.
     candidates = range(2, min(2 * math.isqrt(len(forward)) + 2, len(forward)) + 1)
     best: tuple[int, list[int]] | None = None
     for count in [num_segments] if num_segments is not None else candidates:
@@ -97,6 +99,7 @@ def _cuts(running: Sequence[int], crossing: Sequence[int], count: int) -> list[i
     total, n = running[-1], len(running) - 1
     cuts: list[int] = []
     for part in range(1, count):
+        # Less than half a segment to each side, so that the windows of two cuts do not overlap.
         low, high = (part - 0.4) * total / count, (part + 0.4) * total / count
         candidates = [k for k in range(n - 1) if low <= running[k + 1] <= high and (not cuts or k > cuts[-1])]
         if candidates:
@@ -176,6 +179,8 @@ class Recompute:
         )
         # Parameters need no barrier if another operand is behind one.
         guarded = [v for v in captures if not self._is_input(v, "param", "constant")] or list(captures)
+        # Without a cotangent behind the barrier a compiler may start the recomputation while the
+        # forward pass runs.
         after = self._after(reader)
         behind: dict[Value, Value] = {}
         if guarded:

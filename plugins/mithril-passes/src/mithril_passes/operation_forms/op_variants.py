@@ -131,6 +131,7 @@ def _columns(x: Value) -> Any:
 def _by_matmul(node: Node, x: Value, w: Value) -> Any:
     stride = node.attributes["stride"]
     if any(s != 1 for s in stride):
+        # A kernel of one pixel reads only the pixels that the stride keeps.
         x = x[(slice(None), slice(None), *(slice(None, None, s) for s in stride))]
     y = matmul(reshape(w, shape=w.shape[:2]), _columns(x))
     return reshape(y, shape=node.result.shape)

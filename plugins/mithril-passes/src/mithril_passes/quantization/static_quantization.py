@@ -350,6 +350,9 @@ class Quantizer:
 
     def dynamic(self, node: Node, x: Value) -> Value:
         """Return the operand rounded with scales of its own: one per row, or one per image."""
+        # A product scales each row by itself; a convolution sums over rows of an image, which must have
+        # one scale. Several images of a batch have one each: a bright one took the digits of the others
+        # (commit f682d50e).
         by_row = node.op is not ops.conv
         pair = self.rows.get((x, by_row))
         if pair is not None:
@@ -358,6 +361,7 @@ class Quantizer:
         is_single = not by_row and x.shape[0] == 1
         top = ops.max(ops.abs(rows), axis=None if is_single else tuple(range(1, rows.ndim)))
         scale = top * (1.0 / 127.0)
+        # A row of zeros has no scale; with 1 it stays zeros.
         scale = ops.where(ops.greater(scale, 0.0), scale, 1.0)
         axis = None if is_single else 0
         pair = ops.dequantize(ops.quantize(rows, scale, dtype="int8", axis=axis), scale, axis=axis)
@@ -374,6 +378,7 @@ class Quantizer:
 
 def affine(limits: Range, dtype: str) -> tuple[float, int]:
     """Return the scale and the zero point of a range, which is extended to contain zero."""
+    # Zero must be a quantized value: padding and ReLU produce it exactly.
     low, high = min(limits[0], 0.0), max(limits[1], 0.0)
     if dtype == "int8":
         top = max(-low, high)
