@@ -109,8 +109,8 @@ def measure(root: Path) -> Iterator[tuple[str, object]]:
     lines = {path: text.count("\n") for path, text in texts.items()}
     yield "source files", len(texts)
     yield "source lines", sum(lines.values())
-    share = sum(comments(text) for text in texts.values()) / sum(lines.values())
-    yield "lines that are comments", f"{share:.1%}"
+    counts = {path: comments(text) for path, text in texts.items()}
+    yield "lines that are comments", f"{sum(counts.values()) / sum(lines.values()):.1%}"
     one = {p for p, t in trees.items() if sum(isinstance(n, Definition) for n in t.body) <= 1}
     small = [p for p in one if lines[p] < 60 and p.name not in ("__init__.py", "__main__.py", "plugin.py")]
     yield "files of at most one definition below 60 lines", len(small)
@@ -126,7 +126,8 @@ def measure(root: Path) -> Iterator[tuple[str, object]]:
     yield "benchmarks", f"{len(benchmarks)} files, {sum(p.read_text().count(chr(10)) for p in benchmarks)} lines"
     yield "lines of CHANGELOG.md", (root / "CHANGELOG.md").read_text().count("\n")
     for folder in [root / "mithril-core", *sorted(root.glob("plugins/mithril-*"))]:
-        yield f"lines of {folder.name}", sum(n for path, n in lines.items() if folder in path.parents)
+        total, share = (sum(n for path, n in table.items() if folder in path.parents) for table in (lines, counts))
+        yield f"lines of {folder.name}", f"{total}, {share / total:.1%} comments"
 
 
 def main() -> None:

@@ -66,6 +66,8 @@ class Builder:
     # -- names -------------------------------------------------------------------------------------------------------
     def unique(self, stem: str) -> str:
         """Return ``stem`` if it is unused, else ``stem`` with the next free number."""
+        # The next number of each stem is stored, or naming n values of one stem would take time
+        # quadratic in n.
         n = self._used.get(stem)
         if n is None:
             self._used[stem] = 1
@@ -102,6 +104,8 @@ class Builder:
         if isinstance(value, (bool, int, float)):
             kind = as_dtype(dtype) if dtype is not None else scalar_dtype(value)
             value = float(value) if kind.is_float else bool(value) if kind.is_bool else int(value)
+            # repr, because 0.0 == -0.0 and nan != nan: the first must differ, the second must be found
+            # again.
             key = (repr(value), kind)
             if key not in self._scalars:
                 self._scalars[key] = self.emit(operation("constant"), (), {"value": value, "dtype": kind})[0]
@@ -113,6 +117,8 @@ class Builder:
             array = array.astype(np.float32)  # lists of Python numbers get the default dtypes
         elif array.dtype == np.int64 and not isinstance(value, np.ndarray | np.generic):
             array = array.astype(np.int32)
+        # A copy if the caller could still write to the elements: the graph, its fingerprint and packed
+        # forms rely on them.
         array = np.array(array, order="C", copy=array.flags.writeable or array.base is not None or None)
         array.setflags(write=False)
         return self.input(name, array.shape, array.dtype, "constant", data=array)
@@ -154,6 +160,7 @@ class Builder:
         for guard in graph.guards:
             self.guards[guard] = None
         for node in graph.nodes:
+            # Scalars are shared within a graph, so that inlined bodies do not repeat them.
             if node.is_constant:
                 mapping[node.result] = self.constant(node.attributes["value"], node.attributes["dtype"])
                 continue

@@ -125,17 +125,23 @@ class Op(Declaration):
         self, types: Sequence[TensorType | None], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()
     ) -> tuple[TensorType, ...]:
         """Return the result types; assumptions about symbolic sizes are recorded as guards of the current builder."""
+        # Regions are graphs, which have no cheap key.
         if regions or self.infer_rule is not None:
             assert self.infer_rule is not None
             return self.infer_rule(types, attributes, regions)
+        # With the bounds of symbols: equality of sizes ignores them, but they decide which guards are
+        # needed.
         key = (tuple(types), tuple(attributes.values()), limits_of(types))
         entry = self._inferred.get(key)
         if entry is None:
             with collect_guards() as guards:
                 results = self._infer(types, attributes)
+            # A bound, not a policy: a process that compiles for ever new sizes must not grow.
             if len(self._inferred) > 4096:
                 self._inferred.clear()
             entry = self._inferred[key] = (results, tuple(guards))
+        # Assumed again for each call: guards belong to the graph being built, and a cached result has
+        # none.
         for guard in entry[1]:
             assume(guard.left, guard.relation, guard.right, guard.reason)
         return entry[0]

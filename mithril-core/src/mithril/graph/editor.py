@@ -35,6 +35,8 @@ class Editor:
         self._constants = {i.value: i.data for i in graph.inputs if i.data is not None}
         self._ends = Slot(None)  # sentinel of a circular list: after it the first node, before it the last
         self._slots: dict[Value, Slot] = {}
+        # Uses are by slot, not by node: a node that is replaced keeps its slot, so that uses of its
+        # operands stay valid.
         self._uses: dict[Value, dict[Slot, None]] = {}
         for node in graph.nodes:
             self._link(Slot(node), self._ends)
@@ -47,6 +49,7 @@ class Editor:
         """Iterate over the nodes in order; the current one may be erased or replaced."""
         slot = self._ends.after
         while slot is not self._ends:
+            # Read before the caller edits, because an erased node leaves the list.
             following = slot.after
             if slot.node is not None:
                 yield slot.node
@@ -139,6 +142,8 @@ class Editor:
 
     def freeze(self) -> Graph:
         """Return the new graph, or the original object if nothing changed."""
+        # The same object tells pass managers and caches that nothing has to be verified or compiled
+        # again.
         if not self.changed:
             return self.graph
         return Graph(

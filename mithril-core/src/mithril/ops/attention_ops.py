@@ -57,6 +57,7 @@ def _check(q: Any, k: Any, v: Any) -> None:
         ("heads of k and v", k.shape[1], v.shape[1]),
         ("positions of k and v", k.shape[2], v.shape[2]),
     ):
+        # Symbolic sizes are compared by the guards of the products.
         if type(a) is int and type(b) is int and a != b:
             raise ShapeError(f"the {description} differ: {a} and {b}")
     if mod(q.shape[1], k.shape[1]) != 0:
@@ -84,6 +85,8 @@ def _weights(q: Any, k: Any, mask: Any, causal: bool, scale: float | None) -> An
     """Return the attention weights: [..., queries, keys]."""
     shared = _split_heads(upcast(q), k.shape[1])
     keys = transpose(upcast(k), perm=(0, 1, 3, 2))
+    # The queries are scaled, not the scores: they are fewer elements wherever keys outnumber the size
+    # of a head.
     scores = matmul(shared * _factor(q, scale), _grouped(keys, shared))
     if mask is not None:
         full = mask if len(mask.shape) == 4 else reshape(mask, shape=(*[1] * (4 - len(mask.shape)), *mask.shape))

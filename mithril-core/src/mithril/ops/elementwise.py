@@ -76,6 +76,7 @@ def _sign(x: Array) -> Array:
 
 def _floordiv(a: Array, b: Array) -> Array:
     if a.dtype.kind in "iu":
+        # Libraries differ for integers divided by 0: NumPy warns and gives 0, C is undefined.
         return np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b))).astype(a.dtype)
     return np.floor_divide(a, b)
 
@@ -91,6 +92,7 @@ def _pow(a: Array, b: Array) -> Array:
         a, b = np.broadcast_arrays(a, b)  # materialized: for a scalar exponent 0.5 NumPy computes the square root
         return np.power(a, b.copy())
     power = np.power(a, np.maximum(b, 0))
+    # NumPy raises for negative exponents; 1 and -1 are the only integers with integer reciprocals.
     unit = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b & 1), 0)) if a.dtype.kind == "i" else (a == 1)
     return np.where(b < 0, unit, power).astype(a.dtype)
 
@@ -114,8 +116,10 @@ def _tie_gradient(a: Any, b: Any, g: Any, wins: Any) -> Any:
 
 
 def _pow_vjp(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    # a**0 is 1 for every a: the slope is 0 also at a = 0, where b * a**(b - 1) would be 0 * inf.
     nothing = equal(b, 0.0)
     slope = where(nothing, 0.0, b * pow(a, where(nothing, 1.0, b - 1.0)))
+    # 0**b stays 0 for b > 0: without the selection 0 * log(0) is nan.
     zero = equal(a, 0.0)
     return g * slope, g * where(zero, 0.0, y * log(where(zero, 1.0, a)))  # nan for a negative base
 

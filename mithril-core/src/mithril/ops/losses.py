@@ -282,6 +282,8 @@ def _bounded_log(p: Any, eps: float) -> Any:
     steady = stop_gradient(p)
     is_inner = less(eps, steady)
     line = (p - eps) / where(less(steady, 0.0), math.nan, eps) + math.log(eps)
+    # Both sides of a selection are differentiated: log(0) on the unselected side would give 0 * inf
+    # in the gradient.
     extended = where(is_inner, log(where(is_inner, p, 1.0)), line)
     return extended + stop_gradient(maximum(log(steady), -100.0) - extended)
 

@@ -46,6 +46,8 @@ def threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
     keys = (k0, k1, np.uint32(k0 ^ k1 ^ np.uint32(_PARITY)))
     with np.errstate(over="ignore"):
         x0, x1 = high + keys[0], low + keys[1]
+        # Rotations and order of keys are those of Salmon et al., Parallel random numbers: as easy as 1,
+        # 2, 3 (2011), which jax.random follows; another order yields other weights for a seed.
         for block in range(5):
             for r in _ROTATIONS[block % 2]:
                 x0 = x0 + x1
@@ -179,6 +181,7 @@ def uniform(key, *, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: DT
     unit = _unit(key, shape, dtype)
     if low == 0.0 and high == 1.0:
         return unit
+    # Rounding may give less than ``low``, which is not in the interval.
     return maximum(unit * (high - low) + low, low)
 
 
@@ -206,6 +209,7 @@ def _unit(key: Any, shape: Shape, dtype: DType) -> Any:
 def normal(key, *, shape: Shape, dtype: DType = float32):
     """Standard normal floats, computed with the inverse error function."""
     compute = float64 if dtype is float64 else float32
+    # Above -1, where the inverse error function is infinite.
     smallest = -1.0 + (2.0**-53 if compute is float64 else 2.0**-24)
     z = maximum(_unit(key, shape, compute) * 2.0 + smallest, smallest)
     y = (erfinv(z) if compute is float64 else _single_erfinv(z)) * math.sqrt(2.0)

@@ -267,6 +267,7 @@ def _(g, y, x, *, axis, reverse, exclusive):
 
     The gradient at i is the product of the elements before i times s_i = g_i + x_(i+1) s_(i+1).
     """
+    # The recurrence has log2(size) steps, a number that the graph must know.
     if not isinstance(x.shape[axis], int):
         return (_cumprod_vjp_of_open_size(g, x, axis, reverse, exclusive),)
     if x.shape[axis] == 0:
@@ -287,6 +288,7 @@ def _part(x: Any, axis: int, start: int | None, stop: int | None) -> Any:
 def _linear_recurrence(factors: Any, terms: Any, axis: int) -> Any:
     """Return s with s_i = terms_i + factors_i s_(i+1), in log2(size) steps."""
     n, step = terms.shape[axis], 1
+    # Doubling (Hillis and Steele): each step combines elements at twice the distance.
     while step < n:
         first, second = _part(factors, axis, 0, n - step), _part(factors, axis, step, None)
         carried = _part(terms, axis, 0, n - step) + first * _part(terms, axis, step, None)

@@ -56,6 +56,7 @@ class HookCalls:
             self.loader.load_all()
             manager = self.loader.manager
             hook = getattr(manager.hook, name)
+            # Without plugins that decide, pluggy is not entered at all: the common case is a plain call.
             if hook.get_hookimpls() and not manager.is_registered(self._last):
                 manager.register(self._last, "mithril-core")
             self._hooks[name] = hook if hook.get_hookimpls() else None
@@ -71,6 +72,7 @@ class HookCalls:
         hook = self._hooks[name] if name in self._hooks else self._decider(name)
         if hook is None:
             return last(*arguments.values())
+        # A stack per thread, because a backend may compile parts while it builds a program.
         stack = self._last.calls.__dict__.setdefault("stack", [])
         stack.append(last)
         try:
@@ -87,6 +89,8 @@ class HookCalls:
 
     def _raising_plugin(self, hook: Any, error: BaseException) -> Plugin | None:
         """Return the plugin whose implementation of ``hook`` raised, or None if the pass or backend did."""
+        # By code objects of the traceback: the error may come from the pass or backend that a wrapper
+        # has called.
         codes = {i.function.__code__: i.plugin_name for i in hook.get_hookimpls() if hasattr(i.function, "__code__")}
         trace, name = error.__traceback__, None
         while trace is not None:

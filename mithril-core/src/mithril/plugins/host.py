@@ -113,6 +113,8 @@ class Plugins(Answers, HookCalls):
         """Return the descriptor of one backend; imports only its plugin if that has the name of the backend."""
         if "mithril_backends" not in self._tables:
             for plugin in self.loader.named(name):
+                # A plugin named like its backend is imported alone: listing all would import every
+                # installed plugin.
                 if plugin.name == name and self.loader.load(plugin):
                     for answer in self.call_hook("mithril_backends", BackendSpec, only=plugin):
                         if answer.spec.name == name:
@@ -251,6 +253,7 @@ class Plugins(Answers, HookCalls):
         """Return the lowerings of one plugin, conditional ones first, or one lowering that raises the conflict."""
         rivals = {id(offer.plugin): offer for offer in offers}
         owner = name_owner(op, list(rivals.values())) or self._declares(op, list(rivals.values()))
+        # Tables use the first that applies: the unconditional one would hide the others.
         owned = sorted((o for o in offers if owner and o.plugin is owner.plugin), key=lambda o: o.spec.when is None)
         clash = None
         if len(rivals) > 1 or len([o for o in owned if o.spec.when is None]) > 1:
@@ -290,6 +293,8 @@ class Plugins(Answers, HookCalls):
     def export(self, name: str) -> Any:
         """Load and return ``ml.<name>``; the error names the pip command if a known distribution provides it."""
         home = pip_hints.EXPORTS.get(name)
+        # The first name that a program reads must not import all plugins: the registry tells the
+        # distribution that has it.
         if home and "mithril_exports" not in self._tables:
             for plugin in self.loader.named(home):
                 if self.loader.load(plugin):
