@@ -1,4 +1,4 @@
-"""The C backend of mithril: machine code scheduled with TVM, and readable C that runs without Python."""
+"""The C backend of mithril: machine code compiled by TVM, and readable C that runs without Python."""
 
 from __future__ import annotations
 
