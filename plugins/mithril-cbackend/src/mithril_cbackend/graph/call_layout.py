@@ -29,6 +29,7 @@ def packed(arrays: Iterable[Array]) -> tuple[bytearray, list[int]]:
     """Concatenate arrays, each 64-byte aligned, and return their offsets."""
     data, offsets = bytearray(), []
     for array in arrays:
+        # A bool before them put floats at odd addresses (commit 936da626).
         data += bytes(-len(data) % ALIGNMENT)
         offsets.append(len(data))
         data.extend(array.reshape(-1).view(np.uint8).data)

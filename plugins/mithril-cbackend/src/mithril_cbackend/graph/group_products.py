@@ -99,6 +99,8 @@ class GroupProducts:
         left = self.editor.producer(x)
         factor, unit = None, None
         if left is not None and left.op is ops.dequantize and self.is_symmetric(left):
+            # Bytes multiply bytes only if all numbers of the table are integers in some unit; otherwise
+            # the rows are widened.
             unit = next((u for u in UNITS if groups.table is None or is_integral(groups.table / u)), None)
             if unit is not None:
                 x, factor = operand(left), operand(left, 1)
@@ -174,6 +176,9 @@ class GroupProducts:
         assert table is not None
         assert scale is not None
         result = Groups(quantized, table.astype(np.float32), scale, offset)
+        # An int8x4 group has 8 quantized values of one scale. Infinite and nan factors are left to
+        # other kernels: packed scales are converted by moving bits, which is right for finite numbers
+        # only (commit 230622b6).
         return result if result.group % 8 == 0 and result.is_finite else None
 
     def is_symmetric(self, node: Node) -> bool:

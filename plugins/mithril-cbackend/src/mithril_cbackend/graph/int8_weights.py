@@ -67,6 +67,7 @@ def quantized(graph: Graph, params: Mapping[str, np.ndarray[Any, Any]]) -> tuple
             editor.erase_dead(node)
             continue
         users = graph.users.get(node.results[0], ()) if is_matrix_transpose(node) else ()
+        # The products read the int8 weight transposed, so that this transpose of floats has no reader.
         if users and all(scaled_product_operand(graph, user, quantized_weights) is not None for user in users):
             continue
         for v in node.operands:
@@ -146,6 +147,8 @@ def quantized_product(node: Node, value: Value, weight: QuantizedWeight, is_tran
     product = op(*[numbers if v is value else v for v in node.operands], **node.attributes)
     axis = outer_axis(node, value)
     shape = tuple(n if k == axis else 1 for k, n in enumerate(product.shape))
+    # A scale per output is applied after the sum: the product reads bytes, and no float copy of the
+    # weight exists.
     result: Value = product * (ops.reshape(weight.scales, shape=shape) if axis < len(shape) - 1 else weight.scales)
     return result
 
@@ -173,5 +176,6 @@ def should_quantize(i: Input) -> bool:
 def quantize_symmetric(weights: np.ndarray[Any, Any], axis: int) -> tuple[Any, Any]:
     """Quantize symmetrically to 255 steps, with a scale for each index along an axis."""
     top = np.abs(weights).max(axis=tuple(k for k in range(weights.ndim) if k != axis), keepdims=True)
+    # A row of zeros has no scale; with 1 its numbers are zeros.
     scale = np.where(top > 0, top / 127, 1).astype(np.float32)
     return np.rint(weights / scale).astype(np.int8), scale.reshape(-1)

@@ -95,12 +95,16 @@ def tune_offline(
     if seconds <= 0 or (trials is not None and trials < 1):
         raise OptionError(f"tune_offline: seconds={seconds} and trials={trials} must be positive")
     executable = executables(compiled)[-1]
+    # Without its present schedules, or the default that others are compared with would be an earlier
+    # winner.
     machine = replace(executable.machine, schedules={})
     cache = store if isinstance(store, Store) else Store(store or compiled.options["cache_dir"])
     begin = time.perf_counter()
     operations = tuning.operations(executable.graph)
     work = sum(o.multiplications * o.count for o in operations.values())
     rows = [
+        # Half of the time for operations alone, by their share of the work; the other half for the
+        # program, where caches are shared and another schedule may win.
         tune_operation(o, machine, seconds / 2 * o.multiplications * o.count / work, trials)
         for o in operations.values()
     ]

@@ -127,6 +127,8 @@ def save_cached(store: Store, name: str, machine: Machine, schedule: str) -> Non
 
 
 def _key(name: str, machine: Machine) -> str:
+    # Everything but the operation that times depend on: a schedule of another CPU or version is
+    # measured again.
     environment = [
         machine.cpu,
         machine.threads,

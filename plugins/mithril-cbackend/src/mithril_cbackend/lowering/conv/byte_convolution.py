@@ -108,6 +108,8 @@ class ByteConvolution:
             if p.is_copied:
                 byte_copies.copy(self.frame, p, self.source, self.image, n)
             workers = self.frame.workers(work, p.packed_blocks * p.tiles)
+            # Threads that have packed blocks of their own read each weight once; otherwise they share the
+            # pixels of each.
             chunks = 1 if p.packed_blocks % workers == 0 else workers
             size = count(tiles, chunks)
             with self.frame.share("item", p.packed_blocks * chunks, work) as (worker, item):

@@ -48,6 +48,8 @@ class Plan:
         is_padded = any(n for pair in padding for n in pair)
         shapes = (*image[:3], int8x4s), weights[2], a["groups"], kernel, shape_of(node.result)
         plan = Plan(use, *shapes, *pairs, is_padded)
+        # Runs whose length has no divisor near 16 would fill less than half of each AMX block; vectors
+        # of AVX-512 take them.
         is_short = count(plan.run, use.of_runs(plan.run).depth) > 2 * count(plan.run, AMX_INT8X4)
         return replace(plan, machine_use=replace(use, level=NATIVE)) if use.level == AMX and is_short else plan
 
@@ -143,8 +145,10 @@ class Plan:
     def is_flat(self) -> bool:
         """Whether tiles run over the ends of rows, at the cost of unused pixels between them."""
         use, (height, width) = self.machine_use, self.result[1:3]
+        # With a stride the pixels after the end of a row are not those of the next one.
         if self.stride != (1, 1):
             return False
+        # Images in place have no unused pixels between their rows.
         if use.level == AMX or not (self.is_copied and isinstance(height, int) and isinstance(width, int)):
             return True
 

@@ -18,6 +18,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, operand, sha
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, copy_packed_block, count, multiply, tile_for
 
+# 25 sums leave registers for the cotangents and one for the pixels (32 with AVX-512).
 ACCUMULATORS = 25  # vectors of accumulators that fit the registers
 CACHED_PIXELS = 320  # pixels whose cotangents, of a packed block of channels, fit the L1 cache
 
@@ -62,6 +63,7 @@ class Plan:
 
     def uses_matmul(self, machine: Machine) -> bool:
         """Whether there are enough channels to vectorize over."""
+        # With fewer channels than half a vector more than half of each product would be padding.
         return 2 * self.out_channels >= machine.lanes()
 
     def scratch(self, machine: Machine) -> list[Value]:
@@ -135,6 +137,7 @@ class Products:
         p, reader, columns = self.plan, self.reader, self.tile.columns
         packed_block = group * p.packed_blocks(self.frame.machine) + number
         sums = Matrix(self.sums, (packed_block * p.depth + first) * columns, columns, 1)
+        # A single block stores its sums directly, without clearing and adding to them.
         accumulates = p.batch * p.slabs > 1
         if accumulates:
             with reader.loop("i", depth) as i, reader.loop("j", columns) as j:
@@ -191,6 +194,7 @@ class Dots:
     def write(self) -> None:
         p, frame, reader = self.plan, self.frame, self.reader
         pad(frame, p.layout, self.x, self.padded, p.groups * p.inner, overread(p.layout, self.lanes))
+        # In the padded layout a product of pixels needs no bounds: between the rows the cotangent is 0.
         self.spread_cotangent()
         num_rows, num_columns = divisor(p.out_channels), divisor(p.inner)
         num_taps = ACCUMULATORS // (num_rows * num_columns)

@@ -394,6 +394,8 @@ class Columns:
 
         def block(number: Any, width: Any, room: int) -> None:
             packed_block = Matrix(self.packed_block_buffer, worker * (p.block * columns), room, 1)
+            # The columns are copied again, to a packed block: tiles then read one stream, which stays in
+            # the L1 cache while all channels are multiplied with it.
             columns_of_packed_block = source.from_column(number * columns)
             vectors = count(width if isinstance(width, int) else room, self.lanes)
             copied = width if self.reads_image else vectors * self.lanes  # rows of columns end with a spare vector

@@ -174,6 +174,8 @@ def _copy_phase(
         def copy_vectors() -> None:
             _copy_every_second(frame, reader.buffers[x], source((*row, 0)), padded, target((*row, 0)), counts[-1])
 
+        # A stride of two takes every second pixel, which two loads and a shuffle do for a vector;
+        # others are rare.
         if steps[-1] == 2 and jumps[-1] == 1 and frame.machine.lanes() > 1:
             reader.either(counts[-1] >= frame.machine.lanes(), copy_vectors, copy_each)
         else:

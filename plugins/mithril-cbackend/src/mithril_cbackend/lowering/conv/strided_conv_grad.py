@@ -134,9 +134,13 @@ def plan_of(node: Node, machine: Machine) -> Plan | None:
         return None
     a, (batch, channels, *image) = node.attributes, shape_of(node.result)
     cotangent, kernel = shape_of(operand(node)), shape_of(operand(node, 1))[2:]
+    # Depthwise gradients keep their zeros: moving the other pixels costs more than multiplying zeros
+    # (commit c3ed18e3).
     if min(channels, cotangent[1]) < MIN_CHANNELS * a["groups"]:
         return None
     phases = []
+    # Pixels of one phase use the same elements of the kernel. An image with zeros between the pixels
+    # took four times as many products (commit e80a7a09).
     for first in every(*map(range, a["stride"])):
         axes = tuple(
             axis_of(f, n, k, s, d, p[0])

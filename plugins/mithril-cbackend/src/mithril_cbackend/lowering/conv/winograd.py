@@ -327,6 +327,8 @@ class Winograd:
                     line = first + i * width + v * (2 * lanes)
                     for k in (0, 2):
                         a, b = (t.load(self.padded, t.vector(line + (k + n), lanes)) for n in (0, lanes))
+                        # Neighboring tiles begin at every second pixel, so that the vector for one pixel of all
+                        # tiles has every second one, too.
                         for odd in (0, 1):
                             alternate = t.shuffle(a, b, range(odd, 2 * lanes, 2))
                             self.code.store(pixels, t.vector((i * SIDE + k + odd) * lanes, lanes), alternate)

@@ -52,6 +52,7 @@ class Reader:
         self.producers = producers
         self.buffers = buffers
         self.shapes: dict[Value, tuple[int, ...]] = {}  # shapes of values with merged axes
+        # One table per block of code: an element that was computed in a loop is unknown after it.
         self.elements: list[dict[Any, t.Expr]] = [{}]
         self._keep_alive: list[Any] = []  # indices, which must stay alive because their ids are keys
 
@@ -280,6 +281,8 @@ def first_position(start: Size, stop: Size, step: int, size: Size) -> Any:
     """Return the position of a slice's first element; on a symbolic axis, of slices from the beginning or the end."""
     if all(isinstance(n, int) for n in (start, stop, size)):
         return slice(start, stop, step).indices(size)[0]
+    # Python clamps starts at run time. Only the first position and the last one are inside of an axis
+    # of any size.
     if step < 0 or (start != 0 and size - start != 1):
         raise ShapeError(f"a slice of the symbolic size '{size}' begins at '{start}'")
     return t.index(start)

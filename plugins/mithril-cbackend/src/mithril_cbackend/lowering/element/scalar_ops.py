@@ -141,6 +141,7 @@ def _clip(code: t.Code, x: t.Expr, dtype: DType, *, low: float | None, high: flo
 def _truncated(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr, t.Expr]:
     """Return a divisor that cannot trap, the quotient rounded towards zero, and the remainder."""
     zero = t.equal(b, one(dtype, 0))
+    # x86 raises a signal for a division by 0, and for the smallest number divided by -1.
     bad = zero | t.equal(b, one(dtype, -1)) if dtype.kind == "int" else zero
     safe = code.let(t.select(bad, one(dtype, 1), b), "d")
     quotient = code.let(a / safe, "q")
@@ -180,6 +181,7 @@ def _mod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
 def _divmod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t.Expr]:
     """Return Python's quotient, rounded towards minus infinity, and remainder, with the divisor's sign."""
     zero = one(dtype, 0.0)
+    # As CPython and NumPy do: the rounded quotient may be one off, the remainder of fmod is exact.
     rest = code.let(t.libm("fmod", a, b), "r")
     quotient = code.let((a - rest) / b, "q")
     signs_differ = (b < zero) ^ (rest < zero)
@@ -202,6 +204,7 @@ def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     a, b = code.let(a), code.let(b)
     zero, unit = one(dtype, 0), one(dtype, 1)
     base, exponent, power = a, b, unit
+    # A fixed number of steps without branches, so that the loop around it remains a vector loop.
     for _step in range(dtype.bits - (dtype.kind == "int")):  # binary exponentiation, wrapping around
         odd = t.not_equal(exponent & unit, zero)
         power = code.let(t.select(odd, mul(code, power, base, dtype), power))
