@@ -31,6 +31,7 @@ def mismatch(
     and, under ``"*"``, for too many positional arguments.
     """
     try:
+        # Python decides first: the reasons below are needed for calls that fail only.
         signature.bind(*args, **{n: x for n, x in options.items() if n not in extra})
     except TypeError:
         pass
@@ -145,6 +146,7 @@ def _annotations(function: Callable[..., Any]) -> Mapping[str, Any]:
         return get_type_hints(function, include_extras=True)
     except NameError:
         pass
+    # One name that only type checkers import would otherwise leave all arguments unchecked.
     readable: dict[str, Any] = {}
     for name, text in function.__annotations__.items():
         with suppress(NameError):
@@ -166,6 +168,8 @@ def constructor(kind: type) -> Callable[..., Any]:
     for base in kind.__mro__[:-1]:
         if "__init__" in base.__dict__:
             chain.append(base.__dict__["__init__"])
+            # A constructor without ``**options`` passes nothing on: keywords of its bases are not
+            # accepted.
             if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(chain[-1]).parameters.values()):
                 break
     if len(chain) < 2:

@@ -76,6 +76,8 @@ class SourceBackend(Backend):
     def table(self, options: BuildOptions | None = None) -> Lowerings:
         """Return the lowering table of the selected semantics, extended by plugins."""
         semantics = options.semantics if options is not None else "portable"
+        # The generation changes with each reload, so that lowerings of a plugin that is installed later
+        # take part.
         key = (semantics, plugins.generation())
         table = self._made_tables.get(key)
         if table is None:

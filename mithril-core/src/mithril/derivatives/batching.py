@@ -97,6 +97,8 @@ class Batching:
             return self._copy_unbatched(node, operands, has_keys=False)
         if node.regions:
             return region_rules[op.name](self, node, present)
+        # The body shows which of its operations draw: rows must have separate numbers, which the
+        # composite would share.
         if draws and op.composite:
             return self._body(node, operands)
         if draws and op is random_bits:  # one draw for all rows
@@ -143,6 +145,7 @@ class Batching:
         """Return the results for all rows, or None if the body has to be used."""
         rows = [o is not None and o.has_rows for o in operands]
         values = [None if o is None else o.value for o in operands]
+        # Rules of an operation come first: they know shortcuts that its axes do not tell.
         if op.batching is not None:
             results = op.batching(self.rows, tuple(rows), *values, **node.attributes)
             if results is not NotImplemented:
@@ -171,6 +174,7 @@ class Batching:
         """Return a place for the rows once operands that are the same for all rows are repeated for each."""
         types = types_of(node.operands)
         candidates = [not r and v is not None for r, v in zip(rows, values, strict=True)]
+        # Fewest first, since each repeated operand is copied once per row.
         for repeated in _subsets(candidates):
             place = place_rows(op, types, node.attributes, [a or b for a, b in zip(rows, repeated, strict=True)])
             if place is not None:

@@ -38,6 +38,8 @@ def jvp_graph(graph: Graph, of: Names = None, wrt: Names = None) -> Graph:
     names = variables(graph, wrt)
     once = gradients(graph, of, names)
     cotangents, products = _added(graph, once)
+    # The products are linear in the cotangents, so that their gradient for these is the product with
+    # tangents, whatever the cotangents are; they are replaced by zeros and disappear.
     twice = gradients(once, [r.name for r in products], [i.name for i in cotangents])
     tangents, slopes = _added(once, twice)
     renamed = _tangents(graph, tangents, names)
@@ -172,6 +174,8 @@ def _jacobian(graph: Graph, y: str, x: str, arguments: Sequence[Value]) -> Value
         vjp_graph(graph, [y], [x])  # says so
     above, below = types[y].shape, graph.input(x).type.shape
     rows, columns = numel(above), numel(below)
+    # Each row is a product in reverse mode, each column one in forward mode, which is reverse mode
+    # applied twice.
     is_wide = isinstance(rows, int) and isinstance(columns, int) and columns < rows
     if is_wide:
         by_column = _all_units(jvp_graph, graph, y, x, graph.input(x).type, columns, arguments)

@@ -97,6 +97,8 @@ def _guarded(function: Callable[..., Any], *operands: Array) -> Any:
         return function(*operands)
     except np.linalg.LinAlgError:
         if operands[0].ndim > 2:
+            # NumPy raises for the whole stack if one matrix fails, so that the stack is computed matrix
+            # by matrix.
             rows = [_guarded(function, *parts) for parts in zip(*operands, strict=True)]
             return tuple(map(np.stack, zip(*rows, strict=True))) if isinstance(rows[0], tuple) else np.stack(rows)
         results = function(*(np.eye(*x.shape, dtype=x.dtype) for x in operands))
@@ -113,6 +115,8 @@ def _symmetric(x: Array) -> Array:
 def _signs(vectors: Array) -> Array:
     """Return for each column the sign of its first large element, as a row."""
     magnitude = np.abs(vectors)
+    # Vectors are unique up to their sign, which libraries choose freely. The first element that is
+    # large in itself decides, since the sign of a tiny one is a matter of rounding.
     large = magnitude >= LARGE * magnitude.max(axis=-2, keepdims=True)
     first = np.argmax(large, axis=-2, keepdims=True)
     return np.where(np.take_along_axis(vectors, first, axis=-2) < 0, -1, 1).astype(vectors.dtype)
@@ -280,6 +284,7 @@ def qr(x):
     """Orthonormal columns q and an upper triangular r with a non-negative diagonal: x = q r."""
     q, r = np.linalg.qr(to_float32(x))
     diagonal = np.diagonal(r, axis1=-2, axis2=-1)
+    # LAPACK leaves the signs of the diagonal open; a non-negative one makes the factors unique.
     signs = np.where(diagonal < 0, -1, 1).astype(r.dtype)
     return q * signs[..., None, :], r * signs[..., :, None]
 
@@ -329,6 +334,7 @@ def _(g, y, x):
 def _reciprocal_off_diagonal(gaps: Any) -> Any:
     """Return 1 / gaps with a zero diagonal."""
     unit = _identity(gaps)
+    # Equal eigenvalues stay infinite: there the vectors have no derivative.
     return (1.0 - unit) / (gaps + unit)
 
 
@@ -379,6 +385,7 @@ def pinv(x, *, rcond: float = 1e-6):
     """The pseudo-inverse; singular values below ``rcond`` times the largest count as zero."""
     u, s, vh = svd(upcast(x))
     used = s > max(s, axis=-1, keepdims=True) * rcond
+    # The inner selection keeps the gradient of the unused side finite.
     inverse = where(used, 1.0 / where(used, s, 1.0), 0.0)
     return downcast(matmul(_flip(vh) * unsqueeze(inverse, axis=(-2,)), _flip(u)), x)
 

@@ -61,6 +61,7 @@ def _pool_form(types: Sequence[TensorType | None], attributes: dict[str, Any]) -
     dilation = attributes.get("dilation", (1,) * len(attributes["kernel"]))
     for k, (pair, kernel, step) in enumerate(zip(attributes["padding"], attributes["kernel"], dilation, strict=True)):
         reach = (kernel - 1) * step + 1
+        # A window of padding only has no maximum, and the mean without padding is 0 / 0.
         if any(isinstance(p, int) and p >= reach for p in pair):
             raise ShapeError(
                 f"padding {pair[0]} and {pair[1]} of spatial axis {k} contains an entire window of {reach}",
@@ -176,6 +177,8 @@ max_pool_positions.no_vjp("positions are integers")
 )
 def max_pool_grad(g, x, *, kernel: Ints, stride: Ints = (1,), padding: Pairs = ((0, 0),), dilation: Ints = (1,)):
     """Input gradient of ``max_pool``: the cotangent of each window is added to its first maximum."""
+    # Positions, not equality with the maximum: each window gives its cotangent to one element, as
+    # frameworks do.
     indices = max_pool_positions(x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
     _expect_cotangent(tuple(g.shape), tuple(indices.shape))
     lead, zero = tuple(x.shape[:2]), full(shape=(), value=0, dtype=g.dtype)
