@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.graph import Builder, verify
+from mithril.graph import Builder, Origin, verify
 from mithril.graph.evaluation import evaluate
 from mithril.ops import exp, iota, neg, relu, uniform, while_loop
 from mithril_passes.cleaning.cleanup import FOLD_LIMIT, common_subexpression, constant_folding, dead_code_elimination
@@ -139,3 +139,17 @@ def test_made_of_nothing_is_left_to_the_backend():
     """iota and full cost less to make than to keep."""
     graph = built(lambda b, x: x + iota(shape=(3,), dtype="float32"), (3,))
     assert constant_folding(graph) is graph
+
+
+@pytest.mark.parametrize(
+    ("tag", "nodes"), [({"device": "a"}, 2), ({"phase": "forward"}, 2), ({"phase": "backward"}, 1)]
+)
+def test_nodes_with_other_tags_are_not_merged(tag, nodes):
+    """Tags say where and how a node runs; only a gradient may use results of the forward part."""
+    with Builder() as b:
+        x = b.input("x", (3,))
+        first = exp(x)
+        with b.at(Origin(), tag):
+            second = exp(x)
+        graph = b.build({"y": first, "z": second})
+    assert names(common_subexpression(graph)).count("exp") == nodes

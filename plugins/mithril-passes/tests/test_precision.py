@@ -80,6 +80,19 @@ def test_layers_can_be_kept():
     assert kinds == {"first": "bfloat16", "head": "float32"}
 
 
+@pytest.mark.parametrize("keep", ["head", "head.inner", "*.inner", "h*d"])
+def test_a_kept_layer_keeps_its_sublayers(keep):
+    head = Model(name="head")
+    head |= Linear(8, name="inner")(input="x", output="output")
+    model = Model()
+    model |= Linear(8, name="first")(input="x", output="h")
+    model |= head(x="h", output="k")
+    model |= Linear(8, name="header")(input="k", output="output")  # begins with the name, but is another layer
+    compiled = ml.compile(model, "numpy", shapes={"x": [4, 8]}, mixed_precision={"keep": keep})
+    kinds = {n.origin.path: n.result.dtype.name for n in compiled.graph.nodes if n.op.name == "linear"}
+    assert kinds == {"first": "bfloat16", "head.inner": "float32", "header": "bfloat16"}
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_transformer_and_its_gradients_stay_near(dtype):
     model = Model()

@@ -172,10 +172,11 @@ class Op(Declaration):
             if len(self._bodies) > 4096:
                 self._bodies.clear()
             names = [self.operand_name(k) for k in range(len(types))]
-            with collect_guards() as guards:  # of the body's own Python code; the nodes' guards are in the graph
+            # Those of the body's own Python code; they come first, since they give better reasons than its nodes.
+            with collect_guards() as guards:
                 function = partial(self._rule, "body", self.reference, **attributes)
                 body = Op._trace(function, types, names, self.name)
-            cached = self._bodies[key] = body.replaced(guards=(*body.guards, *guards)) if guards else body
+            cached = self._bodies[key] = body.replaced(guards=(*guards, *body.guards)) if guards else body
         return cached
 
     def declared_flops(

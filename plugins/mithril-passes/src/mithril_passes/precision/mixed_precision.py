@@ -71,7 +71,7 @@ class Policy:
     def kind(self, node: Node) -> str:
         """Return ``low``, ``follow`` or ``full``."""
         path = node.origin.path
-        if any(fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for pattern in self.keep):
+        if any(fnmatchcase(path, one) for pattern in self.keep for one in (pattern, f"{pattern}.*")):
             return "full"
         return self.kinds.get(node.op.name) or precision(node)
 
